@@ -1,7 +1,5 @@
 """The layer rule: imports point strictly down, and names on one line never import each other."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path
@@ -47,7 +45,7 @@ TOP = len(LINES) - 1
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-def part_of(module: str) -> str:
+def part_of(module):
     """The part of taccl that a dotted module name belongs to; ``__init__`` for taccl itself.
 
     The modules of `_internal` and of `problem` stand on lines of their own.
@@ -58,12 +56,12 @@ def part_of(module: str) -> str:
 
 
 @cache
-def tree_of(path: Path) -> ast.Module:
+def tree_of(path):
     """Syntax tree of a file, parsed once for all tests."""
     return ast.parse(path.read_text(), str(path))
 
 
-def imported_parts(path: Path) -> set[str]:
+def imported_parts(path):
     """The parts of taccl that a file imports: also inside functions, and for type checkers only."""
     parts = set()
     for node in ast.walk(tree_of(path)):
@@ -122,7 +120,7 @@ def test_no_imports_go_round():
     assert not [sorted(each) for each in nx.strongly_connected_components(imports) if len(each) > 1]
 
 
-def loads_blas(node: ast.AST) -> bool:
+def loads_blas(node):
     """True for an import of SciPy other than of ``scipy.sparse`` alone."""
     return (
         isinstance(node, ast.ImportFrom)
@@ -131,7 +129,7 @@ def loads_blas(node: ast.AST) -> bool:
     )
 
 
-def is_look_at_memory(node: ast.AST) -> bool:
+def is_look_at_memory(node):
     """True for a call of `require_address_space`."""
     return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require_address_space"
 
@@ -154,7 +152,7 @@ def test_blas_is_loaded_after_a_look_at_the_address_space():
 CERTIFICATES = PACKAGE / "analysis" / "certificates"
 
 
-def names_used(node: ast.AST) -> set[str]:
+def names_used(node):
     """Names that a function or a class refers to; of a witness only its evaluation counts."""
     if isinstance(node, ast.ClassDef):
         return set().union(*map(names_used, [evaluation(node)] if evaluation(node) else node.body))
@@ -164,7 +162,7 @@ def names_used(node: ast.AST) -> set[str]:
     return {each.id for each in names} - local
 
 
-def evaluation(node: ast.AST) -> ast.FunctionDef | None:
+def evaluation(node):
     """The method of a witness that evaluates it."""
     for each in node.body if isinstance(node, ast.ClassDef) else ():
         if isinstance(each, ast.FunctionDef) and each.name == "holds" and len(each.args.args) == 3:

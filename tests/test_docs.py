@@ -1,11 +1,8 @@
 """The pages hold what the code has: a heading for each block of rows, which some model has, and the layers."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,14 +15,11 @@ from taccl.synthesis.symmetry.quotient import take_quotient
 from tests.synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
 from tests.test_architecture import LINES
 
-if TYPE_CHECKING:
-    from taccl.problem.problem import Problem
-
 FORMULATION = Path(__file__).resolve().parents[1] / "docs" / "formulation.md"
 TAGS = (*routing.TAGS, *contiguity.TAGS)
 
 
-def problems() -> dict[str, Problem]:
+def problems():
     """Small problems that between them have every block of rows."""
     policy = SwitchPolicy("switch", "min-connections", tuple(range(12)))
     return {
@@ -45,7 +39,7 @@ def problems() -> dict[str, Problem]:
 
 
 @cache
-def tags_of_rows(name: str) -> set[str]:
+def tags_of_rows(name):
     """The tags of the rows that the routing and the contiguity model of a problem have."""
     problem = problems()[name]
     quotient = take_quotient(problem, symmetry_group(problem))
@@ -57,39 +51,39 @@ def tags_of_rows(name: str) -> set[str]:
     return {*model.tags, *contiguity.ContiguityModel(quotient, schedule).model.tags}
 
 
-def headings() -> list[str]:
+def headings():
     """The tags that the formulation has a heading for, in its order."""
     return re.findall(r"^### `([^`]+)`$", FORMULATION.read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def test_every_tag_has_a_heading() -> None:
+def test_every_tag_has_a_heading():
     """Whoever adds a block of rows says in the formulation what it means."""
     assert not set(TAGS) - set(headings())
 
 
-def test_every_heading_is_a_tag() -> None:
+def test_every_heading_is_a_tag():
     """The formulation tells of no block of rows that the code does not have."""
     assert not set(headings()) - set(TAGS)
 
 
-def test_headings_follow_the_code() -> None:
+def test_headings_follow_the_code():
     """Each tag has one heading, and they come in the order in which the code lists them."""
     assert headings() == list(TAGS)
 
 
 @pytest.mark.parametrize("tag", TAGS)
-def test_every_tag_is_in_a_model(tag: str) -> None:
+def test_every_tag_is_in_a_model(tag):
     """Some problem has rows of it."""
     assert any(tag in tags_of_rows(name) for name in problems())
 
 
 @pytest.mark.parametrize("name", problems())
-def test_every_row_has_a_listed_tag(name: str) -> None:
+def test_every_row_has_a_listed_tag(name):
     """A model has no rows but those of the lists."""
     assert tags_of_rows(name) <= set(TAGS)
 
 
-def test_layers_are_those_of_the_test() -> None:
+def test_layers_are_those_of_the_test():
     """The table of layers in the architecture names the same parts, line by line, as the test of imports."""
     page = (FORMULATION.parent / "architecture.md").read_text(encoding="utf-8")
     _, _, section = page.partition("## Which way imports point")
@@ -99,7 +93,7 @@ def test_layers_are_those_of_the_test() -> None:
     assert lines[::-1] == [tuple(sorted(line)) for line in LINES]
 
 
-def test_files_of_how_to_add_exist() -> None:
+def test_files_of_how_to_add_exist():
     """Whatever file a recipe in the architecture names is there, by its whole path or by the end of it."""
     page = (FORMULATION.parent / "architecture.md").read_text(encoding="utf-8")
     _, _, recipes = page.partition("## How to add")

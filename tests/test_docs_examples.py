@@ -63,7 +63,7 @@ class Block:
     line: int
 
 
-def blocks_of(page: Path) -> list[Block]:
+def blocks_of(page):
     text = page.read_text(encoding="utf-8")
     blocks = []
     for match in _FENCE.finditer(text):
@@ -73,7 +73,7 @@ def blocks_of(page: Path) -> list[Block]:
     return blocks
 
 
-def commands_of(block: Block) -> list[str]:
+def commands_of(block):
     """Commands of a console block; a backslash at the end of a line joins it to the next."""
     joined = block.content.replace("\\\n", " ")
     lines = (line.strip().removeprefix("$ ") for line in joined.splitlines())
@@ -111,7 +111,7 @@ def short_searches(monkeypatch):
         yield
 
 
-def run_command(command: str, where: str, capsys) -> None:
+def run_command(command, where, capsys):
     """Run one command, and compare its exit code with the one that the page promises."""
     promised = _EXITS.search(command)
     code = main(shlex.split(re.sub(r"--budget \S+", f"--budget {MOST_SECONDS}", command), comments=True)[1:])
@@ -237,7 +237,7 @@ def test_machines_with_rails_are_current():
     assert re.findall(r"`([\w-]+)`", listed) == takes
 
 
-def _value(cell: str, values: dict[str, int]) -> float:
+def _value(cell, values):
     """What a cell such as ``2(n - 1) / n`` or ``n k`` comes to."""
     numerator, _, denominator = cell.strip().partition("/")
 

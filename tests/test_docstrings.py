@@ -1,25 +1,19 @@
 """The docstrings of the public API: a section explains parameters wherever there are several."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import types
-from typing import TYPE_CHECKING
 
 import pydantic
 import pytest
 
 import taccl
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 #: A function of so many parameters has a section for them.
 _SEVERAL = 3
 
 
-def _reached(name: str, thing: object) -> Iterator[tuple[str, object]]:
+def _reached(name, thing):
     """What a public name leads to: functions, classes and their methods, by name."""
     if isinstance(thing, types.ModuleType):
         for inner in thing.__all__:
@@ -38,7 +32,7 @@ def _reached(name: str, thing: object) -> Iterator[tuple[str, object]]:
 PUBLIC = {path: thing for name in taccl.__all__ for path, thing in _reached(name, getattr(taccl, name))}
 
 
-def _parameters(thing: object) -> list[str]:
+def _parameters(thing):
     return [name for name in inspect.signature(thing).parameters if name not in ("self", "cls")]
 
 

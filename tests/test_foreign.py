@@ -1,7 +1,5 @@
 """What runs where there are no real files of other tools."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

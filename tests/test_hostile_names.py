@@ -1,7 +1,5 @@
 """Names may have any characters: they are shown in full sight, and every format that is read back keeps them."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json
@@ -44,7 +42,7 @@ def schedule(name):
     return dataclasses.replace(found, producer=name)
 
 
-def in_full_sight(text: str) -> bool:
+def in_full_sight(text):
     """Whether a terminal shows every character, and obeys none."""
     return all(line.isprintable() for line in text.split("\n"))
 

@@ -1,7 +1,5 @@
 """``import taccl`` is fast, loads nothing heavy, and every public name can be had from it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -15,7 +13,7 @@ HEAVY = (
 )  # fmt: skip
 
 
-def in_fresh_process(code: str) -> str:
+def in_fresh_process(code):
     """What the code prints in a process of its own."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

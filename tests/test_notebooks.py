@@ -1,7 +1,5 @@
 """The notebooks run: every cell, in its order, as a notebook runs it, with what it shows formatted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from tests.test_docs_examples import short_searches as short_searches
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "docs" / "notebooks").glob("*.ipynb"))
 
 
-def code_of(notebook: Path) -> list[str]:
+def code_of(notebook):
     """The cells of code of a notebook."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]

@@ -1,7 +1,5 @@
 """The site shows what there is: every page has a place, and every public name is in the reference."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

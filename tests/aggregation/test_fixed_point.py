@@ -1,7 +1,5 @@
 """Fixed point: sums within n / (2 * scale), and none that overflows."""
 
-from __future__ import annotations
-
 import math
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """The protocol of packets: every sum exactly once, whatever the network does; and not without its shadow copy."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

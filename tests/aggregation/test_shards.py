@@ -1,7 +1,5 @@
 """Shards: layers cut into chunks, and these spread over cards and cores."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Chunks along dimensions: forms, passages, and every send of them."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

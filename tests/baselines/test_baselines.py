@@ -1,7 +1,5 @@
 """All baselines: schedules verify, keep nothing of the sketch but merging, and can be asked for by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Schedules over channels, beside the model that promises their times."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl

@@ -1,7 +1,5 @@
 """Channels: rings and chains packed into directed links."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise, permutations
 

@@ -1,7 +1,5 @@
 """Finishes of baselines, which no change may make later."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl

@@ -1,7 +1,5 @@
 """The two-level baseline."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl.baselines import hierarchical

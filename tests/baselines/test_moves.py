@@ -1,7 +1,5 @@
 """Moves of algorithms, and their sends over links."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

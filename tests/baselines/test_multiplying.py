@@ -1,7 +1,5 @@
 """Recursive multiplying, by arithmetic."""
 
-from __future__ import annotations
-
 import math
 import sys
 from fractions import Fraction
@@ -19,7 +17,7 @@ from taccl.topology import fabrics
 from taccl.topology.builder import TopologyBuilder
 
 
-def behind_ports(nodes: int, size: int, *, near_us: float, far_us: float, us_per_mb: float):
+def behind_ports(nodes, size, *, near_us, far_us, us_per_mb):
     """Nodes of ranks that send and receive in a node over one port each, and beyond over links of their own."""
     builder = TopologyBuilder("ports", [node for node in range(nodes) for _ in range(size)])
     ranks = range(nodes * size)

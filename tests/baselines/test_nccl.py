@@ -1,7 +1,5 @@
 """Prediction of NCCL's choice, and its schedule."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl

@@ -1,7 +1,5 @@
 """One-shot sums and recursive doubling, by arithmetic."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """The pairwise exchange baseline."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import pytest

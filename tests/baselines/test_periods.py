@@ -1,7 +1,5 @@
 """Periodic plans: phases of recurring sends that share resources."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The recursive doubling baseline."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl.baselines import recursive

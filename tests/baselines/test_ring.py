@@ -1,7 +1,5 @@
 """The ring baseline, and the search for rings."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import pytest

@@ -1,7 +1,5 @@
 """Shortest routes of many pairs of ranks at once, against those of each pair."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

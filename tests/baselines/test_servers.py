@@ -1,7 +1,5 @@
 """Workers and servers: what is exchanged, how it is verified, and how long it takes."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

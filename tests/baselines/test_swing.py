@@ -1,7 +1,5 @@
 """Swing, and bine trees."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """The double binary tree baseline."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

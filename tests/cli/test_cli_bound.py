@@ -1,7 +1,5 @@
 """``taccl bound``, ``taccl explain`` and ``taccl simulate``: what they say, and what they exit with."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

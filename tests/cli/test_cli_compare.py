@@ -1,7 +1,5 @@
 """``taccl compare``, ``taccl sweep`` and ``taccl cache``: tables on stdout and in files, and exit codes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """``taccl convert``: from file to file, with what is lost on stderr."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

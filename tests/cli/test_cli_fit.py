@@ -1,7 +1,5 @@
 """``taccl fit``: what it prints, what it writes, and when it writes nothing."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

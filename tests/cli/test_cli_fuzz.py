@@ -1,22 +1,16 @@
 """No file from outside ends a command in a fault of taccl's own, or in more than a sentence."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
 import random
 import shutil
-from typing import TYPE_CHECKING
 
 import pytest
 
 from taccl.cli import main
 from tests.cli.mutations import CORPUS, mutated
 from tests.fuzzing import MANY, cases
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: What each kind of file is given to: {f} is the hostile file, {c} the folder of valid ones, {o} of output.
 _PROBLEM = "--collective allgather --topology {c}/topology.toml"
@@ -79,7 +73,7 @@ _COMMANDS = {
 _EVERY = tuple(dict.fromkeys(_SKETCH + _TOPOLOGY + _SCHEDULE + _PROGRAM))
 
 
-def ended(words: list[str]) -> tuple[int, str, str]:
+def ended(words):
     """The exit code of one command in this process, and what it printed."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -87,7 +81,7 @@ def ended(words: list[str]) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def check(words: list[str]) -> int:
+def check(words):
     """Assert that a command ended with a documented code, and that a complaint is one line without control."""
     code, out, err = ended(words)
     said = f"taccl {' '.join(words)}\n{err}"
@@ -108,7 +102,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def _words(command: str, file: str, folder: Path) -> list[str]:
+def _words(command, file, folder):
     """The words of a command, the last run's output removed."""
     for old in (folder / "output").iterdir():
         shutil.rmtree(old) if old.is_dir() else old.unlink()

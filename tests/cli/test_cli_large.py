@@ -1,7 +1,5 @@
 """``taccl synthesize`` at sizes that fit nowhere, or only in a summary or in files: said before any work."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

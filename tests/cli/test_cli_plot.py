@@ -1,7 +1,5 @@
 """``taccl plot`` and ``taccl report``: files that are written, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cli.words import SMALL

@@ -1,7 +1,5 @@
 """Programs on the command line: simulated, bounded, shown and turned into schedules; and plans."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Protocols, launches and predictions on the command line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """``taccl probe`` and ``taccl reorder`` as a person types them."""
 
-from __future__ import annotations
-
 import json
 import re
 

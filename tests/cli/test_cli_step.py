@@ -1,7 +1,5 @@
 """``taccl run`` of a step of operations, as a person types it."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl.workload import save_workload

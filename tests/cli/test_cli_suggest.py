@@ -1,7 +1,5 @@
 """``taccl suggest``, and ``taccl synthesize`` without a sketch."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

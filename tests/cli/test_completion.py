@@ -1,7 +1,5 @@
 """Tab completion: what a shell is told that a line may go on with."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

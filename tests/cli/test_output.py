@@ -1,7 +1,5 @@
 """What becomes of an answer that cannot be written, and of Ctrl-C before there is any."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -21,7 +19,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="redirects POSIX
 TACCL = f"{sys.executable} -m taccl"
 
 
-def shell(command: str) -> subprocess.CompletedProcess[str]:
+def shell(command):
     """Run a command line of bash, where ``taccl`` is this taccl."""
     whole = f'set -o pipefail; taccl() {{ {TACCL} "$@"; }}; {command}'
     return subprocess.run(["bash", "-c", whole], capture_output=True, text=True, timeout=60)

@@ -1,7 +1,5 @@
 """Words on the command line: a file is told by its fields, and named by its kind."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl._internal.file_kinds import _FIELDS, kinds_in
@@ -17,7 +15,7 @@ bandwidth_gb_per_s = 10
 """
 
 
-def _fields(*schemas) -> set[str]:
+def _fields(*schemas):
     return {each.alias or name for schema in schemas for name, each in schema.model_fields.items()}
 
 

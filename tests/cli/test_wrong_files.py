@@ -1,7 +1,5 @@
 """Files of every kind given to every verb: the message names the kind, and the command in it works."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -1,7 +1,5 @@
 """`taccl.compare`: a row for each run, whatever becomes of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

@@ -1,7 +1,5 @@
 """The same call on a Dask cluster gives the same table."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -32,18 +32,18 @@ WHOLE = taccl.Sketch.from_dict({"schema": 1, "name": "whole", "chunks": {"per_ra
 
 
 @cache
-def four_plan() -> taccl.Plan:
+def four_plan():
     """Allgather among four ranks, by the list scheduler and with the baselines."""
     return brief_plan(FOUR, "allgather", sizes=GRID, backend="greedy")
 
 
 @cache
-def ring_plan() -> taccl.Plan:
+def ring_plan():
     """A small one."""
     return brief_plan("ring:4", "allgather", sketches=[WHOLE], sizes=GRID, backend="greedy")
 
 
-def baselines_only() -> planning.PlanSearch:
+def baselines_only():
     """Baselines of `four_plan`, without syntheses."""
     search = planning.PlanSearch(GRID, lambda _: None, [FOUR])
     search.add_baselines([("no sketch", planning._problems(FOUR, "allgather", None, None, GRID))], NEVER)

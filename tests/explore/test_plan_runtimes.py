@@ -1,7 +1,5 @@
 """Plans for runtimes: which files there are, how a shell tells of them, and which calls get them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import replace
@@ -27,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 @cache
-def plan_of(topology: str, collective: str, runtime: str | None = None, **lowering: object) -> taccl.Plan:
+def plan_of(topology, collective, runtime=None, **lowering):
     """A plan of what the list scheduler finds for small and large messages."""
     return brief_plan(
         topology, collective, sizes=["4KB", "64MB"], backend="greedy", baselines=False,
@@ -35,13 +33,13 @@ def plan_of(topology: str, collective: str, runtime: str | None = None, **loweri
     )  # fmt: skip
 
 
-def saved(plan: taccl.Plan, folder: Path) -> dict:
+def saved(plan, folder):
     """The index of a plan that was saved."""
     save_plan(plan, folder)
     return json.loads((folder / "plan.json").read_text())
 
 
-def variables(folder: Path, *names: str) -> list[str]:
+def variables(folder, *names):
     """Variables of a shell that read the environment file from elsewhere."""
     told = " ".join(f'"${name}"' for name in names)
     words = ["bash", "-c", f'cd / && . "$1" && printf "%s\\n" {told}', "sh", folder / "environment.sh"]

@@ -1,7 +1,5 @@
 """The cache of results: by content, verified when read, shared by processes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

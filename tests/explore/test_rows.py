@@ -1,7 +1,5 @@
 """The schema of comparisons: documented, and plain."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`taccl.sweep`: every combination is a row, whether it makes a problem or not."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl

@@ -1,7 +1,5 @@
 """Files are there whole or not at all: on a full disk, after a kill, and where several write at once."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """Schedules as files: what is saved comes back, and nothing else is accepted."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

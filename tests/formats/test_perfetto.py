@@ -1,7 +1,5 @@
 """Timelines for Perfetto: tracks, times and what an event says."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 

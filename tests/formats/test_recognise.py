@@ -1,7 +1,5 @@
 """Formats by content: what a file is, whatever it is called."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

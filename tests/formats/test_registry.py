@@ -1,7 +1,5 @@
 """The table of formats: told by content and ending, read, written and converted."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json

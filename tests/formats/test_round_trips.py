@@ -1,7 +1,5 @@
 """Round trips of every format with a reader and a writer."""
 
-from __future__ import annotations
-
 import tempfile
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Schedules, topologies, problems and sketches come back from the files that one function writes."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from dataclasses import replace
@@ -115,7 +113,7 @@ def test_narrow_and_implicit_schedules_are_saved(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def savable() -> dict[str, object]:
+def savable():
     """Objects that other calls save, by name."""
     topology = taccl.topologies.ring(2)
     workload = taccl.Workload("w", 2).input("x", (4,), layout="sliced(0)").then("g", "allgather", "x")

@@ -1,7 +1,5 @@
 """Transfers as a table: columns with their units, as CSV and as Parquet."""
 
-from __future__ import annotations
-
 import csv
 import sys
 

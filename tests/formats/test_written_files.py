@@ -3,8 +3,6 @@
 Programs for runtimes and files for launchers have readers of their own beside their modules.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

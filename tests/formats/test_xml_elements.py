@@ -1,7 +1,5 @@
 """XML as elements with lines, and hostile XML."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl.errors import FormatError

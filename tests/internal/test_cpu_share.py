@@ -1,7 +1,5 @@
 """The share of a core that this thread gets, from times that the platform tells."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

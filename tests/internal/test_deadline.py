@@ -1,7 +1,5 @@
 """`Deadline`: when to stop, and everything long that looks at it."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import math

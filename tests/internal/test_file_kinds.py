@@ -1,7 +1,5 @@
 """Kinds of files: told by content, named in messages, and followed by what helps."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest

@@ -1,7 +1,5 @@
 """Shortest paths, components, orbits and flows, against networkx, each other and cases by hand."""
 
-from __future__ import annotations
-
 import networkx
 import numpy as np
 import pytest

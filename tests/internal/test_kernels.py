@@ -1,7 +1,5 @@
 """Where compiled kernels are kept: folders that cannot be written, and files that are damaged."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import os
@@ -70,7 +68,7 @@ def small(tmp_path, monkeypatch):
     return load
 
 
-def hits(kernel) -> int:
+def hits(kernel):
     return sum(kernel.stats.cache_hits.values())
 
 

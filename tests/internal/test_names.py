@@ -1,7 +1,5 @@
 """Names as people type them."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl._internal.names import did_you_mean, in_runs, matching, shown, shown_lines

@@ -1,7 +1,5 @@
 """Text of files from outside, TOML and JSON."""
 
-from __future__ import annotations
-
 import os
 from decimal import Decimal
 

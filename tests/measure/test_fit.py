@@ -1,7 +1,5 @@
 """Fits find the parameters that times were made of, and claim no others."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

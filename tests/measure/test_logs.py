@@ -1,7 +1,5 @@
 """Logs are read as people paste them: prefixes, several runs, columns that are missing, other tools."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

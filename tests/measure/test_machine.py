@@ -1,7 +1,5 @@
 """Figures of machine models follow from their links."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl.errors import InputError

@@ -1,7 +1,5 @@
 """Logs of another machine than they are fitted to: the difference is said."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl

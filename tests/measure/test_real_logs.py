@@ -1,7 +1,5 @@
 """Published logs are fitted as well as the benchmark promises."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

@@ -1,7 +1,5 @@
 """Stock algorithms in rank order: what they send, and that it does the collective."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Files for MPI libraries; each is read by the real library where it is here."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Gains judged on repetitions that an order was not chosen on."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The compiled core: times by hand, a bound on schedules, and the proof beside brute force."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import numpy as np
@@ -17,7 +15,7 @@ from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import cases
 
 
-def racks_of_two() -> Probe:
+def racks_of_two():
     """Hosts 0 and 1, and 2 and 3, each pair behind an uplink as fast as one host: 1 us a MB, no latency."""
     ones = np.ones((4, 4))
     return Probe(tuple("abcd"), ones * 1e-9, ones * 1000.0, uplinks=(((0, 1), 1000.0), ((2, 3), 1000.0)))

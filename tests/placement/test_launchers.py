@@ -1,7 +1,5 @@
 """Files for launchers; each is read by the real launcher, or by a parser written from its documentation."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

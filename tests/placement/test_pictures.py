@@ -1,7 +1,5 @@
 """Pictures of a placement."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

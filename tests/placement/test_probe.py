@@ -1,7 +1,5 @@
 """Probes: which matrices are refused, which topologies they make, and files of them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

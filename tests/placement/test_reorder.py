@@ -1,7 +1,5 @@
 """reorder: what is gained on clouds, what is said where nothing is, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """NCCL's table, judged by a plugin of our own that follows the documented rules of NVIDIA's example."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from itertools import product

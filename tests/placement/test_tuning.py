@@ -1,7 +1,5 @@
 """A library's algorithms measured with real ranks, and the rules that follow."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """Bandwidth over size: of a schedule, its bound and the baselines."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl

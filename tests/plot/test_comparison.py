@@ -1,7 +1,5 @@
 """The picture of a comparison: a mark for every run, also for those without a schedule."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl

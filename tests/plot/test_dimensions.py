@@ -1,7 +1,5 @@
 """How busy dimensions are over time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -16,7 +16,7 @@ HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)>&\"'"
 class Elements(HTMLParser):
     """The names of all elements, and whether each was closed."""
 
-    def __init__(self, content: str) -> None:
+    def __init__(self, content):
         super().__init__()
         self.names: set[str] = set()
         self.open: list[str] = []

@@ -1,7 +1,5 @@
 """The Gantt chart shows every send, says what it leaves out, and is quick with many."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from matplotlib.figure import Figure

@@ -1,7 +1,5 @@
 """The picture of a fit: points that were measured, and the curve beside them."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl

@@ -1,7 +1,5 @@
 """Pictures become files that are the same bytes every time, whole or not at all."""
 
-from __future__ import annotations
-
 import dataclasses
 from xml.dom import minidom
 

@@ -1,7 +1,5 @@
 """The progress of a search: what a result keeps of it, and its picture."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

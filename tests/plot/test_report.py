@@ -1,7 +1,5 @@
 """The report: one page with every section and the right numbers, whatever is in the schedule."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from html import escape
@@ -25,7 +23,7 @@ def page(found):
     return taccl.report(found, command="taccl report out.json -o report.html", budget_s=5)
 
 
-def section(page: str, name: str) -> str:
+def section(page, name):
     """The content of a section."""
     return re.search(f'<section id="{name}">(.*?)</section>', page, re.DOTALL)[1]
 

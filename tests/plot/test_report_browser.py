@@ -1,7 +1,5 @@
 """The report in a real browser: no complaint in its console, and nothing that could run."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shutil
@@ -18,7 +16,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path to open the report in")
 
 
-def opened(page: str, folder) -> tuple[str, list[str]]:
+def opened(page, folder):
     """The document as the browser has it, and what the console says."""
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")

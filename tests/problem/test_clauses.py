@@ -8,7 +8,7 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from taccl.analysis.verification.violation import KINDS
 from taccl.errors import InfeasibleError, InputError
 from taccl.problem.clauses import CLAUSES, Clauses, SwitchPolicy
 from taccl.problem.collective import Chunk, Collective
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.problem import make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
@@ -33,9 +33,6 @@ from tests.effort import brief_synthesis
 from tests.fuzzing import MANY, cases
 from tests.synthesis.explaining.test_explain import random_sketch
 
-if TYPE_CHECKING:
-    from taccl.topology.topology import Topology
-
 MB = 10**6
 ROOT = Path(__file__).parents[2]
 #: A ring through two nodes of two ranks comes first, then all other links.
@@ -45,7 +42,7 @@ EVERY = frozenset(range(len(PAIRS)))
 BACKENDS = ("greedy", "highs", "auto", *(("cpsat", "scip", "cbc") if MANY else ()))
 
 
-def full() -> Topology:
+def full():
     """Two nodes of two ranks: round the ring in 2 us a link for 1 MB, over any other link in 9."""
     builder = TopologyBuilder("two nodes, all pairs", [0, 0, 1, 1])
     for e, (src, dst) in enumerate(PAIRS):
@@ -67,7 +64,7 @@ class Case(NamedTuple):
     others: dict[str, Any] = {}
 
 
-def groups() -> Collective:
+def groups():
     """An allgather in each node."""
     pair = collectives.allgather(2)
     return collectives.together([pair.among([0, 1], num_ranks=4), pair.among([2, 3], num_ranks=4)])
@@ -101,18 +98,18 @@ BINDING = [name for name, each in CLAUSES.items() if each.scope != "search"]
 IN_SKETCHES = [field for each in CLAUSES.values() for field in each.said if field != "relays"]
 
 
-def problem_of(name: str, **clauses: Any) -> Problem:
+def problem_of(name, **clauses):
     """The problem of a clause's case with some clauses."""
     return make_problem(full(), CASES[name].collective, chunk_bytes=MB, clauses=Clauses(**clauses))
 
 
-def asked(name: str) -> Problem:
+def asked(name):
     """The problem of a clause's case under the clause."""
     merges = {"merging": EVERY} if name == "max_merge" else {}
     return problem_of(name, **CASES[name].others, **merges, **{name: CASES[name].value})
 
 
-def breaking(name: str) -> Schedule:
+def breaking(name):
     """A schedule that is valid but for the clause."""
     case, problem = CASES[name], asked(name)
     sends = list(case.sends)
@@ -130,21 +127,21 @@ def breaking(name: str) -> Schedule:
     return replace(found, problem=problem)
 
 
-def compact(schedule: Schedule) -> Schedule:
+def compact(schedule):
     """The same in columns in order of start."""
     order = np.argsort(schedule.start, kind="stable")
     columns = (schedule.chunk[order], schedule.link[order], schedule.start[order])
     return Schedule(schedule.problem, *columns, reduce=int(schedule.reduce.sum()), producer="by hand")
 
 
-def test_every_clause_has_a_case() -> None:
+def test_every_clause_has_a_case():
     """Whoever declares a clause gives it a value here: what follows then asks all of it."""
     assert set(CASES) == set(BINDING)
     assert set(GUIDING) == set(CLAUSES) - set(BINDING)
 
 
 @pytest.mark.parametrize("name", CLAUSES)
-def test_a_clause_survives_a_dict_and_a_file(name: str, tmp_path: Path) -> None:
+def test_a_clause_survives_a_dict_and_a_file(name, tmp_path):
     """As plain values, as JSON, and in taccl's own file of a schedule."""
     value = CASES[name].value if name in CASES else GUIDING[name]
     clauses = Clauses(**{name: value})
@@ -157,7 +154,7 @@ def test_a_clause_survives_a_dict_and_a_file(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CLAUSES)
-def test_a_clause_can_be_given_up(name: str) -> None:
+def test_a_clause_can_be_given_up(name):
     """Said, it is among what is said; without it nothing is."""
     clauses = Clauses(**{name: CASES[name].value if name in CASES else GUIDING[name]})
     assert [each.field for each in clauses.said()] == [name]
@@ -165,7 +162,7 @@ def test_a_clause_can_be_given_up(name: str) -> None:
 
 
 @pytest.mark.parametrize("field", IN_SKETCHES)
-def test_the_schema_and_the_docs_have_every_field(field: str) -> None:
+def test_the_schema_and_the_docs_have_every_field(field):
     """Editors complete it, and people can read what it means."""
     table, _, name = field.partition(".")
     schema, page = sketch_json_schema(), (ROOT / "docs" / "sketches.md").read_text()
@@ -176,7 +173,7 @@ def test_the_schema_and_the_docs_have_every_field(field: str) -> None:
 
 
 @pytest.mark.parametrize("name", BINDING)
-def test_the_verifier_names_what_breaks_a_clause(name: str) -> None:
+def test_the_verifier_names_what_breaks_a_clause(name):
     """By the kind that the clause declares, and by its field."""
     violations = verify(breaking(name)).violations
     assert CLAUSES[name].violation in KINDS
@@ -184,7 +181,7 @@ def test_the_verifier_names_what_breaks_a_clause(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in BINDING if CLAUSES[name].scope != "merge"])
-def test_the_verifier_of_compact_schedules_does_too(name: str) -> None:
+def test_the_verifier_of_compact_schedules_does_too(name):
     """Nothing merges in those."""
     assert {each.kind for each in verify(compact(breaking(name))).violations} == {CLAUSES[name].violation}
 
@@ -192,7 +189,7 @@ def test_the_verifier_of_compact_schedules_does_too(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", BINDING)
-def test_every_backend_obeys_a_clause(name: str, backend: str) -> None:
+def test_every_backend_obeys_a_clause(name, backend):
     """And its bound, whose witness checks out, is below what is found."""
     found = brief_synthesis(asked(name), backend=backend)
     assert verify(found.schedule).ok
@@ -201,7 +198,7 @@ def test_every_backend_obeys_a_clause(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("name", BINDING)
-def test_the_compiled_searches_obey_a_clause(name: str) -> None:
+def test_the_compiled_searches_obey_a_clause(name):
     """Those for very many sends, wherever they say that they suit."""
     problem = asked(name)
     assert suits(problem)
@@ -209,7 +206,7 @@ def test_the_compiled_searches_obey_a_clause(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.without_any])
-def test_explain_names_a_clause_that_leaves_no_schedule(name: str) -> None:
+def test_explain_names_a_clause_that_leaves_no_schedule(name):
     """And what it proposes leaves one."""
     problem = problem_of(name, **(CASES[name].without_any or {}))
     with pytest.raises(InputError):
@@ -222,7 +219,7 @@ def test_explain_names_a_clause_that_leaves_no_schedule(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in BINDING if CLAUSES[name].scope != "merge"])
-def test_explain_prices_a_clause(name: str) -> None:
+def test_explain_prices_a_clause(name):
     """No clause makes a problem easier."""
     costs = {cost.clause: cost for cost in explain(asked(name)).costs}
     found = [cost for clause, cost in costs.items() if any(field in clause for field in CLAUSES[name].said)]
@@ -232,7 +229,7 @@ def test_explain_prices_a_clause(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in BINDING if name not in ("links_allowed", "max_merge")])
-def test_a_replanned_schedule_obeys_a_clause(name: str) -> None:
+def test_a_replanned_schedule_obeys_a_clause(name):
     """Also one of an old schedule that did not have to."""
     problem = asked(name)
     free = problem.without_clauses(name)
@@ -241,7 +238,7 @@ def test_a_replanned_schedule_obeys_a_clause(name: str) -> None:
     assert verify(taccl.replan(old, problem, time_limit_s=0.2).schedule).ok
 
 
-def random_limited(seed: int) -> Problem:
+def random_limited(seed):
     """Up to six ranks on a ring and some chords, any collective, and a limit that leaves a schedule."""
     rng = random.Random(seed)
     n = rng.choice((3, 4, 5, 6))
@@ -261,7 +258,7 @@ def random_limited(seed: int) -> Problem:
     return problem
 
 
-def longest_path(schedule: Schedule) -> int:
+def longest_path(schedule):
     """The most links that a chunk passes, or a contribution on its way to where its sum is first whole."""
     collective, links = schedule.problem.collective, schedule.problem.topology.links
     worst = 0
@@ -287,7 +284,7 @@ def longest_path(schedule: Schedule) -> int:
 
 @pytest.mark.slow
 @pytest.mark.fuzz
-def test_no_search_passes_more_links_than_it_may() -> None:
+def test_no_search_passes_more_links_than_it_may():
     """Counted anew; and the least finish is no less than the bound with the limit, nor that without."""
     for seed in cases("path limits", few=3, many=40):
         problem = random_limited(seed)
@@ -320,7 +317,7 @@ def test_no_search_passes_more_links_than_it_may() -> None:
 
 @pytest.mark.parametrize("root", [0, 1, 2])
 @pytest.mark.parametrize("most", [1, 2])
-def test_a_sum_of_one_contribution_counts_from_where_it_starts(root: int, most: int) -> None:
+def test_a_sum_of_one_contribution_counts_from_where_it_starts(root, most):
     """On a line from rank 0 on it comes to rank 2 over two links, wherever its root is said to be."""
     line = taccl.topologies.mesh(3, 1)
     collective = Collective("one", 3, (Chunk((0,), (1, 2), root),), combining=True)
@@ -335,7 +332,7 @@ def test_a_sum_of_one_contribution_counts_from_where_it_starts(root: int, most: 
 
 
 @pytest.mark.slow
-def test_a_limit_keeps_a_symmetry_and_renames_no_half() -> None:
+def test_a_limit_keeps_a_symmetry_and_renames_no_half():
     """Whatever maps links to links keeps how many a path has."""
     text = "schema = 1\n[routing]\nmax_hops = 2\n[[symmetry]]\noffset = 1\ngroup = 4\n"
     problem = taccl.Sketch.from_toml(text).apply(
@@ -347,7 +344,7 @@ def test_a_limit_keeps_a_symmetry_and_renames_no_half() -> None:
     assert found.bound.bound <= found.schedule.finish
 
 
-def test_explain_gives_the_least_limit() -> None:
+def test_explain_gives_the_least_limit():
     """Opposite ranks of a ring of seven are three links apart; check_sketch says the same."""
     sketch = taccl.Sketch.from_toml("schema = 1\n[routing]\nmax_hops = 2\n", source="my.toml")
     ring = taccl.topologies.ring(7)
@@ -362,7 +359,7 @@ def test_explain_gives_the_least_limit() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_limit_costs_is_told() -> None:
+def test_what_a_limit_costs_is_told():
     """Round the ring a chunk comes in 6 us; with one link for each, over a slow one in 9."""
     sketch = taccl.Sketch.from_toml("schema = 1\n[routing]\nmax_hops = 1\n")
     told = taccl.check_sketch(sketch, full(), "allgather", chunk_size="1MB")
@@ -374,7 +371,7 @@ def test_what_a_limit_costs_is_told() -> None:
     assert [(each.clause, each.verdict) for each in told.clauses] == [("routing.max_hops", "unused")]
 
 
-def test_a_search_that_is_compiled_says_over_which_paths_it_goes(compiled_search) -> None:
+def test_a_search_that_is_compiled_says_over_which_paths_it_goes(compiled_search):
     """Where models reach no further, a limit is obeyed by paths of the fewest links, and the result tells."""
     problem = make_problem(
         taccl.topologies.torus(3, 3), collectives.allreduce(9), chunk_bytes=MB, clauses=Clauses(max_hops=2)
@@ -388,7 +385,7 @@ def test_a_search_that_is_compiled_says_over_which_paths_it_goes(compiled_search
 
 @pytest.mark.slow
 @pytest.mark.fuzz
-def test_what_explain_proposes_leaves_a_schedule() -> None:
+def test_what_explain_proposes_leaves_a_schedule():
     """Of random sketches with short paths; and where a limit is all that is in the way, the least one is told."""
     for seed in cases("explained path limits", few=8, many=400):
         rng = random.Random(seed)

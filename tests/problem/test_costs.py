@@ -1,7 +1,5 @@
 """Costs: exact times as integer ticks."""
 
-from __future__ import annotations
-
 import warnings
 from fractions import Fraction
 
@@ -10,20 +8,20 @@ import pytest
 
 from taccl.errors import NumericsWarning, TopologyError
 from taccl.problem.costs import exact_costs, hold_columns
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.problem import make_problem
 from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom
 
 MB = 10**6
 
 
-def costs_of(alpha: object, beta: object, chunk_bytes: object) -> Problem:
+def costs_of(alpha, beta, chunk_bytes):
     builder = TopologyBuilder("pair", [0, 0])
-    builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=beta)  # type: ignore[arg-type]
-    return make_problem(builder.build(), custom(2, [([0], [1])] * 2), chunk_bytes=chunk_bytes)  # type: ignore[arg-type]
+    builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=beta)
+    return make_problem(builder.build(), custom(2, [([0], [1])] * 2), chunk_bytes=chunk_bytes)
 
 
-def test_decimal_costs_are_exact() -> None:
+def test_decimal_costs_are_exact():
     """0.3 + 0.1 us for 1 MB is 4 ticks of a tenth of a microsecond."""
     costs = costs_of(0.3, "0.1", MB).costs
     assert costs.ticks_per_us == 10
@@ -31,28 +29,28 @@ def test_decimal_costs_are_exact() -> None:
     assert costs.us(4) == Fraction(2, 5)
 
 
-def test_a_unit_is_what_all_chunks_divide_into() -> None:
+def test_a_unit_is_what_all_chunks_divide_into():
     """Chunks of 4 and 6 MB have 2 and 3 units of 2 MB."""
     costs = costs_of(1, 1, [4 * MB, 6 * MB]).costs
     assert costs.chunk_units.tolist() == [2, 3]
     assert costs.duration(0, 3) == 7 * costs.ticks_per_us
 
 
-def test_costs_beyond_a_femtosecond_are_rounded_up_with_a_word() -> None:
+def test_costs_beyond_a_femtosecond_are_rounded_up_with_a_word():
     """A seventh of a thousandth of a millionth of a microsecond becomes a tick of a picosecond."""
     with pytest.warns(NumericsWarning, match="rounded up to a picosecond"):
         costs = costs_of(Fraction(1, 7 * 10**9), 1, MB).costs
     assert (costs.link_alpha.tolist(), costs.ticks_per_us) == ([1], 10**6)
 
 
-def test_times_that_are_too_long_for_a_fine_grid_are_rounded() -> None:
+def test_times_that_are_too_long_for_a_fine_grid_are_rounded():
     """At 7 * 10^6 ticks 10^13 us need more than 64 bits for two ranks, and at 10^6 they do not."""
     with pytest.warns(NumericsWarning, match="rounded up to a picosecond"):
         costs = costs_of(10**12, Fraction(1, 7 * 10**6), MB).costs
     assert (costs.link_beta.tolist(), costs.ticks_per_us) == ([1], 10**6)
 
 
-def test_costs_of_several_rates_are_exact() -> None:
+def test_costs_of_several_rates_are_exact():
     """64 GB/s and 450 GB/s carry an odd byte in 1/64000 and 1/450000 us: 14.4 million ticks, and no word."""
     builder = TopologyBuilder("two", [0, 0])
     for gb_per_s in (64, 450):
@@ -64,7 +62,7 @@ def test_costs_of_several_rates_are_exact() -> None:
     assert costs.link_beta.tolist() == [225, 32]
 
 
-def test_rounding_is_told_once() -> None:
+def test_rounding_is_told_once():
     """However many problems are made of a topology, one warning says that its costs are rounded."""
     builder = TopologyBuilder("odd", [0, 0])
     builder.add_link(0, 1, alpha_us=Fraction(1, 7 * 10**9), beta_us_per_mb=1)
@@ -76,7 +74,7 @@ def test_rounding_is_told_once() -> None:
     assert len(caught) == 1
 
 
-def test_links_of_several_costs_keep_their_own() -> None:
+def test_links_of_several_costs_keep_their_own():
     """Alphas of 1, 2 and 1 us, and betas of 1/2, 1 and 1 us/MB, in ticks of half a microsecond."""
     builder = TopologyBuilder("three", [0, 0])
     for alpha, beta in ((1, Fraction(1, 2)), (2, 1), (1, 1)):
@@ -87,13 +85,13 @@ def test_links_of_several_costs_keep_their_own() -> None:
     assert costs.link_beta.tolist() == [1, 2, 2]
 
 
-def test_times_of_more_than_64_bits_are_refused() -> None:
+def test_times_of_more_than_64_bits_are_refused():
     """2^63 microseconds fit in no column."""
     with pytest.raises(TopologyError, match="64 bits"):
         costs_of(2**63, 1, MB).costs  # noqa: B018
 
 
-def test_holds_of_sends_are_listed_send_by_send() -> None:
+def test_holds_of_sends_are_listed_send_by_send():
     """Of two links the first shares a port: it holds itself and the port, the second itself alone."""
     builder = TopologyBuilder("three", [0] * 3)
     port = builder.add_resource("port")

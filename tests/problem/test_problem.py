@@ -1,7 +1,5 @@
 """The problem: sizes, what clauses admit, and its digest."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from fractions import Fraction
@@ -17,66 +15,66 @@ from tests.synthesis.small_problems import custom, full, problem_of, ring, two_n
 MB = 10**6
 
 
-def test_a_size_is_divided_into_chunks() -> None:
+def test_a_size_is_divided_into_chunks():
     """4 MB on 4 ranks: allgather's output holds 4 chunks of 1 MB."""
     problem = make_problem(ring(4), collectives.allgather(4), size_bytes=4 * MB)
     assert problem.chunk_bytes == (MB,) * 4
     assert problem.notes == ()
 
 
-def test_a_size_that_does_not_divide_is_padded_and_noted() -> None:
+def test_a_size_that_does_not_divide_is_padded_and_noted():
     """10 bytes in 4 chunks: 3 bytes each."""
     problem = make_problem(ring(4), collectives.allgather(4), size_bytes=10)
     assert problem.chunk_bytes == (3,) * 4
     assert "padded" in problem.notes[0]
 
 
-def test_a_chunk_size_gives_the_size() -> None:
+def test_a_chunk_size_gives_the_size():
     """2 MB a chunk in reduce-scatter on 4 ranks: an input of 8 MB."""
     problem = make_problem(ring(4), collectives.reduce_scatter(4), chunk_bytes=2 * MB)
     assert problem.size_bytes == 8 * MB
 
 
-def test_chunks_of_their_own_size_give_the_largest_buffer() -> None:
+def test_chunks_of_their_own_size_give_the_largest_buffer():
     """Rank 0 ends with 3 + 1 bytes, rank 1 with 3: the size is 4."""
     collective = custom(2, [([0], [0, 1]), ([1], [0])])
     assert make_problem(ring(2), collective, chunk_bytes=[3, 1]).size_bytes == 4
 
 
 @pytest.mark.parametrize(("found", "sizes"), [("neither", {}), ("both", {"chunk_bytes": 1, "size_bytes": 4})])
-def test_exactly_one_size_is_given(found: str, sizes: dict[str, int]) -> None:
+def test_exactly_one_size_is_given(found, sizes):
     """Neither, or both, is refused."""
     with pytest.raises(CollectiveError, match=f"found {found}; give a size, or a chunk size"):
         make_problem(ring(4), collectives.allgather(4), **sizes)
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, -1, [MB], [MB] * 3 + [0]])
-def test_sizes_must_fit_the_collective(chunk_bytes: object) -> None:
+def test_sizes_must_fit_the_collective(chunk_bytes):
     """Positive, one a chunk."""
     with pytest.raises(CollectiveError):
-        make_problem(ring(4), collectives.allgather(4), chunk_bytes=chunk_bytes)  # type: ignore[arg-type]
+        make_problem(ring(4), collectives.allgather(4), chunk_bytes=chunk_bytes)
 
 
 @pytest.mark.parametrize("size", [0, -5])
-def test_a_size_must_be_positive(size: int) -> None:
+def test_a_size_must_be_positive(size):
     """A size of nothing is refused."""
     with pytest.raises(CollectiveError):
         make_problem(ring(4), collectives.allgather(4), size_bytes=size)
 
 
-def test_the_ranks_must_agree() -> None:
+def test_the_ranks_must_agree():
     """A collective on three ranks does not fit four."""
     with pytest.raises(CollectiveError, match="3 ranks"):
         make_problem(ring(4), collectives.allgather(3), chunk_bytes=1)
 
 
-def test_by_default_sends_between_nodes_merge_up_to_six() -> None:
+def test_by_default_sends_between_nodes_merge_up_to_six():
     """Links 4, 5 and 6 of the two-node example."""
     clauses = make_problem(two_nodes(), collectives.allgather(4), chunk_bytes=MB).clauses
     assert (clauses.merging, clauses.max_merge) == (frozenset({4, 5, 6}), 6)
 
 
-def test_links_and_relays_admit_chunks() -> None:
+def test_links_and_relays_admit_chunks():
     """Link 4 is allowed and carries only what starts at rank 1; link 5 is not allowed."""
     problem = problem_of(
         two_nodes(),
@@ -89,7 +87,7 @@ def test_links_and_relays_admit_chunks() -> None:
     assert problem.links_allowed == (0, 1, 2, 3, 4)
 
 
-def test_reducing_chunks_obey_their_own_relays() -> None:
+def test_reducing_chunks_obey_their_own_relays():
     """While it is reduced, link 6 carries to root 1 only; while it spreads, it carries from root 2 only."""
     problem = problem_of(
         two_nodes(),
@@ -104,7 +102,7 @@ def test_reducing_chunks_obey_their_own_relays() -> None:
 @pytest.mark.parametrize(
     ("name", "links"), [("broadcast", ()), ("allgather", (0, 1, 2)), ("reduce", (0, 1, 2))]
 )
-def test_own_chunks_go_first_only_where_a_sender_has_others(name: str, links: tuple[int, ...]) -> None:
+def test_own_chunks_go_first_only_where_a_sender_has_others(name, links):
     """A root has all chunks, and others none of their own; of sums the clause is left as it is."""
     collective = collectives.make(name, 3, chunks_per_rank=2)
     problem = make_problem(
@@ -113,7 +111,7 @@ def test_own_chunks_go_first_only_where_a_sender_has_others(name: str, links: tu
     assert problem.own_first == set(links)
 
 
-def test_direct_crossing_admits_only_straight_ways() -> None:
+def test_direct_crossing_admits_only_straight_ways():
     """Node 0's chunk crosses to node 1 and never back; what node 1 does not need never goes there."""
     problem = problem_of(two_nodes(), custom(4, [([0], [2]), ([0], [1])]), direct_crossing=True)
     assert problem.may_carry(4, 0)
@@ -122,7 +120,7 @@ def test_direct_crossing_admits_only_straight_ways() -> None:
     assert problem.may_carry(0, 1)
 
 
-def test_direct_crossing_of_a_reduction_leads_to_the_root() -> None:
+def test_direct_crossing_of_a_reduction_leads_to_the_root():
     """A sum rooted at rank 0 is reduced from node 1 to node 0, and spreads the other way."""
     problem = problem_of(two_nodes(), collectives.allreduce(4), direct_crossing=True)
     assert problem.may_carry(6, 0, reducing=True)
@@ -131,7 +129,7 @@ def test_direct_crossing_of_a_reduction_leads_to_the_root() -> None:
     assert not problem.may_carry(6, 0)
 
 
-def rich() -> Problem:
+def rich():
     """A problem with every clause set."""
     clauses = Clauses(
         name="rich",
@@ -152,7 +150,7 @@ def rich() -> Problem:
     return make_problem(two_nodes(), collectives.allgather(4), chunk_bytes=[1, 2, 3, 4], clauses=clauses)
 
 
-def test_a_problem_survives_its_dict() -> None:
+def test_a_problem_survives_its_dict():
     """to_dict, then from_dict, is the same, and has the same digest."""
     again = Problem.from_dict(rich().to_dict())
     assert again == rich()
@@ -163,12 +161,12 @@ def test_a_problem_survives_its_dict() -> None:
     "change",
     [{"max_merge": 2}, {"own_first": frozenset()}, {"routing_slack": Fraction(1, 2)}, {"link_use": "free"}],
 )
-def test_any_clause_changes_the_digest(change: dict[str, object]) -> None:
+def test_any_clause_changes_the_digest(change):
     """What a synthesizer may know is in the digest."""
     assert rich().with_clauses(**change).digest() != rich().digest()
 
 
-def test_the_digest_is_of_what_to_dict_writes() -> None:
+def test_the_digest_is_of_what_to_dict_writes():
     """Chunks that share their ranks are hashed as those that do not: as JSON in which no clause says where."""
     chunks = [Chunk(ranks, (0, 1, 2, 3), root=2) for ranks in [(0, 1), (0, 1), (3,), ()] * 40]
     derivations = tuple(Derivation(0, 1, c) for c, chunk in enumerate(chunks) if not chunk.origins)
@@ -180,7 +178,7 @@ def test_the_digest_is_of_what_to_dict_writes() -> None:
     assert problem.digest() == hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_notes_do_not_tell_problems_apart() -> None:
+def test_notes_do_not_tell_problems_apart():
     """Notes are for people."""
     one, other = (
         make_problem(full(2), collectives.allgather(2), chunk_bytes=1, notes=notes) for notes in ([], ["a"])
@@ -189,7 +187,7 @@ def test_notes_do_not_tell_problems_apart() -> None:
     assert one.digest() == other.digest()
 
 
-def test_repr_names_collective_topology_size_and_sketch() -> None:
+def test_repr_names_collective_topology_size_and_sketch():
     """One line."""
     assert repr(rich()) == "Problem(allgather on two nodes, 10B, sketch 'rich')"
 

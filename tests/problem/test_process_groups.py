@@ -31,23 +31,23 @@ from tests.fuzzing import some
 MB = 10**6
 
 
-def problem(collective: Collective, *, relays: set[int] | None = None, topology: object = None) -> Problem:
+def problem(collective, *, relays=None, topology=None):
     """A problem on a ring of as many ranks, with 1 MB chunks."""
-    clauses = Clauses(relays=None if relays is None else frozenset(relays), routing_slack=10)  # type: ignore[arg-type]
-    return make_problem(topology or ring(collective.num_ranks), collective, chunk_bytes=MB, clauses=clauses)  # type: ignore[arg-type]
+    clauses = Clauses(relays=None if relays is None else frozenset(relays), routing_slack=10)
+    return make_problem(topology or ring(collective.num_ranks), collective, chunk_bytes=MB, clauses=clauses)
 
 
 class TestAmong:
     """A collective over some ranks of a larger topology."""
 
-    def test_member_i_takes_the_part_of_rank_i(self) -> None:
+    def test_member_i_takes_the_part_of_rank_i(self):
         """Members in any order: rank 0 of the collective is rank 5."""
         placed = collectives.scatter(3).among([5, 1, 3], num_ranks=6)
         assert placed.chunks == (Chunk((5,), (5,)), Chunk((5,), (1,)), Chunk((5,), (3,)))
         assert placed.num_ranks == 6
         assert placed.groups == (ProcessGroup("scatter", (5, 1, 3), 3),)
 
-    def test_roots_and_derivations_move_too(self) -> None:
+    def test_roots_and_derivations_move_too(self):
         """Of a reduction, and of a scan."""
         assert collectives.reduce(2, root=1).among([3, 0], num_ranks=4).chunks == (Chunk((0, 3), (0,), 0),)
         (derivation,) = collectives.scan(2).among([3, 0], num_ranks=4).derivations
@@ -64,16 +64,16 @@ class TestAmong:
             ([0, 1], "found 2 members; the collective is over 3 ranks"),
         ],
     )
-    def test_members_are_known_and_distinct(self, ranks: list[int], message: str) -> None:
+    def test_members_are_known_and_distinct(self, ranks, message):
         """As many as the collective has ranks."""
         with pytest.raises(CollectiveError, match=message):
             collectives.allgather(3).among(ranks, num_ranks=8)
 
-    def test_bus_bandwidth_counts_members(self) -> None:
+    def test_bus_bandwidth_counts_members(self):
         """Three of four chunks move, however large the topology is."""
         assert collectives.allgather(4).among([0, 2, 4, 6], num_ranks=8).busbw_factor == 3 / 4
 
-    def test_size_counts_a_members_buffer(self) -> None:
+    def test_size_counts_a_members_buffer(self):
         """An allgather of four ends with four chunks a rank."""
         placed = collectives.allgather(4).among([0, 2, 4, 6], num_ranks=8)
         assert problem(placed).size_bytes == 4 * MB
@@ -82,7 +82,7 @@ class TestAmong:
 class TestTogether:
     """Several process groups as one collective."""
 
-    def test_chunks_are_numbered_through(self) -> None:
+    def test_chunks_are_numbered_through(self):
         """Two chunks of the first, then three of the second."""
         joint = together(
             [
@@ -95,12 +95,12 @@ class TestTogether:
         assert [c.origins for c in joint.chunks] == [(0,), (2,), (0,), (1,), (3,)]
         assert (joint.name, joint.num_ranks) == ("allgather x2", 4)
 
-    def test_derivations_are_numbered_through(self) -> None:
+    def test_derivations_are_numbered_through(self):
         """The second scan's chunk 1 derives from its chunk 0: chunks 3 and 2 of the whole."""
         joint = together([collectives.scan(2).among(g, num_ranks=4) for g in ([0, 1], [2, 3])])
         assert [(d.source, d.rank, d.chunk) for d in joint.derivations] == [(0, 1, 1), (2, 3, 3)]
 
-    def test_beside_sums_a_copy_is_a_sum_of_one(self) -> None:
+    def test_beside_sums_a_copy_is_a_sum_of_one(self):
         """An allgather with an allreduce: its chunks are rooted where they start."""
         joint = together(
             [
@@ -127,12 +127,12 @@ class TestTogether:
             ),
         ],
     )
-    def test_what_cannot_be_joined_is_refused(self, some: list[Collective], message: str) -> None:
+    def test_what_cannot_be_joined_is_refused(self, some, message):
         """Before any work."""
         with pytest.raises(CollectiveError, match=message):
             together(some)
 
-    def test_bus_bandwidth_is_that_of_groups_alike(self) -> None:
+    def test_bus_bandwidth_is_that_of_groups_alike(self):
         """Of groups that differ there is none to speak of: algorithm bandwidth it is."""
         halves = [collectives.allgather(2).among(g, num_ranks=4) for g in ([0, 1], [2, 3])]
         assert together(halves).busbw_factor == 1 / 2
@@ -142,13 +142,13 @@ class TestTogether:
 class TestGroups:
     """The record of whose each chunk is."""
 
-    def test_a_collective_by_itself_is_one_group(self) -> None:
+    def test_a_collective_by_itself_is_one_group(self):
         """Of all ranks that start, root or need a chunk."""
         lone = collectives.custom(5, precondition={0: [1]}, postcondition={0: [3, 4]})
         assert lone.process_groups == (ProcessGroup("custom", (1, 3, 4), 1),)
         assert lone.groups == ()
 
-    def test_groups_survive_a_round_trip(self) -> None:
+    def test_groups_survive_a_round_trip(self):
         """And collectives without groups are written as ever."""
         joint = together([collectives.allgather(2).among(g, num_ranks=4) for g in ([0, 1], [3, 2])])
         assert Collective.from_dict(joint.to_dict()) == joint
@@ -163,7 +163,7 @@ class TestGroups:
             ((ProcessGroup("a", (), 2),), "found no members"),
         ],
     )
-    def test_groups_must_fit_their_chunks(self, groups: tuple[ProcessGroup, ...], message: str) -> None:
+    def test_groups_must_fit_their_chunks(self, groups, message):
         """Every chunk is among the ranks of its group."""
         chunks = collectives.allgather(2).chunks
         with pytest.raises(CollectiveError, match=message):
@@ -173,12 +173,12 @@ class TestGroups:
 class TestRelays:
     """The clause that says who may pass on chunks of groups that it is not in."""
 
-    def test_by_default_any_rank_relays(self) -> None:
+    def test_by_default_any_rank_relays(self):
         """From rank 0 to rank 2 of a ring of four a chunk goes through 1 or 3."""
         placed = collectives.allgather(2).among([0, 2], num_ranks=4)
         assert verify(brief_synthesis(problem(placed), backend="greedy").schedule).ok
 
-    def test_named_ranks_relay_and_others_do_not(self) -> None:
+    def test_named_ranks_relay_and_others_do_not(self):
         """With rank 3 alone as a relay every chunk goes through it."""
         placed = collectives.allgather(2).among([0, 2], num_ranks=4)
         found = brief_synthesis(problem(placed, relays={3}), backend="greedy").schedule
@@ -188,21 +188,21 @@ class TestRelays:
         assert sorted(ends) == [(0, 3), (2, 3), (3, 0), (3, 2)]
         assert verify(found).ok
 
-    def test_members_relay_for_their_own_group(self) -> None:
+    def test_members_relay_for_their_own_group(self):
         """An alltoall on three neighbours of a ring: 0 -> 2 goes through 1, a member."""
         placed = collectives.alltoall(3).among([0, 1, 2], num_ranks=5)
         found = brief_synthesis(problem(placed, relays=set()), backend="greedy").schedule
         assert verify(found).ok
         assert {found.problem.topology.links[e].src for e in found.link} == {0, 1, 2}
 
-    def test_members_of_another_group_do_not(self) -> None:
+    def test_members_of_another_group_do_not(self):
         """Each link between members of one group carries that group's chunks only."""
         joint = together([collectives.allgather(2).among(g, num_ranks=4) for g in ([0, 1], [2, 3])])
         limited = problem(joint, relays=set())
         link = limited.topology.links_between(0, 1)[0]
         assert [limited.may_carry(link, c) for c in range(4)] == [True, True, False, False]
 
-    def test_the_verifier_sees_a_stranger(self) -> None:
+    def test_the_verifier_sees_a_stranger(self):
         """Rank 1 relays what it may not."""
         placed = collectives.custom(3, precondition={0: [0]}, postcondition={0: [2]})
         topology = mesh(3)
@@ -217,7 +217,7 @@ class TestRelays:
         assert kinds(None) == kinds({1}) == []
         assert kinds(set()) == [("link-not-allowed", "relays")] * 2
 
-    def test_a_group_that_cannot_reach_its_members_is_told(self) -> None:
+    def test_a_group_that_cannot_reach_its_members_is_told(self):
         """Opposite ranks of a ring, with no relay: the clause is named; without the links, the topology."""
         placed = collectives.allgather(2).among([0, 2], num_ranks=4)
         with pytest.raises(
@@ -230,7 +230,7 @@ class TestRelays:
         with pytest.raises(InfeasibleError, match="relays"):
             brief_synthesis(problem(placed, relays=set()), backend="greedy")
 
-    def test_groups_whose_chunks_look_alike_are_told_apart(self) -> None:
+    def test_groups_whose_chunks_look_alike_are_told_apart(self):
         """Both send from 0 to 2 of a one-way ring; the group of three has a way through rank 1."""
         builder = TopologyBuilder("one way", [0] * 3)
         for rank in range(3):
@@ -243,7 +243,7 @@ class TestRelays:
             check_reachable(problem(both, topology=builder.build(), relays=set()))
         assert not explain(problem(both, topology=builder.build(), relays=set())).feasible
 
-    def test_ranks_of_no_group_may_be_cut_off(self) -> None:
+    def test_ranks_of_no_group_may_be_cut_off(self):
         """Rank 3 has no links, and takes no part."""
         builder = TopologyBuilder("cut", [0] * 4)
         for a, b in ((0, 1), (1, 0), (1, 2), (2, 1)):
@@ -252,7 +252,7 @@ class TestRelays:
             problem(collectives.allgather(3).among([0, 1, 2], num_ranks=4), topology=builder.build())
         )
 
-    def test_what_would_help_is_explained(self) -> None:
+    def test_what_would_help_is_explained(self):
         """The clause is the conflict, and giving it up the change."""
         placed = collectives.allgather(2).among([0, 2], num_ranks=4)
         found = explain(problem(placed, relays=set()))
@@ -263,12 +263,12 @@ class TestRelays:
         assert found.loosened is not None
         assert found.loosened.clauses.relays is None
 
-    def test_relays_must_exist(self) -> None:
+    def test_relays_must_exist(self):
         """Rank 9 of a ring of four."""
         with pytest.raises(SketchError, match=r"clauses.relays: ranks \[9\] do not exist"):
             problem(collectives.allgather(4), relays={9})
 
-    def test_the_clause_survives_a_round_trip(self) -> None:
+    def test_the_clause_survives_a_round_trip(self):
         """And makes another problem, whose digest differs; without it the digest is as ever."""
         placed = collectives.allgather(2).among([0, 2], num_ranks=4)
         limited = problem(placed, relays={3})
@@ -276,7 +276,7 @@ class TestRelays:
         assert limited.digest() != problem(placed).digest()
         assert "relays" not in problem(placed).clauses.to_dict()
 
-    def test_halves_keep_their_groups(self) -> None:
+    def test_halves_keep_their_groups(self):
         """A member that only contributes may relay in both halves."""
         one = problem(
             collectives.custom(3, precondition={0: [0, 1, 2]}, postcondition={0: [0]}, combining=True)
@@ -284,7 +284,7 @@ class TestRelays:
         limited = one.with_clauses(relays=frozenset())
         assert reduction_half(limited).holders(0) == spreading_half(limited).holders(0) == {0, 1, 2}
 
-    def test_symmetry_keeps_who_may_hold_what(self) -> None:
+    def test_symmetry_keeps_who_may_hold_what(self):
         """A ring of four turned by one takes the relay 1 to rank 2: no symmetry; turned by two, neither."""
         placed = collectives.allgather(4).among([0, 1, 2, 3], num_ranks=4)
         half = collectives.allgather(2).among([0, 2], num_ranks=4)
@@ -292,7 +292,7 @@ class TestRelays:
         assert chunk_permutation(problem(half, relays={1, 3}), [2, 3, 0, 1]) == (1, 0)
         assert chunk_permutation(problem(half, relays={1}), [2, 3, 0, 1]) is None
 
-    def test_bounds_know_the_clause(self) -> None:
+    def test_bounds_know_the_clause(self):
         """A chunk from 0 to 2 of a ring of five: 2 hops, or 3 where rank 1 does not relay."""
         single = collectives.custom(5, precondition={0: [0]}, postcondition={0: [2]})
         free, limited = problem(single), problem(single, relays={3, 4})
@@ -306,7 +306,7 @@ class TestRelays:
 class TestJointSchedules:
     """Groups that are scheduled together do not collide, and finish near what the fabric allows."""
 
-    def test_rails_of_a_machine_together_meet_the_bound(self) -> None:
+    def test_rails_of_a_machine_together_meet_the_bound(self):
         """Four groups, one a pair of rails of two nodes, each of 4 ranks: an H100 pair keeps all busy.
 
         Of 4 members two are in each node; each node lacks 2 chunks of every group: 8 over 8 NICs, 20 us.
@@ -323,7 +323,7 @@ class TestJointSchedules:
     @pytest.mark.slow
     @given(seed=st.integers(0, 10**6))
     @settings(max_examples=some(10, 25), deadline=None)
-    def test_random_groups_verify(self, seed: int) -> None:
+    def test_random_groups_verify(self, seed):
         """Random topologies, groups and collectives, with and without relays."""
         rng = random.Random(seed)
         num_ranks = rng.randint(4, 8)

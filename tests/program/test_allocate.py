@@ -1,13 +1,11 @@
 """Scratch: no more than what is alive at once."""
 
-from __future__ import annotations
-
 from taccl.program.allocate import FOREVER, START, Allocator, Value
 from taccl.program.layout import RankLayout
 from taccl.program.program import Slot
 
 
-def allocator() -> Allocator:
+def allocator():
     """Of a rank without input whose output is chunk 0."""
     return Allocator(RankLayout((), (0,)), False)
 

@@ -1,7 +1,5 @@
 """Which send each receive takes its chunks from, and orders in which a program can run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -13,7 +11,7 @@ from taccl.program.program import Program, Queue, RankProgram, Slot, Step, StepA
 from tests.program.examples import program_of, with_steps
 
 
-def pair(sends: tuple[int, ...], receives: tuple[int, ...]) -> Program:
+def pair(sends, receives):
     """Rank 0 sends steps of so many chunks, rank 1 receives steps of so many."""
     give = tuple(Step("send", Slot("input", 0), None, count) for count in sends)
     take = tuple(Step("receive", None, Slot("output", 0), count) for count in receives)

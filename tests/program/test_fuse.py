@@ -1,7 +1,5 @@
 """Receives that send on at once: when two steps are one, and that nobody waits longer for it."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -15,7 +13,7 @@ from tests.program.examples import program_of, schedule_of, timed
 from tests.synthesis.small_problems import problem_of, ring
 
 
-def operations(program) -> Counter[str]:
+def operations(program):
     """How often each operation occurs."""
     return Counter(step.operation for _, step in program.steps())
 

@@ -1,7 +1,5 @@
 """The interpreter: valid programs pass, and every way to spoil one is named."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -13,7 +11,7 @@ from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress,
 from tests.program.examples import edited, kinds, program_of, with_steps
 
 
-def find(program: Program, operation: str, *, depends: bool = False) -> StepAddress:
+def find(program, operation, *, depends=False):
     """The first step with that operation, and with a dependency if wanted."""
     return next(
         address
@@ -22,7 +20,7 @@ def find(program: Program, operation: str, *, depends: bool = False) -> StepAddr
     )
 
 
-def step_at(program: Program, address: StepAddress) -> Step:
+def step_at(program, address):
     return program.ranks[address.rank].threadblocks[address.threadblock].steps[address.step]
 
 

@@ -1,7 +1,5 @@
 """Positions of chunks in the user's buffers."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl.problem.collective import Chunk, Collective, Derivation

@@ -23,7 +23,7 @@ from tests.program.examples import schedule_of
 CHUNK = 50_000
 
 
-def moved(schedule: taccl.Schedule) -> Counter:
+def moved(schedule):
     """What a schedule moves over which link, whenever."""
     return Counter((t.chunk, t.link, t.reduce) for t in schedule)
 

@@ -1,7 +1,5 @@
 """Schedules to programs: what moves where, in which threadblock, and that it works with queues of one chunk."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Programs as values."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
@@ -31,7 +29,7 @@ def test_a_program_says_what_it_needs():
 def test_a_program_cannot_be_changed():
     """Nouns are frozen."""
     with pytest.raises(dataclasses.FrozenInstanceError):
-        program_of("allgather", "ring:2").name = "other"  # type: ignore[misc]
+        program_of("allgather", "ring:2").name = "other"
 
 
 def test_steps_are_told_with_their_address():

@@ -20,7 +20,7 @@ MIB = 2**20
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
-def test_three_small_chunks_of_a_step_are_one_message(num_ranks: int) -> None:
+def test_three_small_chunks_of_a_step_are_one_message(num_ranks):
     """All pairs with three chunks a step runs up to 192 KiB, though Simple holds two messages."""
     program = replace(exchange(3, num_ranks=num_ranks), sizes_bytes=(6144, 196_608))
     found = interpret(program)
@@ -29,7 +29,7 @@ def test_three_small_chunks_of_a_step_are_one_message(num_ranks: int) -> None:
     assert found.verdict == "ok for all sizes from 6KiB to 192KiB"
 
 
-def test_three_large_chunks_of_a_step_are_three_messages() -> None:
+def test_three_large_chunks_of_a_step_are_three_messages():
     """Two of 6 chunks fit into 2 MiB up to 1 MiB each: the program hangs above 6 MiB, and the cycle is
     named.
     """
@@ -44,35 +44,35 @@ def test_three_large_chunks_of_a_step_are_three_messages() -> None:
     )
 
 
-def test_the_verdict_is_of_the_sizes_that_the_program_is_for() -> None:
+def test_the_verdict_is_of_the_sizes_that_the_program_is_for():
     """The last size at which it runs is in order, and one byte more is not."""
     program = exchange(3)
     assert interpret(replace(program, sizes_bytes=(MIB, 6 * MIB))).ok
     assert not interpret(replace(program, sizes_bytes=(MIB, 6 * MIB + 1))).ok
 
 
-def test_where_it_begins_to_hang_is_said_of_larger_sizes_too() -> None:
+def test_where_it_begins_to_hang_is_said_of_larger_sizes_too():
     """A program for 12 MiB alone hangs above 6 MiB, and so at all of its sizes."""
     found = interpret(replace(exchange(3), sizes_bytes=(12 * MIB, 12 * MIB)))
     assert "hangs above 6MiB" in str(found.faults[0])
     assert set(found.hangs_from.values()) == {12 * MIB}
 
 
-def test_what_hangs_at_some_sizes_only_is_still_judged_by_its_outputs() -> None:
+def test_what_hangs_at_some_sizes_only_is_still_judged_by_its_outputs():
     """It is run at a size at which it ends."""
     found = interpret(exchange(3))
     assert found.outputs_checked
     assert found.num_steps == 4
 
 
-def test_libraries_hang_above_different_sizes() -> None:
+def test_libraries_hang_above_different_sizes():
     """LL holds 8 messages: 9 chunks hang where one fits, above half of 32 KiB a chunk in NCCL, 16 in RCCL."""
     found = interpret(exchange(9, "LL"))
     assert found.hangs_from == {"NCCL": 18 * 2**14 + 1, "RCCL": 18 * 2**13 + 1}
     assert "hangs above 288KiB with NCCL, above 144KiB with RCCL" in str(found.faults[0])
 
 
-def test_steps_fill_a_queue_at_every_size() -> None:
+def test_steps_fill_a_queue_at_every_size():
     """Three steps are three messages however small they are: no size is named, as all hang."""
     found = interpret(exchange(1, num_steps=3))
     assert str(found.faults[0]).startswith("deadlock: 2 steps wait for each other")
@@ -89,20 +89,20 @@ def test_steps_fill_a_queue_at_every_size() -> None:
         ("NCCL", "Simple", 2**30, 1),
     ],
 )  # fmt: skip
-def test_chunks_of_a_message(library: str, protocol: str, chunk_bytes: int, expected: int) -> None:
+def test_chunks_of_a_message(library, protocol, chunk_bytes, expected):
     """As many as fit into half the buffer (Simple) or a slot's payload; at least one, at most 71."""
     program = exchange(2, protocol)
     assert chunks_per_message(program, 4 * chunk_bytes, library) == expected
 
 
-def test_broadcast_counts_with_a_single_slot() -> None:
+def test_broadcast_counts_with_a_single_slot():
     """Two chunks of 256 KiB fill 512 KiB."""
     broadcast = taccl.collectives.broadcast(2, chunks_per_rank=4)
     program = Program("b", (RankProgram(4, 4, 0, ()),) * 2, broadcast)
     assert chunks_per_message(program, broadcast.size_chunks * 2**18, "NCCL") == 2
 
 
-def test_first_size_is_the_smallest() -> None:
+def test_first_size_is_the_smallest():
     """A byte less, and one more chunk fits."""
     for library, protocols in LIBRARIES.items():
         for protocol in protocols:
@@ -113,7 +113,7 @@ def test_first_size_is_the_smallest() -> None:
                 assert chunks_per_message(program, size - 1, library) > chunks
 
 
-def random_program(seed: int) -> Program:
+def random_program(seed):
     """Two or three ranks; sends, receives and steps that receive and send, in a random order."""
     rng = random.Random(seed)
     num_ranks, size = rng.choice((2, 3)), 8
@@ -151,7 +151,7 @@ def random_program(seed: int) -> Program:
 
 
 @pytest.mark.fuzz
-def test_more_chunks_a_message_never_hang() -> None:
+def test_more_chunks_a_message_never_hang():
     """A program that runs with some number of chunks a message runs with every larger number."""
     turned = 0
     for seed in cases("queues by size", few=150, many=5000):
@@ -166,7 +166,7 @@ def test_more_chunks_a_message_never_hang() -> None:
     assert turned
 
 
-def test_lifting_judges_the_size_that_is_asked_for() -> None:
+def test_lifting_judges_the_size_that_is_asked_for():
     """A program for sizes at which it hangs is followed at a small size, and refused at a large one."""
     program = replace(exchange(3), sizes_bytes=(0, NO_LIMIT))
     topology = taccl.topologies.fully_connected(2)

@@ -1,7 +1,5 @@
 """Instances: parts of chunks over channels of their own."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl
@@ -17,7 +15,7 @@ from taccl.program.replicate import replicate
 from tests.program.examples import program_of
 
 
-def ring_on_h100(size: str) -> taccl.Schedule:
+def ring_on_h100(size):
     """An allgather on eight GPUs, whose links carry 450 GB/s, over one ring."""
     topology = taccl.topologies.dgx_h100(profile="nominal")
     problem = taccl.make_problem(topology, taccl.collectives.allgather(8), size_bytes=parse_size(size))

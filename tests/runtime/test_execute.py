@@ -1,7 +1,5 @@
 """Programs executed by real ranks: right ones, spoilt ones, and those that never end."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -193,7 +191,7 @@ class TestFaults:
             taccl.execute(with_changed_step(program, 0, place, past), "10KB")
 
 
-def _receive_then_send(peer: int, rank: int) -> Threadblock:
+def _receive_then_send(peer, rank):
     return Threadblock(
         (Step("receive", dst=Slot("output", peer)), Step("send", src=Slot("input", 0))),
         send_to=peer,

@@ -1,7 +1,5 @@
 """Sums of switches and servers with real ranks: exact in whole numbers, within their bound in fixed point."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -3,8 +3,6 @@
 All programs run in one session of mpiexec, whose start takes longest.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -29,7 +27,7 @@ sys.exit(max([main(["run", file, *words]) for file in sys.argv[1:]]))
 
 
 @pytest.fixture(scope="module")
-def answers(mpiexec, tmp_path_factory) -> dict[str, dict]:
+def answers(mpiexec, tmp_path_factory):
     """What ``taccl run`` says of each collective."""
     folder = tmp_path_factory.mktemp("figures")
     files = [folder / f"{name}.json" for name in COLLECTIVES]

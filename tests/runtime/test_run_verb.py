@@ -37,7 +37,7 @@ def hanging_file(tmp_path, request):
     return path
 
 
-def said(capsys) -> tuple[str, str]:
+def said(capsys):
     """What was printed on stdout and on stderr."""
     captured = capsys.readouterr()
     return captured.out, captured.err
@@ -82,7 +82,7 @@ class TestStarted:
         assert (values["ok"], values["in_place"], values["compared_with"]) == (True, True, "MPI_Allgather")
 
 
-def _left(marked, tmp_path) -> list:
+def _left(marked, tmp_path):
     """Shared memory and folders that are there."""
     return [*marked.left_in_memory(), *(tmp_path / "temporary").glob("taccl-run-*")]
 

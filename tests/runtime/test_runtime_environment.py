@@ -1,7 +1,5 @@
 """Whether a launcher started this process, by the variables that it sets."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl.runtime.environment import launched_by

@@ -1,7 +1,5 @@
 """Requests: sizes, numbers, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

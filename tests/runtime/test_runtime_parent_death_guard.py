@@ -1,7 +1,5 @@
 """Ranks end with whoever holds the pipe that guards them, however that ends."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -23,7 +21,7 @@ with guarded(Path(sys.stdin.readline().strip())):
 RANK = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
 
 
-def rank_in(folder) -> subprocess.Popen:
+def rank_in(folder):
     """A process that is marked with a folder."""
     return subprocess.Popen([sys.executable, "-c", RANK], env={**os.environ, MARK: str(folder)})
 

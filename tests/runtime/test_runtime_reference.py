@@ -1,7 +1,5 @@
 """What outputs are judged by, and how they are judged."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -64,7 +62,7 @@ def test_roots_are_found(collective):
     assert roots == [collective.chunks[0].origins[0]]
 
 
-def wrong(name: str, spoil, *, dtype: str = "int32") -> list:
+def wrong(name, spoil, *, dtype="int32"):
     """What is found wrong at rank 1 of four, whose right output was spoilt."""
     job = make_job(program_for(name), "1KB", dtype=dtype)
     buffers, expected = Buffers(job, 1), expected_output(job, 1)

@@ -1,7 +1,5 @@
 """What an execution says of itself."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

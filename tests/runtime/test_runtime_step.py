@@ -1,7 +1,5 @@
 """Steps executed by MPI ranks."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl

@@ -1,7 +1,5 @@
 """A rank whose peers do not answer ends by itself."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Sends become bars in rows: which row, how long, what they carry, and what is left out."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Columns of a schedule: kept in narrow types, or left out and derived."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Schedules from schedules: each result is judged by the verifier."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl import collectives
@@ -22,7 +20,7 @@ from tests.synthesis.small_problems import custom, problem_of
 MB = 10**6
 
 
-def line(num_ranks: int) -> TopologyBuilder:
+def line(num_ranks):
     """Links r -> r + 1, then back, of 2 us."""
     builder = TopologyBuilder("line", [0] * num_ranks)
     for r in range(num_ranks - 1):
@@ -32,7 +30,7 @@ def line(num_ranks: int) -> TopologyBuilder:
     return builder
 
 
-def test_reduction_half_spreads_from_the_root_over_reversed_links() -> None:
+def test_reduction_half_spreads_from_the_root_over_reversed_links():
     """A reduce to rank 2 becomes a broadcast from rank 2; link 0 -> 1 becomes 1 -> 0."""
     half = reduction_half(problem_of(line(3).build(), collectives.reduce(3, root=2)))
     (chunk,) = half.collective.chunks
@@ -41,7 +39,7 @@ def test_reduction_half_spreads_from_the_root_over_reversed_links() -> None:
     assert (half.topology.links[0].src, half.topology.links[0].dst) == (1, 0)
 
 
-def test_reduction_half_takes_the_clauses_for_reducing() -> None:
+def test_reduction_half_takes_the_clauses_for_reducing():
     """What a link may carry to a root becomes what it may carry from it."""
     problem = make_problem(
         line(3).build(),
@@ -54,14 +52,14 @@ def test_reduction_half_takes_the_clauses_for_reducing() -> None:
     assert half.clauses.carries_to == {}
 
 
-def test_spreading_half_starts_at_the_roots() -> None:
+def test_spreading_half_starts_at_the_roots():
     """Chunk c of an allreduce spreads from rank c."""
     half = spreading_half(problem_of(line(3).build(), collectives.allreduce(3)))
     assert [chunk.origins for chunk in half.collective.chunks] == [(0,), (1,), (2,)]
     assert all(chunk.destinations == (0, 1, 2) for chunk in half.collective.chunks)
 
 
-def test_a_reversed_broadcast_is_a_reduction() -> None:
+def test_a_reversed_broadcast_is_a_reduction():
     """0 -> 1 -> 2 over reversed links, turned round, is 2 -> 1 -> 0 with sums: 4 us again."""
     problem = problem_of(line(3).build(), collectives.reduce(3))
     half = reduction_half(problem)
@@ -72,7 +70,7 @@ def test_a_reversed_broadcast_is_a_reduction() -> None:
     assert [(t.link, t.start_ticks) for t in reduction] == [(3, 0), (2, 2)]
 
 
-def test_reversal_keeps_the_finish_of_an_asymmetric_machine() -> None:
+def test_reversal_keeps_the_finish_of_an_asymmetric_machine():
     """Reversed twice the times are the same, receive-side holds included."""
     builder = line(3)
     port = builder.add_resource("port")
@@ -86,7 +84,7 @@ def test_reversal_keeps_the_finish_of_an_asymmetric_machine() -> None:
     assert reduction.finish_ticks <= spread.finish_ticks
 
 
-def test_prune_drops_second_arrivals() -> None:
+def test_prune_drops_second_arrivals():
     """Chunk 0 comes to rank 2 over 0 -> 1 -> 2 at 4 and over 0 -> 2 at 9: the later one goes."""
     builder = TopologyBuilder("two ways", [0] * 3)
     builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
@@ -98,28 +96,28 @@ def test_prune_drops_second_arrivals() -> None:
     assert verify(schedule).ok
 
 
-def test_prune_drops_what_no_destination_needs_and_closes_the_gap() -> None:
+def test_prune_drops_what_no_destination_needs_and_closes_the_gap():
     """Without the useless first send over link 0 the needed one starts at 0."""
     problem = problem_of(line(2).build(), custom(2, [([0], [0]), ([0], [1])]))
     schedule = prune(exact_times(problem, chunk=[0, 1], link=[0, 0], starts=[0, 2]))
     assert [(t.chunk, t.start_ticks) for t in schedule] == [(1, 0)]
 
 
-def test_prune_keeps_the_relays_that_are_needed() -> None:
+def test_prune_keeps_the_relays_that_are_needed():
     """Rank 1 is no destination, but the way to rank 2."""
     problem = problem_of(line(3).build(), custom(3, [([0], [2])]))
     schedule = exact_times(problem, chunk=[0, 0], link=[0, 1], starts=[0, 2])
     assert prune(schedule) is schedule
 
 
-def test_prune_leaves_reductions_alone() -> None:
+def test_prune_leaves_reductions_alone():
     """A schedule that reduces is returned as it is."""
     problem = problem_of(line(2).build(), collectives.reduce(2))
     schedule = exact_times(problem, chunk=[0], link=[1], starts=[0], reduce=[True])
     assert prune(schedule) is schedule
 
 
-def test_concatenated_halves_overlap_where_they_can() -> None:
+def test_concatenated_halves_overlap_where_they_can():
     """Allreduce of two chunks on two ranks: both halves use both links, 2 us each, one after the other.
 
     Chunk 0 (root 0) is reduced over 1 -> 0 and spread over 0 -> 1; chunk 1 the other way round.
@@ -132,7 +130,7 @@ def test_concatenated_halves_overlap_where_they_can() -> None:
     assert both.finish_ticks == 4
 
 
-def test_concatenated_merged_sends_stay_apart() -> None:
+def test_concatenated_merged_sends_stay_apart():
     """Groups of the second schedule do not join those of the first."""
     problem = problem_of(line(2).build(), custom(2, [([0], [1])] * 4), merging=frozenset({0}), max_merge=2)
     parts = [
@@ -145,7 +143,7 @@ def test_concatenated_merged_sends_stay_apart() -> None:
 
 
 @pytest.mark.parametrize("name", ["scan"])
-def test_prune_leaves_derived_chunks_alone(name: str) -> None:
+def test_prune_leaves_derived_chunks_alone(name):
     """Chunks that derive from one another are not pruned."""
     problem = problem_of(line(2).build(), collectives.make(name, 2))
     schedule = exact_times(problem, chunk=[0, 0], link=[0, 1], starts=[0, 2])

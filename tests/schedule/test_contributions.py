@@ -1,7 +1,5 @@
 """Schedules that name the contributions that sends carry: partial sums that ranks keep apart."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import replace

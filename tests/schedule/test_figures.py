@@ -1,7 +1,5 @@
 """Predictions: the launch and the finish, beside published measurements and beside a fit."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl

@@ -1,7 +1,5 @@
 """Chunks that are released and due at times of their own: scheduled, verified, bounded, saved."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 

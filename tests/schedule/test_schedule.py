@@ -1,7 +1,5 @@
 """The schedule: columns of transfers in one order, whatever order they came in."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -26,7 +24,7 @@ def line():  # noqa: ANN201
     return builder.build()
 
 
-def relay(**options: object):  # noqa: ANN201
+def relay(**options):  # noqa: ANN201
     """Two chunks from 0 to 2, given in no order."""
     problem = problem_of(line(), custom(3, [([0], [2]), ([0], [2])]))
     columns = {
@@ -36,10 +34,10 @@ def relay(**options: object):  # noqa: ANN201
         "end": [15, 5, 10, 10],
         "group": [7, 3, 9, 5],
     }
-    return make_schedule(problem, **{**columns, **options})  # type: ignore[arg-type]
+    return make_schedule(problem, **{**columns, **options})
 
 
-def test_transfers_are_ordered_by_start_and_link() -> None:
+def test_transfers_are_ordered_by_start_and_link():
     """Start first, then link."""
     assert [(t.start_ticks, t.link, t.chunk) for t in relay()] == [
         (0, 0, 0),
@@ -49,36 +47,36 @@ def test_transfers_are_ordered_by_start_and_link() -> None:
     ]
 
 
-def test_groups_are_numbered_in_order_of_start() -> None:
+def test_groups_are_numbered_in_order_of_start():
     """Groups 3, 9, 5, 7 become 0, 1, 2, 3."""
     assert [t.group for t in relay()] == [0, 1, 2, 3]
 
 
-def test_every_transfer_is_a_send_of_its_own_by_default() -> None:
+def test_every_transfer_is_a_send_of_its_own_by_default():
     """Without groups there are as many sends as transfers."""
     assert relay(group=None).num_sends == 4
 
 
-def test_merged_transfers_count_as_one_send() -> None:
+def test_merged_transfers_count_as_one_send():
     """Two transfers of one group are one send."""
     schedule = relay(start=[5, 0, 0, 5], end=[10, 5, 5, 10], group=[1, 0, 0, 1])
     assert (schedule.num_transfers, schedule.num_sends) == (4, 2)
 
 
-def test_finish_is_exact() -> None:
+def test_finish_is_exact():
     """15 ticks of half a microsecond."""
     assert relay().finish_us == 7.5
     assert str(relay().finish) == "15/2"
 
 
-def test_an_empty_schedule_finishes_at_once() -> None:
+def test_an_empty_schedule_finishes_at_once():
     """No transfers, no finish, no bandwidth."""
     schedule = relay(chunk=[], link=[], start=[], end=[], group=[])
     assert (len(schedule), schedule.finish_ticks, schedule.num_sends) == (0, 0, 0)
     assert schedule.algbw_gb_per_s is None
 
 
-def test_bandwidths_are_those_of_nccl_tests() -> None:
+def test_bandwidths_are_those_of_nccl_tests():
     """Allgather of 3 MB in 10 us: 3 MB / 10 us = 300 GB/s, times (n - 1) / n = 200 GB/s."""
     problem = make_problem(line(), collectives.allgather(3), size_bytes=3 * MB)
     schedule = make_schedule(problem, chunk=[0], link=[0], start=[0], end=[20])
@@ -86,7 +84,7 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert schedule.busbw_gb_per_s == pytest.approx(200)
 
 
-def test_equal_schedules_have_one_digest_whatever_their_order() -> None:
+def test_equal_schedules_have_one_digest_whatever_their_order():
     """Permuted rows and renumbered groups make the same schedule."""
     one = relay()
     other = relay(
@@ -102,19 +100,19 @@ def test_equal_schedules_have_one_digest_whatever_their_order() -> None:
     [{"end": [16, 5, 10, 10]}, {"reduce": [True, False, False, False]}, {"group": [7, 3, 9, 9]}],
     ids=["times", "operation", "merging"],
 )
-def test_another_schedule_has_another_digest(change: dict[str, list[int]]) -> None:
+def test_another_schedule_has_another_digest(change):
     """A time, an operation or a merge tells schedules apart."""
     assert relay(**change) != relay()
 
 
-def test_columns_are_read_only() -> None:
+def test_columns_are_read_only():
     """Nobody changes a schedule."""
     schedule = relay()
     with pytest.raises(ValueError, match="read-only"):
         schedule.start[0] = 1
 
 
-def test_columns_of_different_length_are_refused() -> None:
+def test_columns_of_different_length_are_refused():
     """The message says which."""
     with pytest.raises(ValueError, match="differ in length"):
         relay(start=[0, 0, 0])
@@ -142,14 +140,14 @@ def test_columns_of_different_length_are_refused() -> None:
         ("group", [1, 2, 3, 4, 5], "differ in length"),
     ],
 )  # fmt: skip
-def test_nothing_that_was_given_is_changed(column, values, found) -> None:  # noqa: ANN001
+def test_nothing_that_was_given_is_changed(column, values, found):  # noqa: ANN001
     """Values that a column cannot hold exactly are refused rather than cut, rounded or wrapped around."""
     with pytest.raises(InputError, match=found) as caught:
         relay(**{column: values})
     assert str(caught.value.where).startswith("schedule")
 
 
-def test_groups_may_bear_any_numbers() -> None:
+def test_groups_may_bear_any_numbers():
     """They are renumbered, so that 64 bits are valid."""
     assert relay(group=[2**40, 1, 2, 3]).num_sends == 4
 
@@ -170,26 +168,26 @@ def test_groups_may_bear_any_numbers() -> None:
         ("reduce", np.zeros(4), "expected bool"),
     ],
 )  # fmt: skip
-def test_columns_built_by_hand_are_checked(column, values, found) -> None:  # noqa: ANN001
+def test_columns_built_by_hand_are_checked(column, values, found):  # noqa: ANN001
     """A schedule made without `make_schedule` has columns of the right kind, or is refused at once."""
     with pytest.raises(InputError, match=found):
         dataclasses.replace(relay(), **{column: values})
 
 
-def test_the_table_shows_times_in_us_and_what_it_hides() -> None:
+def test_the_table_shows_times_in_us_and_what_it_hides():
     """Two of four rows, in microseconds."""
     text = relay().table(limit=2)
     assert "2.500" in text
     assert text.endswith("... and 2 more")
 
 
-def test_iteration_gives_transfers() -> None:
+def test_iteration_gives_transfers():
     """A transfer is a named tuple of plain values."""
     first = next(iter(relay()))
     assert first == Transfer(chunk=0, link=0, start_ticks=0, end_ticks=5, group=0, reduce=False)
 
 
-def test_repr_is_one_line() -> None:
+def test_repr_is_one_line():
     """Collective, topology, size and finish."""
     assert repr(relay()) == "Schedule(custom on line: 4 transfers in 4 sends, finish 7.500 us)"
 

@@ -1,7 +1,5 @@
 """Times of sends in order, by one pass and by their precedence graph."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

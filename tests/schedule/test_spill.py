@@ -1,7 +1,5 @@
 """Schedules whose columns lie in files, and those of which only the figures are kept."""
 
-from __future__ import annotations
-
 import json
 import os
 

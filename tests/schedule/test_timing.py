@@ -1,9 +1,5 @@
 """Exact times: every send as early as data, resources and the given order let it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from taccl import collectives
@@ -15,19 +11,15 @@ from taccl.synthesis.synthesize import synthesize
 from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, problem_of, random_problem
 
-if TYPE_CHECKING:
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
 
-
-def one_link(num_chunks: int, *, alpha: int = 2, meaning: str = "occupies", **clauses: object) -> Problem:
+def one_link(num_chunks, *, alpha=2, meaning="occupies", **clauses):
     """Chunks from rank 0 to rank 1 over one link of alpha + 1 us each."""
-    builder = TopologyBuilder("pair", [0, 0], alpha_meaning=meaning)  # type: ignore[arg-type]
+    builder = TopologyBuilder("pair", [0, 0], alpha_meaning=meaning)
     builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=1)
     return problem_of(builder.build(), custom(2, [([0], [1])] * num_chunks), **clauses)
 
 
-def pair() -> TopologyBuilder:
+def pair():
     """Ranks 0 and 1, joined both ways in 2 us."""
     builder = TopologyBuilder("pair", [0, 0])
     builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
@@ -35,36 +27,36 @@ def pair() -> TopologyBuilder:
     return builder
 
 
-def starts_of(schedule: Schedule) -> dict[tuple[int, int], int]:
+def starts_of(schedule):
     """(chunk, link) -> start in ticks."""
     return {(t.chunk, t.link): t.start_ticks for t in schedule}
 
 
-def test_sends_keep_the_order_of_their_starts() -> None:
+def test_sends_keep_the_order_of_their_starts():
     """Tentative starts 9, 5, 7 put chunk 1 first, then 2, then 0; each takes 3 us."""
     schedule = exact_times(one_link(3), chunk=[0, 1, 2], link=[0, 0, 0], starts=[9, 5, 7])
     assert starts_of(schedule) == {(1, 0): 0, (2, 0): 3, (0, 0): 6}
 
 
-def test_a_sequence_orders_like_starts() -> None:
+def test_a_sequence_orders_like_starts():
     """A sequence 2, 0, 1 says the same as starts 9, 5, 7."""
     schedule = exact_times(one_link(3), chunk=[0, 1, 2], link=[0, 0, 0], sequence=[2, 0, 1])
     assert starts_of(schedule) == {(1, 0): 0, (2, 0): 3, (0, 0): 6}
 
 
 @pytest.mark.parametrize("orders", [{}, {"starts": [0], "sequence": [0]}], ids=["neither", "both"])
-def test_exactly_one_order_is_given(orders: dict[str, list[int]]) -> None:
+def test_exactly_one_order_is_given(orders):
     """Neither order, or both, is refused."""
     with pytest.raises(ValueError, match="either starts or sequence"):
         exact_times(one_link(1), chunk=[0], link=[0], **orders)
 
 
-def test_an_empty_schedule_has_no_finish() -> None:
+def test_an_empty_schedule_has_no_finish():
     """Nothing sent ends at 0."""
     assert exact_times(one_link(1), chunk=[], link=[], starts=[]).finish_ticks == 0
 
 
-def test_a_merged_send_takes_alpha_once() -> None:
+def test_a_merged_send_takes_alpha_once():
     """Three chunks in one send take 2 + 3 * 1 us."""
     problem = one_link(3, merging=frozenset({0}), max_merge=3)
     schedule = exact_times(problem, chunk=[0, 1, 2], link=[0, 0, 0], starts=[0, 0, 0], group=[4, 4, 4])
@@ -72,7 +64,7 @@ def test_a_merged_send_takes_alpha_once() -> None:
     assert schedule.num_sends == 1
 
 
-def test_a_merged_send_waits_for_its_last_chunk() -> None:
+def test_a_merged_send_waits_for_its_last_chunk():
     """Chunk 1 comes from rank 2 at 4, so chunks 0 and 1 leave rank 0 together at 4, though 0 is there at 0."""
     builder = TopologyBuilder("line", [0, 0, 0])
     builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
@@ -85,7 +77,7 @@ def test_a_merged_send_waits_for_its_last_chunk() -> None:
     assert schedule.finish_ticks == 4 + 2 + 2
 
 
-def ingress() -> Problem:
+def ingress():
     """Sends of 12 and 6 us that hold one ingress for their last 5 us."""
     builder = TopologyBuilder("ingress", [0, 0, 1, 1])
     nic = builder.add_resource("NIC of node 1")
@@ -95,7 +87,7 @@ def ingress() -> Problem:
     return problem_of(builder.build(), custom(4, [([0], [2]), ([1], [3])]))
 
 
-def test_a_receiving_hold_lets_a_later_send_go_first() -> None:
+def test_a_receiving_hold_lets_a_later_send_go_first():
     """The long send holds [7, 12); the short one, tentatively at 1, holds [2, 7): both may start at 0.
 
     From 0 the short send holds [1, 6), before the long one's hold begins.
@@ -104,27 +96,27 @@ def test_a_receiving_hold_lets_a_later_send_go_first() -> None:
     assert starts_of(schedule) == {(0, 0): 0, (1, 1): 0}
 
 
-def test_a_receiving_hold_makes_a_later_send_wait() -> None:
+def test_a_receiving_hold_makes_a_later_send_wait():
     """Tentatively at 9 the short send holds from 10, so it is after [7, 12): it holds [12, 17), from 11."""
     schedule = exact_times(ingress(), chunk=[0, 1], link=[0, 1], starts=[0, 9])
     assert starts_of(schedule) == {(0, 0): 0, (1, 1): 11}
 
 
-def test_pipelined_alpha_frees_the_link_early() -> None:
+def test_pipelined_alpha_frees_the_link_early():
     """The link is busy for beta = 1 us only: starts at 0, 1, 2, and the last arrives at 2 + 3."""
     schedule = exact_times(one_link(3, meaning="pipelined"), chunk=[0, 1, 2], link=[0] * 3, starts=[0, 1, 2])
     assert starts_of(schedule) == {(0, 0): 0, (1, 0): 1, (2, 0): 2}
     assert schedule.finish_ticks == 5
 
 
-def test_pipelined_merged_sends_hold_for_all_their_chunks() -> None:
+def test_pipelined_merged_sends_hold_for_all_their_chunks():
     """Two merged chunks hold the link for 2 * beta: the next send starts at 2 and arrives at 5."""
     problem = one_link(3, meaning="pipelined", merging=frozenset({0}), max_merge=2)
     schedule = exact_times(problem, chunk=[0, 1, 2], link=[0] * 3, starts=[0, 0, 8], group=[0, 0, 1])
     assert starts_of(schedule) == {(0, 0): 0, (1, 0): 0, (2, 0): 2}
 
 
-def test_a_reduction_waits_for_all_that_it_includes() -> None:
+def test_a_reduction_waits_for_all_that_it_includes():
     """Ranks 2 (4 us) and 3 (2 us) add to rank 1, which sends the sum on once both are there, at 4."""
     builder = TopologyBuilder("tree", [0] * 4)
     for src, dst, beta in ((1, 0, 1), (2, 1, 4), (3, 1, 2)):
@@ -137,7 +129,7 @@ def test_a_reduction_waits_for_all_that_it_includes() -> None:
     assert verify(schedule).ok
 
 
-def test_what_arrives_later_is_not_read() -> None:
+def test_what_arrives_later_is_not_read():
     """Rank 1's contribution must leave before the full sum is copied over it, however early that could come.
 
     Rank 0 holds the sum of 0 and 2 at 1 and could copy at once (1 us, to arrive at 2), but link 1 -> 0 is
@@ -159,7 +151,7 @@ def test_what_arrives_later_is_not_read() -> None:
     assert starts_of(schedule) == {(0, 0): 0, (1, 1): 0, (0, 1): 3, (0, 2): 3}
 
 
-def test_two_ranks_may_exchange_one_chunk() -> None:
+def test_two_ranks_may_exchange_one_chunk():
     """Recursive doubling: both send their contribution at 0, both hold the sum at 2."""
     problem = problem_of(pair().build(), custom(2, [([0, 1], [0, 1])], combining=True))
     valid = make_schedule(problem, chunk=[0, 0], link=[0, 1], start=[0, 0], end=[2, 2], reduce=[True, True])
@@ -167,7 +159,7 @@ def test_two_ranks_may_exchange_one_chunk() -> None:
     assert exact_times(problem, chunk=[0, 0], link=[0, 1], starts=[0, 0], reduce=[True, True]) == valid
 
 
-def test_a_link_may_hold_one_resource_twice() -> None:
+def test_a_link_may_hold_one_resource_twice():
     """Both links hold the port for 1 us when they start and for 1 us before they end, and so in between."""
     builder = TopologyBuilder("twice", [0] * 3)
     port = builder.add_resource("port")
@@ -181,21 +173,21 @@ def test_a_link_may_hold_one_resource_twice() -> None:
     assert verify(schedule).ok
 
 
-def own_first(*, meaning: str = "pipelined") -> Problem:
+def own_first(*, meaning="pipelined"):
     """Rank 0 relays chunk 1 of rank 2 to rank 1, after its own chunk 0; 0 -> 1 takes 2 + 1 us."""
-    builder = TopologyBuilder("own first", [0] * 3, alpha_meaning=meaning)  # type: ignore[arg-type]
+    builder = TopologyBuilder("own first", [0] * 3, alpha_meaning=meaning)
     builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
     builder.add_link(2, 0, alpha_us=0, beta_us_per_mb=1)
     return problem_of(builder.build(), custom(3, [([0], [1]), ([2], [1])]), own_first=frozenset({0}))
 
 
-def test_own_and_relayed_chunks_are_a_latency_apart() -> None:
+def test_own_and_relayed_chunks_are_a_latency_apart():
     """The pipelined link is free at 1 and chunk 1 there at 1, but it goes at 0 + 2 + 1."""
     schedule = exact_times(own_first(), chunk=[0, 1, 1], link=[0, 0, 1], starts=[0, 5, 0])
     assert starts_of(schedule) == {(0, 0): 0, (1, 1): 0, (1, 0): 3}
 
 
-def test_reductions_rooted_at_the_receiver_end_a_latency_after_others() -> None:
+def test_reductions_rooted_at_the_receiver_end_a_latency_after_others():
     """A reduction's own-first gap is that of the own chunk: 1 + 3 us, not the relayed one's 1 + 1.
 
     Rank 1 sends chunk 0 (1 MB, bound for rank 2 through 0) and chunk 1 (3 MB, rooted at 0). The link
@@ -217,7 +209,7 @@ def test_reductions_rooted_at_the_receiver_end_a_latency_after_others() -> None:
     assert starts_of(schedule)[1, 0] == 5
 
 
-def test_an_order_that_contradicts_itself_is_refused() -> None:
+def test_an_order_that_contradicts_itself_is_refused():
     """Each merged send carries a chunk that only the other brings."""
     problem = problem_of(
         pair().build(), custom(2, [([0], [1]), ([1], [0])]), merging=frozenset({0, 1}), max_merge=2
@@ -226,7 +218,7 @@ def test_an_order_that_contradicts_itself_is_refused() -> None:
         exact_times(problem, chunk=[0, 1, 0, 1], link=[0, 0, 1, 1], starts=[0] * 4, group=[0, 0, 1, 1])
 
 
-def test_a_chunk_that_never_came_cannot_be_sent() -> None:
+def test_a_chunk_that_never_came_cannot_be_sent():
     """Rank 1 has no chunk 0 unless something brings it."""
     problem = problem_of(pair().build(), custom(2, [([0], [1])]))
     with pytest.raises(ValueError, match="rank 1 sends chunk 0, which it never holds"):
@@ -236,14 +228,14 @@ def test_a_chunk_that_never_came_cannot_be_sent() -> None:
 @pytest.mark.parametrize(
     ("columns", "what"), [({"link": [0, 1]}, "link"), ({"link": [0, 0], "reduce": [True, False]}, "reduce")]
 )
-def test_a_merged_send_is_of_one_kind(columns: dict[str, list[int]], what: str) -> None:
+def test_a_merged_send_is_of_one_kind(columns, what):
     """One group over two links, or of a copy and a reduction, is refused."""
     problem = problem_of(pair().build(), custom(2, [([0, 1], [0, 1])] * 2, combining=True))
     with pytest.raises(ValueError, match=f"transfers of group 0 differ in {what}"):
         exact_times(problem, chunk=[0, 1], starts=[0, 0], group=[0, 0], **columns)
 
 
-def test_scan_sends_what_it_derives_when_the_source_is_there() -> None:
+def test_scan_sends_what_it_derives_when_the_source_is_there():
     """Rank 1 makes prefix 1 from prefix 0, which comes at 2, and sends it on from 2."""
     builder = TopologyBuilder("line", [0] * 3)
     for src in (0, 1):
@@ -254,7 +246,7 @@ def test_scan_sends_what_it_derives_when_the_source_is_there() -> None:
     assert starts_of(schedule) == {(0, 0): 0, (1, 1): 2}
 
 
-def _random_schedules() -> list[Schedule]:
+def _random_schedules():
     found = []
     for seed in range(60):
         try:
@@ -265,25 +257,25 @@ def _random_schedules() -> list[Schedule]:
     return found
 
 
-def _again(schedule: Schedule, start: object) -> Schedule:
+def _again(schedule, start):
     return exact_times(
         schedule.problem,
         chunk=schedule.chunk,
         link=schedule.link,
-        starts=start,  # type: ignore[arg-type]
+        starts=start,
         group=schedule.group,
         reduce=schedule.reduce,
     )
 
 
 @pytest.fixture(scope="module")
-def random_schedules() -> list[Schedule]:
+def random_schedules():
     """Valid schedules of random problems."""
     return _random_schedules()
 
 
 @pytest.mark.slow
-def test_two_evaluations_agree_to_the_last_bit(random_schedules: list[Schedule]) -> None:
+def test_two_evaluations_agree_to_the_last_bit(random_schedules):
     """Timing a schedule twice gives one digest, and timing the result again changes nothing."""
     for schedule in random_schedules:
         once = _again(schedule, schedule.start)
@@ -292,7 +284,7 @@ def test_two_evaluations_agree_to_the_last_bit(random_schedules: list[Schedule])
 
 
 @pytest.mark.slow
-def test_valid_times_are_never_later_afterwards(random_schedules: list[Schedule]) -> None:
+def test_valid_times_are_never_later_afterwards(random_schedules):
     """Whatever valid schedule goes in (here: with its second half put off), no send gets later."""
     tried = 0
     for schedule in random_schedules:

@@ -1,7 +1,5 @@
 """A sketch on a topology and a collective: its clauses as links and ranks."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl import collectives
@@ -12,12 +10,12 @@ from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import dgx2, ndv2
 
 
-def read(text: str) -> Sketch:
+def read(text):
     """A sketch from the body of a TOML file."""
     return Sketch.from_toml(f"schema = 1\n{text}", source="a.toml")
 
 
-def apply(text: str, topology=None, name: str = "allgather", **options):
+def apply(text, topology=None, name="allgather", **options):
     """The problem of a sketch, by default on two NDv2 nodes."""
     topology = ndv2(2) if topology is None else topology
     return read(text).apply(topology, collectives.make(name, topology.num_ranks, **options), chunk_size="1MB")

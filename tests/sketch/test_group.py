@@ -1,7 +1,5 @@
 """The symmetries of a problem as a group."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl import collectives, topologies

@@ -1,7 +1,5 @@
 """Sketches by shipped name, and by path."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl import collectives

@@ -1,7 +1,5 @@
 """Whether every chunk can reach its destinations, and which clause keeps it from them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -18,7 +16,7 @@ from taccl.topology.machines import dgx2, ndv2
 from tests.effort import cpu_s
 
 
-def apply(text: str, name: str = "allgather", **options: int):
+def apply(text, name="allgather", **options):
     """A sketch on two NDv2 nodes."""
     sketch = Sketch.from_toml(f"schema = 1\n{text}", source="a.toml")
     return sketch.apply(ndv2(2), collectives.make(name, 16, **options), chunk_size="1MB")
@@ -113,7 +111,7 @@ def test_scan_starts_where_prefixes_are_made():
     Sketch().apply(builder.build(), collectives.scan(3), chunk_size=1)
 
 
-def joined(*more: tuple[int, int]):
+def joined(*more):
     """Ranks 0 and 1 into rank 2 over one link that waits for both, and other links."""
     builder = TopologyBuilder("joined", [0, 0, 0])
     for srcs, dst in (((0, 1), 2), *more):

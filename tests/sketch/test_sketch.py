@@ -1,7 +1,5 @@
 """The sketch file: fields, errors, and writing it back."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -10,7 +8,7 @@ from taccl.errors import SketchError
 from taccl.sketch.sketch import Sketch
 
 
-def read(text: str) -> Sketch:
+def read(text):
     """A sketch from the body of a TOML file."""
     return Sketch.from_toml(f"schema = 1\n{text}", source="a.toml")
 

@@ -1,7 +1,5 @@
 """The published JSON Schema."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

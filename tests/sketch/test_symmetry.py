@@ -1,9 +1,6 @@
 """Permutations of ranks, and what they do to links, resources and chunks."""
 
-from __future__ import annotations
-
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,13 +22,10 @@ from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import dgx2, ndv2
 from taccl.topology.transform import rescaled
 
-if TYPE_CHECKING:
-    from taccl.topology.topology import Topology
-
 COSTS = {"alpha_us": 1, "beta_us_per_mb": 1}
 
 
-def ring(num_ranks: int) -> Topology:
+def ring(num_ranks):
     """A ring of links r -> r + 1, in that order."""
     builder = TopologyBuilder("ring", [0] * num_ranks)
     for rank in range(num_ranks):
@@ -39,7 +33,7 @@ def ring(num_ranks: int) -> Topology:
     return builder.build()
 
 
-def two_planes(*, swapped: bool) -> Topology:
+def two_planes(*, swapped):
     """Ranks 0 and 1 joined both ways by planes A and B, each with ports; B first from rank 1 if swapped."""
     builder = TopologyBuilder("planes", [0, 0])
     for src, dst in ((0, 1), (1, 0)):

@@ -1,7 +1,5 @@
 """Files of the published tool, under both cost models."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 

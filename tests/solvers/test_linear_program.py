@@ -1,7 +1,5 @@
 """Linear programs that are solved in this process: solutions and duals by hand, and against SciPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The builder of linear models, and its arrays."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -11,7 +9,7 @@ from taccl.solvers.model import LinearModel, MilpModel
 from taccl.solvers.wire import decode, encode
 
 
-def small() -> MilpModel:
+def small():
     """x whole in 0..3, y in 0..10, x + 2y <= 4 (a), 3x = 3 (b)."""
     model = MilpModel()
     x, y = model.add_variable(0, 3, integer=True, cost=1), model.add_variable(0, 10, cost=-1)

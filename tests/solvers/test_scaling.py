@@ -1,7 +1,5 @@
 """Linear models in whole numbers."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl.solvers.model import MilpModel

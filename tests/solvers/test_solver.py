@@ -1,7 +1,5 @@
 """Every solver on models with known answers, and on models that are out of reach."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -27,7 +25,7 @@ from tests.solvers.solver_models import (
 )
 
 
-def in_fresh_process(text: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
+def in_fresh_process(text, *, check=True):
     """What a script does in a process of its own, which finds ``tests`` where this one does."""
     return subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, timeout=90, check=check,

@@ -1,7 +1,5 @@
 """Messages between processes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Tasks in worker processes, above all those that go wrong."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -18,9 +18,6 @@ from taccl.topology.files import load_topology
 from taccl.topology.machines import dgx1, dgx_h100, mi300x
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from taccl.topology.topology import Topology
 
 TWO_SERVERS = """schema = 1
@@ -38,7 +35,7 @@ rails = true
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Callable[[str], Topology]:
+def load(tmp_path):
     """Writes a text to a file and loads it."""
 
     def load_text(text: str) -> Topology:
@@ -49,7 +46,7 @@ def load(tmp_path: Path) -> Callable[[str], Topology]:
     return load_text
 
 
-def ends_and_rates(topology: Topology) -> list[tuple[str, Fraction, Fraction, list[Fraction]]]:
+def ends_and_rates(topology):
     """Of every link its ends, its costs, and the rates of what it holds."""
     return sorted(
         (link.ends, link.alpha_us, link.beta_us_per_mb, [h.beta_us_per_mb for h in topology.holds_of_link[e]])
@@ -57,7 +54,7 @@ def ends_and_rates(topology: Topology) -> list[tuple[str, Fraction, Fraction, li
     )
 
 
-def on_switch(text: str) -> str:
+def on_switch(text):
     """The same servers with a switch in each."""
     return text.replace('"mesh"', '"switch"').replace("= 64", "= 450")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -14,23 +13,18 @@ from hypothesis import strategies as st
 from taccl.errors import TopologyError
 from taccl.topology.fabrics import fully_connected, hypercube, mesh, ring, star, torus
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taccl.topology.topology import Topology
-
 DIMS = st.lists(st.integers(1, 5), min_size=1, max_size=3).filter(lambda dims: 2 <= math.prod(dims) <= 40)
 
 
-def edges(topology: Topology) -> list[tuple[int, int]]:
+def edges(topology):
     return sorted((link.src, link.dst) for link in topology.links)
 
 
-def out_degrees(topology: Topology) -> list[int]:
+def out_degrees(topology):
     return [len(links) for links in topology.links_from]
 
 
-def reaches_all(topology: Topology) -> bool:
+def reaches_all(topology):
     """Whether rank 0 reaches every rank, and every rank reaches rank 0."""
     return all(
         len(_reached([[(e.src, e.dst), (e.dst, e.src)][backwards] for e in topology.links]))
@@ -39,7 +33,7 @@ def reaches_all(topology: Topology) -> bool:
     )
 
 
-def _reached(arcs: list[tuple[int, int]]) -> set[int]:
+def _reached(arcs):
     following: dict[int, list[int]] = {}
     for src, dst in arcs:
         following.setdefault(src, []).append(dst)
@@ -51,36 +45,36 @@ def _reached(arcs: list[tuple[int, int]]) -> set[int]:
     return seen
 
 
-def test_a_ring_goes_both_ways_round() -> None:
+def test_a_ring_goes_both_ways_round():
     """Three ranks: each to the next, and each to the one before."""
     assert edges(ring(3)) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
 
 
-def test_a_ring_can_go_one_way() -> None:
+def test_a_ring_can_go_one_way():
     """Without the way back, ranks send upwards only."""
     assert edges(ring(3, bidirectional=False)) == [(0, 1), (1, 2), (2, 0)]
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-def test_a_ring_of_two_has_no_double_links(bidirectional: bool) -> None:
+def test_a_ring_of_two_has_no_double_links(bidirectional):
     """Both ways round, the next rank is the other rank."""
     assert edges(ring(2, bidirectional=bidirectional)) == [(0, 1), (1, 0)]
 
 
-def test_a_mesh_is_numbered_row_by_row() -> None:
+def test_a_mesh_is_numbered_row_by_row():
     """2x3: 0 1 2 above 3 4 5."""
     pairs = [(0, 1), (1, 2), (3, 4), (4, 5), (0, 3), (1, 4), (2, 5)]
     assert edges(mesh(2, 3)) == sorted([*pairs, *((b, a) for a, b in pairs)])
 
 
-def test_a_torus_of_one_axis_is_a_ring() -> None:
+def test_a_torus_of_one_axis_is_a_ring():
     """An axis closes into a ring."""
     assert edges(torus(5)) == edges(ring(5))
 
 
 @given(dims=DIMS)
 @settings(max_examples=40, deadline=None)
-def test_torus_degrees(dims: list[int]) -> None:
+def test_torus_degrees(dims):
     """Each axis of 3 or more gives a rank two links, an axis of 2 one, an axis of 1 none; no link twice."""
     topology = torus(*dims)
     assert set(out_degrees(topology)) == {sum(min(dim - 1, 2) for dim in dims)}
@@ -90,7 +84,7 @@ def test_torus_degrees(dims: list[int]) -> None:
 
 @given(dims=DIMS)
 @settings(max_examples=40, deadline=None)
-def test_mesh_links(dims: list[int]) -> None:
+def test_mesh_links(dims):
     """Each axis of d ranks has d - 1 pairs on each of its lines, linked both ways; no link twice."""
     topology = mesh(*dims)
     ranks = math.prod(dims)
@@ -100,7 +94,7 @@ def test_mesh_links(dims: list[int]) -> None:
 
 
 @given(dimension=st.integers(1, 6))
-def test_hypercube_degrees(dimension: int) -> None:
+def test_hypercube_degrees(dimension):
     """Every rank has one link for every bit, to the rank that differs in it."""
     topology = hypercube(dimension)
     assert set(out_degrees(topology)) == {dimension}
@@ -109,18 +103,18 @@ def test_hypercube_degrees(dimension: int) -> None:
 
 
 @pytest.mark.parametrize("make", [fully_connected, star])
-def test_all_pairs_are_linked(make: Callable[..., Topology]) -> None:
+def test_all_pairs_are_linked(make):
     """One link for every ordered pair."""
     assert edges(make(4)) == [(a, b) for a in range(4) for b in range(4) if a != b]
 
 
-def test_links_of_a_fully_connected_fabric_share_nothing() -> None:
+def test_links_of_a_fully_connected_fabric_share_nothing():
     """Every link holds itself, and nothing else."""
     topology = fully_connected(4)
     assert [(h.link, h.resource) for h in topology.holds] == [(i, i) for i in range(12)]
 
 
-def test_links_of_a_star_share_ports() -> None:
+def test_links_of_a_star_share_ports():
     """Three sends may leave by rank 0's port, and three may come in by it."""
     topology = star(4)
     by_name = Counter(topology.resources[hold.resource].name for hold in topology.holds)
@@ -129,7 +123,7 @@ def test_links_of_a_star_share_ports() -> None:
 
 
 @pytest.mark.parametrize("make", [ring, mesh, torus, fully_connected, star])
-def test_costs_are_exact(make: Callable[..., Topology]) -> None:
+def test_costs_are_exact(make):
     """30 GB/s is 1000 / 30 us per MB."""
     topology = make(4, bandwidth_gb_per_s=30, alpha_us=0.7, alpha_meaning="pipelined")
     costs = {(link.alpha_us, link.beta_us_per_mb) for link in topology.links}
@@ -137,24 +131,24 @@ def test_costs_are_exact(make: Callable[..., Topology]) -> None:
     assert topology.alpha_meaning == "pipelined"
 
 
-def test_default_costs() -> None:
+def test_default_costs():
     """50 GB/s and half a microsecond."""
     assert {(link.alpha_us, link.beta_us_per_mb) for link in hypercube(2).links} == {(Fraction(1, 2), 20)}
 
 
-def test_axes_may_differ_in_bandwidth() -> None:
+def test_axes_may_differ_in_bandwidth():
     """In a 2x2 mesh, 0-2 runs along the first axis and 0-1 along the second."""
     topology = mesh(2, 2, bandwidth_gb_per_s=(50, 25))
     beta = {(link.src, link.dst): link.beta_us_per_mb for link in topology.links}
     assert (beta[0, 2], beta[0, 1]) == (20, 40)
 
 
-def test_all_ranks_are_in_one_node_by_default() -> None:
+def test_all_ranks_are_in_one_node_by_default():
     """A fabric says nothing of nodes."""
     assert ring(4).num_nodes == 1
 
 
-def test_ranks_are_cut_into_nodes() -> None:
+def test_ranks_are_cut_into_nodes():
     """Nodes take consecutive ranks."""
     assert torus(2, 4, ranks_per_node=4).node_of_rank == (0, 0, 0, 0, 1, 1, 1, 1)
 
@@ -178,7 +172,7 @@ def test_ranks_are_cut_into_nodes() -> None:
         (lambda: torus(4, 4, bandwidth_gb_per_s=(1, 2, 3)), "found 3 bandwidths for 2 axes"),
     ],
 )
-def test_what_makes_no_fabric_is_refused(make: Callable[[], Topology], message: str) -> None:
+def test_what_makes_no_fabric_is_refused(make, message):
     """Sizes, costs and cuts are checked before anything is built."""
     with pytest.raises(TopologyError, match=message):
         make()

@@ -1,7 +1,5 @@
 """Topologies from networkx graphs."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import networkx as nx
@@ -11,7 +9,7 @@ from taccl.errors import TopologyError
 from taccl.topology.graphs import from_networkx
 
 
-def test_an_undirected_edge_is_a_link_each_way() -> None:
+def test_an_undirected_edge_is_a_link_each_way():
     """Attributes are read by name; alpha is 0 where it is not given."""
     graph = nx.Graph()
     graph.add_edge("a", "b", bandwidth_gb_per_s=25)
@@ -25,7 +23,7 @@ def test_an_undirected_edge_is_a_link_each_way() -> None:
     assert topology.node_of_rank == (0, 0, 1)
 
 
-def test_numbered_vertices_keep_their_number() -> None:
+def test_numbered_vertices_keep_their_number():
     """Whatever order the graph was drawn in."""
     graph = nx.DiGraph()
     graph.add_edge(1, 0, beta_us_per_mb=1)
@@ -43,7 +41,7 @@ def test_numbered_vertices_keep_their_number() -> None:
         ({"beta_us_per_mb": "x"}, "expected a finite number"),
     ],
 )
-def test_edges_without_a_cost_are_refused(attributes: dict[str, object], message: str) -> None:
+def test_edges_without_a_cost_are_refused(attributes, message):
     """An edge has one rate, and it is positive."""
     graph = nx.DiGraph()
     graph.add_edge(0, 1, **attributes)
@@ -51,13 +49,13 @@ def test_edges_without_a_cost_are_refused(attributes: dict[str, object], message
         from_networkx(graph)
 
 
-def test_an_empty_graph_is_refused() -> None:
+def test_an_empty_graph_is_refused():
     """There must be a rank."""
     with pytest.raises(TopologyError, match="found no vertices"):
         from_networkx(nx.DiGraph())
 
 
-def test_a_vertex_in_no_numbered_node_is_refused() -> None:
+def test_a_vertex_in_no_numbered_node_is_refused():
     """Nodes are numbers."""
     graph = nx.DiGraph()
     graph.add_node(0, node="left")

@@ -1,10 +1,7 @@
 """Switches that add: what they hold, and how they are written."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,22 +16,17 @@ from taccl.topology.file_writer import dump_topology
 from taccl.topology.files import load_topology
 from taccl.topology.in_network import PROFILES
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taccl.schedule.schedule import Schedule
-
 SWITCH = "schema = 1\nranks_per_node = 4\n[[switch]]\nranks = [0, 1, 2, 3]\nbandwidth_gb_per_s = 10\n"
 
 
-def loaded(folder: Path, text: str) -> Topology:
+def loaded(folder, text):
     """The topology of a file of that text."""
     path = folder / "mine.toml"
     path.write_text(text)
     return load_topology(path)
 
 
-def summed_at_rank_0(topology: Topology, *, num_chunks: int = 1, megabytes: int = 1) -> Schedule:
+def summed_at_rank_0(topology, *, num_chunks=1, megabytes=1):
     """An allreduce: each chunk added by the switch on its way to rank 0, and multicast from there."""
     into, out = (e for e, link in enumerate(topology.links) if len(link.ends) > 5 and 0 in (link.src, link.dst)
                  and (link.dsts == (0,) or link.srcs == (0,)))  # fmt: skip
@@ -47,7 +39,7 @@ def summed_at_rank_0(topology: Topology, *, num_chunks: int = 1, megabytes: int 
     )  # fmt: skip
 
 
-def test_a_link_of_several_ends_shares_the_port_of_each() -> None:
+def test_a_link_of_several_ends_shares_the_port_of_each():
     """Into rank 0 from 1, 2, 3: their ports out and 0's port in, beside the link itself."""
     topology = dgx_h100(1, nvls=True)
     into, out = topology.switches[0].links[-16], topology.switches[0].links[-15]
@@ -58,7 +50,7 @@ def test_a_link_of_several_ends_shares_the_port_of_each() -> None:
         assert len(held & ordinary) == 8
 
 
-def test_sums_pass_at_the_efficiency_of_the_switch() -> None:
+def test_sums_pass_at_the_efficiency_of_the_switch():
     """0.85 of 450 GB/s on Hopper: a MB takes 1/0.45 us of an ordinary send, over 0.85."""
     topology = dgx_h100(1, nvls=True, profile="nominal", constants={"nvswitch_alpha_us": 0})
     assert topology.links[-1].beta_us_per_mb == Fraction(1000, 450) / Fraction("0.85")
@@ -67,14 +59,14 @@ def test_sums_pass_at_the_efficiency_of_the_switch() -> None:
 
 
 @pytest.mark.slow
-def test_blackwell_adds_too_and_ampere_does_not() -> None:
+def test_blackwell_adds_too_and_ampere_does_not():
     """Racks of 72 have 72 links in and 72 out; DGX-A100 takes no nvls."""
     assert sum(len(link.srcs) > 1 for link in gb200_nvl72(1, nvls=True).links) == 72
     with pytest.raises(TopologyError, match="dgx-a100: nvls: found True, and dgx-a100 has none"):
         parse("dgx-a100", nvls=True)
 
 
-def test_the_pool_is_what_all_sums_share(tmp_path: Path) -> None:
+def test_the_pool_is_what_all_sums_share(tmp_path):
     """4 slots of 1,000 bytes for 10 us each: 0.4 GB/s, 2,500 us/MB; multicasts pass at the port's 10 GB/s."""
     text = SWITCH + "[switch.reduces]\nslots = 4\npayload_bytes = 1000\nrtt_us = 10\n"
     topology = loaded(tmp_path, text)
@@ -90,21 +82,21 @@ def test_the_pool_is_what_all_sums_share(tmp_path: Path) -> None:
     assert topology.links[-1].alpha_us == 5
 
 
-def test_sums_of_a_switch_verify_and_take_what_they_hold(tmp_path: Path) -> None:
+def test_sums_of_a_switch_verify_and_take_what_they_hold(tmp_path):
     """Four chunks of 1 MB at 10 GB/s: 100 us each into rank 0, one behind another, and 100 more to get out."""
     schedule = summed_at_rank_0(loaded(tmp_path, SWITCH + "reduces = {}\n"))
     verify(schedule).raise_if_failed()
     assert schedule.finish_us == 5 * 100
 
 
-def test_two_ranks_have_nothing_to_add_on_the_way(tmp_path: Path) -> None:
+def test_two_ranks_have_nothing_to_add_on_the_way(tmp_path):
     """A switch of two ranks has its two ordinary links."""
     topology = loaded(tmp_path, SWITCH.replace("[0, 1, 2, 3]", "[0, 1]") + "reduces = 'sharp'\n")
     assert len(topology.links) == 2
 
 
 @pytest.mark.parametrize("name", sorted(PROFILES))
-def test_files_keep_what_a_switch_adds(tmp_path: Path, name: str) -> None:
+def test_files_keep_what_a_switch_adds(tmp_path, name):
     """A topology file, and plain values, of every known switch say the same again."""
     topology = loaded(tmp_path, SWITCH + f"reduces = '{name}'\n")
     assert topology.switches[0].reduces == PROFILES[name]
@@ -114,7 +106,7 @@ def test_files_keep_what_a_switch_adds(tmp_path: Path, name: str) -> None:
     assert Topology.from_dict(topology.to_dict()) == topology
 
 
-def test_a_node_of_few_lines_may_have_such_a_switch(tmp_path: Path) -> None:
+def test_a_node_of_few_lines_may_have_such_a_switch(tmp_path):
     """A node's switch adds, and only a switch does."""
     text = (
         "schema = 1\n[node]\ngpus = 4\nfabric = 'switch'\nbandwidth_gb_per_s = 9\nreduces = 'nvls-hopper'\n"
@@ -126,13 +118,13 @@ def test_a_node_of_few_lines_may_have_such_a_switch(tmp_path: Path) -> None:
     assert loaded(tmp_path, machine) == dgx_h100(1, nvls=True)
 
 
-def test_another_profile_of_a_machine_keeps_its_switch() -> None:
+def test_another_profile_of_a_machine_keeps_its_switch():
     """Simulated under the profile that it has, a schedule over NVLink SHARP takes as long."""
     schedule = summed_at_rank_0(dgx_h100(1, nvls=True))
     assert simulate(schedule, profile=schedule.problem.topology.profile).finish_us == schedule.finish_us
 
 
-def test_a_switch_loses_what_its_lost_ranks_took_part_in() -> None:
+def test_a_switch_loses_what_its_lost_ranks_took_part_in():
     """Without rank 7 no link of several ends is left, as each had it."""
     left = dgx_h100(1, nvls=True).without(ranks=[7])
     assert not any(len(link.srcs) + len(link.dsts) > 2 for link in left.links)
@@ -150,10 +142,10 @@ def test_a_switch_loses_what_its_lost_ranks_took_part_in() -> None:
         ({"rtt_us": -1}, "rtt_us: found -1"),
     ],
 )
-def test_what_no_switch_can_do_is_refused(said: dict[str, object], error: str) -> None:
+def test_what_no_switch_can_do_is_refused(said, error):
     """Each with the field, what was found, and what is expected."""
     with pytest.raises(TopologyError, match=error):
-        InNetwork(**said)  # type: ignore[arg-type]
+        InNetwork(**said)
     with pytest.raises(TopologyError, match=error):
         replace(InNetwork(), **said)
 
@@ -170,7 +162,7 @@ def test_what_no_switch_can_do_is_refused(said: dict[str, object], error: str) -
         ("reduces = { slots = 0 }", "slots: found 0"),
     ],
 )
-def test_files_say_where_a_switch_is_wrong(tmp_path: Path, text: str, error: str) -> None:
+def test_files_say_where_a_switch_is_wrong(tmp_path, text, error):
     """File, field and what to write instead."""
     with pytest.raises(TopologyError, match=error) as caught:
         loaded(tmp_path, SWITCH + text)

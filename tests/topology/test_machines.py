@@ -1,10 +1,7 @@
 """Machine models: who is joined to whom, at what cost, and which NIC and port a send holds."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,28 +21,22 @@ from taccl.topology.machines import (
 from taccl.topology.profiles import PROFILES, find_profile
 from tests.effort import cpu_s
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from taccl.topology.topology import Hold, Topology
-
 RAILED = (dgx_a100, dgx_h100, h200, b200, gb200_nvl72, mi300x, mi355x)
 MACHINES = (ndv2, dgx1, dgx2, *RAILED)
 
 
-def holds_between(topology: Topology, src: int, dst: int) -> dict[str, Hold]:
+def holds_between(topology, src, dst):
     """Holds of the one link from `src` to `dst`, by the resource's name."""
     (link,) = topology.links_between(src, dst)
     return {topology.resources[hold.resource].name: hold for hold in topology.holds_of_link[link]}
 
 
-def ingress_gb_per_s(topology: Topology, rank: int) -> Fraction:
+def ingress_gb_per_s(topology, rank):
     """Rate of all links into a rank together."""
     return sum((1000 / topology.links[link].beta_us_per_mb for link in topology.links_to[rank]), Fraction(0))
 
 
-def test_ndv2_has_the_published_neighbours() -> None:
+def test_ndv2_has_the_published_neighbours():
     """Every rank of NDv2 has the four neighbours of TACCL's topology."""
     topology = ndv2()
     neighbours = [{topology.links[link].dst for link in links} for links in topology.links_from]
@@ -55,7 +46,7 @@ def test_ndv2_has_the_published_neighbours() -> None:
     ]  # fmt: skip
 
 
-def test_dgx1_has_the_links_that_nvidia_smi_prints(shared_data: Path) -> None:
+def test_dgx1_has_the_links_that_nvidia_smi_prints(shared_data):
     """The mesh of a real DGX-1: NV2 cells are double links, NV1 cells single ones."""
     lines = (shared_data / "nvidia-smi" / "dgx1.txt").read_text().splitlines()
     cells = [line.split()[1:9] for line in lines if line.startswith("GPU") and "\t" in line]
@@ -69,16 +60,14 @@ def test_dgx1_has_the_links_that_nvidia_smi_prints(shared_data: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [ndv2, dgx1])
-def test_a_v100_has_six_nvlinks(make: Callable[..., Topology]) -> None:
+def test_a_v100_has_six_nvlinks(make):
     """Two double and two single links of 25 GB/s come to 150 GB/s into every rank."""
     topology = make(profile="nominal")
     assert {ingress_gb_per_s(topology, rank) for rank in range(8)} == {150}
 
 
 @pytest.mark.parametrize(("make", "machine", "size"), [(ndv2, "ndv2", 8), (dgx2, "dgx2", 16)])
-def test_profile_taccl_is_what_taccl_published(
-    make: Callable[..., Topology], machine: str, size: int, shared_data: Path
-) -> None:
+def test_profile_taccl_is_what_taccl_published(make, machine, size, shared_data):
     """Alphas and betas of the 1MB topology files."""
     published = json.loads((shared_data / "upstream-taccl" / "topo" / f"topo-{machine}-1MB.json").read_text())
     topology = make(2, profile="taccl")
@@ -106,9 +95,7 @@ def test_profile_taccl_is_what_taccl_published(
         (mi355x, "76.8", 50),
     ],
 )
-def test_nominal_rates_are_those_of_the_data_sheet(
-    make: Callable[..., Topology], port_gb_per_s: int | str, nic_gb_per_s: int | str
-) -> None:
+def test_nominal_rates_are_those_of_the_data_sheet(make, port_gb_per_s, nic_gb_per_s):
     """A rank's port at the switch, or its link to another, and its NIC."""
     topology = make(2, profile="nominal")
     size = topology.num_ranks // 2
@@ -117,7 +104,7 @@ def test_nominal_rates_are_those_of_the_data_sheet(
     assert topology.links[outer].beta_us_per_mb == 1000 / Fraction(nic_gb_per_s)
 
 
-def test_a_switched_send_holds_a_port_out_and_a_port_in() -> None:
+def test_a_switched_send_holds_a_port_out_and_a_port_in():
     """Ports are held as long as the link: on the sending side at the source, on the receiving side beyond."""
     holds = holds_between(dgx2(), 3, 5)
     assert {name: (h.side, h.alpha_us, h.beta_us_per_mb) for name, h in holds.items()} == {
@@ -127,21 +114,21 @@ def test_a_switched_send_holds_a_port_out_and_a_port_in() -> None:
     }
 
 
-def test_a_pipelined_switch_holds_ports_without_alpha() -> None:
+def test_a_pipelined_switch_holds_ports_without_alpha():
     """Where alpha pipelines, no hold has any."""
     topology = dgx2(2, alpha_meaning="pipelined")
     assert {hold.alpha_us for hold in topology.holds} == {0}
     assert topology.alpha_meaning == "pipelined"
 
 
-def test_every_node_of_a_switched_machine_has_a_switch() -> None:
+def test_every_node_of_a_switched_machine_has_a_switch():
     """The switch names its ranks and the links of every ordered pair of them."""
     topology = dgx2(2)
     assert [switch.ranks for switch in topology.switches] == [tuple(range(16)), tuple(range(16, 32))]
     assert [len(switch.links) for switch in topology.switches] == [16 * 15, 16 * 15]
 
 
-def test_a_send_across_nodes_holds_egress_and_ingress() -> None:
+def test_a_send_across_nodes_holds_egress_and_ingress():
     """A NIC is held for the bytes only, and its alpha is left to the link."""
     holds = holds_between(ndv2(2), 0, 9)
     assert {name: (h.side, h.alpha_us, h.beta_us_per_mb) for name, h in holds.items()} == {
@@ -155,7 +142,7 @@ def test_a_send_across_nodes_holds_egress_and_ingress() -> None:
 @pytest.mark.parametrize(
     ("make", "nics"), [(ndv2, 1), (dgx1, 4), (dgx2, 8), *((make, make().num_ranks) for make in RAILED)]
 )
-def test_ranks_share_nics_as_built(make: Callable[..., Topology], nics: int) -> None:
+def test_ranks_share_nics_as_built(make, nics):
     """Consecutive ranks of a node share one NIC: as many egress resources as NICs in every node."""
     topology = make(2)
     names = [resource.name for resource in topology.resources]
@@ -168,7 +155,7 @@ def test_ranks_share_nics_as_built(make: Callable[..., Topology], nics: int) -> 
         assert f"NIC {rank * nics // size} of node 0 egress" in held
 
 
-def test_every_pair_of_ranks_of_two_nodes_is_linked() -> None:
+def test_every_pair_of_ranks_of_two_nodes_is_linked():
     """DGX-2 x2: 16 * 16 pairs each way, and 2 * 16 * 15 within the nodes."""
     topology = dgx2(2)
     assert len(topology.internode_links) == 512
@@ -176,7 +163,7 @@ def test_every_pair_of_ranks_of_two_nodes_is_linked() -> None:
 
 
 @pytest.mark.parametrize(("make", "gb_per_s"), [(mi300x, 448), (mi355x, "537.6")])
-def test_a_rank_of_a_full_mesh_has_seven_links(make: Callable[..., Topology], gb_per_s: int | str) -> None:
+def test_a_rank_of_a_full_mesh_has_seven_links(make, gb_per_s):
     """One to each of the seven others, which come to seven times the rate of one."""
     topology = make(profile="nominal")
     assert [len(links) for links in topology.links_to] == [7] * 8
@@ -185,7 +172,7 @@ def test_a_rank_of_a_full_mesh_has_seven_links(make: Callable[..., Topology], gb
 
 
 @pytest.mark.parametrize("make", [make for make in RAILED if make is not gb200_nvl72])
-def test_rails_join_equal_local_ranks_only(make: Callable[..., Topology]) -> None:
+def test_rails_join_equal_local_ranks_only(make):
     """With rails a rank has one link to each other node; without, eight."""
     railed, open_to_all = make(3), make(3, rails=False)
     assert len(railed.internode_links) == 8 * 3 * 2
@@ -199,7 +186,7 @@ def test_rails_join_equal_local_ranks_only(make: Callable[..., Topology]) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("make", MACHINES)
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_machines_have_the_nodes_asked_for(make: Callable[..., Topology], nodes: int) -> None:
+def test_machines_have_the_nodes_asked_for(make, nodes):
     """Ranks are numbered node by node."""
     topology = make(nodes)
     size = topology.num_ranks // nodes
@@ -208,19 +195,19 @@ def test_machines_have_the_nodes_asked_for(make: Callable[..., Topology], nodes:
 
 
 @pytest.mark.parametrize("nodes", [0, -1, 1.5, True, "2", None])
-def test_a_wrong_number_of_nodes_is_refused(nodes: object) -> None:
+def test_a_wrong_number_of_nodes_is_refused(nodes):
     """Nodes are a positive whole number."""
     with pytest.raises(TopologyError, match="nodes: found .*; expected a whole number of at least 1"):
-        ndv2(nodes)  # type: ignore[arg-type]
+        ndv2(nodes)
 
 
-def test_too_many_nodes_are_refused_at_once() -> None:
+def test_too_many_nodes_are_refused_at_once():
     """What would not fit into memory is not begun."""
     with pytest.raises(TopologyError, match="expected at most 1000000"):
         dgx_h100(10**6)
 
 
-def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_profile_is_refused_with_the_known_ones():
     """The error lists the profiles of that machine."""
     with pytest.raises(
         TopologyError, match="ndv2: profile: found 'fast'; ndv2 has the profiles taccl, nominal"
@@ -228,7 +215,7 @@ def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
         ndv2(profile="fast")
 
 
-def test_a_constant_can_be_replaced() -> None:
+def test_a_constant_can_be_replaced():
     """A person's own measurement takes the place of a profile's."""
     topology = ndv2(2, constants={"internode_beta_us_per_mb": 100.5, "nic_alpha_us": "0.1"})
     holds = holds_between(topology, 0, 8)
@@ -244,14 +231,14 @@ def test_a_constant_can_be_replaced() -> None:
         ({"nvlink_beta_us_per_mb": 0}, "expected alpha >= 0 and beta > 0"),
     ],
 )
-def test_wrong_constants_are_refused(constants: dict[str, int], message: str) -> None:
+def test_wrong_constants_are_refused(constants, message):
     """A constant must be one of the profile's, and a cost."""
     with pytest.raises(TopologyError, match=message):
         ndv2(constants=constants)
 
 
 @pytest.mark.parametrize("machine", PROFILES)
-def test_every_constant_names_its_source(machine: str) -> None:
+def test_every_constant_names_its_source(machine):
     """No number without a source; the nominal profile exists for all machines."""
     assert "nominal" in [profile.name for profile in PROFILES[machine]]
     for profile in PROFILES[machine]:
@@ -260,13 +247,13 @@ def test_every_constant_names_its_source(machine: str) -> None:
         assert all(constant.name.endswith(("_us", "_us_per_mb")) for constant in profile.constants)
 
 
-def test_a_profile_is_found_by_name() -> None:
+def test_a_profile_is_found_by_name():
     """Constants are read by name."""
     assert find_profile("dgx2", "taccl")["internode_alpha_us"] == Fraction(13, 5)
 
 
 @pytest.mark.slow
-def test_four_nodes_of_dgx2_are_quick() -> None:
+def test_four_nodes_of_dgx2_are_quick():
     """4032 links and their holds are made one by one: four times as many as for two nodes take no 16 times the CPU."""
     assert len(dgx2(4).links) == 4 * 240 + 12 * 256 == 4 * len(dgx2(2).links) + 64
     assert cpu_s(lambda: dgx2(4)) < 12 * cpu_s(lambda: dgx2(2))

@@ -1,7 +1,5 @@
 """Products of dimensions: `multidim`, its names, and dimensions found in topologies."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Profiles in files stand wherever a profile's name does."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl

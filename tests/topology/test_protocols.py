@@ -1,7 +1,5 @@
 """Protocols of a machine: latencies, shares of bandwidth, and what a collective takes before its first step."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

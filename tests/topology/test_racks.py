@@ -1,7 +1,5 @@
 """Racks of workers: switches that add, and boxes that serve."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl import lower_bound, make_problem, verify

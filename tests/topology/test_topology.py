@@ -1,7 +1,5 @@
 """The value type: what a builder makes, what is refused, and what a round trip keeps."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from fractions import Fraction
@@ -15,7 +13,7 @@ from taccl.topology.topology import Hold, Link, Resource, Switch, Topology
 
 
 @pytest.fixture
-def small() -> Topology:
+def small():
     """Links 0->1, 0->2 and 1->3 in two nodes, the last two of which share a NIC, and a multicast."""
     builder = TopologyBuilder("small", [0, 0, 1, 1], profile="mine", machine="")
     builder.add_link(0, 1, alpha_us="0.3", beta_us_per_mb=8)
@@ -28,13 +26,13 @@ def small() -> Topology:
     return builder.build(notes=["a note"])
 
 
-def test_every_link_holds_a_resource_of_its_own(small: Topology) -> None:
+def test_every_link_holds_a_resource_of_its_own(small):
     """A link that occupies holds itself for alpha and beta."""
     own = small.holds_of_link[0]
     assert [(h.alpha_us, h.beta_us_per_mb, h.side) for h in own] == [(Fraction(3, 10), 8, "send")]
 
 
-def test_a_pipelined_link_holds_itself_without_alpha() -> None:
+def test_a_pipelined_link_holds_itself_without_alpha():
     """Where alpha pipelines, the link is free again after its bytes."""
     builder = TopologyBuilder("t", [0, 0], alpha_meaning="pipelined")
     builder.add_link(0, 1, alpha_us=5, beta_us_per_mb=2)
@@ -42,7 +40,7 @@ def test_a_pipelined_link_holds_itself_without_alpha() -> None:
     assert (hold.alpha_us, hold.beta_us_per_mb) == (0, 2)
 
 
-def test_decimal_costs_are_exact() -> None:
+def test_decimal_costs_are_exact():
     """A float is read as the decimal that a person wrote."""
     builder = TopologyBuilder("t", [0, 0])
     builder.add_link(0, 1, alpha_us=0.1, beta_us_per_mb="0.7")
@@ -50,20 +48,20 @@ def test_decimal_costs_are_exact() -> None:
     assert (link.alpha_us, link.beta_us_per_mb) == (Fraction(1, 10), Fraction(7, 10))
 
 
-def test_links_share_a_resource(small: Topology) -> None:
+def test_links_share_a_resource(small):
     """Two links hold the NIC, each for its own time and on its own side."""
     nic = [r.name for r in small.resources].index("NIC")
     held = [(h.link, h.alpha_us, h.beta_us_per_mb, h.side) for h in small.holds if h.resource == nic]
     assert held == [(1, 0, 105, "send"), (2, 1, 100, "receive")]
 
 
-def test_a_multicast_link_has_sorted_ends(small: Topology) -> None:
+def test_a_multicast_link_has_sorted_ends(small):
     """One send of a multicast link reaches all its destinations."""
     assert (small.links[3].srcs, small.links[3].dsts) == ((2,), (1, 3))
     assert str(small.links[3]) == "2->1,3 (multicast)"
 
 
-def test_links_are_found_from_their_ends(small: Topology) -> None:
+def test_links_are_found_from_their_ends(small):
     """Links out of a rank, into a rank, and between two ranks, by index."""
     assert small.links_from == ((0, 1), (2,), (3,), ())
     assert small.links_to == ((), (0, 3), (1,), (2, 3))
@@ -71,12 +69,12 @@ def test_links_are_found_from_their_ends(small: Topology) -> None:
     assert small.links_between(1, 2) == ()
 
 
-def test_links_between_nodes_are_told_apart(small: Topology) -> None:
+def test_links_between_nodes_are_told_apart(small):
     """A link that leaves its node for any destination is between nodes."""
     assert small.internode_links == (1, 2, 3)
 
 
-def test_ranks_know_their_place_in_their_node() -> None:
+def test_ranks_know_their_place_in_their_node():
     """A local rank counts the ranks of the same node."""
     topology = TopologyBuilder("t", [0, 1, 0, 1]).build()
     assert topology.ranks_of_node == ((0, 2), (1, 3))
@@ -84,27 +82,27 @@ def test_ranks_know_their_place_in_their_node() -> None:
     assert (topology.num_ranks, topology.num_nodes) == (4, 2)
 
 
-def test_reversed_turns_links_and_sides_round(small: Topology) -> None:
+def test_reversed_turns_links_and_sides_round(small):
     """What was held from the start of a send is held until its end, and the other way round."""
     back = small.reversed()
     assert (back.links[3].srcs, back.links[3].dsts) == ((1, 3), (2,))
     assert [h.side for h in back.holds] == ["receive" if h.side == "send" else "send" for h in small.holds]
 
 
-def test_reversed_twice_is_the_same(small: Topology) -> None:
+def test_reversed_twice_is_the_same(small):
     """Turning round twice changes nothing, not even the name or the notes."""
     twice = small.reversed().reversed()
     assert twice == small
     assert (twice.name, twice.notes) == (small.name, small.notes)
 
 
-def test_plain_values_round_trip_through_json(small: Topology) -> None:
+def test_plain_values_round_trip_through_json(small):
     """What `to_dict` writes, `from_dict` reads back exactly."""
     assert Topology.from_dict(json.loads(json.dumps(small.to_dict()))) == small
 
 
 @pytest.mark.parametrize("field", ["name", "links", "holds", "switches", "node_of_rank"])
-def test_a_missing_field_is_named(small: Topology, field: str) -> None:
+def test_a_missing_field_is_named(small, field):
     """Plain values without a field are no topology."""
     data = small.to_dict()
     del data[field]
@@ -113,14 +111,14 @@ def test_a_missing_field_is_named(small: Topology, field: str) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("links", 3), ("holds", [[1, 2]]), ("resources", None)])
-def test_a_field_of_another_kind_is_refused(small: Topology, field: str, value: object) -> None:
+def test_a_field_of_another_kind_is_refused(small, field, value):
     """Plain values of the wrong kind are a format error, and not a bare Python one."""
     with pytest.raises(FormatError, match="not of its kind"):
         Topology.from_dict({**small.to_dict(), field: value})
 
 
 @pytest.mark.parametrize("value", ["1e999999999", "1e-300", "-1", "many"])
-def test_a_cost_in_plain_values_is_one_that_can_be_shown(small: Topology, value: str) -> None:
+def test_a_cost_in_plain_values_is_one_that_can_be_shown(small, value):
     """A power of ten that would fill all memory is refused before it is worked out."""
     data = small.to_dict()
     data["links"][0]["alpha_us"] = value
@@ -128,20 +126,20 @@ def test_a_cost_in_plain_values_is_one_that_can_be_shown(small: Topology, value:
         Topology.from_dict(data)
 
 
-def test_a_topology_with_no_ranks_is_refused() -> None:
+def test_a_topology_with_no_ranks_is_refused():
     """There must be a rank."""
     with pytest.raises(TopologyError, match="no ranks"):
         TopologyBuilder("t", []).build()
 
 
-def test_every_link_holds_a_resource() -> None:
+def test_every_link_holds_a_resource():
     """One that holds none could carry any number of sends at once."""
     ring = topologies.ring(3)
     with pytest.raises(TopologyError, match=r"link 0->1 holds no resource, .*; have it hold one of its own"):
         replace(ring, holds=tuple(hold for hold in ring.holds if hold.link))
 
 
-def test_node_numbers_have_no_gap() -> None:
+def test_node_numbers_have_no_gap():
     """Nodes are numbered from 0."""
     with pytest.raises(TopologyError, match=r"found node numbers \[0, 2\]"):
         TopologyBuilder("t", [0, 2]).build()
@@ -157,10 +155,10 @@ def test_node_numbers_have_no_gap() -> None:
         ((), 1, "empty end"),
     ],
 )
-def test_links_with_wrong_ends_are_refused(src: object, dst: object, message: str) -> None:
+def test_links_with_wrong_ends_are_refused(src, dst, message):
     """The ends of a link are ranks that exist, each named once."""
     builder = TopologyBuilder("t", [0, 0])
-    builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)  # type: ignore[arg-type]
+    builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
     with pytest.raises(TopologyError, match=message):
         builder.build()
 
@@ -175,13 +173,13 @@ def test_links_with_wrong_ends_are_refused(src: object, dst: object, message: st
         (float("inf"), 1, "expected a finite number"),
     ],
 )
-def test_wrong_costs_are_refused_when_a_link_is_added(alpha: object, beta: object, message: str) -> None:
+def test_wrong_costs_are_refused_when_a_link_is_added(alpha, beta, message):
     """A cost is a finite number that is not negative."""
     with pytest.raises(TopologyError, match=message):
-        TopologyBuilder("t", [0, 0]).add_link(0, 1, alpha_us=alpha, beta_us_per_mb=beta)  # type: ignore[arg-type]
+        TopologyBuilder("t", [0, 0]).add_link(0, 1, alpha_us=alpha, beta_us_per_mb=beta)
 
 
-def test_a_link_of_infinite_rate_is_refused() -> None:
+def test_a_link_of_infinite_rate_is_refused():
     """Beta is positive."""
     builder = TopologyBuilder("t", [0, 0])
     builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=0)
@@ -193,7 +191,7 @@ def test_a_link_of_infinite_rate_is_refused() -> None:
     ("alpha", "beta", "message"),
     [(0, 0, "expected a positive time"), (2, 1, "longer than the send"), (0, 2, "longer than the send")],
 )
-def test_holds_that_no_send_can_have_are_refused(alpha: int, beta: int, message: str) -> None:
+def test_holds_that_no_send_can_have_are_refused(alpha, beta, message):
     """A hold takes some time, and no longer than the send."""
     builder = TopologyBuilder("t", [0, 0])
     link = builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
@@ -202,10 +200,10 @@ def test_holds_that_no_send_can_have_are_refused(alpha: int, beta: int, message:
         builder.build()
 
 
-def _one_link(**changes: object) -> Topology:
+def _one_link(**changes):
     one = Fraction(1)
     whole = Topology("t", (0, 0), (Link((0,), (1,), one, one),), (Resource("r"),), (Hold(0, 0, one, one),))
-    return replace(whole, **changes)  # type: ignore[arg-type]
+    return replace(whole, **changes)
 
 
 @pytest.mark.parametrize(
@@ -222,13 +220,13 @@ def _one_link(**changes: object) -> Topology:
         ({"cost_model": "free"}, "expected 'physical' or 'upstream'"),
     ],
 )
-def test_what_cannot_be_a_topology_is_refused(changes: dict[str, object], message: str) -> None:
+def test_what_cannot_be_a_topology_is_refused(changes, message):
     """Checks hold however a topology is made."""
     with pytest.raises(TopologyError, match=message):
         _one_link(**changes)
 
 
-def test_it_prints_in_one_line(small: Topology) -> None:
+def test_it_prints_in_one_line(small):
     """A notebook shows name, size and profile."""
     assert repr(small) == "Topology('small', 4 ranks in 2 nodes, 4 links, profile 'mine')"
 

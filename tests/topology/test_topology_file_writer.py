@@ -1,7 +1,5 @@
 """Topologies written as files, and read again."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from dataclasses import replace
@@ -21,7 +19,7 @@ from taccl.topology.topology import Topology
 from tests.foreign import foreign_files
 
 
-def said(topology: Topology) -> dict:
+def said(topology):
     """All that a topology says, whatever the order of its resources and holds."""
     names = [resource.name for resource in topology.resources]
     return {
@@ -37,7 +35,7 @@ def said(topology: Topology) -> dict:
     }
 
 
-def again(topology: Topology, folder) -> Topology:
+def again(topology, folder):
     """The topology once it was written and read."""
     path = folder / "topology.toml"
     with warnings.catch_warnings():
@@ -62,7 +60,7 @@ TEXTS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=
 
 
 @st.composite
-def topologies(draw) -> Topology:
+def topologies(draw):
     """Any ranks in any nodes, links of any costs, and resources that some of them hold at any rates."""
     counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     ranks = range(sum(counts))

@@ -15,7 +15,6 @@ from taccl.topology.machines import dgx_a100, ndv2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from taccl.topology.topology import Topology
 
@@ -26,7 +25,7 @@ NIC = "[[resource]]\nname = 'NIC'\n"
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Load:
+def load(tmp_path):
     """Writes a text to a file and loads it."""
 
     def load_text(text: str, name: str = "mine.toml") -> Topology:
@@ -37,7 +36,7 @@ def load(tmp_path: Path) -> Load:
     return load_text
 
 
-def test_a_machine(load: Load) -> None:
+def test_a_machine(load):
     """A machine by name, with nodes, profile and a constant of one's own."""
     topology = load(
         'schema = 1\nmachine = "NDv2"\nnodes = 2\nprofile = "nominal"\nalpha_meaning = "pipelined"\n'
@@ -47,12 +46,12 @@ def test_a_machine(load: Load) -> None:
     assert topology == ndv2(2, profile="nominal", alpha_meaning="pipelined", constants=constants)
 
 
-def test_a_machine_without_rails(load: Load) -> None:
+def test_a_machine_without_rails(load):
     """Options of a machine have fields of their own."""
     assert load('schema = 1\nmachine = "dgx_a100"\nnodes = 2\nrails = false\n') == dgx_a100(2, rails=False)
 
 
-def test_a_fabric(load: Load) -> None:
+def test_a_fabric(load):
     """A fabric with a bandwidth for every axis, cut into nodes, under a name of one's own."""
     topology = load(
         'schema = 1\nname = "mine"\nfabric = "torus:4x4"\nnodes = 4\n'
@@ -64,14 +63,14 @@ def test_a_fabric(load: Load) -> None:
     assert topology.node_of_rank == same.node_of_rank
 
 
-def test_json_has_the_same_schema(load: Load) -> None:
+def test_json_has_the_same_schema(load):
     """The suffix tells JSON, and so does a leading brace."""
     text = json.dumps({"schema": 1, "machine": "ndv2", "constants": {"nvlink_alpha_us": 0.1}})
     same = ndv2(constants={"nvlink_alpha_us": "0.1"})
     assert load(text, "mine.json") == load(text, "mine.topology") == same
 
 
-def test_links_of_ones_own(load: Load) -> None:
+def test_links_of_ones_own(load):
     """Decimals are exact, fractions can be written, and the file names the topology."""
     topology = load(
         f'{LINK}alpha_us = 0.1\nbandwidth_gb_per_s = 2.5\nbidirectional = true\nname = "wire"\n'
@@ -85,7 +84,7 @@ def test_links_of_ones_own(load: Load) -> None:
     ]
 
 
-def test_lists_of_ranks_make_one_link(load: Load) -> None:
+def test_lists_of_ranks_make_one_link(load):
     """Several destinations multicast; several sources reduce on the way back."""
     topology = load(
         "schema = 1\nranks_per_node = 3\n[[link]]\nsrc = 0\ndst = [2, 1]\nbeta_us_per_mb = 1\n"
@@ -99,7 +98,7 @@ MULTICAST = "[[link]]\nsrc = 0\ndst = [1, 2]\nmulticast = true\nbeta_us_per_mb =
 SWITCH = "[[switch]]\nranks = [0, 1, 2]\nbeta_us_per_mb = 1\n"
 
 
-def held_with(topology, link: int) -> set[str]:
+def held_with(topology, link):
     """The links whose sends cannot be under way at the same time as one over a link."""
     mine = {hold.resource for hold in topology.holds_of_link[link]}
     return {topology.links[hold.link].ends for hold in topology.holds if hold.resource in mine}
@@ -143,7 +142,7 @@ def test_own_port_is_for_several_ends(load):
         ("ranks_per_node = [1, 2]\nnodes = 2", (0, 1, 1)),
     ],
 )
-def test_nodes_of_ones_own(load: Load, fields: str, nodes: tuple[int, ...]) -> None:
+def test_nodes_of_ones_own(load, fields, nodes):
     """One number for all nodes, or one for every node."""
     assert load(f"schema = 1\n{fields}\n").node_of_rank == nodes
 
@@ -157,7 +156,7 @@ def test_nodes_of_ones_own(load: Load, fields: str, nodes: tuple[int, ...]) -> N
         ("bandwidth_gb_per_s = 250\nalpha_us = 0.5", (Fraction(1, 2), 4)),
     ],
 )
-def test_resources_are_held_by_the_links_named(load: Load, cost: str, held: tuple[object, object]) -> None:
+def test_resources_are_held_by_the_links_named(load, cost, held):
     """At a cost of their own, or at the link's."""
     topology = load(
         f"{LINK}alpha_us = 2\nbeta_us_per_mb = 10\n{NIC}links = [[0, 1]]\nside = 'receive'\n{cost}\n"
@@ -167,7 +166,7 @@ def test_resources_are_held_by_the_links_named(load: Load, cost: str, held: tupl
     assert (nic.alpha_us, nic.beta_us_per_mb, nic.side) == (*held, "receive")
 
 
-def test_a_switch_with_a_rate_makes_links(load: Load) -> None:
+def test_a_switch_with_a_rate_makes_links(load):
     """All pairs, with ports, as in the machine models."""
     topology = load(
         "schema = 1\nranks_per_node = 3\n"
@@ -178,7 +177,7 @@ def test_a_switch_with_a_rate_makes_links(load: Load) -> None:
     assert topology.switches[0].links == tuple(range(6))
 
 
-def test_a_switch_without_a_rate_takes_the_links_there_are(load: Load) -> None:
+def test_a_switch_without_a_rate_takes_the_links_there_are(load):
     """The links among its ranks run through it."""
     topology = load(f"{LINK}beta_us_per_mb = 1\n[[switch]]\nranks = [0, 1]\n")
     assert topology.switches[0].links == (0,)
@@ -244,7 +243,7 @@ def test_a_switch_without_a_rate_takes_the_links_there_are(load: Load) -> None:
         ("schema = 1\nranks_per_node = 1000000000\nnodes = 1000000000", "expected at most 1000000"),
     ],
 )
-def test_mistakes_are_named_by_file_and_field(load: Load, text: str, message: str) -> None:
+def test_mistakes_are_named_by_file_and_field(load, text, message):
     """One sentence: where, found against expected."""
     with pytest.raises(TopologyError, match=message) as caught:
         load(text)
@@ -266,7 +265,7 @@ def test_mistakes_are_named_by_file_and_field(load: Load, text: str, message: st
         (b"[" * 100_000, "a.json", "nested too deeply"),
     ],
 )
-def test_what_is_no_topology_file_is_refused(tmp_path: Path, content: bytes, name: str, message: str) -> None:
+def test_what_is_no_topology_file_is_refused(tmp_path, content, name, message):
     """Empty, binary and broken files are told apart."""
     path = tmp_path / name
     path.write_bytes(content)
@@ -274,7 +273,7 @@ def test_what_is_no_topology_file_is_refused(tmp_path: Path, content: bytes, nam
         load_topology(path)
 
 
-def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+def test_a_huge_file_is_refused_unread(tmp_path):
     """No topology needs more than 64 MB."""
     path = tmp_path / "huge.toml"
     with path.open("wb") as file:
@@ -284,7 +283,7 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing.toml", "."])
-def test_a_path_to_no_file_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_path_to_no_file_is_refused(tmp_path, name):
     """A file that is missing and a folder are told apart from files."""
     with pytest.raises(FormatError, match="there is no such file|is a folder"):
         load_topology(tmp_path / name)

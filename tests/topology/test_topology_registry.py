@@ -1,7 +1,5 @@
 """Topologies by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl.errors import TopologyError
@@ -10,14 +8,14 @@ from taccl.topology.registry import fabric_names, machine_names, parse
 
 
 @pytest.mark.parametrize("name", ["dgx-a100", "DGX_A100", "dgxa100", " Dgx-A100 "])
-def test_spelling_of_machines_is_free(name: str) -> None:
+def test_spelling_of_machines_is_free(name):
     """Case, dashes and underscores do not matter."""
     assert parse(name) == machines.dgx_a100()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", machine_names())
-def test_every_machine_parses_under_its_own_name(name: str) -> None:
+def test_every_machine_parses_under_its_own_name(name):
     """A machine's name is what its topology says it is."""
     topology = parse(name, nodes=2, profile="nominal")
     assert (topology.machine, topology.num_nodes, topology.profile) == (name, 2, "nominal")
@@ -35,7 +33,7 @@ def test_every_machine_parses_under_its_own_name(name: str) -> None:
         ("star:5", fabrics.star(5)),
     ],
 )
-def test_fabrics_are_named_with_their_size(name: str, same: object) -> None:
+def test_fabrics_are_named_with_their_size(name, same):
     """The size stands behind a colon."""
     assert parse(name) == same
 
@@ -43,18 +41,18 @@ def test_fabrics_are_named_with_their_size(name: str, same: object) -> None:
 @pytest.mark.parametrize(
     "name", ["ring:8", "mesh:4x3", "torus:2x2", "hypercube:3", "fully-connected:4", "star:5"]
 )
-def test_the_name_of_a_fabric_parses_to_itself(name: str) -> None:
+def test_the_name_of_a_fabric_parses_to_itself(name):
     """A fabric's topology carries the name that makes it."""
     assert parse(name).name == name
     assert parse(name).machine in fabric_names()
 
 
-def test_a_fabric_is_cut_into_nodes() -> None:
+def test_a_fabric_is_cut_into_nodes():
     """Four nodes of a 4x4 torus have four ranks each."""
     assert parse("torus:4x4", nodes=4).ranks_of_node[1] == (4, 5, 6, 7)
 
 
-def test_keywords_are_passed_on() -> None:
+def test_keywords_are_passed_on():
     """Whatever the machine's or the fabric's function takes."""
     assert parse("dgx-h100", nodes=2, rails=False) == machines.dgx_h100(2, rails=False)
     assert parse("ring:4", bandwidth_gb_per_s=10) == fabrics.ring(4, bandwidth_gb_per_s=10)
@@ -82,7 +80,7 @@ def test_keywords_are_passed_on() -> None:
         ("torus:100000x100000", {}, "expected at most 1000000"),
     ],
 )
-def test_what_names_no_topology_is_refused(name: str, options: dict[str, object], message: str) -> None:
+def test_what_names_no_topology_is_refused(name, options, message):
     """One sentence with the known names, and the nearest."""
     with pytest.raises(TopologyError, match=message):
-        parse(name, **options)  # type: ignore[arg-type]
+        parse(name, **options)

@@ -1,7 +1,5 @@
 """The bound of a step: no schedule is below it, whichever order each rank computes in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache

@@ -1,7 +1,5 @@
 """Steps for other tools: programs with marks, and traces with what is computed."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

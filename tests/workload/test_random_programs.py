@@ -1,7 +1,5 @@
 """Random steps, transformed at random: what is accepted keeps its meaning, and what would change it is refused."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace

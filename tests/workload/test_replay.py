@@ -1,7 +1,5 @@
 """Scheduled steps carried out by their sends give what the untransformed program gives."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Steps scheduled: as close to their bound as they can be, judged, and judged wrong where they are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Steps: what they say, what they mean, how they are kept, and what is wrong with those that are none."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Network files of ASTRA-sim: building blocks, units, dimensions, and the YAML that is read."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

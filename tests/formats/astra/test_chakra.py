@@ -1,7 +1,5 @@
 """Chakra traces, decoded with protobuf's own library, and run as ASTRA-sim would."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

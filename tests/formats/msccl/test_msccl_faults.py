@@ -1,7 +1,5 @@
 """Sixty seeded faults in valid MSCCL XML, ten of each kind of slip that hangs or corrupts: all are caught."""
 
-from __future__ import annotations
-
 import random
 import re
 from functools import cache
@@ -17,7 +15,7 @@ STEP = re.compile(r'<step s="\d+" type="(\w+)".*?/>')
 
 
 @cache
-def texts() -> list[str]:
+def texts():
     """Valid files: copies and sums, in place and not, relays through scratch, several channels."""
     return [
         dump_msccl_xml(program_of(name, topology, chunks_per_rank=2, **options))
@@ -31,21 +29,21 @@ def texts() -> list[str]:
     ]
 
 
-def steps(text: str, *types: str, holding: str = "") -> list[re.Match[str]]:
+def steps(text, *types, holding=""):
     """Steps of some types that hold a text."""
     return [m for m in STEP.finditer(text) if m.group(1) in types and holding in m.group()]
 
 
-def replaced(text: str, step: re.Match[str], new: str) -> str:
+def replaced(text, step, new):
     return text[: step.start()] + new + text[step.end() :]
 
 
-def drop_send(text: str, chance: random.Random) -> str:
+def drop_send(text, chance):
     step = chance.choice(steps(text, "s"))
     return replaced(text, step, step.group().replace('type="s"', 'type="nop"'))
 
 
-def swap_receives(text: str, chance: random.Random) -> str:
+def swap_receives(text, chance):
     """The offsets of two receives that follow each other in a threadblock."""
     found = steps(text, "r", "rrc")
     pairs = [
@@ -59,12 +57,12 @@ def swap_receives(text: str, chance: random.Random) -> str:
     return replaced(text, a, _set(a.group(), "dstoff", _field(b, "dstoff")))
 
 
-def lose_hasdep(text: str, chance: random.Random) -> str:
+def lose_hasdep(text, chance):
     step = chance.choice(steps(text, "r", "rrc", "s", "cpy", holding='hasdep="1"'))
     return replaced(text, step, _set(step.group(), "hasdep", "0"))
 
 
-def wrong_offset(text: str, chance: random.Random) -> str:
+def wrong_offset(text, chance):
     """A receive into the slot next to its own."""
     found = [m for m in steps(text, "r", "rrc") if _field(m, "dstbuf") == "o"]
     step = chance.choice(found)
@@ -72,13 +70,13 @@ def wrong_offset(text: str, chance: random.Random) -> str:
     return replaced(text, step, _set(step.group(), "dstoff", str(offset - 1 if offset else 1)))
 
 
-def past_the_end(text: str, chance: random.Random) -> str:
+def past_the_end(text, chance):
     step = chance.choice(steps(text, "s", "r", "rrc"))
     side = "srcoff" if step.group(1) == "s" else "dstoff"
     return replaced(text, step, _set(step.group(), side, "4000"))
 
 
-def change_sums(text: str, chance: random.Random) -> str:
+def change_sums(text, chance):
     """A reduction that only receives, or a receive that adds; where nothing is summed, an id over 127."""
     found = steps(text, "rrc")
     if found:
@@ -88,13 +86,13 @@ def change_sums(text: str, chance: random.Random) -> str:
     return replaced(text, step, _set(_set(step.group(), "depid", "128"), "deps", "0"))
 
 
-def _field(step: re.Match[str], name: str) -> str:
+def _field(step, name):
     found = re.search(rf'{name}="([^"]*)"', step.group())
     assert found
     return found.group(1)
 
 
-def _set(step: str, name: str, value: str) -> str:
+def _set(step, name, value):
     return re.sub(rf'{name}="[^"]*"', f'{name}="{value}"', step)
 
 

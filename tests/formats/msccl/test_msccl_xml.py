@@ -1,7 +1,5 @@
 """MSCCL XML: files of others are judged, programs go out and come back, limits and rules are named."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import replace
@@ -198,7 +196,7 @@ def test_several_dependencies_become_steps_that_wait():
     assert interpret(parse_msccl_xml(text)).ok
 
 
-def many(count: int, *, wait: int | None = None) -> Program:
+def many(count, *, wait=None):
     """One rank with `count` threadblocks of one step; the first waits for one of them."""
     copy = Step("copy", Slot("input", 0), Slot("output", 0))
     first = copy if wait is None else replace(copy, depends=((wait, 0),))
@@ -206,7 +204,7 @@ def many(count: int, *, wait: int | None = None) -> Program:
     return Program("x", (RankProgram(1, 1, 0, blocks),))
 
 
-def peers(count: int) -> Program:
+def peers(count):
     """A rank that sends to `count` others over one channel, and their receives."""
     send, receive = Step("send", Slot("input", 0)), Step("receive", None, Slot("output", 0))
     root = RankProgram(1, 1, 0, tuple(Threadblock((send,), send_to=1 + i) for i in range(count)))
@@ -214,7 +212,7 @@ def peers(count: int) -> Program:
     return Program("x", (root, *others))
 
 
-def steps(count: int, *, chunks: int = 1, blocks: int = 1) -> Program:
+def steps(count, *, chunks=1, blocks=1):
     """Threadblocks of `count` copies each."""
     copy = Step("copy", Slot("input", 0), Slot("output", 0), chunks)
     return Program("x", (RankProgram(99, 99, 0, (Threadblock((copy,) * count),) * blocks),))
@@ -273,7 +271,7 @@ def test_sizes_must_be_a_range():
 
 
 @pytest.fixture(scope="module")
-def valid() -> str:
+def valid():
     """An allgather on a ring of four, with dependencies."""
     return dump_msccl_xml(program_of("allgather", "ring:4"))
 

@@ -1,7 +1,5 @@
 """The judge of MSCCL++ plans: spoiled plans are found out, each by what its fault does under the executor."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -12,13 +10,13 @@ from taccl.formats.mscclpp.plan import build_mscclpp_plan
 from tests.program.examples import program_of
 
 
-def plan_of(name: str = "allgather", **options: object) -> dict:
+def plan_of(name="allgather", **options):
     """A plan of four ranks on two nodes, or of packets within one."""
     program = program_of(name, "ring:4", chunks_per_rank=2, **options)
     return build_mscclpp_plan(program, ranks_per_node=4 if options.get("protocol") == "LL" else 2)
 
 
-def without(plan: dict, name: str) -> list[dict]:
+def without(plan, name):
     """The plan without one operation of that name, for each of rank 0."""
     spoiled = []
     for t, threadblock in enumerate(plan["gpus"][0]["threadblocks"]):

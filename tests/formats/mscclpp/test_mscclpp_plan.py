@@ -26,7 +26,7 @@ OPTIONS = [
 ]
 
 
-def ops_of(plan: dict, rank: int, threadblock: int) -> list[str]:
+def ops_of(plan, rank, threadblock):
     """The names of a threadblock's operations."""
     return [op["name"] for op in plan["gpus"][rank]["threadblocks"][threadblock]["ops"]]
 

@@ -11,15 +11,7 @@ from taccl.errors import InputError
 from taccl.formats.mscclpp.registration import registration_snippet
 
 
-def plan(
-    name: str,
-    collective: str = "allgather",
-    *,
-    in_place: bool = False,
-    least: int = 0,
-    most: int = 1000,
-    chunks: int = 1,
-):
+def plan(name, collective="allgather", *, in_place=False, least=0, most=1000, chunks=1):
     """As much of a plan as the registration looks at, for four ranks."""
     return {
         "name": name, "collective": collective, "inplace": in_place,
@@ -29,15 +21,7 @@ def plan(
 
 
 def request(
-    collective: str,
-    size: int,
-    inputs: int,
-    outputs: int,
-    *,
-    rank: int = 1,
-    world_size: int = 4,
-    dtype: str = "CppDataType.float16",
-    root: int | None = None,
+    collective, size, inputs, outputs, *, rank=1, world_size=4, dtype="CppDataType.float16", root=None
 ):
     """A call, as MSCCL++ describes it."""
     return SimpleNamespace(

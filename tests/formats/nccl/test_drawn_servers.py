@@ -1,7 +1,5 @@
 """Imports of random servers against capacities counted in the graph that each was drawn from."""
 
-from __future__ import annotations
-
 import random
 import re
 import warnings

@@ -1,7 +1,5 @@
 """NCCL topology files: trees of PCIe, NVLinks, NICs, and what each published file lacks."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """The matrix of `nvidia-smi topo -m`: NVLinks, the PCIe that cells tell of, and NICs."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """Algorithms of the published tool: judged as they stand, and timed as their order really takes."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from fractions import Fraction

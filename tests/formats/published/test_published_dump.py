@@ -1,7 +1,5 @@
 """Algorithms written for the published tool: read back, every send has the times that it had."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

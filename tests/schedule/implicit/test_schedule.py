@@ -1,7 +1,5 @@
 """Implicit schedules: what they amount to, lazily and written out. A chunk of 1000 bytes takes 2 us a hop."""
 
-from __future__ import annotations
-
 import json
 from itertools import islice
 
@@ -23,7 +21,7 @@ from taccl.topology.translations import translations_of_fabric
 COSTS = {"alpha_us": 1, "bandwidth_gb_per_s": 1}
 
 
-def ring3(collective: str = "allgather", **options: int) -> ImplicitSchedule:
+def ring3(collective="allgather", **options):
     """Three ranks: place 0's chunk goes up to 1 over class 0, and down to 2 over class 1, both at once."""
     shape = translations_of_fabric(parse_named("ring:3", **COSTS))
     pattern = Pattern.sorted([0, 0], [0, 0], [1, 2], [0, 1], [0, 0], [False, False])
