@@ -13,40 +13,30 @@ def test_spelling_does_not_matter(word):
     assert matching(word, KNOWN) == "reduce-scatter"
 
 
-def test_other_names_match_nothing():
-    """A typing error is not taken for what it is near."""
-    assert matching("allgathr", KNOWN) is None
-
-
-def test_the_nearest_is_offered():
-    """As the known name is written."""
-    assert did_you_mean("reduce-scater", KNOWN) == "; did you mean 'reduce-scatter'?"
-
-
-def test_nothing_is_offered_for_something_else():
-    """Nothing near, nothing said."""
-    assert did_you_mean("zzz", KNOWN) == ""
-
-
-def test_shown_escapes_what_a_terminal_obeys():
-    """Controls, line breaks and marks of direction become Python's escapes; letters of any script stay."""
-    assert shown("a\x1b[1m\n\u202eb \ud800 \u00e9\u4e2d") == "a\\x1b[1m\\n\\u202eb \\ud800 \u00e9\u4e2d"
-
-
-def test_shown_leaves_out_the_middle():
-    """Both ends of a long text stay."""
-    assert shown("ab" + "x" * 100 + "yz", 9) == "abx...xyz"
-
-
-def test_shown_lines_keeps_lines():
-    """Line breaks of a text of several lines are no part of a name."""
-    assert shown_lines("a\tb\nc") == "a\\tb\nc"
-
-
-def test_numbers_in_a_row_are_named_by_their_ends():
-    """Runs of two or more by the first and the last, whatever order they come in."""
-    assert in_runs([7, 1, 0, 2, 4]) == "0-2, 4, 7"
-    assert in_runs(()) == "none"
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param(matching("allgathr", KNOWN), None, id="a typing error is not taken for what it is near"),
+        pytest.param(
+            did_you_mean("reduce-scater", KNOWN), "; did you mean 'reduce-scatter'?", id="the nearest name"
+        ),
+        pytest.param(did_you_mean("zzz", KNOWN), "", id="nothing near, nothing said"),
+        pytest.param(
+            shown("a\x1b[1m\n\u202eb \ud800 \u00e9\u4e2d"),
+            "a\\x1b[1m\\n\\u202eb \\ud800 \u00e9\u4e2d",
+            id="controls and marks of direction become escapes; letters of any script stay",
+        ),
+        pytest.param(shown("ab" + "x" * 100 + "yz", 9), "abx...xyz", id="both ends of a long text stay"),
+        pytest.param(shown_lines("a\tb\nc"), "a\\tb\nc", id="line breaks of a text of several lines stay"),
+        pytest.param(
+            in_runs([7, 1, 0, 2, 4]), "0-2, 4, 7", id="numbers in a row by their ends, in any order"
+        ),
+        pytest.param(in_runs(()), "none", id="no numbers"),
+    ],
+)
+def test_names_as_text(found, expected):
+    """Names that match, are offered, and are shown."""
+    assert found == expected
 
 
 @pytest.mark.parametrize(

@@ -31,21 +31,77 @@ def test_sizes_are_whole_bytes(text, expected):
     assert parse_size(text) == expected
 
 
+_US = Fraction(1)
+
+
 @pytest.mark.parametrize(
-    "text", ["0", "-1MB", "1.5", "1.0001KB", "1 mega", "", "MB", True, None, "1e6", "nan"]
+    ("text", "expected"),
+    [
+        ("2.6us", _US * 13 / 5),
+        ("1ms", 1000),
+        ("700 ns", _US * 7 / 10),
+        ("2s", 2 * 10**6),
+        (0.3, _US * 3 / 10),
+    ],
+)
+def test_times_are_exact_microseconds(text, expected):
+    """Decimal text is read as the fraction a person means, and a float as its shortest decimal."""
+    assert parse_time_us(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("formatted", "expected"),
+    [
+        (format_count(0, "chunk"), "0 chunks"), (format_count(1, "chunk"), "1 chunk"),
+        (format_count(2, "chunk"), "2 chunks"),
+        # Decimal units with three decimals at most first, then whole binary ones, then four digits.
+        (format_size(10**6), "1MB"), (format_size(2**20), "1MiB"), (format_size(1500), "1.5KB"),
+        (format_size(999), "999B"), (format_size(3 * 2**30), "3GiB"), (format_size(2000), "2KB"),
+        (format_size(4_096_000), "4.096MB"), (format_size(1_500_000_000), "1.5GB"), (format_size(1024), "1KiB"),
+        (format_size(1_333_334), "1.333MB"), (format_size(2**62), "4294967296GiB"),
+        # At most three decimals, and no trailing zeros.
+        (format_us(Fraction(2539, 5)), "507.8 us"), (format_us(69), "69 us"), (format_us(0.0004), "0 us"),
+        # In percent of the bound; without a bound there is none.
+        (format_gap(0.0), "0.00%"), (format_gap(0.02381), "2.38%"), (format_gap(math.inf), "none proven"),
+        (format_gap(None), "none proven"),
+        # Both bandwidths of nccl-tests by their names, and nothing without a size.
+        (format_rates(17.4409, 15 / 16), "algbw 17.44 GB/s, busbw 16.35 GB/s"), (format_rates(None, 1.0), ""),
+        # Neither "the last 1" nor "the last 3 of 3".
+        (part_of("last", 2, 3, "entry", "entries"), "the last 2 of 3 entries"),
+        (part_of("last", 1, 3, "entry", "entries"), "the last of 3 entries"),
+        (part_of("last", 3, 3, "entry", "entries"), "all 3 entries"),
+        (part_of("last", 1, 1, "entry", "entries"), "the only entry"),
+    ],
+)  # fmt: skip
+def test_quantities_are_written_as_a_person_would(formatted, expected):
+    """Counts, sizes, times, gaps, rates and parts of a list."""
+    assert formatted == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0", "-1MB", "1.5", "1.0001KB", "1 mega", "", "MB", True, None, "1e6", "nan", math.inf, math.nan, -1.0],
 )
 def test_other_sizes_are_refused(text):
-    """Nothing, parts of bytes, unknown units, signs and truth values."""
+    """Nothing, parts of bytes, unknown units, signs, truth values, infinity and its like."""
     with pytest.raises(InputError, match="size"):
         parse_size(text)
 
 
-def test_units_are_listed():
-    """A unit that is none: the message has those that are."""
-    with pytest.raises(
-        InputError, match=r"found '1ZB'.*units are B, KB, MB, GB, TB .*and KiB, MiB, GiB, TiB"
-    ):
-        parse_size("1ZB")
+@pytest.mark.parametrize(
+    ("read", "text", "message"),
+    [
+        (parse_size, "1ZB", r"found '1ZB'.*units are B, KB, MB, GB, TB .*and KiB, MiB, GiB, TiB"),
+        *((parse_time_us, text, None) for text in ("2 minutes", "", "-1us", True, -0.5)),
+        (parse_time_us, "9" * 5000 + "us", "at most 400 digits"),
+        *((exact, number, None) for number in ("one", math.nan, math.inf, "1/0", True, -1)),
+    ],
+    ids=range(13),
+)
+def test_other_times_and_costs_are_refused(read, text, message):
+    """Unknown units, negative and infinite times; units that there are, and limits, are said."""
+    with pytest.raises(InputError, match=message):
+        read(text)
 
 
 @pytest.mark.parametrize(
@@ -65,87 +121,6 @@ def test_sizes_beyond_64_bits_are_refused(size):
     assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize(("number", "text"), [(0, "0 chunks"), (1, "1 chunk"), (2, "2 chunks")])
-def test_counts_have_plurals(number, text):
-    """One chunk, and several chunks."""
-    assert format_count(number, "chunk") == text
-
-
-@pytest.mark.parametrize("number", [float("inf"), float("nan"), -1.0])
-def test_odd_floats_are_no_sizes(number):
-    """Infinity and its like are refused with a word, not with a crash."""
-    with pytest.raises(InputError):
-        parse_size(number)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("2.6us", Fraction(13, 5)),
-        ("1ms", 1000),
-        ("700 ns", Fraction(7, 10)),
-        ("2s", 2 * 10**6),
-        (0.3, Fraction(3, 10)),
-    ],
-)
-def test_times_are_exact_microseconds(text, expected):
-    """Decimal text is read as the fraction a person means."""
-    assert parse_time_us(text) == expected
-
-
-@pytest.mark.parametrize("text", ["2 minutes", "", "-1us", True, -0.5])
-def test_other_times_are_refused(text):
-    """Unknown units and negative times."""
-    with pytest.raises(InputError):
-        parse_time_us(text)
-
-
-def test_a_float_is_its_shortest_decimal():
-    """0.1 is one tenth, not the nearest binary fraction."""
-    assert exact(0.1) == Fraction(1, 10)
-
-
-@pytest.mark.parametrize("number", ["one", float("nan"), float("inf"), "1/0", True, -1])
-def test_costs_are_finite_and_not_negative(number):
-    """Everything else is refused."""
-    with pytest.raises(InputError):
-        exact(number)
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [
-        (10**6, "1MB"), (2**20, "1MiB"), (1500, "1.5KB"), (999, "999B"), (3 * 2**30, "3GiB"), (2000, "2KB"),
-        (4_096_000, "4.096MB"), (1_500_000_000, "1.5GB"), (1024, "1KiB"), (1_333_334, "1.333MB"), (2**62, "4294967296GiB"),
-    ],
-)  # fmt: skip
-def test_sizes_are_written_as_a_person_would(size, expected):
-    """Decimal units with three decimals at most first, then whole binary ones, then four digits."""
-    assert format_size(size) == expected
-
-
-@pytest.mark.parametrize(
-    ("number", "total", "expected"),
-    [
-        (2, 3, "the last 2 of 3 entries"),
-        (1, 3, "the last of 3 entries"),
-        (3, 3, "all 3 entries"),
-        (1, 1, "the only entry"),
-    ],
-)
-def test_parts_are_named_without_needless_numbers(number, total, expected):
-    """Neither "the last 1" nor "the last 3 of 3"."""
-    assert part_of("last", number, total, "entry", "entries") == expected
-
-
-@pytest.mark.parametrize(
-    ("time", "expected"), [(Fraction(2539, 5), "507.8 us"), (69, "69 us"), (0.0004, "0 us")]
-)
-def test_times_are_written_without_trailing_zeros(time, expected):
-    """At most three decimals."""
-    assert format_us(time) == expected
-
-
 @pytest.mark.parametrize("number", ["1e99999999", "1E-99999999", 10**400, "9" * 5000, 10**5000], ids=range(5))
 def test_endless_numbers_are_refused_at_once(number):
     """The refusal comes before an integer of millions of digits is made, with a short message."""
@@ -162,27 +137,6 @@ def test_what_floats_cannot_show_is_refused(number):
     assert exact("1e99") == 10**99
     assert exact("1e-99") == Fraction(1, 10**99)
     assert exact("0") == 0
-
-
-def test_endless_times_are_refused():
-    """Digits that Python would not read."""
-    with pytest.raises(InputError, match="at most 400 digits"):
-        parse_time_us("9" * 5000 + "us")
-
-
-@pytest.mark.parametrize(
-    ("gap", "expected"),
-    [(0.0, "0.00%"), (0.02381, "2.38%"), (math.inf, "none proven"), (None, "none proven")],
-)
-def test_gap_as_text(gap, expected):
-    """A gap in percent of the bound; without a bound there is none."""
-    assert format_gap(gap) == expected
-
-
-def test_rates_say_which_they_are():
-    """Both bandwidths of nccl-tests by their names, and nothing without a size."""
-    assert format_rates(17.4409, 15 / 16) == "algbw 17.44 GB/s, busbw 16.35 GB/s"
-    assert format_rates(None, 1.0) == ""
 
 
 @pytest.mark.parametrize("size", ["5Mb", "5 Gb", "1Kib", "2Tb"])
