@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import checked_as
 from taccl.errors import TopologyError
-from taccl.topology.builder import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder, from_networkx
 from taccl.topology.fabrics import fully_connected, hypercube, mesh, multidim, ring, star, torus
-from taccl.topology.graphs import from_networkx
 from taccl.topology.in_network import InNetwork
 from taccl.topology.machines import (
     b200,

@@ -14,6 +14,7 @@ _MOVED = {
     "taccl.collective": "taccl.problem.collective",
     "taccl.collectives": "taccl.problem.collectives",
     "taccl.costs": "taccl.problem.costs",
+    "taccl.topology.graphs": "taccl.topology.builder",
     "taccl.units": "taccl._internal.units",
 }
 

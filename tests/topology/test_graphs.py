@@ -6,7 +6,7 @@ import networkx as nx
 import pytest
 
 from taccl.errors import TopologyError
-from taccl.topology.graphs import from_networkx
+from taccl.topology.builder import from_networkx
 
 
 def test_an_undirected_edge_is_a_link_each_way():

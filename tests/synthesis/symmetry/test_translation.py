@@ -24,8 +24,8 @@ from taccl.errors import InputError, TopologyError
 from taccl.problem.problem import make_problem
 from taccl.synthesis.symmetry.implicit import find_translations, implicit_translations, synthesize_implicit
 from taccl.synthesis.symmetry.translation import memory_needed, translate
-from taccl.topology import graphs, transform
-from taccl.topology.builder import TopologyBuilder
+from taccl.topology import transform
+from taccl.topology.builder import TopologyBuilder, from_networkx
 from taccl.topology.named import as_named, parse_named
 from taccl.topology.regular import CyclicProduct, PermutationGroup
 from taccl.topology.translations import along_ring, translations_of_topology
@@ -172,7 +172,7 @@ def test_circulant_graphs_are_found():
     graph = networkx.circulant_graph(13, [1, 5])
     for _, _, data in graph.edges(data=True):
         data.update(bandwidth_gb_per_s=50, alpha_us=0.5)
-    result = synthesize_implicit(graphs.from_networkx(graph, name="circulant"))
+    result = synthesize_implicit(from_networkx(graph, name="circulant"))
     check(result)
     assert result.finish_us == 3 * 20.5
 
@@ -202,7 +202,7 @@ def test_alltoall_wants_links_along_the_axes():
     for _, _, data in graph.edges(data=True):
         data.update(bandwidth_gb_per_s=50, alpha_us=0.5)
     with pytest.raises(TopologyError, match="along the axes"):
-        synthesize_implicit(graphs.from_networkx(graph, name="twos"), "alltoall")
+        synthesize_implicit(from_networkx(graph, name="twos"), "alltoall")
 
 
 def test_a_broken_torus_has_no_translations():
