@@ -10,10 +10,18 @@ from typing import Any
 
 #: {earlier name of a module: its name}.
 _MOVED = {
+    "taccl.aggregation.layers": "taccl.aggregation.shards",
     "taccl.clauses": "taccl.problem.clauses",
+    "taccl.cli.implicit": "taccl.cli.verbs.synthesize",
     "taccl.collective": "taccl.problem.collective",
     "taccl.collectives": "taccl.problem.collectives",
     "taccl.costs": "taccl.problem.costs",
+    "taccl.formats.msccl.limits": "taccl.program.runtimes",
+    "taccl.formats.published.collective": "taccl.formats.published.fields",
+    "taccl.formats.published.topology": "taccl.formats.published.fields",
+    "taccl.formats.runtimes": "taccl.program.runtimes",
+    "taccl.measure.mismatch": "taccl.measure.machine",
+    "taccl.measure.ranges": "taccl.measure.estimate",
     "taccl.topology.graphs": "taccl.topology.builder",
     "taccl.units": "taccl._internal.units",
 }

@@ -31,7 +31,10 @@ from taccl.explore.compare import loaded, name_of
 from taccl.explore.plan_files import check_lowering, runnable
 from taccl.explore.plan_ranges import Plan, PlanRange
 from taccl.explore.plan_runtimes import check_collective, serving_counts, under_protocols_of
-from taccl.formats.runtimes import (
+from taccl.problem.collective import Collective
+from taccl.problem.problem import Problem, make_problem
+from taccl.program.program import Program
+from taccl.program.runtimes import (
     IN_BOTH_PLACES,
     RUNTIMES,
     USUALLY_IN_PLACE,
@@ -39,9 +42,6 @@ from taccl.formats.runtimes import (
     runtime_named,
     usual_runtimes,
 )
-from taccl.problem.collective import Collective
-from taccl.problem.problem import Problem, make_problem
-from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.apply import apply
 from taccl.sketch.sketch import Sketch

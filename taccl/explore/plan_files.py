@@ -31,12 +31,12 @@ from taccl.formats.msccl.xml import dump_msccl_xml
 from taccl.formats.mscclpp.plan import build_mscclpp_plan
 from taccl.formats.mscclpp.registration import registration_snippet, unit_bytes
 from taccl.formats.native import save
-from taccl.formats.runtimes import RUNTIMES, Runtime
 from taccl.problem.collectives import allgather
 from taccl.problem.problem import make_problem
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
 from taccl.program.program import Program
+from taccl.program.runtimes import RUNTIMES, Runtime
 from taccl.program.split import split_threadblocks
 from taccl.schedule.schedule import Schedule
 from taccl.topology.registry import parse

@@ -1,6 +1,6 @@
 """A plan for runtimes: protocols that compete, how a shell tells of its files, and sizes that they serve.
 
-Variables and folders are those that the sources named in `taccl.formats.runtimes` read.
+Variables and folders are those that the sources named in `taccl.program.runtimes` read.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from taccl.errors import InputError
 from taccl.formats.msccl.xml import unseen_root
 from taccl.formats.mscclpp.plan import why_no_packets
 from taccl.formats.program_kind import kind_of, serves_powers_of_two
-from taccl.formats.runtimes import Runtime
 from taccl.problem.collective import Collective
+from taccl.program.runtimes import Runtime
 from taccl.topology.topology import Topology
 
 if TYPE_CHECKING:

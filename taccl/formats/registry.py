@@ -17,9 +17,9 @@ from taccl._internal.reading import kinds_of, parse_json, read_text
 from taccl.errors import FormatError, InputError, LossyConversionWarning, TopologyError, warn
 from taccl.formats.files import check_writable, write_all
 from taccl.formats.program_kind import note_of_multiples
-from taccl.formats.runtimes import USUALLY_IN_PLACE
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
 from taccl.program.program import Program
+from taccl.program.runtimes import USUALLY_IN_PLACE
 from taccl.sketch.upstream import load_upstream_topology
 from taccl.topology.files import load_topology as load_own_topology
 from taccl.topology.topology import Topology

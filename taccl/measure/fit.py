@@ -14,8 +14,7 @@ from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
 from taccl.measure.estimate import Estimate, Observed, estimate, refit, shows_latency
 from taccl.measure.logs import joined, read_log
-from taccl.measure.machine import find_machine
-from taccl.measure.mismatch import mismatches
+from taccl.measure.machine import find_machine, mismatches
 from taccl.measure.model import COLLECTIVES, Parameter, priors, terms_of, times_us
 from taccl.measure.series import Series
 

@@ -8,14 +8,12 @@ from math import ceil, log2
 
 from taccl._internal.arguments import Count, checked
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
+from taccl.program.runtimes import MAX_DEPENDED_ID, MAX_ELEMENTS, RUNTIMES
 from taccl.program.split import weight
-from taccl.topology.tuning import CHANNEL_GB_PER_S, MAX_CHANNELS
+from taccl.topology.tuning import CHANNEL_GB_PER_S
 
 #: Min bytes of a part of a chunk; smaller parts are latency-bound. Own choice.
 _LEAST_PART_BYTES = 1024
-#: Limits of the runtimes. MSCCL: steps of a threadblock, elements of a rank, and threadblocks that steps may
-#: depend on. MSCCL++: threadblocks of a rank.
-MAX_STEPS, MAX_ELEMENTS, MAX_DEPENDED, MAX_THREADBLOCKS = 256, 4095, 128, 80
 
 
 def choose_instances(program: Program, *, gb_per_s: float, chunk_bytes: int) -> tuple[int, str]:
@@ -26,19 +24,22 @@ def choose_instances(program: Program, *, gb_per_s: float, chunk_bytes: int) -> 
     - `gb_per_s`: Bandwidth of the program's fastest link in GB/s; one instance uses one channel of it.
     - `chunk_bytes`: Size of the smallest chunk in bytes.
     """
+    msccl, mscclpp = RUNTIMES["msccl"], RUNTIMES["mscclpp"]
     needed = 2 ** ceil(log2(max(gb_per_s / CHANNEL_GB_PER_S, 1)))
     threadblocks = [tb for rank in program.ranks for tb in rank.threadblocks]
     lengths = [[_length(tb) for tb in rank.threadblocks] for rank in program.ranks]
-    pieces = ceil(max(map(max, filter(None, lengths)), default=1) / MAX_STEPS)  # of the longest when split
+    longest = max(map(max, filter(None, lengths)), default=1)
+    pieces = ceil(longest / msccl.max_steps)  # when split
     elements = max(sum(own) + len(own) for own in lengths)
     depended = max((t for tb in threadblocks for step in tb.steps for t, _ in step.depends), default=0)
+    awaited = MAX_DEPENDED_ID + 1
     limits = {
         f"parts of chunks have {_LEAST_PART_BYTES} bytes": chunk_bytes // _LEAST_PART_BYTES,
-        f"MSCCL has {MAX_CHANNELS} channels": MAX_CHANNELS // (program.num_channels * pieces),
+        f"MSCCL has {msccl.max_channels} channels": msccl.max_channels // (program.num_channels * pieces),
         f"MSCCL has {MAX_ELEMENTS} elements a rank": (MAX_ELEMENTS - program.num_ranks) // max(elements, 1),
-        f"steps of MSCCL wait for {MAX_DEPENDED} threadblocks": MAX_DEPENDED // (depended + 1),
-        f"MSCCL++ runs {MAX_THREADBLOCKS} threadblocks a rank": (
-            MAX_THREADBLOCKS // max(program.max_threadblocks * pieces, 1)
+        f"steps of MSCCL wait for {awaited} threadblocks": awaited // (depended + 1),
+        f"MSCCL++ runs {mscclpp.max_threadblocks} threadblocks a rank": (
+            mscclpp.max_threadblocks // max(program.max_threadblocks * pieces, 1)
         ),
     }
     why, least = min(limits.items(), key=lambda limit: limit[1])

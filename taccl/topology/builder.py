@@ -1,4 +1,4 @@
-"""TopologyBuilder: links, resources and holds, collected one by one into a topology; networkx graphs likewise."""
+"""TopologyBuilder: links, resources and holds, collected one by one; topologies of networkx graphs."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from taccl.explore.plan_files import save_plan
 from taccl.explore.plan_runtimes import ServedSizes, coverage_text, serving_counts
 from taccl.formats.mscclpp.executor import verify_plan
 from taccl.formats.mscclpp.registration import unit_bytes
-from taccl.formats.runtimes import RUNTIMES, runtime_named, usual_runtimes
+from taccl.program.runtimes import RUNTIMES, runtime_named, usual_runtimes
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.topology.registry import parse
 from tests.effort import brief_plan

@@ -5,9 +5,8 @@ import pytest
 
 import taccl
 from taccl.errors import FormatError, InputError
-from taccl.measure.estimate import Observed, estimate
+from taccl.measure.estimate import Observed, estimate, lines
 from taccl.measure.model import PARAMETERS, priors, terms_of, times_us
-from taccl.measure.ranges import lines
 from taccl.measure.series import Series
 from tests.measure.logs import table
 

@@ -4,11 +4,8 @@ import pytest
 
 import taccl
 from taccl._internal.units import parse_size
-from taccl.formats.msccl import limits as msccl
 from taccl.formats.msccl.xml import dump_msccl_xml
 from taccl.formats.mscclpp.plan import build_mscclpp_plan
-from taccl.formats.runtimes import RUNTIMES
-from taccl.program import replicate as limits
 from taccl.program.interpret import interpret
 from taccl.program.program import Slot
 from taccl.program.replicate import replicate
@@ -82,11 +79,3 @@ def test_threadblocks_limit_instances():
     assert program.max_threadblocks <= 80 < 2 * program.max_threadblocks
     assert "MSCCL++ runs 80 threadblocks a rank" in program.notes[0]
     build_mscclpp_plan(program)
-
-
-def test_limits_are_those_of_the_formats():
-    """Limits assumed of both runtimes are those that their formats enforce."""
-    runtime = RUNTIMES["msccl"]
-    assert (runtime.max_channels, runtime.max_steps) == (limits.MAX_CHANNELS, limits.MAX_STEPS)
-    assert (limits.MAX_ELEMENTS, limits.MAX_DEPENDED) == (msccl.MAX_ELEMENTS, msccl.MAX_DEPENDED_ID + 1)
-    assert build_mscclpp_plan.__wrapped__.__kwdefaults__["max_threadblocks"] == limits.MAX_THREADBLOCKS

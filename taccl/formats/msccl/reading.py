@@ -16,14 +16,21 @@ from collections.abc import Sequence
 from taccl._internal.arguments import checked
 from taccl._internal.reading import read_text
 from taccl.errors import FormatError
-from taccl.formats.msccl import limits
 from taccl.formats.program_kind import ProgramKind, collective_of
-from taccl.formats.runtimes import RUNTIMES, Runtime
 from taccl.formats.xml_elements import XmlElement, parse_xml
 from taccl.problem.collective import Collective
 from taccl.program.checks import check_ends, check_steps
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, RankProgram, Slot, Step, Threadblock
 from taccl.program.queues import NO_LIMIT
+from taccl.program.runtimes import (
+    MAX_ATTRIBUTES,
+    MAX_COUNT,
+    MAX_NAME,
+    MAX_VALUE,
+    RUNTIMES,
+    Runtime,
+    excesses,
+)
 
 #: Types of steps.
 TYPES = {
@@ -109,8 +116,8 @@ class _File:
     def program(self, collective: Collective | None, root: int | None) -> Program:
         algo = self.algo
         name = self._text(algo, "name")
-        if len(name) > limits.MAX_NAME:
-            raise algo.error(f"name has {len(name)} characters; expected at most {limits.MAX_NAME}")
+        if len(name) > MAX_NAME:
+            raise algo.error(f"name has {len(name)} characters; expected at most {MAX_NAME}")
         least = self._number(algo, "minBytes", 0, 2**63 - 1, default=0)
         # RCCL and the MSCCL executor read 0 as no limit; MSCCL itself accepts it with minBytes 0 alone.
         most = self._number(algo, "maxBytes", 0, NO_LIMIT, default=2**27) or NO_LIMIT
@@ -153,7 +160,7 @@ class _File:
         for fault in (*check_steps(program), *check_ends(program)):
             place = fault.steps[-1]
             raise self.elements.get(place, self.elements[place[:2]]).error(fault.message)
-        for excess in limits.excesses(program, _LARGEST):
+        for excess in excesses(program, _LARGEST):
             raise self.elements[excess.where].error(f"MSCCL XML {excess.message}")
         for address, step in program.steps():
             for t, s in step.depends:
@@ -221,7 +228,7 @@ class _File:
             return Step("nop", depends=depends)
         src, dst = self._slot(step, "src"), self._slot(step, "dst")
         needs, gives = (tuple(step.attributes.get(name, "").split()) for name in ("needs", "gives"))
-        count = self._number(step, "cnt", 1, limits.MAX_COUNT)
+        count = self._number(step, "cnt", 1, MAX_COUNT)
         read, written = (src if parts.reads else None), (dst if parts.writes else None)
         return Step(operation, read, written, count, depends, needs, gives)
 
@@ -230,15 +237,15 @@ class _File:
         return Slot(_BUFFERS[buffer], self._number(step, f"{side}off", -(2**20), 2**20))
 
     def _text(self, element: XmlElement, name: str) -> str:
-        if len(element.attributes) > limits.MAX_ATTRIBUTES:
+        if len(element.attributes) > MAX_ATTRIBUTES:
             raise element.error(
-                f"found {len(element.attributes)} attributes; expected at most {limits.MAX_ATTRIBUTES}"
+                f"found {len(element.attributes)} attributes; expected at most {MAX_ATTRIBUTES}"
             )
         value = element.attributes.get(name)
         if value is None:
             raise element.error(f"has no {name}; add it")
-        if len(value) > limits.MAX_VALUE:
-            raise element.error(f"{name} has {len(value)} characters; expected at most {limits.MAX_VALUE}")
+        if len(value) > MAX_VALUE:
+            raise element.error(f"{name} has {len(value)} characters; expected at most {MAX_VALUE}")
         return value
 
     def _number(

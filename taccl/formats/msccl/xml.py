@@ -13,13 +13,11 @@ from itertools import accumulate
 
 from taccl._internal.arguments import Bytes, Natural, checked
 from taccl.errors import ExportError, LossyConversionWarning, warn
-from taccl.formats.msccl import limits
-from taccl.formats.msccl.limits import excesses
 from taccl.formats.msccl.reading import TYPES, load_msccl_xml, parse_msccl_xml
 from taccl.formats.program_kind import kind_of, sizes_of, warn_of_split
-from taccl.formats.runtimes import runtime_named
 from taccl.program.checks import parcels_of
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress
+from taccl.program.runtimes import MAX_NAME, excesses, runtime_named
 from taccl.program.split import split_threadblocks, weight
 
 __all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]
@@ -49,7 +47,7 @@ def dump_msccl_xml(
       with its own channel (`taccl.program.split`). Default: split if needed, with a warning.
     - `name`: Name of the program in the file, by default the program's. Characters other than letters,
       digits, ``_``, ``.`` and ``-`` become ``-``.
-    - `runtime`: Runtime that reads the file, one of `taccl.formats.runtimes.RUNTIMES`; its limits and names
+    - `runtime`: Runtime that reads the file, one of `taccl.program.runtimes.RUNTIMES`; its limits and names
       apply.
     """
     reader = runtime_named(runtime, xml=True)
@@ -71,7 +69,7 @@ def dump_msccl_xml(
     sources, targets = _mirrored(program)
     scratch = program.scratch_chunks
     attributes: dict[str, object] = {
-        "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", name or program.name)[: limits.MAX_NAME],
+        "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", name or program.name)[:MAX_NAME],
         "proto": program.protocol,
         "nchannels": program.num_channels,
         "nchunksperloop": kind.size,

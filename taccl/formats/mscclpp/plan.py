@@ -36,6 +36,7 @@ from taccl.formats.program_kind import ProgramKind, kind_of, sizes_of, warn_of_s
 from taccl.problem.collective import Collective
 from taccl.program.checks import queue_ends
 from taccl.program.program import Program
+from taccl.program.runtimes import RUNTIMES
 
 #: {collective: MSCCL++'s name}.
 COLLECTIVES = {
@@ -59,7 +60,7 @@ def dump_mscclpp_plan(
     max_bytes: Bytes | Natural | None = None,
     ranks_per_node: Count | None = None,
     num_threads_per_block: Count = 1024,
-    max_threadblocks: Count = 80,
+    max_threadblocks: Count = RUNTIMES["mscclpp"].max_threadblocks,
     split: bool | None = None,
     name: str = "",
 ) -> dict[Path, str]:
@@ -96,7 +97,7 @@ def build_mscclpp_plan(
     max_bytes: Bytes | Natural | None = None,
     ranks_per_node: Count | None = None,
     num_threads_per_block: Count = 1024,
-    max_threadblocks: Count = 80,
+    max_threadblocks: Count = RUNTIMES["mscclpp"].max_threadblocks,
     split: bool | None = None,
     name: str = "",
 ) -> dict[str, Any]:

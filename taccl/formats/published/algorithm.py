@@ -31,9 +31,13 @@ from taccl._internal.reading import parse_json, read_text, reads
 from taccl._internal.units import BYTES_PER_MB, exact, parse_size
 from taccl.analysis.verification.verify import verify
 from taccl.errors import FormatError, InputError
-from taccl.formats.published.collective import collective_of
-from taccl.formats.published.fields import REMEDY, AlgorithmFile, algorithm_file
-from taccl.formats.published.topology import build_topology
+from taccl.formats.published.fields import (
+    REMEDY,
+    AlgorithmFile,
+    algorithm_file,
+    build_topology,
+    collective_of,
+)
 from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times

@@ -32,8 +32,7 @@ from taccl._internal.units import exact, format_count, format_size
 from taccl.analysis.verification.verify import verify
 from taccl.errors import ExportError, InputError, LossyConversionWarning, warn
 from taccl.formats.published.algorithm import read_algorithm, shift_of_second_half
-from taccl.formats.published.collective import KINDS
-from taccl.formats.published.topology import MACHINES
+from taccl.formats.published.fields import KINDS, MACHINES
 from taccl.problem.problem import Clauses, Problem
 from taccl.schedule.schedule import Schedule
 

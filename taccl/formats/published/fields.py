@@ -1,18 +1,35 @@
-"""Fields of an upstream algorithm file, with checks of their types; `algorithm` interprets them.
+"""Upstream algorithm files: fields, with checks of their types, and the topology and collective behind them.
 
 The published TACCL tool writes nested objects, each marked by a field ``sccl_type``. Matrices are indexed
-[destination][source], and costs are for one chunk.
+[destination][source]. Costs are for one chunk, as the published tool used them: whole units for a send inside
+a node, separate planes of a switch, and NICs already divided among the links between nodes.
+`taccl.sketch.upstream` makes the same links and ports from the same sketch and topology file.
+
+Chunks with the same address are contributions to one sum. The tool's own allreduce is an exception: its sends
+name chunks by number, and all of these share a few addresses.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import permutations
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from taccl._internal.arguments import quoted
+from taccl._internal.units import BYTES_PER_MB, exact
 from taccl._internal.validation import Cost, validated
-from taccl.errors import FormatError
+from taccl.errors import FormatError, InputError
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.collectives import ROOTED, make
+from taccl.sketch.upstream import Edge, edges_across, edges_inside, planes_between, wired
+from taccl.topology.parts import check_num_links
+from taccl.topology.topology import Topology
 
 REMEDY = "write the file anew with the tool that made it"
 
@@ -20,6 +37,19 @@ REMEDY = "write the file anew with the tool that made it"
 _Index = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 _Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 _Tenths = Annotated[int, Field(strict=True, ge=0, le=10**15)]
+
+#: Name of a topology: kind of machine, name of the topology file, and often the number of ranks per node.
+_NAME = re.compile(r"^(NDv2|DGX2|HubAndSpoke|Custom)-(.+?)(?:-\(n=\d+\))?$")
+MACHINES = {"NDv2": "ndv2", "DGX2": "dgx2"}
+
+_LONGEST_NAME = 200
+
+#: {the tool's name of a collective: (our name, power)}; n ranks have n ** power chunks, or a multiple.
+KINDS = {
+    "Allgather": ("allgather", 1), "Alltoall": ("alltoall", 2), "Broadcast": ("broadcast", 0),
+    "Scatter": ("scatter", 1), "Gather": ("gather", 1), "Allreduce": ("allreduce", 1),
+    "Reduce": ("reduce", 0), "ReduceScatter": ("reduce-scatter", 1),
+}  # fmt: skip
 
 
 class _FileObject(BaseModel):
@@ -152,3 +182,136 @@ def algorithm_file(data: dict[str, Any], *, where: str) -> AlgorithmFile:
     file = validated(AlgorithmFile, data, source=where, error=FormatError, remedy=f"; {REMEDY}")
     file._source = where
     return file
+
+
+def build_topology(
+    file: AlgorithmFile, chunk_bytes: int, time_unit_us: Fraction, *, reducing: bool
+) -> Topology:
+    """Topology with the links inside and between nodes, and the ports that serialise them.
+
+    - `chunk_bytes`: Size in bytes of the chunk that the file's costs are for.
+    - `time_unit_us`: Microseconds in the file's unit of time.
+    - `reducing`: True if some sends reduce. The tool reduces over reversed links, so links without a reverse
+      link get one.
+    """
+    fields = file.topology
+    per_mb = time_unit_us * BYTES_PER_MB / chunk_bytes
+    match = _NAME.match(fields.name)
+    kind, name = (match[1], match[2]) if match else ("", fields.name)
+    ranks, connections = range(fields.ngpus_per_node), (fields.internode_conn or {}).items()
+    pairs = [
+        (src, dst, fields.node_links[dst][src], fields.node_invbws[dst][src] * per_mb)
+        for src, dst in permutations(ranks, 2) if fields.node_links[dst][src]
+    ]  # fmt: skip
+    num_links = sum(parallel for _, _, parallel, _ in pairs) * fields.copies
+    num_links += sum(len(receivers) for _, receivers in connections) * fields.copies * (fields.copies - 1)
+    # Equal switches are planes of one switch.
+    switches = Counter(frozenset(ranks) for ranks in fields.local_switches).items()
+    try:
+        check_num_links(num_links * (2 if reducing else 1), where="node_links")
+        inside = edges_inside(pairs, planes_between(switches, where=lambda _: "local_switches"))
+        across: list[Edge] = []
+        if fields.copies > 1:
+            alpha_us, beta = (
+                exact(getattr(fields, name), where=name) for name in ("remote_alpha", "remote_beta")
+            )
+            joined = [(int(sender), receiver) for sender, receivers in connections for receiver in receivers]
+            across = edges_across(
+                joined, fields.copies, fields.ngpus_per_node, alpha_us * time_unit_us, beta * per_mb
+            )
+        if reducing:
+            inside += _turned_round(inside)
+            across += _turned_round(across)
+        return wired(
+            name, MACHINES.get(kind, ""), nodes=fields.copies, size=fields.ngpus_per_node, inside=inside,
+            across=across,
+        )  # fmt: skip
+    except InputError as error:
+        raise FormatError(f"{error}; {REMEDY}", where=f"{file.where}: topology") from None
+
+
+def _turned_round(edges: list[Edge]) -> list[Edge]:
+    """Reversed links to add, where the opposite direction has fewer links."""
+    there: Counter[tuple[int, int]] = Counter((edge.src, edge.dst) for edge in edges)
+    seen: Counter[tuple[int, int]] = Counter()
+    turned = []
+    for edge in edges:
+        seen[edge.src, edge.dst] += 1
+        if seen[edge.src, edge.dst] > there[edge.dst, edge.src]:
+            turned.append(edge._replace(src=edge.dst, dst=edge.src))
+    return turned
+
+
+def collective_of(file: AlgorithmFile) -> tuple[dict[int, int], Collective, list[str]]:
+    """{number that sends use: chunk}, the collective, and notes for the user."""
+    chunks = file.collective.chunks
+    by_address: dict[int, list[ChunkFields]] = defaultdict(list)
+    for each in chunks:
+        by_address[each.addr].append(each)
+    numbered = {address: index for index, address in enumerate(by_address)}
+    if len(by_address) == len(chunks):
+        alone = [Chunk(tuple(sorted(each.pre)), tuple(sorted(each.post))) for each in chunks]
+        return numbered, _named(file, alone, combining=False), []
+    sends = [send for _, send in file.sends]
+    numbers = {send.chunk for send in sends}
+    if numbers.issubset(by_address) or not any(send.operation for send in sends):
+        sums = [_sum(file, address, parts) for address, parts in by_address.items()]
+        return numbered, _named(file, sums, combining=True), []
+    # The tool's own allreduce: sends name chunks by number. Each is a piece of every rank's data, and is
+    # summed at the rank where the file lets it start.
+    everyone = tuple(range(file.num_ranks))
+    pieces = []
+    for index, each in enumerate(chunks):
+        if len(each.pre) != 1 or not each.post:
+            raise FormatError(
+                f"found {len(each.pre)} ranks where it starts and {len(each.post)} where it ends; expected "
+                f"one rank, at which it is summed, and at least one; {REMEDY}",
+                where=f"{file.where}: collective.chunks[{index}]",
+            )
+        pieces.append(Chunk(everyone, tuple(sorted(each.post)), each.pre[0]))
+    note = (
+        f"{file.where}: sends name {len(numbers)} chunks, but the buffers hold {len(by_address)}; the chunks "
+        "are taken as pieces of every rank's data, and the buffer maps are set aside"
+    )
+    return {index: index for index in range(len(pieces))}, _named(file, pieces, combining=True), [note]
+
+
+def _sum(file: AlgorithmFile, address: int, parts: Sequence[ChunkFields]) -> Chunk:
+    """The chunk that is the sum of the contributions to one address; its root is the first destination."""
+    origins = sorted(rank for each in parts for rank in each.pre)
+    destinations = sorted(parts[0].post)
+    if (
+        any(sorted(each.post) != destinations for each in parts)
+        or len(set(origins)) < len(origins)
+        or not destinations
+    ):
+        raise FormatError(
+            f"address {address}: found contributions that end at different ranks, come twice from one, or "
+            "end nowhere; expected one sum that the same ranks ask for; others (scan) are not read",
+            where=f"{file.where}: collective.chunks",
+        )
+    return Chunk(tuple(origins), tuple(destinations), destinations[0])
+
+
+def _named(file: AlgorithmFile, chunks: list[Chunk], *, combining: bool) -> Collective:
+    """The collective of these chunks, with our name for it if the chunks match that collective."""
+    stated = file.collective.name
+    collective = Collective(stated[:_LONGEST_NAME], file.num_ranks, tuple(chunks), combining)
+    name = stated.partition("(")[0]
+    if name not in KINDS:
+        return collective
+    kind, fewest = KINDS[name][0], file.num_ranks ** KINDS[name][1]
+    per_rank, rest = divmod(len(chunks), fewest)
+    ends = chunks[0].destinations if kind in ("gather", "reduce") else chunks[0].origins
+    if rest or not per_rank or not ends:
+        return collective
+    root = ends[0] if kind in ROOTED else None
+    known = make(kind, file.num_ranks, root=root, chunks_per_rank=per_rank)
+    if _ends(known) != _ends(collective):
+        return collective
+    return replace(collective, name=kind, chunks_per_rank=per_rank)
+
+
+def _ends(collective: Collective) -> Counter[tuple[object, ...]]:
+    """Number of chunks by origins and destinations, ignoring roots, which the tool chooses."""
+    return Counter((c.origins, c.destinations, collective.combining) for c in collective.chunks)
