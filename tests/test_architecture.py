@@ -13,7 +13,7 @@ PACKAGE = Path(taccl.__file__).parent
 
 #: From the ground up; the facade and the command line stand on top.
 LINES = (
-    ("_internal.address_space", "_internal.moved", "_internal.names"),
+    ("_internal.address_space", "_internal.interrupts", "_internal.moved", "_internal.names"),
     ("errors",),
     (
         "_internal.caching",
@@ -25,10 +25,12 @@ LINES = (
         "_internal.kernel_cache",
         "_internal.units",
     ),
+    ("_internal.readers",),
     ("_internal.arguments", "_internal.kernels", "_internal.reading"),
     ("_internal.validation",),
     ("topology", "problem.collective", "solvers"),
     ("problem.clauses", "problem.collectives", "problem.costs"),
+    ("problem.open_links",),
     ("problem.problem",),
     ("sketch", "schedule", "measure"),
     ("analysis", "baselines"),

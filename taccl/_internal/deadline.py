@@ -8,17 +8,15 @@ caller's thread free for Ctrl-C while kernels run. Nested scopes report the prog
 from __future__ import annotations
 
 import atexit
-import ctypes
-import itertools
 import math
 import signal as signals
-import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from taccl._internal.interrupts import Interrupt, TimeIsUp, start
 from taccl.errors import NoSolutionError
 
 if TYPE_CHECKING:
@@ -30,31 +28,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_STARTS = threading.RLock()
-
-#: Numbers of interrupts, rising.
-_NUMBERS = itertools.count(1)
 #: Seconds between two looks at a thread that works.
 _TICK_S = 0.1
 #: Seconds that are waited for what has been found, once time is up or Ctrl-C came.
 _PATIENCE_S = 0.75
 #: Name of threads that may be left behind, and seconds that the end of the interpreter waits for each.
 _LEFT_BEHIND, _LAST_WAIT_S = "taccl-work", 5.0
-#: Bytecodes, at least, within which an interrupt that was sent arrives.
-_MOST_LOOKS = 1000
-#: Seconds between two interrupts of a thread that does not end when its time is up.
-_AGAIN_S = 1.0
-#: Seconds between two looks at a thread that must not be interrupted where it is.
-_APART_S = 0.01
-#: Begin of the names of modules that must not be interrupted: what they import or compile, and the processes
-#: that they start, are kept, and would be kept half done.
-_APART = ("importlib.", "numba.", "llvmlite.", "subprocess")
-#: And functions of modules that are interrupted elsewhere.
-_APART_IN = {
-    "taccl._internal.deadline": frozenset({"begin", "end", "_start"}),
-    "taccl._internal.kernels": frozenset({"_prepare"}),
-    "taccl.solvers.process": frozenset({"__init__", "acquire", "release", "begin", "end", "kill"}),
-}
 
 
 class OutOfTime(NoSolutionError):
@@ -198,7 +177,7 @@ class Deadline:
         if self.at_s == math.inf:
             yield
             return
-        interrupt = _Interrupt(self.at_s, ready)
+        interrupt = Interrupt(self.at_s, ready)
         try:
             try:
                 interrupt.begin()
@@ -208,9 +187,9 @@ class Deadline:
                     interrupt.end()
                 finally:  # the interrupt of a deadline around this one may have come meanwhile
                     interrupt.end()
-        except (_TimeIsUp, Exception) as error:
-            is_outer = isinstance(error, _TimeIsUp) and error.number < interrupt.number
-            is_own = isinstance(error, _TimeIsUp) or interrupt.was_sent
+        except (TimeIsUp, Exception) as error:
+            is_outer = isinstance(error, TimeIsUp) and error.number < interrupt.number
+            is_own = isinstance(error, TimeIsUp) or interrupt.was_sent
             if is_outer or not is_own:  # compiled code may answer an interrupt with an error of its own
                 raise
             interrupt.end()  # it may have come while that was under way
@@ -227,7 +206,7 @@ class Deadline:
         timer.daemon = True
         try:
             if self.at_s < math.inf:
-                _start(timer)
+                start(timer)
             with self.cancellation._over(signal):
                 yield
         finally:
@@ -274,7 +253,7 @@ class Deadline:
             finally:
                 ended.set()
 
-        _start(threading.Thread(target=working, name=_LEFT_BEHIND, daemon=True))
+        start(threading.Thread(target=working, name=_LEFT_BEHIND, daemon=True))
         while not ended.is_set() and time.monotonic() < given_up:
             try:
                 if not ended.wait(_TICK_S) and tell is not None and not self.has_passed:
@@ -290,96 +269,6 @@ class Deadline:
         raise errors[0]
 
 
-class _TimeIsUp(BaseException):
-    """Base of the exceptions that interrupt a thread. Handlers of `Exception` do not see it.
-
-    One may arrive as its deadline is left, and then reaches the next deadline around that.
-
-    - `number`: That of the interrupt; larger than those of deadlines around it.
-    - `is_lost`: True once it arrived where Python drops exceptions: as an object was deleted.
-    """
-
-    number = 0
-    is_lost = False
-
-
-class _Interrupt:
-    """Raises an exception of its own `kind` in the thread that made it, from a given time on."""
-
-    def __init__(self, at_s: float, ready: Callable[[], bool] | None) -> None:
-        self._at_s, self._ready, self._thread = at_s, ready, threading.get_ident()
-        self._left, self._lock = threading.Event(), threading.Lock()
-        self._apart = _frames_apart(self._thread)  # a script may be imported itself
-        self._is_sent = False  # an exception that has not arrived
-        self.was_sent = False  # any
-
-        def arrived(_: BaseException, *__: object) -> None:
-            self._is_sent = False
-
-        self.number = next(_NUMBERS)
-        members = {"__init__": arrived, "number": self.number}
-        self.kind: type[_TimeIsUp] = type("TimeIsUp", (_TimeIsUp,), members)
-
-    def begin(self) -> None:
-        """Start to watch the clock."""
-        _note_lost_interrupts()
-        _start(threading.Thread(target=self._watch, name="taccl-deadline", daemon=True))
-
-    def end(self) -> None:
-        """Raise nothing from now on."""
-        with self._lock:
-            self._left.set()
-        # An exception that was sent would hit what follows, so it is received here. It cannot be taken
-        # back: CPython 3.11 then looks for it without end under a profiler. Another may have replaced it.
-        with suppress(self.kind):
-            for _ in range(_MOST_LOOKS):
-                if not self._is_sent:
-                    break
-        self._is_sent = False
-
-    def _watch(self) -> None:
-        sent_s = -math.inf
-        while not self._left.wait(min(max(0.0, self._at_s - time.monotonic()), threading.TIMEOUT_MAX)):
-            if self._ready is not None and not self._ready():
-                self._at_s = time.monotonic() + _TICK_S
-                continue
-            now_s = time.monotonic()
-            with _STARTS, self._lock:
-                is_due = self.kind.is_lost or now_s >= sent_s + _AGAIN_S
-                if is_due and not self._left.is_set() and self._may_raise():
-                    self._is_sent = self.was_sent = True
-                    self.kind.is_lost, sent_s = False, now_s
-                    _raise_in(self._thread, self.kind)
-            self._at_s = now_s + _APART_S
-
-    def _may_raise(self) -> bool:
-        """True unless the thread is where it must not be interrupted.
-
-        In `contextlib` it may be on its way out of `Deadline.enforced`, which would no longer catch the
-        interrupt.
-        """
-        frame = sys._current_frames().get(self._thread)
-        if frame is not None and frame.f_globals.get("__name__") == "contextlib":
-            return False
-        return _frames_apart(self._thread) <= self._apart
-
-
-def _note_lost_interrupts() -> None:
-    """Have interrupts noted that Python drops, instead of reported; they are sent again."""
-    others = sys.unraisablehook
-    if getattr(others, "notes_interrupts", False):
-        return
-
-    def note(unraisable: Any) -> None:
-        if issubclass(unraisable.exc_type, _TimeIsUp):
-            unraisable.exc_type.is_lost = True
-        else:
-            others(unraisable)
-
-    note.notes_interrupts = True  # type: ignore[attr-defined]
-    sys.unraisablehook = note
-
-
 def await_left_behind() -> None:
     """Wait for threads that were left behind, before the interpreter ends, which would abort them.
 
@@ -391,32 +280,6 @@ def await_left_behind() -> None:
 
 
 atexit.register(await_left_behind)
-
-
-def _start(thread: threading.Thread) -> None:
-    """Start a thread while no interrupt is sent.
-
-    Until it runs, CPython 3.11 knows it by the number of the thread that starts it, and gives it that one's
-    exceptions.
-    """
-    with _STARTS:
-        thread.start()
-
-
-def _frames_apart(thread: int) -> int:
-    """Number of calls under way in a thread that must not be interrupted."""
-    count, frame = 0, sys._current_frames().get(thread)
-    while frame is not None:
-        module = frame.f_globals.get("__name__") or ""
-        is_apart = module.startswith(_APART) or frame.f_code.co_name in _APART_IN.get(module, ())
-        count, frame = count + is_apart, frame.f_back
-    return count
-
-
-def _raise_in(thread: int, kind: type[BaseException]) -> None:
-    """Raise an exception in another thread, between two of its bytecodes."""
-    if hasattr(ctypes, "pythonapi"):
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
 
 
 #: Work is finished, however long it takes.

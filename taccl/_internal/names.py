@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from difflib import get_close_matches
 
 #: Fewest letters of a word that names a machine by a part: ``h100`` is ``dgx-h100``.
 _TELLING_LETTERS = 4
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 
 def matching(word: str, known: Iterable[str]) -> str | None:
@@ -97,3 +103,22 @@ def numbers_table(rows: Sequence[Sequence[str]], *, hidden: int = 0) -> str:
 
 def _plain(word: str) -> str:
     return "".join(letter for letter in word.lower() if letter.isalnum())
+
+
+def quoted(value: object) -> str:
+    """A value as a message shows it: on one line, and not long."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if type(value).__module__.partition(".")[0] == "taccl":
+        return noun(type(value).__name__)
+    try:
+        text = str(value) if isinstance(value, Decimal) else " ".join(_repr.repr(value).split())
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def noun(name: str) -> str:
+    """A class's name as a person says it: ``"an implicit schedule"``."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"

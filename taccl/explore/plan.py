@@ -7,31 +7,23 @@ baselines beside them. Between two sizes with different winners the crossover is
 from __future__ import annotations
 
 import contextlib
-import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
-from functools import cached_property
-from itertools import pairwise
 from os import PathLike
 from typing import Any
 
 from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.units import format_gap, format_size, parse_size
-from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.simulation.simulate import simulate
-from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES
-from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError, TacclWarning
+from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError
 from taccl.explore.compare import loaded, name_of
 from taccl.explore.plan_files import check_lowering, runnable
 from taccl.explore.plan_ranges import Plan, PlanRange
-from taccl.explore.plan_runtimes import check_collective, serving_counts, under_protocols_of
-from taccl.problem.collective import Collective
+from taccl.explore.plan_runtimes import check_collective, serving_parameters, under_protocols_of
+from taccl.explore.plan_tiles import Tile, TimedSchedule, range_of, ratio, tiles_of, winner_at, without_one
 from taccl.problem.problem import Problem, make_problem
 from taccl.program.program import Program
 from taccl.program.runtimes import (
@@ -45,15 +37,12 @@ from taccl.program.runtimes import (
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.apply import apply
 from taccl.sketch.sketch import Sketch
-from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers.competing import quickest_first
-from taccl.synthesis.search import no_bound
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
 
-#: Seconds for each bound of a range, at most.
-_BOUND_S = 1.0
 #: Shares of the time limit for baselines, and for programs and bounds at the end; the most seconds for these.
 _BASELINES_SHARE, _FINISHING_SHARE, _MOST_FINISHING_S = 0.3, 0.35, 60.0
 #: Share of what is left at the end for programs; the rest is for bounds.
@@ -152,7 +141,8 @@ def plan(
     search = PlanSearch(grid, progress or (lambda _: None), topologies, runtimes[0])
     parameters = DEFAULTS
     if all(problem.chunks_open for _, problems in cases for problem in problems):
-        parameters = search.keep_to_powers_of_two(collective_of)
+        parameters, notes = serving_parameters(collective_of)
+        search.notes += notes
     finishing_s = min(_FINISHING_SHARE * time_limit_s, _MOST_FINISHING_S)
     searching = limit.later(-finishing_s)
     try:
@@ -217,82 +207,6 @@ def _spread(count: int) -> list[int]:
     return order
 
 
-class _TimedSchedule:
-    """A schedule, and at any size its finish behind the launch of its protocol.
-
-    The order of sends is kept, so that the finish is the longest of many ways through them, each of which
-    takes some time and some more for every byte: a convex function of bytes that never falls. Two sizes on
-    one side of a third thus tell how long it takes there at least, those on both sides how long at most, and
-    few sizes need to be simulated.
-    """
-
-    def __init__(self, schedule: Schedule, source: str) -> None:
-        self.schedule, self.source = schedule, source
-        self._finish: dict[int, Fraction | float] = {}
-
-    @cached_property
-    def shape(self) -> tuple[object, ...]:
-        """Content of its columns without times: two of one shape have the same finish at every size."""
-        s = self.schedule
-        columns = (column.tobytes() for column in (s.chunk, s.link, s.group, s.reduce))
-        carried = str(s.contributions) if s.carries is not None else ""
-        return s.problem.topology.protocol, s.problem.collective.num_chunks, carried, *columns
-
-    def _chunk_bytes(self, size: int) -> int:
-        return -(-size // self.schedule.problem.collective.size_chunks)
-
-    def finish(self, size: int) -> Fraction | float:
-        """Exact microseconds, the launch counted; infinite where its order cannot be kept."""
-        key = self._chunk_bytes(size)
-        if key not in self._finish:
-            least, most = self._range(key)
-            if least < most:
-                try:
-                    found = simulate(self.schedule, size=size)
-                    least = found.launch + found.finish
-                except InputError:
-                    least = math.inf
-            self._finish[key] = least
-        return self._finish[key]
-
-    def at_least(self, size: int) -> Fraction | float:
-        """Known lower limit of its finish."""
-        return self._range(self._chunk_bytes(size))[0]
-
-    def _range(self, key: int) -> tuple[Fraction | float, Fraction | float]:
-        """Lower and upper limit of its finish: equal on a straight line through three sizes."""
-        if key in self._finish:
-            return (self._finish[key],) * 2
-        known = sorted((x, Fraction(y)) for x, y in self._finish.items() if y < math.inf)
-        below, above = [p for p in known if p[0] < key], [p for p in known if p[0] > key]
-
-        def line(one: tuple[int, Fraction], other: tuple[int, Fraction]) -> Fraction:
-            (x, y), (other_x, other_y) = one, other
-            return y + (y - other_y) * (key - x) / (x - other_x)
-
-        least: Fraction | float = below[-1][1] if below else 0
-        least = max([least, *(line(*pair) for pair in (below[:-3:-1], above[:2]) if len(pair) == 2)])
-        return least, line(below[-1], above[0]) if below and above else math.inf
-
-    def at(self, size: int) -> Schedule:
-        """The verified schedule with the times it has at a size."""
-        schedule = simulate(self.schedule, size=size).as_schedule()
-        verify(schedule).raise_if_failed()
-        return schedule
-
-
-def _winner(candidates: Sequence[_TimedSchedule], size: int) -> _TimedSchedule:
-    """The candidate that finishes first."""
-    best: _TimedSchedule | None = None
-    for each in sorted(candidates, key=lambda candidate: candidate.at_least(size)):
-        if best is not None and each.at_least(size) >= best.finish(size):
-            break
-        if best is None or each.finish(size) < best.finish(size):
-            best = each
-    assert best is not None, "there is a candidate"
-    return best
-
-
 class PlanSearch:
     """The candidates as they are found."""
 
@@ -304,34 +218,11 @@ class PlanSearch:
         runtime: Runtime = RUNTIMES["msccl"],
     ) -> None:
         self.grid, self.topologies, self.progress, self.runtime = grid, topologies, progress, runtime
-        self.candidates: list[_TimedSchedule] = []
+        self.candidates: list[TimedSchedule] = []
         self.shapes: set[tuple[object, ...]] = set()
         self.notes: list[str] = [f"model: {each.proviso}" for each in topologies[:1] if each.assumed]
         self.stopped = "done"
         self.failure: Exception | None = None
-
-    def keep_to_powers_of_two(self, collective: Collective) -> SearchParameters:
-        """Cut data into numbers of chunks alone whose files serve powers of two; the search's parameters.
-
-        A runtime uses a file only if its chunks divide the data of a call, which mostly are powers of two
-        times a few. Nothing changes where no number of chunks does.
-        """
-        suggesting = DEFAULTS.suggesting
-        counts, partitions = (
-            serving_counts(collective, each) for each in (suggesting.counts, suggesting.partitions)
-        )
-        if counts == list(suggesting.counts):
-            return DEFAULTS
-        chosen = replace(
-            suggesting, counts=tuple(counts), partitions=tuple(partitions), counts_only=1,
-            first_partition=max(each for each in partitions if each <= suggesting.first_partition),
-        )  # fmt: skip
-        numbers = ", ".join(map(str, counts))
-        self.notes.append(
-            f"data are cut into {numbers} chunks per rank alone, so that files serve powers of two; a sketch "
-            "with chunks.per_rank gives another number"
-        )
-        return replace(DEFAULTS, suggesting=chosen)
 
     def add(self, schedule: Schedule, source: str) -> None:
         """Add a schedule as a candidate under every protocol, unless it is one already."""
@@ -341,7 +232,7 @@ class PlanSearch:
                 found = schedule if same else simulate(schedule, topology=topology).as_schedule()
             except InputError:  # its order cannot be kept there
                 continue
-            candidate = _TimedSchedule(found, source)
+            candidate = TimedSchedule(found, source)
             if candidate.shape not in self.shapes:
                 self.shapes.add(candidate.shape)
                 self.candidates.append(candidate)
@@ -380,37 +271,32 @@ class PlanSearch:
         Raises `OutOfTime` if time is up within a synthesis, and there is a candidate.
         """
         with until.enforced(lambda: bool(self.candidates)):
-            self._synthesize(cases, until, options)
-
-    def _synthesize(
-        self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline, options: dict[str, Any]
-    ) -> None:
-        left = len(self.grid) * len(cases)
-        for place in _spread(len(self.grid)):
-            size = self.grid[place]
-            said = []
-            for name, problems in cases:
-                share = until.left_s / left
-                left -= 1
-                if share < _LEAST_S and self.candidates:
-                    self.stopped = "time limit"
-                    continue
-                problem = problems[place]
-                if len(self.topologies) > 1 and self.candidates:
-                    best = _winner(self.candidates, size).schedule.problem.topology
-                    problem = replace(problem, topology=best)
-                try:
-                    result = synthesize(problem, time_limit_s=max(share, _LEAST_S), **options)
-                except (InfeasibleError, NoSolutionError) as error:
-                    self.failure = error
-                    self.notes.append(f"{name} at {format_size(size)}: {error}")
-                    continue
-                self.add(result.schedule.listable(), f"{name}, for {format_size(size)}")
-                said.append(f"{name} {result.schedule.timing} (gap {format_gap(result.gap)})")
-                if result.interrupted:
-                    self.stopped = "interrupted"
-                    return
-            self.progress(f"{format_size(size)}: {', '.join(said) or 'no time left'}")
+            left = len(self.grid) * len(cases)
+            for place in _spread(len(self.grid)):
+                size = self.grid[place]
+                said = []
+                for name, problems in cases:
+                    share = until.left_s / left
+                    left -= 1
+                    if share < _LEAST_S and self.candidates:
+                        self.stopped = "time limit"
+                        continue
+                    problem = problems[place]
+                    if len(self.topologies) > 1 and self.candidates:
+                        best = winner_at(self.candidates, size).schedule.problem.topology
+                        problem = replace(problem, topology=best)
+                    try:
+                        result = synthesize(problem, time_limit_s=max(share, _LEAST_S), **options)
+                    except (InfeasibleError, NoSolutionError) as error:
+                        self.failure = error
+                        self.notes.append(f"{name} at {format_size(size)}: {error}")
+                        continue
+                    self.add(result.schedule.listable(), f"{name}, for {format_size(size)}")
+                    said.append(f"{name} {result.schedule.timing} (gap {format_gap(result.gap)})")
+                    if result.interrupted:
+                        self.stopped = "interrupted"
+                        return
+                self.progress(f"{format_size(size)}: {', '.join(said) or 'no time left'}")
 
     def ranges(
         self, max_ranges: int, lowering: dict[str, Any], limit: Deadline
@@ -420,7 +306,7 @@ class PlanSearch:
         Without time for all of them, tiles are of the schedules that have a program by then.
         """
         notes: list[str] = []
-        programs: dict[_TimedSchedule, Program] = {}
+        programs: dict[TimedSchedule, Program] = {}
         try:
             with limit.sooner(_PROGRAMS_SHARE * limit.left_s).enforced():
                 tiles = self._tiles_with_programs(max_ranges, lowering, programs, notes)
@@ -432,32 +318,25 @@ class PlanSearch:
             ends = f"{format_size(first)} to {format_size(last)}"
             notes += [f"{ends}: {note}" for note in programs[winner].notes]
         share_s = limit.left_s / (3 * len(tiles))
-        return tuple(
-            _range(first, last, winner, programs[winner], share_s) for first, last, winner in tiles
-        ), notes
+        return tuple(range_of(tile, programs[tile[2]], share_s) for tile in tiles), notes
 
     def _tiles_in_haste(
         self,
         max_ranges: int,
         lowering: dict[str, Any],
-        programs: dict[_TimedSchedule, Program],
+        programs: dict[TimedSchedule, Program],
         limit: Deadline,
     ) -> list[Tile]:
-        """The tiles of schedules that have programs; one tile where these are too many, or take too long."""
+        """The tiles of schedules that have programs; one tile where these are too many, or take too long.
+
+        Without any program, the tile is of the smallest schedule. Raises `NoSolutionError` if that has no
+        program by the limit.
+        """
         if len(programs) > 1:
             with contextlib.suppress(OutOfTime), limit.enforced():
-                tiles = _tiles(list(programs), self.grid)
+                tiles = tiles_of(list(programs), self.grid)
                 if len(tiles) <= max_ranges:
                     return tiles
-        return [self._only_tile(lowering, programs, limit)]
-
-    def _only_tile(
-        self, lowering: dict[str, Any], programs: dict[_TimedSchedule, Program], limit: Deadline
-    ) -> Tile:
-        """One range for all sizes: the best schedule that has a program, or else the smallest schedule.
-
-        Raises `NoSolutionError` if that has no program by the limit.
-        """
         if not programs:
             smallest = min(self.candidates, key=lambda each: each.schedule.num_transfers)
             try:
@@ -467,21 +346,21 @@ class PlanSearch:
                 said = "no schedule became a program in time; give more time, or fewer instances"
                 raise NoSolutionError(said) from None
         last = self.grid[-1]
-        return self.grid[0], last, min(programs, key=lambda each: each.finish(last))
+        return [(self.grid[0], last, min(programs, key=lambda each: each.finish(last)))]
 
     def _tiles_with_programs(
         self,
         max_ranges: int,
         lowering: dict[str, Any],
-        programs: dict[_TimedSchedule, Program],
+        programs: dict[TimedSchedule, Program],
         notes: list[str],
     ) -> list[Tile]:
         """The best tiles whose schedules have programs; programs and notes are added as they are found."""
         remaining = list(self.candidates)
         # Large sizes first: they tell most about the others.
-        best = {size: _winner(remaining, size).finish(size) for size in reversed(self.grid)}
+        best = {size: winner_at(remaining, size).finish(size) for size in reversed(self.grid)}
         while True:
-            tiles = _tiles(remaining, self.grid)
+            tiles = tiles_of(remaining, self.grid)
             # The smallest and the largest sizes first: they lose most by a program for other sizes.
             for place in _spread(len(tiles)):
                 winner = tiles[place][2]
@@ -495,88 +374,14 @@ class PlanSearch:
             else:
                 if len(tiles) <= max_ranges:
                     break
-                remaining = _without_one(tiles, self.grid)
+                remaining = without_one(tiles, self.grid)
             if not remaining:
                 raise ExportError(f"no schedule fits its format: {'; '.join(notes)}")
         used = {
             size: next(each for first, last, each in tiles if first <= size <= last) for size in self.grid
         }
-        worst = max(_ratio(used[size].finish(size), best[size]) - 1 for size in self.grid)
+        worst = max(ratio(used[size].finish(size), best[size]) - 1 for size in self.grid)
         if worst:
             longer = f"up to {float(worst):.2%} longer than the best schedule that was found for them"
             notes.append(f"with so few ranges, or the format's limits, some sizes take {longer}")
         return tiles
-
-
-Tile = tuple[int, int, _TimedSchedule]
-
-
-def _tiles(candidates: Sequence[_TimedSchedule], grid: Sequence[int]) -> list[Tile]:
-    """(first size, last size, winner), one after the other from the first size of the grid to its last."""
-
-    def best(size: int, *preferred: _TimedSchedule) -> _TimedSchedule:
-        """Best schedule at a size; among equals a preferred one, so that ranges do not change needlessly."""
-        found = _winner(candidates, size)
-        return next((each for each in preferred if each.finish(size) <= found.finish(size)), found)
-
-    def starts(
-        first: int, before: _TimedSchedule, last: int, after: _TimedSchedule
-    ) -> list[tuple[int, _TimedSchedule]]:
-        """Starts of tiles behind `first` and up to `last`, and their winners."""
-        if before is after or last - first == 1:
-            return [] if before is after else [(last, after)]
-        middle = (first + last) // 2
-        between = best(middle, before, after)
-        return starts(first, before, middle, between) + starts(middle, between, last, after)
-
-    found = [(grid[0], best(grid[0]))]
-    for first, last in pairwise(grid):
-        before = found[-1][1]
-        found += starts(first, before, last, best(last, before))
-    ends = [*(begin - 1 for begin, _ in found[1:]), grid[-1]]
-    return [(begin, end, winner) for (begin, winner), end in zip(found, ends, strict=True)]
-
-
-def _bound(problem: Problem, seconds: float) -> Certificate:
-    """The bound over all chunkings; one that proves nothing where it takes far longer."""
-    try:
-        with Deadline.after(2 * seconds + _LEAST_S).enforced():
-            return lower_bound(problem, divisible=True, budget_s=seconds)
-    except OutOfTime:
-        return no_bound(problem, divisible=True)
-
-
-def _ratio(finish: Fraction | float, best: Fraction | float) -> Fraction | float:
-    """Ratio of a finish to the best one; 1 if both are 0, as no send is necessary."""
-    return finish / best if best else 1
-
-
-def _without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[_TimedSchedule]:
-    """The winners but for the one that is missed least, by the worst ratio over sizes."""
-    winners = list(dict.fromkeys(winner for _, _, winner in tiles))
-    sizes = sorted({*grid, *(end for first, last, _ in tiles for end in (first, last))})
-
-    def best(some: Sequence[_TimedSchedule], size: int) -> Fraction | float:
-        return min(each.finish(size) for each in some)
-
-    def regret(left_out: _TimedSchedule) -> Fraction | float:
-        others = [each for each in winners if each is not left_out]
-        return max(_ratio(best(others, size), best(winners, size)) for size in sizes)
-
-    least = min(winners, key=regret)
-    return [each for each in winners if each is not least]
-
-
-def _range(first: int, last: int, winner: _TimedSchedule, program: Program, bound_s: float) -> PlanRange:
-    """A range with its schedule, times and bounds; each bound takes at most `bound_s` seconds."""
-    own = min(max(winner.schedule.problem.size_bytes or first, first), last)
-    schedules = [winner.at(size) for size in (first, own, last)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TacclWarning)
-        # Schedules of all sketches and cuts compete, so that no clause counts but what merges, and any cut.
-        free = [replace(each.problem, clauses=each.problem.clauses.only("merge")) for each in schedules]
-        bounds = [_bound(each, min(_BOUND_S, bound_s)) for each in free]
-    return PlanRange(
-        first, last, schedules[1], winner.source, schedules[0].finish, schedules[2].finish,
-        bounds[1], bounds[0], bounds[2], program,
-    )  # fmt: skip

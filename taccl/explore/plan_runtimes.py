@@ -6,6 +6,7 @@ Variables and folders are those that the sources named in `taccl.program.runtime
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +18,7 @@ from taccl.formats.mscclpp.plan import why_no_packets
 from taccl.formats.program_kind import kind_of, serves_powers_of_two
 from taccl.problem.collective import Collective
 from taccl.program.runtimes import Runtime
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.topology.topology import Topology
 
 if TYPE_CHECKING:
@@ -115,6 +117,27 @@ def _multiples_text(files: Sequence[ServedSizes], plan: Plan) -> str:
     if not all(serves_powers_of_two(each, *of_plan) for each in (*units, *chunks)):
         text += " (which leaves out powers of two)"
     return text
+
+
+def serving_parameters(collective: Collective) -> tuple[SearchParameters, list[str]]:
+    """Parameters of a search that cuts data into numbers of chunks whose files serve powers of two; notes.
+
+    A runtime uses a file only if its chunks divide the data of a call, which mostly are powers of two times a
+    few. The parameters are the usual ones where no number of chunks does.
+    """
+    usual = DEFAULTS.suggesting
+    counts, partitions = (serving_counts(collective, each) for each in (usual.counts, usual.partitions))
+    if counts == list(usual.counts):
+        return DEFAULTS, []
+    chosen = replace(
+        usual, counts=tuple(counts), partitions=tuple(partitions), counts_only=1,
+        first_partition=max(each for each in partitions if each <= usual.first_partition),
+    )  # fmt: skip
+    note = (
+        f"data are cut into {', '.join(map(str, counts))} chunks per rank alone, so that files serve powers "
+        "of two; a sketch with chunks.per_rank gives another number"
+    )
+    return replace(DEFAULTS, suggesting=chosen), [note]
 
 
 def serving_counts(collective: Collective, counts: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Clauses: what a sketch allows and asks for, in terms of links and ranks, and which links that leaves open.
+"""Clauses: what a sketch allows and asks for, in terms of links and ranks.
 
 A clause is declared once, beside its field of `Clauses`: what it speaks of, how its values look, where a
 sketch says it, how it reads, and which chunks it admits on which links. What writes, renames, loosens, masks
@@ -8,21 +8,15 @@ and reports clauses goes over `CLAUSES`.
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
-
-import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl._internal.units import exact, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from taccl._internal.arguments import Count
     from taccl.problem.collective import Chunk, Collective
@@ -397,60 +391,3 @@ CLAUSES: dict[str, Clause] = {
 }
 #: Values of clauses without any demand.
 _NOTHING: dict[str, Any] = {name: getattr(Clauses(), name) for name in CLAUSES}
-
-
-class OpenLinks:
-    """The links that clauses leave open to each chunk, found when they are first asked for.
-
-    - `allowed`: The links left to any chunk.
-    """
-
-    def __init__(
-        self, topology: Topology, collective: Collective, clauses: Clauses, allowed: Sequence[int]
-    ) -> None:
-        self._topology, self._collective = topology, collective
-        self._allowed = np.zeros(len(topology.links), bool)
-        self._allowed[list(allowed)] = True
-        self._allowed.setflags(write=False)
-        #: Clauses that keep chunks off some of these links, and the links by what the clause goes by.
-        self._masks: list[tuple[Clause, dict[Hashable, list[int]]]] = []
-        for each in clauses.said("chunk", "group"):
-            value = getattr(clauses, each.field)
-            links: dict[Hashable, list[int]] = defaultdict(list)
-            for e in allowed if each.speaks_of is None else each.speaks_of(value, topology):
-                links[each.of_link(value, topology, e)].append(e)
-            self._masks.append((each, links))
-        # The number of each chunk's array, spreading and reduced, or -1; numbers by what each clause goes by.
-        self._number_of = np.full((2, collective.num_chunks if self._masks else 0), -1, np.int32)
-        self._numbers: dict[tuple[Hashable, ...], int] = {}
-        self._arrays: list[NDArray[np.bool_]] = []
-        self._closed: dict[tuple[int, Hashable], list[int]] = {}
-
-    def of(self, chunk: int, *, reducing: bool) -> NDArray[np.bool_]:
-        """(num_links,) whether each is open to a chunk; one array for chunks that the clauses treat alike."""
-        if not self._masks:
-            return self._allowed
-        number = int(self._number_of[int(reducing), chunk])
-        if number < 0:
-            transit = Transit(self._topology, self._collective, chunk, reducing)
-            asked = tuple([each.of_transit(transit) for each, _ in self._masks])
-            if asked not in self._numbers:
-                self._numbers[asked] = len(self._arrays)
-                self._arrays.append(self._found(asked))
-            number = self._number_of[int(reducing), chunk] = self._numbers[asked]
-        return self._arrays[number]
-
-    def _found(self, asked: tuple[Hashable, ...]) -> NDArray[np.bool_]:
-        found = self._allowed.copy()
-        for mask in enumerate(asked):
-            if mask not in self._closed:
-                self._closed[mask] = self._closed_by(*mask)
-            found[self._closed[mask]] = False
-        found.setflags(write=False)
-        return found
-
-    def _closed_by(self, mask: int, transit: Hashable) -> list[int]:
-        """The links that a clause closes to what it goes by."""
-        clause, links = self._masks[mask]
-        alike = () if transit is None else links.items()
-        return list(chain.from_iterable(some for what, some in alike if not clause.admits(transit, what)))

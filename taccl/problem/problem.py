@@ -21,10 +21,11 @@ from taccl._internal.caching import cached
 from taccl._internal.names import shown
 from taccl._internal.units import exact, format_count, format_size
 from taccl.errors import CollectiveError, InputError, SketchError
-from taccl.problem.clauses import Clauses, OpenLinks, SwitchPolicy
+from taccl.problem.clauses import Clauses, SwitchPolicy
 from taccl.problem.collective import Chunk, Collective
 from taccl.problem.collectives import make
 from taccl.problem.costs import Costs, exact_costs, read_columns
+from taccl.problem.open_links import OpenLinks
 from taccl.topology.topology import Topology
 
 if TYPE_CHECKING:

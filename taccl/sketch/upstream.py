@@ -18,21 +18,21 @@ https://github.com/microsoft/taccl, whose INPUT_GUIDE.md describes the topology 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import permutations, product
+from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from taccl._internal.reading import parse_json, read_text, reads
 from taccl._internal.units import BYTES_PER_MB, exact, parse_size
 from taccl.errors import SketchError, TopologyError
 from taccl.problem.collectives import make
 from taccl.sketch.library import load_sketch
-from taccl.topology.builder import TopologyBuilder
+from taccl.sketch.upstream_wiring import Edge, edges_across, edges_inside, planes_between, wired
 from taccl.topology.machines import SHAPES
-from taccl.topology.parts import check_num_links, check_ranks, hold_ends
+from taccl.topology.parts import check_num_links, check_ranks
 from taccl.topology.topology import Topology
 
 if TYPE_CHECKING:
@@ -181,107 +181,6 @@ def _machine_of(file: UpstreamTopologyFile) -> str:
     """The machine that the file's name stands for; empty for none."""
     known = _MACHINES if file.links is None else ()
     return next((machine for machine in known if file.name.lower().startswith(machine)), "")
-
-
-class Edge(NamedTuple):
-    """A link to be, between local ranks inside a node; `plane` is the switch and its plane there."""
-
-    src: int
-    dst: int
-    alpha_us: Fraction
-    beta_us_per_mb: Fraction
-    plane: tuple[int, int] | None = None
-    name: str = ""
-
-
-def wired(
-    name: str, machine: str, *, nodes: int, size: int, inside: Sequence[Edge], across: Iterable[Edge]
-) -> Topology:
-    """Nodes with links inside each, links across, and the ports that serialise what goes over them.
-
-    A plane of a switch serialises what a rank sends through it, and what it receives; beyond two nodes its
-    remote sends are serialised, and its remote receives.
-    """
-    node_of_rank = [node for node in range(nodes) for _ in range(size)]
-    builder = TopologyBuilder(
-        f"{name} x{nodes}", node_of_rank, profile=name, machine=machine, cost_model="upstream"
-    )
-    ports: dict[str, int] = {}
-
-    def add(edge: Edge, base: int, port: str, at: str = "") -> int:
-        src, dst = base + edge.src, base + edge.dst
-        link = builder.add_link(
-            src, dst, alpha_us=edge.alpha_us, beta_us_per_mb=edge.beta_us_per_mb, name=edge.name
-        )
-        ends = [f"{port} out of rank {src}{at}", f"{port} into rank {dst}{at}"] if port else []
-        for end in ends:
-            if end not in ports:
-                ports[end] = builder.add_resource(end)
-        if ends:
-            hold_ends(builder, link, ports[ends[0]], ports[ends[1]], alpha_us=edge.alpha_us)
-        return link
-
-    for base in range(0, nodes * size, size):
-        through: dict[tuple[int, int], list[int]] = {}
-        for edge in inside:
-            if edge.plane is None:
-                add(edge, base, "")
-                continue
-            at = f" at plane {edge.plane[1]} of switch {edge.plane[0]}"
-            through.setdefault(edge.plane, []).append(add(edge, base, "port", at))
-        for (switch, plane), links in through.items():
-            ranks = {rank for e in links for rank in (builder.links[e].src, builder.links[e].dst)}
-            builder.add_switch(
-                f"plane {plane} of switch {switch} of node {base // size}", sorted(ranks), links
-            )
-    for edge in across:
-        add(edge, 0, "remote port" if nodes > 2 else "")
-    return builder.build()
-
-
-def edges_inside(
-    pairs: Iterable[tuple[int, int, int, Fraction]], planes: Mapping[tuple[int, int], tuple[int, int]]
-) -> list[Edge]:
-    """Links of a node, from source, destination, how many in parallel, and beta; they take turns at planes.
-
-    - `planes`: As `planes_between` has them.
-    """
-    edges = []
-    for src, dst, parallel, beta in pairs:
-        switch, num_planes = planes.get((src, dst), (None, 1))
-        for number in range(parallel):
-            plane = number % num_planes
-            through = None if switch is None else (switch, plane)
-            name = f"plane {plane}" if num_planes > 1 else ""
-            edges.append(Edge(src, dst, Fraction(0), beta, through, name))
-    return edges
-
-
-def edges_across(
-    pairs: Iterable[tuple[int, int]], nodes: int, size: int, alpha_us: Fraction, beta: Fraction
-) -> list[Edge]:
-    """Links between local ranks, the same for every ordered pair of nodes of `ranks_per_node` ranks."""
-    return [
-        Edge(here * size + sender, there * size + receiver, alpha_us, beta)
-        for (here, there), (sender, receiver) in product(permutations(range(nodes), 2), pairs)
-    ]
-
-
-def planes_between(
-    switches: Iterable[tuple[Iterable[int], int]], *, where: Callable[[int], str]
-) -> dict[tuple[int, int], tuple[int, int]]:
-    """The switch between two local ranks, and its number of planes, from the ranks and planes of each."""
-    joined: dict[tuple[int, int], tuple[int, int]] = {}
-    for switch, (ranks, num_planes) in enumerate(switches):
-        for rank in ranks:
-            if (rank, rank) in joined:
-                raise SketchError(
-                    f"found local rank {rank} in two switches; expected switches that are equal or disjoint; "
-                    "correct the lists",
-                    where=where(switch),
-                )
-        joined |= {(src, dst): (switch, num_planes) for src in ranks for dst in ranks}
-    return joined
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import taccl
 from taccl._internal.deadline import NEVER
 from taccl.errors import ExportError, InputError, NoSolutionError, SketchError
 from taccl.explore import plan as planning
+from taccl.explore.plan_tiles import TimedSchedule, winner_at
 from taccl.formats.msccl.xml import load_msccl_xml
 from taccl.topology.transform import without
 from tests.effort import brief_plan, brief_synthesis
@@ -89,7 +90,7 @@ def test_few_simulations_find_the_winner():
     """The winner that bounds by convexity lead to is the one that simulating every candidate finds."""
     lazy, thorough = baselines_only().candidates, baselines_only().candidates
     for size in (10**6, 250_000, 1000, 60_000, 15_000, 4000):
-        assert planning._winner(lazy, size).finish(size) == min(each.finish(size) for each in thorough)
+        assert winner_at(lazy, size).finish(size) == min(each.finish(size) for each in thorough)
     assert sum(len(each._finish) for each in lazy) < sum(len(each._finish) for each in thorough)
 
 
@@ -425,7 +426,7 @@ def test_few_sizes_are_simulated(monkeypatch):
         return taccl.simulate(schedule, size=size)
 
     monkeypatch.setattr(planning, "simulate", counted)
-    candidate = planning._TimedSchedule(schedule, "ring")
+    candidate = TimedSchedule(schedule, "ring")
     sizes = [2**10, 2**26, *np.random.default_rng(0).integers(2**10, 2**26, 30).tolist()]
     for size in sizes:
         found = taccl.simulate(schedule, size=size)

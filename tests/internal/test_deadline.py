@@ -321,7 +321,7 @@ class TestScopes:
 
 def test_a_deadline_ends_although_its_end_is_interrupted(monkeypatch):
     """It sends nothing later if the interrupt of a deadline around it comes just as it ends."""
-    end, calls = deadline._Interrupt.end, []
+    end, calls = deadline.Interrupt.end, []
 
     def interrupted(self):
         calls.append(self)
@@ -329,7 +329,7 @@ def test_a_deadline_ends_although_its_end_is_interrupted(monkeypatch):
             raise OutOfTime("of a deadline around it")
         end(self)
 
-    monkeypatch.setattr(deadline._Interrupt, "end", interrupted)
+    monkeypatch.setattr(deadline.Interrupt, "end", interrupted)
     with contextlib.suppress(OutOfTime), Deadline.after(1000).enforced():
         pass
     assert calls[0]._left.is_set()
@@ -429,13 +429,13 @@ def test_an_interrupt_waits_until_a_context_is_left():
 def test_an_interrupt_that_comes_as_its_deadline_is_left_is_out_of_time():
     """An exception of a deadline within, which its own handler missed, ends the work of the one around it."""
     with pytest.raises(OutOfTime), Deadline.after(1000).enforced():
-        inner = deadline._Interrupt(math.inf, None)
+        inner = deadline.Interrupt(math.inf, None)
         raise inner.kind
 
 
 def test_an_interrupt_of_a_deadline_around_passes_the_one_within():
     """Only the deadline whose time is up raises `OutOfTime`."""
-    outer = deadline._Interrupt(math.inf, None)
+    outer = deadline.Interrupt(math.inf, None)
     with pytest.raises(outer.kind), Deadline.after(1000).enforced():
         raise outer.kind
 

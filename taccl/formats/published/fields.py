@@ -27,7 +27,7 @@ from taccl._internal.validation import Cost, validated
 from taccl.errors import FormatError, InputError
 from taccl.problem.collective import Chunk, Collective
 from taccl.problem.collectives import ROOTED, make
-from taccl.sketch.upstream import Edge, edges_across, edges_inside, planes_between, wired
+from taccl.sketch.upstream_wiring import Edge, edges_across, edges_inside, planes_between, wired
 from taccl.topology.parts import check_num_links
 from taccl.topology.topology import Topology
 

@@ -1,0 +1,367 @@
+"""Readers of values, made of annotations as text: what is valid, and what a message says of the rest.
+
+Annotations stay text, so that nothing is imported for them. Words such as ``Count`` (`arguments`) say more
+than the types that they stand for.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import itertools
+import math
+import numbers
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+
+from taccl._internal.names import did_you_mean, noun, quoted
+from taccl._internal.units import exact, parse_size, parse_time_us
+from taccl.errors import InputError
+
+_MAX_WHOLE = 2**63 - 1
+#: Most items read from an iterable, which may be endless.
+_MAX_ITEMS = 1_000_000
+_SEVERAL = ("Collection", "Iterable", "Sequence", "frozenset", "list", "tuple")
+_UNCHECKED = ("Any", "ArrayLike", "Column", "Contributions", "NDArray", "Self", "object")
+_HINTS = {
+    "Cache": "taccl.Cache(folder)",
+    "Collective": "taccl.collectives.make(name, num_ranks) makes one",
+    "Problem": "a sketch's apply, or taccl.make_problem, makes one",
+    "Program": "taccl.lower makes one of a schedule",
+    "Result": "taccl.synthesize returns one",
+    "Schedule": "taccl.synthesize finds one, and taccl.load reads one from a file",
+    "Sketch": "taccl.load_sketch(name) reads one",
+    "Topology": "taccl.topologies.parse(name) makes one",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Check of an annotation: its description in messages, and a function that reads a value.
+
+    - `family`: Kind of its values: text, numbers, several things.
+    - `classes`: Names of the classes that it is an instance of.
+    - `plain` (frozenset of type): Values of these types are taken as they are, which is fast.
+    """
+
+    expected: str
+    read: Callable[[Any, str], Any]
+    family: str = ""
+    classes: tuple[str, ...] = ()
+    plain: frozenset[type] = frozenset()
+
+
+def whole_number(number: object, where: str, *, at_least: int | None = None) -> int:
+    """A whole number, of whatever kind, as an `int`; where `at_least` is given, of at most 64 bits."""
+    if type(number) is int:
+        whole: int | None = number
+    else:
+        whole = None if isinstance(number, (bool, np.bool_)) else _whole(number)
+    if whole is None or (at_least is not None and whole < at_least):
+        raise InputError(f"found {quoted(number)}; expected {_whole_words(at_least)}", where=where)
+    if at_least is not None and whole > _MAX_WHOLE:
+        raise InputError(f"found {quoted(number)}; expected less than 2**63", where=where)
+    return whole
+
+
+def _whole(number: Any) -> int | None:
+    try:
+        return int(operator.index(number))
+    except TypeError:
+        whole = isinstance(number, numbers.Real) and math.isfinite(number) and not number % 1
+        return int(number) if whole else None
+
+
+def _whole_words(at_least: int | None) -> str:
+    return "a whole number" if at_least is None else f"a whole number of at least {at_least}"
+
+
+def _count(at_least: int) -> Reader:
+    return Reader(_whole_words(at_least), functools.partial(whole_number, at_least=at_least), "number")
+
+
+def _finite(value: Any, where: str) -> float:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise InputError(f"found {quoted(value)}; expected a finite number", where=where)
+    return float(value)
+
+
+def _seconds(value: Any, where: str, *, zero: bool = False) -> float:
+    expected = f"expected a {'finite' if zero else 'positive'} number of seconds"
+    if isinstance(value, str) and value.strip()[-1:].lower() == "s":
+        value = float(parse_time_us(value, where=where) / 10**6)
+    try:
+        seconds = _finite(value, where)
+    except (InputError, OverflowError):
+        seconds = -1.0
+    if seconds < 0 or (seconds == 0 and not zero):
+        raise InputError(f"found {quoted(value)}; {expected}", where=where)
+    return seconds
+
+
+def _bytes(value: Any, where: str) -> int:
+    if not isinstance(value, str):
+        value = whole_number(value, at_least=1, where=where)
+    return parse_size(value, where=where)
+
+
+def _megabytes(value: Any, where: str) -> int:
+    if isinstance(value, str):
+        return max(1, parse_size(value, where=where) // 10**6)
+    return whole_number(value, at_least=1, where=where)
+
+
+def _number(value: Any, where: str) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, (int, float, str, Fraction)):
+        raise InputError(f"found {quoted(value)}; expected a finite number", where=where)
+    return value
+
+
+def _fraction(value: Any, where: str) -> Fraction:
+    return exact(_number(value, where), where=where)
+
+
+def _such(
+    fits: Callable[[Any], bool],
+    expected: str,
+    family: str = "",
+    *,
+    make: Any = None,
+    plain: type | None = None,
+) -> Reader:
+    """Values that fit as they are, or as what is made of them."""
+
+    def read(value: Any, where: str) -> Any:
+        if not fits(value):
+            raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
+        return make(value) if make else value
+
+    return Reader(expected, read, family, plain=frozenset({plain} if plain else ()))
+
+
+def _is_a(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds)
+
+
+_KINDS = {
+    "int": Reader("a whole number", whole_number, "number", plain=frozenset({int})),
+    "Count": _count(1),
+    "Natural": _count(0),
+    **dict.fromkeys(
+        ("Bytes", "Size"), Reader("a size such as '1MB', or a number of bytes", _bytes, "number text")
+    ),
+    "Megabytes": Reader("a whole number of MB, or a size such as '4GB'", _megabytes, "number text"),
+    "Seconds": Reader("a positive number of seconds", _seconds, "number text"),
+    "Duration": Reader("a number of seconds", functools.partial(_seconds, zero=True), "number text"),
+    "float": Reader("a finite number", _finite, "number"),
+    "Fraction": Reader("a number that is not negative", _fraction, "number text"),
+    "Number": Reader(
+        "a number that is not negative", _number, "number text", plain=frozenset({int, Fraction})
+    ),
+    "bool": _such(_is_a(bool, np.bool_), "True or False", make=bool, plain=bool),
+    "str": _such(_is_a(str), "text", "text", plain=str),
+    "PathLike": _such(_is_a(os.PathLike), "a path"),
+    "Callable": _such(lambda value: callable(value) and not isinstance(value, type), "a function"),
+    "None": _such(_is_a(type(None)), "None", plain=type(None)),
+}
+
+
+def reader_of(annotation: object, scope: Mapping[str, Any]) -> Reader | None:
+    """The reader of an annotation in the scope of its function; None if any value is valid."""
+    return None if isinstance(annotation, type) else _kind(_parsed(annotation), scope)
+
+
+def _parsed(annotation: object) -> ast.expr:
+    if annotation is inspect.Parameter.empty:
+        return ast.Name("Any")
+    return ast.parse(str(annotation), mode="eval").body
+
+
+def _kind(node: ast.expr, scope: Mapping[str, Any]) -> Reader | None:
+    """Check for a part of an annotation."""
+    if isinstance(node, ast.BinOp):
+        return _any_of(_alternatives(node), scope)
+    if isinstance(node, ast.Constant):
+        return _KINDS["None"] if node.value is None else _kind(_parsed(node.value), scope)
+    inner: list[ast.expr] = []
+    if isinstance(node, ast.Subscript):
+        inner = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+        node = node.value
+    name = str(getattr(node, "attr", getattr(node, "id", "")))
+    if name == "Literal":
+        return _one_of(tuple(ast.literal_eval(each) for each in inner))
+    if name in _UNCHECKED:
+        return None
+    if name in _SEVERAL:
+        return _several(name, inner, scope)
+    if name in ("Mapping", "dict"):
+        return _mapping(_kind(inner[0], scope), _kind(inner[1], scope))
+    alias = scope.get(name)
+    if get_origin(alias) is Literal:
+        return _one_of(get_args(alias))
+    if name in _KINDS:
+        return _KINDS[name]
+    return _of_class((name,))
+
+
+def _alternatives(node: ast.expr) -> list[ast.expr]:
+    return [*_alternatives(node.left), node.right] if isinstance(node, ast.BinOp) else [node]
+
+
+def _any_of(nodes: Sequence[ast.expr], scope: Mapping[str, Any]) -> Reader | None:
+    """The first of several kinds that a value is; if none, what it looks most like says what is wrong."""
+    found = [_kind(node, scope) for node in nodes]
+    kinds = [kind for kind in found if kind is not None]
+    if len(kinds) < len(found):
+        return None
+    none = _KINDS["None"]
+    optional = none in kinds
+    classes = tuple(name for kind in kinds for name in kind.classes)
+    kinds = [kind for kind in kinds if kind is not none and not kind.classes]
+    if classes:
+        kinds.insert(0, _of_class(classes))
+    expected = _or([kind.expected for kind in kinds])
+
+    def read(value: Any, where: str) -> Any:
+        if value is None and optional:
+            return None
+        if len(kinds) == 1:
+            return kinds[0].read(value, where)
+        alike = None
+        for kind in kinds:
+            try:
+                return kind.read(value, where)
+            except InputError as error:
+                if _family(value) in kind.family:
+                    wider = error.message.replace(f"expected {kind.expected}", f"expected {expected}")
+                    alike = type(error)(wider, where=error.where)
+        raise alike or InputError(f"found {quoted(value)}; expected {expected}", where=where)
+
+    plain = frozenset[type]().union(*(kind.plain for kind in found if kind is not None))
+    return Reader(expected, read, " ".join(kind.family for kind in kinds), classes, plain)
+
+
+def _or(words: Iterable[str]) -> str:
+    *others, last = dict.fromkeys(words)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _family(value: object) -> str:
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, numbers.Real):
+        return "number"
+    return "several" if isinstance(value, Iterable) and not isinstance(value, bytes) else "nothing"
+
+
+def _one_of(words: tuple[Any, ...]) -> Reader:
+    listed = _or(map(repr, words))
+
+    def read(value: Any, where: str) -> Any:
+        if isinstance(value, str) and value in words:
+            return value
+        near = did_you_mean(value, words) if isinstance(value, str) else ""
+        raise InputError(f"found {quoted(value)}; expected {listed}{near}", where=where)
+
+    return Reader(listed, read, "text")
+
+
+def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]) -> Reader:
+    """Several things of one kind; a single one will do, and an iterator is read to its end."""
+    fixed = container == "tuple" and not (inner and _is_dots(inner[-1]))
+    kinds = [_kind(each, scope) for each in inner if not _is_dots(each)]
+    item = kinds[0] if kinds else None
+    make: Any = frozenset if container == "frozenset" else tuple
+    ordered = container not in ("Collection", "Iterable", "frozenset")
+    what = f"{len(kinds)} things in order" if fixed else "several in order" if ordered else "several"
+    expected = what if item is None else f"{what}, each {item.expected}"
+
+    def read(value: Any, where: str) -> Any:
+        if isinstance(value, np.ndarray):
+            value = tuple(value.tolist()) if value.ndim else value.item()
+        alone = isinstance(value, (str, bytes)) or not isinstance(value, Iterable)
+        alone = alone or (item is not None and _is_any(type(value), item.classes))
+        if alone and item is not None and not fixed:
+            try:
+                return make((item.read(value, where),))
+            except InputError as error:
+                if _family(value) in item.family:
+                    raise
+                raise InputError(f"found {quoted(value)}; expected {expected}", where=error.where) from None
+        if alone or isinstance(value, (Mapping, Set) if ordered else Mapping):
+            raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
+        sized = isinstance(value, (Sequence, Set)) and not isinstance(value, range)
+        values = value if sized else tuple(itertools.islice(value, _MAX_ITEMS + 1))
+        if not sized and len(values) > _MAX_ITEMS:
+            many = f"found more than {_MAX_ITEMS} in {quoted(value)}"
+            raise InputError(f"{many}; expected fewer", where=where)
+        if fixed and len(values) != len(kinds):
+            raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
+        if not fixed and (item is None or _takes_all(item, {*map(type, values)})):  # fast for many
+            as_it_is = type(values) is make or (make is tuple and container != "tuple")
+            return values if as_it_is else make(values)
+        each_kind = kinds if fixed else itertools.repeat(item)
+        return make(
+            each if kind is None else kind.read(each, f"{where}[{place}]")
+            for place, (kind, each) in enumerate(zip(each_kind, values, strict=False))
+        )
+
+    return Reader(expected, read, "several")
+
+
+def _takes_all(item: Reader, kinds: set[type]) -> bool:
+    """True if values of these types are taken as they are. A schedule may have to be listed first."""
+    if "Schedule" in item.classes:
+        return kinds <= item.plain
+    return all(each in item.plain or _is_any(each, item.classes) for each in kinds)
+
+
+def _is_dots(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is ...
+
+
+def _mapping(key: Reader | None, value: Reader | None) -> Reader:
+    def read(found: Any, where: str) -> Any:
+        if not isinstance(found, Mapping):
+            raise InputError(f"found {quoted(found)}; expected a mapping", where=where)
+        if key is None and value is None:
+            return found
+        keys = [k if key is None else key.read(k, where) for k in found]
+        values = [v if value is None else value.read(v, f"{where}[{quoted(k)}]") for k, v in found.items()]
+        return dict(zip(keys, values, strict=True))
+
+    return Reader("a mapping", read, "several")
+
+
+def _of_class(names: tuple[str, ...]) -> Reader:
+    """An instance of a class of one of these names, or what has or becomes one."""
+    expected = _or(map(noun, names))
+    hint = next((f" ({_HINTS[name]})" for name in names if name in _HINTS), "")
+
+    def read(value: Any, where: str) -> Any:
+        own = type(value).__module__.partition(".")[0] == "taccl"
+        meant = value
+        if own and not _is_any(type(value), names):  # the schedule in a result of taccl's
+            meant = getattr(value, "schedule", value)
+        is_one = _is_any(type(meant), names)
+        if "Schedule" in names and not is_one and _is_any(type(meant), ("ImplicitSchedule",)):
+            return meant.expand()
+        if is_one:
+            return meant.listable() if own and names == ("Schedule",) else meant
+        raise InputError(f"found {quoted(value)}; expected {expected}{hint}", where=where)
+
+    return Reader(expected, read, classes=names)
+
+
+def _is_any(kind: type, names: tuple[str, ...]) -> bool:
+    """True if a class or a base class has one of these names; no module is imported for it."""
+    return kind.__name__ in names or any(each.__name__ in names for each in kind.__mro__)

@@ -1,0 +1,178 @@
+"""Tiles of a plan: the schedule that wins at each size of a range, with few simulations."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+
+from taccl._internal.deadline import Deadline, OutOfTime
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.simulation.simulate import simulate
+from taccl.analysis.verification.verify import verify
+from taccl.errors import InputError, TacclWarning
+from taccl.explore.plan_ranges import PlanRange
+from taccl.problem.problem import Problem
+from taccl.program.program import Program
+from taccl.schedule.schedule import Schedule
+from taccl.synthesis.search import no_bound
+
+#: Seconds for each bound of a range, at most; and beyond twice that, before one that proves nothing is given.
+_BOUND_S, _LATE_S = 1.0, 0.1
+
+
+class TimedSchedule:
+    """A schedule, and at any size its finish behind the launch of its protocol.
+
+    The order of sends is kept, so that the finish is the longest of many ways through them, each of which
+    takes some time and some more for every byte: a convex function of bytes that never falls. Two sizes on
+    one side of a third thus tell how long it takes there at least, those on both sides how long at most, and
+    few sizes need to be simulated.
+    """
+
+    def __init__(self, schedule: Schedule, source: str) -> None:
+        self.schedule, self.source = schedule, source
+        self._finish: dict[int, Fraction | float] = {}
+
+    @cached_property
+    def shape(self) -> tuple[object, ...]:
+        """Content of its columns without times: two of one shape have the same finish at every size."""
+        s = self.schedule
+        columns = (column.tobytes() for column in (s.chunk, s.link, s.group, s.reduce))
+        carried = str(s.contributions) if s.carries is not None else ""
+        return s.problem.topology.protocol, s.problem.collective.num_chunks, carried, *columns
+
+    def _chunk_bytes(self, size: int) -> int:
+        return -(-size // self.schedule.problem.collective.size_chunks)
+
+    def finish(self, size: int) -> Fraction | float:
+        """Exact microseconds, the launch counted; infinite where its order cannot be kept."""
+        key = self._chunk_bytes(size)
+        if key not in self._finish:
+            least, most = self._range(key)
+            if least < most:
+                try:
+                    found = simulate(self.schedule, size=size)
+                    least = found.launch + found.finish
+                except InputError:
+                    least = math.inf
+            self._finish[key] = least
+        return self._finish[key]
+
+    def at_least(self, size: int) -> Fraction | float:
+        """Known lower limit of its finish."""
+        return self._range(self._chunk_bytes(size))[0]
+
+    def _range(self, key: int) -> tuple[Fraction | float, Fraction | float]:
+        """Lower and upper limit of its finish: equal on a straight line through three sizes."""
+        if key in self._finish:
+            return (self._finish[key],) * 2
+        known = sorted((x, Fraction(y)) for x, y in self._finish.items() if y < math.inf)
+        below, above = [p for p in known if p[0] < key], [p for p in known if p[0] > key]
+
+        def line(one: tuple[int, Fraction], other: tuple[int, Fraction]) -> Fraction:
+            (x, y), (other_x, other_y) = one, other
+            return y + (y - other_y) * (key - x) / (x - other_x)
+
+        least: Fraction | float = below[-1][1] if below else 0
+        least = max([least, *(line(*pair) for pair in (below[:-3:-1], above[:2]) if len(pair) == 2)])
+        return least, line(below[-1], above[0]) if below and above else math.inf
+
+    def at(self, size: int) -> Schedule:
+        """The verified schedule with the times it has at a size."""
+        schedule = simulate(self.schedule, size=size).as_schedule()
+        verify(schedule).raise_if_failed()
+        return schedule
+
+
+#: First size, last size, and the schedule that wins there.
+Tile = tuple[int, int, TimedSchedule]
+
+
+def winner_at(candidates: Sequence[TimedSchedule], size: int) -> TimedSchedule:
+    """The candidate that finishes first."""
+    best: TimedSchedule | None = None
+    for each in sorted(candidates, key=lambda candidate: candidate.at_least(size)):
+        if best is not None and each.at_least(size) >= best.finish(size):
+            break
+        if best is None or each.finish(size) < best.finish(size):
+            best = each
+    assert best is not None, "there is a candidate"
+    return best
+
+
+def tiles_of(candidates: Sequence[TimedSchedule], grid: Sequence[int]) -> list[Tile]:
+    """(first size, last size, winner), one after the other from the first size of the grid to its last."""
+
+    def best(size: int, *preferred: TimedSchedule) -> TimedSchedule:
+        """Best schedule at a size; among equals a preferred one, so that ranges do not change needlessly."""
+        found = winner_at(candidates, size)
+        return next((each for each in preferred if each.finish(size) <= found.finish(size)), found)
+
+    def starts(
+        first: int, before: TimedSchedule, last: int, after: TimedSchedule
+    ) -> list[tuple[int, TimedSchedule]]:
+        """Starts of tiles behind `first` and up to `last`, and their winners."""
+        if before is after or last - first == 1:
+            return [] if before is after else [(last, after)]
+        middle = (first + last) // 2
+        between = best(middle, before, after)
+        return starts(first, before, middle, between) + starts(middle, between, last, after)
+
+    found = [(grid[0], best(grid[0]))]
+    for first, last in pairwise(grid):
+        before = found[-1][1]
+        found += starts(first, before, last, best(last, before))
+    ends = [*(begin - 1 for begin, _ in found[1:]), grid[-1]]
+    return [(begin, end, winner) for (begin, winner), end in zip(found, ends, strict=True)]
+
+
+def without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[TimedSchedule]:
+    """The winners but for the one that is missed least, by the worst ratio over sizes."""
+    winners = list(dict.fromkeys(winner for _, _, winner in tiles))
+    sizes = sorted({*grid, *(end for first, last, _ in tiles for end in (first, last))})
+
+    def best(some: Sequence[TimedSchedule], size: int) -> Fraction | float:
+        return min(each.finish(size) for each in some)
+
+    def regret(left_out: TimedSchedule) -> Fraction | float:
+        others = [each for each in winners if each is not left_out]
+        return max(ratio(best(others, size), best(winners, size)) for size in sizes)
+
+    least = min(winners, key=regret)
+    return [each for each in winners if each is not least]
+
+
+def ratio(finish: Fraction | float, best: Fraction | float) -> Fraction | float:
+    """Ratio of a finish to the best one; 1 if both are 0, as no send is necessary."""
+    return finish / best if best else 1
+
+
+def range_of(tile: Tile, program: Program, bound_s: float) -> PlanRange:
+    """The range of a tile: schedule, times and bounds; each bound takes at most `bound_s` seconds."""
+    first, last, winner = tile
+    own = min(max(winner.schedule.problem.size_bytes or first, first), last)
+    schedules = [winner.at(size) for size in (first, own, last)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TacclWarning)
+        # Schedules of all sketches and cuts compete, so that no clause counts but what merges, and any cut.
+        free = [replace(each.problem, clauses=each.problem.clauses.only("merge")) for each in schedules]
+        bounds = [_bound(each, min(_BOUND_S, bound_s)) for each in free]
+    return PlanRange(
+        first, last, schedules[1], winner.source, schedules[0].finish, schedules[2].finish,
+        bounds[1], bounds[0], bounds[2], program,
+    )  # fmt: skip
+
+
+def _bound(problem: Problem, seconds: float) -> Certificate:
+    """The bound over all chunkings; one that proves nothing where it takes far longer."""
+    try:
+        with Deadline.after(2 * seconds + _LATE_S).enforced():
+            return lower_bound(problem, divisible=True, budget_s=seconds)
+    except OutOfTime:
+        return no_bound(problem, divisible=True)
