@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import taccl
 from taccl.aggregation import simulate_packets
-from taccl.plot.layout import height_of
 from taccl.plot.style import OKABE_ITO, figure
+from taccl.plot.topology import height_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

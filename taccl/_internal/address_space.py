@@ -1,9 +1,11 @@
-"""The bound of this process's address space, as ``ulimit -v`` sets it, and what fits into it."""
+"""Limits of this process's address space, as ``ulimit -v`` or a task sets them, and signs that it ran out."""
 
 from __future__ import annotations
 
+import errno
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -19,6 +21,11 @@ BLAS_BYTES, LLVM_BYTES = 400 * 10**6, 640 * 10**6
 _FUNCTION_BYTES = 64 * 10**6
 #: Parameter of glibc's ``mallopt``: the number of heaps (``M_ARENA_MAX``).
 _NUMBER_OF_HEAPS = -8
+
+#: Messages of native libraries and Python when an allocation fails.
+MEMORY_WORDS = ("bad_alloc", "MemoryError", "Cannot allocate memory", "out of memory", "Out of memory")
+#: Further messages of Python, if the address space is bounded.
+_BOUNDED_WORDS = ("can't start new thread", "failed to map segment", "find/load shared object file")
 
 
 def address_space_bytes() -> int | None:
@@ -77,3 +84,34 @@ def require_free_space() -> None:
             f"too little memory: {free // 10**6} MB of address space are left, and compiled functions need "
             f"{_FUNCTION_BYTES // 10**6} MB; allow more (ulimit -v)"
         )
+
+
+def tells_of_memory(error: BaseException, *, bounded: bool) -> bool:
+    """True if an exception means that memory ran out, in a process whose memory was `bounded` or not."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    return bounded and any(word in str(error) for word in (*MEMORY_WORDS, *_BOUNDED_WORDS))
+
+
+@contextmanager
+def limited_memory(memory_limit_mb: int | None) -> Iterator[None]:
+    """Bound the address space to what is mapped now and `memory_limit_mb` (10**6 bytes) on top.
+
+    Where the platform cannot bound it (macOS ignores RLIMIT_AS), what is inside runs unbounded.
+    """
+    if memory_limit_mb is None or _resource is None:
+        yield
+        return
+    soft, hard = _resource.getrlimit(_resource.RLIMIT_AS)
+    limit = mapped_bytes() + memory_limit_mb * 10**6
+    if hard != _resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    try:
+        _resource.setrlimit(_resource.RLIMIT_AS, (limit, hard))
+    except (ValueError, OSError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        _resource.setrlimit(_resource.RLIMIT_AS, (soft, hard))

@@ -22,6 +22,8 @@ _MOVED = {
     "taccl.formats.runtimes": "taccl.program.runtimes",
     "taccl.measure.mismatch": "taccl.measure.machine",
     "taccl.measure.ranges": "taccl.measure.estimate",
+    "taccl.plot.layout": "taccl.plot.topology",
+    "taccl.solvers.memory": "taccl._internal.address_space",
     "taccl.topology.graphs": "taccl.topology.builder",
     "taccl.units": "taccl._internal.units",
 }

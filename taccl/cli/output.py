@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
-from taccl._internal.address_space import address_space_bytes
+from taccl._internal.address_space import address_space_bytes, tells_of_memory
 from taccl._internal.names import shown, shown_lines
 from taccl._internal.units import format_us
 from taccl.errors import InputError, SolverUnavailableError, TacclError
-from taccl.solvers.memory import tells_of_memory
 
 if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule

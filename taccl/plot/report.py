@@ -27,10 +27,10 @@ from taccl.analysis.verification.verify import verify
 from taccl.errors import TacclError
 from taccl.formats.files import check_writable, write_whole
 from taccl.plot.gantt import COPIES, REDUCTIONS, draw_bars, rows_height
-from taccl.plot.layout import height_of
 from taccl.plot.progress import draw_trace, trace_in
 from taccl.plot.sizes import bandwidth, bandwidths, measured_points
 from taccl.plot.style import drawing, figure, render, title_of
+from taccl.plot.topology import height_of
 from taccl.plot.topology import topology as draw_topology
 from taccl.problem.problem import Problem
 from taccl.schedule.bars import Bars, By, bars_of

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from taccl.solvers.memory import limited_memory, tells_of_memory
+from taccl._internal.address_space import limited_memory, tells_of_memory
 from taccl.solvers.wire import decode, encode
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from taccl._internal.address_space import tells_of_memory
 from taccl.solvers.child import Control
-from taccl.solvers.memory import tells_of_memory
 from taccl.solvers.model import RELATIVE_GAP, LinearModel
 
 LIBRARIES = ("pulp",)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from taccl.solvers.memory import MEMORY_WORDS
+from taccl._internal.address_space import MEMORY_WORDS
 from taccl.solvers.process import WORKERS, Process
 from taccl.solvers.wire import encode
 

@@ -7,7 +7,7 @@ import pytest
 
 import taccl
 from taccl.errors import InputError
-from taccl.plot.layout import lay_out, lines_of
+from taccl.plot.topology import lay_out, lines_of
 
 
 def lines_by_kind(topology):

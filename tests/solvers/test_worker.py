@@ -13,7 +13,7 @@ from threading import Event
 import numpy as np
 import pytest
 
-from taccl.solvers.memory import tells_of_memory
+from taccl._internal.address_space import tells_of_memory
 from taccl.solvers.worker import run_task
 from tests.effort import AMPLE_S
 
