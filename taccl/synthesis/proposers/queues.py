@@ -19,7 +19,14 @@ from taccl.synthesis.kernels.events import run_events
 from taccl.synthesis.kernels.fabric import starts
 from taccl.synthesis.kernels.limits import Limits, Sends, best_of, counting
 from taccl.synthesis.kernels.queue_kernel import Hops, Queues, join_hops, send_along, send_in_order
-from taccl.synthesis.proposers.router import Routes, find_paths, search_steps, sending_ns
+from taccl.synthesis.proposers.router import (
+    Routes,
+    find_own_paths,
+    find_paths,
+    find_trees,
+    search_steps,
+    sending_ns,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,9 +59,12 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
     Raises `CollectiveError` if a chunk cannot reach its target. `OutOfTime` if it was stopped before
     there was a schedule.
     """
-    routes = find_paths(fabric, demand, limits)
-    verifying_s = len(routes.slot) * VERIFY_US_PER_TRANSFER / 10**6
     find = partial(find_paths, fabric, demand)
+    routes = find(limits)
+    own = find_own_paths(fabric, demand, limits)
+    if own is not None and own.peak_ticks < routes.peak_ticks:
+        find, routes = partial(find_trees, fabric, demand), own
+    verifying_s = len(routes.slot) * VERIFY_US_PER_TRANSFER / 10**6
     most = min(_MOST_RUNS, _TOTAL_SENDS // max(1, len(routes.slot)))
     best = _send_best(
         fabric, demand, routes, find, replace(limits, deadline=limits.deadline.later(-verifying_s)),

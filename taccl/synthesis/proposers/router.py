@@ -52,6 +52,8 @@ KEPT_STEPS = 480_000_000
 _PATH_EXPONENTS = (0, 2, 3, 4, 4, 4, 5, 5)
 _PATH_CHOICES = ((1,), (3,), (4,), (5,), (5, 6), (5, 6), (6,), (6,))
 _PATIENCE = 2  # no further tree after so many that did not help
+#: Most links that a pass visits in which each chunk gets a path of its own; nanoseconds for each, about.
+_MOST_OWN_STEPS, _OWN_LINK_NS = 20_000_000, 4
 #: Nanoseconds, about: to visit a link in the search for a tree; for a hop, a tree and a resource in a
 #: choice; and to send a hop. No pass begins that leaves less than `margin` times its
 #: estimated time for sending.
@@ -187,6 +189,21 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
     slot = np.empty(int(hop_of[-1]), np.int32)
     list_paths(fabric, paths, hop_of, slot)
     return Routes(hop_of, slot, round(peak))
+
+
+def find_own_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Routes | None:
+    """A path for each chunk, searched for it alone; None for many chunks, or if time is short.
+
+    Where few chunks load a part of the fabric, shared trees hold too few paths around it.
+    """
+    steps = search_steps(fabric, demand)
+    takes_s = len(TREE_EXPONENTS) * steps * _OWN_LINK_NS / 10**9
+    if steps > _MOST_OWN_STEPS or _MARGIN * takes_s > limits.deadline.left_s:
+        return None
+    try:
+        return find_trees(fabric, demand, limits)
+    except OutOfTime:
+        return None
 
 
 def search_steps(fabric: Fabric, demand: Demand) -> int:

@@ -19,6 +19,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.loops import accept_copies, compiled_loop
 from taccl.analysis.verification.verify import verify
 from taccl.errors import CollectiveError
+from taccl.problem.collective import Chunk, Collective
 from taccl.problem.problem import Clauses, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.kernels import queue_kernel, spreading_kernel
@@ -384,3 +385,15 @@ def test_random_problems_that_merge_are_verified(seed):
     assert verify(together).ok
     if not problem.collective.combining:
         assert together.finish_ticks <= alone.finish_ticks
+
+
+def test_one_heavy_pair_spreads_over_all_ways():
+    """Chunks of one pair of ranks get paths of their own where shared trees hold too few of them."""
+    topology = taccl.topologies.dgx_h100(2)
+    chunks = (*collectives.alltoall(16).chunks, *[Chunk((0,), (15,))] * 63)
+    heavy = make_problem(topology, Collective("heavy pair", 16, chunks), chunk_bytes=10**6)
+    fabric, demand = problem_arrays(heavy)
+    shared = find_paths(fabric, demand)
+    found = send_queued(fabric, demand, Limits(num_runs=1))
+    assert found.finish_ticks < shared.peak_ticks
+    assert found.finish_ticks <= 1.02 * lower_bound(heavy).bound * heavy.costs.ticks_per_us
