@@ -46,30 +46,28 @@ _COLUMNS: tuple[Column, ...] = (
 )  # fmt: skip
 
 
-def _of_stages(*names: str) -> Callable[[ExitStack], None]:
-    """Leave stages out of the portfolio."""
+def _of_table(*names: str) -> Callable[[ExitStack], None]:
+    """Leave proposers out of the tables of the portfolio."""
 
     def leave_out(stack: ExitStack) -> None:
+        table = import_module("taccl.synthesis.proposers.table")
         stages = import_module("taccl.synthesis.proposers.stages")
-        left_out = [getattr(stages, name) for name in names]
-        kept = tuple(stage for stage in stages.STAGES["auto"] if stage not in left_out)
-        stack.enter_context(mock.patch.dict(stages.STAGES, {"auto": kept}))
+        kept, auto = (
+            tuple(turn for turn in turns if turn.proposer.name not in names)
+            for turns in (table.PROPOSERS, stages.STAGES["auto"])
+        )
+        stack.enter_context(mock.patch.object(table, "PROPOSERS", kept))
+        stack.enter_context(mock.patch.dict(stages.STAGES, {"auto": auto}))
 
     return leave_out
 
 
-def _of_steps(*names: str) -> Callable[[ExitStack], None]:
-    """Have steps of the synthesis, functions that it calls, do nothing."""
-
-    def leave_out(stack: ExitStack) -> None:
-        synthesizing = import_module("taccl.synthesis.synthesize")
-        for name in names:
-            place, _, function = name.rpartition(".")
-            stack.enter_context(mock.patch.object(
-                getattr(synthesizing, place) if place else synthesizing, function, lambda *_, **__: None
-            ))  # fmt: skip
-
-    return leave_out
+def _without_baselines(stack: ExitStack) -> None:
+    """Leave baselines out of the table, and before and after it."""
+    _of_table("baselines")(stack)
+    synthesizing = import_module("taccl.synthesis.synthesize")
+    for name in ("offer_first", "offer_rest"):
+        stack.enter_context(mock.patch.object(synthesizing, name, lambda *_, **__: None))
 
 
 def _by_parameters(**changed: Mapping[str, Any]) -> Callable[[ExitStack], dict[str, Any]]:
@@ -81,17 +79,17 @@ def _by_parameters(**changed: Mapping[str, Any]) -> Callable[[ExitStack], dict[s
 MECHANISMS: dict[str, Callable[[ExitStack], dict[str, Any] | None]] = {
     "nothing": lambda stack: None,
     "nothing, again": lambda stack: None,
-    "baselines": _of_steps("offer_first", "offer_rest", "offer_baselines"),
+    "baselines": _without_baselines,
     "suggested sketches": lambda stack: {"sketch": "none"},
     "restarts": _by_parameters(list={"share": 0.0}),
-    "compiled": _of_stages("_compiled"),
-    "joint job shop": _of_stages("_joint"),
-    "routing MILP": _of_stages("_routed"),
-    "job shop rounds": _of_stages("_improve"),
-    "all models": _of_stages("_joint", "_routed", "_improve"),
-    "ruin and recreate": _of_steps("stages.ruin_and_recreate"),
-    "chunks as one": _of_steps("offer_fused"),
-    "exchanged sums": _of_steps("offer_exchanged"),
+    "compiled": _of_table("compiled list scheduler"),
+    "joint job shop": _of_table("joint job shop"),
+    "routing MILP": _of_table("routing MILP"),
+    "job shop rounds": _of_table("job shop rounds"),
+    "all models": _of_table("joint job shop", "routing MILP", "job shop rounds"),
+    "ruin and recreate": _of_table("ruin and recreate"),
+    "chunks as one": _of_table("chunks as one"),
+    "exchanged sums": _of_table("exchange"),
     "contributions apart": _by_parameters(portfolio={"apart_hops": 0}),
 }
 PROBLEMS: dict[str, Callable[[], Problem]] = {

@@ -25,6 +25,7 @@ _MOVED = {
     "taccl.plot.layout": "taccl.plot.topology",
     "taccl.solvers.memory": "taccl._internal.address_space",
     "taccl.topology.graphs": "taccl.topology.builder",
+    "taccl.synthesis.steps": "taccl.synthesis.proposing",
     "taccl.units": "taccl._internal.units",
 }
 

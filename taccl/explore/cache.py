@@ -35,7 +35,7 @@ from taccl.formats.native import FORMAT, dump_schedule, load_schedule
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.backends import package_versions
-from taccl.synthesis.steps import registered
+from taccl.synthesis.proposing import registered
 
 _SCHEMA = 1
 _FAILURE = "taccl-failure"

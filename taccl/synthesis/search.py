@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -115,11 +115,20 @@ class Search:
     ran_out: bool = False  # time was up before the search was
     dimension_bound: DimensionBound | None = None  # of algorithms along dimensions, where these were used
     kept_s: float = 0.0  # of the time, for what comes after what is being done
+    backend: str = ""  # by default the one that was asked for
+    limit_s: float = 0.0  # the time that it had when its proposers began
+    is_large: bool | None = None  # whether only the compiled search would end in time; None: not decided yet
+    proposals: Sequence[SketchProposal] = ()  # sketches to search under
+    solve: Callable[[Problem, Options, Deadline], Result] | None = None  # the search of a problem made of it
+
+    def __post_init__(self) -> None:
+        self.backend = self.backend or self.options.backend
 
     def part(self, problem: Problem, prefix: str, deadline: Deadline, **given: Any) -> Search:
         """A search that is a part of this one, of a problem of its own; with fields that are given."""
         given |= {each: getattr(self, each) for each in ("stages", "trace", "notes", "fallbacks")}
         given["gives_up"] = given.get("gives_up", False) or self.gives_up
+        given.setdefault("backend", self.backend)
         return Search(problem, self.options, deadline, prefix=self.prefix + prefix, above=self, **given)
 
     @cached_property

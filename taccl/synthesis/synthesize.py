@@ -35,52 +35,37 @@ from taccl.schedule.listing import released
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable, is_possible, rooted_anew
 from taccl.solvers.registry import require_known
-from taccl.solvers.worker import warm_up
 from taccl.synthesis.backends import OWN_BACKENDS
-from taccl.synthesis.explaining.explain import explain
-from taccl.synthesis.improve.improvement import is_quick, suits_improvement
+from taccl.synthesis.explaining.explain import infeasible
 from taccl.synthesis.memory import check_memory
 from taccl.synthesis.observing import Observer, SearchState
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.proposers import stages
-from taccl.synthesis.proposers.balanced import BALANCED, cut_balanced, search_balanced
+from taccl.synthesis.proposers.balanced import BALANCED, cut_balanced
 from taccl.synthesis.proposers.competing import (
-    competing_s,
     for_baselines_s,
-    is_small,
     obeying,
-    offer_baselines,
     offer_cut,
     offer_first,
     offer_rest,
     reserve_s,
     share_baselines,
 )
-from taccl.synthesis.proposers.large import effort, suits, why_not
-from taccl.synthesis.proposers.large_search import compile_telling, search_large
+from taccl.synthesis.proposers.large import effort, suits
+from taccl.synthesis.proposers.large_search import compile_telling
+from taccl.synthesis.proposers.stages import choose
+from taccl.synthesis.proposers.table import propose_all
 from taccl.synthesis.result import Result, Stage, TraceEntry
 from taccl.synthesis.search import Options, Search, bound_within
-from taccl.synthesis.steps import Step, offer_registered, take_steps
 from taccl.synthesis.suggesting.chunks import choose_with_sketches, cut
 from taccl.synthesis.suggesting.proposals import SketchProposal
-from taccl.synthesis.suggesting.sketched_search import check_proposal, is_unguided, search_guided
+from taccl.synthesis.suggesting.sketched_search import check_proposal
 from taccl.synthesis.suggesting.suggest import quick_schedule
-from taccl.synthesis.symmetry.timing_group import timing_group
-from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged
-from taccl.synthesis.transforms.fused import offer_fused
-from taccl.synthesis.transforms.halves import may_keep_apart, search_apart, search_halves
 from taccl.synthesis.transforms.switches import InNetworkUse, by_switches, over_links
 
-#: More hops for each second of the time limit go to the compiled search, unless they are few.
-_HOPS_PER_S = 50_000
 #: Share of the time for baselines in finer chunks, where their number is open.
 _CUT_SHARE = 0.25
 #: Least seconds of a search, however long what comes before it took.
 _LEAST_SEARCH_S = 0.05
-#: Share of the time kept for ruin and recreate without a sketch, which leaves models few hops.
-_SKETCHED_SHARE = 0.3
-#: Seconds for saying why a problem is infeasible, at most.
-_EXPLAIN_S = 10.0
 
 
 @checked
@@ -341,8 +326,11 @@ def _search_in_chunks(
             return Search(asked, options, limit, best=quick).result(choice)
         problem, apart = _feasible(asked, left_s, parameters)
     kept_s = reserve_s(problem, limit.left_s, budget)
-    search = Search(problem, options, limit.later(-kept_s).at_least(_LEAST_SEARCH_S), best=apart)
-    search.stages = first.stages
+    search = Search(
+        problem, options, limit.later(-kept_s).at_least(_LEAST_SEARCH_S), best=apart, stages=first.stages,
+        limit_s=left_s, is_large=is_large, proposals=proposals,
+    )  # fmt: skip
+    search.solve = partial(_search_in_chunks, first=Search(problem, options, search.deadline), whole=problem)
     chosen = f"{format_count(asked.collective.chunks_per_rank, 'chunk')} per rank"
     search.record("chunks" if is_open else "choice", "taccl", "done", since, message=chosen)
     if apart is not None:
@@ -351,7 +339,7 @@ def _search_in_chunks(
     known.append(search)
     try:
         with limit.enforced(may_end):
-            _search_and_improve(search, left_s, is_large, proposals)
+            propose_all(search)
     except (KeyboardInterrupt, OutOfTime) as error:
         if isinstance(error, KeyboardInterrupt):
             search.interrupt()
@@ -392,60 +380,6 @@ def _at_own_roots(asked: Problem, found: Result, bound: Certificate) -> Result:
     return replace(found, schedule=named, bound=bound)
 
 
-def _search_and_improve(
-    search: Search, left_s: float, is_large: bool, proposals: Sequence[SketchProposal]
-) -> None:
-    """The proposers that suit the problem, in turn: baselines, the search itself, and improvement."""
-    problem, options, parameters = search.problem, search.options, search.parameters
-    backend, budget, portfolio = options.backend, parameters.budget, parameters.portfolio
-    # Sketch suggestions and improvement run only with backend "auto" and keep="schedule".
-    is_free, is_long = backend == "auto" and options.keeps_sends, left_s >= parameters.choice.compiling_s
-    may_suggest = is_free and options.sketch == "auto" and (is_long or not is_large)
-    is_guided = bool(proposals) or (may_suggest and is_unguided(problem, parameters))
-    improving_s = 0.0
-    if is_free and suits_improvement(problem) and is_quick(left_s, parameters):
-        improving_s = (budget.improve_share if is_guided else _SKETCHED_SHARE) * left_s
-    competes, comes_first = backend in ("auto", "greedy"), is_small(problem)
-    most_s = budget.improve_share * search.deadline.left_s
-    moment_s = min(competing_s(problem, most_s, parameters), most_s) if competes else 0.0
-    exchanging_s = exchange_s(problem, search.deadline.left_s, parameters) if backend == "auto" else 0.0
-    search.most_earliest = portfolio.exchanged if exchanging_s else 0
-
-    steps: list[Step] = []
-    if competes and options.keeps_sends and problem.collective.chunks_per_rank > 1:
-        first = Search(problem, options, search.deadline)
-        steps.append(Step(offer_fused, partial(_search_in_chunks, first=first, whole=problem)))
-    if competes and comes_first:
-        steps.append(Step(offer_baselines, portfolio.baseline_share))
-    if is_free:
-        steps.append(Step(offer_registered, portfolio.registered_share))
-    if backend == BALANCED:
-        steps.append(Step(_search_balanced))
-    elif is_guided:
-        steps.append(Step(_search_guided, is_large, proposals))
-    else:
-        steps.append(Step(_search_plain, backend, is_large))
-    if competes and not comes_first:
-        share = portfolio.baseline_share if improving_s else 1.0
-        steps.append(Step(offer_baselines, share, reserve_s=max(0.0, moment_s - improving_s)))
-    if improving_s:
-        steps.append(Step(stages.ruin_and_recreate, reserve_s=improving_s))
-    if exchanging_s:
-        steps.append(Step(offer_exchanged, reserve_s=exchanging_s))
-    take_steps(search, steps)
-
-
-def _search_balanced(search: Search) -> None:
-    """The schedule along dimensions, and the bound."""
-    search_balanced(search, policy=search.options.policy)
-    search.look_for_bound()
-
-
-def _search_guided(search: Search, is_large: bool, proposals: Sequence[SketchProposal]) -> None:
-    """The search under suggested sketches, and without."""
-    search_guided(search, _search_plain, is_large=is_large, proposals=proposals)
-
-
 def _begun_anew(problem: Problem, found: Result, bound: Certificate) -> Result:
     """Re-time a release-free schedule under the problem's release dates.
 
@@ -470,35 +404,6 @@ def _begun_anew(problem: Problem, found: Result, bound: Certificate) -> Result:
         trace=(*found.trace, TraceEntry(found.seconds, timed.finish_us, bound.bound_us)),
         choice=f"{found.choice}; its sends begun anew for releases and due times",
     )  # fmt: skip
-
-
-def choose(
-    problem: Problem, backend: str, time_limit_s: float, parameters: SearchParameters = DEFAULTS
-) -> tuple[bool, str]:
-    """True if only the compiled search would end in time; and the choice, with its reasons in figures.
-
-    Effort is counted in hops, chunks times links, of which a symmetry leaves one of each orbit.
-    """
-    if backend not in ("auto", "greedy"):
-        return False, f"{backend}, as asked"
-    limits = parameters.choice
-    own = "the portfolio" if backend == "auto" else "the list scheduler"
-    most = int(round(min(limits.most_hops, max(limits.few_hops, _HOPS_PER_S * time_limit_s)), -3))
-    hops = effort(problem)
-    if hops <= most:
-        return False, f"{own}: {hops} hops, at most {most}"
-    counted = hops // timing_group(problem).counted
-    size = f"about {hops:.2g} hops, {counted:.2g} of them once reduced by symmetry"
-    if counted <= most:
-        return False, f"{own}: {size}, at most {most}"
-    unknown = why_not(problem)
-    if unknown:
-        return False, f"{own}, slowly: {size}; the compiled list scheduler does not know {unknown}"
-    reached = f"{limits.most_hops} that models reach"
-    if counted <= limits.most_hops:
-        reached = f"{most} that models reach in {time_limit_s:.2g} s"
-    limited = ", over paths of the fewest links" if problem.clauses.path_limit is not None else ""
-    return True, f"the compiled list scheduler{limited}: {size}, more than the {reached}"
 
 
 def _with_chunks(
@@ -564,61 +469,8 @@ def _feasible(
                 return rooted or problem, apart
         if isinstance(error, TopologyError):
             raise
-        limit_s = min(_EXPLAIN_S, time_limit_s)
-        raise _infeasible(problem, limit_s) or InfeasibleError(str(error)) from None
+        raise infeasible(problem, time_limit_s=time_limit_s) or InfeasibleError(str(error)) from None
     return problem, None
-
-
-def _infeasible(problem: Problem, time_limit_s: float) -> InfeasibleError | None:
-    """The clauses that clash, and what to change; None where that shows none."""
-    found = explain(problem, time_limit_s=time_limit_s)
-    if found.feasible:
-        return None
-    return InfeasibleError(f"{found.reason}; {found.change}", conflict=found.conflict)
-
-
-def _search_plain(search: Search, backend: str, is_large: bool | None = None) -> None:
-    """The compiled search; or the stages of a backend, on each half of a reduction.
-
-    - `is_large`: Which of the two; by default as `choose` says in the time that is left.
-    """
-    if is_large is None:
-        is_large, _ = choose(search.problem, backend, search.deadline.left_s, search.parameters)
-    if is_large:
-        search_large(search)
-        return
-    if backend in ("auto", "cpsat"):
-        warm_up("ortools")
-    search.look_for_bound()
-    portfolio, search_half = search.parameters.portfolio, partial(_search_spreading, backend=backend)
-    keeps_apart = may_keep_apart(search.problem, most_hops=portfolio.apart_hops)
-    with search.keeping(keeps_apart * portfolio.apart_share * search.deadline.left_s):
-        search_halves(search, search_half)
-    if keeps_apart:
-        search_apart(search, search_half)
-
-
-def _search_spreading(search: Search, *, backend: str) -> None:
-    """The stages of a backend, on a problem whose chunks spread; after Ctrl-C the first schedule will do."""
-    first = partial(stages.greedy, search, budget_s=0.0, max_runs=1)
-    try:
-        search.look_for_bound()
-        if search.interrupted or search.problem.collective.is_met:  # or nothing is to be sent
-            first()
-        else:
-            stages.run(search, backend, search.deadline.left_s)
-    except KeyboardInterrupt:
-        search.interrupt()
-        if search.best is None and search.half == "spread":  # the other half is there
-            first()
-    if search.best is None:
-        if search.interrupted:
-            raise KeyboardInterrupt
-        raise _infeasible(search.problem, _EXPLAIN_S) or NoSolutionError(
-            f"{search.problem!r}: no schedule found; give more time or loosen the sketch",
-            bound_us=search.bound_us,
-        )
-    search.ran_out = search.deadline.has_passed and not search.is_met
 
 
 def _cores() -> int:

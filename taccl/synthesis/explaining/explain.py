@@ -19,6 +19,7 @@ from taccl._internal.names import first_of, in_runs
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound, bound_along
+from taccl.errors import InfeasibleError
 from taccl.problem.clauses import BINDING, CLAUSES, Clauses
 from taccl.problem.problem import Problem
 from taccl.sketch.reachability import Need, reached, unmet
@@ -44,6 +45,8 @@ from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.search import no_bound
 
 _MAX_NAMED = 8  # pairs of ranks that a message names
+#: Most seconds to explain why a search found nothing.
+_INFEASIBLE_S = 10.0
 #: Clauses that are left out one by one; what merges is loosened instead.
 _PRICED = tuple(scope for scope in BINDING if scope != "merge")
 #: Key of the bound without any clause.
@@ -167,6 +170,14 @@ def explain(problem: Problem, *, backend: str = "highs", time_limit_s: Seconds =
         reason = "on links of several ranks, own chunks that go first wait for each other in a circle"
         return _clash(barriers, reason, (OWN_FIRST,), Change((Edit(OWN_FIRST, "set", (), 1),), True))
     return _priced(barriers, deadline)
+
+
+def infeasible(problem: Problem, *, time_limit_s: float = _INFEASIBLE_S) -> InfeasibleError | None:
+    """The error of an infeasible problem: the clauses that clash, and what to change; None if none clash."""
+    found = explain(problem, time_limit_s=min(time_limit_s, _INFEASIBLE_S))
+    if found.feasible:
+        return None
+    return InfeasibleError(f"{found.reason}; {found.change}", conflict=found.conflict)
 
 
 def _unreached(barriers: Barriers, missed: Sequence[Need], *, solver: str, deadline: float) -> Explanation:

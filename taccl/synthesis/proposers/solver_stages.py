@@ -6,11 +6,13 @@ Each function takes a `Search`, offers it what a solver finds, and records a sta
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from taccl._internal.cpu_share import busy_factor
 from taccl.solvers.model import LinearModel
 from taccl.solvers.solver import Solution, solve
 from taccl.synthesis.milp import contiguity as contiguity_stage
@@ -30,6 +32,20 @@ _LEAST_S, _LEAST_CONTIGUITY_S = 0.2, 1.0
 _MOST_PAIRS = 1_000
 #: Part of a tick by which a solver's bound may lie above a whole one and be that one.
 _TICK_SLACK = 1e-3
+
+# Improvement by the job shop: the routes that are freed in every round.
+
+#: Share of chunk-rank states that are free at first, at least and at most; and factors on the share after
+#: a round, one of them at random.
+_FREE_FIRST, _FREE_LEAST, _FREE_MOST = 0.2, 0.1, 0.6
+_FREE_STEPS = (0.8, 1.0, 1.3)
+#: Share of rounds that free the last arrivals; the factor on it after a failure; and the share of these that
+#: ask for a schedule that meets the bound.
+_LAST_SHARE, _LAST_LESS_OFTEN, _LAST_BOUND_SHARE = 0.5, 0.7, 0.7
+#: Share of the other rounds that free states at random; the rest free arrivals at about one time.
+_RANDOM_SHARE = 0.5
+#: Seconds of a round: at least, and for one of the last arrivals; more for every free hop; at most.
+_ROUND_S, _LAST_ROUND_S, _ROUND_S_PER_HOP, _MOST_ROUND_S = 1.0, 0.6, 0.001, 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +215,78 @@ def job_shop(
         found: dict[str, Any] = {"ticks": answer.bound_ticks, "message": answer.message}
         search.record(name, "cpsat", answer.status, since, finish_us=finish, **found)
     return answer.schedule
+
+
+def improve_by_job_shop(search: Search) -> None:
+    """Large-neighbourhood search: free the routes of some states, keep the rest, re-time everything.
+
+    States are freed at random, because chunks arrive there about one time, or because they are the last that
+    chunks arrive at. The last kind often asks for a schedule that meets the bound. That leaves little room:
+    it is found soon, or not at all, and then tried less often until the incumbent improves. Other rounds
+    accept an equally good schedule, so that the search drifts over plateaus. It ends after some time without
+    improvement.
+    """
+    since = time.monotonic()
+    if search.done or search.best_on_quotient is None:
+        return
+    portfolio = search.parameters.portfolio
+    patience_s = (portfolio.half_improve_share if search.half else portfolio.improve_share) * search.limit_s
+    patience_s = busy_factor() * max(portfolio.least_improve_s, patience_s)
+    rng = random.Random(search.options.seed)
+    quotient, current = search.quotient, search.best_on_quotient
+    start_us = search.best_us
+    rounds, share, better, last_share = 0, _FREE_FIRST, 0, _LAST_SHARE
+    search.last_improved = time.monotonic()
+    while not search.done and time.monotonic() - search.last_improved < patience_s:
+        entering = _entering(quotient, current)
+        part, middle, upper_ticks = share, rng.random() * current.finish_ticks, None
+        is_last = rng.random() < last_share
+        if is_last:
+            part, middle = rng.uniform(0.5, 2.0) * _FREE_LEAST, current.finish_ticks
+            upper_ticks = search.bound_ticks if rng.random() < _LAST_BOUND_SHARE else None
+        if not is_last and rng.random() < _RANDOM_SHARE:
+            free = {p for p in range(len(quotient.states)) if rng.random() < share}
+        else:
+            nearest = sorted(entering, key=lambda p: (abs(entering[p][1] - middle), p))
+            free = set(nearest[: max(1, int(part * len(nearest)))])
+        required = {m for p, (m, _) in entering.items() if p not in free}
+        optional = {m for p in free for m in quotient.states[p].hops_in} - required
+        found = job_shop(
+            search,
+            "improve",
+            required=required,
+            optional=optional,
+            hint=current,
+            budget_s=busy_factor()
+            * min(
+                (_LAST_ROUND_S if is_last else _ROUND_S) + len(optional) * _ROUND_S_PER_HOP,
+                _MOST_ROUND_S,
+            ),
+            upper_ticks=upper_ticks,
+            seed=rng.randrange(2**31),
+            record=False,
+        )
+        rounds += 1
+        last_share *= _LAST_LESS_OFTEN if is_last else 1.0
+        if found is not None and found.finish_ticks <= current.finish_ticks:
+            if found.finish_ticks < current.finish_ticks:
+                better, last_share = better + 1, _LAST_SHARE
+            current = found
+        share = min(_FREE_MOST, max(_FREE_LEAST, share * rng.choice(_FREE_STEPS)))
+    message = f"{rounds} rounds, {better} better, from {start_us:.4g} us" if start_us is not None else ""
+    search.record("improve", "cpsat", "done", since, finish_us=search.best_us, message=message)
+
+
+def _entering(quotient: Quotient, current: ListSchedule) -> dict[int, tuple[int, int]]:
+    """The hop that enters each state, of those that lead to a destination, and when it ends."""
+    needed = routing.needed_hops(quotient, current)
+    return {
+        p: (m, send.end_ticks)
+        for send in reversed(current.sends)
+        for m in send.hops
+        if m in needed
+        for p in quotient.hops[m].dsts
+    }
 
 
 def _record(

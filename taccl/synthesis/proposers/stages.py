@@ -1,32 +1,44 @@
-"""The stages of the portfolio: each a function that takes a `Search` and leaves it better or as it was.
+"""The search of a problem as it is: compiled, or by the stages of a backend on each half of a reduction.
 
-`run` goes through those of a backend in the order of `STAGES`, until the bound is met or time is up. Each
-stage knows its share of the time limit, and has nothing to do where it does not apply. Shares count work, so
-that they are longer on the clock while the machine is busy; the time limit cuts them off.
+Stages are proposers for problems whose chunks spread, listed by backend in `STAGES`. Each knows its share of
+the time limit, and has nothing to do where it does not apply. Shares count work, so that they are longer on
+the clock while the machine is busy; the time limit cuts them off.
 """
 
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections.abc import Callable
 from functools import partial
 
 from taccl._internal.cpu_share import busy_factor
 from taccl._internal.deadline import NEVER, OutOfTime
 from taccl._internal.units import format_us
-from taccl.errors import SolverUnavailableError
+from taccl.errors import NoSolutionError, SolverUnavailableError
+from taccl.problem.problem import Problem
+from taccl.solvers.worker import warm_up
+from taccl.synthesis.budget import Turn, run
+from taccl.synthesis.explaining.explain import infeasible
 from taccl.synthesis.improve.improvement import improve_schedule, is_quick
 from taccl.synthesis.kernels.limits import Limits
-from taccl.synthesis.milp import routing
-from taccl.synthesis.parameters import ListParameters
+from taccl.synthesis.parameters import DEFAULTS, ListParameters, SearchParameters
 from taccl.synthesis.proposers.greedy import ListSchedule, critical_priorities, list_schedule
-from taccl.synthesis.proposers.large_search import have_compiled, offer_compiled
-from taccl.synthesis.proposers.solver_stages import alone, job_shop, route, schedule_routed
+from taccl.synthesis.proposers.large import effort, why_not
+from taccl.synthesis.proposers.large_search import have_compiled, offer_compiled, search_large
+from taccl.synthesis.proposers.solver_stages import (
+    alone,
+    improve_by_job_shop,
+    job_shop,
+    route,
+    schedule_routed,
+)
+from taccl.synthesis.proposing import OwnProposer
 from taccl.synthesis.search import Search
-from taccl.synthesis.symmetry.quotient import Quotient
+from taccl.synthesis.symmetry.timing_group import timing_group
+from taccl.synthesis.transforms.halves import may_keep_apart, search_apart, search_halves
 
+#: More hops for each second of the time limit go to the compiled search, unless they are few.
+_HOPS_PER_S = 50_000
 #: CPU seconds of a run of the list scheduler per hop, by which a budget becomes a number of runs; and how
 #: many times the budget the runs may take on a busy machine.
 _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
@@ -35,53 +47,24 @@ _NOISES = (0.0, 0.1, 0.5, 2.0, 8.0)
 #: Share of the time for the compiled list scheduler; most seconds for a job shop, and for one after routing.
 _COMPILED_SHARE, _MOST_JOINT_S, _MOST_JOB_SHOP_S = 0.1, 5.0, 4.0
 
-# Improvement by the job shop: the routes that are freed in every round.
 
-#: Share of chunk-rank states that are free at first, at least and at most; and factors on the share after
-#: a round, one of them at random.
-_FREE_FIRST, _FREE_LEAST, _FREE_MOST = 0.2, 0.1, 0.6
-_FREE_STEPS = (0.8, 1.0, 1.3)
-#: Share of rounds that free the last arrivals; the factor on it after a failure; and the share of these that
-#: ask for a schedule that meets the bound.
-_LAST_SHARE, _LAST_LESS_OFTEN, _LAST_BOUND_SHARE = 0.5, 0.7, 0.7
-#: Share of the other rounds that free states at random; the rest free arrivals at about one time.
-_RANDOM_SHARE = 0.5
-#: Seconds of a round: at least, and for one of the last arrivals; more for every free hop; at most.
-_ROUND_S, _LAST_ROUND_S, _ROUND_S_PER_HOP, _MOST_ROUND_S = 1.0, 0.6, 0.001, 4.0
-
-
-def run(search: Search, backend: str, limit_s: float) -> None:
-    """The stages of a backend, in order, until there is nothing left to do.
-
-    Raises `SolverUnavailableError` if the named solver cannot run here; `OutOfTime` if the search gives up
-    before there is a schedule.
-    """
-    for stage in STAGES.get(backend, (partial(_one_solver, solver=backend),)):
-        if search.best is None or not search.done:
-            stage(search, limit_s)
-        if search.best is None:
-            return
-
-
-def _first(search: Search, limit_s: float) -> None:
+def _first(search: Search) -> None:
     scheduling = search.parameters.list
-    greedy(search, budget_s=min(scheduling.most_s, scheduling.share * limit_s))
+    greedy(search, budget_s=min(scheduling.most_s, scheduling.share * search.limit_s))
 
 
-def _alone(search: Search, limit_s: float) -> None:
-    scheduling = search.parameters.list
+def _alone(search: Search) -> None:
+    scheduling, limit_s = search.parameters.list, search.limit_s
     greedy(search, budget_s=min(limit_s, max(scheduling.least_alone_s, scheduling.alone_share * limit_s)))
 
 
-def _compiled(search: Search, limit_s: float, *, share: float | None = None) -> None:
-    if is_quick(limit_s, search.parameters):
-        share = _COMPILED_SHARE if share is None else share
-        offer_compiled(search, budget_s=share * limit_s)
+def _compiled(search: Search, *, share: float) -> None:
+    offer_compiled(search, budget_s=share * search.limit_s)
 
 
-def _joint(search: Search, limit_s: float) -> None:
+def _joint(search: Search) -> None:
     """One job shop with every hop optional, where there are few."""
-    portfolio, num_hops = search.parameters.portfolio, len(search.quotient.hops)
+    limit_s, portfolio, num_hops = search.limit_s, search.parameters.portfolio, len(search.quotient.hops)
     if num_hops > portfolio.joint_hops or search.best_on_quotient is None:
         return
     budget_s = busy_factor() * min(_MOST_JOINT_S, portfolio.joint_share * limit_s)
@@ -95,9 +78,9 @@ def _joint(search: Search, limit_s: float) -> None:
     )
 
 
-def _routed(search: Search, limit_s: float) -> None:
+def _routed(search: Search) -> None:
     """Routing, then ordering and contiguity as one job shop."""
-    portfolio = search.parameters.portfolio
+    limit_s, portfolio = search.limit_s, search.parameters.portfolio
     budget_s = min(busy_factor() * portfolio.routing_share * limit_s, search.deadline.left_s)
     routed = route(search, "highs", budget_s=budget_s)
     if routed is not None and not search.done:
@@ -105,8 +88,9 @@ def _routed(search: Search, limit_s: float) -> None:
         schedule_routed(search, routed, "cpsat", budget_s)
 
 
-def _one_solver(search: Search, limit_s: float, *, solver: str) -> None:
+def _one_solver(search: Search) -> None:
     """Routing, ordering and contiguity on one solver; the list scheduler only gives it a first finish."""
+    solver = search.backend
     greedy(search, budget_s=0.0, max_runs=1)
     if search.best is None:
         return
@@ -116,7 +100,7 @@ def _one_solver(search: Search, limit_s: float, *, solver: str) -> None:
     own.quotient = search.quotient
     first_us, half = format_us(search.best.finish_us), f" in the {search.half} half" if search.half else ""
     try:
-        alone(own, solver, budget_s=limit_s)
+        alone(own, solver, budget_s=search.limit_s)
         last = own.stages[-1]
         if own.best is None and last.status == "unavailable":
             raise SolverUnavailableError(f"{solver} cannot run here: {last.message}; see taccl backends")
@@ -230,80 +214,99 @@ def ruin_and_recreate(search: Search) -> None:
     search.record("ruin and recreate", "compiled", "done", since, finish_us=finish, message=done)
 
 
-def _improve(search: Search, limit_s: float) -> None:
-    """Large-neighbourhood search: free the routes of some states, keep the rest, re-time everything.
-
-    States are freed at random, because chunks arrive there about one time, or because they are the last that
-    chunks arrive at. The last kind often asks for a schedule that meets the bound. That leaves little room:
-    it is found soon, or not at all, and then tried less often until the incumbent improves. Other rounds
-    accept an equally good schedule, so that the search drifts over plateaus. It ends after some time without
-    improvement.
-    """
-    since = time.monotonic()
-    if search.done or search.best_on_quotient is None:
-        return
-    portfolio = search.parameters.portfolio
-    patience_s = (portfolio.half_improve_share if search.half else portfolio.improve_share) * limit_s
-    patience_s = busy_factor() * max(portfolio.least_improve_s, patience_s)
-    rng = random.Random(search.options.seed)
-    quotient, current = search.quotient, search.best_on_quotient
-    start_us = search.best_us
-    rounds, share, better, last_share = 0, _FREE_FIRST, 0, _LAST_SHARE
-    search.last_improved = time.monotonic()
-    while not search.done and time.monotonic() - search.last_improved < patience_s:
-        entering = _entering(quotient, current)
-        part, middle, upper_ticks = share, rng.random() * current.finish_ticks, None
-        is_last = rng.random() < last_share
-        if is_last:
-            part, middle = rng.uniform(0.5, 2.0) * _FREE_LEAST, current.finish_ticks
-            upper_ticks = search.bound_ticks if rng.random() < _LAST_BOUND_SHARE else None
-        if not is_last and rng.random() < _RANDOM_SHARE:
-            free = {p for p in range(len(quotient.states)) if rng.random() < share}
-        else:
-            nearest = sorted(entering, key=lambda p: (abs(entering[p][1] - middle), p))
-            free = set(nearest[: max(1, int(part * len(nearest)))])
-        required = {m for p, (m, _) in entering.items() if p not in free}
-        optional = {m for p in free for m in quotient.states[p].hops_in} - required
-        found = job_shop(
-            search,
-            "improve",
-            required=required,
-            optional=optional,
-            hint=current,
-            budget_s=busy_factor()
-            * min(
-                (_LAST_ROUND_S if is_last else _ROUND_S) + len(optional) * _ROUND_S_PER_HOP,
-                _MOST_ROUND_S,
-            ),
-            upper_ticks=upper_ticks,
-            seed=rng.randrange(2**31),
-            record=False,
-        )
-        rounds += 1
-        last_share *= _LAST_LESS_OFTEN if is_last else 1.0
-        if found is not None and found.finish_ticks <= current.finish_ticks:
-            if found.finish_ticks < current.finish_ticks:
-                better, last_share = better + 1, _LAST_SHARE
-            current = found
-        share = min(_FREE_MOST, max(_FREE_LEAST, share * rng.choice(_FREE_STEPS)))
-    message = f"{rounds} rounds, {better} better, from {start_us:.4g} us" if start_us is not None else ""
-    search.record("improve", "cpsat", "done", since, finish_us=search.best_us, message=message)
+def _too_short(search: Search) -> str:
+    """The reason why time does not suffice for kernels; empty if it does."""
+    if is_quick(search.limit_s, search.parameters):
+        return ""
+    return f"its kernels are not compiled, and {search.limit_s:.2g} s do not suffice for that"
 
 
-#: The stages of every backend; any other is a solver that works alone.
-STAGES: dict[str, tuple[Callable[[Search, float], None], ...]] = {
-    "auto": (_first, _compiled, _joint, _routed, _improve),
-    "greedy": (_alone, partial(_compiled, share=1.0)),
+#: The list scheduler in the portfolio, and as a backend; the compiled list scheduler after each.
+_LIST, _LIST_ALONE = (OwnProposer("list scheduler", each) for each in (_first, _alone))
+_COMPILED, _COMPILED_ALONE = (
+    OwnProposer("compiled list scheduler", partial(_compiled, share=share))
+    for share in (_COMPILED_SHARE, 1.0)
+)
+#: The stages of every backend, in order; any other is a solver that works alone.
+STAGES: dict[str, tuple[Turn, ...]] = {
+    "auto": (
+        Turn(_LIST),
+        Turn(_COMPILED, why_not=_too_short, improves=True),
+        Turn(OwnProposer("joint job shop", _joint), improves=True),
+        Turn(OwnProposer("routing MILP", _routed), improves=True),
+        Turn(OwnProposer("job shop rounds", improve_by_job_shop), improves=True),
+    ),
+    "greedy": (Turn(_LIST_ALONE), Turn(_COMPILED_ALONE, why_not=_too_short, improves=True)),
 }
+ONE_SOLVER = (Turn(OwnProposer("one solver", _one_solver)),)
 
 
-def _entering(quotient: Quotient, current: ListSchedule) -> dict[int, tuple[int, int]]:
-    """The hop that enters each state, of those that lead to a destination, and when it ends."""
-    needed = routing.needed_hops(quotient, current)
-    return {
-        p: (m, send.end_ticks)
-        for send in reversed(current.sends)
-        for m in send.hops
-        if m in needed
-        for p in quotient.hops[m].dsts
-    }
+def choose(
+    problem: Problem, backend: str, time_limit_s: float, parameters: SearchParameters = DEFAULTS
+) -> tuple[bool, str]:
+    """True if only the compiled search would end in time; and the choice, with its reasons in figures.
+
+    Effort is counted in hops, chunks times links, of which a symmetry leaves one of each orbit.
+    """
+    if backend not in ("auto", "greedy"):
+        return False, f"{backend}, as asked"
+    limits = parameters.choice
+    own = "the portfolio" if backend == "auto" else "the list scheduler"
+    most = int(round(min(limits.most_hops, max(limits.few_hops, _HOPS_PER_S * time_limit_s)), -3))
+    hops = effort(problem)
+    if hops <= most:
+        return False, f"{own}: {hops} hops, at most {most}"
+    counted = hops // timing_group(problem).counted
+    size = f"about {hops:.2g} hops, {counted:.2g} of them once reduced by symmetry"
+    if counted <= most:
+        return False, f"{own}: {size}, at most {most}"
+    unknown = why_not(problem)
+    if unknown:
+        return False, f"{own}, slowly: {size}; the compiled list scheduler does not know {unknown}"
+    reached = f"{limits.most_hops} that models reach"
+    if counted <= limits.most_hops:
+        reached = f"{most} that models reach in {time_limit_s:.2g} s"
+    limited = ", over paths of the fewest links" if problem.clauses.path_limit is not None else ""
+    return True, f"the compiled list scheduler{limited}: {size}, more than the {reached}"
+
+
+def search_plain(search: Search) -> None:
+    """The compiled search; or the stages of a backend, on each half of a reduction."""
+    if search.is_large is None:
+        search.is_large, _ = choose(search.problem, search.backend, search.deadline.left_s, search.parameters)
+    if search.is_large:
+        search_large(search)
+        return
+    if search.backend in ("auto", "cpsat"):
+        warm_up("ortools")
+    search.look_for_bound()
+    portfolio = search.parameters.portfolio
+    keeps_apart = may_keep_apart(search.problem, most_hops=portfolio.apart_hops)
+    with search.keeping(keeps_apart * portfolio.apart_share * search.deadline.left_s):
+        search_halves(search, _search_spreading)
+    if keeps_apart:
+        search_apart(search, _search_spreading)
+
+
+def _search_spreading(search: Search) -> None:
+    """The stages of a backend, on a problem whose chunks spread; after Ctrl-C the first schedule will do."""
+    first = partial(greedy, search, budget_s=0.0, max_runs=1)
+    try:
+        search.look_for_bound()
+        if search.interrupted or search.problem.collective.is_met:  # or nothing is to be sent
+            first()
+        else:
+            search.limit_s = search.deadline.left_s
+            run(search, STAGES.get(search.backend, ONE_SOLVER))
+    except KeyboardInterrupt:
+        search.interrupt()
+        if search.best is None and search.half == "spread":  # the other half is there
+            first()
+    if search.best is None:
+        if search.interrupted:
+            raise KeyboardInterrupt
+        raise infeasible(search.problem) or NoSolutionError(
+            f"{search.problem!r}: no schedule found; give more time or loosen the sketch",
+            bound_us=search.bound_us,
+        )
+    search.ran_out = search.deadline.has_passed and not search.is_met

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from taccl._internal.deadline import OutOfTime
 from taccl.analysis.certificates.certificate import Certificate
@@ -18,6 +18,7 @@ from taccl.problem.problem import Problem
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.large import effort, suits
 from taccl.synthesis.proposers.large_search import have_compiled, offer_compiled, search_large
+from taccl.synthesis.proposers.stages import search_plain
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import suggest_for
@@ -56,20 +57,13 @@ def check_proposal(proposal: SketchProposal, problem: Problem) -> None:
         raise InputError(f"found a proposal{fault}", where="sketch")
 
 
-def search_guided(
-    search: Search,
-    search_plain: Callable[[Search, str], None],
-    *,
-    is_large: bool,
-    proposals: Sequence[SketchProposal],
-) -> None:
+def search_guided(search: Search) -> None:
     """Search under the best suggested sketches, or proposals, and without.
 
-    A large problem without proposals is first searched plainly, for some of the time. `search_plain` is the
-    search of a problem as it is, by a backend.
+    A large problem without proposals is first searched plainly, for some of the time.
     """
-    problem = search.problem
-    is_searched = is_large and not proposals
+    problem, proposals = search.problem, list(search.proposals)
+    is_searched = bool(search.is_large) and not proposals
     if is_searched:
         limit_s = _LARGE_SHARE * search.deadline.left_s
         part = search.part(problem, "", search.deadline.sooner(limit_s), serves_above=True)
@@ -89,10 +83,10 @@ def search_guided(
     ) -> None:
         """Search a problem whose schedules are schedules of this one, for some of the time."""
         prefix, limit = "" if problem is search.problem else "sketch: ", search.deadline.sooner(limit_s)
-        fields = {"bound": bound or search.bound, "gives_up": search.best is not None}
+        fields = {"bound": bound or search.bound, "gives_up": search.best is not None, "backend": backend}
         part = search.part(problem, prefix, limit, serves_above=True, **fields)
         try:
-            search_plain(part, backend)
+            search_plain(part)
         finally:
             search.ran_out = part.ran_out
 
@@ -107,7 +101,7 @@ def search_guided(
         if search.best is None:
             offer_compiled(search, budget_s=search.deadline.left_s, num_runs=1)
     tried: list[SketchProposal] = []
-    proposals = list(proposals or _suggested(search, limit_s))
+    proposals = proposals or _suggested(search, limit_s)
     for i, sketch in enumerate(proposals):
         if search.done or sketch.bound_us >= (search.best_us or math.inf):
             continue
@@ -122,7 +116,8 @@ def search_guided(
     if search.best is None:
         # The list scheduler takes longer than the compiled one, so it is skipped if that ran out of time.
         search.gives_up |= search.deadline.has_passed and suits(problem)
-        search_plain(search, "auto")
+        search.is_large = None  # as the time that is left suffices
+        search_plain(search)
     elif not is_searched and not search.done:
         left_s = search.deadline.left_s
         with contextlib.suppress(InputError, NoSolutionError):  # too little memory, or time

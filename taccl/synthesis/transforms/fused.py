@@ -17,15 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.deadline import Deadline, OutOfTime
+from taccl._internal.deadline import OutOfTime
 from taccl.errors import NoSolutionError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.kernels.fabric import most_merged
 from taccl.synthesis.proposers.large import schedule_large, suits
-from taccl.synthesis.result import Result
-from taccl.synthesis.search import Options, Search
+from taccl.synthesis.search import Search
 
 #: Share of the time for a search in one chunk per rank, where all chunks may travel together.
 _FUSED_SHARE = 0.4
@@ -139,14 +138,14 @@ def _cut(
     )
 
 
-def offer_fused(search: Search, synthesize: Callable[[Problem, Options, Deadline], Result]) -> None:
+def offer_fused(search: Search) -> None:
     """Propose a schedule found in one chunk per rank, where merging all chunks pays."""
     found, least_share = fused(search.problem), search.parameters.large.merging_share
-    if found is None or not (most_merged(search.problem, least_share) > 1).any():
+    if found is None or search.solve is None or not (most_merged(search.problem, least_share) > 1).any():
         return
-    since, (whole, parts), options = time.monotonic(), found, search.options
+    since, (whole, parts), options, solve = time.monotonic(), found, search.options, search.solve
     limit = search.deadline.sooner(_FUSED_SHARE * search.deadline.left_s)
-    ways: list[Callable[[], Any]] = [lambda: synthesize(whole, options.unobserved, limit).schedule]
+    ways: list[Callable[[], Any]] = [lambda: solve(whole, options.unobserved, limit).schedule]
     if suits(whole) and not whole.clauses.merging.issuperset(whole.links_allowed):
         # Relays of single chunks end sooner than the whole's model says, so this candidate may be the best.
         ways.insert(

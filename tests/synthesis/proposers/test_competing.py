@@ -124,7 +124,7 @@ def test_a_result_is_no_later_than_the_first_schedule(monkeypatch):
         raise synthesizing.NoSolutionError("nothing")
 
     monkeypatch.setattr(synthesizing, "offer_first", offers)
-    monkeypatch.setattr(synthesizing, "_search_and_improve", none)
+    monkeypatch.setattr(synthesizing, "propose_all", none)
     result = taccl.synthesize(problem)
     assert result.finish_us == best.finish_us
     assert any("the search found no schedule: nothing" in note for note in result.notes)
@@ -189,6 +189,6 @@ def test_what_is_complete_of_a_baseline_counts(monkeypatch):
 
 def test_a_search_that_ends_without_a_schedule_says_so(monkeypatch):
     """Stages that return without a schedule are an error with advice rather than a failed assertion."""
-    monkeypatch.setattr(synthesizing, "_search_and_improve", lambda *_: None)
+    monkeypatch.setattr(synthesizing, "propose_all", lambda *_: None)
     with pytest.raises(synthesizing.NoSolutionError, match="give more time"):
         taccl.synthesize(problem_of("allgather"), backend="highs")

@@ -9,7 +9,7 @@ import pytest
 import taccl
 from taccl.errors import FallbackWarning, InputError
 from taccl.synthesis import register, unregister
-from taccl.synthesis.steps import registered
+from taccl.synthesis.proposing import registered
 from tests.effort import brief_synthesis
 
 
@@ -143,7 +143,7 @@ def test_an_unknown_name_cannot_be_taken_out():
 
 def test_an_entry_point_that_cannot_be_loaded_is_left_out(monkeypatch):
     """A package that raises as it is imported costs a warning, and no synthesis."""
-    from taccl.synthesis import steps
+    from taccl.synthesis import proposing
 
     class Broken:
         name = "broken"
@@ -159,5 +159,5 @@ def test_an_entry_point_that_cannot_be_loaded_is_left_out(monkeypatch):
 
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Broken(), Fine()])
     with pytest.warns(FallbackWarning, match="broken could not be loaded"):
-        found = steps._installed.__wrapped__()
+        found = proposing._installed.__wrapped__()
     assert [each.name for each in found] == ["my ring"]

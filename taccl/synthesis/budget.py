@@ -1,0 +1,110 @@
+"""The budgeter: asks the proposers of a search in order, each in its part of the time, and logs every one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from taccl._internal.deadline import OutOfTime
+from taccl.analysis.verification.verify import verify
+from taccl.errors import FallbackWarning, NoSolutionError, TacclError, warn
+
+if TYPE_CHECKING:
+    from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.proposing import Proposer
+    from taccl.synthesis.search import Search
+
+
+def _always(_: Search) -> bool:
+    return True
+
+
+def _no_reason(_: Search) -> str:
+    return ""
+
+
+def _nothing(_: Search) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A proposer in the order of a search, and its part of the time.
+
+    - `is_meant`: True if the options of the search ask for it. Otherwise it has no row in the stages.
+    - `why_not`: Reason to skip it, which is then a row of the stages; empty if it may run.
+    - `reserve_s`: Seconds that earlier proposers leave to it.
+    - `share`: Share of the time left after which it is stopped; None if it ends by itself.
+    - `runs_late`: True if it runs when the time is up or the bound is met, too.
+    - `improves`: True if it starts from a schedule that was found before.
+    """
+
+    proposer: Proposer
+    is_meant: Callable[[Search], bool] = _always
+    why_not: Callable[[Search], str] = _no_reason
+    reserve_s: Callable[[Search], float] = _nothing
+    share: float | None = None
+    runs_late: bool = False
+    improves: bool = False
+
+
+def run(search: Search, turns: Sequence[Turn]) -> None:
+    """Ask proposers one after another. Each leaves later ones the time that these need."""
+    meant = [each for each in turns if each.is_meant(search) and each.proposer.supports(search.problem)]
+    reasons = [each.why_not(search) for each in meant]
+    reserves_s = [0.0 if why else each.reserve_s(search) for each, why in zip(meant, reasons, strict=True)]
+    for place, (turn, why) in enumerate(zip(meant, reasons, strict=True)):
+        has_begun = search.best is not None
+        if turn.improves and not has_begun or (has_begun and search.done and not turn.runs_late):
+            continue
+        with search.keeping(sum(reserves_s[place + 1 :])):
+            _ask(search, turn, why)
+
+
+def _ask(search: Search, turn: Turn, why_not: str) -> None:
+    """Ask one proposer, and offer what it returns. A fault of a registered one is a row and a warning."""
+    proposer, since, is_limited = turn.proposer, time.monotonic(), turn.share is not None
+    solver = "registered" if is_limited else "taccl"
+    limit_s = search.deadline.left_s * (1.0 if turn.share is None else turn.share)
+    if is_limited and not why_not and (needed_s := proposer.estimate_s(search.problem)) > limit_s:
+        why_not = f"takes about {needed_s:.2g} s, and there are {limit_s:.2g} s for it"
+    if why_not:
+        search.record(proposer.name, solver, "skipped", since, message=why_not)
+        return
+    found, failed = None, ""
+    if is_limited:
+        search.report(proposer.name)
+    try:
+        with search.deadline.sooner(limit_s).enforced() if is_limited else nullcontext():
+            found = proposer.propose(search)
+    except (OutOfTime, NoSolutionError) as error:
+        if not is_limited:
+            raise
+        failed = str(error)
+    if found is None:
+        if is_limited:
+            search.record(proposer.name, solver, "no-solution", since, message=failed)
+        return
+    fault = _fault(search, found)
+    if fault:
+        said = f"the proposer {proposer.name} made a schedule that {fault}; it was dropped"
+        warn(said, FallbackWarning)
+        search.notes.append(said)
+        search.record(proposer.name, solver, "refused", since, message=fault)
+        return
+    search.offer_whole(found, producer=proposer.name, verified=True)
+    search.record(proposer.name, solver, "done", since, finish_us=found.finish_us)
+
+
+def _fault(search: Search, found: Schedule) -> str:
+    """The reason why a proposal is no schedule of the problem; empty if it is one."""
+    try:
+        if found.problem != search.problem:
+            return f"is of another problem, {found.problem!r}"
+        verification = verify(found)
+    except (AttributeError, TypeError, TacclError) as error:
+        return f"cannot be read: {error}"
+    return "" if verification.ok else f"the verifier refuses: {verification.violations[0].message}"
