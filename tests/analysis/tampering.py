@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.byte_counting import ByteCounting
 from taccl.analysis.certificates.counting import Border
@@ -21,7 +21,7 @@ from taccl.analysis.certificates.spread_tail import SpreadTail
 if TYPE_CHECKING:
     import random
 
-    from taccl.analysis.certificates.witness import Witness
+    from taccl.analysis.certificates.witness import Labels, Witness
     from taccl.problem.problem import Problem
 
 
@@ -76,9 +76,21 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
     return CutDual(prices, tuple(charges))
 
 
+def labels_of(witness: Any) -> dict[str, Labels]:
+    """Labels of a witness by field, ((ticks, most), ...), but for those without any."""
+    fields = (
+        ()
+        if isinstance(witness, Dissemination)
+        else ("awake", "inside", "entered", "pairs", "collected", "spread")
+    )
+    return {name: labels for name in fields if (labels := getattr(witness, name, ()))}
+
+
 def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
     """The witness with one thing in it changed."""
     num_ranks = problem.topology.num_ranks
+    if labels_of(witness) and rng.random() < 0.5:
+        return relabelled(witness, rng.choice(sorted(labels_of(witness))), rng)
     if isinstance(witness, Path):
         if rng.random() < 0.5:
             return replace(witness, chunk=rng.randrange(problem.collective.num_chunks))
@@ -133,6 +145,21 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
     else:
         charges[i] = replace(charges[i], parts=_parts(rng, num_ranks))
     return replace(witness, charges=tuple(charges))
+
+
+def relabelled(witness: Any, field: str, rng: random.Random) -> Witness:
+    """The witness with one label later or earlier, or with another number, or without it."""
+    labels = list(getattr(witness, field))
+    place = rng.randrange(len(labels))
+    ticks, most = labels[place]
+    how = rng.choice(("later", "earlier", "fewer", "dropped"))
+    if how == "dropped":
+        del labels[place]
+    else:
+        more = {"later": rng.choice((1, 3)), "earlier": -1}.get(how, 0)
+        labels[place] = (ticks + more, most - (how == "fewer"))
+    found: Witness = replace(witness, **{field: tuple(labels)})
+    return found
 
 
 def _some(rng: random.Random, num_ranks: int) -> frozenset[int]:

@@ -241,13 +241,15 @@ def test_the_certificate_says_what_it_is() -> None:
     """In words, and as plain values."""
     problem = problem_of(two_levels(4, local=2, nic=3), collectives.allgather(8))
     bound = Certificate(problem, Fraction(1), "spread tail", "that", SpreadTail((frozenset(range(4)),), 4, 1))
-    assert bound.witness_text == "spread tail: sets 0-3, least 4, last 1, backwards no"
+    assert bound.witness_text == "spread tail: sets 0-3, least 4, last 1, backwards no, since 0"
     assert bound.to_dict()["witness"] == {
         "kind": "spread tail",
         "sets": [[0, 1, 2, 3]],
         "least": 4,
         "last": 1,
         "backwards": False,
+        "since": 0,
+        **{labels: [] for labels in ("awake", "inside", "entered", "pairs")},
     }
 
 

@@ -11,28 +11,32 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from itertools import chain, pairwise, repeat, zip_longest
+from itertools import pairwise
 from typing import NamedTuple
 
-from taccl.analysis.certificates.evaluation.arrivals import fastest, reached
-from taccl.analysis.certificates.evaluation.facts import NEVER, Facts, shortest_ways
-from taccl.analysis.certificates.evaluation.passages import passages_of
-from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts
+from taccl.analysis.certificates.evaluation.arrivals import reached
+from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
+from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts, labels_of
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.served import Served, Time, first_served
 from taccl.analysis.certificates.finding.volume import crossing_links, largest_piece
-from taccl.analysis.certificates.pair_counting import Windows, spans_of, steps_of, stepwise, windows_of
-from taccl.analysis.certificates.witness import Claim, OfRanks
+from taccl.analysis.certificates.pair_counting import (
+    Windows,
+    spans_of,
+    steps_of,
+    stepwise,
+    times_of,
+    windows_of,
+)
+from taccl.analysis.certificates.witness import Claim, Labels, OfRanks
 
 #: Max ranks, and nodes, to examine.
 _MOST_SETS = 8
-#: Above this number of ranks, evaluations use no distances.
-_MOST_RANKS = 256
 
 
 class Port(NamedTuple):
@@ -92,12 +96,18 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ByteCounting(OfRanks):
-    """Ranks that want data from outside, and the resources that cover the links into them, in order."""
+    """Ranks that want data from outside, and the resources that cover the links into them, in order.
+
+    - `collected`: Labels of the number of ranks whose data one rank can hold.
+    - `spread`: Labels of the number of ranks of the set at which data of one of them can be.
+    """
 
     kind = proves = "byte counting"
     any_chunking = True
     ranks: frozenset[int]
     resources: tuple[int, ...]
+    collected: Labels = ()
+    spread: Labels = ()
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
         """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
@@ -111,16 +121,16 @@ def byte_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
     for name, sets in demand.families:
         for ranks in demand.different(sets)[:_MOST_SETS]:
             demand.deadline.check()
-            ticks, resources = _counted(demand, ranks)
+            ticks, witness = _counted(demand, ranks)
             if ticks > 0:
                 node = demand.topology.node_of_rank[min(ranks)]
                 where = f"rank {min(ranks)}" if name == "rank" else f"node {node}"
                 what = f"data that must come to {where}, in sends that each pay their latency"
-                yield Claim(ticks, what, ByteCounting(ranks, resources))
+                yield Claim(ticks, what, witness)
 
 
-def _counted(demand: NeededSends, ranks: frozenset[int]) -> tuple[Fraction, tuple[int, ...]]:
-    """Bound in ticks, and the border resources that it counts; 0 proves nothing."""
+def _counted(demand: NeededSends, ranks: frozenset[int]) -> tuple[Fraction, ByteCounting | None]:
+    """Bound in ticks, and its witness; 0 proves nothing."""
     pairs = total = adding = wanting = 0
     of_rank: Counter[int] = Counter()
     for kind, others in demand.outside(ranks).items():
@@ -132,23 +142,26 @@ def _counted(demand: NeededSends, ranks: frozenset[int]) -> tuple[Fraction, tupl
             of_rank.update(dict.fromkeys(others, units))
     resources, ports = _cover(demand, ranks, total)
     if not pairs or not ports:
-        return Fraction(0), ()
+        return Fraction(0), None
     forwards = GateCosts(demand.problem.with_clauses(max_merge=1, merging=frozenset()), 0)
     backwards = copy(forwards)
     backwards.src, backwards.dst, backwards.receives = forwards.dst, forwards.src, ~forwards.receives
     everyone = frozenset(range(demand.topology.num_ranks))
     most = adding if demand.sums_for_all else len(of_rank)
-    collected = steps_of(backwards, demand.allowed, everyone, everyone - ranks, most)
-    spread = steps_of(forwards, demand.allowed, ranks, ranks, wanting)
+    times = (
+        times_of(backwards, demand.allowed, everyone, everyone - ranks, most),
+        times_of(forwards, demand.allowed, ranks, ranks, wanting),
+    )
+    collected, spread = map(steps_of, times)
     if not collected or not spread:
-        return Fraction(0), ()
+        return Fraction(0), None
     scale = math.lcm(*(port.beta for port in ports if port.beta))
     served = sums_served(ports, windows_of(collected, spread), scale)
     if not demand.sums_for_all:
         each = max(of_rank.values())
         known = [(since, number * each) for since, number in collected]
         served = copies_served(ports, known, spread, pairs, scale)
-    return first_served(served, pairs * scale), resources
+    return first_served(served, pairs * scale), ByteCounting(ranks, resources, *map(labels_of, times))
 
 
 def copies_served(
@@ -294,9 +307,13 @@ def _bytes_left(facts: Facts, witness: ByteCounting, ticks: Fraction) -> bool:
         return False
     outside = set(range(facts.topology.num_ranks)) - inside
     most = most_added if facts.sums else len(of_rank)
-    soonest = _soonest(_weightless(facts, backwards=True), facts.allowed, outside, most, backwards=True)
+    back, bare = _weightless(facts, backwards=True), _weightless(facts)
     within = [e for e in facts.allowed if {facts.src[e], facts.dst[e]} <= inside]
-    latest = _soonest(_weightless(facts), within, inside, most_wanted)
+    collected = reached(back, witness.collected, facts.allowed, most, starts=outside, backwards=True)
+    spread = reached(bare, witness.spread, within, most_wanted, starts=inside)
+    if collected is None or spread is None:
+        return False
+    soonest, latest = stepwise(collected), stepwise(spread)
     served = [Fraction(0), Fraction(0)]
     if facts.sums:
 
@@ -370,16 +387,3 @@ def _weightless(facts: Facts, *, backwards: bool = False) -> Facts:
     if backwards:
         bare.src, bare.dst = facts.dst, facts.src
     return bare
-
-
-def _soonest(
-    bare: Facts, links: list[int], starts: Collection[int], most: int, *, backwards: bool = False
-) -> dict[int, int]:
-    """{number: ticks} until data can be at that many ranks, or have come from that many."""
-    times = reached(fastest(passages_of(bare, links, bare.src).values()), [0], most)
-    if bare.topology.num_ranks <= _MOST_RANKS:
-        out = bare.arcs({e: bare.alpha[e] for e in links}, backwards=backwards)
-        ways = [sorted(shortest_ways(out, {rank: 0}).values()) for rank in starts]
-        near = map(min, zip_longest(*ways, fillvalue=NEVER))
-        times = [*map(max, times, chain(near, repeat(NEVER)))]
-    return stepwise(times, most)

@@ -18,20 +18,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.caching import cached
-from taccl.analysis.certificates.evaluation.arrivals import fastest, reached
+from taccl.analysis.certificates.evaluation.arrivals import reached
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.evaluation.jobs import fills
-from taccl.analysis.certificates.evaluation.passages import GatePassage, passages, passages_of
+from taccl.analysis.certificates.evaluation.passages import GatePassage, passages
 from taccl.analysis.certificates.finding.gates import (
     GateCosts,
     Ints,
     fastest_senders,
     first_tick,
     gates_of,
+    labels_of,
     passed_by,
     waking,
 )
-from taccl.analysis.certificates.witness import Claim, OfRanks
+from taccl.analysis.certificates.witness import Claim, Labels, OfRanks
 from taccl.problem.collective import Chunk
 from taccl.problem.costs import link_ends
 from taccl.schedule.combine import reduction_half
@@ -45,18 +46,22 @@ class Gossip(OfRanks):
     """Sends between all ranks, or those of a node, or between nodes, that shared sums require.
 
     - `between_nodes`: True for sends between nodes; `ranks` are then all ranks.
+    - `collected`: Labels of the number of ranks of a node whose contributions one of them can hold.
+    - `spread`: Labels of the number of ranks of a node at which data of one of them can be.
     """
 
     kind, proves = "gossip", "cut counting"
     ranks: frozenset[int]
     between_nodes: bool = False
+    collected: Labels = ()
+    spread: Labels = ()
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
         """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
         if facts.multi or facts.in_network or not facts.sums:
             return False
         if self.between_nodes:
-            return _between_nodes(facts, ticks)
+            return _between_nodes(facts, self, ticks)
         return _between_ranks(facts, self.ranks, ticks)
 
 
@@ -98,11 +103,12 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
                 turned = GateCosts(reduction_half(demand.problem), int(demand.problem.costs.chunk_units[0]))
                 # Time until some rank can hold all that its node adds; time for a copy to reach all that want
                 # it.
-                margins = _doubling(turned, inside, adding), _doubling(costs, inside, wanting)
-                later = _passed(costs, crossing, margins, sends.total())
+                times = _doubling(turned, inside, adding), _doubling(costs, inside, wanting)
+                later = _passed(costs, crossing, (times[0][-1], times[1][-1]), sends.total())
                 if later > ticks:
                     more = f"{what}, after the first sums there and before the last copies"
-                    yield Claim(later, more, witness)
+                    collected, spread = map(labels_of, times)
+                    yield Claim(later, more, replace(witness, collected=collected, spread=spread))
 
 
 @cached
@@ -157,13 +163,13 @@ def _hold_no_longer(costs: GateCosts, links: Ints) -> bool:
     return bool(((costs.alpha[at] <= costs.link_alpha[e]) & (costs.beta[at] <= costs.link_beta[e])).all())
 
 
-def _doubling(costs: GateCosts, links: Ints, num: int) -> int:
-    """Min ticks for a chunk to get from one rank to `num` ranks, each of which sends it on."""
+def _doubling(costs: GateCosts, links: Ints, num: int) -> list[int]:
+    """Min ticks for a chunk to get from one rank to 1, 2, ..., `num` ranks, each of which sends it on."""
     out = gates_of(costs, links, costs.src)
-    return waking(fastest_senders(out), [0], num)[-1]
+    return waking(fastest_senders(out), [0], num)
 
 
-def _between_nodes(facts: Facts, ticks: Fraction) -> bool:
+def _between_nodes(facts: Facts, witness: Gossip, ticks: Fraction) -> bool:
     """True if links between nodes cannot pass the sends required by shared sums before `ticks`."""
     node = facts.topology.node_of_rank
     links = [e for e in facts.allowed if facts.topology.is_internode(e)]
@@ -171,7 +177,7 @@ def _between_nodes(facts: Facts, ticks: Fraction) -> bool:
     sends = Counter[int]()
     for num, units in zip(sharing, facts.units, strict=True):
         sends[units] += max(0, 2 * (num - 1))
-    return fills(facts, sends, links, ticks) or _fills_between_ends(facts, sharing, links, ticks)
+    return fills(facts, sends, links, ticks) or _fills_between_ends(facts, witness, sharing, links, ticks)
 
 
 def _between_ranks(facts: Facts, ranks: frozenset[int], ticks: Fraction) -> bool:
@@ -199,7 +205,9 @@ def _num_sharing(data: Chunk, part_of: Sequence[int]) -> int:
     return len({part_of[r] for r in data.origins} & {part_of[r] for r in data.destinations})
 
 
-def _fills_between_ends(facts: Facts, sharing: list[int], links: Sequence[int], ticks: Fraction) -> bool:
+def _fills_between_ends(
+    facts: Facts, witness: Gossip, sharing: list[int], links: Sequence[int], ticks: Fraction
+) -> bool:
     """True if links between nodes cannot pass the sends of sums, with those at either end counted half.
 
     A send does only part of its work if it starts before one rank can hold all contributions of a node. The
@@ -218,13 +226,17 @@ def _fills_between_ends(facts: Facts, sharing: list[int], links: Sequence[int], 
             adding = min([adding, *(starts[part] for part in parts)])
             wanting = min([wanting, *(ends[part] for part in parts)])
     turned = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
-    reaching = [_reaching(some, num) for some, num in ((turned, adding), (facts, wanting))]
+    within = [e for e in facts.allowed if not facts.topology.is_internode(e)]
+    collected = reached(turned, witness.collected, within, adding)
+    spread = reached(facts, witness.spread, within, wanting)
+    if collected is None or spread is None:
+        return False
     single, size = _singly(facts), facts.units[0]
     for e in facts.clauses.merging.intersection(links) if facts.clauses.max_merge > 1 else ():
         if any(a > facts.alpha[e] or b > facts.beta[e] for a, b, _ in facts.holds[e].values()):
             return False
     took = [single.took(e, size) for e in links]
-    head, tail = (min(each, *took) for each in reaching)
+    head, tail = min(collected[-1], *took), min(spread[-1], *took)
     room = min(head + tail, max(0, last - 2 * max(took)))
     first = room * head // max(head + tail, 1)
     since = last - room * tail // max(head + tail, 1)
@@ -251,9 +263,3 @@ def _singly(facts: Facts) -> Facts:
         for e, held in enumerate(facts.holds)
     ]
     return single
-
-
-def _reaching(facts: Facts, num: int) -> int:
-    """Min ticks for a chunk to spread from one rank of a node to `num` ranks of the node."""
-    inside = [e for e in facts.allowed if not facts.topology.is_internode(e)]
-    return reached(fastest(passages_of(facts, inside, facts.src).values()), [0], num)[-1]

@@ -10,30 +10,30 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from itertools import chain, repeat
 
 import numpy as np
 
 from taccl._internal.units import format_count
-from taccl.analysis.certificates.evaluation.arrivals import fastest, reached
+from taccl.analysis.certificates.evaluation.arrivals import reached
 from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
-from taccl.analysis.certificates.evaluation.passages import passages, passages_of
+from taccl.analysis.certificates.evaluation.passages import passages
 from taccl.analysis.certificates.finding.gates import (
     FOREVER,
     GateCosts,
     fastest_senders,
     first_tick,
     gates_of,
+    labels_of,
     nearest,
     waking,
 )
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import crossing_links
-from taccl.analysis.certificates.witness import Claim, OfRanks
+from taccl.analysis.certificates.witness import Claim, Labels, OfRanks
 from taccl.schedule.combine import reduction_half
 
 #: Max ranks, and nodes, to examine.
@@ -46,10 +46,16 @@ _MOST_RANKS = 256
 
 @dataclass(frozen=True, slots=True)
 class PairCounting(OfRanks):
-    """Ranks that want sums with contributions of others."""
+    """Ranks that want sums with contributions of others.
+
+    - `collected`: Labels of the number of ranks whose contributions one rank can hold.
+    - `spread`: Labels of the number of ranks of the set at which data of one of them can be.
+    """
 
     kind = proves = "pair counting"
     ranks: frozenset[int]
+    collected: Labels = ()
+    spread: Labels = ()
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
         """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
@@ -63,18 +69,18 @@ def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
     for name, sets in demand.families:
         for ranks in demand.different(sets)[:_MOST_SETS]:
             demand.deadline.check()
-            pairs, ticks = _served(demand, ranks)
+            pairs, ticks, labels = _served(demand, ranks)
             if pairs:
                 what = f"{format_count(pairs, 'contribution')} that rank {min(ranks)} needs"
                 if name == "node":
                     where = demand.topology.node_of_rank[min(ranks)]
                     pair = "of a contribution and a rank of node"
                     what = f"{format_count(pairs, 'pair')} {pair} {where} that needs it"
-                yield Claim(ticks, what, PairCounting(ranks))
+                yield Claim(ticks, what, PairCounting(ranks, *labels))
 
 
-def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int]:
-    """Number of pairs, and the earliest time by which sends into a set can have served them all."""
+def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int, tuple[Labels, Labels]]:
+    """Number of pairs, the earliest time by which sends into a set can have served them all, and labels."""
     problem, pairs, adding, wanting = demand.problem, 0, 0, 0
     for (data, *_), count in demand.classes.items():
         some, wanted = len(set(data.origins) - ranks), len(ranks.intersection(data.destinations))
@@ -83,13 +89,12 @@ def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int]:
     none = np.zeros(len(demand.costs.src), dtype=np.int64)
     gates = gates_of(demand.costs, crossing_links(problem, (ranks,)), none, none)
     if not pairs or not gates.hold.all():
-        return pairs, 0
+        return pairs, 0, ((), ())
     backwards = GateCosts(reduction_half(problem), int(problem.costs.chunk_units[0]))
     everyone = frozenset(range(demand.topology.num_ranks))
-    windows = windows_of(
-        steps_of(backwards, demand.allowed, everyone, everyone - ranks, adding),
-        steps_of(demand.costs, demand.allowed, ranks, ranks, wanting),
-    )
+    collected = times_of(backwards, demand.allowed, everyone, everyone - ranks, adding)
+    spread = times_of(demand.costs, demand.allowed, ranks, ranks, wanting)
+    windows = windows_of(steps_of(collected), steps_of(spread))
 
     def served(ticks: int) -> int:
         @cache
@@ -101,13 +106,14 @@ def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int]:
             for gain, some in windows
         )
 
-    return pairs, first_tick(lambda ticks: served(ticks) >= pairs)
+    labels = labels_of(collected), labels_of(spread)
+    return pairs, first_tick(lambda ticks: served(ticks) >= pairs), labels
 
 
-def steps_of(
+def times_of(
     costs: GateCosts, allowed: Collection[int], among: frozenset[int], starts: frozenset[int], num: int
-) -> list[tuple[int, int]]:
-    """(ticks, number): max ranks that can hold a chunk from these ticks on, the first one included.
+) -> list[int]:
+    """Earliest times at which 1, 2, ..., `num` ranks can hold a chunk; `FOREVER` if they never can.
 
     The chunk starts at one of `starts`, and travels over links between ranks of `among`.
     """
@@ -118,7 +124,12 @@ def steps_of(
     woken = waking(fastest_senders(out), [0], num)
     if len(starts) <= _MOST_RANKS:
         woken = np.maximum(woken, nearest(costs, links, np.array(sorted(starts)), inner)[:num]).tolist()
-    times = [ticks for ticks in woken if ticks < FOREVER]
+    return woken
+
+
+def steps_of(times: Sequence[int]) -> list[tuple[int, int]]:
+    """(ticks, number): max ranks that can hold a chunk from these ticks on, in few steps."""
+    num, times = len(times), [ticks for ticks in times if ticks < FOREVER]
     factor = 1 if len(set(times)) <= _MOST_STEPS else num ** (1 / _MOST_STEPS)
     steps, number = [], 0
     while number < len(times):
@@ -166,9 +177,11 @@ def _pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
         return False
     turned = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
     outside = set(range(facts.topology.num_ranks)) - inside
-    soonest = _soonest(turned, facts.allowed, outside, most_added)
+    collected = reached(turned, witness.collected, facts.allowed, most_added, starts=outside)
     within = [e for e in facts.allowed if {links[e].src, links[e].dst} <= inside]
-    latest = _soonest(facts, within, inside, most_wanted)
+    spread = reached(facts, witness.spread, within, most_wanted, starts=inside)
+    if collected is None or spread is None:
+        return False
     last = math.ceil(ticks) - 1
     passed: dict[tuple[int, int], int] = {}
 
@@ -179,7 +192,7 @@ def _pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
 
     # A send that can serve this many pairs or more starts late enough for n, and ends early enough for k.
     served = 0
-    for gain, spans in spans_of(soonest, latest):
+    for gain, spans in spans_of(stepwise(collected), stepwise(spread)):
         one_by_one = sum(passing(start, last - after) for start, after in spans.items())
         served += gain * min(one_by_one, passing(min(spans), last - min(spans.values())))
     return served < number
@@ -201,18 +214,9 @@ def spans_of(soonest: Mapping[int, int], latest: Mapping[int, int]) -> Iterator[
         below = pairs
 
 
-def _soonest(facts: Facts, links: list[int], starts: Collection[int], most: int) -> dict[int, int]:
-    """{number: ticks} until a chunk can be at more ranks than the previous number, up to this one."""
-    times = reached(fastest(passages_of(facts, links, facts.src).values()), [0], most)
-    if facts.topology.num_ranks <= _MOST_RANKS:
-        # The first rank is one of `starts`, and a path leads from it to each further rank.
-        times = [*map(max, times, chain(facts.nearest(links, starts), repeat(NEVER)))]
-    return stepwise(times, most)
-
-
-def stepwise(times: list[int], most: int) -> dict[int, int]:
+def stepwise(times: list[int]) -> dict[int, int]:
     """Times in few steps: {number: ticks} until more than the previous number can be reached."""
-    times = [ticks for ticks in times if ticks < NEVER]
+    most, times = len(times), [ticks for ticks in times if ticks < NEVER]
     steps: dict[int, int] = {}
     shrink = len(set(times)) > _MOST_STEPS
     number = 0

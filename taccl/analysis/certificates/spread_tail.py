@@ -12,7 +12,8 @@ at most. Ranks far from the entry point get it later.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -22,16 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.units import part_of
-from taccl.analysis.certificates.evaluation.arrivals import (
-    Fastest,
-    fastest,
-    into_sets,
-    of_most,
-    reached,
-    sent,
-)
-from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
-from taccl.analysis.certificates.evaluation.passages import passages, passages_of
+from taccl.analysis.certificates.evaluation.arrivals import steps
+from taccl.analysis.certificates.evaluation.entries import Entries, Pairs
+from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.finding.gates import (
     FOREVER,
     GateCosts,
@@ -39,13 +33,14 @@ from taccl.analysis.certificates.finding.gates import (
     Ints,
     fastest_senders,
     gates_of,
+    labels_of,
     nearest,
     sends_of,
     waking,
 )
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import set_of_rank
-from taccl.analysis.certificates.witness import Claim, Witness
+from taccl.analysis.certificates.witness import Claim, Labels, Witness
 from taccl.problem.problem import Problem
 
 #: Numbers of last chunks to try: every number up to the first value, some up to the second.
@@ -57,10 +52,6 @@ _MOST_BY_RANK = 128
 #: Max pairs of an entry and a rank for which distances from entries are used.
 _MOST_WAYS = 2_000_000
 
-
-#: Max ranks, and max pairs of an entry and a rank, for which evaluations use distances from entries.
-_MOST_CHECKED_RANKS, _MOST_CHECKED_WAYS = 4_000, 4_000_000
-
 #: Gates by sender, and the times from which the senders hold data.
 Fed = list[tuple[Gates, list[int]]]
 
@@ -71,6 +62,10 @@ class SpreadTail(Witness):
 
     - `last`: Number of these chunks.
     - `backwards`: True for the time-reversed problem.
+    - `since`: Earliest time, in ticks, at which the first of these chunks enters.
+    - `awake`, `inside`, `entered`: Labels of the number of outside ranks, of ranks of the sets, and of sets
+      that hold some chunk.
+    - `pairs`: Labels of the number of pairs of a last chunk and a rank of its set that holds it.
     """
 
     kind = proves = "spread tail"
@@ -78,6 +73,11 @@ class SpreadTail(Witness):
     least: int
     last: int
     backwards: bool = False
+    since: int = 0
+    awake: Labels = ()
+    inside: Labels = ()
+    entered: Labels = ()
+    pairs: Labels = ()
 
     def fits(self, problem: Problem) -> bool:
         """True if the witness names only what the problem has, and nothing twice."""
@@ -85,7 +85,7 @@ class SpreadTail(Witness):
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
         """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
-        return ticks <= facts.rounded(_spreads_late(facts, self))
+        return _spreads_late(facts, self, math.ceil(ticks) - 1)
 
 
 def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
@@ -123,14 +123,15 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
         spread = TailSpread(demand.costs, sets, release, first, wanting)
         for least in sorted(set(sizes), reverse=True)[:_MOST_SIZES]:
             some = [size for size in sizes if size >= least]
-            ticks, last = spread.best(some)
+            ticks, last, since, pairs = spread.best(some)
             those, s = part_of("last", last, len(some), "chunk", "chunks"), "s" * (last == 1)
             what = f"{those} to enter {into}, which then spread{s} to {least} ranks or more of it"
             if least == 1:
                 what = f"{those} to enter {into}, which must then get to ranks that want them there"
             if backwards:
                 what = f"reversed in time, {what}"
-            yield Claim(ticks, what, SpreadTail(sets, least, last, backwards))
+            labels = (*spread.labels, labels_of(pairs))
+            yield Claim(ticks, what, SpreadTail(sets, least, last, backwards, since, *labels))
 
 
 def _entering(
@@ -194,6 +195,8 @@ class TailSpread:
         #: Border sends from outside, and from other sets; each limited by sending rank, and together or by
         #: set.
         self._fed: list[Fed] = []
+        #: Labels of outside ranks, inside ranks, and sets, that hold data.
+        self.labels: tuple[Labels, Labels, Labels] = (), (), ()
         outside, every = int(np.count_nonzero(label < 0)), int(np.count_nonzero(label >= 0))
         if first is not None and (len(sets) > 1 or len(first) < outside):
             took = costs.link_alpha + costs.link_beta
@@ -211,18 +214,23 @@ class TailSpread:
             ]
             wakes = fastest_senders(gates((src >= 0) & (dst >= 0), costs.src))
             late = waking(wakes, _entries(early, 1), every)
-            reached = waking(fastest_senders(gates(onward, src)), _entries(early, 1), len(sets))
-            self._fed = [early, [(gates(onward, costs.src), late), (gates(onward, src), reached)]]
+            entered = waking(fastest_senders(gates(onward, src)), _entries(early, 1), len(sets))
+            self._fed = [early, [(gates(onward, costs.src), late), (gates(onward, src), entered)]]
+            self.labels = labels_of(awake), labels_of(late), labels_of(entered)
 
-    def best(self, sizes: Sequence[int]) -> tuple[int, int]:
-        """(ticks, k) for the k last chunks that prove most; `sizes`: numbers of wanting ranks, ascending."""
+    def best(self, sizes: Sequence[int]) -> tuple[int, int, int, list[int]]:
+        """(ticks, k, earliest entry, earliest pairs) for the k last chunks that prove most.
+
+        - `sizes`: Numbers of ranks of a set that want each entry, ascending.
+        """
         num, most = len(sizes), min(len(sizes), _MOST)
         pairs = np.cumsum(sizes[:most])
         entries = np.sort(self.enter.arrivals(num + int(pairs[-1])).ravel())[: num + int(pairs[-1])]
         if self._fed:  # a send carries each chunk once
             sent = chain(heapq.merge(*(_entries(fed, num) for fed in self._fed)), repeat(FOREVER))
             entries = np.maximum(entries, [*islice(sent, len(entries))])
-        best, last = (0, 1), 0
+        best: tuple[int, int, int, list[int]] = 0, 1, 0, []
+        last = 0
         while last < most:
             last = min(most, last + 1 if last < _EVERY else last + last // 4)
             # Include all entries with the same earliest time as the last k.
@@ -233,8 +241,9 @@ class TailSpread:
             coming = np.maximum(
                 entries[num - last :][: wanted + 1], since + self._into_sets(last, wanted + 1)
             )
-            ticks = max(self._spread(coming, into, wanted, last), int(wanting[wanted - 1]))
-            best = max(best, (ticks, last), key=lambda each: each[0])
+            made = self._spread(coming, into, wanted, last)
+            ticks = max(made[-1], int(wanting[wanted - 1]))
+            best = max(best, (ticks, last, since, made), key=lambda each: each[0])
         return best
 
     def _into_sets(self, last: int, num: int) -> Ints:
@@ -260,12 +269,11 @@ class TailSpread:
         first = place < last
         return np.sort(times[first]), np.sort(times[first & self._wants[rank]])
 
-    def _spread(self, entries: Ints, into: Ints, pairs: int, last: int) -> int:
-        """Earliest time of `pairs` pairs, made by entries and by ranks that hold a chunk by then."""
+    def _spread(self, entries: Ints, into: Ints, pairs: int, last: int) -> list[int]:
+        """Earliest times of 1, 2, ... pairs, made by entries and by ranks that hold a chunk by then."""
         senders = self._senders(last if self._merges else 1)
         soonest = np.maximum(into[:pairs], self._reached(entries, pairs)[: len(into)])
-        awake = waking(senders, entries.tolist(), pairs, soonest=soonest.tolist(), num_senders=len(self.near))
-        return awake[-1]
+        return waking(senders, entries.tolist(), pairs, soonest=soonest.tolist(), num_senders=len(self.near))
 
     def _reached(self, entries: Ints, pairs: int) -> Ints:
         """(pairs,) earliest times of 1, 2, ... pairs by the distance of ranks from the entries."""
@@ -281,105 +289,23 @@ def _entries(fed: Fed, most: int) -> Iterator[int]:
     return map(max, *(sends_of(fastest_senders(gates, most), when) for gates, when in fed))
 
 
-def _spreads_late(facts: Facts, witness: SpreadTail) -> int:
-    """Earliest time at which the last chunks to enter the sets can have spread there; 0 proves nothing."""
+def _spreads_late(facts: Facts, witness: SpreadTail, ticks: int) -> bool:
+    """True if the last chunks to enter the sets cannot have spread there by `ticks`."""
     if not facts.spreads_alike or len(frozenset().union(*witness.sets)) != sum(map(len, witness.sets)):
-        return 0
+        return False
     wanted, release, first, wanting = _entries_into(facts, witness.sets)
     wanted = sorted(each for each in wanted if each >= witness.least)
     if not 1 <= witness.last <= len(wanted):
-        return 0
-    inside = _Inside(facts, witness.sets, release)
-    if not inside.border:
-        return 0
-    entries = inside.entries(first, len(wanted))
-    since = next(islice(entries, len(wanted) - witness.last, None))  # when the first of the last enters
-    return inside.spread(since, entries, witness.last, sum(wanted[: witness.last]), wanting)
-
-
-class _Inside:
-    """Sets of ranks, the links into them and inside, and the rate at which chunks can reach each rank."""
-
-    def __init__(self, facts: Facts, sets: tuple[frozenset[int], ...], release: dict[int, int]) -> None:
-        self.facts, self.sets, self.release = facts, sets, release
-        self.set_of = {r: i for i, ranks in enumerate(sets) for r in ranks}
-        self.inside = self._links(lambda a, b: a == b is not None)
-        self.border = self._links(lambda a, b: a != b is not None)
-        self._near = passages_of(facts, self.inside, facts.dst)
-        self._direct = passages_of(facts, self.border, facts.dst, release)
-
-    def entries(self, first: frozenset[int], chunks: int) -> Iterator[int]:
-        """Earliest arrivals of the first, second, ... of `chunks` entries.
-
-        - `first`: Ranks outside the sets that hold some chunk initially.
-        """
-        let_in = heapq.merge(*(way.ends(0) for way in passages(self.facts, self.border, self.release)))
-        others = self.facts.topology.num_ranks - len(self.set_of)
-        if len(self.sets) == 1 and len(first) >= others:
-            return let_in
-        back = self._links(lambda a, b: a is not None and b is None)
-        out_and_in = ((self.facts.took(e, self.facts.units[0]) for e in some) for some in (back, self.border))
-        again = sum(min(ticks, default=NEVER) for ticks in out_and_in)
-        waking = reached(self._fastest(self._links(lambda a, b: a is b is None), 1), [0] * len(first), others)
-        early = self._links(lambda a, b: a is None and b is not None)
-        woken = [min(when, again) for when in waking]
-
-        def from_early(most: int) -> Iterator[int]:
-            by_all = heapq.merge(
-                *(of_most(way, most).ends(0) for way in passages(self.facts, early, self.release))
-            )
-            return map(max, by_all, sent(self._fastest(early, most), woken))
-
-        onward = self._links(lambda a, b: None is not a != b is not None)
-        later = self._links(lambda a, b: a is not None and b is not None)
-        ranks = reached(self._fastest(later, 1), from_early(1), len(self.set_of))
-        sets = reached(self._fastest(onward, 1, of=self.set_of), from_early(1), len(self.sets))
-        by_ranks = sent(self._fastest(onward, chunks), ranks)
-        by_sets = sent(self._fastest(onward, chunks, of=self.set_of), sets)
-        every = heapq.merge(from_early(chunks), map(max, by_ranks, by_sets))
-        return map(max, let_in, chain(every, repeat(NEVER)))
-
-    def spread(
-        self, since: int, entries: Iterator[int], last: int, pairs: int, wanting: frozenset[int]
-    ) -> int:
-        """Earliest time of `pairs` pairs of the last `last` chunks, none of which entered before `since`.
-
-        - `wanting`: Ranks that want some of the chunks.
-        """
-        room = {rank: self._room(rank, since, last) for rank in self.set_of}
-        label = [self.set_of.get(rank, -1) for rank in self.facts.dst]
-        into = passages_of(self.facts, self.border, label).values()
-        entered = [*map(max, (since, *islice(entries, pairs)), into_sets(into, since, last))]
-        within_reach = map(max, sorted(chain.from_iterable(room.values())), self._in_reach(entered, pairs))
-        senders = self._fastest(self.inside, last)
-        there = reached(senders, entered, pairs, room=within_reach, num_senders=len(self.set_of))
-        taken = sorted(chain.from_iterable(room[rank] for rank in wanting))[:pairs]
-        return max([*there, *taken], default=0)
-
-    def _room(self, rank: int, since: int, last: int) -> list[int]:
-        """Earliest arrivals of `last` chunks at a rank: sends inside start, and others end, since a time."""
-        times = [way.ends(since) for way in self._near.get(rank, ())]
-        for way in self._direct.get(rank, ()):
-            times.append(map(max, way.ends_since(since), way.ends(0)))
-        return list(islice(heapq.merge(*times), last))
-
-    def _in_reach(self, entered: list[int], pairs: int) -> Iterator[int]:
-        """Earliest times of the first, second, ... pair by the distance of ranks from the entered chunks."""
-        num = len(self.set_of)
-        if num > _MOST_CHECKED_RANKS or num * pairs > _MOST_CHECKED_WAYS:
-            return repeat(entered[0])
-        nearest = self.facts.nearest(self.inside, {self.facts.dst[e] for e in self.border})
-        return chain(sorted(when + way for when in entered[:pairs] for way in nearest), repeat(NEVER))
-
-    def _links(self, belongs: Callable[[int | None, int | None], bool]) -> list[int]:
-        """Usable links whose ends satisfy `belongs`, given the indices of their sets; None: in no set."""
-        src, dst, set_of = self.facts.src, self.facts.dst, self.set_of
-        return [e for e in self.release if belongs(set_of.get(src[e]), set_of.get(dst[e]))]
-
-    def _fastest(self, links: list[int], most: int, *, of: Mapping[int, int] | None = None) -> list[Fastest]:
-        """Component-wise fastest sender of all ranks, or sets, in sends of at most `most` chunks."""
-        label = [rank if of is None else of.get(rank, -1) for rank in self.facts.src]
-        return fastest(passages_of(self.facts, links, label).values(), most)
+        return False
+    entries = Entries(facts, witness.sets, release, len(first), len(wanted))
+    if not entries.border or not entries.limited_by(witness.awake, witness.inside, witness.entered):
+        return False
+    pairs = Pairs(entries, witness.since, witness.last)
+    if not pairs.limited_by(witness.pairs):
+        return False
+    needed = sum(wanted[: witness.last])
+    made = sum(more for since, more in steps(witness.pairs, needed) if since <= ticks)
+    return min(made, pairs.room(ticks, wanting)) < needed
 
 
 def _entries_into(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Max ranks of a set to list, unless they are consecutive.
 _MOST_SHOWN = 12
+#: ((ticks, most), ...), both ascending: before `ticks`, at most `most` of the counted items can be there.
+Labels = tuple[tuple[int, int], ...]
 
 
 class Witness:
@@ -40,7 +42,8 @@ class Witness:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        said = (f"{name.replace('_', ' ')} {_shown(value)}" for name, value in _fields(self).items())
+        stated = {name: value for name, value in _fields(self).items() if value != ()}
+        said = (f"{name.replace('_', ' ')} {_shown(value)}" for name, value in stated.items())
         return f"{self.kind}: {', '.join(said)}"
 
     def to_dict(self) -> dict[str, Any]:

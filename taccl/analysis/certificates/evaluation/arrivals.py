@@ -1,91 +1,91 @@
-"""Earliest arrivals of data that ranks pass on to each other, for evaluations of witnesses."""
+"""Numbers of arrivals by a time, and labels that bound them, for evaluations of witnesses.
+
+Ranks that hold data send it on, so the number that can hold data by a time depends on the numbers before. A
+witness states these numbers as labels. They hold if the senders that they admit cannot exceed them: the first
+arrival that exceeds a label would come from earlier ones, which exceed none. docs/formulation.md, "Checking",
+has the argument.
+"""
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
-from itertools import chain, count, islice, repeat
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import pairwise
 
-from taccl.analysis.certificates.evaluation.facts import NEVER
-from taccl.analysis.certificates.evaluation.passages import GatePassage
+from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
+from taccl.analysis.certificates.evaluation.passages import GatePassage, by_place, passages_of
+from taccl.analysis.certificates.witness import Labels
 
-
-def of_most(passage: GatePassage, most: int) -> GatePassage:
-    """The same passage for sends of at most `most` chunks."""
-    return replace(passage, most=min(passage.most, most), after=passage.after[:most])
+#: Max starting ranks for which distances are used.
+_MOST_STARTS = 256
+#: [(since, more), ...]: from `since` on, that many more senders may hold data.
+Steps = Sequence[tuple[int, int]]
 
 
 class Fastest:
-    """Best of several passages: earliest arrivals of successive chunks, sent from a given time on."""
+    """Component-wise fastest sender: passage by passage, the best of several senders.
 
-    def __init__(self, ways: Iterable[GatePassage]) -> None:
-        self._coming = map(min, zip(*(way.ends(0) for way in ways), strict=True))
-        self._known: list[int] = []
+    A send has at most `most` chunks.
+    """
 
-    def since(self, moment: int) -> Iterator[int]:
-        """Arrivals of successive chunks, sent from a given time on."""
-        for i in count():
-            if i == len(self._known):
-                self._known.append(next(self._coming))
-            yield moment + self._known[i]
+    def __init__(self, senders: Iterable[list[GatePassage]], most: int = 1) -> None:
+        self._places = by_place([way.of_most(most) for way in mine] for mine in senders)
+        self._known: dict[int, int] = {}
 
+    def within(self, ticks: int) -> int:
+        """Max chunks that arrive within `ticks` of the time from which one sender holds data."""
+        if ticks not in self._known:
+            self._known[ticks] = sum(max(way.between(0, ticks) for way in some) for some in self._places)
+        return self._known[ticks]
 
-def fastest(senders: Iterable[list[GatePassage]], most: int = 1) -> list[Fastest]:
-    """Component-wise fastest sender, passage by passage, with at most `most` chunks per send."""
-    ways: dict[int, set[GatePassage]] = defaultdict(set)
-    for mine in senders:
-        some = (of_most(each, most) for each in mine)
-        for place, way in enumerate(sorted(some, key=lambda p: (p.hold, p.before + p.after[0]))):
-            ways[place].add(way)
-    return [Fastest(some) for some in ways.values()]
+    def by(self, ticks: int, awake: Steps) -> int:
+        """Max chunks that arrive by `ticks`, if senders hold data as the steps say."""
+        return sum(more * self.within(ticks - since) for since, more in awake if since <= ticks)
 
 
-def sent(fast: list[Fastest], awake: list[int]) -> Iterator[int]:
-    """Merged arrivals of what all senders send, each from the time at which it holds something."""
-    return heapq.merge(*(each.since(when) for when in awake if when < NEVER for each in fast))
+def steps(labels: Labels, most: int) -> list[tuple[int, int]]:
+    """[(since, more), ...]: times at which more items can be there than before, `most` in the end."""
+    found, since, before = list[tuple[int, int]](), 0, 0
+    for until, number in (*labels, (NEVER, most)):
+        number = min(number, most)
+        found.append((since, number - before))
+        since, before = until, number
+    return found
+
+
+def are_true(labels: Labels, arrived: Callable[[int], int]) -> bool:
+    """True if, before the time of each label, no more items can have arrived than it says.
+
+    - `arrived`: Max number of items by given ticks, if labels hold for all senders before.
+    """
+    if any(ticks <= before or most < few for (before, few), (ticks, most) in pairwise(((-1, 0), *labels))):
+        return False
+    return all(arrived(ticks - 1) <= most for ticks, most in labels)
 
 
 def reached(
-    fast: list[Fastest],
-    woken: Iterable[int],
-    num: int,
+    facts: Facts,
+    labels: Labels,
+    links: Sequence[int],
+    most: int,
     *,
-    room: Iterable[int] = repeat(0),
-    num_senders: float = math.inf,
-) -> list[int]:
-    """Earliest times at which 1, 2, ..., num ranks can be reached, if each reached rank sends on.
+    starts: Collection[int] | None = None,
+    backwards: bool = False,
+) -> list[int] | None:
+    """Earliest times at which data of one rank can be at 1, 2, ..., `most` ranks; None if a label is wrong.
 
-    - `woken`: Times at which ranks are reached from elsewhere.
-    - `room`: Earliest admissible times of the first, second, ... arrival.
-    - `num_senders`: Max reached ranks that send.
+    - `starts`: Ranks of which the data comes, for distances along the links. Default: unknown.
+    - `backwards`: True if `facts` has the ends of links exchanged.
     """
-    sources: list[Iterator[int]] = [chain(woken, repeat(NEVER))]
-    queue = [(next(sources[0]), 0)]
-    when: list[int] = []
-    for soonest in islice(room, num):
-        now, source = queue[0]
-        heapq.heapreplace(queue, (next(sources[source]), source))
-        now = max(now, soonest)
-        when.append(now)
-        for each in fast if now < NEVER and len(when) <= num_senders else ():
-            sources.append(each.since(now))
-            heapq.heappush(queue, (next(sources[-1]), len(sources) - 1))
-    return when
+    sender, awake = Fastest(passages_of(facts, links, facts.src).values()), steps(labels, most)
+    near = None
+    if starts is not None and len(starts) <= _MOST_STARTS:
+        near = facts.nearest(links, starts, backwards=backwards)
 
+    def arrived(ticks: int) -> int:
+        number = 1 + sender.by(ticks, awake)
+        return number if near is None else min(number, bisect_right(near, ticks))
 
-def into_sets(into: Collection[list[GatePassage]], since: int, last: int) -> Iterator[int]:
-    """Earliest ends of the first, second, ... entry of `last` chunks, if each chunk enters a set once.
-
-    Every set counts as one that admits at least as much as any set. A send carries a chunk once.
-
-    - `into`: Passages into each set.
-    """
-    sets = {frozenset(Counter(of_most(way, last) for way in ways).items()) for ways in into}
-    merged = (
-        heapq.merge(*(way.ends_since(since) for way, number in ways for _ in range(number))) for ways in sets
-    )
-    best = map(min, zip(*merged, strict=True))
-    return (each for each in best for _ in range(min(last, len(into))))
+    if not are_true(labels, arrived):
+        return None
+    return [since for since, more in awake for _ in range(more)]

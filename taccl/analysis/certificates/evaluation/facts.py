@@ -101,9 +101,9 @@ class Facts:
                     out[a].append((b, length))
         return out
 
-    def nearest(self, links: Iterable[int], starts: Collection[int]) -> list[int]:
+    def nearest(self, links: Iterable[int], starts: Collection[int], *, backwards: bool = False) -> list[int]:
         """Least times for a chunk to be at 1, 2, ... ranks by shortest paths from one of `starts`."""
-        out = self.arcs({e: self.took(e, self.units[0]) for e in links})
+        out = self.arcs({e: self.took(e, self.units[0]) for e in links}, backwards=backwards)
         ways = [sorted(shortest_ways(out, {rank: 0}).values()) for rank in starts]
         return list(map(min, zip_longest(*ways, fillvalue=NEVER)))
 

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import add
 
-from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,8 @@ class GatePassage:
 
     def one_after_another(self, ticks: int) -> int:
         """Max chunks in sends that hold the resource for `ticks` ticks in total."""
+        if not self.alpha + self.beta:
+            return NEVER
         full, rest = divmod(ticks, self.alpha + self.most * self.beta)
         part = max(0, rest - self.alpha) // self.beta if self.beta else 0
         return full * self.most + part
@@ -50,24 +51,15 @@ class GatePassage:
                 found.append(n + self.one_after_another(end - after - first))
         return max(found)
 
-    def ends(self, start: int) -> Iterator[int]:
-        """Earliest arrivals of the first, second, ... chunk, in sends that start at `start` or later."""
-        first = max(start, self.release) + self.before
-        for chunks in count(1):
-            yield first + min(
-                self._held(chunks - n) + after for n, after in enumerate(self.after[:chunks], 1)
-            )
+    def ending(self, start: int, end: int) -> int:
+        """Max chunks in sends that end between `start` and `end`."""
+        if end < start:
+            return 0
+        return self.most + self.one_after_another(end - start + self.after_most - min(self.after))
 
-    def ends_since(self, moment: int) -> Iterator[int]:
-        """Earliest arrivals of the first, second, ... chunk, in sends that end at a given time or later."""
-        for chunks in count(1):
-            later = self._held(max(0, chunks - self.most)) - self.after_most + min(self.after)
-            yield moment + max(0, later)
-
-    def _held(self, chunks: int) -> int:
-        """Min ticks for which sends of `chunks` chunks in total hold the resource."""
-        full, part = divmod(chunks, self.most)
-        return full * (self.alpha + self.most * self.beta) + (self.alpha + part * self.beta if part else 0)
+    def of_most(self, most: int) -> GatePassage:
+        """The same passage for sends of at most `most` chunks."""
+        return replace(self, most=min(self.most, most), after=self.after[:most])
 
 
 def passages(
@@ -131,15 +123,20 @@ def passages_of(
     return {each: passages(facts, some, release) for each, some in together.items()}
 
 
+def by_place(sets: Iterable[Iterable[GatePassage]]) -> list[set[GatePassage]]:
+    """The first passages of all sets, the second ones, and so on, each set sorted from the fastest on."""
+    places: dict[int, set[GatePassage]] = defaultdict(set)
+    for ways in sets:
+        ordered = sorted(ways, key=lambda way: (way.hold, way.alpha, way.most, way.before))
+        for place, way in enumerate(ordered):
+            places[place].add(way)
+    return list(places.values())
+
+
 def strongest(sets: Iterable[list[GatePassage]]) -> list[GatePassage]:
     """Passages that dominate those of every set: the best of all first ones, all second ones, and so on."""
-    places: dict[int, list[GatePassage]] = defaultdict(list)
-    for ways in sets:
-        ways.sort(key=lambda way: (way.hold, way.alpha, way.most, way.before))
-        for place, way in enumerate(ways):
-            places[place].append(way)
     found = []
-    for some in places.values():
+    for some in by_place(sets):
         most, before = max(way.most for way in some), min(way.before for way in some)
         found.append(
             GatePassage(

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from taccl._internal.graph_algorithms import shortest_paths
 from taccl._internal.units import format_count
+from taccl.analysis.certificates.witness import Labels
 from taccl.problem.costs import hold_columns, link_ends
 from taccl.problem.problem import Problem
 
@@ -312,6 +313,15 @@ def waking(
             sources.append(sender.since(when[-1]))
             heapq.heappush(queue, (next(sources[-1]), len(sources) - 1))
     return when
+
+
+def labels_of(times: Iterable[int]) -> Labels:
+    """(ticks, most): before `ticks`, only `most` of the ascending times have come."""
+    found: list[tuple[int, int]] = []
+    for number, ticks in enumerate(times):
+        if ticks > (found[-1][0] if found else 0):
+            found.append((ticks, number))
+    return tuple(found)
 
 
 def sends_of(senders: list[Sender], awake: Iterable[int]) -> Iterator[int]:

@@ -1,0 +1,109 @@
+"""Labels of witnesses: each is the largest that the others allow, and one above it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
+from taccl.analysis.certificates.gossip import gossip
+from taccl.analysis.certificates.pair_counting import pair_counting_bounds
+from taccl.analysis.certificates.readings import merging_freely
+from taccl.analysis.certificates.spread_tail import SpreadTail, spread_tail_bounds
+from tests.analysis.claimed import claimed
+from tests.analysis.tampering import labels_of
+from tests.synthesis.small_problems import custom, problem_of, two_levels
+
+if TYPE_CHECKING:
+    from taccl.analysis.certificates.certificate import Certificate
+
+
+def spread_tail() -> Certificate:
+    """A chunk that leaves rank 0, is doubled there, and goes to two more nodes of two ranks."""
+    topology = two_levels(2, local=1, nic=3, num_nodes=3)
+    problem = problem_of(topology, custom(6, [([0], range(6))] * 3))
+    found = claimed(problem, spread_tail_bounds(NeededSends(problem), in_network=False))
+    return max(found, key=lambda each: (each.bound, sum(map(len, labels_of(each.witness).values()))))
+
+
+def pair_counting() -> Certificate:
+    """An allreduce on two nodes of four ranks."""
+    topology = two_levels(4, local=1, nic=1, alpha=10, meaning="pipelined")
+    problem = problem_of(topology, collectives.allreduce(8))
+    return claimed(problem, pair_counting_bounds(NeededSends(problem), in_network=False))[-1]
+
+
+def byte_counting() -> Certificate:
+    """A reduce-scatter of small messages on a DGX-2."""
+    problem = merging_freely(taccl.make_problem(taccl.topologies.dgx2(), "reduce-scatter", size_bytes=16_000))
+    return taccl.lower_bound(problem, divisible=True)
+
+
+def between_nodes() -> Certificate:
+    """Sums of two nodes, made before they cross and spread after."""
+    problem = problem_of(two_levels(4, local=1, nic=5), collectives.allreduce(8))
+    return claimed(problem, gossip(NeededSends(problem)))[-1]
+
+
+FOUND = {each.__name__: each() for each in (spread_tail, pair_counting, byte_counting, between_nodes)}
+CASES = [
+    pytest.param(bound, field, place, id=f"{name} {field} {place}")
+    for name, bound in FOUND.items()
+    for field, labels in labels_of(bound.witness).items()
+    for place in range(len(labels))
+]
+
+
+@pytest.mark.parametrize(("bound", "field", "place"), CASES)
+def test_a_label_raised_by_a_tick_is_refused(bound: Certificate, field: str, place: int) -> None:
+    """Each label is the latest that the others allow."""
+    labels = list(labels_of(bound.witness)[field])
+    ticks, most = labels[place]
+    labels[place] = ticks + 1, most
+    assert not relabelled(bound, **{field: tuple(labels)}).check()
+
+
+@pytest.mark.parametrize(("bound", "field", "place"), CASES)
+def test_a_label_with_one_item_fewer_is_refused(bound: Certificate, field: str, place: int) -> None:
+    """Each number is the least that the other labels allow."""
+    labels = list(labels_of(bound.witness)[field])
+    ticks, most = labels[place]
+    labels[place] = ticks, most - 1
+    assert not relabelled(bound, **{field: tuple(labels)}).check()
+
+
+@pytest.mark.parametrize(("bound", "field", "place"), CASES)
+def test_a_label_later_than_those_behind_it_is_refused(bound: Certificate, field: str, place: int) -> None:
+    """Labels that do not ascend are not read."""
+    labels = labels_of(bound.witness)[field]
+    assert not relabelled(bound, **{field: (*labels, labels[place])}).check()
+
+
+@pytest.mark.parametrize("bound", FOUND.values(), ids=FOUND)
+def test_a_witness_with_its_labels_is_accepted_and_proves_no_more(bound: Certificate) -> None:
+    """The bound that was found passes, and a later one does not."""
+    assert bound.check()
+    assert not replace(bound, bound=bound.bound + 1).check()
+
+
+@pytest.mark.parametrize("bound", FOUND.values(), ids=FOUND)
+def test_a_witness_without_labels_proves_less(bound: Certificate) -> None:
+    """Without labels, all may be there from the start."""
+    assert not relabelled(bound, **dict.fromkeys(labels_of(bound.witness), ())).check()
+
+
+def test_a_later_first_entry_is_refused() -> None:
+    """The last three of six chunks over two NICs can enter from 9 us on, and not later."""
+    bound = FOUND["spread_tail"]
+    assert isinstance(bound.witness, SpreadTail) and bound.witness.since == 9
+    assert not relabelled(bound, since=10).check()
+
+
+def relabelled(bound: Certificate, **fields: Any) -> Certificate:
+    """The certificate with other fields of its witness."""
+    witness: Any = bound.witness
+    return replace(bound, witness=replace(witness, **fields))
