@@ -172,9 +172,11 @@ def evaluation(node):
     return None
 
 
-@pytest.mark.slow
-def test_witnesses_are_evaluated_without_what_found_them():
-    """From each `holds` on, no name leads to a finder's common code, whatever module it is handed on by."""
+Place = tuple[str, str]
+
+
+def names_in_certificates() -> tuple[dict[Place, ast.AST], dict[Place, Place]]:
+    """Functions and classes of the certificates by (module, name), and imported names with where they are from."""
     defined, imported = {}, {}
     for path in CERTIFICATES.rglob("*.py"):
         module = ".".join(("taccl", *path.relative_to(PACKAGE).with_suffix("").parts))
@@ -185,16 +187,34 @@ def test_witnesses_are_evaluated_without_what_found_them():
                 imported |= {
                     (module, each.asname or each.name): (node.module, each.name) for each in node.names
                 }
-    queue = [place for place, node in defined.items() if evaluation(node)]
-    assert len(queue) >= 10
-    seen = set(queue)
+    return defined, imported
+
+
+def used_from(starts: list[Place], *, witnesses: bool) -> dict[Place, Place]:
+    """Functions and classes of the certificates that names lead to from `starts`, each with one that uses it."""
+    defined, imported = names_in_certificates()
+    queue, seen = list(starts), dict(zip(starts, starts, strict=True))
     for module, name in queue:
         for used in names_used(defined[module, name]):
             found = imported.get((module, used), (module, used))
-            assert ".finding." not in found[0], f"{module}: {name} uses {used} of {found[0]}"
-            if found in defined and found not in seen:
-                seen.add(found)
+            if found in defined and found not in seen and (witnesses or not evaluation(defined[found])):
+                seen[found] = module, name
                 queue.append(found)
+    return seen
+
+
+@pytest.mark.slow
+def test_witnesses_are_evaluated_without_what_found_them():
+    """No function serves both an evaluation and a finder, but for readings of the problem, and a job's fields."""
+    defined, _ = names_in_certificates()
+    evaluations = [place for place, node in defined.items() if evaluation(node)]
+    assert len(evaluations) >= 10
+    evaluated = used_from(evaluations, witnesses=True)
+    found = used_from([("taccl.analysis.certificates.bounds", "claims_of")], witnesses=False)
+    assert len(found) > 50
+    for place in evaluated.keys() & found.keys():
+        assert place[0].endswith((".readings", ".witness")), f"{place}: {evaluated[place]}, {found[place]}"
+    assert not [place for place in evaluated if ".finding." in place[0]]
 
 
 @pytest.mark.slow

@@ -68,7 +68,8 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
         return ByteCounting(_some(rng, num_ranks), tuple(rng.sample(range(num_resources), num_resources)))
     if kind == "single machine":
         family = rng.choice(("rank", "node"))
-        return SingleMachine(rng.randrange(num_resources), family, rng.random() < 0.5)
+        ends = tuple(sorted(rng.randrange(9) for _ in range(rng.randint(1, 6))))
+        return SingleMachine(rng.randrange(num_resources), family, rng.random() < 0.5, rng.randrange(3), ends)
     prices = tuple(rng.choice((0, 1, 1, 2, 5)) for _ in range(num_resources))
     if kind == "paths":
         return FlowDual(prices)
@@ -102,6 +103,12 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
     if isinstance(witness, SingleMachine):
         if rng.random() < 0.3:
             return replace(witness, entering=not witness.entering)
+        if witness.ends and rng.random() < 0.6:
+            ends = list(witness.ends)
+            ends[rng.randrange(len(ends))] += rng.choice((-1, 1, 3))
+            return replace(witness, ends=tuple(ends))
+        if rng.random() < 0.3:
+            return replace(witness, tail=witness.tail + rng.choice((-1, 1)))
         return replace(witness, resource=rng.randrange(len(problem.topology.resources)))
     if isinstance(witness, SpreadTail):
         how = rng.choice(("ranks", "least", "last", "backwards"))

@@ -280,7 +280,8 @@ def test_a_shared_nic_counts_once() -> None:
     """Two sends of 3 us hold a NIC for 2: its machine proves 5 us, not 6."""
     problem = problem_of(two_nodes(), custom(4, [([0], [2]), ([1], [3])]), links_allowed=frozenset({4, 5}))
     nic = next(i for i, r in enumerate(problem.topology.resources) if r.name == "NIC of node 0")
-    bound = replace(lower_bound(problem), witness=SingleMachine(nic, "node", True))
+    ends = tuple(us * problem.costs.ticks_per_us for us in (0, 2, 4))
+    bound = replace(lower_bound(problem), witness=SingleMachine(nic, "node", True, ends=ends))
     assert replace(bound, bound=Fraction(5)).check()
     assert not replace(bound, bound=Fraction(6)).check()
 

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
-from taccl.analysis.certificates.machine import BorderJob, batch_ends, machine_ticks
+from taccl.analysis.certificates.single_machine import (
+    SingleMachine,
+    batch_ends,
+    machine_ticks,
+    single_machine,
+)
+from taccl.analysis.certificates.witness import BorderJob
 from taccl.analysis.verification.verify import verify
 from taccl.schedule.timing import exact_times
 from taccl.topology.builder import TopologyBuilder
+from tests.analysis.claimed import claimed
 from tests.synthesis.small_problems import custom, problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem.problem import Problem
 
 MB = 10**6
@@ -78,43 +87,43 @@ def ticks(problem: Problem, jobs: Sequence[BorderJob]) -> int:
     """The bound of the jobs on link 0, which is a resource by the same number."""
     demand = NeededSends(problem)
     assert set(demand.held[0]) == {0}
-    return machine_ticks(problem, {0: demand.held[0][0]}, jobs)
+    return machine_ticks(problem, {0: demand.held[0][0]}, jobs)[0]
 
 
 def test_without_merging_jobs_go_by_release() -> None:
     """Released at 0, 1 and 9, each 3: ends 3, 6 and 12. The last is always one chunk."""
-    assert batch_ends([[0, 1, 9]], 2, 1, 1) == {1: 12}
+    assert batch_ends([[0, 1, 9]], 2, 1, 1)[0] == {1: 12}
 
 
 def test_without_merging_queues_share_the_machine() -> None:
     """Released at 0 and 9 on one link, at 1 on another: the same."""
-    assert batch_ends([[0, 9], [1]], 2, 1, 1) == {1: 12}
+    assert batch_ends([[0, 9], [1]], 2, 1, 1)[0] == {1: 12}
 
 
 def test_a_batch_pays_alpha_once() -> None:
     """Three at 0 with alpha 10: all in one 13; two then one 12 + 11; one then two 11 + 12."""
-    assert batch_ends([[0, 0, 0]], 10, 1, 3) == {3: 13, 1: 23, 2: 23}
+    assert batch_ends([[0, 0, 0]], 10, 1, 3)[0] == {3: 13, 1: 23, 2: 23}
 
 
 def test_a_batch_waits_for_its_last_chunk() -> None:
     """Released at 0 and 8, alpha 3: together from 8 they end at 13; apart at 4, then 12."""
-    assert batch_ends([[0, 8]], 3, 1, 2) == {2: 13, 1: 12}
+    assert batch_ends([[0, 8]], 3, 1, 2)[0] == {2: 13, 1: 12}
 
 
 def test_batches_have_at_most_so_many_chunks() -> None:
     """Four at 0 in twos: 2 * (10 + 2). In threes and one: 13 + 11 or 11 + 13."""
-    assert batch_ends([[0, 0, 0, 0]], 10, 1, 2)[2] == 24
-    assert batch_ends([[0, 0, 0, 0]], 10, 1, 3) == {1: 24, 2: 24, 3: 24}
+    assert batch_ends([[0, 0, 0, 0]], 10, 1, 2)[0][2] == 24
+    assert batch_ends([[0, 0, 0, 0]], 10, 1, 3)[0] == {1: 24, 2: 24, 3: 24}
 
 
 def test_chunks_of_two_queues_do_not_merge() -> None:
     """One chunk on each of two links: alpha twice, though two may merge."""
-    assert batch_ends([[0], [0]], 10, 1, 2) == {1: 22}
+    assert batch_ends([[0], [0]], 10, 1, 2)[0] == {1: 22}
 
 
 def test_too_many_states_only_weaken_the_bound() -> None:
     """Ten queues of three chunks are 4 ** 10 states; as one queue of 30 they make 15 batches of 2 + 2."""
-    assert batch_ends([[0] * 3 for _ in range(10)], 2, 1, 2)[2] == 15 * 4
+    assert batch_ends([[0] * 3 for _ in range(10)], 2, 1, 2)[0][2] == 15 * 4
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -126,7 +135,7 @@ def test_ends_agree_with_brute_force(seed: int) -> None:
         rng.choice(queues).append(rng.randint(0, 12))
     queues = [sorted(queue) for queue in queues if queue]
     alpha, beta, most = rng.randint(0, 6), rng.randint(0, 3), rng.randint(1, 4)
-    assert batch_ends(queues, alpha, beta, most) == least_ends(queues, alpha, beta, most)
+    assert batch_ends(queues, alpha, beta, most)[0] == least_ends(queues, alpha, beta, most)
 
 
 def test_the_tail_of_some_jobs_counts() -> None:
@@ -169,7 +178,7 @@ def test_a_send_lasts_longer_than_its_hold(side: str, expected: int) -> None:
     builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=2, side=side)  # type: ignore[arg-type]
     problem = problem_of(builder.build(), custom(2, [([0], [1])] * 2))
     held = {link: NeededSends(problem).held[link][port]}
-    assert machine_ticks(problem, held, [job(0, 0, link=link)] * 2) == expected
+    assert machine_ticks(problem, held, [job(0, 0, link=link)] * 2)[0] == expected
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -242,3 +251,53 @@ def test_holds_at_the_receiving_end_may_come_late() -> None:
     assert verify(schedule).ok
     assert schedule.finish == 22
     assert lower_bound(problem).bound <= 22
+
+
+def two_nics() -> Certificate:
+    """Five chunks, two of them late, that leave rank 0 by two links that do not merge with each other."""
+    builder = TopologyBuilder("two queues", [0] * 4)
+    port = builder.add_resource("port")
+    builder.add_link(3, 0, alpha_us=3, beta_us_per_mb=1)
+    for dst in (1, 2):
+        link = builder.add_link(0, dst, alpha_us=3, beta_us_per_mb=1)
+        builder.add_hold(link, port, alpha_us=3, beta_us_per_mb=1)
+    chunks = [([0], [1]), ([0], [1]), ([3], [1]), ([0], [2]), ([3], [2])]
+    problem = problem_of(builder.build(), custom(4, chunks), merging=frozenset({1, 2}), max_merge=2)
+    found: Any = claimed(problem, single_machine(NeededSends(problem)))
+    best: Certificate = max(found, key=lambda each: (each.bound, len(each.witness.ends)))
+    return best
+
+
+def test_the_witness_holds_the_ends_of_each_number_of_batches() -> None:
+    """Three chunks for rank 1 and two for rank 2, of which one each comes from 4 us on: 4 x 3 labels."""
+    bound = two_nics()
+    assert isinstance(bound.witness, SingleMachine)
+    assert len(bound.witness.ends) == 4 * 3
+    assert bound.check()
+    assert not replace(bound, bound=bound.bound + 1).check()
+
+
+@pytest.mark.parametrize("place", range(12))
+def test_an_end_raised_by_a_tick_is_refused(place: int) -> None:
+    """Each is the least that the ends of fewer chunks allow."""
+    bound = two_nics()
+    witness: Any = bound.witness
+    ends = list(witness.ends)
+    ends[place] += 1
+    assert not replace(bound, witness=replace(witness, ends=tuple(ends))).check()
+
+
+@pytest.mark.parametrize("number", [0, 1, 11, 13])
+def test_a_witness_with_another_number_of_ends_is_refused(number: int) -> None:
+    """They are those of all numbers of jobs of two queues; those of one queue would be six."""
+    bound = two_nics()
+    witness: Any = bound.witness
+    ends = (*witness.ends, witness.ends[-1])[:number]
+    assert not replace(bound, witness=replace(witness, ends=ends)).check()
+
+
+def test_another_tail_is_refused() -> None:
+    """No job of them has a tail of a tick."""
+    bound = two_nics()
+    witness: Any = bound.witness
+    assert not replace(bound, witness=replace(witness, tail=witness.tail + 1)).check()

@@ -1,8 +1,7 @@
 """Check of a bound from its witness, by arithmetic on the problem and without a solver.
 
-An evaluation shares three things with the code that found the bound. The first is the problem data: costs in
-ticks, links, and `Problem.open_links`. The second is the time reversal of problems (`readings`). The third is
-the dynamic program over batches (`machine`), which runs again on independently derived jobs.
+An evaluation shares two things with the code that found the bound. The first is the problem data: costs in
+ticks, links, and `Problem.open_links`. The second is the time reversal of problems (`readings`).
 docs/formulation.md, "Checking", explains why this is sound.
 """
 

@@ -1,29 +1,46 @@
-"""Single machine: a resource that chunks must all pass, in batches, with their releases and tails."""
+"""Single machine: a resource that chunks must all pass, in batches, with their releases and tails.
+
+Source: Carlier, "The one-machine sequencing problem", European Journal of Operational Research 11 (1982),
+with batches in place of single jobs. A dynamic program over batches finds the earliest ends, which the
+witness holds as labels.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from itertools import product
 
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.evaluation.jobs import jobs as border_jobs
+from taccl.analysis.certificates.finding.gates import FOREVER
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
-from taccl.analysis.certificates.machine import BorderJob, machine_ticks
-from taccl.analysis.certificates.witness import Claim, Witness
+from taccl.analysis.certificates.witness import BorderJob, Claim, Witness
 from taccl.problem.problem import Problem
+
+#: Max states; above it, the queues of a machine merge into one, which only weakens the bound.
+_MAX_STATES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class SingleMachine(Witness):
-    """A resource that chunks must pass when they enter (or leave) ranks, or nodes (`family`)."""
+    """A resource that chunks must pass when they enter (or leave) ranks, or nodes (`family`).
+
+    - `tail`: Only jobs with at least this tail count, in ticks.
+    - `ends`: Earliest ends of 0, 1, ... jobs of each queue as labels, in ticks; the number of the last queue
+      runs fastest. Jobs whose links overlap share a queue, or all jobs do.
+    """
 
     kind = proves = "single machine"
     resource: int
     family: str
     entering: bool
+    tail: int = 0
+    ends: tuple[int, ...] = ()
 
     def fits(self, problem: Problem) -> bool:
         """True if the witness names only what the problem has, and nothing twice."""
@@ -32,7 +49,7 @@ class SingleMachine(Witness):
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
         """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
-        return ticks <= facts.rounded(_batches(facts, self))
+        return _passes_late(facts, self, math.ceil(ticks))
 
 
 def single_machine(demand: NeededSends) -> Iterator[Claim]:
@@ -70,13 +87,129 @@ def single_machine(demand: NeededSends) -> Iterator[Claim]:
                     verb = "entering" if entering else "leaving"
                     chunks = f"{len(jobs)} chunks" if len(jobs) > 1 else "a chunk"
                     name = demand.topology.resources[resource].name
-                    witness = SingleMachine(resource, family, entering)
-                    ticks = machine_ticks(demand.problem, held, jobs)
+                    ticks, tail, labels = machine_ticks(demand.problem, held, jobs)
+                    witness = SingleMachine(resource, family, entering, tail, labels)
                     yield Claim(ticks, f"{name}, which {chunks} {verb} a {family} must pass", witness)
 
 
-def _batches(facts: Facts, machine: SingleMachine) -> int:
-    """Single-machine relaxation of the jobs that must pass a resource, in ticks."""
+def machine_ticks(
+    problem: Problem, held: Mapping[int, tuple[int, int, bool]], jobs: Sequence[BorderJob]
+) -> tuple[int, int, tuple[int, ...]]:
+    """(ticks, tail, labels) of the best bound over the subsets of jobs with at least a given tail.
+
+    After the last batch of a subset, its chunks leave one by one if all their onward links share a resource.
+
+    - `held` (mapping of link to (alpha, beta, receives)): Hold of the machine by a send over each link of the
+      jobs; `receives` is True if the hold lasts until the send's end.
+    """
+    links = {e for job in jobs for e in job.links}
+    alpha, beta = min(held[e][0] for e in links), min(held[e][1] for e in links)
+    size = min(job.units for job in jobs)
+    # Ticks by which a send outlasts its hold.
+    lags = {e: problem.costs.duration(e, size) - held[e][0] - size * held[e][1] for e in links}
+    before = min(lag if held[e][2] else 0 for e, lag in lags.items())
+    after = min(0 if held[e][2] else lag for e, lag in lags.items())
+    max_merge = problem.clauses.max_merge if not links.isdisjoint(problem.clauses.merging) else 1
+    best: tuple[int, int, tuple[int, ...]] = 0, 0, ()
+    tails = sorted({job.tail for job in jobs}, reverse=True)
+    for tail in tails if len(tails) <= 4 else [*tails[:3], tails[-1]]:
+        some = [job for job in jobs if job.tail >= tail]
+        without_tail = sum(job.tail == 0 for job in some)
+        onward = _shared([job.onward for job in some if job.tail])
+        if len({job.units for job in some}) > 1:
+            total = sum(job.units for job in some)
+            end = min(job.release for job in some) + alpha * -(-len(some) // max_merge) + beta * total
+            ends, labels = {0: end}, list[int]()
+        else:
+            ends, labels = batch_ends(_queues(some), alpha, beta * some[0].units, max_merge)
+        found = min(
+            end + (max(0, last - 1) * onward + tail if tail else max(0, last - without_tail) * onward)
+            for last, end in ends.items()
+        )
+        if before + found + after > best[0]:
+            best = before + found + after, tail, tuple(labels)
+    return best
+
+
+def _shared(onward: Sequence[frozenset[tuple[int, int]]]) -> int:
+    """Min ticks for which each job holds a resource that all jobs share on their way out."""
+    held = [dict(each) for each in onward]
+    common = set.intersection(*(set(each) for each in held)) if held else set()
+    return max((min(each[resource] for each in held) for resource in common), default=0)
+
+
+def _queues(jobs: Sequence[BorderJob]) -> list[list[int]]:
+    """Sorted releases per queue, by first link; jobs that may merge (their links overlap) share a queue."""
+    queues: list[tuple[set[int], list[int]]] = []
+    for job in jobs:
+        links, releases, apart = set(job.links), [job.release], []
+        for other in queues:
+            if other[0] & links:
+                links |= other[0]
+                releases += other[1]
+            else:
+                apart.append(other)
+        queues = [*apart, (links, releases)]
+    return [sorted(releases) for _, releases in sorted(queues, key=lambda queue: min(queue[0]))]
+
+
+def batch_ends(
+    queues: list[list[int]], alpha: int, beta: int, max_merge: int
+) -> tuple[dict[int, int], list[int]]:
+    """({size of the last batch: earliest end of all batches}, earliest ends by number of jobs per queue).
+
+    A batch of n chunks of one queue starts when the machine is free and its chunks are released. It takes
+    ``alpha + n * beta`` ticks. The dynamic program runs over the number of finished jobs per queue.
+    """
+    if max_merge == 1 or math.prod(len(queue) + 1 for queue in queues) > _MAX_STATES:
+        queues = [sorted(release for queue in queues for release in queue)]
+    goal = [len(queue) for queue in queues]
+    stride = [math.prod(size + 1 for size in goal[q + 1 :]) for q in range(len(goal))]
+    earliest = [0] + [FOREVER] * (math.prod(size + 1 for size in goal) - 1)
+    ends: dict[int, int] = {}
+    for place, state in enumerate(product(*(range(size + 1) for size in goal))):  # topological order
+        for done, queue, step in zip(state, queues, stride, strict=True):
+            for count in range(1, min(max_merge, len(queue) - done) + 1):
+                after = place + count * step
+                end = max(earliest[place], queue[done + count - 1]) + alpha + count * beta
+                if after == len(earliest) - 1:
+                    ends[count] = min(end, ends.get(count, end))
+                earliest[after] = min(end, earliest[after])
+    return ends, earliest
+
+
+def _passes_late(facts: Facts, machine: SingleMachine, ticks: int) -> bool:
+    """True if the jobs that must pass the resource cannot all be over before `ticks`."""
+    jobs = _passing(facts, machine)
+    some = [job for job in jobs if job.tail >= machine.tail]
+    if not some:
+        return ticks <= 0
+    links = {e for job in jobs for e in job.links}
+    holds, size = {e: facts.holds[e][machine.resource] for e in links}, min(job.units for job in jobs)
+    alpha, beta = min(hold[0] for hold in holds.values()), min(hold[1] for hold in holds.values())
+    most = 1 if links.isdisjoint(facts.clauses.merging) else facts.clauses.max_merge
+    # A send that does not hold the machine from its start, or until its end, lasts that much longer.
+    longer = {e: facts.took(e, size) - hold[0] - size * hold[1] for e, hold in holds.items()}
+    ticks -= min(ticks if holds[e][2] else 0 for e, ticks in longer.items())
+    ticks -= min(0 if holds[e][2] else ticks for e, ticks in longer.items())
+    if len({job.units for job in some}) > 1:
+        batches, units = math.ceil(Fraction(len(some), most)), sum(job.units for job in some)
+        return ticks <= min(job.release for job in some) + batches * alpha + units * beta + machine.tail
+    ends = _last_ends(some, machine.ends, alpha, beta * some[0].units, most)
+    each, without = _leaving(some), sum(not job.tail for job in some)
+    waiting = {n: (n - 1 if machine.tail else max(0, n - without)) * each for n in ends}
+    return bool(ends) and all(ticks <= end + waiting[n] + machine.tail for n, end in ends.items())
+
+
+def _leaving(jobs: Sequence[BorderJob]) -> int:
+    """Min ticks for which each job with a tail holds one resource on its way out, if they all share one."""
+    held = [dict(job.onward) for job in jobs if job.tail]
+    shared = frozenset(held[0]).intersection(*held[1:]) if held else ()
+    return max((min(each[resource] for each in held) for resource in shared), default=0)
+
+
+def _passing(facts: Facts, machine: SingleMachine) -> list[BorderJob]:
+    """Jobs at the borders of ranks, or nodes, that must pass the resource; of one set if links multicast."""
     sets = [frozenset((r,)) for r in range(facts.topology.num_ranks)]
     if machine.family == "node":
         sets = [frozenset(ranks) for ranks in facts.topology.ranks_of_node]
@@ -87,6 +220,37 @@ def _batches(facts: Facts, machine: SingleMachine) -> int:
     for ranks in sets:
         jobs = border_jobs(facts, ranks, entering=machine.entering)
         found.append([job for job in jobs if all(machine.resource in facts.holds[e] for e in job.links)])
-    passing = max(found, key=len, default=[]) if facts.multi else [job for jobs in found for job in jobs]
-    held = {e: facts.holds[e][machine.resource] for job in passing for e in job.links}
-    return machine_ticks(facts.problem, held, passing) if passing else 0
+    return max(found, key=len, default=[]) if facts.multi else [job for jobs in found for job in jobs]
+
+
+def _last_ends(
+    jobs: Sequence[BorderJob], labels: Sequence[int], alpha: int, beta: int, most: int
+) -> dict[int, int]:
+    """{size of the last batch: min ticks until all batches are over}; empty if a label can be wrong.
+
+    A label is at most the end of each batch that completes its jobs, if earlier labels hold for those before.
+    """
+    releases: dict[frozenset[int], list[int]] = {}
+    for job in jobs:
+        apart = [links for links in releases if links.isdisjoint(job.links)]
+        joined = [links for links in releases if not links.isdisjoint(job.links)]
+        queue = [job.release, *(release for links in joined for release in releases[links])]
+        releases = {links: releases[links] for links in apart} | {job.links.union(*joined): queue}
+    queues = [sorted(releases[links]) for links in sorted(releases, key=min)]
+    if len(labels) == len(jobs) + 1:
+        queues = [sorted(job.release for job in jobs)]
+    sizes = [len(queue) + 1 for queue in queues]
+    if len(labels) != math.prod(sizes) or labels[0] > 0:
+        return {}
+    strides = [math.prod(sizes[q + 1 :]) for q in range(len(sizes))]
+    ends: dict[int, int] = {}
+    for place, label in enumerate(labels):
+        for queue, size, step in zip(queues, sizes, strides, strict=True):
+            done = place // step % size
+            for n in range(1, min(most, done) + 1):
+                end = max(labels[place - n * step], queue[done - 1]) + alpha + n * beta
+                if label > end:
+                    return {}
+                if place == len(labels) - 1:
+                    ends[n] = min(end, ends.get(n, end))
+    return ends

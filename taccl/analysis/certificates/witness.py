@@ -62,6 +62,21 @@ class OfRanks(Witness):
         return self.ranks <= frozenset(range(problem.topology.num_ranks))
 
 
+@dataclass(frozen=True, slots=True)
+class BorderJob:
+    """A send that every schedule has: a chunk enters or leaves a set of ranks over one of `links`.
+
+    It starts at `release` or later, and at least `tail` ticks remain after its end. If the tail is positive,
+    the chunk then holds the resources that all its onward links share, for the ticks in `onward`.
+    """
+
+    links: frozenset[int]
+    units: int
+    release: int
+    tail: int
+    onward: frozenset[tuple[int, int]]
+
+
 class Claim(NamedTuple):
     """A bound in ticks (a fraction if data is divisible), one sentence on what limits, and the witness."""
 

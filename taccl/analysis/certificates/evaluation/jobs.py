@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.evaluation.passages import passages
-from taccl.analysis.certificates.machine import BorderJob
+from taccl.analysis.certificates.witness import BorderJob
 
 if TYPE_CHECKING:
     from collections import Counter
