@@ -108,12 +108,6 @@ def test_the_table_in_a_file(run, folder, ending):
     assert run(*SMALL, "-o", path, "--overwrite")[0] == 0
 
 
-def test_other_endings_are_refused(run, folder):
-    """Before anything runs."""
-    code, _, err = run(*SMALL, "-o", folder / "table.xlsx")
-    assert (code, "expected .csv or .json" in err) == (2, True)
-
-
 @pytest.mark.slow
 def test_no_schedule_at_all(run):
     """The answer is no: exit code 1, with the reason."""
@@ -122,20 +116,6 @@ def test_no_schedule_at_all(run):
     )
     assert (code, "pulp:MOSEK: unavailable: " in out) == (1, True)
     assert "none of 1 run has a schedule" in err
-
-
-@pytest.mark.slow
-def test_unknown_backends(run):
-    """A typing error names the option."""
-    code, _, err = run(*SMALL, "--backends", "greedy,cbd")
-    assert (code, "--backends: found 'cbd'" in err) == (2, True)
-
-
-@pytest.mark.parametrize("seeds", ["a", "3:3", "1,,2", "-1", "0:2:3"])
-def test_seeds_that_make_no_sense(run, seeds):
-    """Seeds are numbers, or a range with numbers in it."""
-    code, _, err = run(*SMALL, f"--seeds={seeds}")
-    assert (code, "--seeds" in err) == (2, True)
 
 
 @pytest.mark.slow
@@ -169,13 +149,6 @@ def test_sizes(run_json, text, sizes):
     """One, several, or from one to another by a factor."""
     _, values = run_json(*SWEEP, "--sizes", text)
     assert [row["size_bytes"] for row in values["rows"]] == sizes
-
-
-@pytest.mark.parametrize("text", ["1XB", "1MB:1KB", "1KB:1MB:1", "1KB:1MB:2:3", "1KB:1MB:x", ":", ""])
-def test_sizes_that_make_no_sense(run, text):
-    """The option is named."""
-    code, _, err = run(*SWEEP, f"--sizes={text}")
-    assert (code, "--sizes" in err) == (2, True)
 
 
 @pytest.mark.slow

@@ -75,34 +75,6 @@ def test_other_topology_times_anew(run, run_json, saved, tmp_path):
     assert taccl.load(tmp_path / "x.json").finish == taccl.load(saved).finish
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "IN: found none"),
-        (("{saved}",), "OUT: found none"),
-        (("{saved}", "x.docx"), "x.docx: its ending tells no format"),
-        (("{saved}", "x", "--to", "perfeto"), "; did you mean 'perfetto'?"),
-        (("{saved}", "x.csv", "--from", "word"), "--from: found 'word'"),
-        (("{saved}", "x.csv", "--set", "colour"), "--set: found 'colour'; expected NAME=VALUE"),
-        (("{saved}", "x.csv", "--set", "colour=red"), "nor csv has an option 'colour'"),
-        (
-            ("{saved}", "x.csv", "--chunk-size", "1KB"),
-            "neither taccl-schedule nor csv has an option 'chunk_size'",
-        ),
-        (("missing.json", "x.csv"), "missing.json: there is no such file"),
-        (("{saved}", "{saved}", "--to", "csv"), "the file exists; pass --overwrite"),
-    ],
-)
-def test_bad_words_are_bad_input(run, saved, tmp_path, monkeypatch, words, said):
-    """Exit code 2, one sentence, and no file."""
-    monkeypatch.chdir(tmp_path)
-    code, out, err = run("convert", *(word.format(saved=saved) for word in words))
-    assert (code, out) == (2, "")
-    assert said in err
-    assert err.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == [saved.name]
-
-
 @pytest.mark.slow
 def test_schedule_that_does_not_fit_is_the_answer_no(run, tmp_path):
     """A scan has no place in an algorithm of the published tool: exit code 1."""

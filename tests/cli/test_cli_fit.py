@@ -38,15 +38,6 @@ def test_profiles_and_pictures_are_written(log, tmp_path, capsys):
     assert "fitted to a.log (90 %:" in capsys.readouterr().out
 
 
-def test_bad_logs_write_nothing(tmp_path, capsys):
-    """A log that is none: exit code 2, one sentence, no profile."""
-    (tmp_path / "a.log").write_text("nothing here\n")
-    profile = tmp_path / "mine.toml"
-    assert run(["fit", str(tmp_path / "a.log"), "--topology", "dgx-h100", "-o", str(profile)]) == 2
-    assert "found no measurement to use" in capsys.readouterr().err
-    assert not profile.exists()
-
-
 @pytest.mark.slow
 def test_poor_fits_are_accepted_on_request(tmp_path, capsys):
     """Without --accept a poor fit is a no, with its reason, and writes nothing; with it the file is there."""

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.cli.words import SMALL
-from tests.foreign import OURS
 
 
 @pytest.mark.slow
@@ -31,55 +30,12 @@ def test_progress_needs_a_search(run, saved, tmp_path):
     assert run("plot", found, "--what", "progress", "-o", tmp_path / "p.svg")[0] == 0
 
 
-@pytest.mark.parametrize("verb", ["plot", "report"])
-def test_a_program_is_told_how_to_be_a_schedule(run, tmp_path, verb):
-    """It says nothing of links and times."""
-    file = OURS / "msccl-xml" / "allgather-4-direct.xml"
-    code, _, err = run(verb, file, "-o", tmp_path / "a.svg")
-    assert code == 2
-    assert f"taccl convert {file} OUT.json --topology" in err
-
-
 @pytest.mark.slow
 def test_a_topology_by_name_is_drawn(run, tmp_path):
     """It needs no schedule."""
     path = tmp_path / "ndv2.png"
     assert run("plot", "ndv2", "--nodes", "2", "--what", "topology", "-o", path)[0] == 0
     assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_topology_has_no_timeline(run, tmp_path):
-    """What is drawn of a schedule says that it needs one."""
-    code, _, err = run("plot", "ring:4", "--what", "gantt", "-o", tmp_path / "a.svg")
-    assert code == 2
-    assert "ring:4: found a topology" in err
-    assert "--what topology" in err
-
-
-def test_options_of_other_pictures_are_refused(run, saved, tmp_path):
-    """The error names the option and the picture that it is for."""
-    code, _, err = run("plot", saved, "--what", "topology", "--by", "rank", "-o", tmp_path / "a.svg")
-    assert code == 2
-    assert "--by" in err
-    assert "--what gantt" in err
-
-
-def test_files_are_not_replaced_silently(run, saved, tmp_path):
-    """Neither pictures nor pages."""
-    for verb, name in (("plot", "a.svg"), ("report", "a.html")):
-        path = tmp_path / name
-        path.write_text("mine")
-        code, _, err = run(verb, saved, "-o", path)
-        assert code == 2
-        assert "--overwrite" in err
-        assert path.read_text() == "mine"
-
-
-def test_other_endings_are_refused(run, saved, tmp_path):
-    """Before any work."""
-    code, _, err = run("plot", saved, "-o", tmp_path / "a.gif")
-    assert code == 2
-    assert ".svg" in err
 
 
 @pytest.mark.slow

@@ -115,13 +115,6 @@ def test_a_plan_says_what_each_runtime_gets(run, run_json, tmp_path):
     )
 
 
-def test_both_places_cannot_be_asked_for_alone(run):
-    """In place and out of place."""
-    words = ("--topology", "ring:2", "--collective", "allgather", "--in-place", "--out-of-place")
-    code, _, error = run("plan", *words)
-    assert (code, "--out-of-place: was given beside --in-place" in error) == (2, True)
-
-
 @pytest.mark.parametrize(("collective", "in_place"), [("allreduce", True), ("allgather", False)])
 def test_converted_plans_are_for_the_calls_of_pytorch(collective, in_place, run, tmp_path):
     """In place for sums of all, which is said, unless told otherwise."""
@@ -162,36 +155,10 @@ def test_topology_files_of_other_tools_are_converted(run, tmp_path):
     assert run("show", target)[1].splitlines()[1] == run("show", source)[1].splitlines()[1]
 
 
-@pytest.mark.parametrize(
-    ("verb", "words", "message"),
-    [
-        ("simulate", (), "--topology: a program does not say what it runs on"),
-        ("simulate", ("--topology", "fully-connected:4"), "--size: a program has no size of its own"),
-        ("simulate", ("--topology", "fully-connected:4", "--size", "1MB", "--tiles", "2"), "--tiles: found a program"),
-        ("simulate", ("--topology", "ring:4", "--size", "1MB"), "from rank 0 to rank 2"),
-        ("simulate", ("--topology", "ring:5", "--size", "1MB"), "for 4 ranks"),
-        ("bound", ("--topology", "ring:4", "--size", "1MB"), "no link from the one to the other"),
-        ("bound", ("--collective", "allgather"), "--collective: found a program"),
-        ("show", ("--nodes", "2"), "--nodes: found a program"),
-        ("convert", ("out.json",), "--topology: found a program"),
-    ],
-)  # fmt: skip
-def test_what_a_program_lacks_is_said(direct, run, verb, words, message):
-    """Each is bad input, exit code 2, with the option at fault."""
-    code, _, err = run(verb, direct, *words)
-    assert (code, message in err) == (2, True), err
-
-
 def test_a_program_that_hangs_is_not_simulated(run):
     """The answer is no, with the cycle."""
     code, _, err = run("simulate", HANGING, "--topology", "fully-connected:3", "--size", "3MB")
     assert (code, "wait for each other" in err) == (1, True)
-
-
-def test_bound_still_asks_for_a_collective(run):
-    """A problem, unlike a program, needs a collective."""
-    code, _, err = run("bound", "ring:4", "--size", "1MB")
-    assert (code, "--collective: found none" in err) == (2, True)
 
 
 @pytest.mark.slow
@@ -227,19 +194,3 @@ def test_plan_of_sketches_takes_their_topology(run_json):
     )  # fmt: skip
     assert (code, found["topology"], found["num_ranks"]) == (0, "ndv2 x2", 16)
     assert found["ranges"][0]["source"].startswith("sketch ndv2-sk")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("ndv2/sk9", "--collective", "allgather"), "did you mean"),
-        (("--collective", "allgather"), "neither a sketch nor --topology"),
-        (("ring:4", "--collective", "allsheep"), "--collective: found 'allsheep'"),
-        (("ring:4", "--collective", "allgather", "--sizes", "1GB:1KB"), "--sizes: found '1GB:1KB'"),
-        (("ring:4", "--collective", "allgather", "-o", "no/such/folder"), "there is no folder"),
-    ],
-)
-def test_plan_says_what_is_wrong(words, message, run):
-    """Bad input, before anything is synthesized."""
-    code, _, err = run("plan", *words)
-    assert (code, message in err) == (2, True), err

@@ -62,18 +62,6 @@ def test_a_protocol_can_be_asked_for(run_json):
     assert found["predicted_us"] == pytest.approx(15.4 + found["finish_us"])
 
 
-@pytest.mark.parametrize("words", [
-    ("baseline", "ring", "--topology", "ndv2", "--collective", "allgather", "--size", "1MB", "--protocol", "ll"),
-    ("show", "torus:4x4", "--protocol", "ll"),
-    ("sweep", "dgx2", "--collective", "allgather", "--protocol", "ll128"),
-])  # fmt: skip
-def test_a_protocol_that_a_machine_lacks_is_said(run, words):
-    """In one sentence, with the option."""
-    code, _, err = run(*words)
-    assert code == 2
-    assert "--protocol: found" in err and "has no protocols: leave it out" in err
-
-
 @pytest.mark.slow
 def test_show_names_constants_launch_and_protocols(run, tmp_path):
     """Each with its source; those of a fit with the interval."""

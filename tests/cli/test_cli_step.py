@@ -28,26 +28,3 @@ def test_a_step_is_transformed_and_executed(run_json, step):
     assert values["difference"] <= values["most"] == pytest.approx(256 * 2**-52)
     assert values["finish_us"] < 40
     assert "for each of" in values["program"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "found a workload; expected a schedule or a program; `taccl run "),
-        (("--topology", "ring:3"), "block: is of 4 ranks, and ring:3 has 3; make them equal"),
-        (("--topology", "fully_connected:4", "--in-place"), "--in-place: a step starts ranks of its own"),
-    ],
-)
-def test_what_cannot_be_run_is_said(run, step, words, said):
-    """In one sentence, as bad input."""
-    code, out, err = run("run", step, *words)
-    assert (code, out) == (2, "")
-    assert said in err
-    assert err.count("\n") == 1
-
-
-def test_a_topology_is_for_steps(run, saved):
-    """A schedule has one already."""
-    code, _, err = run("run", saved, "--topology", "ring:4")
-    assert code == 2
-    assert "--topology: found a schedule; --topology is for a workload; leave it out" in err

@@ -130,22 +130,6 @@ def test_a_wrong_sketch_fails_its_check(run, tmp_path):
     assert "cannot be used as it is" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((*SMALL, "--size", "lots"), "found 'lots'"),
-        (("suggest", "nowhere", "--collective", "allgather", "--size", "1MB"), "error: topology: found"),
-        (("suggest", "ring:4", "--collective", "everyone", "--size", "1MB"), "everyone"),
-        ((*QUICK, "-o", "folder", "--best"), "--best"),
-    ],
-)
-def test_bad_input_is_named(run, words, said):
-    """What cannot be used is exit code 2 and one sentence."""
-    code, _, err = run(*words)
-    assert code == 2
-    assert said in err
-
-
 WITHOUT = ("synthesize", "dgx-a100", "--nodes", "2", "--collective", "allgather", "--time-limit", "2")
 #: Two chunks of 500 B go both ways around the ring, which is optimal.
 BOTH_WAYS = ("synthesize", "ring:4", "--collective", "broadcast", "--size", "1KB", "--time-limit", "3600")

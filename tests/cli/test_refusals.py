@@ -1,0 +1,264 @@
+"""Commands that are refused: exit code 2, one sentence with the option or file at fault, and no file touched."""
+
+import shlex
+
+import pytest
+
+import taccl
+from taccl.workload import save_workload
+from tests.cli.words import SKETCH, SMALL
+from tests.foreign import OURS
+from tests.workload.test_replay import block
+
+SMALL = " ".join(SMALL)
+GATHER = "--collective allgather --size"
+FULL = "--topology fully-connected:4"
+MESH = f"synthesize --topology mesh:25x25 {GATHER} 1MB --backend greedy"
+NDV2 = "suggest ndv2 --nodes 2 --collective allgather"
+SUITED = f"{GATHER} 4KB --chunks-per-rank 1 --backends greedy"
+DGX2 = "--topology dgx2"
+
+#: Commands in a folder with the files of `folder` below, and a part of the sentence that refuses each.
+REFUSED = {
+    "no verb, or an unknown one": [
+        ("", "required: VERB"),
+        ("nosuch", "VERB: found 'nosuch'"),
+        ("synthesise", "VERB: found 'synthesise'; expected one of synthesize, verify"),
+    ],
+    "words and options": [
+        ("--nosuch", "--nosuch"),
+        ("--nosuch bound", "there is no option --nosuch before the verb"),
+        ("show a b", "found 'b', which is one word too many; leave it out (see taccl show --help)"),
+        ("show ring:4 --node 2", "there is no option --node; did you mean '--nodes'?"),
+        ("bound --colective=allgather", "there is no option --colective; did you mean '--collective'?"),
+    ],
+    "the problem": [
+        ("bound ring:4 --size 1MB", "--collective: found none"),
+        ("bound --collective allgather", "neither a sketch nor --topology"),
+        (f"bound {SMALL} --chunk-size 1KB", "not allowed with argument"),
+        (f"bound {SMALL} --cost-model upstream", "needs an upstream topology file"),
+        (f"bound {SMALL} --time-unit-us 2", "needs an upstream topology file"),
+        (f"bound {SMALL} --profile nominal", "a fabric has no profiles"),
+        (f"bound {SMALL} --root 1", "--root: allgather has no root"),
+        (f"bound {SMALL} --root x", "--root: found 'x'; expected a whole number of at least 0"),
+        (f"bound {SMALL} --nodes 0", "--nodes: found '0'; expected a positive whole number"),
+        (f"bound {SMALL} --nodes -3", "--nodes: found '-3'; expected a positive whole number"),
+        (f"bound {SMALL} --nodes {'9' * 5000}", "expected a positive whole number"),
+        (f"bound {SMALL} --roots x", "expected ranks such as 0,4"),
+        ("bound --topology ring:4 --collective allgathr --size 4", "did you mean 'allgather'?"),
+        (f"bound --topology ring:4 {GATHER} 4XB", "units are B, KB, MB, GB, TB"),
+        (f"bound --topology ring:4 {GATHER} 0", "--size: found '0', which is 0 bytes"),
+        (f"bound --topology ring:4 {GATHER} 1.5", "which is 1.5 bytes"),
+        (f"bound --topology ring:4 {GATHER} {'9' * 30}", "less than 2**62 bytes"),
+        (f"bound {SMALL} --size -5MB", "--size: found '-5MB'; expected a size such as"),
+        (f"bound {SMALL} --chunks-per-rank 999999999", "3999999996 in all; expected at most"),
+        ("bound nosuch.toml --collective allgather", "no such file"),
+        (f"bound --topology sketch.toml {GATHER} 4", "found a sketch; expected a topology"),
+        ("explain schedule.json --collective allgather", "found a schedule; expected a sketch"),
+        (f"bound --topology ndv2.toml {GATHER} 16MB --nodes 3", "found --nodes 3, but the topology has 2"),
+    ],
+    "synthesize": [
+        (f"synthesize {SMALL} --backend hihgs", "hihgs"),
+        (f"synthesize {SMALL} --seed x", "--seed: found 'x'; expected a whole number of at least 0"),
+        (f"synthesize {SMALL} --seed -1", "--seed: found '-1'; expected a whole number of at least 0"),
+        (f"synthesize {SMALL} --seed 1.5", "--seed: found '1.5'; expected a whole number of at least 0"),
+        (f"{MESH} --summary -o x.json", "--output"),
+        (f"{MESH} --spill columns -o x.json", "--output"),
+        (f"{MESH} --memory-limit 10MB", "error: --memory-limit: allgather on mesh:25x25 would take"),
+    ],
+    "baseline": [
+        ("baseline", "NAME: "),
+        ("baseline ring", "--collective: found none"),
+        (f"baseline nosuch {SMALL}", "found 'nosuch'"),
+        (f"baseline rnig {SMALL}", "did you mean 'ring'?"),
+        ("baseline ring --topology ring:4 --collective alltoall --size 4", "pairwise"),
+        (f"baseline ring --topology ndv2 {GATHER} 1MB --protocol ll", "has no protocols: leave it out"),
+    ],
+    "verify and show": [
+        ("verify schedule.json --chunk-size 1KB", "--chunk-size: found a schedule of taccl's own"),
+        ("show schedule.json --nodes 2", "leave it out"),
+        ("show schedule.json --transfers x", "expected a number of rows"),
+        ("show sketch.toml --profile nominal", "leave it out"),
+        ("show nosuch", "found 'nosuch'; expected a machine"),
+        ("show nosuch", "there is no such file"),
+        ("show ndv2/nosuch", "ndv2/nosuch: found no such file and no shipped sketch of that name"),
+        ("show nosuch.toml", "nosuch.toml: there is no such file"),
+        ("show torus:4x4 --protocol ll", "has no protocols: leave it out"),
+    ],
+    "simulate": [
+        ("simulate schedule.json --sizes 1XB", "--sizes: found '1XB'"),
+        ("simulate schedule.json --jitter 1", "--jitter: found '1'; expected a number of at least 0 and below 1"),
+        ("simulate schedule.json --jitter x", "--jitter: found 'x'"),
+        ("simulate schedule.json --tiles 0", "--tiles: found '0'; expected a positive whole number"),
+        ("simulate schedule.json --profile nominal", "--profile: "),
+    ],
+    "programs": [
+        ("simulate direct.xml", "--topology: a program does not say what it runs on"),
+        (f"simulate direct.xml {FULL}", "--size: a program has no size of its own"),
+        (f"simulate direct.xml {FULL} --size 1MB --tiles 2", "--tiles: found a program"),
+        ("simulate direct.xml --topology ring:4 --size 1MB", "from rank 0 to rank 2"),
+        ("simulate direct.xml --topology ring:5 --size 1MB", "for 4 ranks"),
+        ("bound direct.xml --topology ring:4 --size 1MB", "no link from the one to the other"),
+        ("bound direct.xml --collective allgather", "--collective: found a program"),
+        ("show direct.xml --nodes 2", "--nodes: found a program"),
+        ("convert direct.xml out.json", "--topology: found a program"),
+        ("plot direct.xml -o a.svg", "taccl convert direct.xml OUT.json --topology"),
+        ("report direct.xml -o a.svg", "taccl convert direct.xml OUT.json --topology"),
+    ],
+    "plan": [
+        ("plan ndv2/sk9 --collective allgather", "did you mean"),
+        ("plan --collective allgather", "neither a sketch nor --topology"),
+        ("plan ring:4 --collective allsheep", "--collective: found 'allsheep'"),
+        ("plan ring:4 --collective allgather --sizes 1GB:1KB", "--sizes: found '1GB:1KB'"),
+        ("plan ring:4 --collective allgather -o no/such/folder", "there is no folder"),
+        ("plan ring:2 --collective allgather --instances some", "--instances: found 'some'"),
+        (
+            "plan --topology ring:2 --collective allgather --in-place --out-of-place",
+            "--out-of-place: was given beside --in-place",
+        ),
+    ],
+    "convert": [
+        ("convert", "IN: found none"),
+        ("convert schedule.json", "OUT: found none"),
+        ("convert schedule.json x.docx", "x.docx: its ending tells no format"),
+        ("convert schedule.json x --to perfeto", "; did you mean 'perfetto'?"),
+        ("convert schedule.json x.csv --from word", "--from: found 'word'"),
+        ("convert schedule.json x.csv --set colour", "--set: found 'colour'; expected NAME=VALUE"),
+        ("convert schedule.json x.csv --set colour=red", "nor csv has an option 'colour'"),
+        (
+            "convert schedule.json x.csv --chunk-size 1KB",
+            "neither taccl-schedule nor csv has an option 'chunk_size'",
+        ),
+        ("convert missing.json x.csv", "missing.json: there is no such file"),
+        ("convert schedule.json schedule.json --to csv", "the file exists; pass --overwrite"),
+        (
+            "convert schedule.json x.xml --set max_bytes=1XB",
+            "max_bytes: found '1XB'; expected a size",
+        ),
+    ],
+    "compare, sweep and cache": [
+        (f"compare ring:4 {SUITED} -o table.xlsx", "expected .csv or .json"),
+        *((f"compare ring:4 {SUITED} --seeds={seeds}", "--seeds") for seeds in ("a", "3:3", "1,,2", "-1", "0:2:3")),
+        *(
+            (f"sweep ring:4 --collective allgather --backends greedy --sizes={sizes}", "--sizes")
+            for sizes in ("1XB", "1MB:1KB", "1KB:1MB:1", "1KB:1MB:2:3", "1KB:1MB:x", ":", "''")
+        ),
+        ("sweep dgx2 --collective allgather --protocol ll128", "has no protocols: leave it out"),
+        ("cache empty", "found 'empty'"),
+    ],
+    "suggest": [
+        (f"{NDV2} --size lots", "found 'lots'"),
+        (f"suggest nowhere {GATHER} 1MB", "error: topology: found"),
+        ("suggest ring:4 --collective everyone --size 1MB", "everyone"),
+        (f"{NDV2} --size 1MB -o folder --best", "--best"),
+    ],
+    "reorder and probe": [
+        ("reorder latency.csv --hosts few", "--hosts: found 3 slots for 4 ranks"),
+        ("reorder latency.csv --hosts none", "there is no such file"),
+        ("reorder latency.csv --algorithm rong", "--algorithm: found 'rong'"),
+        ("reorder latency.csv --oversubscription 0", "expected a number of at least 1"),
+        ("reorder latency.csv --plot x.txt", "x.txt"),
+        ("reorder latency.csv --hostfile few", "the file exists"),
+        # Two slots on each measured host would put the figures of b on the second slot of a.
+        ("reorder latency.csv --hosts twice", "found slot 1 on a, and row 1 of the figures is of b"),
+        ("reorder ring:4 --hostfile hosts", "found no names of hosts; give them with --hosts"),
+        ("reorder ring:4 --bandwidth 3", "--bandwidth: found a topology, which says it itself"),
+        ("probe -o probe.json", "--ranks: found none; expected two ranks or more"),
+    ],
+    "plot, report and fit": [
+        ("plot x -o y.svg --what gant", "--what: found 'gant'; expected one of gantt"),
+        ("plot ring:4 --what gantt -o a.svg", "ring:4: found a topology"),
+        ("plot ring:4 --what gantt -o a.svg", "--what topology"),
+        ("plot schedule.json --what topology --by rank -o a.svg", "--by"),
+        ("plot schedule.json --what topology --by rank -o a.svg", "--what gantt"),
+        ("plot schedule.json -o old.svg", "--overwrite"),
+        ("report schedule.json -o old.html", "--overwrite"),
+        ("plot schedule.json -o a.gif", ".svg"),
+        ("fit few --topology dgx-h100 -o mine.toml", "found no measurement to use"),
+    ],
+    "run": [
+        ("run step.toml", "found a workload; expected a schedule or a program; `taccl run "),
+        ("run step.toml --topology ring:3", "block: is of 4 ranks, and ring:3 has 3; make them equal"),
+        ("run step.toml --topology fully_connected:4 --in-place", "--in-place: a step starts ranks of its own"),
+        (
+            "run schedule.json --topology ring:4",
+            "--topology: found a schedule; --topology is for a workload; leave it out",
+        ),
+    ],
+}  # fmt: skip
+#: Refused with the count and the most that goes, before it is begun.
+ENDLESS = [
+    *(
+        (f"synthesize --topology {fabric} --chunk-size 1MB --backend greedy --memory-limit 20GB", message)
+        for fabric, message in (
+            ("mesh:1000001x1000001 --collective allgather", "links; expected at most"),
+            ("ring:1000000000000 --collective allgather", "found '1000000000000'"),
+            ("mesh:301x301 --collective allgather", "8.2e+09 transfers at least, which need 82.1GB"),
+            ("mesh:151x151 --collective alltoall", "519885601 in all"),
+            ("fully-connected:100000 --collective broadcast", "links; expected at most"),
+        )
+    ),
+    (
+        "synthesize --topology ring:1000000 --collective broadcast --size 1MB",
+        "found 2000000 links; expected at most 1000000",
+    ),
+    (
+        "explain --topology ring:2300 --collective alltoall --size 1MB",
+        "5290000 in all; expected at most 5000000",
+    ),
+    (f"baseline pairwise --topology ring:2300 {GATHER} 1MB", "takes 5287700 transfers or more"),
+    # 300 * 300 chunks go 75 links on the average.
+    (
+        "baseline pairwise --topology ring:300 --collective alltoall --size 1MB",
+        "takes 6750000 transfers or more",
+    ),
+    (f"compare --topology ring:4 {GATHER} 1MB --seeds 0:100000000", "found more than 1000000 in range(0"),
+    (f"compare --topology ring:4 {GATHER} 1MB --seeds 0:100000", "found 600000 runs or more"),
+    (
+        "sweep ring:4 --collective allgather --sizes 1MB --seeds 0:200000",
+        "--seeds: found 200000 runs or more",
+    ),
+    (f"compare ring:4 {SUITED} --backends greedy,cbd", "--backends: found 'cbd'"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A schedule, a sketch, a topology, a program, a matrix of latencies, lists of hosts, a step, and old files."""
+    folder = tmp_path_factory.mktemp("files")
+    problem = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes=4000)
+    taccl.save(taccl.baselines.baseline("ring", problem), folder / "schedule.json")
+    save_workload(block(), folder / "step.toml")
+    texts = {
+        "sketch.toml": SKETCH,
+        "ndv2.toml": 'schema = 1\nmachine = "ndv2"\nnodes = 2\n',
+        "direct.xml": (OURS / "msccl-xml" / "allgather-4-direct.xml").read_text(),
+        "latency.csv": "us,a,b,c,d\na,0,20,10,20\nb,20,0,20,10\nc,10,20,0,20\nd,20,10,20,0\n",
+        "few": "a\nb\nc\n",
+        "twice": "a:2\nb:2\nc:2\nd:2\n",
+        "old.svg": "mine",
+        "old.html": "mine",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        *(pytest.param(*row, id=row[0][:80]) for rows in REFUSED.values() for row in rows),
+        *(pytest.param(*row, id=row[0][:80], marks=pytest.mark.slow) for row in ENDLESS),
+    ],
+)
+def test_it_is_refused_in_one_sentence(run, folder, monkeypatch, words, message):
+    """Nothing is on stdout, one warning of assumptions may come before, and all files are as they were."""
+    monkeypatch.chdir(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    code, out, err = run(*shlex.split(words))
+    *warned, said = err.splitlines()
+    assert (code, out, said.startswith("taccl: error: ")) == (2, "", True), err
+    assert not warned or "latency.csv: 3 assumptions" in warned.pop()
+    assert not warned
+    assert message in said
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
