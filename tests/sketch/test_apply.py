@@ -50,73 +50,119 @@ def test_no_sketch_is_the_plain_problem_on_one_node(collective):
     assert problem == make_problem(dgx2(), collective, size_bytes=16_000)
 
 
-def test_size_instead_of_chunk_size():
-    """An allgather of 16 ranks and 16 MB has chunks of 1 MB."""
-    problem = Sketch().apply(ndv2(2), collectives.allgather(16), size="16MB")
-    assert problem.chunk_bytes[0] == 10**6
+@pytest.mark.parametrize(
+    ("text", "nodes", "sizes", "chunk_bytes"),
+    [
+        pytest.param("", 2, {"size": "16MB"}, 10**6, id="16 MB of 16 ranks are chunks of 1 MB"),
+        pytest.param("", 1, {"chunk_size": [1, 2, 3, 4, 5, 6, 7, 8]}, 1, id="chunks have sizes of their own"),
+        pytest.param("[chunks]\nsize = '2KB'", 1, {}, 2000, id="the file's size holds"),
+        pytest.param(
+            "[chunks]\nsize = '2KB'", 1, {"chunk_size": "1KB"}, 1000, id="an argument beats the file"
+        ),
+    ],
+)
+def test_sizes_of_chunks(text, nodes, sizes, chunk_bytes):
+    """Sizes are said of all data, of all chunks, or of each, in the file or in the call."""
+    problem = read(text).apply(ndv2(nodes), collectives.allgather(8 * nodes), **sizes)
+    assert problem.chunk_bytes[0] == chunk_bytes
+    assert len(set(problem.chunk_bytes)) == (8 if isinstance(sizes.get("chunk_size"), list) else 1)
 
 
-def test_a_size_for_every_chunk():
-    """Chunks may have their own sizes."""
-    problem = Sketch().apply(ndv2(1), collectives.allgather(8), chunk_size=[1, 2, 3, 4, 5, 6, 7, 8])
-    assert problem.chunk_bytes == (1, 2, 3, 4, 5, 6, 7, 8)
+@pytest.mark.parametrize(
+    ("ranks", "sizes", "error", "message"),
+    [
+        (8, {"chunk_size": "1MB", "size": "8MB"}, SketchError, "give one"),
+        (8, {}, SketchError, r"a\.toml: chunks\.size: found no size"),
+        *((8, {"chunk_size": bad}, InputError, "^chunk_size: ") for bad in ("0", "1 banana", -1)),
+        (4, {"chunk_size": 1}, CollectiveError, "over 4 ranks"),
+    ],
+)
+def test_sizes_that_make_no_problem(ranks, sizes, error, message):
+    """None, two that clash, one that is none, and a collective over other ranks than the topology's."""
+    with pytest.raises(error, match=message):
+        read("").apply(ndv2(1), collectives.allgather(ranks), **sizes)
 
 
-def test_size_of_the_file():
-    """Without an argument, the file's chunk size holds."""
-    problem = read("[chunks]\nsize = '2KB'").apply(ndv2(1), collectives.allgather(8))
-    assert problem.chunk_bytes[0] == 2000
+@pytest.mark.parametrize(
+    ("connections", "pairs", "links"),
+    [
+        # 0 -> 1 over two nodes of 8 ranks is 0 -> 9 and 8 -> 1.
+        ("{0 = [1]}", {(0, 9), (8, 1)}, 64 + 2),
+        ("'direct-map'", {(i, (i + 8) % 16) for i in range(16)}, 64 + 16),
+        ("'fully-connected'", {(i, j) for i in range(16) for j in range(16) if i // 8 != j // 8}, 64 + 128),
+    ],
+)
+def test_connections_hold_for_every_ordered_pair_of_nodes(connections, pairs, links):
+    """Links inside nodes stay; all of them are no restriction. Chunks cross directly by default."""
+    problem = apply(f"[internode]\nconnections = {connections}")
+    assert (internode_pairs(problem), len(problem.links_allowed)) == (pairs, links)
+    assert (problem.clauses.links_allowed is None) == (links == 64 + 128)
 
 
-def test_argument_beats_the_file():
-    """With one, the argument holds."""
-    problem = read("[chunks]\nsize = '2KB'").apply(ndv2(1), collectives.allgather(8), chunk_size="1KB")
-    assert problem.chunk_bytes[0] == 1000
+_ONE = "[internode]\nconnections = {0 = [1]}\n"
 
 
-def test_two_sizes_clash():
-    """A chunk size and a size cannot both hold."""
-    with pytest.raises(SketchError, match="give one"):
-        Sketch().apply(ndv2(1), collectives.allgather(8), chunk_size="1MB", size="8MB")
+def _names(clauses):
+    """Pairs of ranks of NDv2 x2 whose links a clause names."""
+    links = ndv2(2).links
+    return {(links[link].src, links[link].dst) for link in clauses}
 
 
-def test_no_size():
-    """Without any size there is no problem."""
-    with pytest.raises(SketchError, match=r"a\.toml: chunks\.size: found no size"):
-        read("").apply(ndv2(1), collectives.allgather(8))
-
-
-@pytest.mark.parametrize("bad", ["0", "1 banana", -1])
-def test_wrong_size(bad):
-    """A size that is none is named as the argument."""
-    with pytest.raises(InputError, match="^chunk_size: "):
-        Sketch().apply(ndv2(1), collectives.allgather(8), chunk_size=bad)
-
-
-def test_collective_of_another_size():
-    """A collective over 8 ranks does not fit 16."""
-    with pytest.raises(CollectiveError, match="over 8 ranks"):
-        Sketch().apply(ndv2(2), collectives.allgather(8), chunk_size=1)
-
-
-def test_connections_hold_for_every_ordered_pair_of_nodes():
-    """0 -> 1 over two nodes of 8 is 0 -> 9 and 8 -> 1."""
-    problem = apply("[internode]\nconnections = {0 = [1]}")
-    assert internode_pairs(problem) == {(0, 9), (8, 1)}
-    assert len(problem.links_allowed) == 64 + 2
-
-
-def test_direct_map():
-    """Rank i talks to rank i of the other node."""
-    pairs = internode_pairs(apply("[internode]\nconnections = 'direct-map'"))
-    assert pairs == {(i, i + 8) for i in range(8)} | {(i + 8, i) for i in range(8)}
-
-
-def test_fully_connected_leaves_every_link():
-    """All 64 pairs in both directions, and so no restriction."""
-    problem = apply("[internode]\nconnections = 'fully-connected'")
-    assert len(internode_pairs(problem)) == 128
-    assert problem.clauses.links_allowed is None
+@pytest.mark.parametrize(
+    ("text", "found", "expected"),
+    [
+        pytest.param("[internode]", lambda c: c.direct_crossing, True, id="direct where nodes are named"),
+        pytest.param("[internode]\ncrossing = 'any'", lambda c: c.direct_crossing, False, id="any crossing"),
+        pytest.param("", lambda c: c.direct_crossing, False, id="free without a word of nodes"),
+        pytest.param(
+            f"{_ONE}own_before_relayed = true",
+            lambda c: _names(c.own_first),
+            {(0, 9), (8, 1)},
+            id="own chunks first, on every connection",
+        ),
+        pytest.param(
+            "[internode]\nconnections = {0 = [1], 2 = [3]}\nrelays = {0 = [0]}",
+            lambda c: _names(c.carries_from),
+            {(0, 9), (8, 1)},
+            id="a sender that relays does not name carries anything",
+        ),
+        pytest.param(
+            "[[switch]]\nranks = [0, 1]", lambda c: c.switch_policies, (), id="a free switch asks nothing"
+        ),
+        pytest.param(_ONE, lambda c: len(c.merging), 2, id="links that connections drop do not merge"),
+        pytest.param("", lambda c: (c.max_merge, len(c.merging)), (6, 128), id="six merge between nodes"),
+        pytest.param(
+            "[merging]\nlinks = 'all'\nmax = 3",
+            lambda c: (c.max_merge, len(c.merging)),
+            (3, 64 + 128),
+            id="all merge",
+        ),
+        pytest.param(
+            "[merging]\nlinks = 'none'", lambda c: (c.max_merge, len(c.merging)), (1, 0), id="none merge"
+        ),
+        pytest.param(
+            "[objective]\nlink_use = 'min-max'\nweight = 0.3\n[routing]\nslack = 0.2",
+            lambda c: (c.link_use, str(c.objective_weight), str(c.routing_slack)),
+            ("min-max", "3/10", "1/5"),
+            id="numbers are the fractions that a person means",
+        ),
+        pytest.param(
+            f"{_ONE}[[symmetry]]\noffset = 8\ngroup = 16",
+            lambda c: [c.where["internode.connections"], c.where["symmetry[0]"]],
+            ["a.toml: internode.connections", "a.toml: symmetry[0]"],
+            id="clauses remember file and field",
+        ),
+        pytest.param(
+            "[[symmetry]]\noffset = 8\ngroup = 16",
+            lambda c: c.symmetry,
+            (tuple((rank + 8) % 16 for rank in range(16)),),
+            id="offset 8 in 16 swaps the two nodes",
+        ),
+    ],
+)
+def test_clauses_of_a_sketch(text, found, expected):
+    """What a field of a file becomes on two nodes of NDv2."""
+    assert found(apply(text).clauses) == expected
 
 
 def test_relays():
@@ -132,25 +178,6 @@ def test_relays():
     assert carries_to[1, 16] == {16, 17}
     assert carries_from[19, 2] == {18, 19}
     assert carries_to[19, 2] == {2, 3}
-
-
-def test_sender_without_relays_carries_anything():
-    """A sender that relays does not name is not restricted."""
-    text = "[internode]\nconnections = {0 = [1], 2 = [3]}\nrelays = {0 = [0]}"
-    assert {pair_of(apply(text), e) for e in apply(text).clauses.carries_from} == {(0, 9), (8, 1)}
-
-
-def test_own_before_relayed():
-    """The clause holds on every connection."""
-    problem = apply("[internode]\nconnections = {0 = [1]}\nown_before_relayed = true")
-    assert {pair_of(problem, e) for e in problem.clauses.own_first} == {(0, 9), (8, 1)}
-
-
-def test_crossing():
-    """Direct by default where the sketch speaks of nodes; free otherwise."""
-    assert apply("[internode]").clauses.direct_crossing
-    assert not apply("[internode]\ncrossing = 'any'").clauses.direct_crossing
-    assert not apply("").clauses.direct_crossing
 
 
 def test_intranode_links():
@@ -173,11 +200,6 @@ def test_switch_policy_for_every_node():
     ]  # fmt: skip
 
 
-def test_free_switch_asks_for_nothing():
-    """A policy of free is no term of the objective."""
-    assert apply("[[switch]]\nranks = [0, 1]").clauses.switch_policies == ()
-
-
 def test_planes_limit_parallel_links():
     """A switch of two planes uses two of three parallel links."""
     builder = TopologyBuilder("planes", [0, 0])
@@ -185,44 +207,6 @@ def test_planes_limit_parallel_links():
         builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
     problem = apply("[[switch]]\nranks = [0, 1]\nplanes = 2", builder.build())
     assert problem.links_allowed == (0, 1, 2, 3)
-
-
-def test_merging():
-    """Sends between nodes merge six chunks by default; a sketch may say otherwise."""
-    default, every, none = (
-        apply(f"[merging]\n{text}").clauses for text in ("", "links='all'\nmax=3", "links='none'")
-    )
-    assert (default.max_merge, len(default.merging)) == (6, 128)
-    assert (every.max_merge, len(every.merging)) == (3, 64 + 128)
-    assert (none.max_merge, len(none.merging)) == (1, 0)
-
-
-def test_merging_only_where_links_may_be_used():
-    """Links that the connections drop do not merge."""
-    assert len(apply("[internode]\nconnections = {0=[1]}").clauses.merging) == 2
-
-
-def test_objective_and_slack():
-    """Numbers arrive as the fractions that a person means."""
-    clauses = apply("[objective]\nlink_use = 'min-max'\nweight = 0.3\n[routing]\nslack = 0.2").clauses
-    assert (clauses.link_use, str(clauses.objective_weight), str(clauses.routing_slack)) == (
-        "min-max",
-        "3/10",
-        "1/5",
-    )
-
-
-def test_where_names_file_and_field():
-    """Clauses remember the file and the field that they came from."""
-    where = apply("[internode]\nconnections = {0=[1]}\n[[symmetry]]\noffset=8\ngroup=16").clauses.where
-    assert where["internode.connections"] == "a.toml: internode.connections"
-    assert where["symmetry[0]"] == "a.toml: symmetry[0]"
-
-
-def test_symmetry_becomes_a_permutation():
-    """Offset 8 in 16 swaps the two nodes."""
-    clauses = apply("[[symmetry]]\noffset = 8\ngroup = 16").clauses
-    assert clauses.symmetry == (tuple((r + 8) % 16 for r in range(16)),)
 
 
 def test_symmetry_is_dropped_for_a_root():
@@ -239,26 +223,35 @@ def test_symmetry_is_narrowed():
     assert problem.notes[0].startswith("symmetry offset 2 in groups of 16 narrowed to offset 8:")
 
 
-def test_strict_symmetry_is_refused():
-    """With strict = true the same is an error."""
-    with pytest.raises(SketchError, match=r"a\.toml: symmetry\[0\]: offset 8 .* broadcast has a root"):
-        apply("[[symmetry]]\noffset = 8\ngroup = 16\nstrict = true", name="broadcast")
-
-
-def test_symmetry_that_the_topology_lacks():
-    """The message has a pair of ranks that shows it, at the 23 and 46 us/MB of NDv2's links."""
-    with pytest.raises(
-        SketchError,
-        match=r"a\.toml: symmetry\[0\]: offset 1 in groups of 8 maps link 0->1 \(23 us/MB\) to 1->2, "
-        "which has 46 us/MB",
-    ):
-        apply("[[symmetry]]\noffset = 1\ngroup = 8")
-
-
-def test_symmetry_that_the_connections_lack():
-    """Offset 4 in 8 is NDv2's, but it would have rank 4 send where only rank 0 may."""
-    with pytest.raises(SketchError, match=r"0->9 .*internode\.connections.*4->13"):
-        apply("[internode]\nconnections = {0=[1]}\n[[symmetry]]\noffset = 4\ngroup = 8")
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        pytest.param(
+            "[[symmetry]]\noffset = 8\ngroup = 16\nstrict = true",
+            "broadcast",
+            r"a\.toml: symmetry\[0\]: offset 8 .* broadcast has a root",
+            id="a strict one that the collective lacks",
+        ),
+        # The message has a pair of ranks that shows it, at the 23 and 46 us/MB of NDv2's links.
+        pytest.param(
+            "[[symmetry]]\noffset = 1\ngroup = 8",
+            "allgather",
+            r"a\.toml: symmetry\[0\]: offset 1 in groups of 8 maps link 0->1 \(23 us/MB\) to 1->2, which has 46 us/MB",
+            id="one that the topology lacks",
+        ),
+        # Offset 4 in 8 is NDv2's, but it would have rank 4 send where only rank 0 may.
+        pytest.param(
+            f"{_ONE}[[symmetry]]\noffset = 4\ngroup = 8",
+            "allgather",
+            r"0->9 .*internode\.connections.*4->13",
+            id="one that the connections lack",
+        ),
+    ],
+)
+def test_symmetries_that_do_not_hold_are_refused(text, name, message):
+    """The message says what is not symmetric."""
+    with pytest.raises(SketchError, match=message):
+        apply(text, name=name)
 
 
 def test_symmetry_that_the_relays_lack():
@@ -303,10 +296,11 @@ def test_sketch_that_does_not_fit_the_topology(text, message):
         apply(text)
 
 
-def test_connections_are_checked_on_one_node_too():
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_connections_are_checked_on_one_node_too(nodes):
     """A wrong local rank does not hide until there are two nodes."""
-    with pytest.raises(SketchError, match="rank 9 does not exist"):
-        apply("[internode]\nconnections = {0=[9]}", ndv2(1))
+    with pytest.raises(SketchError, match="rank 9 does not exist; ndv2 has local ranks 0-7"):
+        apply("[internode]\nconnections = {9=[1]}", ndv2(nodes))
 
 
 def test_connection_without_a_link():

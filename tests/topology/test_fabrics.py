@@ -45,31 +45,27 @@ def _reached(arcs):
     return seen
 
 
-def test_a_ring_goes_both_ways_round():
-    """Three ranks: each to the next, and each to the one before."""
-    assert edges(ring(3)) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+_ROWS = [(0, 1), (1, 2), (3, 4), (4, 5), (0, 3), (1, 4), (2, 5)]
 
 
-def test_a_ring_can_go_one_way():
-    """Without the way back, ranks send upwards only."""
-    assert edges(ring(3, bidirectional=False)) == [(0, 1), (1, 2), (2, 0)]
-
-
-@pytest.mark.parametrize("bidirectional", [True, False])
-def test_a_ring_of_two_has_no_double_links(bidirectional):
-    """Both ways round, the next rank is the other rank."""
-    assert edges(ring(2, bidirectional=bidirectional)) == [(0, 1), (1, 0)]
-
-
-def test_a_mesh_is_numbered_row_by_row():
-    """2x3: 0 1 2 above 3 4 5."""
-    pairs = [(0, 1), (1, 2), (3, 4), (4, 5), (0, 3), (1, 4), (2, 5)]
-    assert edges(mesh(2, 3)) == sorted([*pairs, *((b, a) for a, b in pairs)])
-
-
-def test_a_torus_of_one_axis_is_a_ring():
-    """An axis closes into a ring."""
-    assert edges(torus(5)) == edges(ring(5))
+@pytest.mark.parametrize(
+    ("topology", "expected"),
+    [
+        pytest.param(
+            ring(3), [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)], id="a ring goes both ways round"
+        ),
+        pytest.param(ring(3, bidirectional=False), [(0, 1), (1, 2), (2, 0)], id="or upwards only"),
+        pytest.param(ring(2), [(0, 1), (1, 0)], id="both ways round, the next of two is the other"),
+        pytest.param(ring(2, bidirectional=False), [(0, 1), (1, 0)], id="and one way round as well"),
+        pytest.param(
+            mesh(2, 3), sorted([*_ROWS, *((b, a) for a, b in _ROWS)]), id="a mesh is numbered row by row"
+        ),
+        pytest.param(torus(5), edges(ring(5)), id="a torus of one axis is a ring"),
+    ],
+)
+def test_links_of_small_fabrics(topology, expected):
+    """Every link once, in both directions unless told otherwise."""
+    assert edges(topology) == expected
 
 
 @given(dims=DIMS)
@@ -108,12 +104,6 @@ def test_all_pairs_are_linked(make):
     assert edges(make(4)) == [(a, b) for a in range(4) for b in range(4) if a != b]
 
 
-def test_links_of_a_fully_connected_fabric_share_nothing():
-    """Every link holds itself, and nothing else."""
-    topology = fully_connected(4)
-    assert [(h.link, h.resource) for h in topology.holds] == [(i, i) for i in range(12)]
-
-
 def test_links_of_a_star_share_ports():
     """Three sends may leave by rank 0's port, and three may come in by it."""
     topology = star(4)
@@ -131,26 +121,35 @@ def test_costs_are_exact(make):
     assert topology.alpha_meaning == "pipelined"
 
 
-def test_default_costs():
-    """50 GB/s and half a microsecond."""
-    assert {(link.alpha_us, link.beta_us_per_mb) for link in hypercube(2).links} == {(Fraction(1, 2), 20)}
-
-
-def test_axes_may_differ_in_bandwidth():
-    """In a 2x2 mesh, 0-2 runs along the first axis and 0-1 along the second."""
-    topology = mesh(2, 2, bandwidth_gb_per_s=(50, 25))
-    beta = {(link.src, link.dst): link.beta_us_per_mb for link in topology.links}
-    assert (beta[0, 2], beta[0, 1]) == (20, 40)
-
-
-def test_all_ranks_are_in_one_node_by_default():
-    """A fabric says nothing of nodes."""
-    assert ring(4).num_nodes == 1
-
-
-def test_ranks_are_cut_into_nodes():
-    """Nodes take consecutive ranks."""
-    assert torus(2, 4, ranks_per_node=4).node_of_rank == (0, 0, 0, 0, 1, 1, 1, 1)
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param(ring(4).node_of_rank, (0, 0, 0, 0), id="a fabric says nothing of nodes"),
+        pytest.param(
+            torus(2, 4, ranks_per_node=4).node_of_rank,
+            (0, 0, 0, 0, 1, 1, 1, 1),
+            id="nodes of consecutive ranks",
+        ),
+        pytest.param(
+            {(link.alpha_us, link.beta_us_per_mb) for link in hypercube(2).links},
+            {(Fraction(1, 2), 20)},
+            id="50 GB/s and half a microsecond by default",
+        ),
+        pytest.param(
+            {e.ends: e.beta_us_per_mb for e in mesh(2, 2, bandwidth_gb_per_s=(50, 25)).links if e.src == 0},
+            {"0->2": 20, "0->1": 40},
+            id="axes may differ in bandwidth: 0-2 is along the first of 2x2, 0-1 along the second",
+        ),
+        pytest.param(
+            [(h.link, h.resource) for h in fully_connected(4).holds],
+            [(i, i) for i in range(12)],
+            id="links of a fully connected fabric hold themselves alone",
+        ),
+    ],
+)
+def test_nodes_costs_and_holds(found, expected):
+    """What a fabric has by default, and as asked."""
+    assert found == expected
 
 
 @pytest.mark.parametrize(

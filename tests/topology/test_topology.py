@@ -26,10 +26,41 @@ def small():
     return builder.build(notes=["a note"])
 
 
-def test_every_link_holds_a_resource_of_its_own(small):
-    """A link that occupies holds itself for alpha and beta."""
-    own = small.holds_of_link[0]
-    assert [(h.alpha_us, h.beta_us_per_mb, h.side) for h in own] == [(Fraction(3, 10), 8, "send")]
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param(
+            lambda small: [(h.alpha_us, h.beta_us_per_mb, h.side) for h in small.holds_of_link[0]],
+            [(Fraction(3, 10), 8, "send")],
+            id="a link that occupies holds itself for alpha and beta",
+        ),
+        pytest.param(
+            lambda small: [
+                (h.link, h.alpha_us, h.beta_us_per_mb, h.side)
+                for h in small.holds
+                if small.resources[h.resource].name == "NIC"
+            ],
+            [(1, 0, 105, "send"), (2, 1, 100, "receive")],
+            id="two links hold the NIC, each for its own time and on its own side",
+        ),
+        pytest.param(
+            lambda small: (small.links[3].srcs, small.links[3].dsts, str(small.links[3])),
+            ((2,), (1, 3), "2->1,3 (multicast)"),
+            id="a multicast link has sorted ends",
+        ),
+        pytest.param(lambda small: small.links_from, ((0, 1), (2,), (3,), ()), id="links out of a rank"),
+        pytest.param(lambda small: small.links_to, ((), (0, 3), (1,), (2, 3)), id="links into a rank"),
+        pytest.param(lambda small: small.links_between(2, 1), (3,), id="links between ranks"),
+        pytest.param(lambda small: small.links_between(1, 2), (), id="none the other way"),
+        pytest.param(lambda small: small.internode_links, (1, 2, 3), id="links that leave their node"),
+        pytest.param(
+            repr, "Topology('small', 4 ranks in 2 nodes, 4 links, profile 'mine')", id="in one line"
+        ),
+    ],
+)
+def test_what_it_says_of_its_links(small, found, expected):
+    """Ends, holds and nodes of links."""
+    assert found(small) == expected
 
 
 def test_a_pipelined_link_holds_itself_without_alpha():
@@ -46,32 +77,6 @@ def test_decimal_costs_are_exact():
     builder.add_link(0, 1, alpha_us=0.1, beta_us_per_mb="0.7")
     (link,) = builder.build().links
     assert (link.alpha_us, link.beta_us_per_mb) == (Fraction(1, 10), Fraction(7, 10))
-
-
-def test_links_share_a_resource(small):
-    """Two links hold the NIC, each for its own time and on its own side."""
-    nic = [r.name for r in small.resources].index("NIC")
-    held = [(h.link, h.alpha_us, h.beta_us_per_mb, h.side) for h in small.holds if h.resource == nic]
-    assert held == [(1, 0, 105, "send"), (2, 1, 100, "receive")]
-
-
-def test_a_multicast_link_has_sorted_ends(small):
-    """One send of a multicast link reaches all its destinations."""
-    assert (small.links[3].srcs, small.links[3].dsts) == ((2,), (1, 3))
-    assert str(small.links[3]) == "2->1,3 (multicast)"
-
-
-def test_links_are_found_from_their_ends(small):
-    """Links out of a rank, into a rank, and between two ranks, by index."""
-    assert small.links_from == ((0, 1), (2,), (3,), ())
-    assert small.links_to == ((), (0, 3), (1,), (2, 3))
-    assert small.links_between(2, 1) == (3,)
-    assert small.links_between(1, 2) == ()
-
-
-def test_links_between_nodes_are_told_apart(small):
-    """A link that leaves its node for any destination is between nodes."""
-    assert small.internode_links == (1, 2, 3)
 
 
 def test_ranks_know_their_place_in_their_node():
@@ -101,35 +106,41 @@ def test_plain_values_round_trip_through_json(small):
     assert Topology.from_dict(json.loads(json.dumps(small.to_dict()))) == small
 
 
-@pytest.mark.parametrize("field", ["name", "links", "holds", "switches", "node_of_rank"])
-def test_a_missing_field_is_named(small, field):
-    """Plain values without a field are no topology."""
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        *((name, None, name) for name in ("name", "links", "holds", "switches", "node_of_rank")),
+        *(
+            (name, value, "not of its kind")
+            for name, value in (("links", 3), ("holds", [[1, 2]]), ("resources", 0))
+        ),
+        # A power of ten that would fill all memory is refused before it is worked out.
+        *(
+            ("alpha_us", cost, "not of its kind: number: found")
+            for cost in ("1e999999999", "1e-300", "-1", "many")
+        ),
+    ],
+)
+def test_other_plain_values_are_refused(small, field, value, message):
+    """A field that is missing, of another kind, or a cost that cannot be shown is a format error."""
     data = small.to_dict()
-    del data[field]
-    with pytest.raises(FormatError, match=field):
+    if field == "alpha_us":
+        data["links"][0]["alpha_us"] = value
+    elif value is None:
+        del data[field]
+    else:
+        data[field] = value
+    with pytest.raises(FormatError, match=message):
         Topology.from_dict(data)
 
 
-@pytest.mark.parametrize(("field", "value"), [("links", 3), ("holds", [[1, 2]]), ("resources", None)])
-def test_a_field_of_another_kind_is_refused(small, field, value):
-    """Plain values of the wrong kind are a format error, and not a bare Python one."""
-    with pytest.raises(FormatError, match="not of its kind"):
-        Topology.from_dict({**small.to_dict(), field: value})
-
-
-@pytest.mark.parametrize("value", ["1e999999999", "1e-300", "-1", "many"])
-def test_a_cost_in_plain_values_is_one_that_can_be_shown(small, value):
-    """A power of ten that would fill all memory is refused before it is worked out."""
-    data = small.to_dict()
-    data["links"][0]["alpha_us"] = value
-    with pytest.raises(FormatError, match="not of its kind: number: found"):
-        Topology.from_dict(data)
-
-
-def test_a_topology_with_no_ranks_is_refused():
-    """There must be a rank."""
-    with pytest.raises(TopologyError, match="no ranks"):
-        TopologyBuilder("t", []).build()
+@pytest.mark.parametrize(
+    ("node_of_rank", "message"), [([], "no ranks"), ([0, 2], r"found node numbers \[0, 2\]")]
+)
+def test_nodes_that_are_none_are_refused(node_of_rank, message):
+    """There is a rank, and nodes are numbered from 0 without a gap."""
+    with pytest.raises(TopologyError, match=message):
+        TopologyBuilder("t", node_of_rank).build()
 
 
 def test_every_link_holds_a_resource():
@@ -139,51 +150,27 @@ def test_every_link_holds_a_resource():
         replace(ring, holds=tuple(hold for hold in ring.holds if hold.link))
 
 
-def test_node_numbers_have_no_gap():
-    """Nodes are numbered from 0."""
-    with pytest.raises(TopologyError, match=r"found node numbers \[0, 2\]"):
-        TopologyBuilder("t", [0, 2]).build()
-
-
 @pytest.mark.parametrize(
-    ("src", "dst", "message"),
+    ("src", "dst", "alpha", "beta", "message"),
     [
-        (0, 5, "rank 5 does not exist; the topology has ranks 0-1"),
-        (-1, 0, "rank -1 does not exist"),
-        (1, 1, "joins a rank to itself"),
-        (0, (1, 1), "names a rank twice"),
-        ((), 1, "empty end"),
+        (0, 5, 0, 1, "rank 5 does not exist; the topology has ranks 0-1"),
+        (-1, 0, 0, 1, "rank -1 does not exist"),
+        (1, 1, 0, 1, "joins a rank to itself"),
+        (0, (1, 1), 0, 1, "names a rank twice"),
+        ((), 1, 0, 1, "empty end"),
+        (0, 1, -1, 1, "link 0->1: alpha_us: found -1"),
+        (0, 1, 0, -1, "link 0->1: beta_us_per_mb: found -1"),
+        (0, 1, 0, "much", "expected a finite number"),
+        (0, 1, float("nan"), 1, "expected a finite number"),
+        (0, 1, float("inf"), 1, "expected a finite number"),
+        (0, 1, 1, 0, "expected alpha >= 0 and beta > 0"),
     ],
 )
-def test_links_with_wrong_ends_are_refused(src, dst, message):
-    """The ends of a link are ranks that exist, each named once."""
+def test_links_with_wrong_ends_or_costs_are_refused(src, dst, alpha, beta, message):
+    """Ends are ranks that exist, each named once; costs are finite, beta positive, alpha not negative."""
     builder = TopologyBuilder("t", [0, 0])
-    builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
     with pytest.raises(TopologyError, match=message):
-        builder.build()
-
-
-@pytest.mark.parametrize(
-    ("alpha", "beta", "message"),
-    [
-        (-1, 1, "link 0->1: alpha_us: found -1"),
-        (0, -1, "link 0->1: beta_us_per_mb: found -1"),
-        (0, "much", "expected a finite number"),
-        (float("nan"), 1, "expected a finite number"),
-        (float("inf"), 1, "expected a finite number"),
-    ],
-)
-def test_wrong_costs_are_refused_when_a_link_is_added(alpha, beta, message):
-    """A cost is a finite number that is not negative."""
-    with pytest.raises(TopologyError, match=message):
-        TopologyBuilder("t", [0, 0]).add_link(0, 1, alpha_us=alpha, beta_us_per_mb=beta)
-
-
-def test_a_link_of_infinite_rate_is_refused():
-    """Beta is positive."""
-    builder = TopologyBuilder("t", [0, 0])
-    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=0)
-    with pytest.raises(TopologyError, match="expected alpha >= 0 and beta > 0"):
+        builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
         builder.build()
 
 
@@ -224,11 +211,6 @@ def test_what_cannot_be_a_topology_is_refused(changes, message):
     """Checks hold however a topology is made."""
     with pytest.raises(TopologyError, match=message):
         _one_link(**changes)
-
-
-def test_it_prints_in_one_line(small):
-    """A notebook shows name, size and profile."""
-    assert repr(small) == "Topology('small', 4 ranks in 2 nodes, 4 links, profile 'mine')"
 
 
 def test_the_builder_is_found_at_its_earlier_place():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -36,19 +37,79 @@ def load(tmp_path):
     return load_text
 
 
-def test_a_machine(load):
-    """A machine by name, with nodes, profile and a constant of one's own."""
-    topology = load(
-        'schema = 1\nmachine = "NDv2"\nnodes = 2\nprofile = "nominal"\nalpha_meaning = "pipelined"\n'
-        "[constants]\ninternode_beta_us_per_mb = 100.1\n"
-    )
-    constants = {"internode_beta_us_per_mb": "100.1"}
-    assert topology == ndv2(2, profile="nominal", alpha_meaning="pipelined", constants=constants)
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        (
+            'schema = 1\nmachine = "NDv2"\nnodes = 2\nprofile = "nominal"\nalpha_meaning = "pipelined"\n'
+            "[constants]\ninternode_beta_us_per_mb = 100.1\n",
+            ndv2(
+                2,
+                profile="nominal",
+                alpha_meaning="pipelined",
+                constants={"internode_beta_us_per_mb": "100.1"},
+            ),
+        ),
+        ('schema = 1\nmachine = "dgx_a100"\nnodes = 2\nrails = false\n', dgx_a100(2, rails=False)),
+    ],
+    ids=["with nodes, profile and a constant of one's own", "without rails"],
+)
+def test_a_machine(load, text, same):
+    """A machine by name; its options have fields of their own."""
+    assert load(text) == same
 
 
-def test_a_machine_without_rails(load):
-    """Options of a machine have fields of their own."""
-    assert load('schema = 1\nmachine = "dgx_a100"\nnodes = 2\nrails = false\n') == dgx_a100(2, rails=False)
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        (b"", "a.toml", "the file is empty"),
+        (b"\x7fELF\x00\x01", "a.toml", "found binary data"),
+        (b"schema = = 1", "a.toml", "found text that is not TOML"),
+        (b"{", "a.json", "found text that is not JSON"),
+        (b"[" * 100_000, "a.json", "nested too deeply"),
+        (None, "missing.toml", "there is no such file"),
+        (None, ".", "is a folder"),
+        (MAX_FILE_BYTES + 1, "huge.toml", "larger than 64MB"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_no_topology_file_is_refused(tmp_path, content, name, message):
+    """Missing, empty, binary, broken and huge files are told apart; `tests.internal.test_reading` has them all."""
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        path.touch()
+        os.truncate(path, content)
+    with pytest.raises(FormatError, match=message):
+        load_topology(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "links", "holds", "through"),
+    [
+        pytest.param(
+            "schema = 1\nranks_per_node = 3\n"
+            "[[switch]]\nname = 'S'\nranks = [0, 1, 2]\nbandwidth_gb_per_s = 100\n",
+            6,
+            18,
+            (0, 1, 2, 3, 4, 5),
+            id="with a rate: links of all pairs, with ports, as in the machine models",
+        ),
+        pytest.param(
+            f"{LINK}beta_us_per_mb = 1\n[[switch]]\nranks = [0, 1]\n",
+            1,
+            1,
+            (0,),
+            id="without: those that are there",
+        ),
+    ],
+)
+def test_links_of_a_switch(load, text, links, holds, through):
+    """A switch makes links, or takes those among its ranks."""
+    topology = load(text)
+    assert (len(topology.links), len(topology.holds)) == (links, holds)
+    assert topology.switches[0].links == through
 
 
 def test_a_fabric(load):
@@ -127,12 +188,6 @@ def test_a_link_of_several_ends_shares_the_ports_of_its_ranks(load, rest, shared
     assert held_with(own, 0) == {"0->1,2"}
 
 
-def test_own_port_is_for_several_ends(load):
-    """A link between two ranks has no ports to share beyond what its resources say."""
-    with pytest.raises(TopologyError, match="own_port = true on a link between two ranks"):
-        load(f"{LINK}own_port = true\nbeta_us_per_mb = 1\n")
-
-
 @pytest.mark.parametrize(
     ("fields", "nodes"),
     [
@@ -164,23 +219,6 @@ def test_resources_are_held_by_the_links_named(load, cost, held):
     nic = topology.holds[-1]
     assert topology.resources[nic.resource].name == "NIC"
     assert (nic.alpha_us, nic.beta_us_per_mb, nic.side) == (*held, "receive")
-
-
-def test_a_switch_with_a_rate_makes_links(load):
-    """All pairs, with ports, as in the machine models."""
-    topology = load(
-        "schema = 1\nranks_per_node = 3\n"
-        "[[switch]]\nname = 'S'\nranks = [0, 1, 2]\nbandwidth_gb_per_s = 100\n"
-    )
-    assert len(topology.links) == 6
-    assert len(topology.holds) == 18
-    assert topology.switches[0].links == tuple(range(6))
-
-
-def test_a_switch_without_a_rate_takes_the_links_there_are(load):
-    """The links among its ranks run through it."""
-    topology = load(f"{LINK}beta_us_per_mb = 1\n[[switch]]\nranks = [0, 1]\n")
-    assert topology.switches[0].links == (0,)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +261,7 @@ def test_a_switch_without_a_rate_takes_the_links_there_are(load):
         (f"{LINK}beta_us_per_mb = true", r"found True; expected a number"),
         (f"{LINK}beta_us_per_mb = 1\nbandwidth_gb_per_s = 1", r"link\[0\]: found both"),
         (LINK, r"mine.toml: link\[0\]: found no rate"),
+        (f"{LINK}own_port = true\nbeta_us_per_mb = 1", "own_port = true on a link between two ranks"),
         (f"{LINK}beta_us_per_mb = 1\nspeed = 1", r"link\[0\].speed: found an unknown field"),
         (LINK.replace("dst = 1", "dst = 2") + "beta_us_per_mb = 1", r"link\[0\].dst: rank 2 does not exist"),
         (LINK.replace("src = 0", "src = 0.5") + "beta_us_per_mb = 1", r"link\[0\].src\[0\]: found 0.5"),
@@ -249,41 +288,3 @@ def test_mistakes_are_named_by_file_and_field(load, text, message):
         load(text)
     assert "\n" not in str(caught.value)
     assert "mine.toml" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "name", "message"),
-    [
-        (b"", "a.toml", "the file is empty"),
-        (b" \n", "a.json", "the file is empty"),
-        (b"\x7fELF\x00\x01", "a.toml", "found binary data"),
-        (b"\xff\xfe\x00", "a.toml", "found UTF-16 text"),
-        (b"schema = = 1", "a.toml", "found text that is not TOML"),
-        (b"{", "a.json", "found text that is not JSON"),
-        (b"[1]", "a.json", "JSON list; expected an object"),
-        (b'{"schema": 1, "schema": 1}', "a.json", "found key 'schema' twice"),
-        (b"[" * 100_000, "a.json", "nested too deeply"),
-    ],
-)
-def test_what_is_no_topology_file_is_refused(tmp_path, content, name, message):
-    """Empty, binary and broken files are told apart."""
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(FormatError, match=message):
-        load_topology(path)
-
-
-def test_a_huge_file_is_refused_unread(tmp_path):
-    """No topology needs more than 64 MB."""
-    path = tmp_path / "huge.toml"
-    with path.open("wb") as file:
-        file.truncate(MAX_FILE_BYTES + 1)
-    with pytest.raises(FormatError, match="larger than 64MB"):
-        load_topology(path)
-
-
-@pytest.mark.parametrize("name", ["missing.toml", "."])
-def test_a_path_to_no_file_is_refused(tmp_path, name):
-    """A file that is missing and a folder are told apart from files."""
-    with pytest.raises(FormatError, match="there is no such file|is a folder"):
-        load_topology(tmp_path / name)
