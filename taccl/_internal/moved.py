@@ -11,8 +11,10 @@ from typing import Any
 #: {earlier name of a module: its name}.
 _MOVED = {
     "taccl.aggregation.layers": "taccl.aggregation.shards",
+    "taccl.aggregation.serving": "taccl.aggregation.shards",
     "taccl.clauses": "taccl.problem.clauses",
     "taccl.cli.implicit": "taccl.cli.verbs.synthesize",
+    "taccl.cli.programs": "taccl.cli.things",
     "taccl.collective": "taccl.problem.collective",
     "taccl.collectives": "taccl.problem.collectives",
     "taccl.costs": "taccl.problem.costs",

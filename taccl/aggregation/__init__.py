@@ -5,8 +5,7 @@ Schedules of switches and servers are made by `taccl.synthesize` and `taccl.base
 
 from taccl.aggregation.fixed_point import dequantise, error_bound, largest_scale, quantise
 from taccl.aggregation.packets import PacketRun, simulate_packets
-from taccl.aggregation.serving import choose_servers
-from taccl.aggregation.shards import MODELS, Shards, layer_bytes, place_shards
+from taccl.aggregation.shards import MODELS, Shards, choose_servers, layer_bytes, place_shards
 
 __all__ = [
     "MODELS", "PacketRun", "Shards", "choose_servers", "dequantise", "error_bound", "largest_scale",

@@ -1,23 +1,27 @@
-"""Shards: which server, network card and core keeps each chunk of each layer; layers of known networks."""
+"""Servers of sums: a box or the workers; the server, network card and core of each chunk; known layers."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from heapq import heapreplace
 from typing import TYPE_CHECKING
 
 from taccl._internal.arguments import checked, known_name
-from taccl._internal.units import format_count, parse_size
+from taccl._internal.units import format_count, format_us, parse_size
 from taccl.errors import InputError
+from taccl.problem.collectives import exchange
+from taccl.problem.problem import make_problem
+from taccl.synthesis.synthesize import synthesize
 from taccl.topology.parts import check_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl._internal.arguments import Count, Size
+    from taccl._internal.arguments import Count, Number, Size
+    from taccl.synthesis.result import Result
     from taccl.topology.topology import Hold, Topology
 
 _MOST_CHUNKS = 5_000_000
@@ -222,3 +226,44 @@ def _vgg19() -> dict[str, int]:
         for name, ins, outs in shapes
         for what, count in (("weight", ins * outs), ("bias", outs))
     }
+
+
+@checked
+def choose_servers(
+    topology: Topology,
+    size: Size,
+    *,
+    workers: Sequence[int],
+    servers: Sequence[int],
+    update_us_per_mb: Number = 0,
+) -> Result:
+    """The exchange that finishes first: sums at the servers given, or at the workers, each with a share.
+
+    The result's `choice` says which, ``"central"`` or ``"colocated"``, and when both finish.
+
+    Parameters
+    ----------
+    topology : Topology
+        Such as `taccl.topologies.rack`.
+    size : int or str
+        Bytes that each worker contributes and gets back, e.g. ``"100MB"``; cut into as many chunks as pay.
+    workers, servers : sequence of int
+        Ranks; servers that are no workers contribute nothing.
+    update_us_per_mb : number
+        As in `taccl.collectives.exchange`.
+
+    Raises
+    ------
+    InputError
+        If a rank does not exist or is named twice in a role, or no link leads to a server.
+    """
+    found = {}
+    for name, keepers in (("central", servers), ("colocated", workers)):
+        collective = exchange(
+            workers, keepers, num_ranks=topology.num_ranks, update_us_per_mb=update_us_per_mb
+        )
+        problem = make_problem(topology, collective, size_bytes=parse_size(size))
+        found[name] = synthesize(problem)
+    told = ", ".join(f"{name} {format_us(each.schedule.finish)}" for name, each in found.items())
+    choice = min(found, key=lambda name: found[name].schedule.finish)
+    return replace(found[choice], choice=f"{choice} of {told}")

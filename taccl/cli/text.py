@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import taccl
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl._internal.names import shown, table
 from taccl._internal.units import format_count, format_gap, format_size, format_us
-from taccl.cli.output import Answer
+from taccl.cli.output import Answer, picked
 
 if TYPE_CHECKING:
+    from taccl.analysis.certificates.certificate import Certificate
     from taccl.analysis.verification.violation import Verification
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
@@ -64,6 +66,26 @@ def figures_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> st
 def finish_text(schedule: Schedule) -> str:
     """Finish of a schedule and its bandwidth."""
     return ", ".join(filter(None, (schedule.timing, schedule.bandwidth_text)))
+
+
+def following_values(schedule: Schedule, bound: Certificate | None = None) -> dict[str, Any]:
+    """The figures of a schedule, or of a program's, as plain values.
+
+    - `bound`: One that is shown beside them; None works it out.
+    """
+    bound = bound or taccl.lower_bound(schedule.problem)
+    gap = bound.gap(schedule.finish)
+    uses = taccl.simulate(schedule).resources
+    busiest = max(uses, key=lambda use: use.busy, default=None)
+    return {
+        "size_bytes": schedule.problem.size_bytes,
+        **picked(schedule, "finish_us", "launch_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s"),
+        "bound_us": bound.bound_us, "bound_limits": bound.limits,
+        "gap": None if gap == float("inf") else gap,
+        "busiest": None if busiest is None else busiest.name,
+        "utilisation": 0.0 if busiest is None else busiest.utilisation,
+        **picked(schedule, "num_transfers", "num_sends"),
+    }  # fmt: skip
 
 
 def title_of(problem: Problem) -> str:

@@ -1,7 +1,8 @@
-"""Inputs on the command line: files, told by their content, sketches, machines and fabrics."""
+"""Inputs on the command line: files, told by their content, sketches, machines, fabrics and programs."""
 
 from __future__ import annotations
 
+import argparse
 import os
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -10,6 +11,8 @@ from taccl.errors import FormatError, InputError
 
 if TYPE_CHECKING:
     from taccl.formats.table import FileFormat
+    from taccl.program.program import Program
+    from taccl.schedule.schedule import Schedule
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
@@ -101,6 +104,28 @@ def held_by(word: str | None) -> str:
     """Kind of the object in a file by its format; empty if unknown, or if the format is only written."""
     found = format_in(word)
     return found.holds if found is not None and found.load else ""
+
+
+def program_in(word: str) -> Program | None:
+    """The program in a file; None where a word names anything else."""
+    from taccl.formats.registry import read
+
+    return read(word) if held_by(word) == "program" else None
+
+
+def followed(
+    program: Program, options: argparse.Namespace, *, size: int | str | None, chunk_size: str | None = None
+) -> Schedule:
+    """The schedule that a program follows on the topology of the options."""
+    if options.topology is None:
+        raise InputError(
+            "a program does not say what it runs on; give a topology, e.g. --topology dgx2 --nodes 2",
+            where="--topology",
+        )
+    if size is None and chunk_size is None:
+        raise InputError("a program has no size of its own; give one, e.g. --size 1MB", where="--size")
+    topology = topology_from_word(options.topology, nodes=options.nodes, profile=options.profile)
+    return taccl.lift(program, topology=topology, size=size, chunk_size=chunk_size)
 
 
 def sketch_from_word(word: str | None) -> Sketch | None:

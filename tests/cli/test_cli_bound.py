@@ -205,9 +205,7 @@ def test_chunks_that_may_merge_are_bounded_so(run_json):
 
 def test_the_bound_beside_a_schedule_is_worked_out_once(run_json, saved, monkeypatch):
     """Its gap is to the bound on the same screen, and not to one that another budget found."""
-    import taccl.cli.programs as programs
-
-    monkeypatch.setattr(programs.taccl, "lower_bound", None)
+    monkeypatch.setattr(taccl, "lower_bound", None)
     code, values = run_json("bound", saved)
     assert code == 0
     schedule = values["schedule"]

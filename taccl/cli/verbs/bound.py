@@ -21,8 +21,8 @@ from taccl.cli.options import (
     schedule_in,
 )
 from taccl.cli.output import Answer, picked, say
-from taccl.cli.programs import followed, following_values, program_in
-from taccl.cli.things import held_by
+from taccl.cli.text import following_values, title_of
+from taccl.cli.things import followed, held_by, program_in
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
@@ -70,8 +70,6 @@ def run(options: Namespace) -> Answer:
 
 def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]:
     """A lower bound, what limits, and what the sketch and whole chunks have to do with it; as text, too."""
-    from taccl.cli.text import title_of
-
     prices = taccl.prices(problem, time_limit_s=max(LEAST_S, _PRICES_SHARE * options.deadline.left_s))
     bound, whole = prices.bound, f"whole chunks cost {prices.chunks:+.2%}"
     other = "all chunkings", f"{_brief(prices.divisible)}; {whole}"

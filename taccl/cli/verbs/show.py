@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import taccl
@@ -12,13 +14,13 @@ from taccl._internal.reading import kinds_of
 from taccl._internal.units import format_count, format_gap, format_us
 from taccl.cli.options import add_options, option, reader, refuse
 from taccl.cli.output import Answer, picked
-from taccl.cli.programs import program_answer, program_in
-from taccl.cli.things import Kind, is_file, kind_of, topology_from_word
+from taccl.cli.things import Kind, is_file, kind_of, program_in, topology_from_word
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from taccl.program.program import Program
     from taccl.topology.topology import Topology
 
 
@@ -39,7 +41,7 @@ def run(options: argparse.Namespace) -> Answer:
     if program is not None:
         refuse(options, ("nodes", "profile", "protocol"), "found a program, which has none; leave it out")
         limit = program.num_steps if options.transfers < 0 else options.transfers
-        return program_answer(program, limit=limit)
+        return _of_program(program, limit=limit)
     try:
         return _shown(options, kind_of(options.thing))
     except InputError as error:
@@ -67,6 +69,50 @@ def _shown(options: argparse.Namespace, kind: Kind) -> Answer:
     if options.nodes is not None:
         sketch = sketch.with_nodes(options.nodes)
     return Answer(sketch.to_toml().rstrip(), {"kind": "sketch", **sketch.to_dict()})
+
+
+def _of_program(program: Program, *, limit: int) -> Answer:
+    """A program's figures, whether it works, and its first steps."""
+    found = taccl.interpret(program)
+    collective = None if program.collective is None else program.collective.name
+    verdict = found.verdict
+    if found.ok and not found.outputs_checked:
+        verdict += ", but outputs were not judged: the collective is not known"
+    rows = [
+        ("collective", f"{collective or 'not known'}, {'in place' if program.in_place else 'out of place'}"),
+        ("ranks", str(program.num_ranks)),
+        ("steps", f"{program.num_steps}, of them {program.num_copies} within ranks"),
+        ("threadblocks", f"{program.max_threadblocks} a rank at most"),
+        ("channels", f"{program.num_channels}, {program.protocol}"),
+        ("scratch", f"{format_count(program.scratch_chunks, 'chunk')} a rank at most"),
+        ("run", verdict),
+    ]
+    lines = [f"program {shown(program.name)}", table(rows, indent="  ")]
+    lines += [f"  {fault}" for fault in found.faults]
+    if limit:
+        cells = [("rank", "tb", "step", "peer", "channel", "")]
+        for address, step in islice(program.steps(), limit):
+            tb = program.ranks[address.rank].threadblocks[address.threadblock]
+            ends = (("to", tb.send_to), ("from", tb.receive_from))
+            peers = [f"{word} {peer}" for word, peer in ends if peer is not None]
+            cells.append(
+                (str(address.rank), str(address.threadblock), str(address.step), ", ".join(peers) or "-",
+                 str(tb.channel), str(step))
+            )  # fmt: skip
+        lines += ["", table(cells, indent="  ")]
+        if program.num_steps > limit:
+            lines.append(f"  ... and {program.num_steps - limit} more")
+    figures = picked(
+        program, "in_place", "protocol", "num_ranks", "num_steps", "num_copies", "num_channels",
+        "max_threadblocks", "scratch_chunks",
+    )  # fmt: skip
+    values = {
+        "kind": "program", "name": program.name, "collective": collective, **figures,
+        "operations": dict(Counter(step.operation for _, step in program.steps())),
+        **picked(found, "ok", "outputs_checked", "sizes_bytes"),
+        "hangs_from_bytes": dict(found.hangs_from), "faults": [str(fault) for fault in found.faults],
+    }  # fmt: skip
+    return Answer("\n".join(lines), values)
 
 
 def _of_schedule(file: str, *, limit: int | None) -> Answer:

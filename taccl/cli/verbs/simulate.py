@@ -9,7 +9,8 @@ from taccl._internal.names import note_lines, shown
 from taccl._internal.units import format_count
 from taccl.cli.options import add_options, add_schedule, jitter, option, positive, refuse, schedule_in, sizes
 from taccl.cli.output import Answer, picked
-from taccl.cli.programs import followed, following_values, program_in
+from taccl.cli.text import figures_table, following_values, title_of
+from taccl.cli.things import followed, program_in
 
 if TYPE_CHECKING:
     from taccl.program.program import Program
@@ -37,7 +38,6 @@ def run(options: argparse.Namespace) -> Answer:
     """Replay a schedule at other sizes or under other assumptions, or a program on a topology."""
     from taccl.analysis.simulation.simulate import simulate
     from taccl.analysis.simulation.steady import initiation_interval
-    from taccl.cli.text import figures_table, title_of
 
     program = program_in(options.file)
     if program is not None:
@@ -77,8 +77,6 @@ def run(options: argparse.Namespace) -> Answer:
 
 def _of_program(program: Program, options: argparse.Namespace) -> Answer:
     """Time of a program on a topology, at each size."""
-    from taccl.cli.text import figures_table
-
     unfit = {name for name in ("alpha", "time_unit_us") if getattr(options, name) is not None}
     unfit |= {name for name, usual in (("tiles", 1), ("jitter", 0)) if getattr(options, name) != usual}
     refuse(
