@@ -29,6 +29,7 @@ LINES = (
     ("_internal.arguments", "_internal.kernels", "_internal.reading"),
     ("_internal.validation",),
     ("topology", "problem.collective", "solvers"),
+    ("problem.custom_collectives",),
     ("problem.clauses", "problem.collectives", "problem.costs"),
     ("problem.open_links",),
     ("problem.problem",),
