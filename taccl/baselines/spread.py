@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from taccl._internal.caching import cached
 from taccl.errors import CollectiveError
+from taccl.problem.costs import hold_columns
 from taccl.schedule.combine import reduction_half, spreading_half
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
 
     from taccl.baselines.moves import Ints, Sends
     from taccl.problem.problem import Problem
@@ -216,15 +219,14 @@ def soonest_cut_us(schedule: Schedule) -> float:
     These cross the same links and keep them busy as long. The rest, in which whole chunks fill a pipeline, is
     divided by the number of parts at most.
     """
-    busy_us, parts = _busy_us(schedule), max(2.0, MANY_CUT / schedule.num_transfers)
-    return busy_us + (schedule.finish_us - busy_us) / parts
+    busy_us = float(busy_by_bytes_us(schedule.problem, schedule.chunk, schedule.link).max(initial=0))
+    return busy_us + (schedule.finish_us - busy_us) / max(2.0, MANY_CUT / schedule.num_transfers)
 
 
-def _busy_us(schedule: Schedule) -> float:
-    """Time for which the bytes of a schedule keep its busiest resource busy."""
-    topology, sizes = schedule.problem.topology, np.array(schedule.problem.chunk_bytes)
-    mb = np.bincount(schedule.link, sizes[schedule.chunk], minlength=len(topology.links)) / 1e6
-    busy = np.zeros(len(topology.resources))
-    for hold in topology.holds:
-        busy[hold.resource] += mb[hold.link] * float(hold.beta_us_per_mb)
-    return float(busy.max(initial=0))
+def busy_by_bytes_us(problem: Problem, chunk: NDArray[Any], link: NDArray[Any]) -> NDArray[np.float64]:
+    """(resources,) us for which the bytes of transfers keep each resource busy; no alphas."""
+    topology, holds = problem.topology, hold_columns(problem.topology)
+    size = np.array(problem.chunk_bytes, dtype=float)[chunk]
+    mb = np.bincount(link, size, len(topology.links)) / 1e6
+    us_per_mb = np.array([float(hold.beta_us_per_mb) for hold in topology.holds])
+    return np.bincount(holds.resource, mb[holds.link] * us_per_mb, len(topology.resources)).astype(float)

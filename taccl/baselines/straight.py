@@ -17,6 +17,7 @@ from taccl.baselines.lanes import turns_of
 from taccl.baselines.moves import Sends, check_least, check_number, sends_over
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (
+    busy_by_bytes_us,
     cut_while_it_pays,
     fastest,
     require_no_derivations,
@@ -25,7 +26,6 @@ from taccl.baselines.spread import (
     without_sketch,
 )
 from taccl.errors import CollectiveError
-from taccl.problem.costs import hold_columns
 from taccl.schedule.listing import listed
 
 if TYPE_CHECKING:
@@ -154,14 +154,9 @@ def _exchange(problem: Problem) -> Sends:
 
 def exchange_us(problem: Problem) -> Floats:
     """(resources,) us for which the bytes of a pairwise exchange keep each resource busy."""
-    topology, holds = problem.topology, hold_columns(problem.topology)
     chunk, src, dst = _pairs(problem)
     pair, _, link = ShortestRoutes.of(problem).hops(src, dst)
-    size = np.array(problem.chunk_bytes, dtype=float)[chunk[pair]]
-    mb = np.bincount(link, size, len(topology.links)) / 1e6
-    us_per_mb = np.array([float(hold.beta_us_per_mb) for hold in topology.holds])
-    busy = np.bincount(holds.resource, mb[holds.link] * us_per_mb, len(topology.resources))
-    return busy.astype(float)
+    return busy_by_bytes_us(problem, chunk[pair], link)
 
 
 def _pairs(problem: Problem) -> tuple[Ints, Ints, Ints]:
