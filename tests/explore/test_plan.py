@@ -132,7 +132,7 @@ def test_programs_of_the_ends_are_made_first(monkeypatch):
     search, made = baselines_only(), []
     first, middle, last = search.candidates[:3]
     tiles = [(1000, 1999, first), (2000, 2999, middle), (3000, 10**6, last)]
-    monkeypatch.setattr(planning, "_tiles", lambda *_: tiles)
+    monkeypatch.setattr(planning, "tiles_of", lambda *_: tiles)
     monkeypatch.setattr(planning, "runnable", lambda schedule, *_: made.append(schedule))
     search._tiles_with_programs(3, {}, {}, [])
     assert made == [first.schedule, last.schedule, middle.schedule]
