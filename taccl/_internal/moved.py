@@ -26,6 +26,7 @@ _MOVED = {
     "taccl.measure.ranges": "taccl.measure.estimate",
     "taccl.plot.layout": "taccl.plot.topology",
     "taccl.solvers.memory": "taccl._internal.address_space",
+    "taccl.solvers.scaling": "taccl.solvers.cpsat",
     "taccl.topology.graphs": "taccl.topology.builder",
     "taccl.synthesis.steps": "taccl.synthesis.proposing",
     "taccl.units": "taccl._internal.units",

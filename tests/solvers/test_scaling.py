@@ -2,8 +2,8 @@
 
 import pytest
 
+from taccl.solvers.cpsat import NotScalableError, to_whole_numbers
 from taccl.solvers.model import MilpModel
-from taccl.solvers.scaling import NotScalableError, to_whole_numbers
 from tests.solvers.solver_models import assignment, two_jobs
 
 

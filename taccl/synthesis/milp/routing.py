@@ -115,7 +115,7 @@ class RoutingModel:
     ) -> None:
         """A row ``late - early + terms >= ticks``: two times, of which `early` may be 0, and binaries.
 
-        Ticks become us in one division each, so that `taccl.solvers.scaling` finds the fractions again.
+        Ticks become us in one division each, so that `taccl.solvers.cpsat` finds the fractions again.
         """
         row = [(1.0, late), *((float(factor / self.per_us), x) for factor, x in terms)]
         if early is not None:

@@ -14,7 +14,7 @@ from taccl.problem.problem import SwitchPolicy
 from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.reachability import check_reachable
-from taccl.solvers.scaling import to_whole_numbers
+from taccl.solvers.cpsat import to_whole_numbers
 from taccl.solvers.solver import solve
 from taccl.synthesis.milp.routing import RoutingModel, needed_hops, routing_hint, routing_of
 from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
