@@ -13,7 +13,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -245,7 +244,7 @@ def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Res
     try:
         if competes:
             offer_first(whole)
-            with suppress(OutOfTime):
+            if whole.best is not None:
                 whole.look_over_all_chunkings()
             if problem.chunks_open:
                 tried.append(offer_cut(whole, cut, limit.sooner(for_baselines_s(limit, _CUT_SHARE))))
