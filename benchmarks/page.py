@@ -92,7 +92,7 @@ def _results() -> str:
         "quality-physical": lambda data: _quality(data, "The portfolio, physical costs"),
         "quality-backends": lambda data: _quality(data, "Each backend alone, upstream costs"),
         "bounds": _bounds, "scale": _scale, "sums": _sums, "aggregation": _aggregation, "sweep": _sweep,
-        "fit": _fit, "suggest": _suggest,
+        "fit": _fit, "suggest": _suggest, "skew": _skew,
     }  # fmt: skip
     return "\n".join(
         make(_load(name)) for name, make in makers.items() if (RESULTS / f"{name}.json").exists()
@@ -155,6 +155,17 @@ def _sweep(data: dict[str, Any]) -> str:
         f"the cached re-run is to take {data['cached_s_at_most']} s at most."
     )
     return _section("A sweep of many runs", data, _SWEEP, rows, said)
+
+
+def _skew(data: dict[str, Any]) -> str:
+    columns = (
+        _CASE, ("ranks", "ranks", ""), ("finish us", "finish_us", ".6g"), ("bound us", "bound_us", ".6g"),
+        ("gap", "gap", ".2%"), ("CPU s", "cpu_s", ".2f"), ("at most", "cpu_s_at_most", ""),
+    )  # fmt: skip
+    said = (
+        "64 MB from each rank, or 1 MB for each pair and 64 MB for one; gaps to the bound over all chunkings."
+    )
+    return _section("Skewed exchanges", data, columns, data["rows"], said)
 
 
 def _suggest(data: dict[str, Any]) -> str:

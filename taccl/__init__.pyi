@@ -52,9 +52,9 @@ from taccl.placement.probe import Probe as Probe
 from taccl.placement.reorder import reorder as reorder
 from taccl.plot.report import report as report
 from taccl.problem import collectives as collectives
+from taccl.problem.alltoallv import alltoallv_problem as alltoallv_problem
 from taccl.problem.collective import Collective as Collective
 from taccl.problem.problem import Problem as Problem
-from taccl.problem.problem import alltoallv_problem as alltoallv_problem
 from taccl.problem.problem import make_problem as make_problem
 from taccl.program.interpret import Interpretation as Interpretation
 from taccl.program.interpret import interpret as interpret
@@ -69,6 +69,7 @@ from taccl.schedule.spill import load_spilled as load_spilled
 from taccl.sketch.library import load_sketch as load_sketch
 from taccl.sketch.library import shipped_sketches as shipped_sketches
 from taccl.sketch.sketch import Sketch as Sketch
+from taccl.synthesis.alltoallv import AllToAllV as AllToAllV
 from taccl.synthesis.backends import backends as backends
 from taccl.synthesis.explaining.check import SketchReport as SketchReport
 from taccl.synthesis.explaining.check import check_sketch as check_sketch

@@ -33,6 +33,7 @@ LINES = (
     ("problem.clauses", "problem.collectives", "problem.costs"),
     ("problem.open_links",),
     ("problem.problem",),
+    ("problem.alltoallv",),
     ("sketch", "schedule", "measure"),
     ("analysis", "baselines"),
     ("synthesis", "program"),

@@ -41,8 +41,8 @@ _LONG_KEY = re.compile(
 )
 
 
-def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -> str:
-    """The text of a UTF-8 file, without a byte order mark."""
+def read_bytes(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """The content of an ordinary file."""
     where = os.fspath(path)
     try:
         with open(path, "rb", opener=_open_at_once) as file:
@@ -56,6 +56,12 @@ def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -
     except (OSError, ValueError) as error:  # ValueError: a NUL, or a lone surrogate, in the path
         reason = getattr(error, "strerror", None) or error
         raise FormatError(f"the file cannot be read ({reason}); give another path", where=where) from None
+    return data
+
+
+def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -> str:
+    """The text of a UTF-8 file, without a byte order mark."""
+    where, data = os.fspath(path), read_bytes(path, limit_bytes)
     if kind := kind_of_bytes(data):
         raise FormatError(wrong_kind(kind, where, "UTF-8 text"), where=where)
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):

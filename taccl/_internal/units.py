@@ -37,6 +37,8 @@ _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*$")
 
 def parse_size(size: int | float | str, *, where: str = "size") -> int:
     """Whole bytes from ``"1MB"``, ``"512 KiB"`` or a number of bytes."""
+    if type(size) is int and 0 < size < _MAX_BYTES:
+        return size
     if isinstance(size, bool) or not isinstance(size, (int, float, str)):
         raise InputError(f"found {size!r}; expected a size such as '1MB' or a number of bytes", where=where)
     if isinstance(size, int) and size >= _MAX_BYTES:

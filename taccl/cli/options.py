@@ -18,6 +18,7 @@ from taccl._internal.units import format_size, format_us, parse_size
 from taccl.cli import things
 from taccl.cli.output import picked, say
 from taccl.errors import CollectiveError, InputError
+from taccl.problem.alltoallv import load_sizes
 
 if TYPE_CHECKING:
     from typing import Any
@@ -86,9 +87,13 @@ def sizes(text: str) -> tuple[int, ...]:
     return tuple(found[:-1])
 
 
+#: Collective whose sizes are those of a matrix.
+_BY_MATRIX = "alltoallv"
+
+
 def _collective(word: str) -> str:
     """The name of a collective, however it is spelt."""
-    known = taccl.collectives.COLLECTIVES
+    known = (*taccl.collectives.COLLECTIVES, _BY_MATRIX)
     name = matching(word, known)
     if name is None:
         near = did_you_mean(word, known)
@@ -236,6 +241,7 @@ def add_problem_options(
     add_size(parser.add_argument_group("size, one of"))
     add_options(group, "--chunks-per-rank", "--root")
     option(group, "--roots R,R", "ranks; of the multi-root collectives", _ranks)
+    option(group, "--matrix FILE", "bytes from each rank (row) to each, of alltoallv: CSV or .npy")
 
 
 def problem_from_options(options: argparse.Namespace, *, reachable: bool = True) -> Problem:
@@ -257,6 +263,8 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         raise InputError(said, where=name.partition(" ")[0])
     sketch = things.sketch_from_word(options.sketch)
     topology = topology_for(options, sketch)
+    if options.collective == _BY_MATRIX or options.matrix is not None:
+        return _under_best_protocol(_exchange(options, topology), options)
     cut = picked(options, "chunks_per_rank", "root", "roots")
     if sketch is not None:
         problem = resized(sketch, options, topology).apply(
@@ -267,6 +275,22 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         given = {"size_bytes": options.size, "chunk_bytes": options.chunk_size}
         problem = taccl.make_problem(topology, options.collective, **cut, **given)
     return _under_best_protocol(problem, options)
+
+
+def _exchange(options: argparse.Namespace, topology: Topology) -> Problem:
+    """The exchange whose sizes are in a file."""
+    if options.collective != _BY_MATRIX:
+        raise InputError(f"found one of {options.collective}; only {_BY_MATRIX} has one", where="--matrix")
+    if options.matrix is None:
+        raise InputError(
+            f"found none; {_BY_MATRIX} takes its sizes from a CSV or .npy file", where="--matrix"
+        )
+    refuse(
+        options,
+        ("sketch", "size", "chunks_per_rank", "root", "roots"),
+        f"{_BY_MATRIX} takes none; leave it out",
+    )
+    return taccl.alltoallv_problem(topology, load_sizes(options.matrix), chunk_bytes=options.chunk_size)
 
 
 def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
@@ -292,10 +316,12 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
     limit: Deadline = options.deadline
     limit = limit.sooner(_PROTOCOL_SHARE * limit.left_s)
     each_s = busy_factor() * len(problem.topology.links) * len(protocols)
-    is_short = arrivals > _TRIED_ARRIVALS and each_s * _BOUND_S_PER_LINK > limit.left_s
+    is_even = len(set(problem.chunk_bytes)) < 2
+    is_short = is_even and arrivals > _TRIED_ARRIVALS and each_s * _BOUND_S_PER_LINK > limit.left_s
+    sized: dict[str, Any] = {"size_bytes": size} if is_even else {"chunk_bytes": problem.chunk_bytes}
 
     def plain(topology: Topology) -> Problem:
-        return taccl.make_problem(topology, problem.collective, size_bytes=size)
+        return taccl.make_problem(topology, problem.collective, **sized)
 
     def promise(topology: Topology, schedules: Iterable[Schedule]) -> float:
         finishes_us = [taccl.simulate(each, topology=topology).finish_us for each in schedules]

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from importlib import import_module
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,11 @@ from taccl.topology.topology import Topology
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from taccl._internal.arguments import Bytes, Count, Natural
 
-__all__ = ["Clauses", "Costs", "Problem", "SwitchPolicy", "alltoallv_problem", "make_problem"]
+__all__ = ["Clauses", "Costs", "Problem", "SwitchPolicy", "make_problem"]
 
 #: Characters of a name in a title.
 _TITLE = 100
@@ -378,6 +379,13 @@ def make_problem(
     return Problem(topology, collective, sizes, clauses, size_bytes, tuple(notes), chunks_open)
 
 
+def __getattr__(name: str) -> Any:
+    """What was here for one more release."""
+    if name == "alltoallv_problem":
+        return import_module("taccl.problem.alltoallv").alltoallv_problem
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def _as_given(collective: Collective, chunks_per_rank: int | None, **given: Any) -> Collective:
     """The collective in as many chunks as asked; `CollectiveError` for what it says itself."""
     if chunks_per_rank is not None and not collective.chunks_open:
@@ -399,51 +407,6 @@ def _default_merging(topology: Topology, collective: Collective, num_bytes: int)
     waits = {cost: Fraction(*cost[0]) * 10**6 > Fraction(*cost[1]) * num_bytes for cost in set(costs)}
     slow = {e for e, cost in enumerate(costs) if waits[cost]}
     return Clauses(max_merge=max(6, collective.num_chunks) if slow else 6, merging=merging | slow)
-
-
-@checked_as(CollectiveError)
-def alltoallv_problem(topology: Topology, sizes: ArrayLike, *, clauses: Clauses | None = None) -> Problem:
-    """An exchange in which every rank sends every other its own number of bytes.
-
-    Parameters
-    ----------
-    topology : Topology
-        What the data goes over.
-    sizes : (num_ranks, num_ranks) array_like of int
-        Bytes from the row's rank to the column's. What a rank keeps, and pairs of 0 bytes, are no chunks:
-        there may be none at all.
-    clauses : Clauses, optional
-        What a sketch asks for; by default nothing.
-
-    Raises
-    ------
-    CollectiveError
-        If the matrix is not square with a row for each rank, or holds something but whole numbers of bytes.
-    """
-    try:
-        table = np.asarray(sizes)
-    except ValueError:
-        raise CollectiveError("found rows that differ in length; expected a matrix", where="sizes") from None
-    if table.dtype.kind == "f" and (table == np.floor(table)).all() and (abs(table) < 2**62).all():
-        table = table.astype(np.int64)
-    num_ranks = topology.num_ranks
-    if table.shape != (num_ranks, num_ranks):
-        raise CollectiveError(
-            f"found a matrix of shape {table.shape}; expected {(num_ranks, num_ranks)}, a row and a column "
-            f"for each rank of {topology.name}",
-            where="sizes",
-        )
-    if table.dtype.kind not in "iu":
-        raise CollectiveError(f"found {table.dtype} numbers; expected whole numbers of bytes", where="sizes")
-    if (table < 0).any():
-        row, column = (int(i) for i in np.argwhere(table < 0)[0])
-        said = f"found {table[row, column]} bytes from rank {row} to {column}; expected 0 or more"
-        raise CollectiveError(said, where="sizes")
-    sources, targets = np.nonzero(table * ~np.eye(num_ranks, dtype=bool))
-    alone = [(rank,) for rank in range(num_ranks)]
-    chunks = (Chunk(alone[r], alone[c]) for r, c in zip(sources.tolist(), targets.tolist(), strict=True))
-    collective = Collective("alltoallv", num_ranks, tuple(chunks))
-    return make_problem(topology, collective, chunk_bytes=table[sources, targets].tolist(), clauses=clauses)
 
 
 def _largest_buffer(collective: Collective, sizes: Sequence[int]) -> int | None:

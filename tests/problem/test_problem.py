@@ -9,7 +9,7 @@ import pytest
 from taccl import collectives
 from taccl.errors import CollectiveError
 from taccl.problem.collective import Chunk, Collective, Derivation
-from taccl.problem.problem import Clauses, Problem, SwitchPolicy, alltoallv_problem, make_problem
+from taccl.problem.problem import Clauses, Problem, SwitchPolicy, make_problem
 from tests.synthesis.small_problems import custom, full, problem_of, ring, two_nodes
 
 MB = 10**6
@@ -190,32 +190,3 @@ def test_notes_do_not_tell_problems_apart():
 def test_repr_names_collective_topology_size_and_sketch():
     """One line."""
     assert repr(rich()) == "Problem(allgather on two nodes, 10B, sketch 'rich')"
-
-
-def test_alltoallv_has_a_chunk_for_every_pair_that_sends():
-    """Of three ranks, 0 sends 10 bytes to 1 and 2 sends 5 to 0; what rank 1 keeps is no chunk."""
-    problem = alltoallv_problem(ring(3), [[0, 10, 0], [0, 7, 0], [5, 0, 0]])
-    assert [(c.origins, c.destinations) for c in problem.collective.chunks] == [((0,), (1,)), ((2,), (0,))]
-    assert problem.chunk_bytes == (10, 5)
-    assert problem.size_bytes == 10
-
-
-def test_alltoallv_may_send_nothing():
-    """What every rank keeps is no chunk, and there is no other."""
-    problem = alltoallv_problem(ring(3), [[9, 0, 0], [0, 9, 0], [0, 0, 9]])
-    assert problem.collective.chunks == ()
-    assert problem.size_bytes is None
-
-
-@pytest.mark.parametrize(
-    ("sizes", "word"),
-    [
-        ([[0, 1], [1, 0]], r"shape \(2, 2\); expected \(3, 3\)"),
-        ([[0, 1, 0], [0, 0, -4], [0, 0, 0]], "-4 bytes from rank 1 to 2"),
-        ([[0, 1.5, 0], [0, 0, 0], [0, 0, 0]], "float64 numbers"),
-    ],
-)
-def test_alltoallv_refuses(sizes, word):
-    """A matrix of another shape, negative or broken sizes."""
-    with pytest.raises(CollectiveError, match=word):
-        alltoallv_problem(ring(3), sizes)

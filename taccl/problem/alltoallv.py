@@ -1,0 +1,168 @@
+"""Exchanges in which every rank sends every other its own number of bytes."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl._internal.arguments import Bytes, checked, checked_as
+from taccl._internal.reading import read_bytes, read_text
+from taccl._internal.units import format_count, format_size, parse_size
+from taccl.errors import CollectiveError, FormatError, InputError
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.problem import Clauses, Problem, make_problem
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from taccl.topology.topology import Topology
+
+#: Chunks that the busiest rank's data make, at most, where latency allows it; and in all, about.
+_CHUNKS_OF_A_RANK, _MOST_CHUNKS = 64, 30_000
+#: Least bytes of a chunk, in bytes that a resource passes in the time for which it is held besides.
+_HOLDS = 8
+
+
+@checked_as(CollectiveError)
+def alltoallv_problem(
+    topology: Topology,
+    sizes: ArrayLike,
+    *,
+    chunk_bytes: Bytes | None = None,
+    clauses: Clauses | None = None,
+) -> Problem:
+    """An exchange in which every rank sends every other its own number of bytes.
+
+    The data of a pair are cut into equal chunks, so that a pair with much of them uses several ways at once.
+
+    Parameters
+    ----------
+    topology : Topology
+        What the data goes over.
+    sizes : (num_ranks, num_ranks) array_like of int
+        Bytes from the row's rank to the column's. What a rank keeps, and pairs of 0 bytes, are no chunks:
+        there may be none at all.
+    chunk_bytes : int, optional
+        Bytes of a chunk, at most; at least the largest size keeps each pair in one chunk. Default: a
+        64th of what the busiest rank sends or receives, or more where latency counts.
+    clauses : Clauses, optional
+        What a sketch asks for; by default nothing.
+
+    Raises
+    ------
+    CollectiveError
+        If the matrix is not square with a row for each rank, or holds something but whole numbers of bytes.
+    """
+    table = _checked(sizes, topology)
+    most = _usual_chunk_bytes(topology, table) if chunk_bytes is None else chunk_bytes
+    sources, targets = np.nonzero(table)
+    num_bytes = table[sources, targets]
+    parts = -(-num_bytes // most)
+    alone = [(rank,) for rank in range(topology.num_ranks)]
+    pairs = [Chunk(alone[r], alone[c]) for r, c in zip(sources.tolist(), targets.tolist(), strict=True)]
+    chunks = tuple(
+        chunk for chunk, count in zip(pairs, parts.tolist(), strict=True) for chunk in (chunk,) * count
+    )
+    # The first parts of a pair are a byte larger where its bytes do not divide.
+    place = np.arange(len(chunks)) - np.repeat(np.cumsum(parts) - parts, parts)
+    sizes_of_chunks = np.repeat(num_bytes // parts, parts) + (place < np.repeat(num_bytes % parts, parts))
+    notes = []
+    if len(chunks) > len(pairs):
+        cut = f"{format_count(len(pairs), 'pair')} of ranks in {format_count(len(chunks), 'chunk')}"
+        notes.append(f"{cut} of at most {format_size(int(most))}; chunk_bytes (--chunk-size) sets the most")
+    collective = Collective("alltoallv", topology.num_ranks, chunks)
+    return make_problem(
+        topology, collective, chunk_bytes=sizes_of_chunks.tolist(), clauses=clauses, notes=notes
+    )
+
+
+@checked
+def load_sizes(path: str | os.PathLike[str]) -> NDArray[np.int64]:
+    """The matrix of an exchange in a file: NumPy's ``.npy``, or text with a line for each rank.
+
+    Numbers in a line have commas, semicolons, tabs or blanks between them; ``64MB`` is one, too.
+    Lines that begin with ``#`` are comments.
+
+    Returns
+    -------
+    (num_ranks, num_ranks) ndarray of int64
+        Bytes from the row's rank to the column's.
+
+    Raises
+    ------
+    FormatError
+        If the file cannot be read, or holds anything but such a matrix.
+    """
+    where = os.fspath(path)
+    if where.lower().endswith(".npy"):
+        try:
+            found = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise FormatError(
+                f"found no array of NumPy's ({error}); save it by numpy.save", where=where
+            ) from None
+        is_matrix = found.dtype.kind in "iuf" and found.ndim == 2 and bool(np.isfinite(found).all())
+        whole: NDArray[np.int64] = found.astype(np.int64) if is_matrix else np.zeros(0, np.int64)
+        if not (is_matrix and np.array_equal(whole, found)):
+            said = (
+                f"found an array of {found.dtype} of shape {found.shape}; expected a matrix of whole numbers"
+            )
+            raise FormatError(said, where=where)
+        return whole
+    rows: list[list[int]] = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        words = re.split(r"\s*[,;]\s*|\s+", line.strip().rstrip(",;"))
+        if words == [""] or line.lstrip().startswith("#"):
+            continue
+        try:
+            rows.append([int(word) if word.isdigit() else parse_size(word) for word in words])
+        except InputError as error:
+            raise FormatError(f"line {number}: {error.message}", where=where) from None
+        if len(rows[-1]) != len(rows[0]):
+            said = f"line {number}: found {format_count(len(rows[-1]), 'number')}; expected {len(rows[0])}"
+            raise FormatError(f"{said}, as in the first line", where=where)
+    return np.array(rows, np.int64)
+
+
+def _checked(sizes: ArrayLike, topology: Topology) -> NDArray[np.int64]:
+    """The matrix in whole bytes, without what ranks keep."""
+    try:
+        table = np.asarray(sizes)
+    except ValueError:
+        raise CollectiveError("found rows that differ in length; expected a matrix", where="sizes") from None
+    if table.dtype.kind == "f" and (table == np.floor(table)).all() and (abs(table) < 2**62).all():
+        table = table.astype(np.int64)
+    num_ranks = topology.num_ranks
+    if table.shape != (num_ranks, num_ranks):
+        raise CollectiveError(
+            f"found a matrix of shape {table.shape}; expected {(num_ranks, num_ranks)}, a row and a column "
+            f"for each rank of {topology.name}",
+            where="sizes",
+        )
+    if table.dtype.kind not in "iu":
+        raise CollectiveError(f"found {table.dtype} numbers; expected whole numbers of bytes", where="sizes")
+    if (table < 0).any():
+        row, column = (int(i) for i in np.argwhere(table < 0)[0])
+        said = f"found {table[row, column]} bytes from rank {row} to {column}; expected 0 or more"
+        raise CollectiveError(said, where="sizes")
+    return table.astype(np.int64) * ~np.eye(num_ranks, dtype=bool)
+
+
+def _usual_chunk_bytes(topology: Topology, table: NDArray[np.int64]) -> int:
+    """Bytes of a chunk at which chunks overlap well on their ways, and their latencies cost little."""
+    busiest = max(table.sum(axis=0).max(initial=0), table.sum(axis=1).max(initial=0))
+    links = {(link.alpha_us, link.beta_us_per_mb) for link in topology.links}
+    holds = {(hold.alpha_us, hold.beta_us_per_mb) for hold in topology.holds}
+    within_latency, within_hold = (
+        min((int(alpha / beta * 10**6) for alpha, beta in costs if beta), default=1)
+        for costs in (links, holds)
+    )
+    most = max(1, within_latency, _HOLDS * within_hold, int(busiest) // _CHUNKS_OF_A_RANK)
+    num_chunks = max(_MOST_CHUNKS, 2 * int(np.count_nonzero(table)))
+    while (-(-table // most)).sum() > num_chunks:
+        most *= 2
+    return most

@@ -1,0 +1,108 @@
+"""Exchanges in which every pair of ranks has its own number of bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl.errors import CollectiveError, FormatError
+from taccl.problem.alltoallv import alltoallv_problem, load_sizes
+from taccl.topologies import ring
+
+
+def test_alltoallv_has_a_chunk_for_every_pair_that_sends():
+    """Of three ranks, 0 sends 10 bytes to 1 and 2 sends 5 to 0; what rank 1 keeps is no chunk."""
+    problem = alltoallv_problem(ring(3), [[0, 10, 0], [0, 7, 0], [5, 0, 0]])
+    assert [(c.origins, c.destinations) for c in problem.collective.chunks] == [((0,), (1,)), ((2,), (0,))]
+    assert problem.chunk_bytes == (10, 5)
+    assert problem.size_bytes == 10
+
+
+def test_alltoallv_may_send_nothing():
+    """What every rank keeps is no chunk, and there is no other."""
+    problem = alltoallv_problem(ring(3), [[9, 0, 0], [0, 9, 0], [0, 0, 9]])
+    assert problem.collective.chunks == ()
+    assert problem.size_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "word"),
+    [
+        ([[0, 1], [1, 0]], r"shape \(2, 2\); expected \(3, 3\)"),
+        ([[0, 1, 0], [0, 0, -4], [0, 0, 0]], "-4 bytes from rank 1 to 2"),
+        ([[0, 1.5, 0], [0, 0, 0], [0, 0, 0]], "float64 numbers"),
+    ],
+)
+def test_alltoallv_refuses(sizes, word):
+    """A matrix of another shape, negative or broken sizes."""
+    with pytest.raises(CollectiveError, match=word):
+        alltoallv_problem(ring(3), sizes)
+
+
+def test_the_data_of_a_pair_are_cut_into_equal_chunks():
+    """100 bytes in chunks of at most 40 are 34, 33 and 33; a pair with fewer stays whole."""
+    problem = alltoallv_problem(ring(3), [[0, 100, 30], [0, 0, 0], [0, 0, 0]], chunk_bytes=40)
+    assert problem.chunk_bytes == (34, 33, 33, 30)
+    assert [chunk.destinations for chunk in problem.collective.chunks] == [(1,)] * 3 + [(2,)]
+    assert problem.notes[0].startswith("2 pairs of ranks in 4 chunks of at most 40B")
+
+
+def test_no_more_is_cut_than_latency_allows():
+    """A link of 50 GB/s that is held for 0.5 us besides gets chunks of 200 KB at least, if there are as many."""
+    counts = []
+    for total in (64_000_000, 4_000_000, 100_000):
+        problem = alltoallv_problem(ring(3), [[0, total, 0], [0, 0, 0], [0, 0, 0]])
+        counts.append(problem.collective.num_chunks)
+    assert counts == [64, 20, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("commas.csv", "0, 10, 2KB\n3,0,1\n4,5,0\n"),
+        ("blanks.txt", "# bytes\n0 10 2000\n\n3 0 1\n4 5 0"),
+        ("semicolons.csv", "0;10;2000;\n3;0;1;\n4;5;0;\n"),
+    ],
+)
+def test_sizes_are_read_from_text(tmp_path, name, content):
+    """Commas, semicolons and blanks part numbers; sizes have units, and comments are passed over."""
+    (tmp_path / name).write_text(content)
+    assert load_sizes(tmp_path / name).tolist() == [[0, 10, 2000], [3, 0, 1], [4, 5, 0]]
+
+
+def test_sizes_are_read_from_numpy(tmp_path):
+    """Floats that are whole numbers are sizes, too."""
+    np.save(tmp_path / "sizes.npy", np.array([[0.0, 1e6], [2.0, 0.0]]))
+    assert load_sizes(tmp_path / "sizes.npy").tolist() == [[0, 10**6], [2, 0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "word"),
+    [
+        ("short.csv", b"0,1\n2", "line 2: found 1 number; expected 2, as in the first line"),
+        ("words.csv", b"0,a\n2,0", "line 1: found 'a'; expected a size"),
+        ("text.npy", b"0,1\n2,0", "found no array of NumPy's"),
+        ("none.csv", b"", "the file is empty"),
+    ],
+)
+def test_files_without_a_matrix_are_refused(tmp_path, name, content, word):
+    """The error names the line, and what was expected."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(FormatError, match=word):
+        load_sizes(tmp_path / name)
+
+
+def test_objects_of_numpy_are_refused(tmp_path):
+    """No pickle is read, and no array of fractions."""
+    np.save(tmp_path / "objects.npy", np.array([[{}]]), allow_pickle=True)
+    np.save(tmp_path / "half.npy", np.array([[0.5]]))
+    with pytest.raises(FormatError, match="found no array"):
+        load_sizes(tmp_path / "objects.npy")
+    with pytest.raises(FormatError, match="a matrix of whole numbers"):
+        load_sizes(tmp_path / "half.npy")
+
+
+def test_it_is_found_where_it_was():
+    """The function keeps its earlier place for one release."""
+    assert taccl.problem.problem.alltoallv_problem is alltoallv_problem
