@@ -7,6 +7,7 @@ baselines beside them. Between two sizes with different winners the crossover is
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -219,7 +220,7 @@ class PlanSearch:
     ) -> None:
         self.grid, self.topologies, self.progress, self.runtime = grid, topologies, progress, runtime
         self.candidates: list[TimedSchedule] = []
-        self.shapes: set[tuple[object, ...]] = set()
+        self.shapes: dict[tuple[object, ...], TimedSchedule] = {}
         self.notes: list[str] = [f"model: {each.proviso}" for each in topologies[:1] if each.assumed]
         self.stopped = "done"
         self.failure: Exception | None = None
@@ -234,8 +235,9 @@ class PlanSearch:
                 continue
             candidate = TimedSchedule(found, source)
             if candidate.shape not in self.shapes:
-                self.shapes.add(candidate.shape)
+                self.shapes[candidate.shape] = candidate
                 self.candidates.append(candidate)
+            self.shapes[candidate.shape].made_us[found.problem.size_bytes or 0] = found.predicted_us
 
     def add_baselines(self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline) -> None:
         """Add every baseline that applies, for small, middle and large sizes, and each cut of the data.
@@ -247,7 +249,7 @@ class PlanSearch:
         left = [
             (problems, name, place)
             for problems in cuts.values()
-            for name in quickest_first(problems[0])
+            for name in quickest_first(problems[0], until.left_s)
             if name in BASELINES
             for place in places
         ]
@@ -329,24 +331,30 @@ class PlanSearch:
     ) -> list[Tile]:
         """The tiles of schedules that have programs; one tile where these are too many, or take too long.
 
-        Without any program, the tile is of the smallest schedule. Raises `NoSolutionError` if that has no
-        program by the limit.
+        The best schedules for the largest size and for the smallest get programs in any case. Sizes larger
+        than any that a schedule was made for are left to the library. Raises `NoSolutionError` if no schedule
+        has a program by the limit.
         """
-        if len(programs) > 1:
-            with contextlib.suppress(OutOfTime), limit.enforced():
-                tiles = tiles_of(list(programs), self.grid)
-                if len(tiles) <= max_ranges:
-                    return tiles
+        made = {size for each in self.candidates for size in each.made_us}
+        last = max(made)
+        grid = [size for size in self.grid if size <= last] or self.grid[:1]
+        with contextlib.suppress(OutOfTime):
+            for size in (last, min(made)):
+                best = min(self.candidates, key=lambda each: each.made_us.get(size, math.inf))
+                if best not in programs:
+                    with limit.enforced():
+                        programs[best] = runnable(best.schedule, lowering, self.runtime)
         if not programs:
-            smallest = min(self.candidates, key=lambda each: each.schedule.num_transfers)
-            try:
-                with limit.enforced():
-                    programs[smallest] = runnable(smallest.schedule, lowering, self.runtime)
-            except OutOfTime:
-                said = "no schedule became a program in time; give more time, or fewer instances"
-                raise NoSolutionError(said) from None
-        last = self.grid[-1]
-        return [(self.grid[0], last, min(programs, key=lambda each: each.finish(last)))]
+            said = "no schedule became a program in time; give more time, or fewer instances"
+            raise NoSolutionError(said)
+        if len(grid) < len(self.grid):
+            most = format_size(grid[-1])
+            self.notes.append(f"too little time for sizes above {most}: they are left to the library")
+        with contextlib.suppress(OutOfTime), limit.enforced():
+            tiles = tiles_of(list(programs), grid)
+            if len(tiles) <= max_ranges:
+                return tiles
+        return [(grid[0], grid[-1], min(programs, key=lambda each: each.finish(grid[-1])))]
 
     def _tiles_with_programs(
         self,

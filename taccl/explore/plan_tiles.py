@@ -38,6 +38,8 @@ class TimedSchedule:
     def __init__(self, schedule: Schedule, source: str) -> None:
         self.schedule, self.source = schedule, source
         self._finish: dict[int, Fraction | float] = {}
+        #: {size at which such a schedule was made: its predicted microseconds there}.
+        self.made_us: dict[int, float] = {}
 
     @cached_property
     def shape(self) -> tuple[object, ...]:

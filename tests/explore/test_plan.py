@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl._internal.deadline import NEVER
+from taccl._internal.deadline import NEVER, OutOfTime
 from taccl.errors import ExportError, InputError, NoSolutionError, SketchError
 from taccl.explore import plan as planning
 from taccl.explore import plan_tiles
@@ -327,6 +327,30 @@ def test_the_time_limit_still_gives_a_plan():
     plan = taccl.plan("ring:4", "allgather", sizes="1KB:1GB", backend="greedy", time_limit_s=1e-6)
     assert plan.stopped == "time limit"
     assert (plan.ranges[0].min_bytes, plan.ranges[-1].max_bytes) == (1000, 10**9)
+
+
+def test_without_time_larger_sizes_are_left_to_the_library():
+    """A schedule that was made for 1 KB alone serves no larger size where time ended."""
+    search = planning.PlanSearch(GRID, lambda _: None, [FOUR])
+    problem = taccl.make_problem(FOUR, "allgather", size_bytes=GRID[0])
+    search.add(taccl.baselines.ring(problem), "baseline ring, for 1KB")
+    ((first, last, _),) = search._tiles_in_haste(4, {"in_place": False}, {}, NEVER)
+    assert (first, last) == (GRID[0], GRID[0])
+    assert search.notes == ["too little time for sizes above 1KB: they are left to the library"]
+
+
+def test_without_time_for_programs_the_best_for_both_ends_get_one(monkeypatch):
+    """Not the smallest schedule serves all sizes, but the best for the largest, and the best for the smallest."""
+
+    def late(*_: object, **__: object) -> object:
+        raise OutOfTime("no time")
+
+    monkeypatch.setattr(planning.PlanSearch, "_tiles_with_programs", late)
+    plan = brief_plan("ring:8", "allreduce", sizes=GRID, backend="greedy")
+    monkeypatch.undo()
+    whole = brief_plan("ring:8", "allreduce", sizes=GRID, backend="greedy")
+    assert plan.ranges[0].finish_min == whole.ranges[0].finish_min
+    assert plan.ranges[-1].finish_max == whole.ranges[-1].finish_max
 
 
 @pytest.mark.parametrize(("count", "order"), [(1, [0]), (2, [0, 1]), (5, [0, 4, 2, 1, 3])])

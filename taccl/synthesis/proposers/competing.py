@@ -46,6 +46,8 @@ _RANKED = (
 #: How much longer than the quickest a first one may take to build, and largest share of its time otherwise.
 _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
 _BEST = _RANKED[0]
+#: Share of the time in which the best as a rule comes before quicker ones.
+_BEST_FIRST_SHARE = 0.2
 #: The compiled list scheduler among them: CPU seconds to load it, and per 10,000 arrivals for chunks that
 #: only spread, and for sums.
 _COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
@@ -225,10 +227,15 @@ def _rank(name: str) -> int:
     return _RANKED.index(name) if name in _RANKED else len(_RANKED)
 
 
-def quickest_first(problem: Problem) -> list[str]:
-    """The names of the baselines, the quickest to build first; those of too many transfers left out."""
+def quickest_first(problem: Problem, left_s: float = 0.0) -> list[str]:
+    """The names of the baselines, the quickest to build first; those of too many transfers left out.
+
+    - `left_s`: The best as a rule comes before all if it takes a small part of these seconds.
+    """
     builds_s = _build_times(problem, DEFAULTS.portfolio.first_transfers, 2**63)
-    return sorted(builds_s, key=lambda name: (builds_s[name], name))
+    best_s = busy_factor() * builds_s.get(_BEST, math.inf)
+    first = _BEST if best_s <= _BEST_FIRST_SHARE * left_s else ""
+    return sorted(builds_s, key=lambda name: (name != first, builds_s[name], name))
 
 
 def _build_times(problem: Problem, most_transfers: int, few_hops: int) -> dict[str, float]:
