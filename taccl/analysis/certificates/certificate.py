@@ -1,4 +1,9 @@
-"""The certificate: a proven lower bound on the finish of any schedule, with the witness that proves it."""
+"""The certificate: a proven lower bound on the finish of any schedule, with the witness that proves it.
+
+A witness is checked by arithmetic on the problem, without a solver. Its evaluation shares two things with the
+code that found it: the problem data (costs in ticks, links, `Problem.open_links`), and the time reversal of
+problems (`readings`). docs/formulation.md, "Checking", explains why this is sound.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,9 @@ from typing import Any
 from taccl._internal.arguments import checked
 from taccl._internal.names import shown
 from taccl._internal.units import format_count, format_rates, format_us, gb_per_s
-from taccl.analysis.certificates.check import is_proven
-from taccl.analysis.certificates.witness import Witness
+from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.readings import as_spreading, late_part, turned_round
+from taccl.analysis.certificates.witness import Late, Witness
 from taccl.problem.collectives import COLLECTIVES
 from taccl.problem.problem import Problem
 
@@ -139,3 +145,26 @@ class Certificate:
             + (f", {self.bandwidth_text}" if self.bandwidth_text else "")
             + f": {self.kind}, limited by {shown(self.limits, 300)})"
         )
+
+
+def is_proven(
+    problem: Problem, bound: Fraction, witness: Witness | None, *, divisible: bool, in_network: bool
+) -> bool:
+    """True if the witness proves the bound, in microseconds."""
+    if isinstance(witness, Late):
+        part, left = late_part(problem, witness.moment_us), bound - witness.moment_us
+        return part is not None and is_proven(
+            part, left, witness.inner, divisible=divisible, in_network=in_network
+        )
+    problem = problem.without_moments()  # a bound without release dates holds with them, too
+    ticks = bound * problem.costs.ticks_per_us
+    if witness is None:
+        return ticks <= 0
+    if (divisible and not witness.any_chunking) or not witness.fits(problem):
+        return False
+    reading: Problem | None = as_spreading(problem)
+    if reading is not None and getattr(witness, "backwards", False):
+        reading = turned_round(reading)
+    if reading is None:
+        return False
+    return witness.holds(Facts(reading, divisible=divisible, in_network=in_network), ticks)
