@@ -19,7 +19,7 @@ from taccl.analysis.certificates.witness import Claim, OfRanks
 
 @dataclass(frozen=True, slots=True)
 class Border(OfRanks):
-    """Sends that must enter (or leave) a set of ranks; for all ranks, sends between nodes for shared sums."""
+    """Sends that must enter (or leave) a set of ranks."""
 
     kind, proves = "border", "cut counting"
     ranks: frozenset[int]

@@ -186,10 +186,12 @@ def arrivals(
     columns: Columns, places: Collection[tuple[int, int]], *, last: bool = False
 ) -> dict[tuple[int, int], int]:
     """{(chunk, rank): ticks of the first or last arrival}, for those of the places with an arrival."""
+    if not places:
+        return {}
     num_ranks = columns.topology.num_ranks
     keys = np.unique(np.array([chunk * num_ranks + rank for chunk, rank in places], np.int64))
     found = np.full(len(keys), -NEVER if last else NEVER)
-    for block in columns.blocks() if len(keys) else ():
+    for block in columns.blocks():
         send, rank = columns.ends.destinations(block.link)
         place, is_known = places_of(keys, block.chunk[send] * num_ranks + rank)
         (np.maximum if last else np.minimum).at(found, place[is_known], block.end[send[is_known]])

@@ -22,6 +22,8 @@ def check_dates(columns: Columns, findings: Findings, dates: Mapping[tuple[int, 
     - `dates`: `Replay.dates` of copies; None for sums, which are whole with their last arrival.
     """
     problem, ticks, num_ranks = columns.problem, columns.ticks, columns.topology.num_ranks
+    if not problem.release_us and not problem.due_us:
+        return
     release = {(chunk, rank): us * ticks.per_us for chunk, rank, us in problem.release_us}
     released = np.array([c * num_ranks + rank for c, rank in release], np.int64)
     # Times of sends are whole, so that dates may be rounded up for them.

@@ -74,18 +74,20 @@ class Held(NamedTuple):
 
 def list_holds(block: Block, holds: Holds, held: Held, count: int) -> int:
     """Append the intervals of all sends of a block to `held`, from row `count` on; return the new count."""
-    for i in range(len(block.chunk)):
-        units = block.units[i]
+    first, _, links, starts, ends, sizes = block
+    of_link, resources, receives, alphas, betas, divisor = holds
+    resource, begins, until, send = held
+    for i in range(len(links)):
+        units, e = sizes[i], links[i]
         if units < 0:
             continue
-        e = block.link[i]
-        for h in range(holds.of_link[e], holds.of_link[e + 1]):
-            length = holds.alpha[h] + units * holds.beta[h]
-            if holds.divisor > 1:
-                length = -(-length // holds.divisor)
-            begin = block.end[i] - length if holds.receives[h] else block.start[i]
-            held.resource[count], held.begin[count] = holds.resource[h], begin
-            held.until[count], held.send[count] = begin + length, block.first + i
+        for h in range(of_link[e], of_link[e + 1]):
+            length = alphas[h] + units * betas[h]
+            if divisor > 1:
+                length = -(-length // divisor)
+            begin = ends[i] - length if receives[h] else starts[i]
+            resource[count], begins[count] = resources[h], begin
+            until[count], send[count] = begin + length, first + i
             count += 1
     return count
 
@@ -101,17 +103,18 @@ def sweep(
     - `clashes`, (most, 5): Output: resource, begin, send, the other send, and its end.
     """
     count = 0
+    resource, begin, end, send = held
     for at in range(len(order)):
         row = order[at]
-        r = held.resource[row]
-        if held.begin[row] < until[r] and held.send[row] != holder[r]:
+        r, ends = resource[row], end[row]
+        if begin[row] < until[r] and send[row] != holder[r]:
             if count < len(clashes):
-                clashes[count, 0], clashes[count, 1] = r, held.begin[row]
-                clashes[count, 2], clashes[count, 3] = held.send[row], holder[r]
+                clashes[count, 0], clashes[count, 1] = r, begin[row]
+                clashes[count, 2], clashes[count, 3] = send[row], holder[r]
                 clashes[count, 4] = until[r]
             count += 1
-        if held.until[row] >= until[r]:
-            until[r], holder[r] = held.until[row], held.send[row]
+        if ends >= until[r]:
+            until[r], holder[r] = ends, send[row]
     return count
 
 
@@ -179,6 +182,8 @@ def accept_copies(
     - `accepted`, (num_chunks,): Output: True for valid chunks.
     """
     num_redundant = 0
+    link, start, end, adds = sums.link, sums.start, sums.end, sums.adds
+    first, middle, ranks = ends
     for c in range(len(accepted)):
         sends, dates = range(chunks.first[c], chunks.first[c + 1]), range(chunks.date[c], chunks.date[c + 1])
         redundant, is_valid = 0, True
@@ -187,8 +192,8 @@ def accept_copies(
                 since[rank] = NEVER
         else:  # few of the ranks take part
             for i in sends:
-                for at in range(ends.first[sums.link[i]], ends.first[sums.link[i] + 1]):
-                    since[ends.rank[at]] = NEVER
+                for at in range(first[link[i]], first[link[i] + 1]):
+                    since[ranks[at]] = NEVER
         for at in range(chunks.want[c], chunks.want_end[c]):
             since[chunks.wanted[at]] = NEVER
         for at in range(chunks.given[c], chunks.given_end[c]):
@@ -196,15 +201,15 @@ def accept_copies(
         for k in dates:
             since[chunks.dated[k]] = chunks.since[k]
         for i in sends:
-            e, end = sums.link[i], sums.end[i]
-            is_valid &= not sums.adds[i]
-            for at in range(ends.first[e], ends.middle[e]):
-                is_valid &= since[ends.rank[at]] <= sums.start[i]
-            for at in range(ends.middle[e], ends.first[e + 1]):
-                rank = ends.rank[at]
+            e, arrival = link[i], end[i]
+            is_valid &= not adds[i]
+            for at in range(first[e], middle[e]):
+                is_valid &= since[ranks[at]] <= start[i]
+            for at in range(middle[e], first[e + 1]):
+                rank = ranks[at]
                 redundant += since[rank] < NEVER
-                if end < since[rank]:
-                    since[rank] = end
+                if arrival < since[rank]:
+                    since[rank] = arrival
         for at in range(chunks.want[c], chunks.want_end[c]):
             is_valid &= since[chunks.wanted[at]] < NEVER
         for k in dates:  # what arrives before the rank has it by itself
