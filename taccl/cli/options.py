@@ -91,9 +91,9 @@ def sizes(text: str) -> tuple[int, ...]:
 _BY_MATRIX = "alltoallv"
 
 
-def _collective(word: str) -> str:
-    """The name of a collective, however it is spelt."""
-    known = (*taccl.collectives.COLLECTIVES, _BY_MATRIX)
+def _collective(word: str, *more: str) -> str:
+    """The name of a collective, or of one `more`, however it is spelt."""
+    known = (*taccl.collectives.COLLECTIVES, *more)
     name = matching(word, known)
     if name is None:
         near = did_you_mean(word, known)
@@ -233,7 +233,10 @@ def add_problem_options(
     help = "a shipped name (ndv2/sk1), a TOML or JSON file, an upstream sketch file; or a topology"
     parser.add_argument("sketch", nargs="?", metavar="SKETCH", help=help + also)
     group = parser.add_argument_group("problem")
-    add_options(group, "--collective", required=collective_required)
+    add_options(
+        group, "--collective", required=collective_required, type=lambda word: _collective(word, _BY_MATRIX),
+        help=f"{_COLLECTIVES}, or {_BY_MATRIX} with --matrix",
+    )  # fmt: skip
     add_options(group, "--topology")
     option(group, "--cost-model upstream|physical", "what to make of the costs in an upstream topology file")
     add_options(group, "--time-unit-us", help="microseconds in an upstream file's unit of time")
