@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+import taccl
+
 WORDS = ["--topology", "ring:3", "--collective", "alltoallv"]
 
 
@@ -15,12 +17,21 @@ def matrix(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("verb", ["bound", "synthesize"])
-def test_verbs_take_a_matrix(run_json, matrix, verb):
-    """Two ways lead from rank 0 to rank 1: one link alone would take 20.5 us."""
-    code, found = run_json(verb, *WORDS, "--matrix", matrix)
+def test_the_bound_of_a_matrix(run_json, matrix):
+    """1 MB has two ways to rank 1 and each takes half of it: 10 us, and 0.5 us of latency."""
+    code, found = run_json("bound", *WORDS, "--matrix", matrix)
     assert code == 0
-    assert 10.5 <= found["bound_us"] <= found.get("finish_us", 20) < 20.5
+    assert found["prices"]["divisible"]["bound_us"] == 10.5
+
+
+@pytest.mark.slow
+def test_a_schedule_of_a_matrix(run_json, matrix, tmp_path):
+    """The schedule has chunks of at most 100 KB of each pair, and verifies."""
+    path = tmp_path / "schedule.json"
+    words = ["--matrix", matrix, "--chunk-size", "100KB", "--time-limit", "2", "-o", path]
+    assert run_json("synthesize", *WORDS, *words)[0] == 0
+    sizes = taccl.load(path).problem.chunk_bytes
+    assert sorted(sizes) == [10, *[100_000] * 10]
 
 
 @pytest.mark.parametrize(
