@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from benchmarks.report import Column, Row
     from taccl.problem.problem import Problem
+    from taccl.synthesis.budget import Turn
 
 #: A run's clock moves at least this fast beside the wall clock, so that nothing waits for work that is none.
 _LEAST_RATE = 0.05
@@ -52,22 +53,17 @@ def _of_table(*names: str) -> Callable[[ExitStack], None]:
     def leave_out(stack: ExitStack) -> None:
         table = import_module("taccl.synthesis.proposers.table")
         stages = import_module("taccl.synthesis.proposers.stages")
-        kept, auto = (
-            tuple(turn for turn in turns if turn.proposer.name not in names)
-            for turns in (table.PROPOSERS, stages.STAGES["auto"])
-        )
-        stack.enter_context(mock.patch.object(table, "PROPOSERS", kept))
-        stack.enter_context(mock.patch.dict(stages.STAGES, {"auto": auto}))
+        synthesizing = import_module("taccl.synthesis.synthesize")
+
+        def kept(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+            return tuple(turn for turn in turns if turn.proposer.name not in names)
+
+        stack.enter_context(mock.patch.object(table, "PROPOSERS", kept(table.PROPOSERS)))
+        stack.enter_context(mock.patch.dict(stages.STAGES, {"auto": kept(stages.STAGES["auto"])}))
+        for place in ("FIRST", "LAST"):
+            stack.enter_context(mock.patch.object(synthesizing, place, kept(getattr(table, place))))
 
     return leave_out
-
-
-def _without_baselines(stack: ExitStack) -> None:
-    """Leave baselines out of the table, and before and after it."""
-    _of_table("baselines")(stack)
-    synthesizing = import_module("taccl.synthesis.synthesize")
-    for name in ("offer_first", "offer_rest"):
-        stack.enter_context(mock.patch.object(synthesizing, name, lambda *_, **__: None))
 
 
 def _by_parameters(**changed: Mapping[str, Any]) -> Callable[[ExitStack], dict[str, Any]]:
@@ -79,7 +75,7 @@ def _by_parameters(**changed: Mapping[str, Any]) -> Callable[[ExitStack], dict[s
 MECHANISMS: dict[str, Callable[[ExitStack], dict[str, Any] | None]] = {
     "nothing": lambda stack: None,
     "nothing, again": lambda stack: None,
-    "baselines": _without_baselines,
+    "baselines": _of_table("baselines", "first baselines", "other baselines"),
     "suggested sketches": lambda stack: {"sketch": "none"},
     "restarts": _by_parameters(list={"share": 0.0}),
     "compiled": _of_table("compiled list scheduler"),

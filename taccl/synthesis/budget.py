@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,6 +62,23 @@ def run(search: Search, turns: Sequence[Turn]) -> None:
             continue
         with search.keeping(sum(reserves_s[place + 1 :])):
             _ask(search, turn, why)
+
+
+@contextmanager
+def going_on(whole: Search) -> Iterator[None]:
+    """Let Ctrl-C, the end of the time and failures end what is within, once there is a schedule."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not whole.has_found:
+            raise
+        whole.interrupt()
+    except NoSolutionError as error:
+        if not whole.has_found:
+            raise
+        whole.ran_out = True
+        if not isinstance(error, OutOfTime):
+            whole.notes.append(f"the search found no schedule: {error}")
 
 
 def _ask(search: Search, turn: Turn, why_not: str) -> None:

@@ -25,7 +25,7 @@ from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.synthesis.proposers.chunk_masks import has_chunk_masks
 
 if TYPE_CHECKING:  # running programs needs to know what is free, and no search
-    from taccl.synthesis.search import Options
+    from taccl.synthesis.options import Options
     from taccl.topology.topology import Topology
 
 #: Per transfer of a whole schedule, and while it is written to a file.

@@ -11,16 +11,15 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 
 from taccl._internal.cpu_share import busy_factor
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
-from taccl._internal.units import format_size
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
@@ -31,16 +30,15 @@ from taccl.problem.problem import Problem
 from taccl.schedule.schedule import MANY, Schedule
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis.backends import package_versions
-from taccl.synthesis.observing import Observer
-from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
-from taccl.synthesis.proposers.greedy import ListSchedule, expand
+from taccl.synthesis.options import Options
+from taccl.synthesis.parameters import BudgetParameters, SearchParameters
+from taccl.synthesis.proposers.greedy import ListSchedule
 from taccl.synthesis.result import Result, Stage, TraceEntry
 from taccl.synthesis.suggesting.proposals import SketchProposal
-from taccl.synthesis.symmetry.quotient import Quotient, take_quotient
+from taccl.synthesis.symmetry.quotient import Quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from taccl.synthesis.transforms.symmetry import Symmetry
+from taccl.synthesis.transforms.transform import Transform
 
 logger = logging.getLogger(__name__)
 
@@ -49,40 +47,6 @@ logger = logging.getLogger(__name__)
 _BRIEF_HOPS = 5_000
 #: Largest share of the time left that a busy machine adds to the bound over all chunkings.
 _MOST_EVERY_SHARE = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options of a search: backend, limits, seed, callbacks, what is kept of the schedule, all constants."""
-
-    backend: str = "auto"
-    sketch: str | SketchProposal = "auto"
-    threads: int = 1
-    seed: int = 0
-    memory_limit_mb: int | None = None
-    log: bool = False
-    observer: Observer = field(default_factory=Observer)
-    keep: str = "schedule"
-    spill_dir: Path | None = None
-    to_file: bool = False
-    parameters: SearchParameters = DEFAULTS
-    policy: Literal["lp", "greedy"] = "lp"
-    began_s: float = field(default_factory=lambda: time.monotonic())
-
-    @property
-    def keeps_sends(self) -> bool:
-        """True if the sends of a schedule are kept in memory."""
-        return self.spill_dir is None and self.keep != "summary"
-
-    @property
-    def unobserved(self) -> Options:
-        """The same for a search of another problem, whose figures are none of this one's."""
-        return replace(self, observer=Observer())
-
-    @property
-    def of_solvers(self) -> dict[str, Any]:
-        """Those of every solver."""
-        return {each: getattr(self, each) for each in ("threads", "seed", "memory_limit_mb", "log")}
 
 
 @dataclass
@@ -119,7 +83,16 @@ class Search:
     limit_s: float = 0.0  # the time that it had when its proposers began
     is_large: bool | None = None  # whether only the compiled search would end in time; None: not decided yet
     proposals: Sequence[SketchProposal] = ()  # sketches to search under
-    solve: Callable[[Problem, Options, Deadline], Result] | None = None  # the search of a problem made of it
+    solve: Callable[[Problem, Options, Deadline], Schedule] | None = (
+        None  # the search of a problem made of it
+    )
+    asked: Problem | None = None  # the same with its number of chunks open, where it is
+    made_by: Transform[Problem, Schedule] | None = None  # what its problem was made by
+    others: list[Search] = field(default_factory=list)  # of the same data, in other chunks or by switches
+    is_apart: bool = False  # its schedule is made by servers or switches
+    choice: str = ""  # what searched it, and why; empty for baselines
+    stopped: str = ""  # why it ended, once that is settled
+    _is_strengthened: bool = False  # its bound was compared with that over all chunkings
 
     def __post_init__(self) -> None:
         self.backend = self.backend or self.options.backend
@@ -136,7 +109,8 @@ class Search:
         """The quotient by the symmetries that times may have."""
         since = time.monotonic()
         group, timing = symmetry_group(self.problem), timing_group(self.problem)
-        quotient = take_quotient(self.problem, timing, give_up=self.deadline if self.gives_up else NEVER)
+        give_up = self.deadline if self.gives_up else NEVER
+        (quotient,) = Symmetry.apply(self.problem, give_up=give_up).parts
         times = f"symmetry of {group}, {timing} in time; " if group.generators else ""
         self.record("quotient", "taccl", "done", since, message=f"{times}{len(quotient.hops)} hops")
         return quotient
@@ -167,6 +141,27 @@ class Search:
         """True if the incumbent meets the bound."""
         has_both = self.bound is not None and self.best is not None
         return has_both and self.best.finish_ticks <= self.bound_ticks  # type: ignore[union-attr]
+
+    @property
+    def finish(self) -> Fraction | float:
+        """The incumbent's finish; infinite without one."""
+        return math.inf if self.best is None else self.best.finish
+
+    @property
+    def is_open(self) -> bool:
+        """True if the problem that was asked leaves the number of chunks open."""
+        return self.asked is not None and self.asked.chunks_open
+
+    @property
+    def has_found(self) -> bool:
+        """True if there is a schedule, in its own chunks or others."""
+        return any(each.best is not None for each in (self, *self.others))
+
+    @property
+    def earliest_search(self) -> Search:
+        """The one with the earliest schedule of this and those beside it; baselines come last."""
+        every = (*self.others, self)
+        return min(every, key=lambda each: (each.finish, not each.choice))
 
     @property
     def top(self) -> Search:
@@ -214,7 +209,8 @@ class Search:
         self, schedule: ListSchedule, *, producer: str, proposed: bool = False, whole: Schedule | None = None
     ) -> float | None:
         """Keep a schedule, expanded, if it is the best; its finish in us, None if it was refused."""
-        whole = expand(self.quotient, schedule.sends, producer=producer) if whole is None else whole
+        if whole is None:
+            whole = Symmetry(self.problem, (self.quotient,)).invert([schedule], producer=producer)
         better = self.best is None or whole.finish_ticks < self.best.finish_ticks
         finish_us = self.offer_whole(whole, producer=producer, proposed=proposed)
         if better and finish_us is not None:
@@ -342,6 +338,25 @@ class Search:
         if not self.serves_above:
             self.trace.append(self._entry(None if self.best is None else self.best.finish_us))
 
+    def settle(self) -> None:
+        """Look for the bounds, and settle why the search ended."""
+        self.look_for_bound()
+        bound, _ = self._sound_bound()
+        self.stopped = self._why_stopped(bound)
+
+    def _why_stopped(self, bound: Certificate) -> str:
+        """The reason why the search ended."""
+        assert self.best is not None, "there is a schedule"
+        if self.interrupted:
+            return "interrupted"
+        if self.stopped:
+            return self.stopped
+        if self.best.finish <= bound.bound:
+            return "bound met"
+        if self.deadline.cancellation.why:
+            return self.deadline.cancellation.why
+        return "time limit" if self.ran_out or self.deadline.has_passed else "nothing better found"
+
     def result(self, choice: str) -> Result:
         """The incumbent, verified if it is not yet, with its bound and the log."""
         assert self.best is not None, "there is a schedule"
@@ -350,23 +365,18 @@ class Search:
             verify(self.best).raise_if_failed()
             self.record("verification", "taccl", "done", since)
         bound, faults = self._sound_bound()
-        stopped = "nothing better found"
-        if self.interrupted:
-            stopped = "interrupted"
-        elif self.best.finish <= bound.bound:
-            stopped = "bound met"
-        elif self.deadline.cancellation.why:
-            stopped = self.deadline.cancellation.why
-        elif self.ran_out or self.deadline.has_passed:
-            stopped = "time limit"
-        options, (schedule, kept) = self.options, self._kept()
+        stopped = self._why_stopped(bound)
+        options = self.options
+        schedule, kept = options.kept(self.best)
         for message in dict.fromkeys(self.fallbacks):
             warn(message, FallbackWarning)
-        seconds = time.monotonic() - self.options.began_s
         notes = tuple(dict.fromkeys((*faults, *self.problem.notes, *self.fallbacks, *self.notes, *kept)))
+        versions = package_versions()
+        self.record("overhead", "taccl", "done", options.began_s, message="what no other stage has")
+        seconds = time.monotonic() - options.began_s
         trace = (*self.trace, TraceEntry(seconds, schedule.finish_us, bound.bound_us))
         return Result(
-            schedule, bound, options.backend, tuple(self.stages), seconds, options.seed, package_versions(),
+            schedule, bound, options.backend, tuple(self.stages), seconds, options.seed, versions,
             stopped, notes, trace, choice, self.dimension_bound,
         )  # fmt: skip
 
@@ -377,7 +387,8 @@ class Search:
     def _sound_bound(self) -> tuple[Certificate, tuple[str, ...]]:
         """The bound, no lower than that over all chunkings; none, with a note, if a schedule refutes it."""
         assert self.best is not None, "there is a schedule"
-        if not self.interrupted:
+        if not (self.interrupted or self._is_strengthened):
+            self._is_strengthened = True
             known = self.bound or lower_bound(self.problem, budget_s=0.0, limit_s=0.0)
             self.bound = stronger(known, self.look_over_all_chunkings(known))
         if self.bound is None:
@@ -390,22 +401,6 @@ class Search:
                 "a fault of taccl's own: its bound was above a verified schedule, and was dropped; report it"
             )
         return no_bound(self.problem), (fault,)
-
-    def _kept(self) -> tuple[Schedule, list[str]]:
-        """The incumbent as the caller wants it kept, and what to say of that."""
-        best, options = self.best, self.options
-        assert best is not None, "there is a schedule"
-        if options.keep == "summary":
-            from taccl.schedule.summary import summarize
-
-            said = f"the {best.num_transfers} transfers were verified and then dropped, as asked"
-            return summarize(best), [said]
-        if options.spill_dir is not None:
-            from taccl.schedule.spill import spill
-
-            said = f"the columns ({format_size(best.num_bytes)}) are in {options.spill_dir}, and stay there"
-            return spill(best, options.spill_dir), [said]
-        return best, []
 
 
 def bound_within(

@@ -374,6 +374,6 @@ def test_the_largest_chunks_are_asked_for_their_latency_first() -> None:
     """One pair of 64 MB among 56 kinds of chunks: past the limit its path alone is known to be the longest."""
     sizes = np.arange(1, 65).reshape(8, 8)
     sizes[7, 3] = 64 * MB
-    problem = alltoallv_problem(ring(8), sizes)
+    problem = alltoallv_problem(ring(8), sizes, chunk_bytes=64 * MB)
     hurried = lower_bound(problem, budget_s=0.0, limit_s=0.0)
     assert (hurried.kind, hurried.limits) == ("latency", "the shortest path of chunk 52 to rank 3")

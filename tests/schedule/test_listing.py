@@ -11,7 +11,7 @@ from taccl.analysis.certificates.witness import Late
 from taccl.problem.collective import Chunk, Collective, Derivation
 from taccl.schedule.listing import Tasks
 from taccl.schedule.schedule import make_schedule
-from taccl.synthesis.synthesize import _begun_anew
+from taccl.synthesis.transforms.release_dates import ReleaseDates
 from taccl.topology.builder import TopologyBuilder
 
 
@@ -121,15 +121,14 @@ def test_sums_that_are_exchanged_wait_for_a_release():
     """Two ranks add what they send each other at once; the chunk of rank 1 is there at 5 us."""
     topology = topologies.fully_connected(2, alpha_us=1, bandwidth_gb_per_s=100)
     problem = taccl.make_problem(topology, "allreduce", chunk_bytes=1_000_000, chunks_per_rank=1)
-    found = taccl.synthesize(problem, backend="greedy")
     links = [topology.links_between(src, 1 - src)[0] for src in (0, 1)]
     columns = {"chunk": [0, 0, 1, 1], "link": links * 2, "start": [0, 0, 11, 11], "end": [11, 11, 22, 22]}
     exchanged = make_schedule(problem, **columns, reduce=[True] * 4)
     taccl.verify(exchanged).raise_if_failed()
     late = replace(problem, release_us=((0, 1, 5), (1, 1, 5)))
-    result = _begun_anew(late, replace(found, schedule=exchanged), taccl.lower_bound(late))
-    taccl.verify(result.schedule).raise_if_failed()
-    assert result.finish_us == 5 + 2 * 11
+    timed = ReleaseDates.apply(late).invert([exchanged])
+    taccl.verify(timed).raise_if_failed()
+    assert timed.finish_us == 5 + 2 * 11
 
 
 def test_moments_are_kept_in_files(problem, tmp_path):

@@ -147,7 +147,7 @@ class Improvement:
         with self.limits.deadline.stopping(signal):
             return int(improve(self._work, states, rules, self.counts, signal))
 
-    def schedule(self, producer: str = "improvement") -> Schedule:
+    def schedule(self, producer: str = "ruin and recreate") -> Schedule:
         """The best schedule."""
         best = self.best
         used = best.order[: best.size[0]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -189,11 +189,13 @@ def _offer_quickest(
     left = sorted(builds_s.keys() - {*_made(problem), *apart}, key=_rank)
     late_s = parameters.budget.late_s * busy_factor()
     late = search.deadline.later(late_s)
+    skipped: list[str] = []
     while left:
         is_known, factor = search.best is not None, busy_factor()
         name, limit = left[0], until_best if left[0] == _BEST else until
         if is_known and factor * builds_s[name] > limit.left_s:
             left.remove(name)
+            skipped.append(name)
             continue
         if not is_known and factor * builds_s[name] > _SAFE_SHARE * limit.left_s:
             quick_s = _FIRST_TIMES * min(builds_s[name] for name in left)
@@ -209,8 +211,13 @@ def _offer_quickest(
             if found is not None and is_better and verify(found).ok:
                 search.offer_whole(found, producer=found.producer, verified=True)
                 best = name
-    message = f"{'last' if apart else 'first'}: {best or 'none better'}"
+    message = f"{'last' if apart else 'first'}: {best or 'none better'}{_left_out(skipped)}"
     search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
+
+
+def _left_out(names: Sequence[str]) -> str:
+    """Baselines that there was no time for, for the message of a stage."""
+    return f"; no time for {', '.join(names)}" if names else ""
 
 
 def _in_time(name: str, problem: Problem, limit: Deadline) -> Schedule | None:
@@ -287,21 +294,27 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
         names = ["one-shot", *reversed(names)]
     names.insert(0, _BEST)
     until = search.deadline.sooner(share * search.deadline.left_s)
+    best, skipped = "", []
     for name in names:
         begun, made = time.monotonic(), name in _made(problem)
         takes_s = 0.0 if made else max(longest_s, _takes_s(name, problem, parameters))
         left_s = (search.deadline if name == names[0] else until).left_s  # the first is the best as a rule
         # A very quick baseline is tried even if the search used up the time.
-        if search.is_met or takes_s > max(left_s, portfolio.baseline_least_s):
+        if search.is_met:
+            break
+        if takes_s > max(left_s, portfolio.baseline_least_s):
+            skipped.append(name)
             continue
         limit = search.deadline.at_least(2 * portfolio.baseline_least_s)
         with suppress(InputError, OutOfTime), limit.enforced():  # it is not defined here
             other = _as_asked(name, problem)
             if (search.best is None or other.finish < search.best.finish) and verify(other).ok:
                 search.offer_whole(other, producer=other.producer, verified=True)
-                search.record("baselines", "taccl", "done", since, finish_us=other.finish_us, message=name)
+                best = name
         if name not in _NAMED:  # which take longer than others
             longest_s = max(longest_s, time.monotonic() - begun)
+    message = f"{best or 'none better'}{_left_out(skipped)}"
+    search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
 
 
 def competing_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:

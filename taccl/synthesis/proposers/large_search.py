@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.search import Options, Search
+    from taccl.synthesis.options import Options
+    from taccl.synthesis.search import Search
 
 
 #: Note of a search that had no kernels.
@@ -41,6 +42,8 @@ _COLD = (
 )
 
 
+#: Least seconds of compiling or loading kernels that are a row of the stages.
+_NOTABLE_S = 0.005
 #: Share of the time left for the bound, and least seconds; a better one is computed if this multiple of the
 #: first one's time is left.
 _BOUND_SHARE, _LEAST_BOUND_S, _MORE_BOUND_TIMES = 0.8, 0.25, 3.0
@@ -106,13 +109,17 @@ def offer_compiled(
 
 
 def have_compiled(search: Search) -> bool:
-    """Have the kernels compiled, if they are not; true if they are. The time it takes counts."""
-    deadline = search.deadline
+    """Have the kernels compiled, if they are not; true if they are. The time it takes is a row."""
+    deadline, since, was_kept = search.deadline, time.monotonic(), are_kept(search.problem)
     if search.top.best is None:
         deadline = search.patience.later(search.parameters.budget.late_s * busy_factor())
     found = compile_telling(search.problem, search.options, deadline)
     if not found:
         search.notes.append(_COLD)
+        search.record("kernels", "compiled", "skipped", since, message=_COLD)
+    elif time.monotonic() - since >= _NOTABLE_S:  # otherwise this process has them already
+        said = "loaded" if was_kept else "compiled, once"
+        search.record("kernels", "compiled", "done", since, message=said)
     return found
 
 

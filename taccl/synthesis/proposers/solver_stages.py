@@ -187,6 +187,7 @@ def job_shop(
     upper_ticks: int | None = None,
     seed: int | None = None,
     record: bool = True,
+    producer: str = "job shop",
 ) -> ListSchedule | None:
     """Joint ordering and contiguity (and routing, of optional hops) by CP-SAT; offers what it finds.
 
@@ -210,7 +211,7 @@ def job_shop(
     search.note(answer.status)
     finish = None
     if answer.schedule is not None:
-        finish = search.offer(answer.schedule, producer=name, proposed=True)
+        finish = search.offer(answer.schedule, producer=producer, proposed=True)
     if record:
         found: dict[str, Any] = {"ticks": answer.bound_ticks, "message": answer.message}
         search.record(name, "cpsat", answer.status, since, finish_us=finish, **found)
@@ -265,6 +266,7 @@ def improve_by_job_shop(search: Search) -> None:
             upper_ticks=upper_ticks,
             seed=rng.randrange(2**31),
             record=False,
+            producer="job shop rounds",
         )
         rounds += 1
         last_share *= _LAST_LESS_OFTEN if is_last else 1.0

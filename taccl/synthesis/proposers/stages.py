@@ -75,6 +75,7 @@ def _joint(search: Search) -> None:
         optional=range(num_hops),
         hint=search.best_on_quotient,
         budget_s=budget_s,
+        producer="joint job shop",
     )
 
 
@@ -197,7 +198,7 @@ def ruin_and_recreate(search: Search) -> None:
     since, num_transfers = time.monotonic(), known[0].num_transfers
     if num_transfers * search.parameters.ruin.s_per_transfer > search.deadline.left_s:
         said = f"too little time to read {num_transfers} transfers"
-        search.record("ruin and recreate", "compiled", "no-solution", since, message=said)
+        search.record("ruin and recreate", "compiled", "skipped", since, message=said)
         return
     search.report("improving")
     limits = Limits(

@@ -2,20 +2,118 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
+from taccl._internal.units import format_us
+from taccl.baselines.servers import servers
 from taccl.problem.problem import Problem
+from taccl.schedule.schedule import Schedule
 from taccl.synthesis.budget import Turn, run
 from taccl.synthesis.improve.improvement import is_quick, suits_improvement
 from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
-from taccl.synthesis.proposers.competing import competing_s, is_small, offer_baselines
+from taccl.synthesis.proposers.competing import (
+    competing_s,
+    for_baselines_s,
+    is_small,
+    offer_baselines,
+    offer_cut,
+    offer_first,
+    offer_rest,
+    reserve_s,
+    share_baselines,
+)
 from taccl.synthesis.proposers.stages import ruin_and_recreate, search_plain
 from taccl.synthesis.proposing import OwnProposer, registered
 from taccl.synthesis.search import Search
+from taccl.synthesis.suggesting.chunks import cut
 from taccl.synthesis.suggesting.sketched_search import is_unguided, search_guided
 from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged
 from taccl.synthesis.transforms.fused import offer_fused
+from taccl.synthesis.transforms.switches import by_switches
 
+#: Share of the time for baselines in finer chunks, where their number is open.
+_CUT_SHARE = 0.25
 #: Share of the time kept for ruin and recreate without a sketch, which leaves models few hops.
 _SKETCHED_SHARE = 0.3
+
+
+def _by_servers(search: Search) -> None:
+    """Offer the schedule of the servers that update sums: no other search supports these."""
+    asked, since = search.asked or search.problem, time.monotonic()
+    found = servers(asked, cut=asked.chunks_open)
+    found = found.under(replace(found.problem, clauses=asked.clauses))
+    said = "servers that update sums, in the levels that finish first"
+    _offer_apart(search, found, said)
+    search.record("servers", "taccl", "done", since, finish_us=found.finish_us)
+
+
+def _offer_apart(search: Search, found: Schedule, choice: str) -> None:
+    """Keep a schedule of the same data, by servers or switches, beside the search."""
+    other = Search(found.problem, search.options, search.deadline, stages=search.stages, choice=choice)
+    other.is_apart = True
+    other.offer_whole(found, producer=found.producer)
+    search.others.append(other)
+
+
+def _updates(problem: Problem) -> bool:
+    return problem.collective.update_us_per_mb is not None
+
+
+def _by_switches(search: Search) -> None:
+    """Offer the best that switches do, alone or with ranks."""
+    asked = search.made_by.problem if search.made_by is not None else search.problem
+    since = time.monotonic()
+    found = by_switches(asked, search.options.in_network, search.deadline)
+    if found is None:
+        search.record("in-network", "taccl", "no-solution", since)
+        return
+    said = f"switches that add, {found.producer}: {format_us(found.finish)}"
+    _offer_apart(search, found, said)
+    search.record("in-network", "taccl", "done", since, finish_us=found.finish_us, message=found.producer)
+
+
+def _may_use_switches(search: Search) -> bool:
+    """True if switches that add must be used, or may be and are there."""
+    return search.options.in_network == "only" or search.made_by is not None
+
+
+def _competes_before(search: Search) -> bool:
+    """True if baselines come before the search, and after it."""
+    return _competes(search) and search.options.keeps_sends
+
+
+def _first_baselines(search: Search) -> None:
+    """Offer the first baselines, and bound all chunkings, before the search takes the time for that."""
+    offer_first(search)
+    if search.best is not None:
+        search.look_over_all_chunkings()
+
+
+def _last_baselines(search: Search) -> None:
+    for each in search.others:
+        share_baselines(search.problem, each.problem)
+    offer_rest(search, None)
+
+
+def _finer_first(search: Search) -> None:
+    _offer_finer(search, for_baselines_s(search.deadline, _CUT_SHARE))
+
+
+def _finer_last(search: Search) -> None:
+    left_s = search.deadline.left_s
+    _offer_finer(search, left_s - reserve_s(search.problem, left_s, search.parameters.budget))
+
+
+def _offer_finer(search: Search, limit_s: float) -> None:
+    """Offer baselines in finer chunks, for some seconds, as a search beside this one."""
+    found = offer_cut(search, cut, search.deadline.sooner(limit_s))
+    if found is not search:
+        search.others.append(found)
+
+
+def _may_be_finer(search: Search) -> bool:
+    return search.is_open and _competes_before(search)
 
 
 def _competes(search: Search) -> bool:
@@ -28,11 +126,23 @@ def _is_free(search: Search) -> bool:
     return search.backend == "auto" and search.options.keeps_sends
 
 
-def _is_guided(search: Search) -> bool:
-    """True if the search goes on under sketches that were proposed, or are to be suggested."""
-    is_long = search.limit_s >= search.parameters.choice.compiling_s
-    may_suggest = _is_free(search) and search.options.sketch == "auto" and (is_long or not search.is_large)
+def _may_guide(search: Search) -> bool:
+    """True if sketches were proposed, or may be suggested."""
+    may_suggest = _is_free(search) and search.options.sketch == "auto"
     return bool(search.proposals) or (may_suggest and is_unguided(search.problem, search.parameters))
+
+
+def _no_time_for_sketches(search: Search) -> str:
+    """The reason why none is suggested; empty if there is time, or some were proposed."""
+    least_s = search.parameters.choice.compiling_s
+    if search.proposals or not search.is_large or search.limit_s >= least_s:
+        return ""
+    return f"{search.limit_s:.2g} s are left, and the compiled search of a sketch takes {least_s:.2g} s"
+
+
+def _is_guided(search: Search) -> bool:
+    """True if the search goes on under sketches."""
+    return _may_guide(search) and not _no_time_for_sketches(search)
 
 
 def _is_plain(search: Search) -> bool:
@@ -73,6 +183,10 @@ def _exchanging_s(search: Search) -> float:
     return exchange_s(search.problem, search.deadline.left_s, search.parameters)
 
 
+def _no_time_to_exchange(search: Search) -> str:
+    return "" if search.most_earliest else "it takes more than a tenth of the time"
+
+
 def _balanced(search: Search) -> None:
     """The schedule along dimensions, and the bound."""
     search_balanced(search, policy=search.options.policy)
@@ -93,6 +207,21 @@ def _sums_up(problem: Problem) -> bool:
     return problem.collective.sums_up
 
 
+#: Proposers for sums that servers update or switches add, which no others support.
+APART: tuple[Turn, ...] = (
+    Turn(OwnProposer("servers", _by_servers, _updates), lambda search: not _may_use_switches(search)),
+    Turn(OwnProposer("switches that add", _by_switches), _may_use_switches),
+)
+#: Those before the number of chunks is chosen, so that a schedule exists.
+FIRST: tuple[Turn, ...] = (
+    Turn(OwnProposer("first baselines", _first_baselines), _competes_before),
+    Turn(OwnProposer("baselines in finer chunks", _finer_first), _may_be_finer, improves=True),
+)
+#: Those that the time left is for, once the search has ended.
+LAST: tuple[Turn, ...] = (
+    Turn(OwnProposer("other baselines", _last_baselines), _competes_before, improves=True),
+    Turn(OwnProposer("baselines in finer chunks", _finer_last), _may_be_finer, improves=True),
+)
 #: The proposers for a whole problem, in order. Phases of a reduction are searched by `stages.STAGES`.
 PROPOSERS: tuple[Turn, ...] = (
     Turn(
@@ -109,7 +238,8 @@ PROPOSERS: tuple[Turn, ...] = (
     ),
     Turn(
         OwnProposer("suggested sketches", search_guided),
-        lambda search: search.backend != BALANCED and _is_guided(search),
+        lambda search: search.backend != BALANCED and _may_guide(search),
+        _no_time_for_sketches,
         runs_late=True,
     ),
     Turn(OwnProposer("search", search_plain), _is_plain, runs_late=True),
@@ -128,8 +258,9 @@ PROPOSERS: tuple[Turn, ...] = (
     ),
     Turn(
         OwnProposer("exchange", offer_exchanged, _sums_up),
-        lambda search: search.most_earliest > 0,
-        reserve_s=_exchanging_s,
+        lambda search: search.backend == "auto",
+        _no_time_to_exchange,
+        _exchanging_s,
         runs_late=True,
     ),
 )

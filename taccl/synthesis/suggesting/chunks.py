@@ -22,10 +22,11 @@ from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.observing import Observer
+from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.competing import baseline_us
 from taccl.synthesis.proposers.large import effort, suits
-from taccl.synthesis.search import Options
+from taccl.synthesis.proposers.large_search import compile_telling
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.sketched_search import is_unguided
 from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, quick_schedule, suggest_for
@@ -105,6 +106,34 @@ def choose_with_sketches(
     if all(best is not each for each in problems.values()):  # chunks merge, and did not for these sketches
         sketches = []
     return _cut_short(_told(best), untried), sketches
+
+
+def with_chunks(
+    problem: Problem, options: Options, limit: Deadline
+) -> tuple[Problem, Sequence[SketchProposal]]:
+    """The problem in as many chunks as are best, where it leaves that open; and sketches that suit."""
+    whole, suggesting = problem.in_its_chunks, options.parameters.suggesting
+    sketch = options.sketch
+    if not isinstance(sketch, str):
+        return cut_as(sketch, problem), [sketch]
+    if not problem.chunks_open:
+        return whole, []
+    if suits(whole) and max(suggesting.counts) * effort(whole) > suggesting.few_hops:
+        compile_telling(whole, options, limit)
+    until = limit.sooner(min(suggesting.most_suggest_s, suggesting.chunks_share * limit.left_s))
+    give_up = limit.sooner(suggesting.give_up_share * limit.left_s)
+    chosen, sketches = choose_with_sketches(
+        problem, options, until, give_up=give_up, suggests=sketch == "auto"
+    )
+    guides = options.backend == "auto" and options.keeps_sends
+    return chosen, sketches if guides else []
+
+
+def cut_as(sketch: SketchProposal, problem: Problem) -> Problem:
+    """The problem in the chunks of a proposal, where it leaves their number open."""
+    if not problem.chunks_open:
+        return problem
+    return cut(problem.in_its_chunks, sketch.problem.collective.chunks_per_rank)
 
 
 def cut(problem: Problem, parts: int) -> Problem:

@@ -62,7 +62,7 @@ def search_guided(search: Search) -> None:
 
     A large problem without proposals is first searched plainly, for some of the time.
     """
-    problem, proposals = search.problem, list(search.proposals)
+    begun, problem, proposals = time.monotonic(), search.problem, list(search.proposals)
     is_searched = bool(search.is_large) and not proposals
     if is_searched:
         limit_s = _LARGE_SHARE * search.deadline.left_s
@@ -127,6 +127,7 @@ def search_guided(search: Search) -> None:
                 offer_compiled(search, budget_s=left_s)
     if tried:
         search.notes.append(_told(search, tried))
+    search.record("sketches", "taccl", "done", begun, finish_us=search.best_us)
 
 
 def _suggested(search: Search, limit_s: float) -> list[SketchProposal]:

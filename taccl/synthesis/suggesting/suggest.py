@@ -27,11 +27,12 @@ from taccl.sketch.apply import apply
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.sketch import Sketch
 from taccl.synthesis.observing import Observer
+from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers import stages
 from taccl.synthesis.proposers.balanced import balanced_schedule
 from taccl.synthesis.proposers.large import are_kept, effort, schedule_large, suits
-from taccl.synthesis.search import Options, Search
+from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.plans import InternodePlan, Shift, SketchShape, find_shape, relay_plans
 from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts, make_sketch
 from taccl.synthesis.symmetry.timing_group import timing_group

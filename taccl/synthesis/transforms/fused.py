@@ -11,8 +11,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +26,29 @@ from taccl.schedule.timing import exact_times
 from taccl.synthesis.kernels.fabric import most_merged
 from taccl.synthesis.proposers.large import schedule_large, suits
 from taccl.synthesis.search import Search
+from taccl.synthesis.transforms.transform import Transform
 
 #: Share of the time for a search in one chunk per rank, where all chunks may travel together.
 _FUSED_SHARE = 0.4
+
+
+@dataclass(frozen=True)
+class SingleChunk(Transform[Problem, Schedule]):
+    """A problem in one chunk per rank, where all chunks may travel together."""
+
+    name: ClassVar[str] = "chunks as one"
+
+    pieces: Sequence[Sequence[int]]  # the chunks that each one stands for
+
+    @classmethod
+    def apply(cls, problem: Problem) -> Self | None:
+        """The transform; None if it does not apply."""
+        found = fused(problem)
+        return None if found is None else cls(problem, (found[0],), found[1])
+
+    def invert(self, found: Sequence[Schedule]) -> Schedule:
+        """The same sends with all pieces. Raises `NoSolutionError` if some would wait for each other."""
+        return parted(found[0], self.problem, self.pieces)
 
 
 def fused(problem: Problem) -> tuple[Problem, list[list[int]]] | None:
@@ -140,21 +161,22 @@ def _cut(
 
 def offer_fused(search: Search) -> None:
     """Propose a schedule found in one chunk per rank, where merging all chunks pays."""
-    found, least_share = fused(search.problem), search.parameters.large.merging_share
-    if found is None or search.solve is None or not (most_merged(search.problem, least_share) > 1).any():
+    transform, least_share = SingleChunk.apply(search.problem), search.parameters.large.merging_share
+    is_possible = transform is not None and search.solve is not None
+    if not is_possible or not (most_merged(search.problem, least_share) > 1).any():
         return
-    since, (whole, parts), options, solve = time.monotonic(), found, search.options, search.solve
+    assert transform is not None and search.solve is not None
+    since, (whole,), options = time.monotonic(), transform.parts, search.options
     limit = search.deadline.sooner(_FUSED_SHARE * search.deadline.left_s)
-    ways: list[Callable[[], Any]] = [lambda: solve(whole, options.unobserved, limit).schedule]
+    ways: list[Callable[[], Schedule]] = [partial(search.solve, whole, options.unobserved, limit)]
     if suits(whole) and not whole.clauses.merging.issuperset(whole.links_allowed):
         # Relays of single chunks end sooner than the whole's model says, so this candidate may be the best.
-        ways.insert(
-            0, lambda: schedule_large(whole, merges=True, num_runs=1, seed=options.seed, deadline=limit)
-        )
+        compiled = partial(schedule_large, whole, merges=True, num_runs=1, seed=options.seed, deadline=limit)
+        ways.insert(0, compiled)
     finish_us = None
     for way in ways:
         with suppress(NoSolutionError, OutOfTime):
-            schedule = parted(way(), search.problem, parts)
+            schedule = transform.invert([way()])
             search.offer_whole(schedule, producer=schedule.producer, proposed=True)
             finish_us = search.best_us
     status = "no-solution" if finish_us is None else "done"

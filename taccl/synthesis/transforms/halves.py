@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from taccl.schedule.schedule import Schedule
 from taccl.schedule.spill import room_for
 from taccl.synthesis.search import Search
 from taccl.synthesis.transforms.isomorphic import find_isomorphism, hand_over
+from taccl.synthesis.transforms.transform import Transform
 
 #: Share of the time for the reduce phase; and where both phases are one problem. The rest is for the
 #: broadcast phase.
@@ -45,6 +46,39 @@ class Half:
 
     name: str
     problem: Problem
+
+
+@dataclass(frozen=True)
+class Phases(Transform[Problem, Schedule]):
+    """The reduce phase of a problem that combines, as a spread, and its broadcast phase if it has one."""
+
+    name: ClassVar[str] = "phases of a reduction"
+
+    @classmethod
+    def apply(cls, problem: Problem) -> Self | None:
+        """The transform; None for problems whose chunks only spread."""
+        halves = split(problem)
+        return cls(problem, tuple(half.problem for half in halves)) if halves[0].name else None
+
+    def invert(self, found: Sequence[Schedule]) -> Schedule:
+        """The reduction reversed, and the copies behind it, each send as early as it can start."""
+        return join(self.problem, found)
+
+
+@dataclass(frozen=True)
+class ContributionsApart(Transform[Problem, Schedule]):
+    """A problem with sums as one in which each contribution spreads to all that want the sum."""
+
+    name: ClassVar[str] = "contributions apart"
+
+    @classmethod
+    def apply(cls, problem: Problem) -> Self | None:
+        """The transform; None if there are no sums."""
+        return cls(problem, (contributions_apart(problem),)) if problem.collective.sums_up else None
+
+    def invert(self, found: Sequence[Schedule]) -> Schedule:
+        """The same sends, whose contributions are added up where they arrive."""
+        return summed_at_destinations(found[0], self.problem)
 
 
 def split(problem: Problem) -> tuple[Half, ...]:
@@ -93,11 +127,11 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
     A half that is isomorphic to the one before takes its schedule. A problem that is not split is searched as
     it is, and nothing is joined where a half has no schedule.
     """
-    halves = split(search.problem)
-    if not halves[0].name:
+    phases, halves = Phases.apply(search.problem), split(search.problem)
+    if phases is None:
         search_half(search)
         return
-    shares, names = [1.0], None
+    begun, shares, names = time.monotonic(), [1.0], None
     if len(halves) == 2:
         names = find_isomorphism(*(half.problem for half in halves))
         shares = [_FIRST_SHARE if names is None else _ISOMORPHIC_SHARE, 1.0]
@@ -133,11 +167,12 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
             return
         found[0] = part.best.under(halves[0].problem)
     try:
-        whole = join(search.problem, found)
-    except KeyboardInterrupt:  # it takes a moment, and all is there
+        whole = phases.invert(found)
+    except KeyboardInterrupt:  # it is quick, and both phases are there
         search.interrupt()
-        whole = join(search.problem, found)
-    search.offer_whole(whole, producer=whole.producer)
+        whole = phases.invert(found)
+    finish_us = search.offer_whole(whole, producer=whole.producer)
+    search.record("phases", "taccl", "done", begun, finish_us=finish_us)
 
 
 def may_keep_apart(problem: Problem, *, most_hops: int) -> bool:
@@ -156,7 +191,10 @@ def search_apart(search: Search, search_half: Callable[[Search], None]) -> None:
     """
     if search.best is None or search.done:
         return
-    since, problem, finish = time.monotonic(), contributions_apart(search.problem), search.best.finish
+    apart = ContributionsApart.apply(search.problem)
+    if apart is None:
+        return
+    since, (problem,), finish = time.monotonic(), apart.parts, search.best.finish
     left_s = search.deadline.left_s
     budget_s = search.parameters.budget.bound_share * left_s
     try:
@@ -170,7 +208,7 @@ def search_apart(search: Search, search_half: Callable[[Search], None]) -> None:
     part = search.part(problem, "apart: ", search.deadline, bound=bound)
     search_half(part)
     if part.best is not None:
-        whole = summed_at_destinations(part.best, search.problem)
+        whole = apart.invert([part.best])
         if whole.finish < finish and verify(whole).ok:
             search.offer_whole(whole, producer=whole.producer, verified=True)
 

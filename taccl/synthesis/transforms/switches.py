@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
+from taccl.synthesis.transforms.transform import Transform
 
 InNetworkUse = Literal["auto", "off", "only"]
 
@@ -27,6 +28,25 @@ InNetworkUse = Literal["auto", "off", "only"]
 _CUTS = (8, 16, 32)
 #: No more transfers than this are made.
 _MOST_TRANSFERS = 20_000
+
+
+@dataclass(frozen=True)
+class PlainLinks(Transform[Problem, Schedule]):
+    """A problem without the links of switches that add, for ranks alone."""
+
+    name: ClassVar[str] = "without switches that add"
+
+    @classmethod
+    def apply(cls, problem: Problem) -> Self | None:
+        """The transform; None if no switch of the topology adds."""
+        if not shared_links(problem.topology):
+            return None
+        return cls(problem, (over_links(problem, shared=False),))
+
+    def invert(self, found: Sequence[Schedule]) -> Schedule:
+        """The same sends as a schedule of the problem, in as many chunks as they are of."""
+        schedule = found[0]
+        return schedule.under(replace(schedule.problem, clauses=self.problem.clauses))
 
 
 def over_links(problem: Problem, *, shared: bool) -> Problem:

@@ -28,7 +28,7 @@ from taccl.problem.problem import make_problem
 from taccl.schedule.summary import ScheduleSummary
 from taccl.synthesis.observing import Observer
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.proposers import competing, large_search, queues, router, spreading
+from taccl.synthesis.proposers import competing, large_search, queues, router, spreading, table
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
 from tests.effort import AMPLE_S, brief_synthesis
@@ -239,7 +239,7 @@ class TestLimits:
 
         monkeypatch.setattr(large_search, "compile_kernels", lambda _: None)
         monkeypatch.setattr(large_search, "schedule_large", waits)
-        monkeypatch.setattr(synthesize_module, "offer_first", lambda _: None)
+        monkeypatch.setattr(table, "offer_first", lambda _: None)
         with pytest.raises(NoSolutionError, match=r"give about [\d.]+ s in all") as caught:
             synthesize(MESH, backend="greedy", time_limit_s=2)
         advice = re.search(r"no schedule in ([\d.]+) s.*about ([\d.]+) s in all", str(caught.value))

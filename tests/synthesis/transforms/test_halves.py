@@ -127,7 +127,7 @@ class TestBothHalves:
         """
         result = brief_synthesis(problem_of(star(3), collectives.allreduce(4)))
         assert result.finish_us == 14
-        assert result.schedule.producer == "improvement"
+        assert result.schedule.producer == "ruin and recreate"
 
     @pytest.mark.slow
     def test_the_best_trees_are_improved_where_sums_that_are_kept_apart_come_first(self, monkeypatch):
