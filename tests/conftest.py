@@ -61,8 +61,12 @@ _SLOW_S = 0.1
 _WHOLE_RUN = 2000
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without the real files, one skipped test stands for all that read them; on CI each of them fails."""
+    """A fuzz is slow; without the real files, one skipped test stands for all that read them (on CI each fails)."""
+    for item in items:
+        if item.get_closest_marker("fuzz"):
+            item.add_marker("slow")
     readers = [item for item in items if "shared_data" in getattr(item, "fixturenames", ())]
     config.stash[_LEFT_OUT] = len(readers)
     if REAL.is_dir() or os.environ.get("CI") or not readers:

@@ -241,7 +241,7 @@ def _value(cell, values):
     """What a cell such as ``2(n - 1) / n`` or ``n k`` comes to."""
     numerator, _, denominator = cell.strip().partition("/")
 
-    def product(text: str) -> int:
+    def product(text):
         total = 1
         for factor in re.findall(r"\(n - 1\)|\d+|[nkm]²?", text):
             if factor == "(n - 1)":

@@ -16,7 +16,6 @@ from taccl.errors import InputError
 from tests.fuzzing import fuzzed
 
 
-@pytest.mark.slow
 @fuzzed(few=15, many=2000)
 @given(
     rows=st.lists(st.lists(st.floats(-100, 100), min_size=3, max_size=3), min_size=1, max_size=9),
@@ -33,7 +32,6 @@ def test_a_sum_is_within_its_bound(rows, scale):
         )
 
 
-@pytest.mark.slow
 @fuzzed(few=60, many=6000)
 @given(
     whole=st.integers(0, 2**31 - 2),

@@ -29,7 +29,6 @@ def test_every_sum_comes_once_over_a_network_that_loses_packets(loss):
     assert 0 < run.goodput_gb_per_s < 12.5
 
 
-@pytest.mark.slow
 @fuzzed(few=60, many=2000)
 @given(
     workers=st.integers(1, 5), slots=st.integers(1, 6), packets=st.integers(1, 40), seed=st.integers(0, 10**6),

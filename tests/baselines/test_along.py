@@ -202,7 +202,6 @@ def test_nodes_with_rails_go_along_both_dimensions():
     assert taccl.verify(hierarchical(problem)).ok and taccl.verify(dimension_balanced(problem)).ok
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_random_products_are_valid():
     """Products of random dimensions, bandwidths, latencies, orders and chunks."""

@@ -51,7 +51,6 @@ def test_without_sends_there_is_no_plan():
     assert periodic([], [], [], [[]]) is None
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_no_plan_holds_a_resource_twice():
     """Random sends of up to four resources; the period is at least the time of the busiest."""

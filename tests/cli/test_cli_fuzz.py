@@ -117,7 +117,6 @@ def test_corpus_is_valid(folder, name):
     assert check(_words(command, str(CORPUS / name), folder)) == (2 if name in unread else 0)
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_mutated_files(folder):
     """Changed by structure, by line and by byte, and given to every verb that takes such a file, or to any."""

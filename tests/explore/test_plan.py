@@ -1,7 +1,5 @@
 """Plans: ranges without a gap, the best of what was found at every size, and folders that are whole."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -180,7 +178,7 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     ring_plan().save(folder)
     before = (folder / "plan.json").read_bytes()
 
-    def full(*_: object) -> str:
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "environment_text", full)
@@ -193,7 +191,7 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 def test_a_disk_that_is_full_at_a_schedule_names_the_plan(tmp_path, monkeypatch):
     """The message names the requested folder, not the draft that is filled first."""
 
-    def full(_: int) -> None:
+    def full(_):
         raise OSError(28, "No space left on device")
 
     plan = ring_plan()
@@ -231,7 +229,7 @@ def test_a_stop_between_two_renames_keeps_the_older_plan(tmp_path, monkeypatch):
     ring_plan().save(folder)
     real = os.replace
 
-    def interrupted(source: Path, target: Path) -> None:
+    def interrupted(source, target):
         if source.name.endswith(".tmp"):
             raise KeyboardInterrupt
         real(source, target)
@@ -264,7 +262,7 @@ def test_interrupts_keep_what_there_is(monkeypatch):
     """Ctrl-C in the second synthesis makes a plan of the first and the baselines."""
     real, calls = planning.synthesize, []
 
-    def interrupted(*args: object, **options: object) -> object:
+    def interrupted(*args, **options):
         calls.append(args)
         if len(calls) > 1:
             raise KeyboardInterrupt
@@ -279,7 +277,7 @@ def test_interrupts_keep_what_there_is(monkeypatch):
 def test_an_interrupt_among_baselines_keeps_those_before(monkeypatch):
     """Ctrl-C in the second baseline, which is the slower to build, makes a plan of the first."""
 
-    def interrupted(*_: object, **__: object) -> object:
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(planning, "BASELINES", {"tree": taccl.baselines.tree, "ring": interrupted})
@@ -290,7 +288,7 @@ def test_an_interrupt_among_baselines_keeps_those_before(monkeypatch):
 def test_an_interrupt_before_any_schedule_is_passed_on(monkeypatch):
     """With nothing in hand there is no plan."""
 
-    def interrupted(*_: object, **__: object) -> object:
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(planning, "synthesize", interrupted)
@@ -301,7 +299,7 @@ def test_an_interrupt_before_any_schedule_is_passed_on(monkeypatch):
 def test_lowering_obeys_the_time_limit(monkeypatch):
     """If no program is ready in time, the error gives a remedy, and no work continues."""
 
-    def endless(*_: object, **__: object) -> object:
+    def endless(*_, **__):
         while True:
             pass
 
@@ -313,7 +311,7 @@ def test_lowering_obeys_the_time_limit(monkeypatch):
 def test_baselines_obey_the_time_limit(monkeypatch):
     """One that takes longer than its share is left out, and the plan says so."""
 
-    def endless(*_: object, **__: object) -> object:
+    def endless(*_, **__):
         while True:
             pass
 

@@ -227,44 +227,51 @@ def test_unknown_field_is_refused(path):
         load_schedule(document)
 
 
-def test_missing_column_is_named():
-    """The message says which file and field."""
-    document = _document()
+def _without_links(document):
     del document["transfers"]["link"]
-    with pytest.raises(FormatError, match=r"^out\.json: found values that make no schedule: 'link'"):
-        load_schedule(_sealed(document), where="out.json")
 
 
-def test_columns_of_unequal_length_are_refused():
-    """Each column has one entry per transfer."""
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (_without_links, r"^s\.json: found values that make no schedule: 'link'"),
+        (lambda document: document["transfers"]["end"].append(99), "differ in length"),
+        (
+            lambda document: document["problem"]["topology"]["links"][0].update(dsts=[9]),
+            r"^s\.json: .*rank 9 does not exist",
+        ),
+    ],
+    ids=["a missing column", "columns of unequal length", "a problem that cannot be"],
+)
+def test_a_document_that_makes_no_schedule_is_refused(edit, message):
+    """Though its digest is right, the message says which file and field."""
     document = _document()
-    document["transfers"]["end"].append(99)
-    with pytest.raises(FormatError, match="differ in length"):
-        load_schedule(_sealed(document))
-
-
-def test_changed_transfer_is_refused():
-    """An edited time no longer matches the digest, and the message says what to do."""
-    document = _document()
-    document["transfers"]["start"][0] += 1
-    with pytest.raises(FormatError, match=r"digest: .* was changed after it was saved; save"):
-        load_schedule(document)
-
-
-def test_changed_problem_is_refused():
-    """An edited cost no longer matches the digest either."""
-    document = _document()
-    document["problem"]["topology"]["links"][0]["beta_us_per_mb"] = "3"
-    with pytest.raises(FormatError, match="digest"):
-        load_schedule(document)
-
-
-def test_problem_that_cannot_be_is_refused():
-    """What the topology itself refuses is a fault of the file."""
-    document = _document()
-    document["problem"]["topology"]["links"][0]["dsts"] = [9]
-    with pytest.raises(FormatError, match=r"^s\.json: .*rank 9 does not exist"):
+    edit(document)
+    with pytest.raises(FormatError, match=message):
         load_schedule(_sealed(document), where="s.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("transfers", "start", 0), 1),
+        (("problem", "topology", "links", 0, "beta_us_per_mb"), "3"),
+        (("producer",), "someone else"),
+        (("problem", "clauses", "where", "merging"), "b.toml: merging"),
+        (("notes", "problem", 0), "not padded"),
+        (("result", "gap"), 0.0),
+        (("result", "stages", 0, "seconds"), 9),
+    ],
+    ids=lambda value: str(value),
+)
+def test_any_edit_is_refused(path, value):
+    """The digest of the file covers what `Schedule.digest` leaves out, too; the message says what to do."""
+    extra = {"gap": 0.5, "bound_us": 1.0, "stages": [{"seconds": 1}]}
+    document = json.loads(json.dumps(dump_schedule(_schedule(), extra=extra)))
+    parent, key = _at(document, path)
+    parent[key] = value
+    with pytest.raises(FormatError, match=r"file_digest: .*was changed after it was saved; save"):
+        load_schedule(document)
 
 
 @pytest.mark.parametrize("reduce", [None, 1, np.array([True, False])], ids=str)
@@ -288,27 +295,6 @@ def test_other_version_is_refused(version):
     """Only versions 2 and 3 are read."""
     document = {**_document(), "version": version}
     with pytest.raises(FormatError, match="reads versions 2 and 3"):
-        load_schedule(document)
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("producer",), "someone else"),
-        (("problem", "clauses", "where", "merging"), "b.toml: merging"),
-        (("notes", "problem", 0), "not padded"),
-        (("result", "gap"), 0.0),
-        (("result", "stages", 0, "seconds"), 9),
-    ],
-    ids=lambda value: str(value),
-)
-def test_any_edit_is_refused(path, value):
-    """What `Schedule.digest` leaves out, the digest of the file covers."""
-    extra = {"gap": 0.5, "bound_us": 1.0, "stages": [{"seconds": 1}]}
-    document = json.loads(json.dumps(dump_schedule(_schedule(), extra=extra)))
-    parent, key = _at(document, path)
-    parent[key] = value
-    with pytest.raises(FormatError, match=r"file_digest: .*was changed after it was saved"):
         load_schedule(document)
 
 
@@ -377,56 +363,41 @@ def test_huge_file_is_refused_at_once(tmp_path):
         load(path)
 
 
-def test_missing_file_is_an_input_error(tmp_path):
-    """The message names the path."""
-    with pytest.raises(InputError, match=r"none\.json: there is no such file"):
-        load(tmp_path / "none.json")
+@pytest.mark.parametrize(
+    ("name", "message"), [("none.json", r"none\.json: there is no such file"), (".", "is a folder")]
+)
+def test_what_is_no_file_is_an_input_error(tmp_path, name, message):
+    """The message names the path of a file that is missing, and a folder is not read."""
+    with pytest.raises(InputError, match=message):
+        load(tmp_path / name)
 
 
-def test_folder_is_an_input_error(tmp_path):
-    """A folder is not read."""
-    with pytest.raises(InputError, match="is a folder"):
-        load(tmp_path)
-
-
-def test_existing_file_is_kept(tmp_path):
-    """Without overwrite the file stays as it is, and nothing is left beside it."""
-    path = tmp_path / "s.json"
-    path.write_text("mine")
-    with pytest.raises(InputError, match=r"--overwrite \(overwrite=True\)"):
-        save(_schedule(), path)
-    assert path.read_text() == "mine"
-    assert os.listdir(tmp_path) == ["s.json"]
-
-
-def test_existing_file_is_replaced_when_asked(tmp_path):
-    """With overwrite the file is replaced."""
-    path = tmp_path / "s.json"
-    path.write_text("mine")
-    save(_schedule(), path, overwrite=True)
-    assert load(path) == _schedule()
-    assert os.listdir(tmp_path) == ["s.json"]
-
-
-def test_missing_folder_is_an_input_error(tmp_path):
-    """No folder is made on the way."""
-    with pytest.raises(InputError, match="there is no folder"):
-        write_whole(tmp_path / "none" / "s.json", "text")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("none/s.json", "there is no folder"), (".", "is a folder"), ("a\0b", None), ("n" * 5000, None)],
+    ids=["no folder is made on the way", "a folder is never replaced", "a NUL byte", "a long name"],
+)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_path_that_cannot_be_written_is_an_input_error(tmp_path, name, message, overwrite):
+    """One sentence says why, and nothing is left behind."""
+    with pytest.raises(InputError, match=message):
+        write_whole(tmp_path / name, "text", overwrite=overwrite)
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_write_to_a_folder_is_an_input_error(tmp_path, overwrite):
-    """A folder is never replaced by a file."""
-    with pytest.raises(InputError, match="is a folder"):
-        write_whole(tmp_path, "text", overwrite=overwrite)
-
-
-@pytest.mark.parametrize("name", ["a\0b", "n" * 5000])
-def test_impossible_name_is_an_input_error(tmp_path, name):
-    """Names that the operating system refuses are told in one sentence."""
-    with pytest.raises(InputError):
-        write_whole(tmp_path / name, "text")
+def test_an_existing_file_is_replaced_when_asked(tmp_path, overwrite):
+    """Without overwrite the file stays as it is; nothing is left beside it."""
+    path = tmp_path / "s.json"
+    path.write_text("mine")
+    if overwrite:
+        save(_schedule(), path, overwrite=True)
+        assert load(path) == _schedule()
+    else:
+        with pytest.raises(InputError, match=r"--overwrite \(overwrite=True\)"):
+            save(_schedule(), path)
+        assert path.read_text() == "mine"
+    assert os.listdir(tmp_path) == ["s.json"]
 
 
 def test_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):

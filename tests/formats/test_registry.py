@@ -128,52 +128,6 @@ def test_unknown_ending_is_refused():
     assert caught.value.where == "x.docx"
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ('{"format": "taccl-schedule", "cut sh', "taccl-schedule"),
-        ('{"version": 2, "format": "taccl-schedule"}', "taccl-schedule"),
-        ('{"sccl_type": "algorithm"}', "upstream-algorithm"),
-        ('{"displayTimeUnit": "ns", "traceEvents": []}', "perfetto"),
-        ('{"traceEvents": [', "perfetto"),
-        ("transfer,chunk,chunk_bytes\n", "csv"),
-    ],
-)
-def test_content_tells_the_format(tmp_path, text, name):
-    """The mark may stand anywhere at the top, and what follows is not looked at."""
-    path = tmp_path / "file"
-    path.write_text(text)
-    assert format_of_content(path).name == name
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ('{"format": "other"}', "JSON with fields 'format'"),
-        ('{"sccl_type": "topology"}', "JSON with fields 'sccl_type'"),
-        ("{}", "an empty JSON object"),
-        ("<unknown/>", "XML"),
-        ("some words", "text"),
-    ],
-)
-def test_other_content_is_refused(tmp_path, text, found):
-    """The message says what was found, and which formats are read."""
-    path = tmp_path / "file.json"
-    path.write_text(text)
-    with pytest.raises(FormatError, match=found) as caught:
-        format_of_content(path)
-    assert "taccl-schedule" in caught.value.message
-
-
-@pytest.mark.parametrize("text", ['{"a": ' + "[" * 100_000, '{"a": NaN}', '{"a": 1, "a": 2}', "", "\0"])
-def test_hostile_content_is_refused(tmp_path, text):
-    """Files that no tool writes end in one sentence."""
-    path = tmp_path / "file"
-    path.write_text(text)
-    with pytest.raises(FormatError):
-        format_of_content(path)
-
-
 @pytest.mark.parametrize("text", ["<!---->" * 2000, "<!--" * 3000, "GPU" + " " * 9000, "\x1b[" + "0;" * 5000])
 def test_telling_a_format_takes_no_time(tmp_path, text):
     """Text that is nearly of a format is refused about as fast as any other: of both, each character is looked at."""
@@ -186,15 +140,6 @@ def test_telling_a_format_takes_no_time(tmp_path, text):
             format_of_content(path)
 
     assert cpu_s(lambda: refused(path)) < 100 * cpu_s(lambda: refused(other))
-
-
-def test_large_files_are_not_parsed_for_their_format(tmp_path, monkeypatch):
-    """Beyond a size, the first field must say what a file is."""
-    monkeypatch.setattr(module, "_PARSED_CHARACTERS", 100)
-    path = tmp_path / "file"
-    path.write_text(json.dumps({"x": "y" * 200, "format": "taccl-schedule"}))
-    with pytest.raises(FormatError, match="first field"):
-        format_of_content(path)
 
 
 @pytest.mark.parametrize("name", WRITTEN)

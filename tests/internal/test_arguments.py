@@ -485,7 +485,6 @@ def test_every_public_function_is_checked(name, function):
     assert any(kinds_of(called).values())
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_odd_arguments_are_accepted_or_named(small, tmp_path, monkeypatch):
     """Thousands of misuses: each is taken for something, or refused in a sentence that names it."""

@@ -327,3 +327,36 @@ def test_a_cold_start_answers_as_well_as_a_warm_one(collective, tmp_path):
     assert cold[2] == warm[2] == []
     assert cold[0] <= 1.01 * warm[0]
     assert cold[1] <= 60 * warm[1]
+
+
+#: Searches by open spreading, and by translations; and whether they were compiled.
+SEARCHES = """
+import numba, taccl
+from taccl.synthesis.kernels.fabric import problem_arrays
+from taccl.synthesis.kernels.limits import Limits
+from taccl.synthesis.proposers.spreading import spread
+from taccl.synthesis.symmetry.implicit import synthesize_implicit as make
+for topology, name in ((taccl.topologies.dgx_a100(2, profile="nominal"), "allgather"), (taccl.topologies.mesh(3, 3), "scatter")):
+    fabric, demand = problem_arrays(taccl.make_problem(topology, name, chunks_per_rank=1, chunk_bytes=10**6))
+    found = spread(fabric, demand, Limits(seed=3, num_runs=2))
+    print(found.chunk.tolist(), found.link.tolist(), found.start.tolist())
+for name, collective in (("torus:3x7", "allgather"), ("torus:4x4", "alltoall"), ("star:4", "allreduce")):
+    print(make(name, collective).schedule.digest())
+print(make("torus:4x4", bandwidth_gb_per_s=[75, 50]).schedule.digest())
+print(bool(numba.config.DISABLE_JIT))
+"""  # noqa: E501
+
+
+@pytest.mark.slow
+def test_searches_are_the_same_uncompiled():
+    """As Python, open spreading gives the same columns, and translations the same patterns."""
+    answers = []
+    for disabled in (False, True):
+        environment = os.environ | {"NUMBA_DISABLE_JIT": str(int(disabled))}
+        done = subprocess.run(
+            [sys.executable, "-c", SEARCHES], env=environment, capture_output=True, text=True, check=True
+        )
+        *found, last = done.stdout.splitlines()
+        assert (last, len(found)) == (str(disabled), 6)
+        answers.append(found)
+    assert answers[0] == answers[1]

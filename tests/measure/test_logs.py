@@ -30,18 +30,46 @@ def test_prefixes_are_passed_over(read, prefix):
     assert found.times_us[0] == pytest.approx(time_us(8), abs=0.01)
 
 
-def test_tables_of_web_pages_are_read(read):
-    """Bars between the cells are those of a page, and a cut row at the end is passed over."""
-    rows = (row(size, time_us(size)) for size in SIZES)
-    text = "".join(f"| {' | '.join(each.split())} |\n" for each in rows)
-    (found,) = read(f"# all_reduce_perf\n{text}| 17179869184 | 42949").series
-    assert (found.size_bytes, found.num_ranks) == (SIZES, 8)
-
-
-def test_ranks_are_told_by_bandwidths(read):
-    """busbw / algbw of an allreduce is 2 (n - 1) / n: 1.875 means 16 ranks, though no list of devices says so."""
-    (found,) = read(table(ranks=16)).series
-    assert (found.collective, found.num_ranks, found.num_nodes) == ("allreduce", 16, 0)
+@pytest.mark.parametrize(
+    ("text", "collective", "ranks", "sizes", "times"),
+    [
+        # Bars between the cells are those of a web page, and a cut row at the end is passed over.
+        (
+            "# all_reduce_perf\n"
+            + "".join(f"| {' | '.join(row(size, time_us(size)).split())} |\n" for size in SIZES)
+            + "| 17179869184 | 42949",
+            "allreduce",
+            8,
+            SIZES,
+            None,
+        ),
+        # OSU prints a time for each size, on ranks that it does not tell.
+        (
+            "# OSU MPI Allreduce Latency Test v7.1\n# Size  Avg Latency(us)\n4  5.1\n8  5.2\n",
+            "allreduce",
+            0,
+            (4, 8),
+            (5.1, 5.2),
+        ),
+        # Old versions print neither a root nor the number of wrong elements: the reading that agrees is taken.
+        (
+            "# all_gather_perf\n 1000000 250000 float 10.0 100.00 87.50 10.0 100.00 87.50\n",
+            "allgather",
+            8,
+            (10**6,),
+            (10.0,),
+        ),
+        # busbw / algbw of an allreduce is 2 (n - 1) / n: 1.875 means 16 ranks, though no list of devices says so.
+        (table(ranks=16), "allreduce", 16, SIZES, None),
+    ],
+    ids=["a web page", "OSU", "an old version", "ranks by bandwidths"],
+)
+def test_tables_are_read(read, text, collective, ranks, sizes, times):
+    """A series for each, with ranks where the table tells them, and no number of nodes."""
+    (found,) = read(text).series
+    assert (found.collective, found.num_ranks, found.num_nodes) == (collective, ranks, 0)
+    assert found.size_bytes == sizes
+    assert times is None or found.times_us == times
 
 
 def test_hosts_are_counted(read):
@@ -59,17 +87,46 @@ def test_times_in_place_are_the_second_ones(read):
     assert inside == pytest.approx(2 * outside, abs=0.02)
 
 
-def test_rows_without_a_root_or_errors_are_read(read):
-    """Old versions print neither a root nor the number of wrong elements: the reading that agrees is taken."""
-    text = "# all_gather_perf\n 1000000 250000 float 10.0 100.00 87.50 10.0 100.00 87.50\n"
-    (found,) = read(text).series
-    assert (found.collective, found.num_ranks, found.times_us) == ("allgather", 8, (10.0,))
+_SUMS = "# all_reduce_perf\n"
 
 
-def test_whole_times_are_no_roots(read):
-    """A time that is a whole number, without a root before it, is not taken for one."""
-    text = "# all_reduce_perf\n 8000000 2000000 float sum 40 200.00 350.00 0 40 200.00 350.00 0\n"
-    assert read(text).series[0].times_us == (40.0,)
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        # Where 0 bytes are sent, 0.25 us say nothing.
+        ("0 0 float none -1 0.25 0.00 0.00 0 0.25 0.00 0.00 0\n" + table(), SIZES),
+        # A paste that ends after the root of a row has no time in it.
+        (table() + "8589934592 2147483648 float sum -1", SIZES),
+        # As a playbook quotes lines, and with a remark behind a row.
+        ("\n".join(f'    "{line}",' for line in table().splitlines()), SIZES),
+        (table().replace("\n", "   # slow\n"), SIZES),
+        # `8M` is 2**23 bytes, as for -b and -e, unless only 8 million agree with the bandwidth.
+        (f"{_SUMS}8M 2097152 float sum -1 83.89 100.00 175.00 0\n", (2**23,)),
+        (f"{_SUMS}8MB 2000000 float sum -1 80.00 100.00 175.00 0\n", (8 * 10**6,)),
+    ],
+    ids=["nothing is sent", "a cut row", "quoted lines", "remarks", "units", "decimal units"],
+)
+def test_sizes_of_rows(read, text, sizes):
+    """What is no row is passed over, and units are those of the command line."""
+    assert read(text).series[0].size_bytes == sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "times"),
+    [
+        # A time that is a whole number, without a root before it, is not taken for one.
+        (f"{_SUMS} 8000000 2000000 float sum 40 200.00 350.00 0 40 200.00 350.00 0\n", (40.0,)),
+        # Several runs of one size, of 10, 30 and 20 us, are their median.
+        (
+            "".join(f"# all_reduce_perf nThread 1\n{row(10**6, time)}\n" for time in (10.0, 30.0, 20.0)),
+            (20.0,),
+        ),
+    ],
+    ids=["no root", "several runs"],
+)
+def test_times_of_rows(read, text, times):
+    """One time for each size."""
+    assert read(text).series[0].times_us == times
 
 
 def test_rows_that_disagree_are_named_and_left_out(read):
@@ -89,23 +146,11 @@ def test_two_per_cent_are_allowed(read):
         read("# all_reduce_perf\n" + far)
 
 
-def test_several_runs_of_one_size_are_their_median(read):
-    """Three runs in a file, of 10, 30 and 20 us, are one series of 20 us."""
-    runs = "".join("# all_reduce_perf nThread 1\n" + row(10**6, time) + "\n" for time in (10.0, 30.0, 20.0))
-    assert read(runs).series[0].times_us == (20.0,)
-
-
 def test_several_collectives_of_one_file_are_apart(read):
     """Headings say which table is whose."""
     other = row(10**6, 10.0, redop="none", factor=0.875)
     log = read(table() + "\n### NCCL All-to-All\n" + other + "\n")
     assert [each.collective for each in log.series] == ["allreduce", "alltoall"]
-
-
-def test_rows_of_nothing_are_passed_over(read):
-    """Where 0 bytes are sent, 0.25 us say nothing."""
-    nothing = "0 0 float none -1 0.25 0.00 0.00 0 0.25 0.00 0.00 0\n"
-    assert read(nothing + table()).series[0].size_bytes == SIZES
 
 
 @pytest.mark.parametrize("time", ["0.00", "-5.0"])
@@ -170,12 +215,6 @@ def test_pasted_tables_with_headers_of_their_own_are_read(read, before):
     assert (found.collective, found.times_us) == ("allreduce", (5.1, 5.2))
 
 
-def test_osu_collectives_are_read(read):
-    """OSU prints a time for each size, on ranks that it does not tell."""
-    (found,) = read("# OSU MPI Allreduce Latency Test v7.1\n# Size  Avg Latency(us)\n4  5.1\n8  5.2\n").series
-    assert (found.collective, found.num_ranks, found.times_us) == ("allreduce", 0, (5.1, 5.2))
-
-
 def test_reports_of_runs_are_read(read):
     """What `taccl run --json` prints, one on each line, is a series over sizes."""
     reports = [
@@ -187,12 +226,6 @@ def test_reports_of_runs_are_read(read):
     ]  # fmt: skip
     (found,) = read("\n".join(reports)).series
     assert (found.size_bytes, found.times_us, found.num_ranks) == ((1000, 2000), (5.0, 6.0), 4)
-
-
-def test_rows_that_were_cut_off_are_passed_over(read):
-    """A paste that ends after the root of a row has no time in it."""
-    cut = "8589934592 2147483648 float sum -1"
-    assert read(table() + cut).series[0].size_bytes == SIZES
 
 
 @pytest.mark.parametrize("text", [
@@ -212,14 +245,6 @@ def test_hostile_texts_are_refused(read, text):
 def _table(head, *rows):
     """A head and rows, one a line."""
     return "\n".join((head, *rows)) + "\n"
-
-
-def test_sizes_in_k_and_m_are_those_of_the_command_line(read):
-    """`8M` is 2**23 bytes, as for -b and -e, unless only 8 million agree with the bandwidth."""
-    text = "# all_reduce_perf\n8M 2097152 float sum -1 83.89 100.00 175.00 0\n"
-    assert read(text).series[0].size_bytes == (2**23,)
-    text = "# all_reduce_perf\n8MB 2000000 float sum -1 80.00 100.00 175.00 0\n"
-    assert read(text).series[0].size_bytes == (8 * 10**6,)
 
 
 @pytest.mark.parametrize(("head", "rows"), [
@@ -265,13 +290,6 @@ def test_what_could_be_several_collectives_is_asked_for(read, redop):
     """Of 8 bytes no bandwidth tells: without a name it may be any."""
     with pytest.raises(FormatError, match="give --collective"):
         read(row(8, 20.0, redop=redop))
-
-
-def test_quoted_lines_and_remarks_are_passed_over(read):
-    """As a playbook prints them, and with a remark behind a row."""
-    lines = (f'    "{line}",' for line in table().splitlines())
-    assert read("\n".join(lines)).series[0].size_bytes == SIZES
-    assert read(table().replace("\n", "   # slow\n")).series[0].size_bytes == SIZES
 
 
 @pytest.mark.parametrize(("title", "collective", "counted"), [

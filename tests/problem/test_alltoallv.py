@@ -11,19 +11,18 @@ from taccl.problem.alltoallv import alltoallv_problem, load_sizes
 from taccl.topologies import ring
 
 
-def test_alltoallv_has_a_chunk_for_every_pair_that_sends():
-    """Of three ranks, 0 sends 10 bytes to 1 and 2 sends 5 to 0; what rank 1 keeps is no chunk."""
-    problem = alltoallv_problem(ring(3), [[0, 10, 0], [0, 7, 0], [5, 0, 0]])
-    assert [(c.origins, c.destinations) for c in problem.collective.chunks] == [((0,), (1,)), ((2,), (0,))]
-    assert problem.chunk_bytes == (10, 5)
-    assert problem.size_bytes == 10
-
-
-def test_alltoallv_may_send_nothing():
-    """What every rank keeps is no chunk, and there is no other."""
-    problem = alltoallv_problem(ring(3), [[9, 0, 0], [0, 9, 0], [0, 0, 9]])
-    assert problem.collective.chunks == ()
-    assert problem.size_bytes is None
+@pytest.mark.parametrize(
+    ("sizes", "pairs", "chunk_bytes", "size_bytes"),
+    [
+        ([[0, 10, 0], [0, 7, 0], [5, 0, 0]], [((0,), (1,)), ((2,), (0,))], (10, 5), 10),
+        ([[9, 0, 0], [0, 9, 0], [0, 0, 9]], [], (), None),
+    ],
+)
+def test_alltoallv_has_a_chunk_for_every_pair_that_sends(sizes, pairs, chunk_bytes, size_bytes):
+    """What a rank keeps is no chunk; there may be no other."""
+    problem = alltoallv_problem(ring(3), sizes)
+    assert [(c.origins, c.destinations) for c in problem.collective.chunks] == pairs
+    assert (problem.chunk_bytes, problem.size_bytes) == (chunk_bytes, size_bytes)
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,6 @@ def longest_path(schedule):
     return worst
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_no_search_passes_more_links_than_it_may():
     """Counted anew; and the least finish is no less than the bound with the limit, nor that without."""
@@ -383,7 +382,6 @@ def test_a_search_that_is_compiled_says_over_which_paths_it_goes(compiled_search
     assert found.bound.bound <= found.schedule.finish
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_what_explain_proposes_leaves_a_schedule():
     """Of random sketches with short paths; and where a limit is all that is in the way, the least one is told."""

@@ -15,11 +15,22 @@ from tests.synthesis.small_problems import custom, full, problem_of, ring, two_n
 MB = 10**6
 
 
-def test_a_size_is_divided_into_chunks():
-    """4 MB on 4 ranks: allgather's output holds 4 chunks of 1 MB."""
-    problem = make_problem(ring(4), collectives.allgather(4), size_bytes=4 * MB)
-    assert problem.chunk_bytes == (MB,) * 4
-    assert problem.notes == ()
+@pytest.mark.parametrize(
+    ("collective", "given", "chunk_bytes", "size_bytes"),
+    [
+        # Allgather's output on 4 ranks holds 4 chunks of 1 MB.
+        (collectives.allgather(4), {"size_bytes": 4 * MB}, (MB,) * 4, 4 * MB),
+        # 2 MB a chunk in reduce-scatter on 4 ranks: an input of 8 MB.
+        (collectives.reduce_scatter(4), {"chunk_bytes": 2 * MB}, (2 * MB,) * 4, 8 * MB),
+        # Rank 0 ends with 3 + 1 bytes, the others with 3 at most.
+        (custom(4, [([0], [0, 1]), ([1], [0])]), {"chunk_bytes": [3, 1]}, (3, 1), 4),
+    ],
+    ids=["a size is divided", "a chunk size gives the size", "the largest buffer counts"],
+)
+def test_sizes_of_chunks_and_of_all(collective, given, chunk_bytes, size_bytes):
+    """Each follows from the other."""
+    problem = make_problem(ring(4), collective, **given)
+    assert (problem.chunk_bytes, problem.size_bytes, problem.notes) == (chunk_bytes, size_bytes, ())
 
 
 def test_a_size_that_does_not_divide_is_padded_and_noted():
@@ -29,43 +40,20 @@ def test_a_size_that_does_not_divide_is_padded_and_noted():
     assert "padded" in problem.notes[0]
 
 
-def test_a_chunk_size_gives_the_size():
-    """2 MB a chunk in reduce-scatter on 4 ranks: an input of 8 MB."""
-    problem = make_problem(ring(4), collectives.reduce_scatter(4), chunk_bytes=2 * MB)
-    assert problem.size_bytes == 8 * MB
-
-
-def test_chunks_of_their_own_size_give_the_largest_buffer():
-    """Rank 0 ends with 3 + 1 bytes, rank 1 with 3: the size is 4."""
-    collective = custom(2, [([0], [0, 1]), ([1], [0])])
-    assert make_problem(ring(2), collective, chunk_bytes=[3, 1]).size_bytes == 4
-
-
-@pytest.mark.parametrize(("found", "sizes"), [("neither", {}), ("both", {"chunk_bytes": 1, "size_bytes": 4})])
-def test_exactly_one_size_is_given(found, sizes):
-    """Neither, or both, is refused."""
-    with pytest.raises(CollectiveError, match=f"found {found}; give a size, or a chunk size"):
-        make_problem(ring(4), collectives.allgather(4), **sizes)
-
-
-@pytest.mark.parametrize("chunk_bytes", [0, -1, [MB], [MB] * 3 + [0]])
-def test_sizes_must_fit_the_collective(chunk_bytes):
-    """Positive, one a chunk."""
-    with pytest.raises(CollectiveError):
-        make_problem(ring(4), collectives.allgather(4), chunk_bytes=chunk_bytes)
-
-
-@pytest.mark.parametrize("size", [0, -5])
-def test_a_size_must_be_positive(size):
-    """A size of nothing is refused."""
-    with pytest.raises(CollectiveError):
-        make_problem(ring(4), collectives.allgather(4), size_bytes=size)
-
-
-def test_the_ranks_must_agree():
-    """A collective on three ranks does not fit four."""
-    with pytest.raises(CollectiveError, match="3 ranks"):
-        make_problem(ring(4), collectives.allgather(3), chunk_bytes=1)
+@pytest.mark.parametrize(
+    ("ranks", "sizes", "message"),
+    [
+        (4, {}, "found neither; give a size, or a chunk size"),
+        (4, {"chunk_bytes": 1, "size_bytes": 4}, "found both; give a size, or a chunk size"),
+        *((4, {"chunk_bytes": size}, None) for size in (0, -1, [MB], [MB] * 3 + [0])),
+        *((4, {"size_bytes": size}, None) for size in (0, -5)),
+        (3, {"chunk_bytes": 1}, "3 ranks"),
+    ],
+)
+def test_sizes_and_ranks_that_do_not_fit_are_refused(ranks, sizes, message):
+    """One size is given, it is positive, chunks have one each, and the ranks are those of the topology."""
+    with pytest.raises(CollectiveError, match=message):
+        make_problem(ring(4), collectives.allgather(ranks), **sizes)
 
 
 def test_by_default_sends_between_nodes_merge_up_to_six():

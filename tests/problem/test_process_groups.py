@@ -1,7 +1,5 @@
 """Process groups: collectives over some ranks of a topology, several at once, and who may relay."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -208,7 +206,7 @@ class TestRelays:
         topology = mesh(3)
         links = [topology.links_between(0, 1)[0], topology.links_between(1, 2)[0]]
 
-        def kinds(relays: set[int] | None) -> list[tuple[str, str | None]]:
+        def kinds(relays):
             way = exact_times(
                 problem(placed, relays=relays, topology=topology), chunk=[0, 0], link=links, sequence=[0, 1]
             )

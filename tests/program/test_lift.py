@@ -1,7 +1,5 @@
 """Programs as schedules: times by hand, published files, the way down and up again, and what has no schedule."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
@@ -162,7 +160,7 @@ def test_steps_wait_for_their_threadblock():
     """One threadblock that receives first and sends then takes two sends' time; two take one."""
     collective = make("allgather", 2)
 
-    def rank(own: int, *blocks: Threadblock) -> RankProgram:
+    def rank(own, *blocks):
         copy = Threadblock((Step("copy", Slot("input", 0), Slot("output", own)),))
         return RankProgram(1, 2, 0, (*blocks, copy))
 

@@ -1,7 +1,5 @@
 """Long threadblocks cut into pieces that take turns: as many steps as asked for, and right as before."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -40,7 +38,7 @@ def test_short_threadblocks_stay_as_they_are():
 def test_only_long_threadblocks_are_cut():
     """Two ranks exchange 6 chunks over channel 0 and one over channel 1: only the former are cut in two."""
 
-    def rank(peer: int) -> RankProgram:
+    def rank(peer):
         send = tuple(Step("send", Slot("input", i)) for i in range(6))
         receive = tuple(Step("receive", None, Slot("output", i)) for i in range(6))
         return RankProgram(
@@ -74,7 +72,7 @@ def test_the_next_piece_waits_for_the_one_before():
 def test_what_is_always_under_way_is_not_cut():
     """Ranks that each send all before they receive, in one threadblock: with room for one chunk both wait."""
 
-    def rank(peer: int) -> RankProgram:
+    def rank(peer):
         sends = tuple(Step("send", Slot("input", i)) for i in range(4))
         receives = tuple(Step("receive", None, Slot("output", i)) for i in range(4))
         return RankProgram(4, 4, 0, (Threadblock(sends + receives, peer, peer),))

@@ -18,23 +18,27 @@ def bare(**options):
     return relay(end=None, group=None, **options)
 
 
-def test_an_absent_end_is_that_of_the_link():
-    """A send takes 2.5 us, which are five ticks."""
-    assert bare().kept.end is None
-    assert bare().end.tolist() == [5, 10, 10, 15]
-    assert bare().finish_ticks == 15
-
-
-def test_without_groups_every_transfer_is_a_send():
-    """Four transfers in four sends, in their order."""
-    assert bare().kept.group is None
-    assert (bare().num_sends, bare().group.tolist()) == (4, [0, 1, 2, 3])
-
-
-def test_without_reductions_all_are_copies():
-    """Nothing is kept for that."""
-    assert bare().kept.reduce is None
-    assert not bare().reduce.any()
+@pytest.mark.parametrize(
+    ("name", "values", "kind"),
+    [
+        # A send takes 2.5 us, which are five ticks.
+        ("end", [5, 10, 10, 15], np.int64),
+        # Every transfer is a send, in their order.
+        ("group", [0, 1, 2, 3], np.int32),
+        # All are copies.
+        ("reduce", [False] * 4, np.bool_),
+    ],
+)
+def test_absent_columns_are_derived(name, values, kind):
+    """They are not kept, and are read in full types, as are those that are kept in 16 bits."""
+    assert getattr(bare().kept, name) is None
+    assert (getattr(bare(), name).tolist(), getattr(bare(), name).dtype) == (values, kind)
+    assert [getattr(bare(), name).dtype for name in ("chunk", "link", "start")] == [
+        np.int32,
+        np.int32,
+        np.int64,
+    ]
+    assert (bare().finish_ticks, bare().num_sends) == (15, 4)
 
 
 def test_the_first_transfers_may_reduce():
@@ -48,12 +52,6 @@ def test_a_merged_send_lasts_as_long_as_all_of_its_chunks():
     """Two chunks in one send take 0.5 us and twice 2 us: nine ticks."""
     schedule = relay(chunk=[0, 1], link=[0, 0], start=[0, 0], end=None, group=[0, 0])
     assert schedule.end.tolist() == [9, 9]
-
-
-def test_columns_are_read_in_their_full_types():
-    """Arithmetic on what is kept in 16 bits would wrap around."""
-    kinds = [getattr(bare(), name).dtype for name in ("chunk", "link", "start", "end", "group", "reduce")]
-    assert kinds == [np.int32, np.int32, np.int64, np.int64, np.int32, np.bool_]
 
 
 def test_narrow_types_hold_all_values():
@@ -102,19 +100,23 @@ def test_another_problem_gets_the_columns_that_are_kept():
     assert (again.problem, again.producer, again.kept.end) == (problem, "again", None)
 
 
-@pytest.mark.parametrize("changed", [{"start": np.zeros(3)}, {"chunk": np.zeros(2, int)}, {"link": np.zeros((3, 1), int)}])  # fmt: skip
-def test_columns_hold_whole_numbers_and_are_as_long(changed):
-    """Fractions would be cut off where the schedule is verified or hashed."""
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        # Fractions would be cut off where the schedule is verified or hashed.
+        ({"start": np.zeros(3)}, "float64 values"),
+        ({"chunk": np.zeros(2, int)}, "differ in length"),
+        ({"link": np.zeros((3, 1), int)}, "2 dimensions"),
+        # Link and size of what does not exist are unknown, and so is its end.
+        ({"chunk": np.array([-1, 0, 0])}, "found chunks"),
+        ({"link": np.array([10**6, 0, 0])}, "found links"),
+        ({"start": np.array([2**62, 0, 0])}, "found starts"),
+    ],
+)
+def test_columns_by_hand_that_are_none(changed, message):
+    """Whole numbers of what exists, and as many in each."""
     columns = {name: np.zeros(3, int) for name in ("chunk", "link", "start")} | changed
-    with pytest.raises(InputError, match="float64 values|differ in length|2 dimensions"):
-        Schedule(bare().problem, **columns)
-
-
-@pytest.mark.parametrize("changed", [{"chunk": -1}, {"link": 10**6}, {"start": 2**62}])
-def test_what_does_not_exist_has_no_end(changed):
-    """Its link and size are unknown."""
-    columns = {name: np.array([changed.get(name, 0)]) for name in ("chunk", "link", "start")}
-    with pytest.raises(InputError, match=f"found {next(iter(changed))}s"):
+    with pytest.raises(InputError, match=message):
         _ = Schedule(bare().problem, **columns).end
 
 

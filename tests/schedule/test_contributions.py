@@ -215,7 +215,6 @@ def by_brute_force(wanted, known):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_sums_are_made_up_where_they_can_be():
     """The search for disjoint arrivals, and the verifier's, agree with trying all subsets."""
@@ -256,7 +255,6 @@ def verifier_accepts(topology, wanted, known):
     return not violations
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_random_named_sums_lower_and_come_back():
     """Random ways to pass sums on: what verifies runs as a program and comes back; what lacks a send does not."""

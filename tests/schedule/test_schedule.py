@@ -37,36 +37,32 @@ def relay(**options):  # noqa: ANN201
     return make_schedule(problem, **{**columns, **options})
 
 
-def test_transfers_are_ordered_by_start_and_link():
-    """Start first, then link."""
-    assert [(t.start_ticks, t.link, t.chunk) for t in relay()] == [
-        (0, 0, 0),
-        (5, 0, 1),
-        (5, 1, 0),
-        (10, 1, 1),
-    ]
-
-
-def test_groups_are_numbered_in_order_of_start():
-    """Groups 3, 9, 5, 7 become 0, 1, 2, 3."""
-    assert [t.group for t in relay()] == [0, 1, 2, 3]
-
-
-def test_every_transfer_is_a_send_of_its_own_by_default():
-    """Without groups there are as many sends as transfers."""
-    assert relay(group=None).num_sends == 4
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        # Start first, then link.
+        ([t[:3] for t in relay()], [(0, 0, 0), (1, 0, 5), (0, 1, 5), (1, 1, 10)]),
+        # Groups 3, 9, 5, 7 are numbered in the order of starts; so 64 bits are valid.
+        ([t.group for t in relay()], [0, 1, 2, 3]),
+        (relay(group=[2**40, 1, 2, 3]).num_sends, 4),
+        # Every transfer is a send of its own by default.
+        (relay(group=None).num_sends, 4),
+        # 15 ticks of half a microsecond.
+        ((relay().finish_us, str(relay().finish)), (7.5, "15/2")),
+        (next(iter(relay())), Transfer(chunk=0, link=0, start_ticks=0, end_ticks=5, group=0, reduce=False)),
+        (repr(relay()), "Schedule(custom on line: 4 transfers in 4 sends, finish 7.500 us)"),
+    ],
+    ids=["order", "groups", "groups of 64 bits", "no groups", "finish", "a transfer", "repr"],
+)
+def test_what_a_schedule_says(found, expected):
+    """Two chunks are relayed in four sends, which were given in no order."""
+    assert found == expected
 
 
 def test_merged_transfers_count_as_one_send():
     """Two transfers of one group are one send."""
     schedule = relay(start=[5, 0, 0, 5], end=[10, 5, 5, 10], group=[1, 0, 0, 1])
     assert (schedule.num_transfers, schedule.num_sends) == (4, 2)
-
-
-def test_finish_is_exact():
-    """15 ticks of half a microsecond."""
-    assert relay().finish_us == 7.5
-    assert str(relay().finish) == "15/2"
 
 
 def test_an_empty_schedule_finishes_at_once():
@@ -147,11 +143,6 @@ def test_nothing_that_was_given_is_changed(column, values, found):  # noqa: ANN0
     assert str(caught.value.where).startswith("schedule")
 
 
-def test_groups_may_bear_any_numbers():
-    """They are renumbered, so that 64 bits are valid."""
-    assert relay(group=[2**40, 1, 2, 3]).num_sends == 4
-
-
 @pytest.mark.parametrize(
     ("column", "values", "found"),
     [
@@ -179,17 +170,6 @@ def test_the_table_shows_times_in_us_and_what_it_hides():
     text = relay().table(limit=2)
     assert "2.500" in text
     assert text.endswith("... and 2 more")
-
-
-def test_iteration_gives_transfers():
-    """A transfer is a named tuple of plain values."""
-    first = next(iter(relay()))
-    assert first == Transfer(chunk=0, link=0, start_ticks=0, end_ticks=5, group=0, reduce=False)
-
-
-def test_repr_is_one_line():
-    """Collective, topology, size and finish."""
-    assert repr(relay()) == "Schedule(custom on line: 4 transfers in 4 sends, finish 7.500 us)"
 
 
 def test_a_schedule_has_its_number_of_chunks():

@@ -32,15 +32,12 @@ def starts_of(schedule):
     return {(t.chunk, t.link): t.start_ticks for t in schedule}
 
 
-def test_sends_keep_the_order_of_their_starts():
-    """Tentative starts 9, 5, 7 put chunk 1 first, then 2, then 0; each takes 3 us."""
-    schedule = exact_times(one_link(3), chunk=[0, 1, 2], link=[0, 0, 0], starts=[9, 5, 7])
-    assert starts_of(schedule) == {(1, 0): 0, (2, 0): 3, (0, 0): 6}
-
-
-def test_a_sequence_orders_like_starts():
-    """A sequence 2, 0, 1 says the same as starts 9, 5, 7."""
-    schedule = exact_times(one_link(3), chunk=[0, 1, 2], link=[0, 0, 0], sequence=[2, 0, 1])
+@pytest.mark.parametrize(
+    "order", [{"starts": [9, 5, 7]}, {"sequence": [2, 0, 1]}], ids=lambda order: next(iter(order))
+)
+def test_sends_keep_their_order(order):
+    """Tentative starts 9, 5, 7, or a sequence, put chunk 1 first, then 2, then 0; each takes 3 us."""
+    schedule = exact_times(one_link(3), chunk=[0, 1, 2], link=[0, 0, 0], **order)
     assert starts_of(schedule) == {(1, 0): 0, (2, 0): 3, (0, 0): 6}
 
 
@@ -87,19 +84,19 @@ def ingress():
     return problem_of(builder.build(), custom(4, [([0], [2]), ([1], [3])]))
 
 
-def test_a_receiving_hold_lets_a_later_send_go_first():
-    """The long send holds [7, 12); the short one, tentatively at 1, holds [2, 7): both may start at 0.
-
-    From 0 the short send holds [1, 6), before the long one's hold begins.
-    """
-    schedule = exact_times(ingress(), chunk=[0, 1], link=[0, 1], starts=[0, 1])
-    assert starts_of(schedule) == {(0, 0): 0, (1, 1): 0}
-
-
-def test_a_receiving_hold_makes_a_later_send_wait():
-    """Tentatively at 9 the short send holds from 10, so it is after [7, 12): it holds [12, 17), from 11."""
-    schedule = exact_times(ingress(), chunk=[0, 1], link=[0, 1], starts=[0, 9])
-    assert starts_of(schedule) == {(0, 0): 0, (1, 1): 11}
+@pytest.mark.parametrize(
+    ("tentative", "start"),
+    [
+        # The short send holds [2, 7), and from 0 [1, 6), before the long one's hold begins: both may start at 0.
+        (1, 0),
+        # The short send holds from 10, so it is after [7, 12): it holds [12, 17), from 11.
+        (9, 11),
+    ],
+)
+def test_a_receiving_hold_orders_a_later_send(tentative, start):
+    """The long send holds [7, 12) of the port into which both send."""
+    schedule = exact_times(ingress(), chunk=[0, 1], link=[0, 1], starts=[0, tentative])
+    assert starts_of(schedule) == {(0, 0): 0, (1, 1): start}
 
 
 def test_pipelined_alpha_frees_the_link_early():

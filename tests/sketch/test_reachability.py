@@ -22,38 +22,42 @@ def apply(text, name="allgather", **options):
     return sketch.apply(ndv2(2), collectives.make(name, 16, **options), chunk_size="1MB")
 
 
-def test_relays_that_nobody_carries():
-    """Local rank 0 sends only its own chunk, so rank 1's never leaves the node."""
-    with pytest.raises(
-        SketchError,
-        match=r"a\.toml: internode\.relays: chunk 1 of allgather cannot get from rank 1 to rank 8",
-    ):
-        apply("[internode]\nconnections = {0=[1]}\nrelays = {0=[0]}")
+_INSIDE = "[[0,1],[0,2],[0,3],[0,4],[2,6],[3,7],[4,5],[2,0],[3,0],[4,0],[6,2],[7,3],[5,4]]"
 
 
-def test_reduction_needs_a_path_to_the_root():
-    """Contributions to the chunk rooted at rank 1 have no link that carries them to its node."""
-    with pytest.raises(
-        SketchError, match=r"contribution of rank 8 to chunk 1 of allreduce .* rank 8 to rank 1:"
-    ):
-        apply("[internode]\nconnections = {0=[1]}\nrelays = {0=[0]}", "allreduce")
-
-
-def test_intranode_links_that_cut_a_node():
-    """With 0->1 alone inside a node and one connection between nodes, rank 0's chunk gets nowhere else."""
-    with pytest.raises(
-        SketchError, match=r"a\.toml: intranode\.links: chunk 0 of allgather .* rank 0 to rank 2"
-    ):
-        apply("[internode]\nconnections = {0=[1]}\n[intranode]\nlinks = [[0, 1]]")
-
-
-def test_either_of_two_clauses_may_be_loosened():
-    """Chunks arrive at local rank 1, from where the links inside a node lead nowhere: both clauses do it."""
-    with pytest.raises(SketchError, match=r"internode\.connections leaves .*\(or intranode\.links\)"):
-        apply(
-            "[internode]\nconnections = {0=[1]}\n[intranode]\n"
-            "links = [[0,1],[0,2],[0,3],[0,4],[2,6],[3,7],[4,5],[2,0],[3,0],[4,0],[6,2],[7,3],[5,4]]"
-        )
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        # Local rank 0 sends only its own chunk, so rank 1's never leaves the node.
+        (
+            "relays = {0=[0]}",
+            "allgather",
+            r"a\.toml: internode\.relays: chunk 1 .* cannot get from rank 1 to rank 8",
+        ),
+        # Contributions to the chunk rooted at rank 1 have no link that carries them to its node.
+        (
+            "relays = {0=[0]}",
+            "allreduce",
+            "contribution of rank 8 to chunk 1 of allreduce .* rank 8 to rank 1:",
+        ),
+        # With 0->1 alone inside a node, rank 0's chunk gets nowhere else.
+        (
+            "[intranode]\nlinks = [[0, 1]]",
+            "allgather",
+            r"a\.toml: intranode\.links: chunk 0 .* rank 0 to rank 2",
+        ),
+        # Chunks arrive at local rank 1, from where the links inside a node lead nowhere: both clauses do it.
+        (
+            f"[intranode]\nlinks = {_INSIDE}",
+            "allgather",
+            r"internode\.connections leaves .*\(or intranode\.links\)",
+        ),
+    ],
+)
+def test_clauses_that_cut_a_chunk_off_are_named(text, name, message):
+    """With one connection from local rank 0 to local rank 1 of every other node."""
+    with pytest.raises(SketchError, match=message):
+        apply(f"[internode]\nconnections = {{0=[1]}}\n{text}", name)
 
 
 def test_crossing_that_bans_a_detour():

@@ -113,22 +113,20 @@ def test_wrong_field_is_named(text, message):
     assert "\n" not in str(caught.value)
 
 
-def test_all_faults_are_told():
-    """The first fault leads; the others follow."""
-    with pytest.raises(SketchError, match=r"^a\.toml: nodes: .*; also merging\.max: "):
-        read("nodes = 0\n[merging]\nmax = 0")
-
-
-def test_missing_version():
-    """A file has to say which schema it follows."""
-    with pytest.raises(SketchError, match=r"a\.toml: schema: .*add 'schema = 1'"):
-        Sketch.from_toml("name = 'x'", source="a.toml")
-
-
-def test_later_version():
-    """A file of another schema is refused."""
-    with pytest.raises(SketchError, match=r"a\.toml: schema: found 2; expected 1"):
-        Sketch.from_toml("schema = 2", source="a.toml")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        # The first fault leads; the others follow.
+        ("schema = 1\nnodes = 0\n[merging]\nmax = 0", r"^a\.toml: nodes: .*; also merging\.max: "),
+        ("name = 'x'", r"a\.toml: schema: .*add 'schema = 1'"),
+        ("schema = 2", r"a\.toml: schema: found 2; expected 1"),
+    ],
+    ids=["all faults are told", "no version", "a later version"],
+)
+def test_faults_of_a_file(text, message):
+    """Each is named by file and field."""
+    with pytest.raises(SketchError, match=message):
+        Sketch.from_toml(text, source="a.toml")
 
 
 def test_with_nodes_stretches_what_spans_all_nodes():

@@ -137,22 +137,21 @@ def test_dgx2_pairs_share_a_nic(offset, has):
     assert (link_permutation(dgx2(2), offset_permutation(32, *offset)) is not None) == has
 
 
-def test_chunks_of_allgather_rotate():
-    """With two chunks a rank, the k-th chunk of a rank goes to the k-th of the next."""
-    problem = make_problem(ring(3), collectives.allgather(3, chunks_per_rank=2), chunk_bytes=1)
-    assert chunk_permutation(problem, (1, 2, 0)) == (2, 3, 4, 5, 0, 1)
-
-
-def test_chunks_of_alltoall_map_both_ends():
-    """Chunk 3 s + d goes to the chunk from s + 1 to d + 1."""
-    problem = make_problem(ring(3), collectives.alltoall(3), chunk_bytes=1)
-    assert chunk_permutation(problem, (1, 2, 0)) == (4, 5, 3, 7, 8, 6, 1, 2, 0)
-
-
-def test_chunks_of_allreduce_follow_their_root():
-    """Origins and destinations are all ranks; the root tells chunks apart."""
-    problem = make_problem(ring(3), collectives.allreduce(3), chunk_bytes=1)
-    assert chunk_permutation(problem, (1, 2, 0)) == (1, 2, 0)
+@pytest.mark.parametrize(
+    ("collective", "expected"),
+    [
+        # With two chunks a rank, the k-th chunk of a rank goes to the k-th of the next.
+        (collectives.allgather(3, chunks_per_rank=2), (2, 3, 4, 5, 0, 1)),
+        # Chunk 3 s + d goes to the chunk from s + 1 to d + 1.
+        (collectives.alltoall(3), (4, 5, 3, 7, 8, 6, 1, 2, 0)),
+        # Origins and destinations are all ranks; the root tells chunks apart.
+        (collectives.allreduce(3), (1, 2, 0)),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_chunks_follow_a_rotation_of_ranks(collective, expected):
+    """Each rank becomes the next of three."""
+    assert chunk_permutation(make_problem(ring(3), collective, chunk_bytes=1), (1, 2, 0)) == expected
 
 
 @pytest.mark.parametrize("name", ["broadcast", "scatter", "gather", "reduce", "scan"])

@@ -204,17 +204,15 @@ print(outcome.status)
 
 
 @pytest.mark.slow
-def test_interrupt_returns_the_result():
-    """Ctrl-C asks the task to stop; its result comes back as interrupted, and nothing is raised."""
-    printed = run_script(INTERRUPTED % (600.0, "linger"), interrupt_after_word="going")
-    assert printed.splitlines()[-2:] == ["interrupted True True", "done"]
-
-
-@pytest.mark.slow
-def test_interrupt_kills_a_task_that_does_not_listen():
-    """If the task does not stop, its last progress comes back."""
-    printed = run_script(INTERRUPTED % (0.1, "overrun"), interrupt_after_word="going")
-    assert printed.splitlines()[-2:] == ["interrupted False True", "done"]
+@pytest.mark.parametrize(
+    ("grace_s", "drill", "said"),
+    [(600.0, "linger", "interrupted True True"), (0.1, "overrun", "interrupted False True")],
+    ids=["it stops", "it does not listen"],
+)
+def test_interrupt_of_a_task(grace_s, drill, said):
+    """Ctrl-C asks it to stop, and its result comes back; if it does not, its last progress. Nothing is raised."""
+    printed = run_script(INTERRUPTED % (grace_s, drill), interrupt_after_word="going")
+    assert printed.splitlines()[-2:] == [said, "done"]
 
 
 INTERRUPTED_SOON = f"""
@@ -231,16 +229,19 @@ print(run_task("pulp", "{DRILLS}echo", {{}}, time_limit_s=30).status)
 
 
 @pytest.mark.slow
-def test_interrupt_of_a_worker_that_loads():
-    """A worker that has not read its task yet (here 80 MB) has nothing to lose: it is killed at once."""
-    printed = run_script(INTERRUPTED_SOON % ("threading.Timer(0.15, interrupt).start()", "pulp", 10**7))
-    assert printed.splitlines() == ["interrupted", "done"]
-
-
-@pytest.mark.slow
-def test_interrupt_of_highs():
-    """HiGHS may be deaf for long, and has told its best: it is killed after a third of a second."""
-    printed = run_script(INTERRUPTED_SOON % ("", "highs", 1))
+@pytest.mark.parametrize(
+    ("when", "solver", "numbers"),
+    [
+        # A worker that has not read its task yet (here 80 MB) has nothing to lose: it is killed at once.
+        ("threading.Timer(0.15, interrupt).start()", "pulp", 10**7),
+        # HiGHS may be deaf for long, and has told its best: it is killed after a third of a second.
+        ("", "highs", 1),
+    ],
+    ids=["while it loads", "HiGHS"],
+)
+def test_interrupt_of_a_worker_that_need_not_answer(when, solver, numbers):
+    """It is killed without a wait for its answer."""
+    printed = run_script(INTERRUPTED_SOON % (when, solver, numbers))
     assert printed.splitlines() == ["interrupted", "done"]
 
 

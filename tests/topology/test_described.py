@@ -1,9 +1,6 @@
 """Topology files of a few lines: a node, its network cards, and the network."""
 
-from __future__ import annotations
-
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,9 +13,6 @@ from taccl.problem.problem import make_problem
 from taccl.topology.file_writer import dump_topology
 from taccl.topology.files import load_topology
 from taccl.topology.machines import dgx1, dgx_h100, mi300x
-
-if TYPE_CHECKING:
-    from taccl.topology.topology import Topology
 
 TWO_SERVERS = """schema = 1
 [node]
@@ -38,7 +32,7 @@ rails = true
 def load(tmp_path):
     """Writes a text to a file and loads it."""
 
-    def load_text(text: str) -> Topology:
+    def load_text(text):
         path = tmp_path / "mine.toml"
         path.write_text(text)
         return load_topology(path)

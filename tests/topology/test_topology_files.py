@@ -1,11 +1,8 @@
 """Topology files: what a person can write, and how mistakes are named."""
 
-from __future__ import annotations
-
 import json
 import os
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,13 +10,6 @@ from taccl.errors import FormatError, TopologyError
 from taccl.topology.fabrics import torus
 from taccl.topology.files import MAX_FILE_BYTES, load_topology
 from taccl.topology.machines import dgx_a100, ndv2
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taccl.topology.topology import Topology
-
-    Load = Callable[..., Topology]
 
 LINK = "schema = 1\nranks_per_node = 2\n[[link]]\nsrc = 0\ndst = 1\n"
 NIC = "[[resource]]\nname = 'NIC'\n"
@@ -29,7 +19,7 @@ NIC = "[[resource]]\nname = 'NIC'\n"
 def load(tmp_path):
     """Writes a text to a file and loads it."""
 
-    def load_text(text: str, name: str = "mine.toml") -> Topology:
+    def load_text(text, name="mine.toml"):
         path = tmp_path / name
         path.write_text(text)
         return load_topology(path)

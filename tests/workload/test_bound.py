@@ -34,7 +34,6 @@ def some_topology(seed):
     return uneven_topology(rng, int(rng.integers(2, 4)))
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_no_order_of_tiles_and_sends_is_below_the_bound():
     """Random steps over links that differ by rank: neither what is scheduled, nor any active schedule."""

@@ -132,7 +132,6 @@ def attempts(step, rng):
         yield "overlap", lambda s=some, t=tiles, a=axis: overlap(step, s, tiles=t, axis=a), None
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_random_programs_keep_their_meaning():
     """Of 1,000 programs with TACCL_MANY, and 200 by default."""

@@ -1,7 +1,5 @@
 """MSCCL++ execution plans: what is written does what the schedule says, under the executor's own rules."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from dataclasses import replace
@@ -253,7 +251,7 @@ def test_plan_is_for_sizes_about_that_of_its_schedule():
 def test_programs_that_need_room_under_way_are_refused():
     """Two ranks that send before they receive, into places in use: without queues each waits for the other."""
 
-    def rank(peer: int) -> RankProgram:
+    def rank(peer):
         steps = (
             Step("copy", Slot("input", 0), Slot("output", 0)),
             Step("send", Slot("output", 0)),

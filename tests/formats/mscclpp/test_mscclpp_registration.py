@@ -1,7 +1,5 @@
 """The module that registers plans: run against stand-ins of MSCCL++'s classes, since it needs GPUs itself."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -58,7 +56,7 @@ def module(monkeypatch):
     monkeypatch.setitem(sys.modules, "mscclpp", mscclpp)
     monkeypatch.setitem(sys.modules, "mscclpp.ext", extension)
 
-    def run(text: str) -> dict:
+    def run(text):
         names = {"__file__": "/plans/taccl_plans.py"}
         exec(compile(text, "taccl_plans.py", "exec"), names)
         return names

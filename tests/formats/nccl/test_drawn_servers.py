@@ -174,29 +174,15 @@ def test_capacity_of_nics_that_a_rank_does_not_use_is_told(tmp_path):
     assert any(each.startswith(told) for each in _import(tmp_path, *near).assumed)
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
-def test_drawn_dumps_keep_their_capacity(tmp_path):
-    """Imports of NCCL and RCCL dumps have the capacity of the drawn server, or say where they have less."""
-    for seed in cases("servers as XML", few=40, many=2000):
-        server = draw(random.Random(seed), is_matrix=False)
-        path = tmp_path / "server.xml"
-        path.write_text(server.xml(2 if server.fabric == "xgmi" else 1))
-        try:
-            _check(server, _load(path, server.arguments))
-        except Exception as error:
-            error.add_note(f"seed {seed}, arguments {server.arguments}")
-            raise
-
-
-@pytest.mark.slow
-@pytest.mark.fuzz
-def test_drawn_matrices_keep_their_capacity(tmp_path):
-    """Imports of `nvidia-smi topo -m` have the capacity of the drawn server, or say where they have less."""
-    for seed in cases("servers as matrices", few=40, many=2000):
-        server = draw(random.Random(seed), is_matrix=True)
-        path = tmp_path / "server.txt"
-        path.write_text(server.matrix())
+@pytest.mark.parametrize("kind", ["XML", "matrices"])
+def test_drawn_servers_keep_their_capacity(tmp_path, kind):
+    """Imports of dumps and of `nvidia-smi topo -m` have the capacity of the drawn server, or say where they have less."""
+    for seed in cases(f"servers as {kind}", few=40, many=2000):
+        server = draw(random.Random(seed), is_matrix=kind == "matrices")
+        path = tmp_path / ("server.txt" if kind == "matrices" else "server.xml")
+        text = server.matrix() if kind == "matrices" else server.xml(2 if server.fabric == "xgmi" else 1)
+        path.write_text(text)
         try:
             _check(server, _load(path, server.arguments))
         except Exception as error:
@@ -221,7 +207,6 @@ def _draw_pairs(rng):
     return "\n".join(lines) + "\n", rates, out
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_drawn_matrices_of_pairs_keep_their_rates(tmp_path):
     """A measured matrix of a server is one node: each pair has its rate, and no GPU sends more than it has."""
@@ -238,7 +223,6 @@ def test_drawn_matrices_of_pairs_keep_their_rates(tmp_path):
             assert capacity(topology, topology.links_from[rank]) <= sent * 1.001
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 @pytest.mark.parametrize("collective", ["alltoall", "allgather"])
 def test_bounds_of_drawn_servers_know_what_leaves_a_node(tmp_path, collective):

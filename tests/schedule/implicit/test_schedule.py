@@ -72,10 +72,21 @@ def test_one_transfer_by_number():
     assert ring3()[-2] == transfer
 
 
-def test_a_number_out_of_range():
-    """There are transfers 0 to 5."""
-    with pytest.raises(IndexError, match="there are 6"):
-        ring3()[6]
+@pytest.mark.parametrize(
+    ("ask", "error", "message"),
+    [
+        (lambda: ring3()[6], IndexError, "there are 6"),
+        (lambda: ring3().sends_of(3), InputError, "rank 3 does not exist"),
+        (lambda: ring3().expand(limit=5), InputError, "found 6 transfers"),
+        # A broadcast does not look the same from every rank.
+        (lambda: ring3("broadcast"), InputError, "expected one of allgather"),
+    ],
+    ids=["transfers are 0 to 5", "ranks are 0 to 2", "too much is not expanded", "another collective"],
+)
+def test_what_is_not_there_is_refused(ask, error, message):
+    """The message says what there is."""
+    with pytest.raises(error, match=message):
+        ask()
 
 
 def test_a_slice_is_columns():
@@ -95,12 +106,6 @@ def test_what_one_rank_sends_and_receives():
     sends, receives = ring3().sends_of(1), ring3().receives_of(1)
     assert (sends.chunk.tolist(), sends.src.tolist(), sends.dst.tolist()) == ([1, 1], [1, 1], [2, 0])
     assert (sorted(receives.chunk.tolist()), receives.dst.tolist()) == ([0, 2], [1, 1])
-
-
-def test_no_such_rank():
-    """A ring of three has ranks 0 to 2."""
-    with pytest.raises(InputError, match="rank 3 does not exist"):
-        ring3().sends_of(3)
 
 
 @pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce", "alltoall"])
@@ -148,12 +153,6 @@ def test_fine_costs_are_those_of_the_problem():
     assert verify(expanded).ok
 
 
-def test_too_much_is_not_expanded():
-    """The message says how many transfers there are."""
-    with pytest.raises(InputError, match="found 6 transfers"):
-        ring3().expand(limit=5)
-
-
 def test_digest_knows_the_pattern_the_costs_and_the_collective():
     """Two of the same are equal; any change is another schedule."""
     first = ring3()
@@ -177,12 +176,6 @@ def test_repr_is_one_line():
     assert repr(ring3()) == (
         "ImplicitSchedule(allgather on ring:3: 6 transfers as 2 rows under 3 translations, finish 2.000 us)"
     )
-
-
-def test_other_collectives_are_refused():
-    """A broadcast does not look the same from every rank."""
-    with pytest.raises(InputError, match="expected one of allgather"):
-        ring3("broadcast")
 
 
 def test_columns_of_different_lengths_are_refused():
