@@ -1,7 +1,5 @@
 """Bounds and results of imported topologies say on how many assumptions they rest."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import taccl

@@ -1,10 +1,7 @@
 """Lower bounds: hand-derived values, the published cases, and that no schedule ever beats them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -28,49 +25,42 @@ from tests.fuzzing import some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, two_nodes
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from taccl.analysis.certificates.witness import Claim
-    from taccl.topology.topology import Topology
-
 MB = 10**6
 
 
-def pair(*links: tuple[int, int], meaning: str = "occupies") -> Topology:
+def pair(*links, meaning="occupies"):
     """Links of (alpha, beta) from rank 0 to rank 1."""
-    builder = TopologyBuilder("pair", [0, 0], alpha_meaning=meaning)  # type: ignore[arg-type]
+    builder = TopologyBuilder("pair", [0, 0], alpha_meaning=meaning)
     for alpha, beta in links:
         builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=beta)
     return builder.build()
 
 
-def test_nothing_to_send_takes_no_time() -> None:
+def test_nothing_to_send_takes_no_time():
     """A chunk that is where it must be."""
     bound = lower_bound(problem_of(pair((1, 1)), custom(2, [([0], [0])])))
     assert (bound.bound, bound.kind) == (0, "none")
 
 
 @pytest.mark.slow
-def test_latency_is_the_longest_shortest_way() -> None:
+def test_latency_is_the_longest_shortest_way():
     """On a ring of 5 with 2 us a hop rank 2 is two hops from rank 0: 4 us."""
     bound = lower_bound(problem_of(ring(5), collectives.broadcast(5)))
     assert (bound.bound, bound.kind) == (4, "latency")
 
 
-def test_latency_starts_at_the_nearest_origin() -> None:
+def test_latency_starts_at_the_nearest_origin():
     """A chunk that ranks 0 and 2 of a ring of 5 hold is two hops from rank 4 at rank 0, or one: 2 us."""
     bound = lower_bound(problem_of(ring(5), custom(5, [([0, 2], [4])])))
     assert bound.bound == 2
 
 
-def test_a_sum_waits_for_its_farthest_contribution() -> None:
+def test_a_sum_waits_for_its_farthest_contribution():
     """A reduce to rank 0 needs rank 2's contribution, two hops of 2 us away."""
     assert lower_bound(problem_of(ring(5), collectives.reduce(5))).bound == 4
 
 
-def test_counting_passes_whole_chunks() -> None:
+def test_counting_passes_whole_chunks():
     """Four chunks over links of 3 and 5 us: floor(9 / 3) + floor(9 / 5) = 4, but only 2 + 1 at 8.
 
     Divisible data would take 4 / (1/3 + 1/5) = 7.5 us.
@@ -79,26 +69,26 @@ def test_counting_passes_whole_chunks() -> None:
     assert (bound.bound, bound.kind) == (9, "cut counting")
 
 
-def test_chunks_of_unequal_size_count_by_size() -> None:
+def test_chunks_of_unequal_size_count_by_size():
     """1 + 2 + 3 MB over one link of 1 us/MB."""
     problem = problem_of(pair((0, 1)), custom(2, [([0], [1])] * 3), chunk_bytes=[MB, 2 * MB, 3 * MB])
     assert lower_bound(problem).bound == 6
 
 
-def test_a_pipelined_link_holds_for_beta_alone() -> None:
+def test_a_pipelined_link_holds_for_beta_alone():
     """Three chunks start at 0, 1 and 2; the last takes 2 + 1 us."""
     problem = problem_of(pair((2, 1), meaning="pipelined"), custom(2, [([0], [1])] * 3))
     assert lower_bound(problem).bound == 5
 
 
-def test_merging_pays_alpha_once_a_batch() -> None:
+def test_merging_pays_alpha_once_a_batch():
     """Six chunks in two batches of three: 2 * (2 + 3) us; unmerged they take 18."""
     problem = problem_of(pair((2, 1)), custom(2, [([0], [1])] * 6), merging=frozenset({0}), max_merge=3)
     assert lower_bound(problem).bound == 10
     assert lower_bound(problem.with_clauses(max_merge=1)).bound == 18
 
 
-def test_one_machine_weighs_batches_releases_and_tails() -> None:
+def test_one_machine_weighs_batches_releases_and_tails():
     """One chunk is at the merging link from 0, two from 4; behind it each takes 5 us, one at a time.
 
     The link takes 10 + n us for n <= 2 chunks. {1}, {2}: 11, then 23, and two chunks leave one after the
@@ -114,13 +104,13 @@ def test_one_machine_weighs_batches_releases_and_tails() -> None:
     assert (bound.bound, bound.kind) == (32, "single machine")
 
 
-def test_a_shared_nic_serialises_two_links() -> None:
+def test_a_shared_nic_serialises_two_links():
     """Sends of 3 us hold the NIC for 2: the second starts at 2 and ends at 5."""
     problem = problem_of(two_nodes(), custom(4, [([0], [2]), ([1], [3])]), links_allowed=frozenset({4, 5}))
     assert lower_bound(problem).bound == 5
 
 
-def test_a_receiving_hold_serialises_too() -> None:
+def test_a_receiving_hold_serialises_too():
     """Sends of 4 us hold an ingress for their last 3: ends at 4 and 7."""
     builder = TopologyBuilder("ingress", [0, 0, 1, 1])
     nic = builder.add_resource("ingress")
@@ -130,7 +120,7 @@ def test_a_receiving_hold_serialises_too() -> None:
     assert lower_bound(problem_of(builder.build(), custom(4, [([0], [2]), ([1], [3])]))).bound == 7
 
 
-def test_an_allreduce_needs_twice_n_minus_one_sends() -> None:
+def test_an_allreduce_needs_twice_n_minus_one_sends():
     """On a one-way ring of four, 4 chunks need 2 * 3 sends each: 24 sends over 4 links of 1 us take 6.
 
     Only 4 chunks must enter each rank, and the longest path has 3 hops.
@@ -142,13 +132,13 @@ def test_an_allreduce_needs_twice_n_minus_one_sends() -> None:
     assert bound.bound == 6
 
 
-def test_an_allreduce_may_beat_its_two_halves() -> None:
+def test_an_allreduce_may_beat_its_two_halves():
     """Two ranks that exchange one chunk both have the sum after one send: the bound may not say two."""
     problem = problem_of(full(2), custom(2, [([0, 1], [0, 1])], combining=True))
     assert lower_bound(problem).bound == optimal_ticks(problem) == 1
 
 
-def test_a_sketch_raises_the_bound() -> None:
+def test_a_sketch_raises_the_bound():
     """Without link 0 -> 1 the chunk goes the long way round a ring of 3: 4 us instead of 2."""
     topology = ring(3)
     problem = problem_of(topology, custom(3, [([0], [1])]))
@@ -157,7 +147,7 @@ def test_a_sketch_raises_the_bound() -> None:
     assert lower_bound(problem.with_clauses(links_allowed=allowed)).bound == 4
 
 
-def test_a_hold_that_some_link_escapes_limits_nothing() -> None:
+def test_a_hold_that_some_link_escapes_limits_nothing():
     """A resource held for alpha alone by one link, for beta alone by another: the least of both is nothing."""
     builder = TopologyBuilder("mixed", [0, 0])
     shared = builder.add_resource("shared")
@@ -168,7 +158,7 @@ def test_a_hold_that_some_link_escapes_limits_nothing() -> None:
     assert 0 < lower_bound(problem).bound <= optimal_ticks(problem)
 
 
-def test_the_bound_is_exact() -> None:
+def test_the_bound_is_exact():
     """A third of a microsecond stays one."""
     builder = TopologyBuilder("third", [0, 0])
     builder.add_link(0, 1, alpha_us=Fraction(1, 3), beta_us_per_mb=1)
@@ -198,7 +188,7 @@ def test_the_bound_is_exact() -> None:
         ("dgx2-n1", "dgx2-4KB", "allgather", "90"),  # fifteen chunks of 6 into every rank
     ],
 )
-def test_cases_by_hand(sketch: str, topology: str, collective: str, expected: str) -> None:
+def test_cases_by_hand(sketch, topology, collective, expected):
     """The bound of our files in the published tool's format is what can be derived on paper."""
     folder = OURS / "upstream-taccl"
     problem = load_problem(
@@ -221,9 +211,7 @@ def test_cases_by_hand(sketch: str, topology: str, collective: str, expected: st
         ("sk2-dgx2-n2", "topo-dgx2-1KB", "alltoall", "1193"),
     ],
 )
-def test_published_cases(
-    shared_data: Path, sketch: str, topology: str, collective: str, expected: str
-) -> None:
+def test_published_cases(shared_data, sketch, topology, collective, expected):
     """The figures of the published tool's cases, in its files' own unit of time."""
     folder = shared_data / "upstream-taccl"
     problem = load_problem(
@@ -234,7 +222,7 @@ def test_published_cases(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("combining", [False, True], ids=["copies", "sums"])
-def test_no_schedule_beats_the_bound(combining: bool) -> None:
+def test_no_schedule_beats_the_bound(combining):
     """On random tiny problems the bound is at most what exhaustive search finds, and often equal."""
     solved = tight = 0
     for seed in range(some(25, 75 if combining else 100)):
@@ -264,14 +252,7 @@ NAMES = tuple(name for name in collectives.COLLECTIVES if not name.startswith("m
     two=st.booleans(),
     pipelined=st.booleans(),
 )
-def test_greedy_never_beats_the_bound(
-    name: str,
-    num_ranks: int,
-    costs: list[tuple[int, int]],
-    extra: list[tuple[int, int]],
-    two: bool,
-    pipelined: bool,
-) -> None:
+def test_greedy_never_beats_the_bound(name, num_ranks, costs, extra, two, pipelined):
     """On any strongly connected topology and collective: the schedule verifies, and is no shorter."""
     nodes = [int(two and 2 * rank >= num_ranks) for rank in range(num_ranks)]
     builder = TopologyBuilder("random", nodes, alpha_meaning="pipelined" if pipelined else "occupies")
@@ -288,7 +269,7 @@ def test_greedy_never_beats_the_bound(
     assert lower_bound(problem).bound <= schedule.finish
 
 
-def test_with_no_time_something_crosses_a_border_all_the_same() -> None:
+def test_with_no_time_something_crosses_a_border_all_the_same():
     """All of 100 sums enter a corner of a mesh over two links of 20.5 us each: 50 rounds, proven in no time."""
     topology = mesh(10, 10)
     problem = make_problem(topology, collectives.allreduce(100), chunk_bytes=MB)
@@ -297,12 +278,12 @@ def test_with_no_time_something_crosses_a_border_all_the_same() -> None:
     assert bound.check()
 
 
-def test_the_bound_so_far_is_returned_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bound_so_far_is_returned_at_the_end(monkeypatch):
     """The argument after the latency never ends: the bound is the latency."""
     find = bounds._claims
 
-    def endless(*args: object, **how: object) -> Iterator[object]:
-        yield next(find(*args, **how))  # type: ignore[arg-type]
+    def endless(*args, **how):
+        yield next(find(*args, **how))
         while True:
             pass
 
@@ -311,14 +292,14 @@ def test_the_bound_so_far_is_returned_at_the_end(monkeypatch: pytest.MonkeyPatch
     assert lower_bound(problem, end_s=0.05).kind == "latency"
 
 
-def test_without_any_bound_at_the_end_time_is_up() -> None:
+def test_without_any_bound_at_the_end_time_is_up():
     """Not even the latency was worked out."""
     problem = make_problem(mesh(3, 3), collectives.allgather(9), chunk_bytes=MB)
     with pytest.raises(OutOfTime):
         lower_bound(problem, end_s=0.0)
 
 
-def test_where_no_program_is_solved_one_set_alone_charges(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_program_is_solved_one_set_alone_charges(monkeypatch):
     """The same bound, by prices of the two links alone."""
     monkeypatch.setattr(cuts._Program, "solve", lambda *_: None)
     problem = make_problem(mesh(10, 10), collectives.allreduce(100), chunk_bytes=MB)
@@ -329,7 +310,7 @@ def test_where_no_program_is_solved_one_set_alone_charges(monkeypatch: pytest.Mo
     assert found[0] / problem.costs.ticks_per_us == 50 * Fraction("20.5")
 
 
-def test_a_bound_that_a_finish_meets_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bound_that_a_finish_meets_is_enough(monkeypatch):
     """15 chunks enter a corner of a 4x4 mesh over two links, in 8 rounds: no program is solved for more."""
     monkeypatch.setattr(cuts._Program, "solve", lambda *_: pytest.fail("a program was solved"))
     problem = make_problem(mesh(4, 4), collectives.allgather(16), chunk_bytes=MB)
@@ -337,7 +318,7 @@ def test_a_bound_that_a_finish_meets_is_enough(monkeypatch: pytest.MonkeyPatch) 
     assert (bound.bound, bound.kind) == (164, "cut counting")
 
 
-def test_the_bound_is_the_largest_claim() -> None:
+def test_the_bound_is_the_largest_claim():
     """Of all arguments about a ring of 5, in the scope of its chunks."""
     problem = problem_of(ring(5), collectives.allgather(5))
     ticks = max(claim.ticks for claim in bounds.claims_of(problem))
@@ -345,14 +326,14 @@ def test_the_bound_is_the_largest_claim() -> None:
 
 
 @pytest.mark.slow
-def test_a_finish_ends_the_search_after_each_release_date(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finish_ends_the_search_after_each_release_date(monkeypatch):
     """Of 174 us, 164 are left for chunks released at 10 us; once they are proven, no later date is tried."""
     problem = make_problem(mesh(4, 4), collectives.allgather(16), chunk_bytes=MB)
     dates = tuple((chunk, chunk, Fraction(10)) for chunk in range(15))
     late = replace(problem, release_us=(*dates, (15, 15, Fraction(11))))
     asked, claims = [], bounds._claims
 
-    def recorded(*args: Any, enough: Fraction, **options: Any) -> Iterator[Claim]:
+    def recorded(*args, enough, **options):
         asked.append(enough / problem.costs.ticks_per_us)
         return claims(*args, enough=enough, **options)
 
@@ -361,7 +342,7 @@ def test_a_finish_ends_the_search_after_each_release_date(monkeypatch: pytest.Mo
     assert asked == [174, 164]
 
 
-def test_no_limit_leaves_less_than_the_bound_over_all_chunkings() -> None:
+def test_no_limit_leaves_less_than_the_bound_over_all_chunkings():
     """Pairs of 1 to 56 MB on a ring of 8: past every limit volume is divided by rates, and latency is far below."""
     sizes = np.random.default_rng(0).permutation(np.arange(1, 65)).reshape(8, 8) * MB
     problem = alltoallv_problem(ring(8), sizes)
@@ -370,7 +351,7 @@ def test_no_limit_leaves_less_than_the_bound_over_all_chunkings() -> None:
     assert hurried.check()
 
 
-def test_the_largest_chunks_are_asked_for_their_latency_first() -> None:
+def test_the_largest_chunks_are_asked_for_their_latency_first():
     """One pair of 64 MB among 56 kinds of chunks: past the limit its path alone is known to be the longest."""
     sizes = np.arange(1, 65).reshape(8, 8)
     sizes[7, 3] = 64 * MB

@@ -1,7 +1,5 @@
 """Bounds of sums hold for every schedule that ends with them, wherever they are added up."""
 
-from __future__ import annotations
-
 import itertools
 import random
 
@@ -133,7 +131,6 @@ def test_a_root_that_got_the_sum_has_it_from_afar():
 # ---- at random
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_no_way_to_add_beats_a_bound():
     """Of tiny problems no way to add is sooner than the bound, and none at all meets what is refused."""
@@ -156,7 +153,6 @@ def test_no_way_to_add_beats_a_bound():
     assert decided > some(10, 40)
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_no_mix_of_sums_beats_a_bound():
     """Random mixes of one-shot and partial sums on up to six ranks, under clauses; most of them obey these."""

@@ -1,14 +1,11 @@
 """Byte counting: data must come to each rank in sends that pay their latency; derived by hand, and tried."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,7 +14,6 @@ from taccl import collectives
 from taccl.analysis.certificates.byte_counting import (
     ByteCounting,
     Port,
-    Served,
     byte_counting_bounds,
     copies_served,
     first_served,
@@ -34,11 +30,8 @@ from tests.synthesis.brute_force import TooLarge, finishes_by
 from tests.synthesis.brute_force_apart import sums_by
 from tests.synthesis.small_problems import joined
 
-if TYPE_CHECKING:
-    from taccl.problem.problem import Problem
 
-
-def certificates(problem: Problem) -> list[Certificate]:
+def certificates(problem):
     """The claims for ranks and for nodes, over all chunkings."""
     found = byte_counting_bounds(NeededSends(as_spreading(problem)), in_network=False)
     per_us = problem.costs.ticks_per_us
@@ -48,7 +41,7 @@ def certificates(problem: Problem) -> list[Certificate]:
     ]
 
 
-def test_four_merged_sends_bring_data_of_fifteen_ranks() -> None:
+def test_four_merged_sends_bring_data_of_fifteen_ranks():
     """In 1.2 us of alphas of a DGX-2 a rank gets data of 1, 2, 4 and 8 ranks: 15 KB take 0.12 us more."""
     problem = merging_freely(taccl.make_problem(taccl.topologies.dgx2(), "reduce-scatter", size_bytes=16_000))
     assert max(each.bound for each in certificates(problem)) == Fraction(132, 100)
@@ -56,7 +49,7 @@ def test_four_merged_sends_bring_data_of_fifteen_ranks() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["allgather", "reduce-scatter", "alltoall"])
-def test_a_met_bound_reads_proven_best(name: str) -> None:
+def test_a_met_bound_reads_proven_best(name):
     """Two rounds over links of 0.5 us and 1 MB per us: recursive multiplying meets the bound exactly."""
     problem = taccl.make_problem(taccl.topologies.parse("fully-connected:4"), name, size_bytes=16_000)
     finish = taccl.baselines.baseline("multiplying", problem).finish
@@ -67,16 +60,15 @@ def test_a_met_bound_reads_proven_best(name: str) -> None:
     assert gap_text(bound, finish, every) == "0.00% (proven best)"
 
 
-def _random_ports(rng: random.Random) -> Counter[Port]:
+def _random_ports(rng):
     return Counter(
         Port(rng.choice((0, 1, 3, 5)), rng.choice((0, 1, 2, 7)), rng.randint(1, 9), rng.choice((0, 0, 2)))
         for _ in range(rng.randint(1, 3))
     )
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
-def test_the_least_time_is_exact() -> None:
+def test_the_least_time_is_exact():
     """Just before it fewer pairs are served than needed, and from it on enough."""
     for seed in cases("least times of byte counting", few=100, many=2_000):
         rng = random.Random(f"least time {seed}")
@@ -88,7 +80,7 @@ def test_the_least_time_is_exact() -> None:
         if seed % 2:
             served = copies_served(ports, collected, spread, needed, scale)
 
-        def enough(ticks: Fraction, served: Served = served, least: int = needed * scale) -> bool:
+        def enough(ticks, served=served, least=needed * scale):
             return sum(gain * min(each(ticks) for each in some) for gain, some in served) >= least
 
         found = first_served(served, needed * scale)
@@ -97,7 +89,7 @@ def test_the_least_time_is_exact() -> None:
 
 
 @pytest.mark.slow
-def test_sums_that_all_need_take_the_bytes_of_every_send() -> None:
+def test_sums_that_all_need_take_the_bytes_of_every_send():
     """Four sends of at most 1, 2, 4 and 8 contributions to all 16 KB need 1.2 us and 64 KB, five no fewer bytes.
 
     Within 1.5 us no fifth send fits, and 64 KB take 0.512 us beside four alphas.
@@ -107,7 +99,7 @@ def test_sums_that_all_need_take_the_bytes_of_every_send() -> None:
     assert Fraction(3, 2) < best < synthesize(problem, backend="greedy", time_limit_s=0.2).schedule.finish
 
 
-def test_data_that_enters_a_node_last_has_no_time_to_spread() -> None:
+def test_data_that_enters_a_node_last_has_no_time_to_spread():
     """A byte that enters a node of two in the last 2 us reaches one rank: it enters once more, or came sooner.
 
     Sends between nodes take 3 us and 4 us a MB. 1 MB must come to both ranks, 2 us apart.
@@ -122,7 +114,7 @@ def test_data_that_enters_a_node_last_has_no_time_to_spread() -> None:
     assert node.bound == 8
 
 
-def test_the_certificate_proves_no_more() -> None:
+def test_the_certificate_proves_no_more():
     """Neither a later finish, nor by resources that not all links into the ranks hold."""
     problem = merging_freely(taccl.make_problem(taccl.topologies.dgx2(), "reduce-scatter", size_bytes=16_000))
     bound = certificates(problem)[0]
@@ -132,7 +124,7 @@ def test_the_certificate_proves_no_more() -> None:
     assert not replace(bound, divisible=False).check()
 
 
-def quick(problem: Problem) -> Fraction:
+def quick(problem):
     """The finish of the better of some baselines."""
     names = ("pairwise", "multiplying", "one-shot", "tree", "ring")
     applicable = [name for name in names if name in taccl.baselines.BASELINES]
@@ -143,7 +135,7 @@ def quick(problem: Problem) -> Fraction:
     return min(found)
 
 
-def random_bytes(seed: int) -> list[Problem]:
+def random_bytes(seed):
     """A collective of up to four ranks in one chunk per rank and in two, of sends that merge anywhere or not."""
     rng = random.Random(f"bytes {seed}")
     nodes = rng.choice([[0, 0], [0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 0, 1, 1], [0, 0, 0, 0]])
@@ -163,9 +155,8 @@ def random_bytes(seed: int) -> list[Problem]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
-def test_no_schedule_in_any_chunks_beats_the_bytes() -> None:
+def test_no_schedule_in_any_chunks_beats_the_bytes():
     """The largest claim of any number of chunks holds for each number; the verifier's and all tiny schedules."""
     decided = 0
     for seed in cases("byte counting, over all schedules", few=8, many=400):

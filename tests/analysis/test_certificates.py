@@ -23,7 +23,7 @@ from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.problem.collective import Chunk, Collective
-from taccl.problem.problem import Clauses, Problem, make_problem
+from taccl.problem.problem import Clauses, make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.sketch.library import load_sketch
 from taccl.synthesis.synthesize import synthesize
@@ -41,11 +41,7 @@ from tests.synthesis.small_problems import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from taccl.analysis.certificates.certificate import Certificate
     from taccl.analysis.certificates.witness import Claim
-    from taccl.topology.topology import Topology
 
 MB = 10**6
 KINDS = {
@@ -75,12 +71,12 @@ WAYS: tuple[dict[str, Any], ...] = (
 seeds = st.integers(0, 2**32 - 1)
 
 
-def every_claim(problem: Problem, **way: Any) -> list[Certificate]:
+def every_claim(problem, **way):
     """All that `lower_bound` finds, by every family of bounds, and not the best alone."""
     claims: list[Claim] = []
     found = bounds._claims
 
-    def recorded(*args: Any, **options: Any) -> Iterator[Claim]:
+    def recorded(*args, **options):
         for claim in found(*args, **options):
             claims.append(claim)
             yield claim
@@ -98,16 +94,15 @@ def every_claim(problem: Problem, **way: Any) -> list[Certificate]:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_a_sketch_may_leave_no_links_where_nothing_moves(way: dict[str, Any]) -> None:
+def test_a_sketch_may_leave_no_links_where_nothing_moves(way):
     """The bound is 0, however it is asked for."""
     nothing = custom(2, [((0,), (0,))])
     claims = every_claim(problem_of(full(2), nothing, links_allowed=frozenset()), **way)
     assert max((each.bound for each in claims), default=0) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
-def test_no_claim_of_any_family_is_above_the_optimum() -> None:
+def test_no_claim_of_any_family_is_above_the_optimum():
     """Groups, relays, scans, sums, sizes, clauses: each claim holds, is proven, and proves no tick too many."""
     compared = 0
     for seed in cases("claims of bounds against the optimum", few=20, many=800):
@@ -134,14 +129,14 @@ def test_no_claim_of_any_family_is_above_the_optimum() -> None:
     assert compared > some(10, 40)
 
 
-def test_sums_that_need_no_send_bring_no_links() -> None:
+def test_sums_that_need_no_send_bring_no_links():
     """Two of four sums are not shared by two ranks: links that may carry these alone pass none of the
     others.
     """
     assert all(each.check() for each in every_claim(random_group_problem(315)))
 
 
-def links(*ends: tuple[int, int, int], buses: Sequence[tuple[str, Sequence[int]]] = ()) -> Topology:
+def links(*ends, buses=()):
     """Links of (source, destination, us for 1 MB); each bus is held, at the end, by some of them."""
     builder = TopologyBuilder("links", [0] * (1 + max(max(src, dst) for src, dst, _ in ends)))
     for src, dst, beta in ends:
@@ -153,7 +148,7 @@ def links(*ends: tuple[int, int, int], buses: Sequence[tuple[str, Sequence[int]]
     return builder.build()
 
 
-def sent(problem: Problem, *sends: tuple[int, int, int]) -> Fraction:
+def sent(problem, *sends):
     """The finish of a valid schedule of (chunk, link, start in us)."""
     ends = [start + int(problem.topology.links[link].beta_us_per_mb) for _, link, start in sends]
     chunk, link, start = zip(*sends, strict=True)
@@ -162,7 +157,7 @@ def sent(problem: Problem, *sends: tuple[int, int, int]) -> Fraction:
     return schedule.finish
 
 
-def test_chunks_that_differ_in_who_may_hold_them() -> None:
+def test_chunks_that_differ_in_who_may_hold_them():
     """Two groups send from 0 to 1; only that of three ranks may go round by 2, in 2 us instead of 10."""
     pair = collectives.custom(2, precondition={0: [0]}, postcondition={0: [1]}).among((0, 1), num_ranks=3)
     three = collectives.custom(3, precondition={0: [0]}, postcondition={0: [1]}).among((0, 1, 2), num_ranks=3)
@@ -174,7 +169,7 @@ def test_chunks_that_differ_in_who_may_hold_them() -> None:
     assert lower_bound(problem).bound == 10
 
 
-def test_chunks_that_are_made_of_others_at_different_ranks() -> None:
+def test_chunks_that_are_made_of_others_at_different_ranks():
     """Two scans, one of which makes at rank 2 what the other must bring there: three chunks, but two sends."""
     topology = links(
         (0, 1, 1), (0, 2, 1), (1, 2, 1), (2, 1, 1), (1, 0, 1), (2, 0, 1), buses=[("into 2", (1, 2))]
@@ -186,7 +181,7 @@ def test_chunks_that_are_made_of_others_at_different_ranks() -> None:
     assert lower_bound(problem).bound == 2
 
 
-def test_chunks_that_only_a_symmetry_without_relays_joins() -> None:
+def test_chunks_that_only_a_symmetry_without_relays_joins():
     """A ring of four with diagonals of 10 us, and rank 3 the only relay: 2 -> 0 has a way round, 0 -> 2 none."""
     topology = links(
         (0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 0, 1), (0, 2, 10), (2, 0, 10), buses=[("diagonals", (4, 5))]
@@ -197,7 +192,7 @@ def test_chunks_that_only_a_symmetry_without_relays_joins() -> None:
     assert lower_bound(problem).bound == 10
 
 
-def test_sums_of_two_sizes_are_counted_with_alpha() -> None:
+def test_sums_of_two_sizes_are_counted_with_alpha():
     """Three ranks share a sum of 2 MB and one of 1 MB over one bus: 8 sends of 101 us each at least."""
     builder = TopologyBuilder("bus", [0] * 3)
     bus = builder.add_resource("bus")
@@ -214,7 +209,7 @@ def test_sums_of_two_sizes_are_counted_with_alpha() -> None:
 
 
 @st.composite
-def fabrics(draw: st.DrawFn, max_ranks: int = 6) -> Topology:
+def fabrics(draw, max_ranks=6):
     """A strongly connected topology: a ring, further links, nodes, and resources that links share."""
     num_ranks = draw(st.integers(2, max_ranks))
     num_nodes = draw(st.integers(1, min(3, num_ranks)))
@@ -239,10 +234,9 @@ def fabrics(draw: st.DrawFn, max_ranks: int = 6) -> Topology:
 NAMES = tuple(name for name in collectives.COLLECTIVES if not name.startswith("multi-root"))
 
 
-@pytest.mark.slow
 @fuzzed(few=8, many=600)
 @given(seed=seeds, combining=st.booleans())
-def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed: int, combining: bool) -> None:
+def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed, combining):
     """Whatever the problem: the bound is at most the finish, and the gap says so."""
     problem = random_problem(seed, combining=combining)
     schedule = synthesize(problem, backend="greedy", time_limit_s=0.01).schedule
@@ -252,7 +246,6 @@ def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed: int, combining:
     assert simulate(schedule).finish == schedule.finish
 
 
-@pytest.mark.slow
 @fuzzed(few=8, many=2500)
 @given(
     seed=seeds,
@@ -260,9 +253,7 @@ def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed: int, combining:
     divisible=st.booleans(),
     in_network=st.booleans(),
 )
-def test_every_witness_proves_its_bound(
-    seed: int, combining: bool, divisible: bool, in_network: bool
-) -> None:
+def test_every_witness_proves_its_bound(seed, combining, divisible, in_network):
     """For whole chunks and divisible data, with and without reduction inside switches."""
     problem = random_problem(seed, combining=combining)
     bound = lower_bound(problem, divisible=divisible, in_network=in_network)
@@ -270,12 +261,9 @@ def test_every_witness_proves_its_bound(
     assert bound.check()
 
 
-@pytest.mark.slow
 @fuzzed(few=8, many=400)
 @given(topology=fabrics(), name=st.sampled_from(NAMES), chunks=st.integers(1, 2), max_merge=st.integers(1, 3))
-def test_named_collectives_have_valid_certificates(
-    topology: Topology, name: str, chunks: int, max_merge: int
-) -> None:
+def test_named_collectives_have_valid_certificates(topology, name, chunks, max_merge):
     """On any fabric: checked, and no more than the finish of the list scheduler."""
     collective = collectives.make(name, topology.num_ranks, chunks_per_rank=chunks)
     clauses = Clauses(max_merge=max_merge, merging=frozenset(topology.internode_links))
@@ -285,10 +273,9 @@ def test_named_collectives_have_valid_certificates(
     assert bound.bound <= synthesize(problem, backend="greedy", time_limit_s=0.01).schedule.finish
 
 
-@pytest.mark.slow
 @fuzzed(few=8, many=300)
 @given(topology=fabrics(), name=st.sampled_from(NAMES))
-def test_no_baseline_beats_the_bound(topology: Topology, name: str) -> None:
+def test_no_baseline_beats_the_bound(topology, name):
     """Every baseline that supports the collective on the topology."""
     problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
     bound = lower_bound(problem)
@@ -306,38 +293,35 @@ def test_no_baseline_beats_the_bound(topology: Topology, name: str) -> None:
     [(topologies.dgx1, each) for each in ("allgather", "alltoall", "reduce-scatter", "allreduce")]
     + [(topologies.dgx2, each) for each in ("allgather", "alltoall")],
 )
-def test_no_baseline_beats_the_bound_on_a_machine(machine: object, name: str) -> None:
+def test_no_baseline_beats_the_bound_on_a_machine(machine, name):
     """Two nodes of real servers."""
-    topology = machine(2)  # type: ignore[operator]
+    topology = machine(2)
     problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
     bound = lower_bound(problem)
     assert bound.check()
     assert bound.bound <= baselines.best(problem, cut=False).finish
 
 
-@pytest.mark.slow
 @fuzzed(few=8, many=700)
 @given(seed=seeds, combining=st.booleans())
-def test_divisible_data_is_no_slower(seed: int, combining: bool) -> None:
+def test_divisible_data_is_no_slower(seed, combining):
     """Whole chunks only raise a bound: none of their schedules finishes before that over all chunkings."""
     problem = random_problem(seed, combining=combining)
     found = synthesize(problem, backend="greedy", time_limit_s=0.01).schedule
     assert lower_bound(problem, divisible=True).bound <= found.finish
 
 
-@pytest.mark.slow
 @fuzzed(few=8, many=700)
 @given(seed=seeds)
-def test_switches_that_reduce_are_no_slower(seed: int) -> None:
+def test_switches_that_reduce_are_no_slower(seed):
     """To grant reduction inside switches only lowers a bound."""
     problem = random_problem(seed, combining=True)
     assert lower_bound(problem, in_network=True).bound <= lower_bound(problem, in_network=False).bound
 
 
-@pytest.mark.slow
 @fuzzed(few=8, many=700)
 @given(seed=seeds, combining=st.booleans())
-def test_a_bound_in_no_time_still_holds(seed: int, combining: bool) -> None:
+def test_a_bound_in_no_time_still_holds(seed, combining):
     """With no budget there is a bound all the same, which holds and is no better than with one."""
     problem = random_problem(seed, combining=combining)
     hurried = lower_bound(problem, budget_s=0)
@@ -346,7 +330,7 @@ def test_a_bound_in_no_time_still_holds(seed: int, combining: bool) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_quick_is_never_left_out() -> None:
+def test_what_is_quick_is_never_left_out():
     """With no budget a small problem is bounded by all but linear programs: here by a NIC and its batches."""
     sketch = load_sketch("ndv2/sk1")
     topology = sketch.topology()
@@ -355,7 +339,7 @@ def test_what_is_quick_is_never_left_out() -> None:
     assert (hurried.kind, hurried.bound) == ("single machine", lower_bound(problem).bound)
 
 
-def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch):
     """A problem of too many chunks is bounded by prices and by counting without times.
 
     Four chunks over links of 3 and 5 us: floor(9 / 3) + floor(9 / 5) = 4, but only 2 + 1 at 8. Prices say
@@ -370,10 +354,9 @@ def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch: pytest.Monke
     assert bound.check()
 
 
-@pytest.mark.slow
 @fuzzed(few=8, many=700)
 @given(seed=seeds, combining=st.booleans())
-def test_bounds_without_times_hold(seed: int, combining: bool) -> None:
+def test_bounds_without_times_hold(seed, combining):
     """They prove what they say, and say no more than those with times."""
     problem = random_problem(seed, combining=combining)
     with pytest.MonkeyPatch.context() as patch:
@@ -383,7 +366,7 @@ def test_bounds_without_times_hold(seed: int, combining: bool) -> None:
     assert untimed.bound <= lower_bound(problem).bound
 
 
-def test_divisible_data_takes_fractions() -> None:
+def test_divisible_data_takes_fractions():
     """Three chunks over links of 2 and 3 us, cut at will: 3 / (1/2 + 1/3) = 18/5 us."""
     builder = TopologyBuilder("pair", [0, 0])
     for beta in (2, 3):
@@ -394,7 +377,7 @@ def test_divisible_data_takes_fractions() -> None:
     assert bound.check()
 
 
-def test_divisible_data_pays_one_alpha_at_least() -> None:
+def test_divisible_data_pays_one_alpha_at_least():
     """A chunk over a link of 2 + 1 us, cut at will: 3 us, as many pieces pay no less than one."""
     builder = TopologyBuilder("pair", [0, 0])
     builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
@@ -427,9 +410,7 @@ NOMINAL = [
 
 
 @pytest.mark.parametrize(("machine", "nodes", "name", "in_network", "gb_per_s"), NOMINAL)
-def test_bandwidth_of_machines(
-    machine: str, nodes: int, name: str, in_network: bool, gb_per_s: Fraction
-) -> None:
+def test_bandwidth_of_machines(machine, nodes, name, in_network, gb_per_s):
     """The bandwidth that no schedule can pass, exactly as derived by hand."""
     topology = topologies.parse(machine, nodes=nodes, profile="nominal")
     problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
@@ -439,7 +420,7 @@ def test_bandwidth_of_machines(
     assert bound.check()
 
 
-def test_prices_come_apart() -> None:
+def test_prices_come_apart():
     """The long way round a ring of 3, 2 us a hop, costs 4 us in place of 2.
 
     Cut at will it takes an alpha of 1 us, and then passes the second link in 2 us. The search found what there is.
@@ -465,7 +446,7 @@ def test_prices_without_a_bound_in_time_name_the_limit(monkeypatch):
         prices(problem, time_limit_s=0.5)
 
 
-def test_prices_without_a_schedule() -> None:
+def test_prices_without_a_schedule():
     """The price of the search is left open."""
     found = prices(problem_of(ring(3), collectives.allgather(3)))
     assert found.solver is None
@@ -473,17 +454,17 @@ def test_prices_without_a_schedule() -> None:
 
 
 @pytest.fixture
-def no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_solver(monkeypatch):
     """Have every linear program be an error."""
 
-    def refuse(*args: object, **kwargs: object) -> None:
+    def refuse(*args, **kwargs):
         raise AssertionError("a solver was started")
 
     monkeypatch.setattr(cuts, "minimise", refuse)
     monkeypatch.setattr(flows, "minimise", refuse)
 
 
-def _linked(num_ranks: int, *pairs: tuple[int, int]) -> Topology:
+def _linked(num_ranks, *pairs):
     builder = TopologyBuilder("some links", [0] * num_ranks)
     for src, dst in pairs:
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
@@ -492,7 +473,7 @@ def _linked(num_ranks: int, *pairs: tuple[int, int]) -> Topology:
 
 @pytest.mark.usefixtures("no_solver")
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce", "reduce-scatter", "broadcast"])
-def test_two_parts_without_a_link_between_them(name: str) -> None:
+def test_two_parts_without_a_link_between_them(name):
     """The error names ranks on both sides, before any solver."""
     topology = _linked(4, (0, 1), (1, 0), (2, 3), (3, 2))
     problem = make_problem(topology, collectives.make(name, 4), chunk_bytes=MB)
@@ -502,7 +483,7 @@ def test_two_parts_without_a_link_between_them(name: str) -> None:
 
 @pytest.mark.usefixtures("no_solver")
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce", "broadcast"])
-def test_a_rank_that_can_never_receive(name: str) -> None:
+def test_a_rank_that_can_never_receive(name):
     """The error names it."""
     topology = _linked(3, (0, 1), (1, 0), (2, 0), (2, 1))
     problem = make_problem(topology, collectives.make(name, 3), chunk_bytes=MB)
@@ -511,16 +492,16 @@ def test_a_rank_that_can_never_receive(name: str) -> None:
 
 
 @pytest.mark.parametrize("beta", [float("inf"), float("nan"), "inf", 10**500])
-def test_a_link_without_capacity_is_no_link(beta: object) -> None:
+def test_a_link_without_capacity_is_no_link(beta):
     """An infinite beta is an error that names the link."""
     builder = TopologyBuilder("dead", [0, 0])
     with pytest.raises(TopologyError, match=r"link 0->1: beta_us_per_mb: found"):
-        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=beta)  # type: ignore[arg-type]
+        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=beta)
         builder.build()
 
 
 @pytest.mark.usefixtures("no_solver")
-def test_next_to_no_capacity_is_refused() -> None:
+def test_next_to_no_capacity_is_refused():
     """A beta so large that times do not fit: the error comes with the bound, or before it."""
     builder = TopologyBuilder("all but dead", [0, 0])
     builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=10**30)
@@ -528,7 +509,7 @@ def test_next_to_no_capacity_is_refused() -> None:
         lower_bound(make_problem(builder.build(), custom(2, [([0], [1])]), chunk_bytes=MB))
 
 
-def test_what_a_certificate_says_of_itself() -> None:
+def test_what_a_certificate_says_of_itself():
     """As plain values: the bound, its kind, what limits, and the witness."""
     said = lower_bound(problem_of(ring(5), collectives.broadcast(5))).to_dict()
     assert said["bound_us"] == 4.0
@@ -537,14 +518,14 @@ def test_what_a_certificate_says_of_itself() -> None:
     assert not said["divisible"]
 
 
-def test_the_gap_of_nothing_to_do() -> None:
+def test_the_gap_of_nothing_to_do():
     """If no send is necessary, a finish of 0 is proven best, and a later one has no gap."""
     bound = lower_bound(problem_of(ring(3), custom(3, [([0], [0])])))
     assert bound.gap(Fraction(0)) == 0.0
     assert bound.gap(Fraction(1)) == float("inf")
 
 
-def test_past_the_limit_latency_and_throughput_are_claimed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_past_the_limit_latency_and_throughput_are_claimed_alone(monkeypatch):
     """Counted chunks prove more than volume over rates, and are left out of problems that are not small."""
     monkeypatch.setattr(bounds, "_MAX_BRIEF", 0)
     sketch = load_sketch("ndv2/sk1")

@@ -1,13 +1,10 @@
 """Checking certificates: what is found is accepted, what is tampered with is not, whatever the witness."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -37,11 +34,6 @@ from tests.synthesis.small_problems import (
     two_nodes,
 )
 
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.certificate import Certificate
-    from taccl.analysis.certificates.witness import Witness
-    from taccl.problem.problem import Problem
-
 KINDS = (
     "latency",
     "cut counting",
@@ -55,7 +47,7 @@ KINDS = (
 
 
 @cache
-def found() -> tuple[Certificate, ...]:
+def found():
     """Certificates of random problems, of every kind, for whole chunks and divisible data."""
     certificates = []
     for seed in cases("certificates tampered with", few=30, many=800):
@@ -72,7 +64,7 @@ def found() -> tuple[Certificate, ...]:
     return tuple(certificates)
 
 
-def _one_way() -> Problem:
+def _one_way():
     """Alltoall on a one-way ring, where ways are what limits."""
     builder = TopologyBuilder("one-way ring", [0] * 4)
     for rank in range(4):
@@ -80,13 +72,13 @@ def _one_way() -> Problem:
     return problem_of(builder.build(), collectives.alltoall(4))
 
 
-def of_kind(kind: str) -> list[Certificate]:
+def of_kind(kind):
     """Those of one kind that say something."""
     return [each for each in found() if each.kind == kind and each.bound > 0]
 
 
 @pytest.mark.slow
-def test_every_kind_is_among_them() -> None:
+def test_every_kind_is_among_them():
     """So that none of the tests below is empty."""
     kinds = Counter(each.kind for each in found())
     assert set(KINDS) <= set(kinds)
@@ -95,20 +87,20 @@ def test_every_kind_is_among_them() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_found_is_accepted(kind: str) -> None:
+def test_what_was_found_is_accepted(kind):
     """Every certificate of `lower_bound`."""
     assert all(each.check() for each in of_kind(kind))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_lower_bound_than_was_found_is_accepted(kind: str) -> None:
+def test_a_lower_bound_than_was_found_is_accepted(kind):
     """What proves much proves less."""
     assert all(replace(each, bound=each.bound / 2).check() for each in of_kind(kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_raised_bound_is_refused(kind: str) -> None:
+def test_a_raised_bound_is_refused(kind):
     """By one tick where chunks are whole, and by next to nothing where they are not."""
     for each in of_kind(kind):
         little = Fraction(1, 10**9) if each.divisible else Fraction(1, each.problem.costs.ticks_per_us)
@@ -116,12 +108,12 @@ def test_a_raised_bound_is_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_witness_is_refused(kind: str) -> None:
+def test_no_witness_is_refused(kind):
     """A bound above 0 needs one."""
     assert not any(replace(each, witness=None).check() for each in of_kind(kind))
 
 
-def test_a_path_to_an_origin_is_refused() -> None:
+def test_a_path_to_an_origin_is_refused():
     """The chunk is there."""
     for each in of_kind("latency"):
         assert isinstance(each.witness, Path)
@@ -130,7 +122,7 @@ def test_a_path_to_an_origin_is_refused() -> None:
             assert not replace(each, witness=replace(each.witness, destination=origins[0])).check()
 
 
-def test_a_border_that_all_are_inside_of_is_refused() -> None:
+def test_a_border_that_all_are_inside_of_is_refused():
     """Nothing enters the set of all ranks; what all must exchange is said of sums alone."""
     for each in of_kind("cut counting"):
         everyone = frozenset(range(each.problem.topology.num_ranks))
@@ -139,12 +131,12 @@ def test_a_border_that_all_are_inside_of_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cut counting", "spread tail", "single machine"])
-def test_divisible_data_needs_other_witnesses(kind: str) -> None:
+def test_divisible_data_needs_other_witnesses(kind):
     """Counting whole chunks proves nothing where they may be cut."""
     assert not any(replace(each, divisible=True).check() for each in of_kind(kind))
 
 
-def test_charges_above_the_prices_are_refused() -> None:
+def test_charges_above_the_prices_are_refused():
     """Twice the charges, at the same prices: some send is charged more than it pays."""
     for each in of_kind("throughput"):
         assert isinstance(each.witness, CutDual)
@@ -153,7 +145,7 @@ def test_charges_above_the_prices_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["throughput", "multicommodity"])
-def test_prices_below_zero_are_refused(kind: str) -> None:
+def test_prices_below_zero_are_refused(kind):
     """They would make the sum of prices smaller."""
     for each in of_kind(kind):
         assert isinstance(each.witness, (CutDual, FlowDual))
@@ -162,7 +154,7 @@ def test_prices_below_zero_are_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["throughput", "multicommodity"])
-def test_prices_of_nothing_are_refused(kind: str) -> None:
+def test_prices_of_nothing_are_refused(kind):
     """Where nothing costs anything nothing limits."""
     for each in of_kind(kind):
         assert isinstance(each.witness, (CutDual, FlowDual))
@@ -170,7 +162,7 @@ def test_prices_of_nothing_are_refused(kind: str) -> None:
         assert not replace(each, witness=replace(each.witness, prices=free)).check()
 
 
-def test_charges_below_zero_are_refused() -> None:
+def test_charges_below_zero_are_refused():
     """They would make room for others."""
     for each in of_kind("throughput"):
         assert isinstance(each.witness, CutDual)
@@ -179,7 +171,7 @@ def test_charges_below_zero_are_refused() -> None:
         assert not replace(each, witness=witness).check()
 
 
-def test_a_dropped_charge_is_refused_of_divisible_data() -> None:
+def test_a_dropped_charge_is_refused_of_divisible_data():
     """Each adds to the bound, where all pay for the same resources (whole chunks may round it up again)."""
     bound = lower_bound(problem_of(full(4, port=True), collectives.allgather(4)), divisible=True)
     assert isinstance(bound.witness, CutDual)
@@ -189,14 +181,14 @@ def test_a_dropped_charge_is_refused_of_divisible_data() -> None:
         assert not replace(bound, witness=replace(bound.witness, charges=fewer)).check()
 
 
-def test_prices_without_charges_are_refused() -> None:
+def test_prices_without_charges_are_refused():
     """What nobody must send is paid for at once."""
     for each in of_kind("throughput"):
         assert isinstance(each.witness, CutDual)
         assert not replace(each, witness=replace(each.witness, charges=())).check()
 
 
-def test_partitions_prove_nothing_where_switches_reduce() -> None:
+def test_partitions_prove_nothing_where_switches_reduce():
     """That each pair of ranks exchanges sums by sends of its own holds without switches that reduce."""
     bound = lower_bound(problem_of(full(4), collectives.allreduce(4)), divisible=True, in_network=False)
     assert isinstance(bound.witness, CutDual)
@@ -205,7 +197,7 @@ def test_partitions_prove_nothing_where_switches_reduce() -> None:
     assert not replace(bound, in_network=True).check()
 
 
-def test_a_partition_whose_parts_overlap_is_refused() -> None:
+def test_a_partition_whose_parts_overlap_is_refused():
     """A rank in two parts would be charged for what stays with it."""
     bound = lower_bound(problem_of(full(4), collectives.allreduce(4)), divisible=True, in_network=False)
     assert isinstance(bound.witness, CutDual)
@@ -213,7 +205,7 @@ def test_a_partition_whose_parts_overlap_is_refused() -> None:
     assert not replace(bound, witness=replace(bound.witness, charges=charges)).check()
 
 
-def test_a_partition_is_refused_of_copies() -> None:
+def test_a_partition_is_refused_of_copies():
     """A chunk that spreads over k parts takes k - 1 sends, not twice as many."""
     problem = problem_of(full(3), collectives.allgather(3))
     parts = tuple(frozenset((r,)) for r in range(3))
@@ -224,7 +216,7 @@ def test_a_partition_is_refused_of_copies() -> None:
 
 
 @pytest.mark.parametrize("combining", [False, True], ids=["copies", "sums"])
-def test_prices_of_ways_are_refused_of_sums(combining: bool) -> None:
+def test_prices_of_ways_are_refused_of_sums(combining):
     """Contributions are added on their way, so that ways are shared."""
     problem = problem_of(ring(4), collectives.allreduce(4) if combining else collectives.alltoall(4))
     witness = FlowDual((1,) * len(problem.topology.resources))
@@ -261,14 +253,14 @@ def test_prices_of_ways_are_refused_of_sums(combining: bool) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("divisible", [False, True])
-def test_a_witness_of_another_problem_is_refused(witness: Witness, divisible: bool) -> None:
+def test_a_witness_of_another_problem_is_refused(witness, divisible):
     """It names ranks, chunks or resources that are not there: an answer, not an exception."""
     bound = lower_bound(problem_of(ring(3), collectives.allgather(3)), divisible=divisible)
     assert len(bound.problem.topology.resources) == 6
     assert not replace(bound, witness=witness).check()
 
 
-def test_a_faster_problem_is_told_apart() -> None:
+def test_a_faster_problem_is_told_apart():
     """A certificate of a slow ring does not hold for a fast one."""
     slow = lower_bound(problem_of(ring(5, betas=(3,)), collectives.allgather(5)))
     fast = problem_of(ring(5), collectives.allgather(5))
@@ -276,7 +268,7 @@ def test_a_faster_problem_is_told_apart() -> None:
     assert not replace(slow, problem=fast).check()
 
 
-def test_a_shared_nic_counts_once() -> None:
+def test_a_shared_nic_counts_once():
     """Two sends of 3 us hold a NIC for 2: its machine proves 5 us, not 6."""
     problem = problem_of(two_nodes(), custom(4, [([0], [2]), ([1], [3])]), links_allowed=frozenset({4, 5}))
     nic = next(i for i, r in enumerate(problem.topology.resources) if r.name == "NIC of node 0")
@@ -286,7 +278,7 @@ def test_a_shared_nic_counts_once() -> None:
     assert not replace(bound, bound=Fraction(6)).check()
 
 
-def _exact(seed: int, *, combining: bool) -> tuple[Problem, int] | None:
+def _exact(seed, *, combining):
     """A random problem and its least finish in ticks; None where the search would take too long."""
     problem = random_problem(seed, combining=combining)
     try:
@@ -295,10 +287,9 @@ def _exact(seed: int, *, combining: bool) -> tuple[Problem, int] | None:
         return None
 
 
-@pytest.mark.slow
 @fuzzed(few=15, many=600)
 @given(seed=st.integers(0, 2**32 - 1), combining=st.booleans())
-def test_no_witness_proves_more_than_the_least_finish(seed: int, combining: bool) -> None:
+def test_no_witness_proves_more_than_the_least_finish(seed, combining):
     """Whatever it says, made up or changed: one tick above the optimum is never accepted."""
     exact = _exact(seed, combining=combining)
     if exact is None:

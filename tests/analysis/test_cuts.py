@@ -1,10 +1,7 @@
 """Prices and sets of ranks: the cuts that limit are found, and the witness is exact."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,15 +15,10 @@ from taccl.sketch.group import Symmetries, find_symmetries
 from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, full, problem_of, ring
 
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.cuts import CutDual
-    from taccl.problem.problem import Problem
-    from taccl.topology.topology import Topology
-
 MB = 10**6
 
 
-def barbell(size: int, *, bridge: int, nodes: bool = False) -> Topology:
+def barbell(size, *, bridge, nodes=False):
     """Two full graphs of `size` ranks at 1 us/MB, joined both ways by one slow link."""
     of_rank = [int(nodes and r >= size) for r in range(2 * size)]
     builder = TopologyBuilder("barbell", of_rank)
@@ -40,14 +32,7 @@ def barbell(size: int, *, bridge: int, nodes: bool = False) -> Topology:
     return builder.build()
 
 
-def priced(
-    problem: Problem,
-    *,
-    divisible: bool = True,
-    in_network: bool = False,
-    budget_s: float = 20,
-    fold: bool = True,
-) -> tuple[Fraction, CutDual]:
+def priced(problem, *, divisible=True, in_network=False, budget_s=20, fold=True):
     """The throughput bound in microseconds, and its witness."""
     symmetries = find_symmetries(problem) if fold else Symmetries(problem, ())
     volume = Volume(problem, divisible=divisible)
@@ -57,7 +42,7 @@ def priced(
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_the_bridge_of_a_barbell_is_found(size: int) -> None:
+def test_the_bridge_of_a_barbell_is_found(size):
     """No node says where the halves are: `size` chunks must cross a link of 10 us each.
 
     Into a rank come only 2 size - 1 chunks over at least size - 1 links of 1 us.
@@ -69,26 +54,26 @@ def test_the_bridge_of_a_barbell_is_found(size: int) -> None:
     assert halves & {each.parts[0] for each in witness.charges if each.charge}
 
 
-def test_without_time_the_bridge_is_not_found() -> None:
+def test_without_time_the_bridge_is_not_found():
     """The budget is for further sets: ranks alone say less, and it holds."""
     problem = problem_of(barbell(3, bridge=10), collectives.allgather(6))
     assert priced(problem, budget_s=0)[0] < 30
 
 
-def test_no_more_sets_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_sets_than_there_may_be(monkeypatch):
     """Nor is one looked for beyond the most."""
     monkeypatch.setattr(cuts, "_MAX_SETS", 0)
     problem = problem_of(barbell(3, bridge=10), collectives.allgather(6))
     assert priced(problem)[0] < 30
 
 
-def test_a_node_needs_no_search() -> None:
+def test_a_node_needs_no_search():
     """Where the halves are nodes they are among the first sets."""
     problem = problem_of(barbell(3, bridge=10, nodes=True), collectives.allgather(6))
     assert priced(problem, budget_s=0)[0] == 30
 
 
-def test_a_chain_of_three_has_two_bridges() -> None:
+def test_a_chain_of_three_has_two_bridges():
     """Three pairs in a row, bridges of 10 and 7 us, both ways: 4 chunks cross the first to the end pair.
 
     Into pair 0: 4 chunks over 10 us. Into pair 2: 4 over 7 us.
@@ -106,7 +91,7 @@ def test_a_chain_of_three_has_two_bridges() -> None:
     assert frozenset((0, 1)) in {each.parts[0] for each in witness.charges if each.charge}
 
 
-def test_ranks_share_what_enters_them_together() -> None:
+def test_ranks_share_what_enters_them_together():
     """Two ranks behind one NIC of 4 us, 1 us from each other: all that enters both may enter once.
 
     A broadcast of 3 chunks from outside: 3 over the NIC, 12 us.
@@ -122,7 +107,7 @@ def test_ranks_share_what_enters_them_together() -> None:
     assert priced(problem)[0] == 12
 
 
-def test_prices_of_several_resources_add_up() -> None:
+def test_prices_of_several_resources_add_up():
     """The counting of DGX-2: every rank's port, and NICs that two ranks share, together.
 
     Two nodes of two ranks; in a node 1 us each way by ports; one NIC each of 4 us. Each rank lacks 3 chunks:
@@ -143,7 +128,7 @@ def test_prices_of_several_resources_add_up() -> None:
     assert priced(problem)[0] == 8
 
 
-def test_sums_are_exchanged_twice() -> None:
+def test_sums_are_exchanged_twice():
     """Between n ranks a sum takes 2 (n - 1) sends: on 4 ranks fully joined by 12 links of 1 us, 4 * 6 / 12."""
     problem = problem_of(full(4), collectives.allreduce(4))
     bound, witness = priced(problem)
@@ -151,13 +136,13 @@ def test_sums_are_exchanged_twice() -> None:
     assert any(len(each.parts) == 4 for each in witness.charges)
 
 
-def test_sums_that_switches_make_enter_once() -> None:
+def test_sums_that_switches_make_enter_once():
     """If switches are granted to reduce: 4 sums into each rank over 3 links."""
     problem = problem_of(full(4), collectives.allreduce(4))
     assert priced(problem, in_network=True)[0] == Fraction(4, 3)
 
 
-def test_sums_between_nodes() -> None:
+def test_sums_between_nodes():
     """Three nodes of one rank and slow links, one NIC each of 6 us: 3 * 4 sends over 3 NICs, 24 us."""
     builder = TopologyBuilder("NICs", [0, 1, 2])
     nics = [builder.add_resource(f"NIC of node {n}") for n in range(3)]
@@ -170,7 +155,7 @@ def test_sums_between_nodes() -> None:
     assert priced(problem)[0] == 24
 
 
-def test_whole_chunks_pay_alpha() -> None:
+def test_whole_chunks_pay_alpha():
     """Three chunks over a link of 2 + 1 us: 9 us; cut at will 5 us, as one chunk of 3 MB pays alpha once."""
     builder = TopologyBuilder("pair", [0, 0])
     builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
@@ -179,7 +164,7 @@ def test_whole_chunks_pay_alpha() -> None:
     assert priced(problem, divisible=True)[0] == 5
 
 
-def test_merged_chunks_pay_their_share_of_alpha() -> None:
+def test_merged_chunks_pay_their_share_of_alpha():
     """Six chunks, three to a send: 6 * (2/3 + 1) us."""
     builder = TopologyBuilder("pair", [0, 0])
     builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
@@ -187,7 +172,7 @@ def test_merged_chunks_pay_their_share_of_alpha() -> None:
     assert priced(problem, divisible=False)[0] == 10
 
 
-def test_chunks_of_unequal_size_count_by_size() -> None:
+def test_chunks_of_unequal_size_count_by_size():
     """1 + 2 + 3 MB over one link of 2 us/MB: 12 us, and twice the alpha of 5 us, as the largest has 3 MB."""
     builder = TopologyBuilder("pair", [0, 0])
     builder.add_link(0, 1, alpha_us=5, beta_us_per_mb=2)
@@ -195,7 +180,7 @@ def test_chunks_of_unequal_size_count_by_size() -> None:
     assert priced(problem, divisible=False)[0] == 22
 
 
-def test_links_that_are_not_allowed_carry_nothing() -> None:
+def test_links_that_are_not_allowed_carry_nothing():
     """One of two links from rank 0 to rank 1 is left: 3 chunks in 3 us, not 3/2."""
     builder = TopologyBuilder("pair", [0, 0])
     for _ in range(2):
@@ -205,7 +190,7 @@ def test_links_that_are_not_allowed_carry_nothing() -> None:
     assert priced(problem.with_clauses(links_allowed=frozenset({1})))[0] == 3
 
 
-def test_nothing_that_crosses_has_no_price() -> None:
+def test_nothing_that_crosses_has_no_price():
     """Every chunk is where it must be."""
     problem = problem_of(ring(3), custom(3, [([0], [0])]))
     volume = Volume(problem, divisible=True)
@@ -213,7 +198,7 @@ def test_nothing_that_crosses_has_no_price() -> None:
 
 
 @pytest.mark.parametrize("fold", [False, True])
-def test_the_witness_proves_the_bound_to_the_last_digit(fold: bool) -> None:
+def test_the_witness_proves_the_bound_to_the_last_digit(fold):
     """Prices with thirds and sevenths stay exact: 7 chunks into each of 8 ranks over links of 3 and 7 us.
 
     The rate into a rank is 1/3 + 1/7 = 10/21: 7 / (10/21) = 147/10 us.
@@ -226,7 +211,7 @@ def test_the_witness_proves_the_bound_to_the_last_digit(fold: bool) -> None:
     assert priced(problem, fold=fold)[0] == Fraction(147, 10)
 
 
-def test_what_limits_is_said_in_words() -> None:
+def test_what_limits_is_said_in_words():
     """A rank, a node, or the ranks of a set."""
     said = lower_bound(problem_of(barbell(3, bridge=10), collectives.allgather(6)), divisible=True)
     assert said.limits in (
@@ -238,7 +223,7 @@ def test_what_limits_is_said_in_words() -> None:
 
 
 @pytest.mark.parametrize("use", ["ring", "in-network", "recursive"])
-def test_a_pool_of_slots_limits_what_is_shared(use: str) -> None:
+def test_a_pool_of_slots_limits_what_is_shared(use):
     """Four workers at 80 us/MB, and a pool of 160: 2 * 3 * 80 / (4 + 2 * 80 / 160) = 96 us/MB, whoever adds.
 
     At that, 0.6 of the data passes the switch: 0.6 * 160, and (0.6 * 4 + 0.4 * 6) / 4 * 80 over each port.
@@ -253,7 +238,7 @@ def test_a_pool_of_slots_limits_what_is_shared(use: str) -> None:
     assert baseline(use, problem).finish >= bound.bound
 
 
-def test_a_send_of_several_ends_counts_for_each_pair_of_parts() -> None:
+def test_a_send_of_several_ends_counts_for_each_pair_of_parts():
     """Three ranks, of which 0 can multicast: of the four pairs of a sum one send joins two, so it takes three."""
     builder = TopologyBuilder("multicast", [0, 0, 0])
     port = builder.add_resource("port")

@@ -1,7 +1,5 @@
 """The bound of algorithms along dimensions: loads, prices, and what they prove."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from fractions import Fraction

@@ -1,11 +1,8 @@
 """Dissemination: merged sends bring no more than their senders have; derived by hand, and tried."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,18 +17,15 @@ from tests.fuzzing import cases, some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import joined, merged, problem_of
 
-if TYPE_CHECKING:
-    from taccl.problem.problem import Problem
 
-
-def claims(problem: Problem) -> list[Fraction]:
+def claims(problem):
     """What is said, in microseconds, of ranks and of nodes."""
     found = dissemination_bounds(NeededSends(as_spreading(problem)), in_network=False)
     return [Fraction(claim.ticks, problem.costs.ticks_per_us) for claim in found]
 
 
 @pytest.mark.parametrize("name", ["allgather", "reduce_scatter"])
-def test_what_ranks_have_doubles(name: str) -> None:
+def test_what_ranks_have_doubles(name):
     """Four ranks: two have been heard of after 1 + 1 us, four after 1 + 2 more; three chunks at once take 4."""
     problem = merged(joined([0] * 4), name, 4)
     assert claims(problem) == [5]
@@ -42,13 +36,13 @@ def test_what_ranks_have_doubles(name: str) -> None:
     assert synthesize(problem).schedule.finish == 5
 
 
-def test_sends_of_one_chunk_come_one_by_one() -> None:
+def test_sends_of_one_chunk_come_one_by_one():
     """Of two chunks at most: 2, then 3 us for three more; of one there is nothing to say."""
     assert claims(merged(joined([0] * 5), "allgather", 2)) == [7]
     assert claims(merged(joined([0] * 5), "allgather", 1)) == []
 
 
-def test_what_other_nodes_have_comes_late() -> None:
+def test_what_other_nodes_have_comes_late():
     """From three ranks of another node, 20 us away: after 2 us they have two chunks, after 4 three.
 
     All three at once come at 4 + 20 + 3; one after the other, through a port, at 21, 22 and 23 us.
@@ -57,7 +51,7 @@ def test_what_other_nodes_have_comes_late() -> None:
     assert max(claims(problem)) == 23
 
 
-def test_the_certificate_says_what_it_is() -> None:
+def test_the_certificate_says_what_it_is():
     """In words, and as plain values."""
     bound = lower_bound(merged(joined([0] * 4), "allgather", 4))
     assert bound.witness_text == "dissemination: ranks 0, anywhere (4), inside (4)"
@@ -67,7 +61,7 @@ def test_the_certificate_says_what_it_is() -> None:
 
 @pytest.mark.parametrize("field", ["anywhere", "inside"])
 @pytest.mark.parametrize("i", range(4))
-def test_a_time_raised_by_a_tick_is_refused(field: str, i: int) -> None:
+def test_a_time_raised_by_a_tick_is_refused(field, i):
     """Each is the least that the others leave it, and none of them proves a tick more."""
     bound = lower_bound(merged(joined([0] * 4), "allgather", 4))
     assert isinstance(bound.witness, Dissemination)
@@ -79,7 +73,7 @@ def test_a_time_raised_by_a_tick_is_refused(field: str, i: int) -> None:
 
 
 @pytest.mark.parametrize("field", ["anywhere", "inside"])
-def test_a_missing_time_is_refused(field: str) -> None:
+def test_a_missing_time_is_refused(field):
     """No rank would hold that much, or send it."""
     bound = lower_bound(merged(joined([0] * 4), "allgather", 4))
     assert isinstance(bound.witness, Dissemination)
@@ -88,14 +82,14 @@ def test_a_missing_time_is_refused(field: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [(), (0, 1, 2, 3), (9,)])
-def test_other_ranks_prove_nothing(ranks: tuple[int, ...]) -> None:
+def test_other_ranks_prove_nothing(ranks):
     """None, all, and one that is not there."""
     bound = lower_bound(merged(joined([0] * 4), "allgather", 4))
     assert isinstance(bound.witness, Dissemination)
     assert not replace(bound, witness=replace(bound.witness, ranks=frozenset(ranks))).check()
 
 
-def random_merged(seed: int) -> Problem:
+def random_merged(seed):
     """On two to four ranks in up to two nodes, some of whose links merge."""
     rng = random.Random(f"dissemination {seed}")
     nodes = rng.choice(([0, 0, 0], [0, 0, 0, 0], [0, 0, 1], [0, 0, 1, 1], [0, 1, 1]))
@@ -112,9 +106,8 @@ def random_merged(seed: int) -> Problem:
     return problem_of(topology, collective, max_merge=rng.choice((2, 3, 4)), merging=merging)
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
-def test_no_dissemination_is_above_the_optimum() -> None:
+def test_no_dissemination_is_above_the_optimum():
     """It holds, is proven, and one tick above the optimum is never."""
     compared = 0
     for seed in cases("dissemination against the optimum", few=12, many=500):

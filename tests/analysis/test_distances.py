@@ -1,10 +1,7 @@
 """Shortest times of chunks over the links that may carry them."""
 
-from __future__ import annotations
-
 import random
 from math import inf
-from typing import TYPE_CHECKING
 
 import networkx as nx
 import numpy as np
@@ -22,34 +19,29 @@ from tests.effort import brief_synthesis
 from tests.fuzzing import MANY
 from tests.synthesis.small_problems import custom, problem_of, random_problem, ring
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from taccl.problem.problem import Problem
-
 MB = 10**6
 
 
-def detour(**options: object) -> Problem:
+def detour(**options):
     """0 -> 1 in 4 us and 1 us/MB, or by rank 2 in 1 + 2 us/MB."""
     builder = TopologyBuilder("detour", [0] * 3)
     builder.add_link(0, 1, alpha_us=4, beta_us_per_mb=1)
     builder.add_link(0, 2, alpha_us=0, beta_us_per_mb=1)
     builder.add_link(2, 1, alpha_us=0, beta_us_per_mb=2)
-    return problem_of(builder.build(), custom(3, [([0], [1, 2])]), **options)  # type: ignore[arg-type]
+    return problem_of(builder.build(), custom(3, [([0], [1, 2])]), **options)
 
 
-def test_the_shortest_way_may_have_more_hops() -> None:
+def test_the_shortest_way_may_have_more_hops():
     """From rank 0 rank 1 is reached at 3, by rank 2; nothing leads back."""
     assert shortest_times(detour(), (0, 1, 2), 1).tolist() == [[0, 3, 1], [inf, 0, inf], [inf, 2, 0]]
 
 
-def test_larger_chunks_may_go_another_way() -> None:
+def test_larger_chunks_may_go_another_way():
     """Three units: 4 + 3 over link 0 beats 3 + 6 by rank 2."""
     assert shortest_times(detour(), (0, 1, 2), 3)[0, 1] == 7
 
 
-def test_of_parallel_links_the_faster_counts() -> None:
+def test_of_parallel_links_the_faster_counts():
     """Links of 5 and 3 us side by side."""
     builder = TopologyBuilder("parallel", [0, 0])
     for beta in (3, 5):
@@ -58,7 +50,7 @@ def test_of_parallel_links_the_faster_counts() -> None:
     assert shortest_times(problem, (0, 1), 1)[0, 1] == 3
 
 
-def test_a_multicast_reaches_all_its_ends() -> None:
+def test_a_multicast_reaches_all_its_ends():
     """One link from rank 0 to ranks 1 and 2."""
     builder = TopologyBuilder("multicast", [0] * 3)
     builder.add_link(0, (1, 2), alpha_us=1, beta_us_per_mb=1)
@@ -66,7 +58,7 @@ def test_a_multicast_reaches_all_its_ends() -> None:
     assert shortest_times(problem, (0,), 1)[0].tolist() == [0, 2, 2]
 
 
-def test_of_several_sources_the_first_counts() -> None:
+def test_of_several_sources_the_first_counts():
     """A link that reduces from ranks 0 and 1 to rank 2 is taken to wait for neither: 2 us from each."""
     builder = TopologyBuilder("reducing", [0] * 3)
     builder.add_link((0, 1), 2, alpha_us=1, beta_us_per_mb=1)
@@ -74,31 +66,31 @@ def test_of_several_sources_the_first_counts() -> None:
     assert shortest_times(problem, (0,), 1)[:, 2].tolist() == [2, 2, 0]
 
 
-def test_a_link_that_is_left_out_leads_nowhere() -> None:
+def test_a_link_that_is_left_out_leads_nowhere():
     """Of the detour's links only 2 -> 1 is given."""
     assert shortest_times(detour(), (2,), 1).tolist() == [[0, inf, inf], [inf, 0, inf], [inf, 2, 0]]
 
 
-def test_times_are_read_only() -> None:
+def test_times_are_read_only():
     """They are shared by all that ask for the same links and size."""
     times = shortest_times(detour(), (0, 1, 2), 1)
     with pytest.raises(ValueError, match="read-only"):
         times[0, 1] = 0
 
 
-def test_only_allowed_links_carry() -> None:
+def test_only_allowed_links_carry():
     """Without link 0 -> 2 the chunk comes to rank 1 over link 0, and never to rank 2."""
     distances = Distances(detour(links_allowed=frozenset({0, 2})))
     assert distances.links(distances.carried(0)) == (0, 2)
     assert distances.heads(0).tolist() == [0, 5, inf]
 
 
-def test_relays_carry_only_their_ranks_chunks() -> None:
+def test_relays_carry_only_their_ranks_chunks():
     """Link 2 -> 1 carries rank 2's chunks only, so rank 0's chunk needs 5 us."""
     assert Distances(detour(carries_from={2: frozenset({2})})).heads(0)[1] == 5
 
 
-def test_reducing_and_spreading_have_their_own_links() -> None:
+def test_reducing_and_spreading_have_their_own_links():
     """Link 0 carries to root 2 only while it reduces; a chunk rooted at 1 may not be reduced over it."""
     problem = problem_of(
         detour().topology, custom(3, [([0, 2], [1])], combining=True), carries_to={0: frozenset({2})}
@@ -109,13 +101,13 @@ def test_reducing_and_spreading_have_their_own_links() -> None:
     assert distances.links(distances.carried(0, reducing=None)) == (0, 1, 2)
 
 
-def test_several_origins_count_from_the_nearest() -> None:
+def test_several_origins_count_from_the_nearest():
     """Ranks 0 and 2 have the chunk: rank 1 has it at 2."""
     problem = problem_of(detour().topology, custom(3, [([0, 2], [1])]))
     assert Distances(problem).heads(0).tolist() == [0, 2, 0]
 
 
-def test_derived_chunks_start_when_their_source_arrives() -> None:
+def test_derived_chunks_start_when_their_source_arrives():
     """Scan on a ring with 2 us a hop: prefix 1 is made at rank 1 at 2, and is at rank 2 at 4."""
     distances = Distances(problem_of(ring(4), collectives.scan(4)))
     assert distances.origins(1) == {1: 2}
@@ -123,7 +115,7 @@ def test_derived_chunks_start_when_their_source_arrives() -> None:
     assert distances.origins(3) == {3: 6}
 
 
-def test_times_to_a_destination_depend_on_the_size() -> None:
+def test_times_to_a_destination_depend_on_the_size():
     """Chunks of 1 and 3 MB have different ways to rank 1."""
     problem = problem_of(detour().topology, custom(3, [([0], [1]), ([0], [1])]), chunk_bytes=[MB, 3 * MB])
     distances = Distances(problem)
@@ -131,7 +123,7 @@ def test_times_to_a_destination_depend_on_the_size() -> None:
     assert distances.to_go(1, 1).tolist() == [7, 0, 6]
 
 
-def test_crossing_straight_leaves_out_other_nodes() -> None:
+def test_crossing_straight_leaves_out_other_nodes():
     """Nodes 0, 1, 2 in a row of 1 us links, and 0 -> 2 straight in 5: then the way by node 1 is closed."""
     builder = TopologyBuilder("row", [0, 1, 2])
     for src, dst, beta in ((0, 1, 1), (1, 2, 1), (0, 2, 5)):
@@ -143,7 +135,7 @@ def test_crossing_straight_leaves_out_other_nodes() -> None:
     assert direct.heads(1).tolist() == [0, 1, 5]
 
 
-def test_alike_chunks_share_a_set_of_links() -> None:
+def test_alike_chunks_share_a_set_of_links():
     """Chunks of one origin may go over the same links; relays set another origin's chunks apart."""
     problem = problem_of(
         detour().topology,
@@ -155,7 +147,7 @@ def test_alike_chunks_share_a_set_of_links() -> None:
     assert distances.links(distances.carried(2)) == (2,)
 
 
-def test_times_of_a_numbered_set_are_kept() -> None:
+def test_times_of_a_numbered_set_are_kept():
     """The same numbers give the same array, and other sizes another."""
     distances = Distances(detour())
     number = distances.carried(0)
@@ -164,7 +156,7 @@ def test_times_of_a_numbered_set_are_kept() -> None:
     assert distances.times(number, 3)[0, 1] == 7
 
 
-def test_a_chunk_that_is_never_made_comes_nowhere() -> None:
+def test_a_chunk_that_is_never_made_comes_nowhere():
     """Scan where rank 0 sends to nobody: prefix 1 is not made at rank 1, so it has no origin."""
     topology = ring(3)
     allowed = frozenset(e for e, link in enumerate(topology.links) if link.src != 0)
@@ -173,7 +165,7 @@ def test_a_chunk_that_is_never_made_comes_nowhere() -> None:
     assert distances.heads(1).tolist() == [inf] * 3
 
 
-def graph_of(problem: Problem, links: Iterable[int], units: int) -> nx.DiGraph:
+def graph_of(problem, links, units):
     """Ranks joined by the fastest of the links between them."""
     graph = nx.DiGraph()
     graph.add_nodes_from(range(problem.topology.num_ranks))
@@ -184,7 +176,7 @@ def graph_of(problem: Problem, links: Iterable[int], units: int) -> nx.DiGraph:
     return graph
 
 
-def large_random_problem(seed: int) -> Problem:
+def large_random_problem(seed):
     """Up to 12 ranks in up to 3 nodes, links of any kind of cost, some closed to all or to some chunks."""
     rng = random.Random(seed)
     num_ranks = rng.randint(4, 12)
@@ -210,7 +202,7 @@ def large_random_problem(seed: int) -> Problem:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_times_agree_with_networkx(seed: int) -> None:
+def test_times_agree_with_networkx(seed):
     """Heads and times to go are networkx's shortest paths over the links that may carry each chunk."""
     problem = large_random_problem(seed)
     distances = Distances(problem)
@@ -228,7 +220,7 @@ def test_times_agree_with_networkx(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_links_of_sums_agree_with_the_clauses(seed: int) -> None:
+def test_links_of_sums_agree_with_the_clauses(seed):
     """Reducing, spreading or either: the links that `Problem.may_carry` admits."""
     problem = random_problem(seed, combining=True)
     distances = Distances(problem)
@@ -243,7 +235,7 @@ def test_links_of_sums_agree_with_the_clauses(seed: int) -> None:
         assert set(distances.links(distances.carried(c, reducing=None))) == either
 
 
-def test_a_chain_of_derived_chunks_may_be_long() -> None:
+def test_a_chain_of_derived_chunks_may_be_long():
     """Two ranks make 1,500 chunks by turns, each of the one before: 1,499 sends of 2 us, one after another."""
     count = 1500
     chunks = [Chunk((0,), ()), *(Chunk((), ()) for _ in range(count - 2)), Chunk((), (count % 2,))]
@@ -257,7 +249,7 @@ def test_a_chain_of_derived_chunks_may_be_long() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not MANY, reason="long; set TACCL_MANY=1 to run it")
 @pytest.mark.parametrize("name", collectives.COLLECTIVES)
-def test_two_thousand_ranks_on_a_ring(name: str) -> None:
+def test_two_thousand_ranks_on_a_ring(name):
     """Every collective has a bound that is proven; those of few sends a schedule that verifies.
 
     An alltoall of so many would have four million chunks, and is bounded on a quarter of the ranks.
@@ -276,14 +268,14 @@ def test_two_thousand_ranks_on_a_ring(name: str) -> None:
         assert result.schedule.finish == bound.bound
 
 
-def test_shortest_ways_know_parallel_links_and_free_ones() -> None:
+def test_shortest_ways_know_parallel_links_and_free_ones():
     """The cheaper of two links, and links at no price at all."""
     src, dst = np.array([0, 0, 1, 2]), np.array([1, 1, 2, 3])
     found = paths_from_nearest(4, src, dst, np.array([5.0, 3.0, 0.0, 2.0]), [0])
     assert found.tolist() == [0, 3, 3, 5]
 
 
-def test_shortest_ways_start_at_the_nearest_origin() -> None:
+def test_shortest_ways_start_at_the_nearest_origin():
     """And lead nowhere where no link does."""
     found = paths_from_nearest(4, np.array([0, 1]), np.array([2, 2]), np.array([5.0, 1.0]), [0, 1])
     assert found.tolist() == [0, 0, 1, np.inf]

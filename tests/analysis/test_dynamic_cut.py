@@ -1,10 +1,7 @@
 """Dynamic cuts: chunks of few ranks that must reach one, over ways of different lengths; by hand and by brute force."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -23,18 +20,15 @@ from tests.analysis.few_sources import few_start, least_ticks
 from tests.fuzzing import fuzzed, thinned
 from tests.synthesis.small_problems import custom, problem_of, random_problem
 
-if TYPE_CHECKING:
-    from taccl.problem.problem import Problem
 
-
-def claims(problem: Problem) -> list[Certificate]:
+def claims(problem):
     """A certificate of every claim."""
     found = dynamic_cut_bounds(NeededSends(as_spreading(problem)), in_network=False)
     us = problem.costs.ticks_per_us
     return [Certificate(problem, Fraction(c.ticks, us), c.kind, c.limits, c.witness) for c in found]
 
 
-def two_ways(number: int) -> Problem:
+def two_ways(number):
     """Chunks from rank 0 to rank 2: in 2 + 2 us by rank 1, or over a link of 5 us."""
     builder = TopologyBuilder("two ways", [0] * 3)
     for src, dst, beta in ((0, 1, 2), (1, 2, 2), (0, 2, 5)):
@@ -43,7 +37,7 @@ def two_ways(number: int) -> Problem:
 
 
 @pytest.mark.parametrize(("number", "finish_us"), [(2, 5), (3, 6), (4, 8), (5, 10)])
-def test_chunks_come_one_after_another_on_both_ways(number: int, finish_us: int) -> None:
+def test_chunks_come_one_after_another_on_both_ways(number, finish_us):
     """By rank 1 at 4, 6, 8 us and so on, on the link at 5 and 10: while the first is at rank 1 none is at the target.
 
     What can enter rank 2 from 0 on would be there a whole send earlier.
@@ -56,7 +50,7 @@ def test_chunks_come_one_after_another_on_both_ways(number: int, finish_us: int)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", thinned(["scatter", "gather"]))
-def test_what_a_port_passes_does_not_go_round_by_another_node(name: str) -> None:
+def test_what_a_port_passes_does_not_go_round_by_another_node(name):
     """15 chunks for ranks of its node leave rank 0 by a port, 0.3 us each; by a NIC, and back, they take twice 2.6."""
     problem = make_problem(dgx2(2), name, size_bytes=32, chunks_per_rank=1)
     (port,) = {
@@ -70,7 +64,7 @@ def test_what_a_port_passes_does_not_go_round_by_another_node(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["broadcast", "reduce"])
-def test_a_node_of_an_ndv2_broadcasts_two_chunks(name: str) -> None:
+def test_a_node_of_an_ndv2_broadcasts_two_chunks(name):
     """Rank 7 is three quick links from rank 0, or a quick and a slow one; two chunks do not both find such a way."""
     problem = make_problem(ndv2(1), collectives.make(name, 8, chunks_per_rank=2), chunk_bytes=128_000)
     quick, slow = Fraction(3244, 1000), Fraction(6188, 1000)
@@ -79,7 +73,7 @@ def test_a_node_of_an_ndv2_broadcasts_two_chunks(name: str) -> None:
     assert max(3 * quick, quick + slow) < bound.bound <= 2 * slow
 
 
-def test_moments_that_are_made_up_prove_no_more() -> None:
+def test_moments_that_are_made_up_prove_no_more():
     """Each rank's moment may be any; that of the target is not asked."""
     problem = two_ways(3)
     bound = lower_bound(problem)
@@ -90,10 +84,9 @@ def test_moments_that_are_made_up_prove_no_more() -> None:
     assert not replace(bound, witness=DynamicCut(2, (0, 0, 6))).check()
 
 
-@pytest.mark.slow
 @fuzzed(few=15, many=1000)
 @given(seed=st.integers(0, 2**32 - 1), combining=st.booleans(), few=st.booleans())
-def test_no_claim_is_above_the_optimum(seed: int, combining: bool, few: bool) -> None:
+def test_no_claim_is_above_the_optimum(seed, combining, few):
     """Of any random problem: at most the least finish, and proven by the witness, which proves no more than that."""
     problem = (few_start if few else random_problem)(seed, combining=combining)
     least = least_ticks(problem)

@@ -1,7 +1,5 @@
 """The scope of bounds: the chunks of a problem, or all chunkings of its data."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import replace
@@ -178,7 +176,6 @@ def _random_topology(draw):
     return builder.build()
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_no_chunking_beats_the_bound_over_all():
     """Schedules in 1 to 4 chunks per rank end no sooner than it, with and without merging."""

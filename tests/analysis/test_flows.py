@@ -1,9 +1,6 @@
 """Prices of ways: hand-derived flows, the fallback where the program is too large, and cheapest paths."""
 
-from __future__ import annotations
-
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,15 +14,10 @@ from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import some
 from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
 
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.flows import FlowDual
-    from taccl.problem.problem import Problem
-    from taccl.topology.topology import Topology
-
 MB = 10**6
 
 
-def linked(num_ranks: int, costs: dict[tuple[int, int], int]) -> Topology:
+def linked(num_ranks, costs):
     """Links by their ends, with so many us/MB."""
     builder = TopologyBuilder("linked", [0] * num_ranks)
     for (src, dst), beta in costs.items():
@@ -33,7 +25,7 @@ def linked(num_ranks: int, costs: dict[tuple[int, int], int]) -> Topology:
     return builder.build()
 
 
-def flowed(problem: Problem, *, divisible: bool = True) -> tuple[Fraction, FlowDual, bool]:
+def flowed(problem, *, divisible=True):
     """The multicommodity bound in microseconds, its witness, and whether the program was solved."""
     found = multicommodity(Volume(problem, divisible=divisible), find_symmetries(problem))
     assert found is not None
@@ -70,7 +62,7 @@ HAND = {
 
 
 @pytest.mark.parametrize("name", HAND)
-def test_flows_by_hand(name: str) -> None:
+def test_flows_by_hand(name):
     """The optimum of the linear program, exactly."""
     topology, collective, expected = HAND[name]
     bound, _, solved = flowed(problem_of(topology, collective))
@@ -79,7 +71,7 @@ def test_flows_by_hand(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HAND)
-def test_flows_that_were_not_solved_say_no_more(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flows_that_were_not_solved_say_no_more(name, monkeypatch):
     """Beyond the reach of the program: distance times volume over capacity, a bound that checks."""
     monkeypatch.setattr(flows, "_MAX_FLOWS", 0)
     topology, collective, expected = HAND[name]
@@ -91,7 +83,7 @@ def test_flows_that_were_not_solved_say_no_more(name: str, monkeypatch: pytest.M
     assert certificate.check()
 
 
-def test_distance_times_volume_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distance_times_volume_by_hand(monkeypatch):
     """One-way ring: 24 hops over 4 links, all at one price, is tight, and says what it is."""
     monkeypatch.setattr(flows, "_MAX_FLOWS", 0)
     bound = lower_bound(problem_of(HAND["one-way ring"][0], collectives.alltoall(4)), divisible=True)
@@ -100,7 +92,7 @@ def test_distance_times_volume_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bound.check()
 
 
-def test_distance_times_volume_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distance_times_volume_between_nodes(monkeypatch):
     """Two chunks over links of 2 + 1 us that share a NIC for 1 + 1 us.
 
     With one price for all three each chunk pays 5, of 3 in all: 10/3 us. With a price for what links share,
@@ -111,31 +103,31 @@ def test_distance_times_volume_between_nodes(monkeypatch: pytest.MonkeyPatch) ->
     assert flowed(problem)[0] == 5
 
 
-def test_a_single_program_is_within_reach() -> None:
+def test_a_single_program_is_within_reach():
     """By default it is solved, and says so."""
     bound = lower_bound(problem_of(HAND["one-way ring"][0], collectives.alltoall(4)), divisible=True)
     assert bound.kind == "multicommodity"
     assert bound.limits.startswith("all ways together, over the rate of ")
 
 
-def test_whole_chunks_pay_alpha_and_end_in_whole_ticks() -> None:
+def test_whole_chunks_pay_alpha_and_end_in_whole_ticks():
     """On a ring with 1 us latency and 1 us/MB: 16 hops of 2 us over 8 links, 4 us."""
     assert flowed(problem_of(ring(4), collectives.alltoall(4)), divisible=False)[0] == 4
 
 
-def test_sizes_count() -> None:
+def test_sizes_count():
     """1 MB and 3 MB over one link."""
     problem = problem_of(linked(2, {(0, 1): 2}), custom(2, [([0], [1])] * 2), chunk_bytes=[MB, 3 * MB])
     assert flowed(problem)[0] == 8
 
 
-def test_a_chunk_for_several_counts_for_the_farthest() -> None:
+def test_a_chunk_for_several_counts_for_the_farthest():
     """It may be copied on the way: of a chain of three only the hops to its end are sure."""
     problem = problem_of(linked(3, {(0, 1): 1, (1, 2): 1}), custom(3, [([0], [1, 2])]))
     assert flowed(problem)[0] == 1
 
 
-def test_chunks_that_may_go_elsewhere_are_told_apart() -> None:
+def test_chunks_that_may_go_elsewhere_are_told_apart():
     """Chunks of ranks 0 and 1 for rank 2: 0 -> 2 takes 1 us, 1 -> 2 takes 3, and 1 -> 0 takes 1.
 
     A share f of rank 1's chunk goes straight: 3 f = 1 + (1 - f), so f = 1/2, and 3/2 us. If link 0 -> 2 carries
@@ -149,14 +141,14 @@ def test_chunks_that_may_go_elsewhere_are_told_apart() -> None:
     assert flowed(bound)[0] == 3
 
 
-def test_sums_have_no_ways() -> None:
+def test_sums_have_no_ways():
     """Contributions share them."""
     problem = problem_of(ring(3), collectives.allreduce(3))
     volume = Volume(problem, divisible=True)
     assert multicommodity(volume, find_symmetries(problem)) is None
 
 
-def test_nothing_to_send_has_no_price() -> None:
+def test_nothing_to_send_has_no_price():
     """Every chunk is where it must be."""
     problem = problem_of(ring(3), custom(3, [([0], [0])]))
     volume = Volume(problem, divisible=True)
@@ -164,7 +156,7 @@ def test_nothing_to_send_has_no_price() -> None:
 
 
 @pytest.mark.slow
-def test_random_fallbacks_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_fallbacks_hold(monkeypatch):
     """On random problems distance times volume is at most the flows, and checks."""
     for seed in range(some(50, 120)):
         problem = random_problem(seed, combining=False)
@@ -179,7 +171,7 @@ def test_random_fallbacks_hold(monkeypatch: pytest.MonkeyPatch) -> None:
             assert flat[0] <= solved[0] * (1 + Fraction(1, 10**5))
 
 
-def test_a_gather_is_one_commodity() -> None:
+def test_a_gather_is_one_commodity():
     """Its chunks are followed from the rank where all end; an alltoall has one commodity per origin."""
     topology = ring(5)
     for collective, number in ((collectives.gather(5), 1), (collectives.alltoall(5), 5)):

@@ -1,11 +1,8 @@
 """Sends between nodes for sums that they share: after the first sums in nodes, before the last copies there."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,17 +16,13 @@ from tests.effort import brief_synthesis
 from tests.fuzzing import cases, some
 from tests.synthesis.small_problems import custom, problem_of, two_levels
 
-if TYPE_CHECKING:
-    from taccl.problem.problem import Problem
-    from taccl.topology.topology import Topology
 
-
-def claims(problem: Problem) -> list[Fraction]:
+def claims(problem):
     """What is said of sends between ranks, of those between nodes, and of these within its ends."""
     return [Fraction(claim.ticks, problem.costs.ticks_per_us) for claim in gossip(NeededSends(problem))]
 
 
-def test_sums_are_made_before_they_cross_and_spread_after() -> None:
+def test_sums_are_made_before_they_cross_and_spread_after():
     """Four sums, and copies, through a NIC each way: 4 sends of 3 us, and 1 us before and behind them."""
     problem = problem_of(two_levels(2, local=1, nic=3), collectives.allreduce(4))
     assert claims(problem)[1:] == [12, 14]
@@ -37,19 +30,19 @@ def test_sums_are_made_before_they_cross_and_spread_after() -> None:
     assert bound.bound >= 14 and bound.check()
 
 
-def test_one_send_more_may_begin_and_end_outside() -> None:
+def test_one_send_more_may_begin_and_end_outside():
     """With ends of 2 us each, a fifth send makes up for the halves of the first and of the last: 15 us."""
     problem = problem_of(two_levels(2, local=2, nic=3), collectives.allreduce(4))
     assert claims(problem)[1:] == [12, 15]
 
 
-def test_more_ranks_double_for_longer() -> None:
+def test_more_ranks_double_for_longer():
     """Four ranks add up, and spread a copy, in twice 1 us each; 8 sends each way take 40 us."""
     problem = problem_of(two_levels(4, local=1, nic=5), collectives.allreduce(8))
     assert claims(problem)[1:] == [40, 44]
 
 
-def test_the_ends_take_no_longer_than_a_crossing() -> None:
+def test_the_ends_take_no_longer_than_a_crossing():
     """Behind slow links inside, an early send brings what another node's rank adds after 2 us."""
     problem = problem_of(
         two_levels(2, local=7, nic=2), custom(4, [(range(4), [0, 1, 2])] * 4, combining=True)
@@ -57,13 +50,13 @@ def test_the_ends_take_no_longer_than_a_crossing() -> None:
     assert claims(problem)[1:] == [8, 10]
 
 
-def test_both_ends_are_cut_to_fit_between_two_crossings() -> None:
+def test_both_ends_are_cut_to_fit_between_two_crossings():
     """Two sums take 2 sends of 3 us each way: at 6 us there is no room beside two sends."""
     two = problem_of(two_levels(2, local=1, nic=3), custom(4, [(range(4), range(4))] * 2, combining=True))
     assert claims(two)[1:] == [6]
 
 
-def test_merged_chunks_count_one_behind_the_other() -> None:
+def test_merged_chunks_count_one_behind_the_other():
     """The last of 4 sends each way ends 1 us after its 3 us at the NIC; of merged ones that is not counted."""
     topology = two_levels(2, local=1, nic=3, alpha=1)
     alone, merged = (
@@ -75,14 +68,14 @@ def test_merged_chunks_count_one_behind_the_other() -> None:
     assert (claims(alone)[-1], claims(merged)[-1]) == (15, 14)
 
 
-def test_sums_that_one_rank_of_a_node_adds_to_need_no_head() -> None:
+def test_sums_that_one_rank_of_a_node_adds_to_need_no_head():
     """And those that one rank of each wants need no tail."""
     chunks = tuple(Chunk((0, 2), (0, 1, 2, 3), 0) for _ in range(4))
     problem = problem_of(two_levels(2, local=2, nic=3), Collective("sums", 4, chunks, combining=True))
     assert claims(problem)[1:] == [12, 14]
 
 
-def gated(per_node: int, gates: int, **costs: int) -> tuple[Topology, dict[str, frozenset[int]]]:
+def gated(per_node, gates, **costs):
     """Two levels, and a clause: the first so many ranks of a node alone talk to other nodes."""
     topology = two_levels(per_node, **costs)
     far = (e for e in topology.internode_links)
@@ -92,7 +85,7 @@ def gated(per_node: int, gates: int, **costs: int) -> tuple[Topology, dict[str, 
     return topology, {"links_allowed": frozenset(range(len(topology.links))) - shut}
 
 
-def test_ranks_of_a_node_that_others_cannot_reach_share_sums_through_those_that_can() -> None:
+def test_ranks_of_a_node_that_others_cannot_reach_share_sums_through_those_that_can():
     """Of 3 ranks two need 4 sends of each sum there: 24 for 6 sums, through 3 ports, take 8 us."""
     topology, clauses = gated(3, 1, local=1, nic=1)
     problem = problem_of(topology, collectives.allreduce(6), **clauses)
@@ -104,7 +97,7 @@ def test_ranks_of_a_node_that_others_cannot_reach_share_sums_through_those_that_
     assert not replace(bound, witness=Gossip(frozenset((0, 1, 3)))).check()
 
 
-def test_ranks_that_others_reach_need_no_sends_among_themselves() -> None:
+def test_ranks_that_others_reach_need_no_sends_among_themselves():
     """Two of 3 ranks are one with those outside: the third, with a port each way, has 2 sends of each sum."""
     topology, clauses = gated(3, 2, local=1, nic=1)
     problem = problem_of(topology, collectives.allreduce(6), **clauses)
@@ -117,13 +110,13 @@ def test_ranks_that_others_reach_need_no_sends_among_themselves() -> None:
 
 
 @pytest.mark.parametrize("chunk_bytes", [(10**6,) * 3 + (2 * 10**6,)])
-def test_chunks_of_two_sizes_are_only_counted(chunk_bytes: tuple[int, ...]) -> None:
+def test_chunks_of_two_sizes_are_only_counted(chunk_bytes):
     """As there is no one time that a send takes."""
     problem = problem_of(two_levels(2, local=2, nic=3), collectives.allreduce(4), chunk_bytes=chunk_bytes)
     assert claims(problem)[1:] == [12]
 
 
-def test_the_check_proves_what_is_claimed_and_no_more() -> None:
+def test_the_check_proves_what_is_claimed_and_no_more():
     """It works out both ends anew."""
     problem = problem_of(two_levels(4, local=1, nic=5), collectives.allreduce(8))
     ticks, limits, witness = list(gossip(NeededSends(problem)))[-1]
@@ -132,9 +125,8 @@ def test_the_check_proves_what_is_claimed_and_no_more() -> None:
     assert not replace(bound, bound=bound.bound + Fraction(1, problem.costs.ticks_per_us)).check()
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
-def test_no_schedule_beats_the_claim() -> None:
+def test_no_schedule_beats_the_claim():
     """On nodes behind a bus or a NIC each, of several speeds, under merging, whoever adds and wants."""
     found = 0
     for seed in cases("gossip between nodes", few=11, many=400):

@@ -1,10 +1,7 @@
 """Heads and tails: how long resources stay idle before and after what they are needed for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,13 +15,8 @@ from taccl.problem.problem import make_problem
 from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, problem_of, two_nodes
 
-if TYPE_CHECKING:
-    from taccl.problem.collective import Collective
-    from taccl.problem.problem import Problem
-    from taccl.topology.topology import Topology
 
-
-def idle_us(problem: Problem, *, divisible: bool = False) -> dict[str, Fraction]:
+def idle_us(problem, *, divisible=False):
     """Microseconds for which each resource is idle at least, by its name; of those that are ever needed."""
     idle = Volume(problem, divisible=divisible).heads_tails.idle(len(problem.topology.resources)).tolist()
     names = [resource.name for resource in problem.topology.resources]
@@ -32,40 +24,40 @@ def idle_us(problem: Problem, *, divisible: bool = False) -> dict[str, Fraction]
     return {name: Fraction(t, problem.costs.ticks_per_us) for name, t in found if t < FOREVER}
 
 
-def chain(*betas: int, alpha: int = 0, meaning: str = "occupies") -> Topology:
+def chain(*betas, alpha=0, meaning="occupies"):
     """Rank i leads to i + 1, in `alpha` us and so many us for 1 MB."""
-    builder = TopologyBuilder("chain", [0] * (len(betas) + 1), alpha_meaning=meaning)  # type: ignore[arg-type]
+    builder = TopologyBuilder("chain", [0] * (len(betas) + 1), alpha_meaning=meaning)
     for i, beta in enumerate(betas):
         builder.add_link(i, i + 1, alpha_us=alpha, beta_us_per_mb=beta)
     return builder.build()
 
 
-def idle_on_chain(collective: Collective, **clauses: object) -> list[Fraction]:
+def idle_on_chain(collective, **clauses):
     """Of the links of a chain of 1, 2 and 4 us."""
     return list(idle_us(problem_of(chain(1, 2, 4), collective, **clauses)).values())
 
 
-def test_what_goes_all_the_way_leaves_links_idle_before_and_after() -> None:
+def test_what_goes_all_the_way_leaves_links_idle_before_and_after():
     """A chunk from 0 to 3: each link waits for those before it, and leaves time for those after it."""
     assert idle_on_chain(custom(4, [([0], [3])])) == [6, 5, 3]
 
 
-def test_the_first_and_the_last_chunk_may_be_different_ones() -> None:
+def test_the_first_and_the_last_chunk_may_be_different_ones():
     """0 to 3 and 1 to 3: the second can start on 1 -> 2 at once, and 2 -> 3 waits 2 us for it."""
     assert idle_on_chain(custom(4, [([0], [3]), ([1], [3])])) == [6, 4, 2]
 
 
-def test_a_link_that_no_chunk_needs_is_left_out() -> None:
+def test_a_link_that_no_chunk_needs_is_left_out():
     """What is wanted at 2 has no business on 2 -> 3."""
     assert idle_on_chain(custom(4, [([0], [2])])) == [2, 1]
 
 
-def test_a_chunk_that_many_want_ends_anywhere() -> None:
+def test_a_chunk_that_many_want_ends_anywhere():
     """A broadcast from 0: after every link there is a rank that wants it."""
     assert idle_on_chain(custom(4, [([0], [1, 2, 3])])) == [0, 1, 3]
 
 
-def test_relays_say_who_may_carry() -> None:
+def test_relays_say_who_may_carry():
     """Round by 2 takes 2 us, but only to what may be there: two chunks, one of which has rank 2 in its group."""
     builder = TopologyBuilder("triangle", [0] * 3)
     for src, dst, beta in ((0, 1, 10), (0, 2, 1), (2, 1, 1)):
@@ -75,35 +67,35 @@ def test_relays_say_who_may_carry() -> None:
     assert list(idle_us(problem).values()) == [0]
 
 
-def test_what_a_chunk_is_made_of_is_wanted_where_it_is_made() -> None:
+def test_what_a_chunk_is_made_of_is_wanted_where_it_is_made():
     """A scan along a chain: the first sum is wanted at 1, where the next one is made and may start."""
     assert idle_on_chain(collectives.scan(4)) == [0, 0, 0]
 
 
-def test_a_send_outlasts_a_hold_at_its_start() -> None:
+def test_a_send_outlasts_a_hold_at_its_start():
     """3 us of latency are not held: they are left after the hold of the sender's end."""
     assert list(
         idle_us(problem_of(chain(1, alpha=3, meaning="pipelined"), custom(2, [([0], [1])]))).values()
     ) == [3]
 
 
-def test_a_hold_at_the_receiver_begins_late() -> None:
+def test_a_hold_at_the_receiver_begins_late():
     """A link of 2 + 1 us whose receiver is held for 1 us, and whose sender for 1 + 1: head 2, and tail 1."""
     builder = TopologyBuilder("port", [0, 0])
     link = builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
     for name, alpha, side in (("out", 1, "send"), ("in", 0, "receive")):
-        builder.add_hold(link, builder.add_resource(name), alpha_us=alpha, beta_us_per_mb=1, side=side)  # type: ignore[arg-type]
+        builder.add_hold(link, builder.add_resource(name), alpha_us=alpha, beta_us_per_mb=1, side=side)
     problem = problem_of(builder.build(), custom(2, [([0], [1])]))
     assert idle_us(problem) == {"link 0->1": 0, "out": 1, "in": 2}
 
 
-def test_divisible_data_pays_only_latency() -> None:
+def test_divisible_data_pays_only_latency():
     """Pieces as small as one likes wait for the alphas of the links before and after."""
     problem = problem_of(chain(1, 2, 4, alpha=3), custom(4, [([0], [3])]))
     assert list(idle_us(problem, divisible=True).values()) == [6, 6, 6]
 
 
-def test_the_parts_that_a_sum_is_of_start_everywhere() -> None:
+def test_the_parts_that_a_sum_is_of_start_everywhere():
     """An allreduce on two nodes: every resource may be busy from the beginning, but for a latency of 2 us."""
     idle = idle_us(problem_of(two_nodes(meaning="pipelined"), collectives.allreduce(4)))
     assert idle["NIC of node 0"] == 2
@@ -123,14 +115,12 @@ def test_the_parts_that_a_sum_is_of_start_everywhere() -> None:
         ([(2, 1), (1, 2)], Fraction(5, 2), Fraction(13, 6)),
     ],
 )
-def test_the_least_time_counts_no_resource_before_it_can_be_held(
-    prices: list[tuple[int, int]], needed: Fraction, time: Fraction
-) -> None:
+def test_the_least_time_counts_no_resource_before_it_can_be_held(prices, needed, time):
     """Each adds its price per tick from its idle ticks on, and never less than nothing."""
     assert least_time(prices, Fraction(needed)) == time
 
 
-def test_a_counted_chunk_arrives_after_its_hold() -> None:
+def test_a_counted_chunk_arrives_after_its_hold():
     """Two chunks of 1 us each over one link, and 3 us of latency that is not held: 5 us."""
     problem = problem_of(chain(1, alpha=3, meaning="pipelined"), custom(2, [([0], [1]), ([0], [1])]))
     bound = replace(lower_bound(problem), witness=Border(frozenset({1}), True))
@@ -143,7 +133,7 @@ def test_a_counted_chunk_arrives_after_its_hold() -> None:
 @pytest.mark.parametrize(
     ("size_bytes", "nodes", "finish"), [(64_000, 2, "9.32"), (10**6, 2, "107.6"), (64_000, 4, "12.68")]
 )
-def test_alltoall_of_dgx2_ends_a_latency_after_its_nics(size_bytes: int, nodes: int, finish: str) -> None:
+def test_alltoall_of_dgx2_ends_a_latency_after_its_nics(size_bytes, nodes, finish):
     """What 8 NICs of 105 us/MB must pass (6.72, 105 and 10.08 us), and 2.6 us for the last chunk to arrive."""
     topology = topologies.dgx2(nodes)
     problem = make_problem(topology, collectives.alltoall(topology.num_ranks), size_bytes=size_bytes)

@@ -1,7 +1,5 @@
 """Cuts along level sets: hand-derived bisections, witnesses, and the functions whose levels they are."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -126,7 +124,7 @@ def test_levels_are_both_sides():
 
 
 @pytest.mark.parametrize("combining", [False, True], ids=["copies", "sums"])
-def test_the_volume_into_many_sets_is_that_into_each(combining: bool) -> None:
+def test_the_volume_into_many_sets_is_that_into_each(combining):
     """One product of matrices gives what each set gives alone."""
     for seed in range(20):
         volume = Volume(random_problem(seed, combining=combining), divisible=seed % 2 == 0)

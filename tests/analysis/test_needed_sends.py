@@ -1,12 +1,9 @@
 """What every schedule must send into and out of sets of ranks: hand-derived jobs, and real schedules."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,32 +23,29 @@ from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import MANY
 from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
 
-if TYPE_CHECKING:
-    from taccl.topology.topology import Topology
-
 MB = 10**6
 
 
-def chain(collective: Collective, **options: object) -> Problem:
+def chain(collective, **options):
     """0 -> 1 in 4 us, 1 -> 2 in 10 + 1 us into the other node, 2 -> 3 in 5 us: links 0, 1, 2."""
     builder = TopologyBuilder("chain", [0, 0, 1, 1])
     builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=4)
     builder.add_link(1, 2, alpha_us=10, beta_us_per_mb=1)
     builder.add_link(2, 3, alpha_us=0, beta_us_per_mb=5)
-    return problem_of(builder.build(), collective, **options)  # type: ignore[arg-type]
+    return problem_of(builder.build(), collective, **options)
 
 
-def held(*resource_and_ticks: int) -> frozenset[tuple[int, int]]:
+def held(*resource_and_ticks):
     """The onward part of a job: a resource and for how long it is held, or nothing."""
-    return frozenset([resource_and_ticks] if resource_and_ticks else [])  # type: ignore[list-item]
+    return frozenset([resource_and_ticks] if resource_and_ticks else [])
 
 
-def jobs_at(problem: Problem, *ranks: int, entering: bool = True) -> tuple[BorderJob, ...]:
+def jobs_at(problem, *ranks, entering=True):
     """The jobs at the border of one set of ranks."""
     return NeededSends(problem).border(frozenset(ranks), entering=entering)
 
 
-def test_ranks_and_nodes_are_looked_at() -> None:
+def test_ranks_and_nodes_are_looked_at():
     """Each rank by itself, and each node where there are several."""
     sets = {frozenset((r,)) for r in range(4)}
     (name, ranks), (other, nodes) = NeededSends(problem_of(two_nodes(), collectives.allgather(4))).families
@@ -59,47 +53,43 @@ def test_ranks_and_nodes_are_looked_at() -> None:
     assert (other, nodes) == ("node", [frozenset({0, 1}), frozenset({2, 3})])
 
 
-def test_one_node_is_no_set() -> None:
+def test_one_node_is_no_set():
     """Nothing enters the only node."""
     assert [name for name, _ in NeededSends(problem_of(ring(4), collectives.allgather(4))).families] == [
         "rank"
     ]
 
 
-def test_a_chunk_enters_the_node_that_needs_it() -> None:
-    """From rank 0 to 3: at the border after 4, then 5 more, in which it holds the link 2 -> 3."""
-    assert jobs_at(chain(custom(4, [([0], [3])])), 2, 3) == (BorderJob(frozenset({1}), 1, 4, 5, held(2, 5)),)
+@pytest.mark.parametrize(
+    ("ranks", "entering", "jobs"),
+    [
+        # Into the node that needs it: at the border after 4, then 5 more, in which it holds the link 2 -> 3.
+        ((2, 3), True, (BorderJob(frozenset({1}), 1, 4, 5, held(2, 5)),)),
+        # The same link, out of the node where it starts.
+        ((0, 1), False, (BorderJob(frozenset({1}), 1, 4, 5, held(2, 5)),)),
+        # Into rank 3 over link 2, after 4 + 11, with nothing left; out of rank 0 at once, with 11 + 5 left.
+        ((3,), True, (BorderJob(frozenset({2}), 1, 15, 0, held()),)),
+        ((0,), False, (BorderJob(frozenset({0}), 1, 0, 16, held(1, 11)),)),
+        # Ranks 1 and 2 only pass the chunk on, rank 0 has it, and rank 3 keeps it.
+        *(
+            (ranks, entering, ())
+            for ranks, entering in (((2,), True), ((0,), True), ((1,), False), ((3,), False))
+        ),
+    ],
+)
+def test_a_chunk_crosses_the_borders_on_its_way(ranks, entering, jobs):
+    """From rank 0 to 3 of a chain."""
+    assert jobs_at(chain(custom(4, [([0], [3])])), *ranks, entering=entering) == jobs
 
 
-def test_a_chunk_leaves_the_node_where_it_starts() -> None:
-    """The same link seen from the other side."""
-    assert jobs_at(chain(custom(4, [([0], [3])])), 0, 1, entering=False) == (
-        BorderJob(frozenset({1}), 1, 4, 5, held(2, 5)),
-    )
-
-
-def test_each_rank_has_its_own_border() -> None:
-    """Into rank 3 over link 2, after 4 + 11, with nothing left; out of rank 0 at once, with 11 + 5 left."""
-    problem = chain(custom(4, [([0], [3])]))
-    assert jobs_at(problem, 3) == (BorderJob(frozenset({2}), 1, 15, 0, held()),)
-    assert jobs_at(problem, 0, entering=False) == (BorderJob(frozenset({0}), 1, 0, 16, held(1, 11)),)
-
-
-def test_what_starts_or_ends_outside_is_no_job() -> None:
-    """Rank 2 only passes the chunk on, and rank 0 has it."""
-    problem = chain(custom(4, [([0], [3])]))
-    assert jobs_at(problem, 2) == jobs_at(problem, 0) == ()
-    assert jobs_at(problem, 1, entering=False) == jobs_at(problem, 3, entering=False) == ()
-
-
-def test_a_chunk_that_starts_on_both_sides_need_not_leave() -> None:
+def test_a_chunk_that_starts_on_both_sides_need_not_leave():
     """Ranks 0 and 2 have it: it need not leave 0, nor enter the second node."""
     problem = chain(custom(4, [([0, 2], [3])]))
     assert jobs_at(problem, 0, entering=False) == jobs_at(problem, 2, 3) == ()
     assert jobs_at(problem, 3) == (BorderJob(frozenset({2}), 1, 0, 0, held()),)
 
 
-def test_alike_chunks_are_all_counted() -> None:
+def test_alike_chunks_are_all_counted():
     """Three chunks of 1 unit, and one of 2: 4 + 11, or 8 + 12, before rank 3's border."""
     problem = chain(custom(4, [([0], [3])] * 4), chunk_bytes=[MB, MB, 2 * MB, MB])
     assert sorted(jobs_at(problem, 3), key=lambda job: job.units) == [
@@ -108,13 +98,13 @@ def test_alike_chunks_are_all_counted() -> None:
     ]
 
 
-def test_the_tail_is_that_of_the_farthest_destination() -> None:
+def test_the_tail_is_that_of_the_farthest_destination():
     """Needed at 2 and at 3: the one that is served later has 5 to go."""
     (job,) = jobs_at(chain(custom(4, [([0], [2, 3])])), 2, 3)
     assert (job.release, job.tail) == (4, 5)
 
 
-def test_of_several_links_the_best_times_count() -> None:
+def test_of_several_links_the_best_times_count():
     """Into {2, 3} of a star about 0, from rank 1: over 0 -> 2 or 0 -> 3, after 1 us to rank 0.
 
     Rank 3, the farther one, has a link of its own, so nothing need be left behind the border.
@@ -123,7 +113,7 @@ def test_of_several_links_the_best_times_count() -> None:
     assert (job.links, job.release, job.tail) == (frozenset({2, 4}), 1, 0)
 
 
-def test_only_links_that_may_carry_the_chunk_count() -> None:
+def test_only_links_that_may_carry_the_chunk_count():
     """Full 3 without 0 -> 1: the chunk enters rank 1 from rank 2, after 1."""
     topology = full(3)
     closed = topology.links_between(0, 1)[0]
@@ -132,7 +122,7 @@ def test_only_links_that_may_carry_the_chunk_count() -> None:
     assert job == BorderJob(frozenset(topology.links_between(2, 1)), 1, 1, 0, held())
 
 
-def test_derived_chunks_enter_from_where_they_are_made() -> None:
+def test_derived_chunks_enter_from_where_they_are_made():
     """Scan on a ring of 3: prefix 1, made at rank 1, is the only chunk that rank 2 gets."""
     problem = problem_of(ring(3), collectives.scan(3))
     (job,) = jobs_at(problem, 2)
@@ -140,7 +130,7 @@ def test_derived_chunks_enter_from_where_they_are_made() -> None:
     assert 0 <= job.release <= 2
 
 
-def test_a_sum_enters_and_leaves_every_rank() -> None:
+def test_a_sum_enters_and_leaves_every_rank():
     """Ring of 4, 2 us a hop: what enters rank 0 was 2 hops away, one before its border; the same out."""
     problem = problem_of(ring(4), custom(4, [([0, 1, 2, 3], [0, 1, 2, 3])], combining=True))
     links = problem.topology
@@ -149,14 +139,14 @@ def test_a_sum_enters_and_leaves_every_rank() -> None:
     assert (out.links, out.release, out.tail) == (frozenset(links.links_from[0]), 0, 2)
 
 
-def test_a_rank_that_adds_nothing_has_nothing_to_send() -> None:
+def test_a_rank_that_adds_nothing_has_nothing_to_send():
     """Rank 2 needs the sum of ranks 0 and 1."""
     problem = problem_of(full(3), custom(3, [([0, 1], [0, 1, 2])], combining=True))
     assert jobs_at(problem, 2, entering=False) == ()
     assert len(jobs_at(problem, 2)) == 1
 
 
-def test_contributions_that_cross_straight_enter_one_by_one() -> None:
+def test_contributions_that_cross_straight_enter_one_by_one():
     """Three nodes of two; the root is rank 0. Each other node's contributions enter node 0 by themselves."""
     builder = TopologyBuilder("three nodes", [0, 0, 1, 1, 2, 2])
     for src in range(6):
@@ -173,14 +163,14 @@ def test_contributions_that_cross_straight_enter_one_by_one() -> None:
     assert len(jobs_at(direct, 2, 3)) == 1
 
 
-def test_symmetry_skips_alike_sets() -> None:
+def test_symmetry_skips_alike_sets():
     """On a ring of 4 one rank stands for all, and on a chain none does."""
     ranks = [frozenset((r,)) for r in range(4)]
     assert NeededSends(problem_of(ring(4), collectives.allgather(4))).different(ranks) == ranks[:1]
     assert NeededSends(chain(collectives.allgather(4))).different(ranks) == ranks
 
 
-def test_alike_sets_have_the_jobs_of_the_first() -> None:
+def test_alike_sets_have_the_jobs_of_the_first():
     """The jobs of each rank are those of rank 0, over the images of the links and resources."""
     demand = NeededSends(problem_of(ring(4, betas=(0, 1)), collectives.alltoall(4)))
     (turn,) = demand.symmetries.generators
@@ -198,7 +188,7 @@ def test_alike_sets_have_the_jobs_of_the_first() -> None:
     assert Counter(moved) == Counter(jobs_at(demand.problem, turn.ranks[0]))
 
 
-def test_holds_by_link() -> None:
+def test_holds_by_link():
     """Link 4 of the two nodes holds itself for 2 + 1 a unit, and the NIC for 1 + 1, both from its start."""
     demand = NeededSends(problem_of(two_nodes(), collectives.allgather(4)))
     nic = next(i for i, r in enumerate(demand.topology.resources) if r.name == "NIC of node 0")
@@ -207,7 +197,7 @@ def test_holds_by_link() -> None:
     assert set(demand.held[0]) & {own, nic} == set()
 
 
-def test_links_with_many_ends_are_told_apart() -> None:
+def test_links_with_many_ends_are_told_apart():
     """A multicast makes counting by borders wrong, unless the sketch leaves it out."""
     builder = TopologyBuilder("multicast", [0] * 3)
     builder.add_link(0, (1, 2), alpha_us=0, beta_us_per_mb=1)
@@ -217,7 +207,7 @@ def test_links_with_many_ends_are_told_apart() -> None:
     assert NeededSends(problem.with_clauses(links_allowed=frozenset({1}))).single_ended
 
 
-def test_a_multicast_enters_where_one_of_its_ends_is() -> None:
+def test_a_multicast_enters_where_one_of_its_ends_is():
     """It serves rank 1 as well as the link that leads there alone."""
     builder = TopologyBuilder("multicast", [0] * 3)
     builder.add_link(0, (1, 2), alpha_us=0, beta_us_per_mb=1)
@@ -226,21 +216,21 @@ def test_a_multicast_enters_where_one_of_its_ends_is() -> None:
     assert job.links == {0, 1}
 
 
-def test_ways_out_share_a_port_or_nothing() -> None:
+def test_ways_out_share_a_port_or_nothing():
     """Behind a port a chunk keeps all others from leaving for 1 us; without it there are two ways out."""
     for port, onward in ((True, held(0, 1)), (False, held())):
         demand = NeededSends(problem_of(full(3, port=port), custom(3, [([0], [1])])))
         assert demand.onward(demand.distances.carried(0), 1, frozenset({0})) == onward
 
 
-def test_where_nothing_leads_out_nothing_is_held() -> None:
+def test_where_nothing_leads_out_nothing_is_held():
     """Rank 3 is the end of the chain."""
     demand = NeededSends(chain(custom(4, [([0], [3])])))
     assert demand.onward(demand.distances.carried(0), 1, frozenset({3})) == held()
     assert demand.onward(demand.distances.carried(0), 2, frozenset({1})) == held(1, 12)
 
 
-def must_cross(problem: Problem, ranks: frozenset[int], *, entering: bool) -> set[int]:
+def must_cross(problem, ranks, *, entering):
     """The chunks that a set of ranks lacks and needs, or that it alone has and others need."""
     chunks = set()
     for c, data in enumerate(problem.collective.chunks):
@@ -253,7 +243,7 @@ def must_cross(problem: Problem, ranks: frozenset[int], *, entering: bool) -> se
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_every_schedule_does_the_jobs(seed: int) -> None:
+def test_every_schedule_does_the_jobs(seed):
     """Each chunk that must cross a border does, no earlier than the jobs' release, and before their tail."""
     problem = random_problem(seed)
     schedule = synthesize(problem, backend="greedy", time_limit_s=0.01).schedule
@@ -273,7 +263,7 @@ def test_every_schedule_does_the_jobs(seed: int) -> None:
                 assert schedule.finish_ticks >= min(t.end_ticks for t in over) + least
 
 
-def large_topology(seed: int) -> Topology:
+def large_topology(seed):
     """Up to 8 ranks in one or two nodes, more links than a ring, ports and NICs with any side."""
     rng = random.Random(seed)
     num_ranks = rng.choice((4, 6, 8))
@@ -293,13 +283,13 @@ def large_topology(seed: int) -> Topology:
         for resource in shared:
             if rng.random() < 0.2:
                 side = rng.choice(("send", "receive"))
-                builder.add_hold(link, resource, alpha_us=0, beta_us_per_mb=beta, side=side)  # type: ignore[arg-type]
+                builder.add_hold(link, resource, alpha_us=0, beta_us_per_mb=beta, side=side)
     return builder.build()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(400 if MANY else 4))
-def test_no_schedule_beats_the_bound(seed: int) -> None:
+def test_no_schedule_beats_the_bound(seed):
     """The list scheduler's and all baselines', on random topologies, collectives and merging."""
     rng = random.Random(seed)
     topology = large_topology(seed)
@@ -321,7 +311,7 @@ def test_no_schedule_beats_the_bound(seed: int) -> None:
         assert lower_bound(schedule.problem).bound <= schedule.finish
 
 
-def test_sums_may_meet_at_a_rank_that_needs_none() -> None:
+def test_sums_may_meet_at_a_rank_that_needs_none():
     """Ranks 0, 1, 2 share six sums, and meet at rank 3, over links of 1 us to it and from it.
 
     Each sum is reduced to rank 3 over three links at once, and copied over the other three a microsecond
@@ -346,7 +336,7 @@ def test_sums_may_meet_at_a_rank_that_needs_none() -> None:
     assert lower_bound(problem).bound <= 7
 
 
-def test_a_sum_whose_root_wants_none_need_not_cross() -> None:
+def test_a_sum_whose_root_wants_none_need_not_cross():
     """Ranks 1 and 2 are summed at rank 0, with rank 2, of the other node, as root.
 
     Contributions of rank 1 must not enter {0, 2} for a rank of another node than their own: none is there that

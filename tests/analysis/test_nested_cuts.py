@@ -1,7 +1,5 @@
 """Spread tails of chunks for one rank: what enters its node must then get to it; derived by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 
@@ -11,21 +9,21 @@ from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.spread_tail import SpreadTail, spread_tail_bounds
-from taccl.problem.problem import Clauses, Problem, make_problem
+from taccl.problem.problem import Clauses, make_problem
 from taccl.topology.fabrics import mesh
 from taccl.topology.machines import dgx_h100
 
 MB = 10**6
 
 
-def problem(name: str, nodes: int = 4, **clauses: object) -> Problem:
+def problem(name, nodes=4, **clauses):
     """DGX-H100 with 1 MB chunks: 20 us over a NIC, 20/9 us over a port of NVSwitch; no sends merge."""
     topology = dgx_h100(nodes, profile="nominal")
     made = collectives.make(name, topology.num_ranks)
-    return make_problem(topology, made, chunk_bytes=MB, clauses=Clauses(**clauses))  # type: ignore[arg-type]
+    return make_problem(topology, made, chunk_bytes=MB, clauses=Clauses(**clauses))
 
 
-def best_us(problem: Problem, *, backwards: bool = False) -> Fraction:
+def best_us(problem, *, backwards=False):
     """The best that one node alone says."""
     claims = spread_tail_bounds(NeededSends(problem), in_network=False)
     alone = [
@@ -37,12 +35,12 @@ def best_us(problem: Problem, *, backwards: bool = False) -> Fraction:
 
 
 @pytest.mark.parametrize(("name", "entering"), [("allgather", True), ("gather", True), ("scatter", False)])
-def test_the_last_chunks_still_spread_inside(name: str, entering: bool) -> None:
+def test_the_last_chunks_still_spread_inside(name, entering):
     """24 chunks enter a node over 8 NICs, the last 8 at 60 us: 7 of them come to a rank over its port, 20/9 us each."""
     assert best_us(problem(name), backwards=not entering) == 60 + 7 * Fraction(20, 9)
 
 
-def test_merged_chunks_may_come_at_once() -> None:
+def test_merged_chunks_may_come_at_once():
     """No less than where all 3 chunks that a rank's own NIC passes by 60 us are among the last 8: 5 more come."""
     topology = dgx_h100(4, profile="nominal")
     merging = make_problem(
@@ -56,7 +54,7 @@ def test_merged_chunks_may_come_at_once() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gather", "scatter"])
-def test_the_certificate_is_checked_by_arithmetic(name: str) -> None:
+def test_the_certificate_is_checked_by_arithmetic(name):
     """It holds, one tick more does not, nor does it the other way round in time."""
     certificate = lower_bound(problem(name))
     witness = certificate.witness
@@ -71,14 +69,14 @@ def test_the_certificate_is_checked_by_arithmetic(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_sums_and_derived_chunks_are_not_read_backwards() -> None:
+def test_sums_and_derived_chunks_are_not_read_backwards():
     """What is combined or copied on its way has no reverse."""
     certificate = lower_bound(problem("scatter"))
     for name in ("allreduce", "scan", "broadcast"):
         assert not replace(certificate, problem=problem(name)).check()
 
 
-def test_ranks_of_one_node_are_no_nodes() -> None:
+def test_ranks_of_one_node_are_no_nodes():
     """There is no second border, and all ranks hold something."""
     flat = make_problem(mesh(2, 2), collectives.allgather(4), chunk_bytes=MB)
     assert list(spread_tail_bounds(NeededSends(flat), in_network=False)) == []

@@ -1,11 +1,8 @@
 """Pair counting: each contribution must come to each rank that wants the sum; derived by hand, and tried."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,17 +19,14 @@ from tests.synthesis.brute_force import TooLarge
 from tests.synthesis.brute_force_apart import sums_by
 from tests.synthesis.small_problems import custom, joined, problem_of, two_levels
 
-if TYPE_CHECKING:
-    from taccl.problem.problem import Problem
 
-
-def claims(problem: Problem) -> list[Fraction]:
+def claims(problem):
     """What is said, in microseconds, of ranks and of nodes."""
     found = pair_counting_bounds(NeededSends(as_spreading(problem)), in_network=False)
     return [Fraction(claim.ticks, problem.costs.ticks_per_us) for claim in found]
 
 
-def test_what_is_sent_at_once_is_of_one_rank_only() -> None:
+def test_what_is_sent_at_once_is_of_one_rank_only():
     """Sends of 2 us: in 4 us a rank gets one contribution, and then two."""
     problem = problem_of(joined([0] * 4), custom(4, [(range(4), range(4))], combining=True))
     assert set(claims(problem)) == {4}
@@ -40,7 +34,7 @@ def test_what_is_sent_at_once_is_of_one_rank_only() -> None:
     assert bound.bound == 4 == synthesize(problem).schedule.finish
 
 
-def test_between_nodes_early_and_late_sends_serve_fewer() -> None:
+def test_between_nodes_early_and_late_sends_serve_fewer():
     """Of 16 pairs a send of 11 us serves four if it starts after 1 us and ends 1 us before the end.
 
     In 15 us five can pass one behind the other, two of which serve but two; in 14 us four, and two of them.
@@ -51,26 +45,26 @@ def test_between_nodes_early_and_late_sends_serve_fewer() -> None:
     assert claims(problem)[-1] == 15
 
 
-def test_contributions_that_no_rank_outside_adds_make_no_pairs() -> None:
+def test_contributions_that_no_rank_outside_adds_make_no_pairs():
     """A rank that adds alone, and one that wants nothing."""
     problem = problem_of(joined([0] * 3), custom(3, [([0, 1], [0, 1])], combining=True))
     assert set(claims(problem)) == {2}
 
 
-def test_what_is_no_sum_has_no_pairs() -> None:
+def test_what_is_no_sum_has_no_pairs():
     """Nor have sums for one rank, which are bounded as what spreads from it."""
     assert claims(problem_of(joined([0] * 3), collectives.allgather(3))) == []
     assert claims(problem_of(joined([0] * 3), collectives.reduce(3))) == []
 
 
-def test_what_one_rank_needs_is_said_of_it() -> None:
+def test_what_one_rank_needs_is_said_of_it():
     """Rank 0 of three needs those of two others, to three sums."""
     problem = problem_of(joined([0] * 3), collectives.allreduce(3))
     said = [each.limits for each in pair_counting_bounds(NeededSends(problem), in_network=False)]
     assert "6 contributions that rank 0 needs" in said
 
 
-def test_the_certificate_says_what_it_is_and_proves_no_more() -> None:
+def test_the_certificate_says_what_it_is_and_proves_no_more():
     """In words, and as plain values."""
     problem = problem_of(
         two_levels(4, local=1, nic=1, alpha=10, meaning="pipelined"), collectives.allreduce(8)
@@ -90,7 +84,7 @@ def test_the_certificate_says_what_it_is_and_proves_no_more() -> None:
         assert not replace(bound, witness=PairCounting(frozenset(other))).check()
 
 
-def random_sums(seed: int, *, tiny: bool) -> Problem:
+def random_sums(seed, *, tiny):
     """Sums on up to four ranks, or up to nine, in nodes or not, some of which merge."""
     rng = random.Random(f"pairs {seed}")
     few = [[0, 0, 0], [0, 0, 0, 0], [0, 0, 1], [0, 0, 1, 1], [0, 1, 1]]
@@ -111,9 +105,8 @@ def random_sums(seed: int, *, tiny: bool) -> Problem:
     return problem_of(topology, collective, max_merge=rng.choice((1, 2, 4)), merging=merging)
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
-def test_no_way_to_add_beats_the_pairs() -> None:
+def test_no_way_to_add_beats_the_pairs():
     """Of tiny problems all ways to add are tried; each claim is proven."""
     decided = 0
     for seed in cases("pair counting, over all ways to add", few=12, many=600):
@@ -128,9 +121,8 @@ def test_no_way_to_add_beats_the_pairs() -> None:
     assert decided > some(3, 40)
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
-def test_no_schedule_beats_the_pairs() -> None:
+def test_no_schedule_beats_the_pairs():
     """On up to nine ranks, of sums made at many of them."""
     for seed in cases("pair counting against schedules", few=5, many=600):
         problem = random_sums(seed, tiny=False)

@@ -1,7 +1,5 @@
 """`simulate`: what becomes of a schedule under other assumptions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 
@@ -112,17 +110,36 @@ def test_baselines_keep_their_finish(topology, name):
     assert simulate(schedule).finish == schedule.finish
 
 
-def test_slack_is_taken_out():
-    """A send that starts 4 us later than it could does not: 5.5 us, not 9.5."""
-    schedule = relay()  # a tick is half a microsecond
-    late = build(schedule.problem, [Row(0, 0, 2, 8), Row(0, 1, 14, 19)])
-    assert simulate(late).finish == Fraction("5.5")
+def scaled(topology, factor, *fields):
+    """A topology with costs of links and holds times a factor."""
+    links, holds = (
+        tuple(replace(each, **{name: getattr(each, name) * factor for name in fields}) for each in all_of)
+        for all_of in (topology.links, topology.holds)
+    )
+    return replace(topology, links=links, holds=holds)
 
 
-def test_overlapping_sends_finish_at_their_true_finish():
-    """Two sends of 2 us that a schedule lets overlap on one link take 4."""
-    schedule = build(two_sends().problem, [Row(0, 0, 0, 2), Row(1, 0, 1, 3)])
-    assert simulate(schedule).finish_us == 4
+@pytest.mark.parametrize(
+    ("schedule", "assumed", "finish"),
+    [
+        # A send that starts 4 us later than it could does not: a tick is half a microsecond.
+        (build(relay().problem, [Row(0, 0, 2, 8), Row(0, 1, 14, 19)]), {}, Fraction("5.5")),
+        # Two sends of 2 us that a schedule lets overlap on one link take 4.
+        (build(two_sends().problem, [Row(0, 0, 0, 2), Row(1, 0, 1, 3)]), {}, 4),
+        # 2 + 2 us at alpha 1 and beta 1 for 1 MB each; ten times the size is 11 + 11.
+        (two_sends(), {"size": "20MB"}, 22),
+        # The second send starts when the first one's byte time is over, at 1, and ends at 3.
+        (two_sends(), {"alpha": "pipelined"}, 3),
+        # All costs doubled make twice the time.
+        (relay(), {"topology": scaled(relay().problem.topology, 2, "alpha_us", "beta_us_per_mb")}, 11),
+        # At ten times the size the two merged chunks still leave together, in one alpha.
+        (merged(), {"size": 10 * merged().problem.size_bytes}, 11 + 5 + 200 + 105),
+    ],
+    ids=["slack", "an overlap", "a size", "pipelined alpha", "a topology", "merges"],
+)
+def test_finish_under_assumptions(schedule, assumed, finish):
+    """Slack is taken out, resources are kept, and costs are those of size, alpha and topology."""
+    assert simulate(schedule, **assumed).finish == finish
 
 
 def test_schedule_without_transfers_finishes_at_once():
@@ -134,12 +151,6 @@ def test_schedule_without_transfers_finishes_at_once():
 
 
 # Under other assumptions.
-
-
-def test_size_scales_chunks():
-    """2 + 2 us at alpha 1 and beta 1 for 1 MB each; ten times the size is 11 + 11."""
-    schedule = two_sends()
-    assert simulate(schedule, size="20MB").finish_us == 22
 
 
 def test_size_is_rounded_up_as_problems_are():
@@ -155,11 +166,6 @@ def test_unequal_chunks_scale_in_proportion():
     )
     assert problem.size_bytes == 4 * MB
     assert assume(problem, size="2MB").chunk_bytes == (MB // 2, MB, 3 * MB // 2, MB // 2)
-
-
-def test_pipelined_alpha_frees_the_link():
-    """The second send starts when the first one's byte time is over, at 1, and ends at 3."""
-    assert simulate(two_sends(), alpha="pipelined").finish_us == 3
 
 
 @pytest.mark.slow
@@ -193,29 +199,6 @@ def test_profile_of_a_machine_without_rails():
     assert assume(machine_problem(topology), profile="nominal").topology == expected
 
 
-def scaled(topology, factor, *fields):
-    """A topology with costs of links and holds times a factor."""
-    links, holds = (
-        tuple(replace(each, **{name: getattr(each, name) * factor for name in fields}) for each in all_of)
-        for all_of in (topology.links, topology.holds)
-    )
-    return replace(topology, links=links, holds=holds)
-
-
-def test_topology_gives_the_costs():
-    """All costs doubled make twice the time."""
-    schedule = relay()
-    slower = scaled(schedule.problem.topology, 2, "alpha_us", "beta_us_per_mb")
-    assert simulate(schedule, topology=slower).finish == 2 * schedule.finish
-
-
-def test_merges_are_kept():
-    """At ten times the size the two merged chunks still leave together, in one alpha: 11 + 5 + 200, + 105."""
-    schedule = merged()
-    replayed = simulate(schedule, size=10 * schedule.problem.size_bytes)
-    assert replayed.finish_us == 11 + 5 + 200 + 105
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "assumption", [{"size": "1KB"}, {"size": "1GB"}, {"alpha": "pipelined"}, {"alpha": "occupies"}]
@@ -236,23 +219,43 @@ def test_own_first_is_kept_at_another_size(example):
 
 
 def test_tiles_follow_on_every_resource():
-    """Tiles of 3 and 2.5 us on two links: the first link is never idle, so n tiles take 3 n + 2.5."""
+    """Tiles of 3 and 2.5 us on two links: the first is never idle, so n tiles take 3 n + 2.5; 4 MB count."""
     simulation = simulate(relay(), tiles=4)
     assert simulation.finish == Fraction("14.5")
     assert simulation.finishes == tuple(Fraction(3 * n) + Fraction("2.5") for n in (1, 2, 3, 4))
+    assert simulation.algbw_gb_per_s == pytest.approx(4000 / 14.5)
 
 
-def test_more_tiles_than_can_be_replayed_are_refused():
-    """Before anything is taken for them, with the most that goes."""
-    with pytest.raises(
-        InputError, match=r"tiles: found 100000000 tiles of 2 sends.*expected at most 50000000:"
-    ):
-        simulate(two_sends(), tiles=10**8)
-
-
-def test_bandwidth_counts_all_tiles():
-    """4 MB in 14.5 us are 275.9 GB/s."""
-    assert simulate(relay(), tiles=4).algbw_gb_per_s == pytest.approx(4000 / 14.5)
+@pytest.mark.parametrize(
+    ("schedule", "assumed", "message"),
+    [
+        # Before anything is taken for them, with the most that goes.
+        (
+            two_sends(),
+            {"tiles": 10**8},
+            "tiles: found 100000000 tiles of 2 sends.*expected at most 50000000:",
+        ),
+        # Both would set the costs.
+        (relay(), {"profile": "nominal", "topology": relay().problem.topology}, "leave one out"),
+        # A machine's profiles are listed.
+        (baselines.ring(machine_problem(topologies.ndv2())), {"profile": "fast"}, "taccl, nominal"),
+        (relay(), {"topology": two_sends().problem.topology}, "has 2 ranks, but the schedule's line has 3"),
+        # Without alpha, the first partial sum arrives before the other may leave: each must go before the other.
+        (
+            exchange(),
+            {"topology": scaled(exchange().problem.topology, 0, "alpha_us")},
+            "cannot be kept under these assumptions: sends of groups 0, 1",
+        ),
+        (build(relay().problem, [Row(0, 1, 0, 5)]), {}, "rank 1 sends chunk 0, which it never holds"),
+        # A merged send goes over one link.
+        (build(relay().problem, [Row(0, 0, 0, 6, 1), Row(0, 1, 6, 11, 1)]), {}, "differ in link"),
+    ],
+    ids=["tiles", "two sources of costs", "a profile", "a shape", "an order", "a chunk", "a group"],
+)
+def test_what_cannot_be_simulated_is_refused(schedule, assumed, message):
+    """One sentence names it."""
+    with pytest.raises(InputError, match=message):
+        simulate(schedule, **assumed)
 
 
 def test_tile_waits_for_the_last_send_of_the_tile_before():
@@ -304,15 +307,22 @@ def test_critical_path_names_chunk():
     assert (second.link, second.link_name, second.tile, second.group) == (1, "1->2", 0, 1)
 
 
-def test_critical_path_names_resource():
-    """The second send waits for the NIC."""
-    assert simulate(shared_nic()).critical_path[1].what == "NIC of node 0"
+def test_a_send_may_wait_for_a_resource():
+    """The second link could start at 0, but its send waits 9 us for the NIC, which the path names."""
+    simulation = simulate(shared_nic())
+    assert simulation.critical_path[1].what == "NIC of node 0"
+    use = {each.name: each for each in simulation.resources}
+    assert use["link 1->3"].idle_for_resource == 9
+    assert (use["NIC of node 0"].busy, use["NIC of node 0"].idle_at_end) == (18, 3)
 
 
-def test_critical_path_names_clause():
-    """A relayed chunk that is there, on a link that is free, waits for the clause."""
-    last = simulate(waiting_for_own()).critical_path[-1]
+def test_a_send_may_wait_for_a_clause():
+    """A relayed chunk is there all the while for which its link is free, 1 us, and the path names the clause."""
+    simulation = simulate(waiting_for_own())
+    last = simulation.critical_path[-1]
     assert (last.waited_for, last.what) == ("clause", "own_first")
+    use = {each.name: each for each in simulation.resources}["link 1->2"]
+    assert (use.busy, use.idle_for_clause, use.idle_for_data) == (2, 1, 0)
 
 
 @pytest.mark.slow
@@ -346,19 +356,6 @@ def test_resource_use_of_a_relay():
     )
     assert (second.busy, second.idle_for_data, second.idle_at_end) == (Fraction("2.5"), 3, 0)
     assert second.utilisation == pytest.approx(2.5 / 5.5)
-
-
-def test_resource_idles_for_another():
-    """The second link could start at 0, but its send waits 9 us for the NIC."""
-    use = {each.name: each for each in simulate(shared_nic()).resources}
-    assert use["link 1->3"].idle_for_resource == 9
-    assert (use["NIC of node 0"].busy, use["NIC of node 0"].idle_at_end) == (18, 3)
-
-
-def test_resource_idles_for_a_clause():
-    """Of the 1 us for which a link is free before a relayed chunk, the chunk is there all the while."""
-    use = {each.name: each for each in simulate(waiting_for_own()).resources}["link 1->2"]
-    assert (use.busy, use.idle_for_clause, use.idle_for_data) == (2, 1, 0)
 
 
 @pytest.mark.slow
@@ -424,26 +421,6 @@ def test_bad_assumption_is_refused(options, where):
     assert caught.value.where == where
 
 
-def test_profile_and_topology_clash():
-    """Both would set the costs."""
-    schedule = relay()
-    with pytest.raises(InputError, match="leave one out"):
-        simulate(schedule, profile="nominal", topology=schedule.problem.topology)
-
-
-def test_unknown_profile_names_the_known_ones():
-    """A machine's profiles are listed."""
-    schedule = baselines.ring(machine_problem(topologies.ndv2()))
-    with pytest.raises(InputError, match="taccl, nominal"):
-        simulate(schedule, profile="fast")
-
-
-def test_topology_of_another_shape_is_refused():
-    """The first difference is named."""
-    with pytest.raises(InputError, match="has 2 ranks, but the schedule's line has 3"):
-        simulate(relay(), topology=two_sends().problem.topology)
-
-
 def test_size_needs_a_known_size():
     """Nothing can be scaled from chunks of unknown size."""
     problem = two_sends().problem
@@ -453,32 +430,11 @@ def test_size_needs_a_known_size():
         simulate(schedule, size="1MB")
 
 
-def test_order_that_cannot_be_kept_is_refused():
-    """Without alpha, the first partial sum arrives before the other may leave: each must go before the other."""
-    schedule = exchange()
-    without_alpha = scaled(schedule.problem.topology, 0, "alpha_us")
-    with pytest.raises(InputError, match="cannot be kept under these assumptions: sends of groups 0, 1"):
-        simulate(schedule, topology=without_alpha)
-
-
-def test_chunk_that_never_arrives_is_refused():
-    """A rank cannot send what it never holds."""
-    schedule = build(relay().problem, [Row(0, 1, 0, 5)])
-    with pytest.raises(InputError, match="rank 1 sends chunk 0, which it never holds"):
-        simulate(schedule)
-
-
 @pytest.mark.parametrize("row", [Row(7, 0, 0, 6), Row(0, 9, 0, 6)])
 def test_unknown_chunk_or_link_is_refused(row):
     """Indices outside the problem are caught before anything is looked up."""
     with pytest.raises(InputError, match="verify the schedule"):
         simulate(build(relay().problem, [row]))
-
-
-def test_group_of_two_links_is_refused():
-    """A merged send goes over one link."""
-    with pytest.raises(InputError, match="differ in link"):
-        simulate(build(relay().problem, [Row(0, 0, 0, 6, 1), Row(0, 1, 6, 11, 1)]))
 
 
 def test_tiles_are_no_schedule():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -24,15 +23,10 @@ from tests.fuzzing import cases, fuzzed, some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import custom, full, problem_of, random_problem, two_levels
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taccl.problem.problem import Problem
-
 MB = 10**6
 
 
-def tails(problem: Problem, *, in_network: bool = False) -> list[Fraction]:
+def tails(problem, *, in_network=False):
     """What the bound says, in microseconds, of each set and least number of ranks."""
     found = spread_tail_bounds(NeededSends(problem), in_network=in_network)
     return [Fraction(ticks, problem.costs.ticks_per_us) for ticks, _, _ in found]
@@ -45,7 +39,7 @@ def tails(problem: Problem, *, in_network: bool = False) -> list[Fraction]:
         (8, 1, 4, 35),  # 8 chunks, 32 us, and three times 1 us
     ],
 )
-def test_the_last_chunk_doubles_inside(per_node: int, local: int, nic: int, expected: int) -> None:
+def test_the_last_chunk_doubles_inside(per_node, local, nic, expected):
     """An allgather on two nodes: however it enters, a rank that has it sends it to one other at a time."""
     bound = lower_bound(
         problem_of(two_levels(per_node, local=local, nic=nic), collectives.allgather(2 * per_node))
@@ -55,39 +49,39 @@ def test_the_last_chunk_doubles_inside(per_node: int, local: int, nic: int, expe
     assert not replace(bound, bound=bound.bound + 1).check()
 
 
-def test_what_others_add_to_a_sum_spreads_like_a_chunk() -> None:
+def test_what_others_add_to_a_sum_spreads_like_a_chunk():
     """An allreduce of 8 sums: 24 us over the NIC, and twice 2 us for what the other node added to the last."""
     problem = problem_of(two_levels(4, local=2, nic=3), collectives.allreduce(8))
     assert tails(problem)[0] == 28
 
 
-def test_what_one_rank_adds_to_a_sum_reaches_the_others_one_by_one() -> None:
+def test_what_one_rank_adds_to_a_sum_reaches_the_others_one_by_one():
     """As a chunk that it holds alone: 2, 4 and 8 ranks have it after 1, 2 and 3 us."""
     summed = problem_of(full(8, port=True), custom(8, [(range(8), range(8))], combining=True))
     assert tails(summed) == [3]
     assert tails(summed, in_network=True) == []
 
 
-def test_switches_that_reduce_have_none() -> None:
+def test_switches_that_reduce_have_none():
     """They may multicast what they added up."""
     problem = problem_of(two_levels(4, local=2, nic=3), collectives.allreduce(8))
     assert tails(problem, in_network=True) == []
 
 
-def test_only_those_that_want_a_chunk_must_get_it() -> None:
+def test_only_those_that_want_a_chunk_must_get_it():
     """4 chunks for two ranks of the node each: the last is in at 12 us, and 2 us later at the other."""
     problem = problem_of(two_levels(4, local=2, nic=3), custom(8, [([4 + i], [0, 1]) for i in range(4)]))
     assert tails(problem) == [14]
 
 
-def test_chunks_that_fewer_want_count_by_themselves() -> None:
+def test_chunks_that_fewer_want_count_by_themselves():
     """Two chunks for four ranks: 6 us, and twice 2 us; with two more for one rank, the last enters at 12 us."""
     chunks = [([4], [0, 1, 2, 3]), ([5], [0, 1, 2, 3]), ([6], [0]), ([7], [1])]
-    problem = problem_of(two_levels(4, local=2, nic=3), custom(8, chunks))  # type: ignore[arg-type]
+    problem = problem_of(two_levels(4, local=2, nic=3), custom(8, chunks))
     assert tails(problem) == [10, 12]
 
 
-def test_a_rank_that_is_hard_to_reach_is_waited_for() -> None:
+def test_a_rank_that_is_hard_to_reach_is_waited_for():
     """A chunk is in after 1 us; whoever sends it to rank 2 takes 10 us."""
     builder = TopologyBuilder("slow rank", [0, 0, 0, 1])
     for a, b, beta in ((3, 0, 1), (0, 1, 1), (1, 0, 1), (0, 2, 10), (1, 2, 10)):
@@ -95,7 +89,7 @@ def test_a_rank_that_is_hard_to_reach_is_waited_for() -> None:
     assert tails(problem_of(builder.build(), custom(4, [([3], [0, 1, 2])]))) == [11]
 
 
-def test_merged_chunks_enter_together() -> None:
+def test_merged_chunks_enter_together():
     """4 chunks over a NIC of 1 us each after 4 us: the third and the fourth come at 7 us, or later.
 
     A rank passes one on in 2 us, and the NIC may bring one more every 1 us: ends at 7, 8, 9, 9, 10, 10, 11, 11.
@@ -107,7 +101,7 @@ def test_merged_chunks_enter_together() -> None:
     assert tails(problem) == [11, 8]
 
 
-def test_merged_chunks_are_passed_on_together() -> None:
+def test_merged_chunks_are_passed_on_together():
     """Six chunks for four ranks are in after 6 us; then a port passes three on in 3 + 3 * 1 us, one in 4.
 
     The last one alone would be with all at 6 + 2 * 4 us, the last three in sends of three at 4 + 2 * 6.
@@ -130,7 +124,7 @@ def test_merged_chunks_are_passed_on_together() -> None:
     assert lower_bound(problem).check()
 
 
-def test_few_can_send_to_a_node_at_first() -> None:
+def test_few_can_send_to_a_node_at_first():
     """Each rank has a NIC of 10 us; the root's node doubles in 1 us: entries at 10, 11, 12 and 12 us.
 
     One rank of the other node has the chunk at 10 us, three at 11 (two of them by entries), all at 12. If all
@@ -148,7 +142,7 @@ def test_few_can_send_to_a_node_at_first() -> None:
     assert bound.check()
 
 
-def test_what_enters_several_nodes_spreads_in_each() -> None:
+def test_what_enters_several_nodes_spreads_in_each():
     """Of one chunk for two nodes the second entry ends at 6 us, and spreads in twice 1 us.
 
     The root's NIC brings one each 3 us, and from 3 us on the first node's might: at 6 us as well.
@@ -166,7 +160,7 @@ def test_what_enters_several_nodes_spreads_in_each() -> None:
     assert not replace(bound, bound=bound.bound + Fraction(1, problem.costs.ticks_per_us)).check()
 
 
-def test_what_enters_at_one_rank_is_far_from_others() -> None:
+def test_what_enters_at_one_rank_is_far_from_others():
     """A node is a path of four ranks, 1 us each: from either of those in the middle it is 2 us to the farther end.
 
     Links alone would let the third and the fourth have it at once, 1 us after the second.
@@ -187,7 +181,7 @@ def test_what_enters_at_one_rank_is_far_from_others() -> None:
 
 @pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize("nodes", [[0, 0, 0, 0], [0, 0, 1, 1]])
-def test_a_rank_without_links_is_in_no_way(nodes: list[int], most: int) -> None:
+def test_a_rank_without_links_is_in_no_way(nodes, most):
     """The last one here; two chunks go round the three others, 2 us for two links and 1 behind them."""
     builder = TopologyBuilder("apart", nodes)
     for rank in range(3):
@@ -200,14 +194,14 @@ def test_a_rank_without_links_is_in_no_way(nodes: list[int], most: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [5, 8])
-def test_what_starts_at_one_rank_doubles(ranks: int) -> None:
+def test_what_starts_at_one_rank_doubles(ranks):
     """Three rounds, of 1 us each: 2, 4, 8 ranks."""
     bound = lower_bound(problem_of(full(ranks, port=True), collectives.broadcast(ranks)))
     assert bound.bound == 3
     assert bound.check()
 
 
-def test_a_chunk_alone_merges_with_none() -> None:
+def test_a_chunk_alone_merges_with_none():
     """Whatever the sketch lets merge: a reduction of one chunk on eight H100 is proven best."""
     problem = make_problem(topologies.dgx_h100(1), "reduce", chunks_per_rank=1, size_bytes="1MB")
     assert problem.clauses.max_merge > 1
@@ -223,12 +217,12 @@ def test_a_chunk_alone_merges_with_none() -> None:
     ],
     ids=["one node", "made of others", "two sizes"],
 )
-def test_where_the_argument_does_not_hold_nothing_is_claimed(problem: Problem) -> None:
+def test_where_the_argument_does_not_hold_nothing_is_claimed(problem):
     """Rather than too much."""
     assert tails(problem) == []
 
 
-def test_it_waits_for_what_comes_from_afar() -> None:
+def test_it_waits_for_what_comes_from_afar():
     """A broadcast to a second node 3 us from the first rank that can send there: 2 + 3 us, and twice 2 us."""
     topology = two_levels(4, local=2, nic=3)
     only = [e for e, link in enumerate(topology.links) if topology.is_internode(e) and link.src != 1]
@@ -237,7 +231,7 @@ def test_it_waits_for_what_comes_from_afar() -> None:
     assert max(tails(problem)) == 9
 
 
-def test_the_certificate_says_what_it_is() -> None:
+def test_the_certificate_says_what_it_is():
     """In words, and as plain values."""
     problem = problem_of(two_levels(4, local=2, nic=3), collectives.allgather(8))
     bound = Certificate(problem, Fraction(1), "spread tail", "that", SpreadTail((frozenset(range(4)),), 4, 1))
@@ -267,14 +261,14 @@ def test_the_certificate_says_what_it_is() -> None:
     ],
     ids=str,
 )
-def test_other_ranks_and_numbers_prove_less(witness: SpreadTail) -> None:
+def test_other_ranks_and_numbers_prove_less(witness):
     """Ranks that lack nothing, chunks that nobody wants, and ranks that are not there prove nothing at all."""
     bound = lower_bound(problem_of(two_levels(4, local=2, nic=3), collectives.allgather(8)))
     assert isinstance(bound.witness, SpreadTail)
     assert not replace(bound, witness=witness).check()
 
 
-def random_spreading(seed: int) -> Problem:
+def random_spreading(seed):
     """Few chunks that few ranks have at first, on two to six ranks in up to three nodes, and merging anywhere."""
     rng = random.Random(f"spreading {seed}")
     per_node, num_nodes = rng.choice(((2, 1), (3, 1), (4, 1), (2, 2), (2, 2), (3, 2), (2, 3), (1, 3)))
@@ -299,7 +293,7 @@ def random_spreading(seed: int) -> Problem:
     return problem_of(topology, custom(len(ranks), [(root, ends) for ends in wanted]), **clauses)
 
 
-def random_two_levels(seed: int) -> Problem:
+def random_two_levels(seed):
     """Two nodes of two ranks with ports and NICs of random costs, and some chunks that cross."""
     rng = random.Random(f"two levels {seed}")
     topology = two_levels(
@@ -319,10 +313,9 @@ def random_two_levels(seed: int) -> Problem:
     return problem_of(topology, custom(4, chunks), **clauses)
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 @pytest.mark.parametrize("random_problem", [random_two_levels, random_spreading])
-def test_no_spread_tail_is_above_the_optimum(random_problem: Callable[[int], Problem]) -> None:
+def test_no_spread_tail_is_above_the_optimum(random_problem):
     """It holds, is proven, and one tick above the optimum is never."""
     compared = 0
     for seed in cases(f"spread tails against the optimum, {random_problem.__name__}", few=12, many=600):
@@ -345,10 +338,9 @@ def test_no_spread_tail_is_above_the_optimum(random_problem: Callable[[int], Pro
     assert compared > some(4, 20)
 
 
-@pytest.mark.slow
 @fuzzed(few=15, many=1000)
 @given(seed=st.integers(0, 2**32 - 1), combining=st.booleans(), few=st.booleans())
-def test_no_claim_is_above_the_optimum(seed: int, combining: bool, few: bool) -> None:
+def test_no_claim_is_above_the_optimum(seed, combining, few):
     """Of any random problem: at most the least finish, proven by the witness, which proves no more than that."""
     problem = (few_start if few else random_problem)(seed, combining=combining)
     least = least_ticks(problem)

@@ -1,7 +1,5 @@
 """`initiation_interval`: the smallest period of tiles, and the cycle that limits it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 
@@ -55,20 +53,33 @@ def three_buses(starts):
 
 
 def test_busiest_resource_limits_a_relay():
-    """Hops of 3 and 2.5 us: a tile every 3 us, though each takes 5.5."""
+    """Hops of 3 and 2.5 us: a tile of 1 MB every 3 us, though each takes 5.5."""
     steady = initiation_interval(relay())
     assert (steady.interval, steady.busiest_load, steady.busiest_resource) == (3, 3, "link 0->1")
     assert steady.limits == "link 0->1 is never idle"
+    assert steady.algbw_gb_per_s == steady.busbw_gb_per_s == pytest.approx(1000 / 3)
+    assert repr(steady) == (
+        "SteadyState(broadcast on line: a tile every 3.000 us, algbw 333.3 GB/s, busbw 333.3 GB/s; link 0->1 is never idle)"
+    )
 
 
-def test_shared_resource_limits():
-    """Two sends hold a NIC for 9 us each."""
-    assert initiation_interval(shared_nic()).interval == 18
-
-
-def test_ingress_limits():
-    """Holds at the end of sends add up like others: twice 5 us; the first link alone is held for 12."""
-    assert initiation_interval(ingress_nic()).interval == 12
+@pytest.mark.parametrize(
+    ("schedule", "interval"),
+    [
+        # Two sends hold a NIC for 9 us each.
+        (shared_nic(), 18),
+        # Holds at the end of sends add up like others: twice 5 us; the first link alone is held for 12.
+        (ingress_nic(), 12),
+        # An allreduce in which every link is used twice, for 2 us each.
+        (allreduce(), 4),
+        # At ten times the size a relay's first hop takes 1 + 20 us.
+        (simulate(relay(), size="10MB").as_schedule(), 21),
+    ],
+    ids=["a shared resource", "an ingress", "a reduction", "another size"],
+)
+def test_what_is_never_idle_limits(schedule, interval):
+    """Tiles follow at the time for which the busiest resource is held."""
+    assert initiation_interval(schedule).interval == interval
 
 
 def test_cycle_through_data_limits():
@@ -120,29 +131,11 @@ def test_tiles_overlap():
     assert (finishes[99] - finishes[49]) / 50 == 9
 
 
-def test_reductions_have_a_steady_state():
-    """An allreduce in which every link is used twice, for 2 us each."""
-    assert initiation_interval(allreduce()).interval == 4
-
-
-def test_bandwidth_is_size_over_interval():
-    """1 MB every 3 us is 333.3 GB/s."""
-    steady = initiation_interval(relay())
-    assert steady.algbw_gb_per_s == pytest.approx(1000 / 3)
-    assert steady.busbw_gb_per_s == steady.algbw_gb_per_s
-
-
 def test_schedule_without_transfers_has_no_interval():
     """Nothing waits for anything."""
     steady = initiation_interval(make_schedule(relay().problem, chunk=[], link=[], start=[], end=[]))
     assert (steady.interval, steady.cycle, steady.algbw_gb_per_s, steady.check()) == (0, (), None, True)
     assert "no resource is held" in repr(steady)
-
-
-def test_other_assumptions_go_through_a_simulation():
-    """At ten times the size a relay's first hop takes 1 + 20 us."""
-    replayed = simulate(relay(), size="10MB").as_schedule()
-    assert initiation_interval(replayed).interval == 21
 
 
 @pytest.mark.slow
@@ -202,10 +195,3 @@ def test_table_has_a_row_for_each_send():
     lines = initiation_interval(there_and_back()).table().splitlines()
     assert len(lines) == 4
     assert any(line.endswith("resource: bus") for line in lines)
-
-
-def test_repr_has_interval_and_bandwidth():
-    """Collective, topology, interval, bandwidth and limit."""
-    assert repr(initiation_interval(relay())) == (
-        "SteadyState(broadcast on line: a tile every 3.000 us, algbw 333.3 GB/s, busbw 333.3 GB/s; link 0->1 is never idle)"
-    )

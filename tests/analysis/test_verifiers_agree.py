@@ -10,7 +10,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.errors import CollectiveError, InputError
 from taccl.problem.collective import Chunk, Collective
-from taccl.problem.problem import Clauses, Problem, make_problem
+from taccl.problem.problem import Clauses, make_problem
 from taccl.schedule.implicit.pattern import Pattern
 from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
 from taccl.schedule.schedule import Schedule
@@ -32,10 +32,6 @@ from taccl.topology.builder import TopologyBuilder
 from tests.analysis import valid_schedules as valid
 from tests.analysis.test_verify_mutations import RANDOM
 from tests.fuzzing import cases
-
-if TYPE_CHECKING:
-    from taccl.schedule.implicit.schedule import ImplicitSchedule
-    from taccl.topology.topology import Topology
 
 MB = 10**6
 #: What a judge of data alone can find.
@@ -52,7 +48,7 @@ class Send(NamedTuple):
 # ---- a judge of data
 
 
-def data_is_sound(schedule: Schedule) -> bool:
+def data_is_sound(schedule):
     """Whether data is where it is sent from and ends where it must, each contribution counted once.
 
     At every moment at which something ends or starts: what arrives at a rank together is either all added,
@@ -95,7 +91,7 @@ def data_is_sound(schedule: Schedule) -> bool:
 # ---- problems
 
 
-def random_fabric(rng: random.Random) -> Topology:
+def random_fabric(rng):
     """Two to five ranks on a ring with chords, some links twice; resources that several links share, or one
     link holds by two rows, on either side."""
     num_ranks = rng.choice((2, 3, 3, 4, 5))
@@ -123,7 +119,7 @@ def random_fabric(rng: random.Random) -> Topology:
     return builder.build()
 
 
-def random_chunks(rng: random.Random, num_ranks: int) -> Collective:
+def random_chunks(rng, num_ranks):
     """Sums to which some ranks contribute nothing, whose root may be anywhere; or copies."""
     combining, everyone, chunks = rng.random() < 0.75, range(num_ranks), []
     for _ in range(rng.choice((1, 1, 2, 3))):
@@ -135,7 +131,7 @@ def random_chunks(rng: random.Random, num_ranks: int) -> Collective:
     return Collective("random", num_ranks, tuple(chunks), combining)
 
 
-def random_collective(rng: random.Random, num_ranks: int) -> Collective:
+def random_collective(rng, num_ranks):
     """A named one, a custom one, or one or two of process groups."""
     names = ("broadcast", "gather", "allgather", "alltoall", "reduce", "reduce-scatter", "allreduce")
     how = rng.choice(("named", "custom", "custom", "custom", "groups"))
@@ -150,11 +146,11 @@ def random_collective(rng: random.Random, num_ranks: int) -> Collective:
     return collectives.together(parts)
 
 
-def random_clauses(rng: random.Random, topology: Topology) -> Clauses:
+def random_clauses(rng, topology):
     """None at all, or some of those that a schedule must obey, loose enough for some to do so."""
     links, ranks = range(len(topology.links)), range(topology.num_ranks)
 
-    def guarded() -> dict[int, frozenset[int]]:
+    def guarded():
         return {
             e: frozenset(rng.sample(ranks, rng.randint(1, len(ranks)))) for e in links if rng.random() < 0.2
         }
@@ -176,7 +172,7 @@ def random_clauses(rng: random.Random, topology: Topology) -> Clauses:
     )
 
 
-def random_case(rng: random.Random) -> Problem:
+def random_case(rng):
     topology = random_fabric(rng)
     collective = random_collective(rng, topology.num_ranks)
     sizes = [MB] * collective.num_chunks
@@ -191,11 +187,11 @@ def random_case(rng: random.Random) -> Problem:
 class Clock:
     """Sends put one after another, each as early as its data and its resources let it."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem):
         self.problem, self.sends = problem, []
         self.taken: dict[int, list[tuple[int, int]]] = {}
 
-    def put(self, chunk: int, link: int, ready: int, *, reduce: bool = False) -> int:
+    def put(self, chunk, link, ready, *, reduce=False):
         """Enter a send; when it ends."""
         costs, topology = self.problem.costs, self.problem.topology
         units = int(costs.chunk_units[chunk])
@@ -218,7 +214,7 @@ class Clock:
         return start + took
 
 
-def random_sends(problem: Problem, rng: random.Random) -> list[Send]:
+def random_sends(problem, rng):
     """Sends of a valid schedule, but for clauses; of a collective that combines, partial sums first."""
     clock, links = Clock(problem), problem.topology.links
     order = [c for c in range(problem.collective.num_chunks)]
@@ -244,7 +240,7 @@ def random_sends(problem: Problem, rng: random.Random) -> list[Send]:
     return clock.sends
 
 
-def gather(clock: Clock, chunk: int, root: int, rng: random.Random) -> int:
+def gather(clock, chunk, root, rng):
     """Partial sums go along a random tree, each once all that it takes in is there; when the root has all."""
     links, origins = clock.problem.topology.links, clock.problem.collective.chunks[chunk].origins
     way: dict[int, int | None] = {root: None}
@@ -259,7 +255,7 @@ def gather(clock: Clock, chunk: int, root: int, rng: random.Random) -> int:
     return ready[root]
 
 
-def compact_of(problem: Problem, sends: list[Send], num_reducing: int | None = None) -> Schedule:
+def compact_of(problem, sends, num_reducing=None):
     """Sends in order of start; the first so many reduce, or as many as do."""
     ordered = sorted(sends, key=lambda send: send.start)
     if num_reducing is None:
@@ -364,12 +360,12 @@ CHANGES = (
 )  # fmt: skip
 
 
-def some_changes(rng: random.Random) -> list:
+def some_changes(rng):
     """Up to three of any kind, or now and then what a verifier that reads sums backwards would not see."""
     return [add_idle] if rng.random() < 0.15 else rng.choices(CHANGES, k=rng.choice((0, 0, 1, 1, 2, 3)))
 
 
-def assert_agreed(compact: Schedule, *, told: object = "", judges_data: bool = True) -> set[str]:
+def assert_agreed(compact, *, told="", judges_data=True):
     """Columns that state ends and columns that do not, and the judge of data, get one verdict; its kinds."""
     short = verify(compact)
     if "index" in {v.kind for v in short.violations}:
@@ -391,7 +387,6 @@ def assert_agreed(compact: Schedule, *, told: object = "", judges_data: bool = T
     return kinds
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_compact_and_full_verifier_agree_on_mutants(monkeypatch):
     """On every schedule with up to three random changes, and on what is wrong with it, read in any blocks."""
@@ -417,7 +412,7 @@ def test_compact_and_full_verifier_agree_on_mutants(monkeypatch):
 # ---- schedules that become compact
 
 
-def as_compact(schedule: Schedule) -> Schedule | None:
+def as_compact(schedule):
     """The same in columns, where it can be: no send is merged, all take as long as they should, and none is
     reduced that starts after one that is copied."""
     costs, links = schedule.problem.costs, schedule.problem.topology.links
@@ -437,13 +432,13 @@ def as_compact(schedule: Schedule) -> Schedule | None:
     return compact_of(schedule.problem, sends, num_reducing)
 
 
-def has_several_ends(problem: Problem) -> bool:
+def has_several_ends(problem):
     """Whether a link has more than one source or destination."""
     return any(len(e.srcs) + len(e.dsts) > 2 for e in problem.topology.links)
 
 
 @cache
-def produced() -> tuple[Schedule, ...]:
+def produced():
     """By hand, by the compiled list scheduler, and by algorithms that are known."""
     examples = [example() for example in valid.SMALL]
     for topology in (topologies.ring(4), topologies.torus(2, 3), topologies.mesh(2, 2)):
@@ -456,7 +451,6 @@ def produced() -> tuple[Schedule, ...]:
     return tuple(examples)
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_verifiers_agree_on_mutants_of_schedules():
     """On all that can be compact, of what producers make and random changes leave; the judge of data on more."""
@@ -483,7 +477,6 @@ def test_verifiers_agree_on_mutants_of_schedules():
     assert set(compared) >= {"", "presence", "contention", "double-count"}, compared
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_sums_of_many_contributions_agree(monkeypatch):
     """Of more contributions than the compact verifier follows at a time, unless they go along trees."""
@@ -636,7 +629,7 @@ def swapped(rng, rows, schedule):
 PATTERN_CHANGES = (cells, redirected, retimed, retimed, all_later, copied, left_out, renamed, swapped)
 
 
-def mutated_pattern(schedule: ImplicitSchedule, rng: random.Random) -> ImplicitSchedule:
+def mutated_pattern(schedule, rng):
     """Up to three changes of its rows, which stay where they are though they may not be in order then."""
     names = schedule.pattern._fields
     rows = [
@@ -652,7 +645,7 @@ def mutated_pattern(schedule: ImplicitSchedule, rng: random.Random) -> ImplicitS
     return replace(schedule, pattern=type(schedule.pattern)(**columns))
 
 
-def assert_implicit_agrees(schedule: ImplicitSchedule, *, told: object = "") -> str:
+def assert_implicit_agrees(schedule, *, told=""):
     """It is valid if, and only if, it is once written out; what is wrong with it is named there, too."""
     short = verify(schedule)
     kinds = {v.kind for v in short.violations}
@@ -668,7 +661,6 @@ def assert_implicit_agrees(schedule: ImplicitSchedule, *, told: object = "") -> 
     return min(kinds, default="")
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_implicit_and_full_verifier_agree_on_mutants():
     """On every pattern with up to three random changes."""

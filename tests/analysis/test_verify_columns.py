@@ -1,7 +1,5 @@
 """Verification of columns without ends: chunks sent around a ring, and mutations of every kind."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,11 +1,8 @@
 """The judge of implicit schedules: it accepts what is valid, and refuses whatever was tampered with."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -22,47 +19,44 @@ from taccl.topology.regular import CyclicProduct, PermutationGroup
 from taccl.topology.translations import ClassHold, translations_of_topology
 from tests.fuzzing import some
 
-if TYPE_CHECKING:
-    from taccl.schedule.implicit.schedule import ImplicitSchedule
-
 COLLECTIVES = ("allgather", "reduce-scatter", "allreduce", "alltoall")
 
 
-def made(name: str = "torus:4x4", collective: str = "allgather", **options) -> ImplicitSchedule:
+def made(name="torus:4x4", collective="allgather", **options):
     return synthesize_implicit(name, collective, **options).schedule
 
 
-def with_rows(schedule: ImplicitSchedule, **columns) -> ImplicitSchedule:
+def with_rows(schedule, **columns):
     """The schedule with columns of its pattern replaced."""
     pattern = schedule.pattern._replace(**{name: np.asarray(each) for name, each in columns.items()})
     return dataclasses.replace(schedule, pattern=pattern)
 
 
-def changed(schedule: ImplicitSchedule, column: str, row: int, value) -> ImplicitSchedule:
+def changed(schedule, column, row, value):
     """The schedule with one cell of its pattern replaced."""
     values = getattr(schedule.pattern, column).copy()
     values[row] = value
     return with_rows(schedule, **{column: values})
 
 
-def chosen(schedule: ImplicitSchedule, rows) -> ImplicitSchedule:
+def chosen(schedule, rows):
     """The schedule with these rows only, in this order."""
     return with_rows(schedule, **{name: each[rows] for name, each in schedule.pattern._asdict().items()})
 
 
-def with_shape(schedule: ImplicitSchedule, **changes) -> ImplicitSchedule:
+def with_shape(schedule, **changes):
     """The schedule with its translations tampered with."""
     return dataclasses.replace(schedule, translations=dataclasses.replace(schedule.translations, **changes))
 
 
-def with_class(schedule: ImplicitSchedule, number: int, **changes) -> ImplicitSchedule:
+def with_class(schedule, number, **changes):
     """The schedule with one class of links tampered with."""
     classes = list(schedule.translations.classes)
     classes[number] = dataclasses.replace(classes[number], **changes)
     return with_shape(schedule, classes=tuple(classes))
 
 
-def kinds(schedule: ImplicitSchedule) -> set[str]:
+def kinds(schedule):
     return {violation.kind for violation in verify_implicit(schedule).violations}
 
 
@@ -93,26 +87,57 @@ def test_no_rows():
         assert "postcondition" in kinds(chosen(made(collective=collective), np.arange(0)))
 
 
-def test_a_row_twice():
-    """Two sends of a class at once."""
-    schedule = made()
-    assert "contention" in kinds(chosen(schedule, [0, *range(schedule.num_rows)]))
+def again(schedule):
+    """The schedule with its first row once more, after the end, where links are free."""
+    return changed(chosen(schedule, [*range(schedule.num_rows), 0]), "start", -1, schedule.finish_ticks)
+
+
+@pytest.mark.parametrize(
+    ("name", "collective", "tampered", "kind"),
+    [
+        # Two sends of a class at once.
+        ("torus:4x4", "allgather", lambda s: chosen(s, [0, *range(s.num_rows)]), "contention"),
+        # The last send of a relayed chunk at time 0, before its chunk is there.
+        (
+            "torus:4x4",
+            "allgather",
+            lambda s: changed(s, "start", np.flatnonzero(s.pattern.src)[-1], 0),
+            "presence",
+        ),
+        # Two classes send at once: each link of a star is free, the port is not.
+        (
+            "star:5",
+            "allgather",
+            lambda s: with_rows(s, start=np.zeros(s.num_rows, dtype=np.int64)),
+            "contention",
+        ),
+        # Neither an allgather nor an alltoall reduces.
+        ("torus:4x4", "allgather", lambda s: changed(s, "reduce", 0, True), "reduce"),
+        ("torus:4x4", "alltoall", lambda s: changed(s, "reduce", 0, True), "reduce"),
+        # Any row of a reduce-scatter is some place's only send: a contribution is never sent, or is sent twice.
+        ("torus:4x4", "reduce-scatter", lambda s: chosen(s, np.arange(1, s.num_rows)), "postcondition"),
+        ("torus:4x4", "reduce-scatter", again, "double-count"),
+        # A partial sum leaves before what is to be added to it has come: that never gets to the root.
+        (
+            "torus:4x4",
+            "reduce-scatter",
+            lambda s: changed(s, "start", np.argmax(s.pattern.start), 0),
+            "postcondition",
+        ),
+        # A reduce-scatter copies nothing: a copy wipes out a sum.
+        ("torus:4x4", "reduce-scatter", lambda s: changed(s, "reduce", 0, False), "lost-contribution"),
+    ],
+)
+def test_rows_that_were_tampered_with(name, collective, tampered, kind):
+    """The kind of fault is among those that are found."""
+    assert kind in kinds(tampered(made(name, collective)))
 
 
 def test_a_redundant_arrival_is_counted():
     """A row repeated after the end harms nothing: 16 transfers that nobody needed."""
-    schedule = made()
-    late = changed(chosen(schedule, [*range(schedule.num_rows), 0]), "start", -1, schedule.finish_ticks)
-    found = verify_implicit(late)
-    assert found.ok and found.num_redundant == 16
-    assert verify(late.expand()).ok and verify(late.expand()).num_redundant == 16
-
-
-def test_a_send_before_its_chunk_is_there():
-    """The last send of a relayed chunk, at time 0."""
-    schedule = made()
-    relayed = int(np.flatnonzero(schedule.pattern.src)[-1])
-    assert "presence" in kinds(changed(schedule, "start", relayed, 0))
+    late = again(made())
+    for found in (verify_implicit(late), verify(late.expand())):
+        assert (found.ok, found.num_redundant) == (True, 16)
 
 
 def test_one_tick_too_early():
@@ -125,9 +150,43 @@ def test_one_tick_too_early():
     }
 
 
-def test_a_send_before_time_0():
-    """Times are not negative."""
-    assert kinds(changed(made(), "start", 0, -1)) == {"interval"}
+@pytest.mark.parametrize(
+    ("options", "tampered", "kind"),
+    [
+        # Times are not negative.
+        ({}, lambda s: changed(s, "start", 0, -1), "interval"),
+        # A pattern cut short.
+        ({}, lambda s: with_rows(s, start=s.pattern.start[:-1]), "index"),
+        # The sums of digits of 2 x 8 are no translations of 4 x 4; nor is a group of other order one at all.
+        *(
+            ({}, lambda s, of=of: with_shape(s, group=CyclicProduct(of)), "symmetry")
+            for of in ((2, 8), (4, 5), (-4, -4))
+        ),
+        # A mesh lacks the links that close the rings; a ring and 2 x 8 have others.
+        *(
+            ({}, lambda s, name=name: with_shape(s, host=parse_named(name)), "symmetry")
+            for name in ("mesh:4x4", "ring:16", "torus:2x8")
+        ),
+        # A step along both axes, to itself, out of range, or the step of another class.
+        *(({}, lambda s, dst=dst: with_class(s, 0, dst=dst), "symmetry") for dst in (5, 0, 16, -1)),
+        ({}, lambda s: with_class(s, 0, dst=s.translations.classes[1].dst), "symmetry"),
+        # The axes differ: a class cannot have the other's bandwidth.
+        (
+            {"bandwidth_gb_per_s": [75, 50]},
+            lambda s: with_class(s, 0, beta_us_per_mb=s.translations.classes[2].beta_us_per_mb),
+            "times",
+        ),
+        # Where alpha occupies, a hold without it is too short.
+        (
+            {"alpha_meaning": "pipelined"},
+            lambda s: with_shape(s, host=parse_named("torus:4x4")),
+            "contention",
+        ),
+    ],
+)
+def test_shapes_that_were_tampered_with(options, tampered, kind):
+    """Nothing but that fault is found."""
+    assert kinds(tampered(made("torus:4x4", **options))) == {kind}
 
 
 def test_two_sends_of_a_class_overlap():
@@ -140,12 +199,6 @@ def test_two_sends_of_a_class_overlap():
     assert "contention" not in kinds(alone)
     assert "contention" in kinds(changed(alone, "start", 1, schedule.ends[0] - 1))
     assert pattern is schedule.pattern
-
-
-def test_ports_of_a_star_are_shared_by_classes():
-    """Two classes send at once: each link is free, the port is not."""
-    schedule = made("star:5")
-    assert "contention" in kinds(with_rows(schedule, start=np.zeros(schedule.num_rows, dtype=np.int64)))
 
 
 @pytest.mark.parametrize("column", ["src", "dst", "link_class"])
@@ -164,18 +217,6 @@ def test_indices_that_do_not_exist(column, value):
     assert kinds(changed(made(), column, 0, value)) == {"index"}
 
 
-def test_columns_of_different_lengths():
-    """A pattern cut short."""
-    schedule = made()
-    assert kinds(with_rows(schedule, start=schedule.pattern.start[:-1])) == {"index"}
-
-
-def test_an_allgather_does_not_reduce():
-    """Nor does an alltoall."""
-    assert "reduce" in kinds(changed(made(), "reduce", 0, True))
-    assert "reduce" in kinds(changed(made(collective="alltoall"), "reduce", 0, True))
-
-
 def test_an_alltoall_needs_the_whole_way():
     """Without its last hop a chunk stays on its way; of another item it is where nobody wants it."""
     schedule = made(collective="alltoall")
@@ -187,19 +228,6 @@ def test_an_alltoall_needs_the_whole_way():
 # ---- sums
 
 
-def test_a_contribution_that_is_never_sent():
-    """Any row of a reduce-scatter is some place's only send."""
-    schedule = made(collective="reduce-scatter")
-    assert "postcondition" in kinds(chosen(schedule, np.arange(1, schedule.num_rows)))
-
-
-def test_a_contribution_sent_twice():
-    """After the end, where links are free."""
-    schedule = made(collective="reduce-scatter")
-    twice = chosen(schedule, [*range(schedule.num_rows), 0])
-    assert "double-count" in kinds(changed(twice, "start", -1, schedule.finish_ticks))
-
-
 def test_a_sum_that_leaves_its_root():
     """Place 0 sends to a neighbour, by a class that leads there, once all is done."""
     schedule = made(collective="reduce-scatter")
@@ -208,18 +236,6 @@ def test_a_sum_that_leaves_its_root():
     for column, value in (("src", 0), ("dst", dst), ("link_class", 0), ("start", schedule.finish_ticks)):
         grown = changed(grown, column, -1, value)
     assert "double-count" in kinds(grown)
-
-
-def test_a_partial_sum_that_leaves_too_early():
-    """Before what is to be added to it has come: that never gets to the root."""
-    schedule = made(collective="reduce-scatter")
-    last = int(np.argmax(schedule.pattern.start))
-    assert "postcondition" in kinds(changed(schedule, "start", last, 0))
-
-
-def test_a_copy_wipes_out_a_sum():
-    """A reduce-scatter copies nothing."""
-    assert "lost-contribution" in kinds(changed(made(collective="reduce-scatter"), "reduce", 0, False))
 
 
 def test_an_allreduce_spreads_whole_sums_only():
@@ -235,37 +251,10 @@ def test_an_allreduce_spreads_whole_sums_only():
 # ---- translations
 
 
-def test_another_group():
-    """The sums of digits of 2 x 8 are no translations of 4 x 4; nor is a group of other order one at all."""
-    assert kinds(with_shape(made(), group=CyclicProduct((2, 8)))) == {"symmetry"}
-    assert kinds(with_shape(made(), group=CyclicProduct((4, 5)))) == {"symmetry"}
-    assert kinds(with_shape(made(), group=CyclicProduct((-4, -4)))) == {"symmetry"}
-
-
-def test_another_fabric():
-    """A mesh lacks the links that close the rings; a hypercube has others."""
-    for name in ("mesh:4x4", "ring:16", "torus:2x8"):
-        assert kinds(with_shape(made(), host=parse_named(name))) == {"symmetry"}
-
-
-def test_a_class_of_links_that_do_not_exist():
-    """A step along both axes, to itself, out of range, or the step of another class."""
-    schedule = made()
-    for dst in (5, 0, 16, -1, schedule.translations.classes[1].dst):
-        assert kinds(with_class(schedule, 0, dst=dst)) == {"symmetry"}
-
-
 @pytest.mark.parametrize("cost", ["alpha_us", "beta_us_per_mb"])
 def test_a_class_that_is_too_cheap(cost):
     """Sends would end before they can."""
     assert kinds(with_class(made(), 2, **{cost: Fraction(1, 10)})) == {"times"}
-
-
-def test_costs_of_the_other_axis():
-    """The axes differ: a class cannot have the other's bandwidth."""
-    schedule = made("torus:4x4", bandwidth_gb_per_s=[75, 50])
-    other = schedule.translations.classes[2]
-    assert kinds(with_class(schedule, 0, beta_us_per_mb=other.beta_us_per_mb)) == {"times"}
 
 
 def test_holds_that_are_left_out():
@@ -307,12 +296,6 @@ def test_ports_that_all_classes_tell_apart():
     assert kinds(with_shape(star, classes=classes)) == {"contention"}
 
 
-def test_pipelined_links_are_not_occupying_ones():
-    """Where alpha occupies, a hold without it is too short."""
-    pipelined = made("torus:4x4", alpha_meaning="pipelined")
-    assert kinds(with_shape(pipelined, host=parse_named("torus:4x4"))) == {"contention"}
-
-
 def test_a_ring_that_is_none():
     """Two places swapped: the ring leaves the mesh; one place twice: it misses a rank."""
     schedule = made("mesh:4x4")
@@ -327,7 +310,7 @@ def test_a_ring_that_is_none():
 # ---- topologies
 
 
-def on_topology() -> ImplicitSchedule:
+def on_topology():
     shape = translations_of_topology(topologies.ring(5), [[1, 2, 3, 4, 0]])
     return synthesize_implicit(shape).schedule
 

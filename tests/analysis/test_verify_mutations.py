@@ -33,7 +33,7 @@ class Mutation(NamedTuple):
     rows: tuple[Row, ...]
     places: tuple[tuple[int | None, int, int | None], ...]
 
-    def schedule(self) -> Schedule:
+    def schedule(self):
         """The corrupted schedule."""
         start = self.example()
         rows = [row for row in rows_of(start) if (row.chunk, row.link) not in self.drop]

@@ -1,7 +1,5 @@
 """The table of backends: which are there, in what version, licensed until when, and why not."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import subprocess

@@ -22,8 +22,6 @@ from tests.synthesis.small_problems import random_problem
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
-    from taccl.problem.problem import Problem
-    from taccl.synthesis.result import Result
 
 #: Asked about every problem; of the others that are there, one a problem, by turns.
 ALWAYS = ("highs", "scip", "cbc", "cpsat")
@@ -32,11 +30,11 @@ LIMITS_S = {"auto": 0.4, "greedy": 0.25}
 
 
 @pytest.fixture
-def _one_bound(monkeypatch) -> None:
+def _one_bound(monkeypatch):
     """Work the bound of a problem, and those of its halves, out once and not for each backend anew."""
     known: dict[str, Certificate] = {}
 
-    def bound_of(problem: Problem, **_: object) -> Certificate:
+    def bound_of(problem, **_):
         key = problem.digest()
         if key not in known:
             while len(known) > 8:
@@ -48,13 +46,13 @@ def _one_bound(monkeypatch) -> None:
 
 
 @cache
-def others() -> list[str]:
+def others():
     """The backends that are here beside those that are always asked, and the one for products alone."""
     asked = {*ALWAYS, "dimension-balanced"}
     return [each.name for each in backends() if each.available and each.name not in asked]
 
 
-def sketched_problem(seed: int) -> Problem:
+def sketched_problem(seed):
     """A random problem, each second one of sums; of some a sketch forbids links, perhaps too many."""
     problem, rng = random_problem(seed, combining=seed % 2 == 1), random.Random(-seed - 1)
     if rng.random() > 0.3:
@@ -64,7 +62,7 @@ def sketched_problem(seed: int) -> Problem:
     return problem.with_clauses(links_allowed=allowed, direct_crossing=direct)
 
 
-def least(problem: Problem) -> int | None:
+def least(problem):
     """The least finish in ticks; None where nothing can be found, or exhaustive search would take too long."""
     try:
         check_reachable(problem)
@@ -73,7 +71,7 @@ def least(problem: Problem) -> int | None:
         return None
 
 
-def answer(problem: Problem, backend: str) -> Result | None:
+def answer(problem, backend):
     """What a backend finds without falling back on another; None where it says that there is nothing."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -83,7 +81,7 @@ def answer(problem: Problem, backend: str) -> Result | None:
             return None
 
 
-def check(problem: Problem, result: Result, best: int | None) -> None:
+def check(problem, result, best):
     """It verifies, respects its bound, and what it says of the optimum holds."""
     schedule, per_us = result.schedule, problem.costs.ticks_per_us
     assert verify(schedule).ok
@@ -106,7 +104,7 @@ def check(problem: Problem, result: Result, best: int | None) -> None:
             assert stage.bound_us * per_us <= best + 1e-3
 
 
-def routings(result: Result) -> dict[str, float]:
+def routings(result):
     """What a solver proved of each routing model without orders: one objective, whichever solver it is.
 
     Which of them are solved hangs on what earlier stages found: a finish at the bound ends the search.
@@ -121,10 +119,9 @@ def routings(result: Result) -> dict[str, float]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 @pytest.mark.usefixtures("_one_bound")
-def test_backends_agree() -> None:
+def test_backends_agree():
     """On what can be solved, on the optimum of each routing model, and with exhaustive search."""
     for seed in cases("problems that all backends are asked about", few=5, many=150):
         problem = sketched_problem(seed)
@@ -146,7 +143,7 @@ def test_backends_agree() -> None:
 
 
 @pytest.mark.parametrize(("seed", "backend"), [(138, "highs"), (138, "cpsat"), (804, "cpsat")])
-def test_no_stage_is_infeasible(seed: int, backend: str) -> None:
+def test_no_stage_is_infeasible(seed, backend):
     """Cases in which a stage called a problem infeasible that has a schedule."""
     problem = random_problem(seed)
     result = answer(problem, backend)

@@ -1,7 +1,5 @@
 """Every shipped sketch, and every file of the published tool, leads to a verified schedule."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl

@@ -1,7 +1,5 @@
 """Memory that is known before a synthesis begins: predictions, refusals, and what is offered instead."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys
@@ -238,25 +236,16 @@ def test_too_little_address_space_is_said(verb):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
-def test_blas_is_not_loaded_where_it_would_wait_without_end(tmp_path):
-    """A fit needs it and no LLVM: 230 MB are too few, where OpenBLAS asks for memory again and again."""
+@pytest.mark.parametrize(
+    "words", [("fit", "log.txt", "--topology", "dgx-h100"), ("plot", "s.json", "-o", "s.svg")]
+)
+def test_blas_is_not_loaded_where_it_would_wait_without_end(tmp_path, words):
+    """Both need it and no LLVM: 230 MB are too few, where OpenBLAS waits for memory, or ends matplotlib's process."""
     (tmp_path / "log.txt").write_text(table(sizes=(2**10, 2**20, 2**30)))
-    words = ["fit", str(tmp_path / "log.txt"), "--topology", "dgx-h100"]
-    command = [sys.executable, "-c", _BOUNDED, "230000000", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 1
-    assert "too little memory: 230 MB of address space are allowed, and 400 MB are needed" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
-def test_pictures_need_address_space(tmp_path):
-    """At 230 MB numpy's BLAS ended the process within matplotlib."""
     problem = make_problem(taccl.topologies.ring(4), "allgather", size_bytes=4000)
     taccl.save(taccl.baselines.best(problem), tmp_path / "s.json")
-    words = ["plot", str(tmp_path / "s.json"), "-o", str(tmp_path / "s.svg")]
     command = [sys.executable, "-c", _BOUNDED, "230000000", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
     assert done.returncode == 1
     assert "too little memory: 230 MB of address space are allowed, and 400 MB are needed" in done.stderr
 

@@ -1,7 +1,5 @@
 """The profile of data sheets says once that it counts no latency."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

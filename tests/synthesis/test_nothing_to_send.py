@@ -1,9 +1,6 @@
 """Problems in which every destination has what it needs from the start: the empty schedule, whoever is asked."""
 
-from __future__ import annotations
-
 import warnings
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,28 +9,24 @@ import taccl
 from taccl import collectives
 from taccl.errors import ExportError, InputError, LossyConversionWarning
 from taccl.problem.collective import Chunk, Collective, Derivation
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.problem import make_problem
 from taccl.program.interpret import interpret
 from taccl.schedule.schedule import make_schedule
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.topology.builder import TopologyBuilder
-from taccl.topology.topology import Topology
 from tests.analysis.valid_schedules import full
 from tests.effort import AMPLE_S, brief_synthesis
 from tests.synthesis.small_problems import MB, custom, ring
 
-if TYPE_CHECKING:
-    from taccl.topology.topology import Topology
-
 BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "cpsat")
 
 
-def alone() -> Topology:
+def alone():
     """One rank, and no link."""
     return TopologyBuilder("alone", [0]).build()
 
 
-def problems() -> dict[str, Problem]:
+def problems():
     """Every collective of one rank, and others that are met on a ring of three."""
     found = {}
     for name in collectives.COLLECTIVES:
@@ -70,14 +63,14 @@ def _no_warnings():
         yield
 
 
-def empty(problem: Problem) -> taccl.Schedule:
+def empty(problem):
     """The schedule without sends."""
     return make_schedule(problem, chunk=[], link=[], start=[], end=[])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @every
-def test_every_backend_finds_the_empty_schedule(name: str, backend: str) -> None:
+def test_every_backend_finds_the_empty_schedule(name, backend):
     """It finishes at 0, which is the bound."""
     result = brief_synthesis(PROBLEMS[name], backend=backend)
     assert (result.schedule.num_transfers, result.finish_us, result.bound_us) == (0, 0, 0)
@@ -88,14 +81,14 @@ def test_every_backend_finds_the_empty_schedule(name: str, backend: str) -> None
 
 
 @pytest.mark.parametrize("options", [{"keep": "summary"}, {"sketch": "none"}], ids=str)
-def test_options_change_nothing(options: dict[str, str]) -> None:
+def test_options_change_nothing(options):
     """A summary, and a search without sketches, are as empty."""
     result = brief_synthesis(PROBLEMS["met"], **options)
     assert (result.finish_us, result.bound_us) == (0, 0)
 
 
 @pytest.mark.slow
-def test_a_large_problem_is_as_empty() -> None:
+def test_a_large_problem_is_as_empty():
     """70,000 chunks that are where they must be: the compiled list scheduler has nothing to do."""
     chunks = tuple(Chunk((0,), (0,)) for _ in range(70_000))
     result = taccl.synthesize(
@@ -105,7 +98,7 @@ def test_a_large_problem_is_as_empty() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(PROBLEMS) - {"made from what is there"}))
-def test_the_compiled_scheduler_sends_nothing(name: str) -> None:
+def test_the_compiled_scheduler_sends_nothing(name):
     """Its columns are empty, and verify as they are and in full."""
     schedule = schedule_large(PROBLEMS[name])
     assert (len(schedule), schedule.finish, schedule.algbw_gb_per_s) == (0, 0, None)
@@ -114,7 +107,7 @@ def test_the_compiled_scheduler_sends_nothing(name: str) -> None:
 
 
 @every
-def test_the_bound_is_nothing_and_checks(name: str) -> None:
+def test_the_bound_is_nothing_and_checks(name):
     """Nothing has to be sent."""
     bound = taccl.lower_bound(PROBLEMS[name])
     assert (bound.bound, bound.limits, bound.algbw_gb_per_s) == (0, "nothing has to be sent", None)
@@ -122,13 +115,13 @@ def test_the_bound_is_nothing_and_checks(name: str) -> None:
 
 
 @every
-def test_it_is_explained(name: str) -> None:
+def test_it_is_explained(name):
     """There is no conflict."""
     assert taccl.explain(PROBLEMS[name]).feasible
 
 
 @every
-def test_it_is_simulated(name: str) -> None:
+def test_it_is_simulated(name):
     """In no time, however many tiles."""
     simulation = taccl.simulate(empty(PROBLEMS[name]), tiles=4)
     assert (simulation.finish_us, simulation.algbw_gb_per_s, simulation.busbw_gb_per_s) == (0, None, None)
@@ -138,7 +131,7 @@ def test_it_is_simulated(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["one rank, allreduce", "no chunks"])
-def test_it_is_drawn_and_reported(name: str) -> None:
+def test_it_is_drawn_and_reported(name):
     """An empty Gantt chart, a figure without bandwidths, and a report of both."""
     import matplotlib.pyplot as plt
 
@@ -153,7 +146,7 @@ def test_it_is_drawn_and_reported(name: str) -> None:
 
 
 @every
-def test_it_is_saved_and_read(name: str, tmp_path) -> None:
+def test_it_is_saved_and_read(name, tmp_path):
     """The same schedule comes back."""
     taccl.save(empty(PROBLEMS[name]), tmp_path / "s.json")
     assert taccl.load(tmp_path / "s.json") == empty(PROBLEMS[name])
@@ -161,7 +154,7 @@ def test_it_is_saved_and_read(name: str, tmp_path) -> None:
 
 @pytest.mark.parametrize("ending", ["xml", "plan.json", "perfetto.json", "csv", "parquet", "et"])
 @pytest.mark.parametrize("name", sorted(set(PROBLEMS) - {"made from what is there"}))
-def test_it_is_written(name: str, ending: str, tmp_path) -> None:
+def test_it_is_written(name, ending, tmp_path):
     """A file without transfers; or it is said why the format has no place for the collective."""
     try:
         taccl.write(empty(PROBLEMS[name]), tmp_path / f"s.{ending}")
@@ -172,28 +165,28 @@ def test_it_is_written(name: str, ending: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["xml", "plan.json"])
-def test_runtimes_have_no_algorithms_without_data(ending: str, tmp_path) -> None:
+def test_runtimes_have_no_algorithms_without_data(ending, tmp_path):
     """There are no chunks to size a buffer by."""
     with pytest.raises(ExportError, match="no algorithms without data, and .* has no chunks"):
         taccl.write(empty(PROBLEMS["no chunks"]), tmp_path / f"s.{ending}")
 
 
 @pytest.mark.parametrize("name", sorted(set(PROBLEMS) - {"made from what is there"}))
-def test_it_is_lowered_and_interpreted(name: str) -> None:
+def test_it_is_lowered_and_interpreted(name):
     """What a rank keeps it copies from its input to its output."""
     program = taccl.lower(empty(PROBLEMS[name]))
     assert interpret(program).ok
 
 
 @every
-def test_it_is_planned_anew(name: str) -> None:
+def test_it_is_planned_anew(name):
     """Nothing is kept, and nothing added."""
     assert len(taccl.replan(empty(PROBLEMS[name]), PROBLEMS[name]).schedule) == 0
 
 
 @pytest.mark.parametrize("baseline", ["ring", "tree", "recursive", "pairwise"])
 @pytest.mark.parametrize("name", [name for name in PROBLEMS if name.startswith("one rank")])
-def test_baselines_of_one_rank(name: str, baseline: str) -> None:
+def test_baselines_of_one_rank(name, baseline):
     """Where a baseline knows the collective it sends nothing."""
     try:
         schedule = getattr(taccl.baselines, baseline)(PROBLEMS[name])
@@ -204,7 +197,7 @@ def test_baselines_of_one_rank(name: str, baseline: str) -> None:
 
 
 @pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce", "alltoall"])
-def test_an_implicit_schedule_of_one_rank(collective: str) -> None:
+def test_an_implicit_schedule_of_one_rank(collective):
     """It has no rows, and verifies as it is and expanded."""
     result = taccl.synthesize_implicit(alone(), collective)
     assert (len(result.schedule), result.schedule.finish, result.bound.bound, result.gap) == (0, 0, 0, 0)
@@ -213,7 +206,7 @@ def test_an_implicit_schedule_of_one_rank(collective: str) -> None:
     assert taccl.verify(result.schedule.expand()).ok
 
 
-def test_runs_are_compared() -> None:
+def test_runs_are_compared():
     """What is found is proven the best, without a bandwidth."""
     table = taccl.compare(PROBLEMS["met"], backends=["highs"], time_limit_s=1)
     assert list(table["status"]) == ["proven"]
@@ -221,7 +214,7 @@ def test_runs_are_compared() -> None:
 
 
 @pytest.mark.parametrize("collective", ["allgather", "allreduce", "scan"])
-def test_a_plan_of_one_rank(collective: str) -> None:
+def test_a_plan_of_one_rank(collective):
     """One range, in which every size takes no time."""
     plan = taccl.plan(alone(), collective, sizes=["1KB", "1MB"], time_limit_s=1)
     (only,) = plan.ranges
@@ -230,14 +223,14 @@ def test_a_plan_of_one_rank(collective: str) -> None:
     assert "0 us to 0 us" in repr(plan)
 
 
-def test_a_half_may_be_empty() -> None:
+def test_a_half_may_be_empty():
     """What rank 1 alone contributes to, and is gathered there, only spreads; 0 -> 1 -> 2 and 1 -> 0 take 2 us."""
     problem = make_problem(ring(3), custom(3, [([1], [1, 2])], combining=True), chunk_bytes=MB)
     for backend in ("auto", "highs"):
         assert brief_synthesis(problem, backend=backend).finish_us == 2
 
 
-def test_a_size_without_chunks_is_kept() -> None:
+def test_a_size_without_chunks_is_kept():
     """It divides into none, which is no reason to pad it."""
     problem = make_problem(ring(3), custom(3, []), size_bytes=MB)
     assert (problem.size_bytes, problem.notes) == (MB, ())

@@ -1,7 +1,5 @@
 """Callbacks of a search, stopping rules, and the record of every second."""
 
-from __future__ import annotations
-
 import math
 import time
 

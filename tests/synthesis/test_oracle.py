@@ -1,9 +1,6 @@
 """The exact paths against exhaustive search: on tiny problems the job shop finds, and proves, the least finish."""
 
-from __future__ import annotations
-
 from functools import cache
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -33,16 +30,11 @@ from tests.synthesis.small_problems import (
     two_nodes,
 )
 
-if TYPE_CHECKING:
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Topology
-
 SEEDS = range(1, some(40, 160))
 QUARTER = tuple((r + 1) % 4 for r in range(4))
 
 
-def proven(problem: Problem, *, reduced: bool = False) -> Schedule:
+def proven(problem, *, reduced=False):
     """What the job shop proves best with every hop optional, the list scheduler's finish not given away."""
     quotient = take_quotient(problem, timing_group(problem) if reduced else None)
     found = list_schedule(quotient, critical_priorities(quotient))
@@ -60,7 +52,7 @@ def proven(problem: Problem, *, reduced: bool = False) -> Schedule:
     return expand(quotient, answer.schedule.sends, producer="job shop")
 
 
-def multicast() -> Topology:
+def multicast():
     """Rank 0 sends to 1, 2 and 3 at once in 2 us; 0 -> 1 -> 2 -> 3 and 1 -> 3 take 1 us each."""
     builder = TopologyBuilder("multicast", [0] * 4)
     builder.add_link(0, (1, 2, 3), alpha_us=0, beta_us_per_mb=2)
@@ -69,7 +61,7 @@ def multicast() -> Topology:
     return builder.build()
 
 
-def multicasts() -> Topology:
+def multicasts():
     """Rank 0 sends to 1 and 2, or to 2 and 3, at once in 1 us; 1 -> 3, 2 -> 0 and 3 -> 0 take 1 us each."""
     builder = TopologyBuilder("multicasts", [0] * 4)
     for src, dst in ((0, (1, 2)), (0, (2, 3)), (1, 3), (2, 0), (3, 0)):
@@ -77,7 +69,7 @@ def multicasts() -> Topology:
     return builder.build()
 
 
-def named() -> dict[str, Problem]:
+def named():
     """Small problems that between them use everything that a schedule must respect."""
     nodes = collectives.allgather(4)
     inter = {"merging": frozenset({4, 5, 6})}
@@ -107,7 +99,7 @@ def named() -> dict[str, Problem]:
 
 
 @cache
-def least(seed: int) -> int | None:
+def least(seed):
     """The optimum of a random problem; None where the search would take too long."""
     try:
         return optimal_ticks(random_problem(seed), max_states=3000)
@@ -116,7 +108,7 @@ def least(seed: int) -> int | None:
 
 
 @pytest.mark.parametrize("name", named())
-def test_the_job_shop_proves_the_optimum(name: str) -> None:
+def test_the_job_shop_proves_the_optimum(name):
     """Its schedule verifies, and takes as long as exhaustive search says."""
     problem = named()[name]
     schedule = proven(problem)
@@ -125,7 +117,7 @@ def test_the_job_shop_proves_the_optimum(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_job_shop_proves_the_optimum_of_random_problems() -> None:
+def test_the_job_shop_proves_the_optimum_of_random_problems():
     """Shared resources on either side, merging, own-first, sizes, both meanings of alpha."""
     compared = 0
     for seed in SEEDS:
@@ -140,16 +132,15 @@ def test_the_job_shop_proves_the_optimum_of_random_problems() -> None:
 
 
 @pytest.mark.slow
-def test_no_bound_is_above_the_optimum() -> None:
+def test_no_bound_is_above_the_optimum():
     """On the same random problems."""
     for seed in SEEDS:
         problem, best = random_problem(seed), least(seed)
         assert best is None or lower_bound(problem).bound * problem.costs.ticks_per_us <= best, seed
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
-def test_what_is_made_of_chunks_is_found_and_bounded() -> None:
+def test_what_is_made_of_chunks_is_found_and_bounded():
     """Wherever ranks make chunks of others, the list scheduler finds a schedule, the job shop the soonest."""
     compared = 0
     for seed in cases("chunks made of others, by exhaustive search", few=20, many=400):
@@ -166,7 +157,7 @@ def test_what_is_made_of_chunks_is_found_and_bounded() -> None:
     assert compared > some(10, 200)
 
 
-def test_own_chunks_of_unlike_sizes() -> None:
+def test_own_chunks_of_unlike_sizes():
     """0 -> 1 (1 us a MB) sends its own chunks of 2 and 1 MB, then relays one that came from 2.
 
     The large one has 8 us to go from 1 to 3, so it leaves first, at 0, and alone: there at 10. The small one
@@ -188,13 +179,13 @@ def test_own_chunks_of_unlike_sizes() -> None:
 
 
 @pytest.mark.slow
-def test_folding_costs_nothing_where_the_best_has_the_symmetry() -> None:
+def test_folding_costs_nothing_where_the_best_has_the_symmetry():
     """Allgather on a ring: the best schedule that turns with it is as short as the best of all."""
     problem = problem_of(ring(4), collectives.allgather(4), symmetry=(QUARTER,))
     assert proven(problem, reduced=True).finish_ticks == optimal_ticks(problem)
 
 
-def test_folding_has_a_price_where_the_best_lacks_the_symmetry() -> None:
+def test_folding_has_a_price_where_the_best_lacks_the_symmetry():
     """Alltoall on a ring of 4, 2 us a hop: chunks for the rank opposite all go round the same way.
 
     So each link of that way carries a neighbour's chunk and two hops of others, 6 us. If half of them go the
@@ -205,7 +196,7 @@ def test_folding_has_a_price_where_the_best_lacks_the_symmetry() -> None:
     assert proven(problem).finish_ticks == 4
 
 
-def rooted() -> dict[str, Problem]:
+def rooted():
     """Problems in which only roots need sums, so that they are spreadings with time turned round."""
     return {
         "reduce": problem_of(ring(3, betas=(0, 1, 2)), collectives.reduce(3)),
@@ -225,13 +216,13 @@ def rooted() -> dict[str, Problem]:
     }
 
 
-def reduced(problem: Problem) -> Schedule:
+def reduced(problem):
     """The job shop's best spreading from the roots over reversed links, turned round."""
     return reverse(proven(reduction_half(problem)), problem)
 
 
 @pytest.mark.parametrize("name", rooted())
-def test_the_job_shop_proves_the_optimum_of_reductions(name: str) -> None:
+def test_the_job_shop_proves_the_optimum_of_reductions(name):
     """Every contribution is counted once, as soon as it can be."""
     problem = rooted()[name]
     schedule = reduced(problem)
@@ -240,7 +231,7 @@ def test_the_job_shop_proves_the_optimum_of_reductions(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_job_shop_proves_the_optimum_of_random_reductions() -> None:
+def test_the_job_shop_proves_the_optimum_of_random_reductions():
     """Of the random problems with sums, those in which only roots need them."""
     compared = 0
     for seed in SEEDS:
@@ -271,7 +262,7 @@ def test_the_job_shop_proves_the_optimum_of_random_reductions() -> None:
         ("allreduce", problem_of(ring(2, betas=(0, 1)), collectives.allreduce(2))),
     ],
 )  # fmt: skip
-def test_the_portfolio_finds_the_optimum(name: str, problem: Problem) -> None:
+def test_the_portfolio_finds_the_optimum(name, problem):
     """``backend="auto"`` on problems that are small enough for exhaustive search."""
     schedule = brief_synthesis(problem, backend="auto").schedule
     assert schedule.finish_ticks == optimal_ticks(problem), name

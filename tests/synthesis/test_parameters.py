@@ -1,7 +1,5 @@
 """`SearchParameters`: the constants of the search, from files and for searches."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re
@@ -132,7 +130,7 @@ def test_constants_of_modules_say_what_they_are():
     assert not bare
 
 
-def _is_numeric(node: ast.expr) -> bool:
+def _is_numeric(node):
     """Whether an expression is a number, or several."""
     if isinstance(node, ast.Tuple):
         return bool(node.elts) and all(map(_is_numeric, node.elts))

@@ -1,7 +1,5 @@
 """Proposers of users beside the library's own searches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,10 +3,7 @@
 The default run takes some dozens of problems; with TACCL_MANY=1 in the environment it takes thousands.
 """
 
-from __future__ import annotations
-
 import numpy as np
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -72,7 +69,6 @@ def check(problem, schedule):
     assert bound.bound <= schedule.finish
 
 
-@pytest.mark.slow
 @fuzzed(few=3, many=200)
 @given(st.data())
 def test_named_collectives(data):
@@ -88,7 +84,6 @@ def test_named_collectives(data):
     check(problem, schedule_large(problem, seed=data.draw(st.integers(0, 3))))
 
 
-@pytest.mark.slow
 @fuzzed(few=8, many=300)
 @given(st.data())
 def test_custom_collectives_of_many_sizes(data):
@@ -106,7 +101,6 @@ def test_custom_collectives_of_many_sizes(data):
     check(problem, schedule_large(problem))
 
 
-@pytest.mark.slow
 @fuzzed(few=8, many=400)
 @given(st.data())
 def test_exchanges_of_any_sizes(data):
@@ -120,7 +114,6 @@ def test_exchanges_of_any_sizes(data):
     check(problem, schedule_large(problem))
 
 
-@pytest.mark.slow
 @fuzzed(few=8, many=200)
 @given(st.data())
 def test_process_groups(data):
@@ -146,7 +139,6 @@ def test_process_groups(data):
     check(problem, schedule)
 
 
-@pytest.mark.slow
 @fuzzed(few=6, many=150)
 @given(st.data())
 def test_failures(data):
@@ -166,7 +158,6 @@ def test_failures(data):
     assert taccl.verify(taccl.replan(old, changed, time_limit_s=0.1).schedule).ok
 
 
-@pytest.mark.slow
 @fuzzed(few=4, many=40)
 @given(st.data())
 def test_never_worse_than_the_baselines(data):

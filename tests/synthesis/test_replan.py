@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +12,7 @@ from taccl import baselines, collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, TopologyError
 from taccl.problem.collectives import together
-from taccl.problem.problem import Clauses, Problem, make_problem
+from taccl.problem.problem import Clauses, make_problem
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.improve.improvement import Improvement, suits_improvement
 from taccl.synthesis.improve.routes import bare_trees, read_trees
@@ -26,28 +25,23 @@ from tests.effort import AMPLE_S, BRIEF, brief_synthesis
 from tests.fuzzing import some
 from tests.synthesis.small_problems import random_problem
 
-if TYPE_CHECKING:
-    from taccl.problem.collective import Collective
-    from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Topology
-
 MB = 10**6
 
 
-def problem(topology: Topology, collective: Collective, **clauses: object) -> Problem:
+def problem(topology, collective, **clauses):
     return make_problem(
         topology,
         collective,
         chunk_bytes=MB,
-        clauses=Clauses(**{"routing_slack": 10, **clauses}),  # type: ignore[arg-type]
+        clauses=Clauses(**{"routing_slack": 10, **clauses}),
     )
 
 
-def planned(case: Problem) -> Schedule:
+def planned(case):
     return brief_synthesis(case, backend="greedy").schedule
 
 
-def chain_and_bypass() -> Topology:
+def chain_and_bypass():
     """0 - 1 - 2 - 3, and 0 - 2, both ways, 1 us for a chunk."""
     builder = TopologyBuilder("chain", [0] * 4)
     for a, b in ((0, 1), (1, 2), (2, 3), (0, 2)):
@@ -60,14 +54,14 @@ class TestWhatIsKept:
     """Routes that do not touch what failed."""
 
     @pytest.mark.parametrize("make", [collectives.allgather, collectives.allreduce, collectives.scan])
-    def test_nothing_failed_and_nothing_changes(self, make: object) -> None:
+    def test_nothing_failed_and_nothing_changes(self, make):
         """The same problem: every transfer is kept, and none finishes later for it."""
-        old = planned(problem(ring(6), make(6)))  # type: ignore[operator]
+        old = planned(problem(ring(6), make(6)))
         new = replan(old, old.problem, time_limit_s=AMPLE_S, parameters=BRIEF)
         assert (new.num_kept, new.num_dropped, new.num_added, new.changed) == (old.num_transfers, 0, 0, ())
         assert new.finish_us <= old.finish_us
 
-    def test_an_unused_link_changes_nothing(self) -> None:
+    def test_an_unused_link_changes_nothing(self):
         """A broadcast down a tree of a full mesh does not use 3 -> 2."""
         old = baselines.tree(problem(fully_connected(4), collectives.broadcast(4)), cut=False)
         unused = next(e for e in range(12) if e not in old.link.tolist())
@@ -75,14 +69,14 @@ class TestWhatIsKept:
         new = replan(old, problem(left, collectives.broadcast(4)))
         assert new.num_kept == old.num_transfers == len(new.schedule)
 
-    def test_a_better_order_than_any_rule_finds_is_kept(self) -> None:
+    def test_a_better_order_than_any_rule_finds_is_kept(self):
         """Where an unused link is lost, the schedule of a long search finishes no later than it did."""
         case = random_problem(5)
         old = brief_synthesis(case).schedule
-        assert replan(old, case).finish_us <= old.finish_us  # type: ignore[arg-type]
+        assert replan(old, case).finish_us <= old.finish_us
 
     @pytest.mark.slow
-    def test_only_what_is_cut_off_changes(self) -> None:
+    def test_only_what_is_cut_off_changes(self):
         """A chunk goes 0 -> 1 -> 2 -> 3; 1 -> 2 is lost. Rank 2 is reached by 0 -> 2, rank 3 as before."""
         case = problem(chain_and_bypass(), collectives.broadcast(4))
         links = case.topology.links_between
@@ -95,7 +89,7 @@ class TestWhatIsKept:
         assert verify(new.schedule).ok
 
     @pytest.mark.slow
-    def test_a_reduction_is_mended_too(self) -> None:
+    def test_a_reduction_is_mended_too(self):
         """The same chain the other way: 3 -> 2 -> 1 -> 0, where 2 -> 1 is lost."""
         case = problem(chain_and_bypass(), collectives.reduce(4))
         links = case.topology.links_between
@@ -105,7 +99,7 @@ class TestWhatIsKept:
         assert (new.num_kept, new.num_added, new.from_scratch) == (2, 1, False)
         assert verify(new.schedule).ok
 
-    def test_a_lost_rank_is_left_out(self) -> None:
+    def test_a_lost_rank_is_left_out(self):
         """Rank 1 of 4 fails: chunks of the three left keep what they can."""
         old = planned(problem(fully_connected(4), collectives.allgather(4)))
         left = without(old.problem.topology, ranks=[1])
@@ -114,7 +108,7 @@ class TestWhatIsKept:
         assert new.num_kept > 0
         assert not new.from_scratch
 
-    def test_a_lost_root_is_replaced(self) -> None:
+    def test_a_lost_root_is_replaced(self):
         """Of an allreduce: the chunk that the lost rank gathered is gone, the others lose a contribution."""
         old = planned(problem(fully_connected(5), collectives.allreduce(5)))
         left = without(old.problem.topology, ranks=[2])
@@ -123,7 +117,7 @@ class TestWhatIsKept:
         assert new.num_kept > 0
 
     @pytest.mark.slow
-    def test_untouched_chunks_stay_as_they_are(self) -> None:
+    def test_untouched_chunks_stay_as_they_are(self):
         """A full mesh, each chunk straight to all: of 0 -> 1 lost, only chunk 0 goes another way."""
         case = problem(fully_connected(5), collectives.allgather(5))
         everywhere = [(c, d) for c in range(5) for d in range(5) if c != d]
@@ -138,7 +132,7 @@ class TestWhatIsKept:
         assert new.num_kept >= 16
 
     @pytest.mark.slow
-    def test_sums_exchanged_in_pairs_are_planned_anew(self) -> None:
+    def test_sums_exchanged_in_pairs_are_planned_anew(self):
         """Recursive doubling of one chunk has no tree: both ranks of a pair send and hold partial sums.
 
         It stays while nothing is lost.
@@ -162,7 +156,7 @@ class TestWhatIsKept:
         assert not new.from_scratch
 
     @pytest.mark.slow
-    def test_a_degraded_link_is_relieved(self) -> None:
+    def test_a_degraded_link_is_relieved(self):
         """Two links of 1 us/MB carry a chunk each; at a twentieth, one is worth a way round of two hops."""
         builder = TopologyBuilder("square", [0] * 3)
         for a, b in ((0, 1), (0, 2), (2, 1)):
@@ -175,7 +169,7 @@ class TestWhatIsKept:
         assert new.finish_us == 2.0
 
     @pytest.mark.slow
-    def test_a_degraded_link_may_still_be_best(self) -> None:
+    def test_a_degraded_link_may_still_be_best(self):
         """At half its rate it ties with the way round, and the chunk stays."""
         builder = TopologyBuilder("square", [0] * 3)
         for a, b in ((0, 1), (0, 2), (2, 1)):
@@ -190,7 +184,7 @@ class TestClauses:
     """What a sketch says still holds."""
 
     @pytest.mark.slow
-    def test_relays_are_obeyed(self) -> None:
+    def test_relays_are_obeyed(self):
         """Two groups on opposite corners of a full mesh: the way round leads through members only."""
         groups = [[0, 1, 2], [3, 4, 5]]
         joint = together([collectives.allgather(3).among(g, num_ranks=6) for g in groups])
@@ -202,15 +196,15 @@ class TestClauses:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("make", [collectives.allgather, collectives.allreduce])
-    def test_own_chunks_go_first(self, make: object) -> None:
+    def test_own_chunks_go_first(self, make):
         """On every link of a ring that lost one direction of a pair."""
         full = frozenset(range(12))
-        old = planned(problem(ring(6), make(6)))  # type: ignore[operator]
+        old = planned(problem(ring(6), make(6)))
         left = without(ring(6), links=[(0, 1)])
-        new = replan(old, problem(left, make(6), own_first=full - {11}))  # type: ignore[operator]
+        new = replan(old, problem(left, make(6), own_first=full - {11}))
         assert verify(new.schedule).ok
 
-    def test_sends_merge_where_they_may(self) -> None:
+    def test_sends_merge_where_they_may(self):
         """Eight chunks over one link of alpha 10 and beta 1: 18 us in one send, 88 us apart."""
         builder = TopologyBuilder("pair", [0, 1])
         builder.add_link(0, 1, alpha_us=10, beta_us_per_mb=1)
@@ -236,20 +230,20 @@ class TestBadInput:
             ([0, 1, 4], "expected 3 different ranks of 0-3"),
         ],
     )
-    def test_ranks_are_the_old_numbers(self, ranks: list[int] | None, message: str) -> None:
+    def test_ranks_are_the_old_numbers(self, ranks, message):
         """One for each new rank, all different."""
         old = planned(problem(fully_connected(4), collectives.allgather(4)))
         left = problem(fully_connected(3), collectives.allgather(3))
         with pytest.raises(InputError, match=message):
             replan(old, left, ranks=ranks)
 
-    def test_another_collective_is_refused(self) -> None:
+    def test_another_collective_is_refused(self):
         """An allgather has no chunk of an alltoall."""
         old = planned(problem(fully_connected(4), collectives.allgather(4)))
         with pytest.raises(InputError, match="alltoall shares no chunk with the old schedule's allgather"):
             replan(old, problem(fully_connected(4), collectives.alltoall(4)))
 
-    def test_a_rank_that_is_cut_off_is_told(self) -> None:
+    def test_a_rank_that_is_cut_off_is_told(self):
         """Both links into rank 1 of a ring are lost."""
         old = planned(problem(ring(4), collectives.allgather(4)))
         cut = without(ring(4), links=[(0, 1), (2, 1)])
@@ -257,7 +251,7 @@ class TestBadInput:
             replan(old, problem(cut, collectives.allgather(4)))
 
     @pytest.mark.parametrize("limit", [0, -1, float("inf")])
-    def test_time_is_positive(self, limit: float) -> None:
+    def test_time_is_positive(self, limit):
         """And ends."""
         old = planned(problem(ring(3), collectives.allgather(3)))
         with pytest.raises(InputError, match="time_limit_s"):
@@ -267,7 +261,7 @@ class TestBadInput:
 class TestTrees:
     """What re-planning is made of."""
 
-    def test_routes_that_are_completed_share_the_links(self) -> None:
+    def test_routes_that_are_completed_share_the_links(self):
         """Four chunks from 0 to 1 of a mesh of 0 -> 1 and 0 -> 2 -> 1 of equal links: one or two go round."""
         builder = TopologyBuilder("two ways", [0] * 3)
         for a, b in ((0, 1), (0, 2), (2, 1)):
@@ -282,7 +276,7 @@ class TestTrees:
         assert search.run(turns=0) == 3 * case.costs.ticks_per_us
         assert verify(search.schedule()).ok
 
-    def test_what_hangs_on_a_lost_link_is_left_out(self) -> None:
+    def test_what_hangs_on_a_lost_link_is_left_out(self):
         """0 -> 1 -> 2 -> 3 without 1 -> 2: what reached rank 3 is no longer a part of the tree."""
         case = problem(chain_and_bypass(), collectives.broadcast(4))
         chain = [case.topology.links_between(a, a + 1)[0] for a in range(3)]
@@ -297,7 +291,7 @@ class TestFigures:
     """What is promised."""
 
     @pytest.mark.slow
-    def test_a_lost_nic_of_four_machines(self) -> None:
+    def test_a_lost_nic_of_four_machines(self):
         """One of 8 NICs of a node: most transfers stay, in about a second, within 20% of the least there is.
 
         Of 32 sums each crosses between 4 nodes 6 times at least: 192 crossings of 20 us over the 31 NICs left
@@ -323,7 +317,7 @@ class TestFigures:
 @pytest.mark.slow
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=some(8, 15), deadline=None)
-def test_random_failures_verify(seed: int) -> None:
+def test_random_failures_verify(seed):
     """Random fabrics, collectives and losses of links, ranks and bandwidth."""
     rng = random.Random(seed)
     num_ranks = rng.randint(3, 7)
@@ -356,7 +350,7 @@ def test_random_failures_verify(seed: int) -> None:
 
 @pytest.mark.parametrize("combining", [False, True])
 @pytest.mark.parametrize("seed", range(some(6, 12)))
-def test_problems_of_any_shape(seed: int, combining: bool) -> None:
+def test_problems_of_any_shape(seed, combining):
     """Holds of either side, merging, own chunks first, several origins; one link is lost."""
     case = random_problem(seed, combining=combining)
     old = planned(case)

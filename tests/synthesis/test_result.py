@@ -1,7 +1,5 @@
 """Result of a synthesis: its figures, how it prints, and its ``--json``."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -919,7 +919,6 @@ class TestRootsOutOfReach:
         assert result.finish_us == result.bound_us == 22
         assert result.schedule.contributions[-1] == (0, 1, 2)
 
-    @pytest.mark.slow
     @pytest.mark.fuzz
     def test_what_is_possible_is_found(self):
         """Random directed graphs of four ranks: a bound is refused exactly where a synthesis is."""

@@ -1,7 +1,5 @@
 """What the list scheduler found is where a linear model starts, and what it must be better than."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl

@@ -1,7 +1,5 @@
 """What `check_sketch` says of each clause."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl

@@ -125,7 +125,7 @@ def unchecked(monkeypatch):
     monkeypatch.setattr(apply_module, "check_reachable", lambda problem: None)
 
 
-def problem_of(name: str, *, edits: dict | None = None):
+def problem_of(name, *, edits=None):
     """The problem of a sketch in the data folder, after some edits."""
     topology, collective, _, _ = CASES[name]
     content = tomllib.loads((DATA / f"{name}.toml").read_text())
@@ -137,7 +137,7 @@ def problem_of(name: str, *, edits: dict | None = None):
     return sketch.apply(place, ends)
 
 
-def sketched(text: str, *, nodes: int = 2, collective: str = "allgather", **options: object):
+def sketched(text, *, nodes=2, collective="allgather", **options):
     """The problem of a sketch on NDv2 nodes."""
     sketch = Sketch.from_toml(f"schema = 1\n{text}", source="a.toml")
     topology = ndv2(nodes)
@@ -146,7 +146,7 @@ def sketched(text: str, *, nodes: int = 2, collective: str = "allgather", **opti
     )
 
 
-def works(problem) -> bool:
+def works(problem):
     """Whether the list scheduler finds a schedule that the verifier accepts."""
     result = synthesize(problem, backend="greedy", time_limit_s=0.3, parameters=PATIENT)
     return verify(result.schedule).ok
@@ -267,7 +267,7 @@ def test_conflict_is_irreducible(name):
         assert demand.ends[0] in clashes.reached_despite(barriers, demand, set(clauses) - {left_out})
 
 
-def random_sketch(rng: random.Random) -> tuple[dict, str, dict, int, int]:
+def random_sketch(rng):
     """A sketch of two or three nodes of two or three ranks, and a collective for it."""
     nodes, local = rng.choice((2, 3)), rng.choice((2, 3))
     ranks = range(local)

@@ -1,9 +1,6 @@
 """Ruin and recreate: what it finds is right, no later than what it begins with, and the same again."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,7 +8,7 @@ import pytest
 from taccl import collectives, topologies
 from taccl._internal.deadline import Deadline
 from taccl.analysis.verification.verify import verify
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.problem import make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.improve.improvement import (
@@ -45,25 +42,22 @@ from tests.synthesis.small_problems import (
     two_nodes,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
-
-def first_of(problem: Problem) -> Schedule:
+def first_of(problem):
     """Schedule of the list scheduler."""
     found = synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
     assert isinstance(found, Schedule)
     return found
 
 
-def from_nothing(problem: Problem, *, turns: int = 300, seed: int = 0) -> Schedule:
+def from_nothing(problem, *, turns=300, seed=0):
     """Schedule found without a schedule to begin with."""
     search = Improvement(problem, bare_trees(problem), Limits(seed=seed))
     assert search.run(turns=turns) >= 0
     return search.schedule()
 
 
-def pair_of_pairs(*, multicast: bool) -> Problem:
+def pair_of_pairs(*, multicast):
     """Rank 0 has four chunks for ranks 1 and 2; a link to both at once is slower than one to each, or quicker."""
     builder = TopologyBuilder("two to serve", [0] * 3)
     port = builder.add_resource("port of 0")
@@ -76,7 +70,7 @@ def pair_of_pairs(*, multicast: bool) -> Problem:
     return problem_of(builder.build(), custom(3, [([0], [1, 2])] * 4))
 
 
-def _suited(problems: Iterable[Problem], *, at_least: int) -> list[Problem]:
+def _suited(problems, *, at_least):
     """Those in which no own chunks go first, and no chunks are made from others; there are enough of them."""
     suited = [problem for problem in problems if suits_improvement(problem)]
     assert len(suited) >= at_least
@@ -85,7 +79,7 @@ def _suited(problems: Iterable[Problem], *, at_least: int) -> list[Problem]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("combining", [False, True])
-def test_problems_of_any_shape(combining: bool) -> None:
+def test_problems_of_any_shape(combining):
     """Holds of either side, merging, chunks of several sizes and origins: it verifies, and is no later."""
     problems = (random_problem(seed, combining=combining) for seed in range(16))
     for seed, problem in enumerate(_suited(problems, at_least=3)):
@@ -96,16 +90,15 @@ def test_problems_of_any_shape(combining: bool) -> None:
 
 
 @pytest.mark.slow
-def test_clauses_of_all_kinds() -> None:
+def test_clauses_of_all_kinds():
     """Process groups, relays, links of several ends and what a sketch says of single chunks are obeyed."""
     for seed, problem in enumerate(_suited(map(random_group_problem, range(24)), at_least=10)):
         better, _ = improve_schedule(first_of(problem), Limits(seed=seed), turns=200)
         verify(better).raise_if_failed()
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
-def test_sums_of_any_shape() -> None:
+def test_sums_of_any_shape():
     """Contributions from some ranks, sums for others, and what a send may carry: what a few turns find verifies."""
     for seed in cases("sums, ruined and recreated", few=10, many=800, first=300):
         problem = random_problem(seed, combining=True)
@@ -115,7 +108,7 @@ def test_sums_of_any_shape() -> None:
             verify(from_nothing(problem, turns=10, seed=seed)).raise_if_failed()
 
 
-def test_a_sum_that_is_passed_on_like_a_contribution() -> None:
+def test_a_sum_that_is_passed_on_like_a_contribution():
     """Ranks 0 and 1 sum up at 1; the sum goes on to 3 by sends that add: its order is kept all the same."""
     topology = ring(4)
     problem = problem_of(topology, custom(4, [([0, 1], [3])], combining=True))
@@ -133,7 +126,7 @@ def test_a_sum_that_is_passed_on_like_a_contribution() -> None:
 
 
 @pytest.mark.faulty
-def test_the_verifier_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_verifier_has_the_last_word(monkeypatch):
     """A schedule that the verifier refuses does not take the place of one that is right."""
     problem = problem_of(ring(4), collectives.allgather(4))
     search = Search(problem, Options(), Deadline.after(60))
@@ -145,7 +138,7 @@ def test_the_verifier_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None
     assert search.best is right
 
 
-def test_a_chunk_that_comes_from_several_ranks_at_once() -> None:
+def test_a_chunk_that_comes_from_several_ranks_at_once():
     """Ranks 1 and 2 send the same to 0 over one link: no tree grows that way, so the schedule stays as it is."""
     builder = TopologyBuilder("together", [0] * 3)
     builder.add_link(2, 1, alpha_us=1, beta_us_per_mb=1)
@@ -158,7 +151,7 @@ def test_a_chunk_that_comes_from_several_ranks_at_once() -> None:
 @pytest.mark.parametrize(
     "name", ["allreduce", "broadcast", "allgather", "reduce", "reduce_scatter", "alltoall", "gather"]
 )
-def test_no_schedule_is_needed(name: str) -> None:
+def test_no_schedule_is_needed(name):
     """Bare trees are completed: collectives of every kind on two machines."""
     topology = topologies.ndv2(2)
     problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
@@ -178,14 +171,14 @@ def test_no_schedule_is_needed(name: str) -> None:
     ],
     ids=lambda problem: problem.title,
 )
-def test_the_least_finish_of_tiny_problems(problem: Problem) -> None:
+def test_the_least_finish_of_tiny_problems(problem):
     """From nothing it finds what exhaustive search finds."""
     found = from_nothing(problem)
     assert verify(found).ok
     assert found.finish_ticks == optimal_ticks(problem)
 
 
-def test_halves_of_an_allreduce_overlap() -> None:
+def test_halves_of_an_allreduce_overlap():
     """Nothing keeps one chunk's copies back until the last sum is complete."""
     topology = topologies.ndv2(2)
     problem = make_problem(topology, collectives.allreduce(16), chunk_bytes=MB)
@@ -194,7 +187,7 @@ def test_halves_of_an_allreduce_overlap() -> None:
     assert found.start[~reduces].min() < found.end[reduces].max()
 
 
-def test_a_reduction_is_improved_as_far_as_a_broadcast() -> None:
+def test_a_reduction_is_improved_as_far_as_a_broadcast():
     """If links are the same in reverse, its trees are not inserted up to an earlier finish."""
     topology, finish = topologies.dgx_h100(4), {}
     for name in ("broadcast", "reduce"):
@@ -207,7 +200,7 @@ def test_a_reduction_is_improved_as_far_as_a_broadcast() -> None:
     assert finish["reduce"] <= 1.03 * finish["broadcast"]
 
 
-def test_more_links_do_not_hurt() -> None:
+def test_more_links_do_not_hurt():
     """Four chunks to two ranks through a port: 16 us one by one, 12 us by a link to both."""
     alone = from_nothing(pair_of_pairs(multicast=False))
     both = from_nothing(pair_of_pairs(multicast=True))
@@ -215,7 +208,7 @@ def test_more_links_do_not_hurt() -> None:
     assert both.finish_us == 12
 
 
-def test_what_merges_pays_the_latency_once() -> None:
+def test_what_merges_pays_the_latency_once():
     """Eight chunks over one link of alpha 10 and beta 1: 18 us in one send, 88 us apart."""
     builder = TopologyBuilder("pair", [0, 1])
     builder.add_link(0, 1, alpha_us=10, beta_us_per_mb=1)
@@ -226,7 +219,7 @@ def test_what_merges_pays_the_latency_once() -> None:
 
 
 @pytest.mark.slow
-def test_a_seed_finds_the_same_again() -> None:
+def test_a_seed_finds_the_same_again():
     """Two runs of one seed: the same sends at the same times."""
     problem = make_problem(topologies.ndv2(2), collectives.allreduce(16), chunk_bytes=MB)
     first, second = (from_nothing(problem, turns=100, seed=3) for _ in range(2))
@@ -234,7 +227,7 @@ def test_a_seed_finds_the_same_again() -> None:
 
 
 @pytest.mark.slow
-def test_few_turns_go_far() -> None:
+def test_few_turns_go_far():
     """dgx1 x4, allgather in 2 chunks per rank: 300 turns improve open spreading by more than 4 %."""
     topology = topologies.dgx1(4)
     problem = make_problem(topology, collectives.allgather(32, chunks_per_rank=2), size_bytes=MB)
@@ -244,7 +237,7 @@ def test_few_turns_go_far() -> None:
     assert better.finish_ticks < 0.96 * first.finish_ticks
 
 
-def test_chunks_that_are_not_free_keep_their_routes() -> None:
+def test_chunks_that_are_not_free_keep_their_routes():
     """Only chunk 2 of an allgather may change: all others keep their paths."""
     problem = make_problem(topologies.ndv2(1), collectives.allgather(8), chunk_bytes=MB)
     before = from_nothing(problem, turns=0)
@@ -256,7 +249,7 @@ def test_chunks_that_are_not_free_keep_their_routes() -> None:
         assert old.chunk == 2 or old.link_to == new.link_to
 
 
-def test_a_bound_that_is_met_ends_it() -> None:
+def test_a_bound_that_is_met_ends_it():
     """A finish that is good enough is not improved."""
     problem = problem_of(ring(4), collectives.allgather(4))
     search = Improvement(problem, bare_trees(problem), Limits(target_ticks=10**9))
@@ -264,7 +257,7 @@ def test_a_bound_that_is_met_ends_it() -> None:
     assert search.counts.tolist() == [0, 0, 0]
 
 
-def test_a_rank_without_a_way_ends_it() -> None:
+def test_a_rank_without_a_way_ends_it():
     """No link leads to rank 3 any more: there is no schedule."""
     topology = ring(4)
     lost = [e for e, link in enumerate(topology.links) if 3 in link.dsts]
@@ -273,13 +266,13 @@ def test_a_rank_without_a_way_ends_it() -> None:
     assert search.run(turns=5) == -1
 
 
-def test_who_asks_for_more_is_sent_away() -> None:
+def test_who_asks_for_more_is_sent_away():
     """Chunks made from others, and own chunks that go first, are not known to it."""
     assert not suits_improvement(relayed())
     assert not suits_improvement(problem_of(ring(3), collectives.make("scan", 3)))
 
 
-def test_the_calendar_holds_one_send_at_a_time() -> None:
+def test_the_calendar_holds_one_send_at_a_time():
     """After a search no two entries of a resource overlap, and the load is what all sends hold."""
     problem = make_problem(
         topologies.dgx_h100(2, profile="nominal"), collectives.allgather(16), chunk_bytes=MB

@@ -1,7 +1,5 @@
 """Classes of fast and slow links."""
 
-from __future__ import annotations
-
 import taccl
 from taccl.problem.problem import make_problem
 from taccl.synthesis.kernels.fabric import problem_arrays

@@ -1,7 +1,5 @@
 """Ranks that carry what they do not want."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -27,7 +25,7 @@ def problem():
     return make_problem(taccl.topologies.mesh(3, 4), joint, chunk_bytes=10**6, clauses=Clauses())
 
 
-def test_relays_lead_to_all_that_want_a_chunk(problem, monkeypatch) -> None:
+def test_relays_lead_to_all_that_want_a_chunk(problem, monkeypatch):
     """After one pass as after all: what is sent verifies, and ranks relay that are in no group of the chunk."""
     for steps in (0, 10**9):
         monkeypatch.setattr(spreading, "KEPT_STEPS", steps)

@@ -21,16 +21,12 @@ from tests.fuzzing import some
 from tests.synthesis.small_problems import MB, custom, problem_of, random_problem, two_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taccl.problem.problem import Problem
-    from taccl.synthesis.symmetry.quotient import Held, Quotient
-    from taccl.topology.topology import Topology
+    from taccl.synthesis.symmetry.quotient import Held
 
 SOLVERS = ("highs", "scip", "cbc", "gurobi", "cpsat")
 
 
-def ordered(problem: Problem) -> tuple[Quotient, ListSchedule] | None:
+def ordered(problem):
     """The list scheduler's order, of the hops that its own first schedule needs."""
     quotient = take_quotient(problem)
     found = list_schedule(quotient, critical_priorities(quotient))
@@ -42,7 +38,7 @@ def ordered(problem: Problem) -> tuple[Quotient, ListSchedule] | None:
     return None if again is None else (routed, again)
 
 
-def best_merging(quotient: Quotient, schedule: ListSchedule) -> int:
+def best_merging(quotient, schedule):
     """The least finish in ticks over all ways to merge neighbours on merging links."""
     needed = needed_hops(quotient, schedule)
     order = [m for send in schedule.sends for m in send.hops if m in needed]
@@ -58,7 +54,7 @@ def best_merging(quotient: Quotient, schedule: ListSchedule) -> int:
     return min(finish for finish in finishes if finish is not None)
 
 
-def _finish(quotient: Quotient, schedule: ListSchedule, order: Sequence[int], joined: set[int]) -> int | None:
+def _finish(quotient, schedule, order, joined):
     """The finish if these hops join the batch before them on their link; None if that cannot be."""
     batches: list[list[int]] = []
     batch_of: dict[int, int] = {}
@@ -117,7 +113,7 @@ def _finish(quotient: Quotient, schedule: ListSchedule, order: Sequence[int], jo
     return None
 
 
-def _queues(quotient: Quotient, schedule: ListSchedule) -> dict[int, list[tuple[int, Held]]]:
+def _queues(quotient, schedule):
     """The hops that hold each resource, in the order in which the schedule's sends take it."""
     taken: dict[int, list[tuple[int, int, Held]]] = defaultdict(list)
     for index, send in enumerate(schedule.sends):
@@ -135,7 +131,7 @@ def _queues(quotient: Quotient, schedule: ListSchedule) -> dict[int, list[tuple[
     }
 
 
-def merge(quotient: Quotient, schedule: ListSchedule, solver: str = "highs") -> tuple[ListSchedule, float]:
+def merge(quotient, schedule, solver="highs"):
     """What the MILP makes of an order, and its objective in ticks."""
     contiguity = ContiguityModel(quotient, schedule)
     answer = solve(contiguity.model, solver, time_limit_s=20)
@@ -146,23 +142,21 @@ def merge(quotient: Quotient, schedule: ListSchedule, solver: str = "highs") -> 
     return found, answer.objective * quotient.problem.costs.ticks_per_us
 
 
-def line(
-    count: int, *, alpha: int = 2, onward: int = 0, meaning: str = "occupies", **clauses: object
-) -> Problem:
+def line(count, *, alpha=2, onward=0, meaning="occupies", **clauses):
     """`count` chunks from rank 0 to rank 1 over a link of alpha + 1 us each; with `onward`, then on to 2."""
-    builder = TopologyBuilder("line", [0, 1, 1], alpha_meaning=meaning)  # type: ignore[arg-type]
+    builder = TopologyBuilder("line", [0, 1, 1], alpha_meaning=meaning)
     builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=1)
     builder.add_link(1, 2, alpha_us=0, beta_us_per_mb=max(1, onward))
     ways = [([0], [2 if onward else 1])] * count
     return problem_of(builder.build(), custom(3, ways), **{"merging": frozenset({0}), **clauses})
 
 
-def counts(quotient: Quotient, found: ListSchedule, link: int = 0) -> list[int]:
+def counts(quotient, found, link=0):
     """How many chunks each send over a link carries, in order."""
     return [len(send.hops) for send in found.sends if quotient.hops[send.hops[0]].link == link]
 
 
-def given(problem: Problem) -> tuple[Quotient, ListSchedule]:
+def given(problem):
     """The order of a problem that has one."""
     found = ordered(problem)
     assert found is not None
@@ -170,7 +164,7 @@ def given(problem: Problem) -> tuple[Quotient, ListSchedule]:
 
 
 @pytest.mark.parametrize(("max_merge", "finish"), [(2, 3 * 2 + 6), (3, 2 * 2 + 6), (6, 2 + 6)])
-def test_merging_saves_one_alpha_for_each_chunk_that_joins(max_merge: int, finish: int) -> None:
+def test_merging_saves_one_alpha_for_each_chunk_that_joins(max_merge, finish):
     """Six chunks of 1 us: alpha, 2 us, is paid once for every send of at most so many."""
     quotient, order = given(line(6, max_merge=max_merge))
     found, objective = merge(quotient, order)
@@ -179,7 +173,7 @@ def test_merging_saves_one_alpha_for_each_chunk_that_joins(max_merge: int, finis
     assert max(counts(quotient, found)) <= max_merge
 
 
-def test_chunks_that_have_far_to_go_do_not_wait_for_others() -> None:
+def test_chunks_that_have_far_to_go_do_not_wait_for_others():
     """Alpha 1 + 1 us a chunk, then 4 us onward: one first, at 2, keeps the second link busy from 2 to 10.
 
     Both in one send would be there at 3, and on at 3 + 4 + 4.
@@ -190,7 +184,7 @@ def test_chunks_that_have_far_to_go_do_not_wait_for_others() -> None:
     assert counts(quotient, found) == [1, 1]
 
 
-def test_the_order_need_not_merge_for_the_model_to() -> None:
+def test_the_order_need_not_merge_for_the_model_to():
     """Given two sends of a chunk each, 3 + 3 us, it makes one of 4 us."""
     quotient, order = given(line(2, max_merge=2))
     (both,) = order.sends
@@ -200,7 +194,7 @@ def test_the_order_need_not_merge_for_the_model_to() -> None:
     assert counts(quotient, found) == [2]
 
 
-def test_links_that_do_not_merge_send_one_by_one() -> None:
+def test_links_that_do_not_merge_send_one_by_one():
     """Three chunks of 2 + 1 us."""
     quotient, order = given(line(3, max_merge=3, merging=frozenset({1})))
     found, objective = merge(quotient, order)
@@ -208,9 +202,9 @@ def test_links_that_do_not_merge_send_one_by_one() -> None:
     assert counts(quotient, found) == [1, 1, 1]
 
 
-def two_kinds(*, meaning: str = "occupies", **clauses: object) -> Problem:
+def two_kinds(*, meaning="occupies", **clauses):
     """0 sends its own two chunks to 2, and one that comes from 1 at 1 us; 4 us + 1 us a chunk."""
-    builder = TopologyBuilder("own and relayed", [0, 0, 1], alpha_meaning=meaning)  # type: ignore[arg-type]
+    builder = TopologyBuilder("own and relayed", [0, 0, 1], alpha_meaning=meaning)
     builder.add_link(1, 0, alpha_us=0, beta_us_per_mb=1)
     builder.add_link(0, 2, alpha_us=4, beta_us_per_mb=1)
     ways = [([0], [2]), ([0], [2]), ([1], [2])]
@@ -219,7 +213,7 @@ def two_kinds(*, meaning: str = "occupies", **clauses: object) -> Problem:
     )
 
 
-def test_own_and_relayed_chunks_never_share_a_send() -> None:
+def test_own_and_relayed_chunks_never_share_a_send():
     """Own ones together, 6 us, then the relayed one, 5 us; without own-first all three go at 1, and are there at 8."""
     problem = two_kinds(own_first=frozenset({1}))
     quotient, order = given(problem)
@@ -231,7 +225,7 @@ def test_own_and_relayed_chunks_never_share_a_send() -> None:
     assert free == pytest.approx(8)
 
 
-def shared_nic(*, beta: int, held: int) -> Topology:
+def shared_nic(*, beta, held):
     """0 -> 1 and 0 -> 2 take 2 us + `beta` a MB and hold one NIC for 1 us + `held` of it."""
     builder = TopologyBuilder("shared NIC", [0, 1, 2])
     nic = builder.add_resource("NIC")
@@ -241,7 +235,7 @@ def shared_nic(*, beta: int, held: int) -> Topology:
     return builder.build()
 
 
-def test_a_shared_resource_keeps_its_order() -> None:
+def test_a_shared_resource_keeps_its_order():
     """0 -> 1, 0 -> 2 and 0 -> 1 again take turns at the NIC: the first and the third do not merge.
 
     A send takes 2 + 1 us and holds the NIC for 1 + 1: starts at 0, 2 and 4, the last one ends at 7. In
@@ -258,7 +252,7 @@ def test_a_shared_resource_keeps_its_order() -> None:
     assert counts(quotient, found, link=0) == [1, 1]
 
 
-def test_batches_of_a_pipelined_link_are_only_beta_apart() -> None:
+def test_batches_of_a_pipelined_link_are_only_beta_apart():
     """Alpha 2, four chunks of 1 us, at most two a send: starts at 0 and 2, the last one ends at 2 + 4."""
     quotient, order = given(line(4, max_merge=2, meaning="pipelined"))
     assert order.finish_ticks == 6
@@ -266,7 +260,7 @@ def test_batches_of_a_pipelined_link_are_only_beta_apart() -> None:
     assert objective == pytest.approx(6)
 
 
-def test_a_merged_send_frees_a_fast_resource_early() -> None:
+def test_a_merged_send_frees_a_fast_resource_early():
     """0 -> 1 takes 2 + 2 us a chunk, its NIC 1 + 1: two together are there at 6, but free the NIC at 3.
 
     So 0 -> 2, the same, goes from 3 to 7.
@@ -280,7 +274,7 @@ def test_a_merged_send_frees_a_fast_resource_early() -> None:
     assert objective == pytest.approx(7)
 
 
-def test_a_receiving_hold_begins_later_the_fuller_the_send() -> None:
+def test_a_receiving_hold_begins_later_the_fuller_the_send():
     """0 -> 2 takes 2 us a chunk and holds the ingress for the last of each: two together from 2 on, to 4.
 
     1 -> 2 takes 2 us and the ingress for both, so it goes first, from 0 to 2: all is there at 4.
@@ -301,7 +295,7 @@ def test_a_receiving_hold_begins_later_the_fuller_the_send() -> None:
     assert counts(quotient, found, link=0) == [2]
 
 
-def test_relayed_chunks_wait_a_latency_on_links_that_do_not_merge() -> None:
+def test_relayed_chunks_wait_a_latency_on_links_that_do_not_merge():
     """Alpha 4 pipelines: own chunks at 0 and 1, the relayed one 5 us after the second, at 6; there at 11."""
     problem = two_kinds(meaning="pipelined", own_first=frozenset({1}), merging=frozenset())
     quotient, order = given(problem)
@@ -310,7 +304,7 @@ def test_relayed_chunks_wait_a_latency_on_links_that_do_not_merge() -> None:
     assert verify(expand(quotient, found.sends, producer="test")).ok
 
 
-def test_hops_that_lead_nowhere_do_not_count() -> None:
+def test_hops_that_lead_nowhere_do_not_count():
     """0 -> 1 takes 3 us; on to 2, which is made to want nothing, would take the chunk 1 more."""
     quotient, order = given(line(1, onward=1))
     states = tuple(replace(state, is_destination=state.rank == 1) for state in quotient.states)
@@ -321,7 +315,7 @@ def test_hops_that_lead_nowhere_do_not_count() -> None:
 
 
 @pytest.mark.slow
-def test_random_orders_merge_as_well_as_any_way_to_merge_them() -> None:
+def test_random_orders_merge_as_well_as_any_way_to_merge_them():
     """The schedule then verifies, and takes no longer than the objective says."""
     compared = gained = 0
     for seed in range(1, some(120, 300) + 1):
@@ -356,7 +350,7 @@ def test_random_orders_merge_as_well_as_any_way_to_merge_them() -> None:
     ],
     ids=["line", "own first", "allgather", "broadcast"],
 )
-def test_all_solvers_prove_one_objective(problem: Problem) -> None:
+def test_all_solvers_prove_one_objective(problem):
     """HiGHS, SCIP, CBC, Gurobi and CP-SAT on the same model."""
     quotient, order = given(problem)
     expected = best_merging(quotient, order)
@@ -365,7 +359,7 @@ def test_all_solvers_prove_one_objective(problem: Problem) -> None:
     )
 
 
-def test_every_tag_has_rows() -> None:
+def test_every_tag_has_rows():
     """On an order that has everything in it; no row has another tag."""
     two_each = collectives.allgather(4, chunks_per_rank=2)
     quotient, order = given(problem_of(two_nodes(), two_each, merging=frozenset({4, 5, 6}), max_merge=2))

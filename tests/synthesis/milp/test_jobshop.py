@@ -1,32 +1,25 @@
 """The job shop: what it is given, what it answers, and sums that are complete when all parts have come."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from taccl import collectives
 from taccl.synthesis.milp import jobshop
 from taccl.synthesis.milp.routing import needed_hops
-from taccl.synthesis.proposers.greedy import ListSchedule, critical_priorities, list_schedule
-from taccl.synthesis.symmetry.quotient import Quotient, take_quotient
+from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
+from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import AMPLE_S, in_time
 from tests.synthesis.small_problems import custom, full, problem_of, ring
 
-if TYPE_CHECKING:
-    from taccl.problem.problem import Problem
-    from taccl.synthesis.milp.jobshop import JobShopAnswer
 
-
-def orbits_of(problem: Problem) -> Quotient:
+def orbits_of(problem):
     """The problem itself."""
     return take_quotient(problem)
 
 
-def listed(quotient: Quotient, *, backward: bool = False) -> ListSchedule:
+def listed(quotient, *, backward=False):
     """A schedule to start from; `backward`, with the priorities turned round."""
     sign = -1 if backward else 1
     found = list_schedule(quotient, [sign * p for p in critical_priorities(quotient)])
@@ -34,20 +27,20 @@ def listed(quotient: Quotient, *, backward: bool = False) -> ListSchedule:
     return found
 
 
-def solved(quotient: Quotient, upper: int, **options: Any) -> JobShopAnswer:
+def solved(quotient, upper, **options):
     """With every hop optional, unless the options say otherwise."""
     hops = {"optional": range(len(quotient.hops)), "required": (), "time_limit_s": AMPLE_S}
     return jobshop.solve(quotient, upper_ticks=upper, **(hops | options))
 
 
-def late(problem: Problem) -> Quotient:
+def late(problem):
     """The quotient; its list schedule by backward priorities takes 6, the best one 4."""
     quotient = orbits_of(problem)
     assert listed(quotient, backward=True).finish_ticks == 6
     return quotient
 
 
-def two_hops() -> Problem:
+def two_hops():
     """One chunk for rank 1, one for rank 2 by rank 1, 2 us a hop: the one with far to go first takes 4."""
     builder = TopologyBuilder("line", [0] * 3)
     builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
@@ -55,7 +48,7 @@ def two_hops() -> Problem:
     return problem_of(builder.build(), custom(3, [([0], [1]), ([0], [2])]))
 
 
-def test_a_hint_is_improved_on() -> None:
+def test_a_hint_is_improved_on():
     """From 6 to the optimum."""
     quotient = late(two_hops())
     answer = solved(quotient, 6, hint=listed(quotient, backward=True))
@@ -64,7 +57,7 @@ def test_a_hint_is_improved_on() -> None:
     assert answer.schedule.finish_ticks == 4
 
 
-def test_a_hint_that_does_not_fit_does_no_harm() -> None:
+def test_a_hint_that_does_not_fit_does_no_harm():
     """It finishes at 6, at most 4 is asked for."""
     quotient = late(two_hops())
     answer = solved(quotient, 4, hint=listed(quotient, backward=True))
@@ -72,7 +65,7 @@ def test_a_hint_that_does_not_fit_does_no_harm() -> None:
     assert answer.schedule.finish_ticks == 4
 
 
-def test_a_hint_may_make_hops_that_are_not_given() -> None:
+def test_a_hint_may_make_hops_that_are_not_given():
     """A schedule of all chunks, while only chunk 0's hops are to be timed."""
     quotient = orbits_of(problem_of(ring(3), collectives.broadcast(3)))
     hint = listed(quotient)
@@ -82,13 +75,13 @@ def test_a_hint_may_make_hops_that_are_not_given() -> None:
     assert sorted(m for send in answer.schedule.sends for m in send.hops) == sorted(needed)
 
 
-def test_no_schedule_is_shorter_than_the_best() -> None:
+def test_no_schedule_is_shorter_than_the_best():
     """At most 3 us, where 4 are needed, is infeasible: no schedule, no bound."""
     answer = solved(late(two_hops()), 3)
     assert (answer.status, answer.schedule, answer.bound_ticks) == ("infeasible", None, None)
 
 
-def test_a_proven_lower_bound_is_believed() -> None:
+def test_a_proven_lower_bound_is_believed():
     """The finish that is reported is never below it, nor is the bound."""
     answer = solved(late(two_hops()), 6, lower_ticks=5)
     assert answer.schedule is not None
@@ -96,20 +89,20 @@ def test_a_proven_lower_bound_is_believed() -> None:
     assert max(send.end_ticks for send in answer.schedule.sends) <= 5
 
 
-def test_a_lower_bound_above_the_upper_one_is_cut() -> None:
+def test_a_lower_bound_above_the_upper_one_is_cut():
     """A schedule that meets the bound is asked for again, not refused."""
     answer = solved(late(two_hops()), 4, lower_ticks=5)
     assert answer.schedule is not None
     assert answer.schedule.finish_ticks == 4
 
 
-def heavy() -> tuple[Quotient, ListSchedule]:
+def heavy():
     """Far too much for some seconds: alltoall on a ring of 12, without symmetry."""
     quotient = orbits_of(problem_of(ring(12, betas=(0, 1, 3, 2)), collectives.alltoall(12)))
     return quotient, listed(quotient)
 
 
-def test_a_time_limit_is_kept() -> None:
+def test_a_time_limit_is_kept():
     """What is not proven in time is not called optimal; whatever schedule there is comes with a bound."""
     quotient, hint = heavy()
     answer = solved(quotient, hint.finish_ticks, hint=hint, time_limit_s=0.3)
@@ -118,12 +111,12 @@ def test_a_time_limit_is_kept() -> None:
     assert answer.schedule is None or (answer.bound_ticks or 0) < answer.schedule.finish_ticks
 
 
-def test_what_was_found_by_the_time_limit_is_returned() -> None:
+def test_what_was_found_by_the_time_limit_is_returned():
     """All hops of a known schedule, so that there is something to find, but too little time to prove it."""
     quotient, hint = heavy()
     needed = needed_hops(quotient, hint)
 
-    def attempt(limit_s: float) -> JobShopAnswer:
+    def attempt(limit_s):
         return solved(
             quotient, 2 * hint.finish_ticks, optional=(), required=needed, hint=hint, time_limit_s=limit_s
         )
@@ -135,7 +128,7 @@ def test_what_was_found_by_the_time_limit_is_returned() -> None:
     assert answer.schedule.finish_ticks <= hint.finish_ticks
 
 
-def test_progress_tells_of_every_better_schedule() -> None:
+def test_progress_tells_of_every_better_schedule():
     """Each with its finish, the last one the answer's."""
     quotient, news = late(two_hops()), []
     answer = solved(quotient, 6, hint=listed(quotient, backward=True), on_progress=news.append)
@@ -145,27 +138,27 @@ def test_progress_tells_of_every_better_schedule() -> None:
     assert finishes[-1] == answer.schedule.finish_ticks
 
 
-def test_the_same_seed_gives_the_same_schedule() -> None:
+def test_the_same_seed_gives_the_same_schedule():
     """On one thread."""
     quotient = orbits_of(problem_of(ring(4), collectives.allgather(4)))
     one, same = (solved(quotient, 6, seed=3, threads=1) for _ in range(2))
     assert one.schedule == same.schedule
 
 
-def hops_of(answer: JobShopAnswer) -> list[int]:
+def hops_of(answer):
     """The hops that are made."""
     assert answer.schedule is not None
     return sorted(m for send in answer.schedule.sends for m in send.hops)
 
 
-def test_optional_hops_are_made_as_needed() -> None:
+def test_optional_hops_are_made_as_needed():
     """A broadcast to three others takes three of the nine hops."""
     quotient = orbits_of(problem_of(full(4), collectives.broadcast(4)))
     assert len(quotient.hops) == 9
     assert len(hops_of(solved(quotient, 1))) == 3
 
 
-def test_required_hops_are_made() -> None:
+def test_required_hops_are_made():
     """Even a longer way: 1 by 0 and 2 by 1 is asked for, though 0 sends to both in 1 us."""
     quotient = orbits_of(problem_of(full(3), collectives.broadcast(3)))
     ends = {(m.srcs[0], m.dsts[0]): i for i, m in enumerate(quotient.hops)}
@@ -176,7 +169,7 @@ def test_required_hops_are_made() -> None:
     assert answer.bound_ticks == 2
 
 
-def test_hops_that_are_not_given_are_not_made() -> None:
+def test_hops_that_are_not_given_are_not_made():
     """Without 0 -> 1, a broadcast on a full graph goes by 2."""
     quotient = orbits_of(problem_of(full(3), collectives.broadcast(3)))
     links = quotient.problem.topology.links
@@ -186,13 +179,13 @@ def test_hops_that_are_not_given_are_not_made() -> None:
     assert set(hops_of(answer)) <= set(left)
 
 
-def test_a_destination_that_nothing_enters_is_infeasible() -> None:
+def test_a_destination_that_nothing_enters_is_infeasible():
     """No hop is given at all."""
     quotient = orbits_of(problem_of(full(3), collectives.broadcast(3)))
     assert solved(quotient, 5, optional=()).status == "infeasible"
 
 
-def test_one_send_carries_what_it_was_given_together() -> None:
+def test_one_send_carries_what_it_was_given_together():
     """Three chunks of 2 + 1 us over a link that merges three: one send of 5 us."""
     builder = TopologyBuilder("merge", [0, 1])
     builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
@@ -204,7 +197,7 @@ def test_one_send_carries_what_it_was_given_together() -> None:
 
 
 @pytest.mark.parametrize("merging", [frozenset(), frozenset({0})], ids=["one by one", "merging"])
-def test_own_chunks_go_first(merging: frozenset[int]) -> None:
+def test_own_chunks_go_first(merging):
     """Two chunks of 2 + 1 us, the first of them the link's own, do not merge."""
     builder = TopologyBuilder("lane", [0, 1])
     builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)

@@ -1,9 +1,5 @@
 """Ordering rules: each gives a schedule of a routing's hops."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from taccl import collectives
@@ -13,15 +9,12 @@ from taccl.sketch.group import symmetry_group
 from taccl.synthesis.milp.ordering import RULES, best_order, order
 from taccl.synthesis.milp.routing import needed_hops
 from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
-from taccl.synthesis.symmetry.quotient import Quotient, take_quotient
+from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, problem_of, relayed, ring, two_nodes
 
-if TYPE_CHECKING:
-    from taccl.problem.problem import Problem
 
-
-def tree() -> Quotient:
+def tree():
     """Allgather on a ring of 4 in which every chunk goes round one way."""
     topology = ring(4)
     problem = problem_of(topology, collectives.allgather(4))
@@ -31,7 +24,7 @@ def tree() -> Quotient:
     )
 
 
-def routed(problem: Problem) -> Quotient:
+def routed(problem):
     """The quotient with the hops that the list scheduler makes."""
     quotient = take_quotient(problem, symmetry_group(problem))
     found = list_schedule(quotient, critical_priorities(quotient))
@@ -41,7 +34,7 @@ def routed(problem: Problem) -> Quotient:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_makes_a_valid_schedule(rule: str) -> None:
+def test_every_rule_makes_a_valid_schedule(rule):
     """Three hops of 2 us; no two chunks ever want one link at once."""
     quotient = tree()
     found = order(quotient, rule)
@@ -52,7 +45,7 @@ def test_every_rule_makes_a_valid_schedule(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_obeys_own_first(rule: str) -> None:
+def test_every_rule_obeys_own_first(rule):
     """Where the sketch orders chunks the rule does not."""
     quotient = routed(relayed())
     found = order(quotient, rule)
@@ -60,13 +53,13 @@ def test_every_rule_obeys_own_first(rule: str) -> None:
     assert verify(expand(quotient, found.sends, producer=rule)).ok
 
 
-def test_an_unknown_rule_is_refused() -> None:
+def test_an_unknown_rule_is_refused():
     """The message names the known ones."""
     with pytest.raises(InputError, match="longest-path-first"):
         order(tree(), "shortest-first")
 
 
-def test_the_best_rule_is_no_worse_than_any() -> None:
+def test_the_best_rule_is_no_worse_than_any():
     """Over all rules, on links that merge."""
     problem = problem_of(two_nodes(), collectives.allgather(4), merging=frozenset({4, 5, 6}), max_merge=2)
     quotient = routed(problem)
@@ -78,7 +71,7 @@ def test_the_best_rule_is_no_worse_than_any() -> None:
         assert found is None or best[0].finish_ticks <= found.finish_ticks
 
 
-def line(rule: str) -> list[int]:
+def line(rule):
     """In what order link 0 -> 1 sends chunk 0 (to 1), chunk 1 (to 2), with chunk 2 (from 3 to 1) after."""
     builder = TopologyBuilder("line", [0] * 4)
     builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
@@ -95,23 +88,23 @@ def line(rule: str) -> list[int]:
     ]
 
 
-def test_longest_path_first_lets_a_late_chunk_with_far_to_go_overtake() -> None:
+def test_longest_path_first_lets_a_late_chunk_with_far_to_go_overtake():
     """Chunk 1 comes at 1 and has 6 us to go: it is second, after what could start at 0."""
     assert line("longest-path-first").index(1) == 1
 
 
-def test_earliest_first_is_first_come_first_served() -> None:
+def test_earliest_first_is_first_come_first_served():
     """Chunk 1 is there last, so it goes last."""
     assert line("earliest-first").index(1) == 3
 
 
-def test_own_chunk_first_prefers_what_starts_here() -> None:
+def test_own_chunk_first_prefers_what_starts_here():
     """Chunk 1 starts at rank 3: rank 0's own go before it."""
     assert line("own-chunk-first").index(1) == 3
 
 
 @pytest.mark.slow
-def test_a_way_of_many_ranks_is_no_recursion() -> None:
+def test_a_way_of_many_ranks_is_no_recursion():
     """A chunk goes round 1,200 ranks one way: the last of its hops comes last, by any rule."""
     builder = TopologyBuilder("one way", [0] * 1200)
     for rank in range(1199):

@@ -1,10 +1,7 @@
 """The routing MILP: every solver proves one objective, and each block of rows does what its tag says."""
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -38,16 +35,10 @@ from tests.synthesis.small_problems import (
     two_nodes,
 )
 
-if TYPE_CHECKING:
-    from taccl.problem.problem import Problem
-    from taccl.solvers.solver import Solution
-    from taccl.synthesis.proposers.greedy import ListSchedule
-    from taccl.synthesis.symmetry.quotient import Quotient
-
 SOLVERS = ("highs", "scip", "cbc", "gurobi", "cpsat")
 
 
-def built(problem: Problem) -> tuple[Quotient, RoutingModel, ListSchedule]:
+def built(problem):
     """The quotient, its model, and the schedule that bounds it."""
     quotient = take_quotient(problem, symmetry_group(problem))
     found = list_schedule(quotient, critical_priorities(quotient))
@@ -55,7 +46,7 @@ def built(problem: Problem) -> tuple[Quotient, RoutingModel, ListSchedule]:
     return quotient, RoutingModel(quotient, upper_ticks=found.finish_ticks), found
 
 
-def solved(problem: Problem, solver: str = "highs") -> tuple[list[tuple[int, int]], Solution]:
+def solved(problem, solver="highs"):
     """The (chunk, link) pairs, and the solution."""
     quotient, model, _ = built(problem)
     answer = solve(model.model, solver, time_limit_s=20)
@@ -64,7 +55,7 @@ def solved(problem: Problem, solver: str = "highs") -> tuple[list[tuple[int, int
     return list(routing_of(model, answer.values)), answer
 
 
-def cases() -> dict[str, Problem]:
+def cases():
     """Small problems that use every clause."""
     quarter = tuple((r + 1) % 4 for r in range(4))
     heavy = ring(4, betas=(0, 1, 2))
@@ -90,7 +81,7 @@ def cases() -> dict[str, Problem]:
 
 
 @pytest.mark.parametrize("name", cases())
-def test_all_solvers_prove_one_objective(name: str) -> None:
+def test_all_solvers_prove_one_objective(name):
     """HiGHS, SCIP, CBC, Gurobi and CP-SAT on the same model."""
     _, model, _ = built(cases()[name])
     answers = {solver: solve(model.model, solver, time_limit_s=20) for solver in SOLVERS}
@@ -102,7 +93,7 @@ def test_all_solvers_prove_one_objective(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ring", "symmetric ring", "star", "two nodes", "own first"])
-def test_the_objective_is_a_relaxation(name: str) -> None:
+def test_the_objective_is_a_relaxation(name):
     """With T alone as objective, over all ways, no schedule finishes before it."""
     problem = cases()[name]
     _, answer = solved(problem)
@@ -110,14 +101,14 @@ def test_the_objective_is_a_relaxation(name: str) -> None:
     assert answer.objective <= optimal_ticks(problem) / problem.costs.ticks_per_us + 1e-6
 
 
-def test_every_chunk_gets_a_way() -> None:
+def test_every_chunk_gets_a_way():
     """Broadcast on the star: the center sends to each leaf, in 3 us for the farthest."""
     pairs, answer = solved(problem_of(star(3), collectives.broadcast(4)))
     assert [pair[1] for pair in pairs] == [0, 2, 4]
     assert answer.objective == pytest.approx(3)
 
 
-def test_load_sends_chunks_round_the_other_way() -> None:
+def test_load_sends_chunks_round_the_other_way():
     """Four chunks 0 -> 1 in 2 us, or by rank 2 in 4: all straight would load the link for 8.
 
     Two and two load every link for 4, which is also when the first that goes round can be there. (That the
@@ -129,14 +120,14 @@ def test_load_sends_chunks_round_the_other_way() -> None:
     assert len(pairs) == 2 + 2 * 2
 
 
-def test_several_origins_need_not_all_send() -> None:
+def test_several_origins_need_not_all_send():
     """A chunk that ranks 0 and 2 hold comes to rank 1 from one of them: links 0 -> 1 or 2 -> 1 alone."""
     pairs, answer = solved(problem_of(ring(3), custom(3, [([0, 2], [1])])))
     assert len(pairs) == 1
     assert answer.objective == pytest.approx(2)
 
 
-def test_own_chunks_delay_relayed_ones() -> None:
+def test_own_chunks_delay_relayed_ones():
     """0's own chunk arrives at rank 2 at 2 and takes 2, so rank 1's, over the same link, at 4."""
     problem = relayed()
     _, answer = solved(problem)
@@ -146,7 +137,7 @@ def test_own_chunks_delay_relayed_ones() -> None:
     assert free.objective <= 3 + 1e-6
 
 
-def behind_a_port(**clauses: object) -> Problem:
+def behind_a_port(**clauses):
     """Four chunks over two links of 1 us behind a port that passes one at a time: 4 us in any case."""
     builder = TopologyBuilder("port", [0] * 2)
     port = builder.add_resource("port")
@@ -157,7 +148,7 @@ def behind_a_port(**clauses: object) -> Problem:
     return problem_of(builder.build(), collective, objective_weight=Fraction(1, 10), **clauses)
 
 
-def uses(pairs: list[tuple[int, int]]) -> list[int]:
+def uses(pairs):
     """How many chunks the two links of `behind_a_port` carry, fewest first."""
     return sorted(sum(e == link for _, e in pairs) for link in (0, 1))
 
@@ -165,14 +156,14 @@ def uses(pairs: list[tuple[int, int]]) -> list[int]:
 @pytest.mark.parametrize(
     ("policy", "used", "objective"), [("min-connections", 1, 4.1), ("max-connections", 2, 3.8)]
 )
-def test_switch_policies_count_connections(policy: str, used: int, objective: float) -> None:
+def test_switch_policies_count_connections(policy, used, objective):
     """4 us, and 0.1 for or against every link in use."""
     pairs, answer = solved(behind_a_port(switch_policies=(SwitchPolicy("s", policy, (0, 1)),)))
     assert sum(count > 0 for count in uses(pairs)) == used
     assert answer.objective == pytest.approx(objective)
 
 
-def test_few_connections_are_not_bought_with_time() -> None:
+def test_few_connections_are_not_bought_with_time():
     """Six chunks over six links of 1 us side by side: 0.01 a connection does not outweigh a microsecond."""
     builder = TopologyBuilder("parallel", [0] * 2)
     for _ in range(6):
@@ -188,19 +179,19 @@ def test_few_connections_are_not_bought_with_time() -> None:
 
 
 @pytest.mark.parametrize(("link_use", "objective"), [("min-max", 4.2), ("max-min", 3.8)])
-def test_link_use_spreads_the_load(link_use: str, objective: float) -> None:
+def test_link_use_spreads_the_load(link_use, objective):
     """Two chunks on each of the two links: the busiest is as light, the idlest as used as can be."""
     pairs, answer = solved(behind_a_port(link_use=link_use))
     assert uses(pairs) == [2, 2]
     assert answer.objective == pytest.approx(objective)
 
 
-def test_without_link_use_only_time_counts() -> None:
+def test_without_link_use_only_time_counts():
     """4 us however the chunks are spread."""
     assert solved(behind_a_port(link_use="free"))[1].objective == pytest.approx(4)
 
 
-def test_a_hint_is_a_point_of_the_model() -> None:
+def test_a_hint_is_a_point_of_the_model():
     """What the list scheduler made breaks no row, whichever clauses the sketch has."""
     for name, problem in cases().items():
         quotient, model, found = built(problem)
@@ -210,21 +201,21 @@ def test_a_hint_is_a_point_of_the_model() -> None:
         assert not arrays.violations(hint, 1e-6), name
 
 
-def test_needed_hops_leave_out_what_leads_nowhere() -> None:
+def test_needed_hops_leave_out_what_leads_nowhere():
     """A broadcast needs one hop into each of the other ranks."""
     problem = problem_of(full(4), collectives.broadcast(4))
     quotient, _, found = built(problem)
     assert len(needed_hops(quotient, found)) == 3
 
 
-def test_a_symmetric_routing_names_all_members() -> None:
+def test_a_symmetric_routing_names_all_members():
     """Twelve (chunk, link) pairs on a ring of four, three a chunk."""
     pairs, _ = solved(cases()["symmetric ring"])
     assert len(pairs) == 12
     assert {sum(c == chunk for c, _ in pairs) for chunk in range(4)} == {3}
 
 
-def test_a_solved_routing_can_be_scheduled() -> None:
+def test_a_solved_routing_can_be_scheduled():
     """Its hops alone suffice."""
     problem = cases()["alltoall"]
     pairs, _ = solved(problem)
@@ -234,7 +225,7 @@ def test_a_solved_routing_can_be_scheduled() -> None:
     assert expand(quotient, found.sends, producer="test").finish_ticks == found.finish_ticks
 
 
-def coming_back() -> Problem:
+def coming_back():
     """A chunk goes 0 -> 1 -> 2 -> {1, 3}, 1 us each: only a multicast that comes back to rank 1 leads to rank 3."""
     builder = TopologyBuilder("coming back", [0] * 4)
     for src, dst in ((0, 1), (1, 2), (2, (1, 3))):
@@ -242,7 +233,7 @@ def coming_back() -> Problem:
     return problem_of(builder.build(), collectives.broadcast(4))
 
 
-def test_a_multicast_may_come_to_where_the_chunk_is() -> None:
+def test_a_multicast_may_come_to_where_the_chunk_is():
     """Rank 1 has its chunk from 0 at 1 us; that the multicast brings it again at 3 us delays nothing."""
     problem = coming_back()
     pairs, answer = solved(problem)
@@ -251,7 +242,7 @@ def test_a_multicast_may_come_to_where_the_chunk_is() -> None:
     assert optimal_ticks(problem) == 3 * problem.costs.ticks_per_us
 
 
-def test_a_state_takes_its_chunk_from_one_multicast() -> None:
+def test_a_state_takes_its_chunk_from_one_multicast():
     """Rank 1 needs the chunk from its own link at 1 us, to send it on; the multicast of 5 us is for rank 2."""
     builder = TopologyBuilder("early", [0] * 4)
     for src, dst, us in ((0, 1, 1), (0, (1, 2), 5), (1, 3, 4)):
@@ -260,7 +251,7 @@ def test_a_state_takes_its_chunk_from_one_multicast() -> None:
     assert answer.objective == pytest.approx(5)
 
 
-def test_a_single_path_may_pass_a_multicast() -> None:
+def test_a_single_path_may_pass_a_multicast():
     """0 -> {1, 2} -> 3 for rank 3 alone: the copy at rank 1 goes nowhere."""
     builder = TopologyBuilder("pass", [0] * 4)
     for src, dst in ((0, (1, 2)), (2, 3)):
@@ -271,7 +262,7 @@ def test_a_single_path_may_pass_a_multicast() -> None:
     assert answer.objective == pytest.approx(2)
 
 
-def test_own_chunks_first_over_a_multicast() -> None:
+def test_own_chunks_first_over_a_multicast():
     """Rank 1's chunk follows rank 0's on 0 -> {2, 3}, from 1 to 2 us, though rank 2 has it at 1 us by a link of its own.
 
     It can leave rank 2 at once: with 2 us over 2 -> 4 it is there at 3 us.
@@ -286,7 +277,7 @@ def test_own_chunks_first_over_a_multicast() -> None:
     assert optimal_ticks(problem) == 3 * problem.costs.ticks_per_us
 
 
-def hyper_problem(seed: int) -> Problem:
+def hyper_problem(seed):
     """Three or four ranks, single links, multicasts and links that wait for two sources; costs of 0 to 3 us."""
     rng = random.Random(seed)
     num_ranks = rng.choice((3, 4))
@@ -303,7 +294,7 @@ def hyper_problem(seed: int) -> Problem:
 
 
 @pytest.mark.slow
-def test_links_of_several_ends_leave_a_relaxation() -> None:
+def test_links_of_several_ends_leave_a_relaxation():
     """On random problems that can be solved, the model has a point, none above the optimum, and takes hints."""
     compared = 0
     for seed in range(some(30, 60)):
@@ -329,7 +320,7 @@ def test_links_of_several_ends_leave_a_relaxation() -> None:
     assert compared >= some(7, 15)
 
 
-def copying_problems(seed: int) -> list[Problem]:
+def copying_problems(seed):
     """A random problem of groups, and one of multicasts and links of several sources, unless they sum up or fail."""
     grouped, hyper = random_group_problem(seed), hyper_problem(seed)
     problems = [] if grouped.collective.combining else [grouped]
@@ -340,7 +331,7 @@ def copying_problems(seed: int) -> list[Problem]:
     return [*problems, hyper]
 
 
-def behind_own_chunks(*own_mb: int, alpha: int = 0) -> Problem:
+def behind_own_chunks(*own_mb, alpha=0):
     """0 -> 1 -> 2, 1 us a MB; rank 1's own chunks, of so many MB, leave before the one of 1 MB from rank 0.
 
     The second link has a latency, and is free again before a send over it has arrived.
@@ -358,7 +349,7 @@ def behind_own_chunks(*own_mb: int, alpha: int = 0) -> Problem:
     )
 
 
-def test_a_relayed_chunk_is_as_long_as_itself() -> None:
+def test_a_relayed_chunk_is_as_long_as_itself():
     """It follows the own chunk of 3 MB, from 3 to 4 us; were it as long as that, it would not be there in time."""
     problem = behind_own_chunks(3)
     _, answer = solved(problem)
@@ -366,7 +357,7 @@ def test_a_relayed_chunk_is_as_long_as_itself() -> None:
     assert optimal_ticks(problem) == 4 * problem.costs.ticks_per_us
 
 
-def test_a_relayed_chunk_waits_for_no_merged_send() -> None:
+def test_a_relayed_chunk_waits_for_no_merged_send():
     """Own chunks of 3 and 1 MB, sent as one, arrive at 6 us; alone the larger would at 5, when the relayed one leaves.
 
     A hint that says so is a point of the model.
@@ -379,7 +370,7 @@ def test_a_relayed_chunk_waits_for_no_merged_send() -> None:
     assert not model.model.arrays().violations(hint, 1e-6)
 
 
-def test_two_resources_that_ask_the_same_of_two_hops_ask_once() -> None:
+def test_two_resources_that_ask_the_same_of_two_hops_ask_once():
     """0 -> 1 -> 2 -> 3: the first and the last link hold A and B, either order with the same gaps on both.
 
     One binary says who goes first, and a schedule is a point of the model.
@@ -401,9 +392,8 @@ def test_two_resources_that_ask_the_same_of_two_hops_ask_once() -> None:
     assert not model.model.arrays().violations(hint, 1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
-def test_schedules_are_points_of_the_model() -> None:
+def test_schedules_are_points_of_the_model():
     """Whatever the list scheduler makes of a random problem, or of the halves of a sum, breaks no row."""
     for seed in seeds("schedules as points of routing models", few=25, many=1500):
         summed = random_problem(seed, combining=True)
@@ -422,7 +412,7 @@ def test_schedules_are_points_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_cbc_out_of_time_says_so(started: bool) -> None:
+def test_cbc_out_of_time_says_so(started):
     """CBC neither dies nor calls a model infeasible where time is up at its root, with or without a start."""
     problem = problem_of(topologies.hypercube(4), collectives.allgather(16), routing_slack=0)
     quotient = take_quotient(problem)
@@ -435,7 +425,7 @@ def test_cbc_out_of_time_says_so(started: bool) -> None:
     assert {answer.status for answer in answers} <= {"optimal", "feasible", "no-solution"}
 
 
-def in_order(problem: Problem, solver: str = "highs") -> float:
+def in_order(problem, solver="highs"):
     """The least T of the routing model with an order on every resource, in ticks, on a quotient by no symmetry."""
     quotient = take_quotient(problem)
     found = list_schedule(quotient, critical_priorities(quotient))
@@ -448,7 +438,7 @@ def in_order(problem: Problem, solver: str = "highs") -> float:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_order_in_the_model_is_what_counting_misses(solver: str) -> None:
+def test_order_in_the_model_is_what_counting_misses(solver):
     """Three links into rank 0 share its ingress for their last 2 us: 3 chunks take 1 + 3 x 2, not 6.
 
     Counted alone, the ingress is busy for 6 us from 0 on, though no chunk is there before 1 us.
@@ -463,13 +453,13 @@ def test_order_in_the_model_is_what_counting_misses(solver: str) -> None:
     assert in_order(problem, solver) == pytest.approx(7 * problem.costs.ticks_per_us)
 
 
-def test_holds_at_the_end_of_a_send_are_kept_apart_there() -> None:
+def test_holds_at_the_end_of_a_send_are_kept_apart_there():
     """Links of 4 and 2 us hold one ingress for their last 2 and 1 us, so both may be under way at one time."""
     problem = problem_of(late_hold(), custom(4, [([0], [2]), ([1], [3])]))
     assert in_order(problem) == optimal_ticks(problem)
 
 
-def test_resources_may_be_taken_in_different_orders() -> None:
+def test_resources_may_be_taken_in_different_orders():
     """The long way takes the egress first and the ingress last: 2 + 6 us, with the short send in between."""
     builder = TopologyBuilder("two ways", [0, 0])
     egress, ingress = builder.add_resource("egress"), builder.add_resource("ingress")
@@ -481,9 +471,8 @@ def test_resources_may_be_taken_in_different_orders() -> None:
     assert in_order(problem) == optimal_ticks(problem)
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
-def test_a_model_with_every_order_is_exact() -> None:
+def test_a_model_with_every_order_is_exact():
     """Where nothing merges and no way is left out, its least T is the least finish by exhaustive search."""
     compared = 0
     for seed in seeds("routing models with every order against exhaustive search", few=12, many=250):
@@ -503,7 +492,7 @@ def test_a_model_with_every_order_is_exact() -> None:
 
 
 @pytest.mark.slow
-def test_every_number_is_a_fraction_that_scales() -> None:
+def test_every_number_is_a_fraction_that_scales():
     """Loads that members share and that merged sends spread are divided once, so CP-SAT has them exactly."""
     sketch = load_sketch("dgx2/sk1")
     problem = sketch.apply(sketch.topology(), collectives.allgather(32))

@@ -1,7 +1,5 @@
 """Chunks balanced over dimensions: orders by shares or one by one, the backend, and what it promises."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 from functools import partial

@@ -1,7 +1,5 @@
 """The compiled list scheduler under a sketch: what links may carry, what goes first, who may relay."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

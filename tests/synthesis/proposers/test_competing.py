@@ -1,7 +1,5 @@
 """Baselines that give a search its first schedule."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest

@@ -1,7 +1,5 @@
 """Problems that only the compiled list schedulers reach: limits, Ctrl-C, news on the way, and what is said."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Collectives in which every chunk goes to one rank: balanced paths, and sends along them."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random
@@ -235,14 +233,14 @@ def test_no_run_goes_on_after_the_time_limit(monkeypatch):
     assert num_runs(monkeypatch, Limits(num_runs=100, until=Deadline.after(0))) == 1
 
 
-def test_paths_are_none_without_time() -> None:
+def test_paths_are_none_without_time():
     """Stopped before every chunk has a path, the search says so."""
     fabric, demand = problem_arrays(problem_of(topologies.mesh(8, 8), collectives.alltoall(64)))
     with pytest.raises(OutOfTime, match="before every chunk had a path"):
         find_paths(fabric, demand, Limits(Deadline.after(0.0)))
 
 
-def test_a_stopped_search_keeps_the_ways_it_has() -> None:
+def test_a_stopped_search_keeps_the_ways_it_has():
     """However short the time, there are no paths, or a whole one for each of 4032 chunks that hop."""
     fabric, demand = problem_arrays(problem_of(topologies.mesh(8, 8), collectives.alltoall(64)))
     for milliseconds in (1, 3, 10, 30, 100):
@@ -257,11 +255,11 @@ def test_a_stopped_search_keeps_the_ways_it_has() -> None:
 
 
 @pytest.mark.slow
-def test_a_limit_stops_the_search_for_ways() -> None:
+def test_a_limit_stops_the_search_for_ways():
     """65280 chunks, choice after choice: with a twentieth of a second, most of the work is left."""
     fabric, demand = problem_arrays(problem_of(topologies.mesh(16, 16), collectives.alltoall(256)))
 
-    def cpu_s(limit: Deadline) -> float:
+    def cpu_s(limit):
         began = time.process_time()
         with contextlib.suppress(OutOfTime):
             limit.run(lambda: find_paths(fabric, demand, Limits(limit)), patience_s=math.inf)
@@ -271,7 +269,7 @@ def test_a_limit_stops_the_search_for_ways() -> None:
     assert cpu_s(Deadline.after(0.05)) < cpu_s(Deadline()) / 2
 
 
-def test_ranks_serve_others_in_step() -> None:
+def test_ranks_serve_others_in_step():
     """Four DGX-H100: 24 ranks elsewhere send to each rank, so a NIC takes in 24 chunks of 20 us, one by one."""
     found = schedule_large(
         problem_of(topologies.dgx_h100(4, profile="nominal"), collectives.alltoall(32)), num_runs=1
@@ -279,14 +277,14 @@ def test_ranks_serve_others_in_step() -> None:
     assert found.finish_us == 480.0
 
 
-def test_what_is_broken_off_is_sent_at_once(monkeypatch) -> None:
+def test_what_is_broken_off_is_sent_at_once(monkeypatch):
     """Where queueing the sends along routes is stopped, they are a schedule all the same."""
     monkeypatch.setattr(queues, "_send", lambda *_, **__: None)
     assert verify(schedule_large(problem_of(topologies.dgx2(2), collectives.alltoall(32)))).ok
 
 
 @pytest.mark.parametrize("name", ["allgather", "alltoall"])
-def test_one_kernel_serves_long_and_short_schedules(name) -> None:
+def test_one_kernel_serves_long_and_short_schedules(name):
     """Ticks of 64 bits are words in rows, so nothing is compiled for them while a time limit runs."""
     kernels = (spreading_kernel.spread_chunks, queue_kernel.send_along, compiled_loop(accept_copies))
     counts = []

@@ -1,7 +1,5 @@
 """Trees of chunks that load a fabric evenly, and sends along them."""
 
-from __future__ import annotations
-
 import math
 import random
 from functools import partial
@@ -53,7 +51,7 @@ def ends(fabric, trees, c):
     return [(int(fabric.src[e]), int(fabric.dst[e])) for e in slots]
 
 
-def test_a_tree_shares_the_way_to_its_targets() -> None:
+def test_a_tree_shares_the_way_to_its_targets():
     """0 -> 1 -> {2, 3}: the chunk passes 0 -> 1 once, though nobody wants it at 1."""
     wants = custom(4, [([0], [2, 3])])
     fabric, demand, _ = arrays(star((0, 1), (1, 2), (1, 3)), wants)
@@ -62,14 +60,14 @@ def test_a_tree_shares_the_way_to_its_targets() -> None:
     assert ends(fabric, trees, 0)[0] == (0, 1)
 
 
-def test_chunks_part_where_one_way_would_be_full() -> None:
+def test_chunks_part_where_one_way_would_be_full():
     """Two chunks of 0 for 3, over 1 or over 2: each way takes one, so nothing is taken for more than 1 us."""
     wants = custom(4, [([0], [1, 3]), ([0], [2, 3])])
     fabric, demand, problem = arrays(star((0, 1), (0, 2), (1, 3), (2, 3)), wants)
     assert find_trees(fabric, demand).peak_ticks * problem.costs.us(1) == 1
 
 
-def test_every_target_is_reached_once() -> None:
+def test_every_target_is_reached_once():
     """Each rank that wants a chunk has one hop into it, from the origin or after one into its source."""
     fabric, demand, problem = arrays(
         topologies.mesh(3, 4), collectives.allgather(6).among([0, 2, 3, 7, 8, 11], num_ranks=12)
@@ -83,7 +81,7 @@ def test_every_target_is_reached_once() -> None:
         assert set(chunk.destinations) <= there
 
 
-def test_a_chunk_that_cannot_come_is_named() -> None:
+def test_a_chunk_that_cannot_come_is_named():
     """No link leads to rank 3."""
     wants = custom(4, [([0], [1, 2]), ([0], [1, 3])])
     fabric, demand, _ = arrays(star((0, 1), (0, 2)), wants)
@@ -91,7 +89,7 @@ def test_a_chunk_that_cannot_come_is_named() -> None:
         find_trees(fabric, demand)
 
 
-def test_a_stopped_search_has_no_trees_yet() -> None:
+def test_a_stopped_search_has_no_trees_yet():
     """Stopped before the first tree is grown, it says so."""
     fabric, demand, _ = arrays(topologies.mesh(4, 4), collectives.allgather(16))
     with pytest.raises(OutOfTime, match="give more time"):
@@ -99,7 +97,7 @@ def test_a_stopped_search_has_no_trees_yet() -> None:
 
 
 @pytest.mark.slow
-def test_a_limit_stops_growing_trees() -> None:
+def test_a_limit_stops_growing_trees():
     """1600 chunks to 40 ranks each, pass after pass: after a twentieth of a second there are none yet."""
     wants = [([c % 1600], [(c * 37 + 41 * i) % 1600 for i in range(1, 41)]) for c in range(1600)]
     fabric, demand, _ = arrays(topologies.mesh(40, 40), custom(1600, wants))
@@ -108,7 +106,7 @@ def test_a_limit_stops_growing_trees() -> None:
         limit.run(lambda: find_trees(fabric, demand, Limits(limit)), patience_s=math.inf)
 
 
-def test_loads_are_those_of_the_trees() -> None:
+def test_loads_are_those_of_the_trees():
     """The peak kept up to date while trees are ripped up and grown is what their sends come to, one by one."""
     fabric, demand, _ = arrays(
         topologies.dgx_h100(2, profile="nominal"), collectives.broadcast(16, chunks_per_rank=4)
@@ -124,7 +122,7 @@ def test_loads_are_those_of_the_trees() -> None:
     assert routes.peak_ticks == max(load.max(), resource_load.max())
 
 
-def test_the_same_seed_finds_the_same() -> None:
+def test_the_same_seed_finds_the_same():
     """Twice the same starts."""
     fabric, demand, _ = arrays(
         topologies.dgx_h100(2, profile="nominal"), collectives.broadcast(16, chunks_per_rank=4)
@@ -137,7 +135,7 @@ def test_the_same_seed_finds_the_same() -> None:
     assert (one.start == two.start).all() and (one.link == two.link).all()
 
 
-def test_nothing_is_returned_that_ends_after_the_limit() -> None:
+def test_nothing_is_returned_that_ends_after_the_limit():
     """No broadcast ends at once."""
     fabric, demand, _ = arrays(
         topologies.dgx_h100(2, profile="nominal"), collectives.broadcast(16, chunks_per_rank=4)
@@ -147,7 +145,7 @@ def test_nothing_is_returned_that_ends_after_the_limit() -> None:
 
 
 @pytest.mark.slow
-def test_broadcast_uses_all_links_out_of_the_root() -> None:
+def test_broadcast_uses_all_links_out_of_the_root():
     """16 chunks of 20.5 us over the 2 links into a corner of a 4x4 mesh: 8 sends, 5 more hops: 266.5 us."""
     problem = make_problem(
         topologies.mesh(4, 4), collectives.broadcast(16, chunks_per_rank=16), chunk_bytes=MB
@@ -170,7 +168,7 @@ _LONG = pytest.mark.skipif(not MANY, reason="long; set TACCL_MANY=1 to run it")
         pytest.param(8, "random", 1.25, marks=_LONG),
     ],
 )
-def test_process_groups_share_nics_evenly(nodes: int, kind: str, at_most: float) -> None:
+def test_process_groups_share_nics_evenly(nodes, kind, at_most):
     """As many groups of eight ranks as there are DGX-H100."""
     order = list(range(8 * nodes))
     if kind == "random":
@@ -185,7 +183,7 @@ def test_process_groups_share_nics_evenly(nodes: int, kind: str, at_most: float)
 
 
 @pytest.mark.parametrize("seed", range(400 if MANY else 15))
-def test_random_groups_on_random_graphs_verify(seed: int) -> None:
+def test_random_groups_on_random_graphs_verify(seed):
     """Every producer verifies, and none ends before the bound."""
     rng = random.Random(seed)
     num_ranks = rng.randint(4, 10)

@@ -1,7 +1,5 @@
 """The number of chunks, where a problem leaves it open and where it does not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Synthesis without a sketch: the suggested one is used, told of, and never to the worse."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl

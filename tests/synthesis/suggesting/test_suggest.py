@@ -1,7 +1,5 @@
 """Suggested sketches: what they promise, what they say, and what synthesis makes of them."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl
@@ -183,7 +181,7 @@ def test_a_collective_with_chunks_per_rank_given_twice_is_refused():
         taccl.suggest_sketches(ring, whole, "1MB", chunks_per_rank=2)
 
 
-def test_a_limit_too_short_for_any_candidate_leaves_the_first() -> None:
+def test_a_limit_too_short_for_any_candidate_leaves_the_first():
     """Without the symmetries that it has no time to look for."""
     (found,) = taccl.suggest_sketches(taccl.topologies.ndv2(2), "allgather", size="1MB", time_limit_s=1e-3)
     assert found.sketch.symmetry == ()
@@ -192,7 +190,7 @@ def test_a_limit_too_short_for_any_candidate_leaves_the_first() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_compiled_after_the_limit(monkeypatch) -> None:
+def test_nothing_is_compiled_after_the_limit(monkeypatch):
     """The first candidate, which is late, is scheduled without kernels that no earlier run has compiled."""
     module = "taccl.synthesis.suggesting.suggest"
     monkeypatch.setattr(f"{module}.are_kept", lambda _: False)
@@ -202,7 +200,7 @@ def test_nothing_is_compiled_after_the_limit(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_candidate_that_is_stopped_is_passed_over(monkeypatch) -> None:
+def test_a_candidate_that_is_stopped_is_passed_over(monkeypatch):
     """Time may be up while the compiled list scheduler is under way: then another sketch, or the first, holds."""
     stopped = iter([True])
 
@@ -221,7 +219,7 @@ def test_a_candidate_that_is_stopped_is_passed_over(monkeypatch) -> None:
     assert taccl.verify(found.schedule).ok
 
 
-def test_only_partitions_that_are_tried_are_made(monkeypatch) -> None:
+def test_only_partitions_that_are_tried_are_made(monkeypatch):
     """One chunk per rank is made, for the limit of a byte, and those that there was time to begin."""
     cut = []
     make_problem = suggest.make_problem

@@ -1,7 +1,5 @@
 """Symmetries of topologies, and what a topology looks like to a person who writes a sketch."""
 
-from __future__ import annotations
-
 import pytest
 
 import taccl

@@ -1,7 +1,5 @@
 """Rings through meshes: every rank once, one step at a time, and allgathers that meet the bound."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

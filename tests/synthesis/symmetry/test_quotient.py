@@ -1,12 +1,9 @@
 """The quotient: how much symmetry saves, which symmetries times may have, and which ways are kept."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 from fractions import Fraction
 from itertools import permutations
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,23 +22,15 @@ from tests.foreign import OURS
 from tests.fuzzing import cases
 from tests.synthesis.small_problems import custom, full, problem_of, ring
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from taccl.problem.problem import Problem
-    from taccl.synthesis.symmetry.quotient import Quotient
-    from taccl.topology.topology import Topology
-
 ROTATION = tuple((r + 1) % 4 for r in range(4))
 
 
-def timing_quotient(problem: Problem) -> Quotient:
+def timing_quotient(problem):
     """By the symmetries that times may have."""
     return take_quotient(problem, timing_group(problem))
 
 
-def test_without_symmetry_every_chunk_and_link_is_a_hop() -> None:
+def test_without_symmetry_every_chunk_and_link_is_a_hop():
     """Full(3), allgather: each chunk over the 4 links that do not lead home; 9 states."""
     quotient = timing_quotient(problem_of(full(3), collectives.allgather(3)))
     assert quotient.group.order == 1
@@ -50,7 +39,7 @@ def test_without_symmetry_every_chunk_and_link_is_a_hop() -> None:
     assert (quotient.num_resources, len(quotient.link_rep)) == (6, 6)
 
 
-def test_a_rotation_makes_all_chunks_one() -> None:
+def test_a_rotation_makes_all_chunks_one():
     """Ring of 4 turned by one: a chunk over the 6 of 8 links that do not lead home, 4 states, 2 links."""
     quotient = timing_quotient(problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,)))
     assert quotient.group.order == 4
@@ -58,7 +47,7 @@ def test_a_rotation_makes_all_chunks_one() -> None:
     assert all(len(quotient.members(m)) == 4 for m in range(6))
 
 
-def test_hops_over_one_orbit_of_links_share_its_representative() -> None:
+def test_hops_over_one_orbit_of_links_share_its_representative():
     """So that they can merge."""
     quotient = timing_quotient(problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,)))
     assert {hop.link for hop in quotient.hops} == set(quotient.link_rep)
@@ -77,7 +66,7 @@ def test_hops_over_one_orbit_of_links_share_its_representative() -> None:
         ("dgx2-n1", "dgx2-4KB", 4, 16 * (240 - 15) // 4),
     ],
 )
-def test_our_sketches_fold(sketch: str, topology: str, size: int, hops: int) -> None:
+def test_our_sketches_fold(sketch, topology, size, hops):
     """All the symmetry that our files name is used in time: so many elements, so many hops, by hand."""
     folder = OURS / "upstream-taccl"
     problem = load_problem(folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json")
@@ -93,7 +82,7 @@ def test_our_sketches_fold(sketch: str, topology: str, size: int, hops: int) -> 
         ("sk2-dgx2-n2", "topo-dgx2-1KB", 16, 932),
     ],
 )  # fmt: skip
-def test_published_sketches_fold(shared_data: Path, sketch: str, topology: str, size: int, hops: int) -> None:
+def test_published_sketches_fold(shared_data, sketch, topology, size, hops):
     """All the symmetry that the sketches name is used in time: so many elements, so many hops."""
     folder = shared_data / "upstream-taccl"
     problem = load_problem(folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json")
@@ -101,7 +90,7 @@ def test_published_sketches_fold(shared_data: Path, sketch: str, topology: str, 
     assert (quotient.group.order, len(quotient.hops)) == (size, hops)
 
 
-def test_the_shipped_dgx2_sketch_folds_sixteenfold() -> None:
+def test_the_shipped_dgx2_sketch_folds_sixteenfold():
     """DGX-2 x2, allgather of two chunks a rank, ranks alike modulo 2: 64 chunks in orbits of 16.
 
     A chunk spreads over the 16 * 15 links of its node's switch but the 15 that lead home, crosses over the one
@@ -113,7 +102,7 @@ def test_the_shipped_dgx2_sketch_folds_sixteenfold() -> None:
     assert len(quotient.hops) == 64 // 16 * (225 + 1 + 240) == 1864
 
 
-def test_an_unfolded_schedule_verifies() -> None:
+def test_an_unfolded_schedule_verifies():
     """What is scheduled on the quotient is a schedule of the whole, with the quotient's finish."""
     problem = problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,))
     quotient = timing_quotient(problem)
@@ -125,7 +114,7 @@ def test_an_unfolded_schedule_verifies() -> None:
     assert len(whole) == 12
 
 
-def listed(generators: Iterable[tuple[tuple[int, ...], ...]]) -> list[tuple[tuple[int, ...], ...]]:
+def listed(generators):
     """Every product of permutations of several things at once, the identity among them."""
     steps = list(generators)
     found = [tuple(tuple(range(len(part))) for part in steps[0])]
@@ -137,7 +126,7 @@ def listed(generators: Iterable[tuple[tuple[int, ...], ...]]) -> list[tuple[tupl
     return found
 
 
-def symmetric(seed: int) -> Problem:
+def symmetric(seed):
     """A small network with up to three of its symmetries, and random chunks that those take to one another."""
     rng = random.Random(seed)
     mirror = tuple(range(5, -1, -1))
@@ -167,9 +156,8 @@ def symmetric(seed: int) -> Problem:
     return problem_of(topology, custom(num_ranks, ways), symmetry=tuple(ranks), routing_slack=slack)
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
-def test_a_fold_by_generators_is_that_by_the_listed_group() -> None:
+def test_a_fold_by_generators_is_that_by_the_listed_group():
     """Its hops, states and their ends are the orbits that one finds by trying every product of generators."""
     for seed in cases("quotients by generators", few=15, many=400):
         problem = symmetric(seed)
@@ -210,9 +198,8 @@ def test_a_fold_by_generators_is_that_by_the_listed_group() -> None:
             ]
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
-def test_what_is_folded_in_time_never_clashes() -> None:
+def test_what_is_folded_in_time_never_clashes():
     """No link shares a resource with its image under any product, and what is scheduled so verifies."""
     for seed in cases("quotients of times", few=15, many=400):
         problem = symmetric(seed)
@@ -229,7 +216,7 @@ def test_what_is_folded_in_time_never_clashes() -> None:
         assert whole.finish_ticks <= found.finish_ticks
 
 
-def test_more_symmetries_than_memory_holds() -> None:
+def test_more_symmetries_than_memory_holds():
     """All 24! renamings of 24 ranks reduce an alltoall to five hops; times may have 24 of them.
 
     A chunk goes from its sender to its receiver or to another, from another to its receiver, from its receiver
@@ -258,9 +245,7 @@ def test_more_symmetries_than_memory_holds() -> None:
     ],
     ids=["3, 4 and 12", "3 and 4", "8 and 16", "8, 16 and 32"],
 )
-def test_several_symmetries_fold_in_little_memory(
-    topology: Topology, offsets: Sequence[tuple[int, int]], order: int | None, in_time: int
-) -> None:
+def test_several_symmetries_fold_in_little_memory(topology, offsets, order, in_time):
     """As many in time as there are ranks, or ranks of other NICs, and 64 MB for them all.
 
     Of 3 and 4, the twelve that turn all ranks are products of more than two of these.
@@ -277,7 +262,7 @@ def test_several_symmetries_fold_in_little_memory(
     assert most < 64 * 2**20
 
 
-def shared(*, half_duplex: bool = False) -> Problem:
+def shared(*, half_duplex=False):
     """Rank 0 to 2 and 1 to 3 behind one NIC (or: 0 to 1 and back over one wire), mirrored."""
     if half_duplex:
         builder = TopologyBuilder("wire", [0, 0])
@@ -294,7 +279,7 @@ def shared(*, half_duplex: bool = False) -> Problem:
 
 
 @pytest.mark.parametrize("half_duplex", [False, True], ids=["NIC", "wire"])
-def test_a_fixed_resource_is_not_folded_in_time(half_duplex: bool) -> None:
+def test_a_fixed_resource_is_not_folded_in_time(half_duplex):
     """The mirror keeps the shared resource where it is: two sends take turns, 2 us."""
     problem = shared(half_duplex=half_duplex)
     group = symmetry_group(problem)
@@ -307,7 +292,7 @@ def test_a_fixed_resource_is_not_folded_in_time(half_duplex: bool) -> None:
     assert found.finish_ticks == 2
 
 
-def test_a_fixed_resource_that_nobody_may_use_does_not_matter() -> None:
+def test_a_fixed_resource_that_nobody_may_use_does_not_matter():
     """Without the links that hold the NIC, times may have the mirror."""
     builder = TopologyBuilder("idle NIC", [0, 0, 1, 1])
     nic = builder.add_resource("NIC")
@@ -323,7 +308,7 @@ def test_a_fixed_resource_that_nobody_may_use_does_not_matter() -> None:
     assert timing_group(inside).order == 2
 
 
-def test_only_the_part_that_acts_freely_is_taken() -> None:
+def test_only_the_part_that_acts_freely_is_taken():
     """Four ranks in a ring with a port that ranks 0 and 2 share, 1 and 3 likewise: a half turn fixes both.
 
     A turn by one swaps the ports, but its square is the half turn: nothing is left.
@@ -338,13 +323,13 @@ def test_only_the_part_that_acts_freely_is_taken() -> None:
     assert (group.order, timing_group(problem).order) == (4, 1)
 
 
-def test_one_destination_makes_a_single_path() -> None:
+def test_one_destination_makes_a_single_path():
     """A destination that has the chunk from the start does not count."""
     ways = [([0], [2]), ([0], [0, 2]), ([0], [1, 2])]
     assert timing_quotient(problem_of(ring(3), custom(3, ways))).single_path == (True, True, False)
 
 
-def near_tie(slack: Fraction) -> Quotient:
+def near_tie(slack):
     """0 -> 1 in 46 us, or by rank 2 in 23.3 + 23.3."""
     builder = TopologyBuilder("near tie", [0] * 3)
     for src, dst, beta in ((0, 1, 46), (0, 2, "23.3"), (2, 1, "23.3")):
@@ -355,18 +340,18 @@ def near_tie(slack: Fraction) -> Quotient:
 @pytest.mark.parametrize(
     ("slack", "links"), [(Fraction(0), {0}), (Fraction(1, 100), {0}), (Fraction(1, 10), {0, 1, 2})]
 )
-def test_slack_keeps_near_ties(slack: Fraction, links: set[int]) -> None:
+def test_slack_keeps_near_ties(slack, links):
     """46.6 is 1.3 % above 46: a slack of 1 % keeps one way, one of 10 % both."""
     assert {hop.link for hop in near_tie(slack).hops} == links
 
 
-def test_exact_ties_need_no_slack() -> None:
+def test_exact_ties_need_no_slack():
     """Both ways round a ring of 4 to the rank opposite."""
     quotient = timing_quotient(problem_of(ring(4), custom(4, [([0], [2])]), routing_slack=Fraction(0)))
     assert len(quotient.hops) == 4
 
 
-def test_hops_know_how_far_it_still_is() -> None:
+def test_hops_know_how_far_it_still_is():
     """On a ring of 5 with 2 us a hop, the first hop of a broadcast has one more hop of 2 us behind it."""
     topology = ring(5)
     quotient = timing_quotient(problem_of(topology, collectives.broadcast(5), routing_slack=Fraction(0)))
@@ -374,7 +359,7 @@ def test_hops_know_how_far_it_still_is() -> None:
     assert (tails[0, 1], tails[1, 2]) == (2, 0)
 
 
-def test_restricting_keeps_only_the_given_hops() -> None:
+def test_restricting_keeps_only_the_given_hops():
     """States stay; hops are renumbered, and states know only those."""
     quotient = timing_quotient(problem_of(full(3), collectives.broadcast(3)))
     part = quotient.restrict([(0, 0)])
@@ -383,7 +368,7 @@ def test_restricting_keeps_only_the_given_hops() -> None:
     assert sum(len(p.hops_in) for p in part.states) == 1
 
 
-def test_derived_chunks_share_the_state_of_their_source() -> None:
+def test_derived_chunks_share_the_state_of_their_source():
     """Scan on 3 ranks: prefix 0 at rank 1 is where prefix 1 starts; the last prefix is nowhere sent."""
     quotient = timing_quotient(problem_of(ring(3), collectives.scan(3), routing_slack=Fraction(0)))
     sources = {hop.chunk: quotient.states[hop.srcs[0]] for hop in quotient.hops}
@@ -391,7 +376,7 @@ def test_derived_chunks_share_the_state_of_their_source() -> None:
     assert not sources[1].is_origin
 
 
-def test_a_sketch_link_is_no_hop() -> None:
+def test_a_sketch_link_is_no_hop():
     """Links that the sketch forbids carry nothing."""
     quotient = timing_quotient(
         problem_of(full(3), collectives.allgather(3), links_allowed=frozenset({0, 1, 2, 4}))

@@ -1,7 +1,5 @@
 """Sums that two ranks complete at once."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -168,7 +166,6 @@ def test_it_is_not_begun_without_sums_or_time():
     assert exchange_s(reduction, 60.0, DEFAULTS) > 0 == exchange_s(reduction, 0.01, DEFAULTS)
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_exchanged_sums_are_sums():
     """Whatever a search finds, exchanged it is a schedule of the same problem, with as many sends."""

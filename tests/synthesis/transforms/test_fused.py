@@ -1,7 +1,5 @@
 """Chunks that start, are summed and end alike searched as one, where all may travel together."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -119,7 +117,6 @@ def test_sums_exchanged_over_links_that_merge_stay_merged():
     assert len(set(schedule.group[schedule.link == link[3, 0]].tolist())) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.fuzz
 def test_parts_of_random_sums_are_verified():
     """Rings, meshes and full graphs, of which some links merge: what is found in one chunk, as it is and exchanged."""

@@ -1,7 +1,5 @@
 """Collectives that reduce, in one call: reductions, their spreading, and how well the two overlap."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,9 +1,5 @@
 """Halves of an allreduce that are one problem under other names."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 import taccl
@@ -14,31 +10,27 @@ from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.synthesis.proposers.large_search import offer_compiled
 from taccl.synthesis.proposers.stages import greedy
 from taccl.synthesis.search import Options, Search
-from taccl.synthesis.transforms.isomorphic import Isomorphism, find_isomorphism, hand_over
+from taccl.synthesis.transforms.isomorphic import find_isomorphism, hand_over
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import AMPLE_S
 from tests.synthesis.small_problems import MB, full, problem_of, ring, star, two_nodes
 
-if TYPE_CHECKING:
-    from taccl.problem.problem import Problem
-    from taccl.topology.topology import Topology
 
-
-def halves(problem: Problem) -> tuple[Problem, Problem]:
+def halves(problem):
     """The reduction turned round, and the spreading."""
     return reduction_half(problem), spreading_half(problem)
 
 
-def isomorphism_of(topology: Topology, **clauses: object) -> Isomorphism | None:
+def isomorphism_of(topology, **clauses):
     """Of the halves of an allreduce."""
     return find_isomorphism(
         *halves(problem_of(topology, collectives.allreduce(topology.num_ranks), **clauses))
     )
 
 
-def pairs(*, meaning: str = "occupies") -> Topology:
+def pairs(*, meaning="occupies"):
     """Two nodes of two ranks, 1 us; each node's rank 1 sends to the other's rank 0 in 2 + 2 us."""
-    builder = TopologyBuilder("pairs", [0, 0, 1, 1], alpha_meaning=meaning)  # type: ignore[arg-type]
+    builder = TopologyBuilder("pairs", [0, 0, 1, 1], alpha_meaning=meaning)
     for src, dst in ((0, 1), (1, 0), (2, 3), (3, 2)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
     for src, dst in ((1, 2), (3, 0)):
@@ -49,7 +41,7 @@ def pairs(*, meaning: str = "occupies") -> Topology:
 @pytest.mark.parametrize(
     "topology", [ring(4), star(3), full(3), ring(4, meaning="pipelined")], ids=lambda t: t.name
 )
-def test_a_network_that_is_its_own_reverse_keeps_its_names(topology: Topology) -> None:
+def test_a_network_that_is_its_own_reverse_keeps_its_names(topology):
     """Link 2i leads where link 2i + 1 comes from; ranks and chunks stay what they are."""
     names = isomorphism_of(topology)
     assert names is not None
@@ -58,7 +50,7 @@ def test_a_network_that_is_its_own_reverse_keeps_its_names(topology: Topology) -
         assert topology.links[image].srcs == topology.links[e].dsts
 
 
-def test_neighbours_that_send_and_receive_swap_names() -> None:
+def test_neighbours_that_send_and_receive_swap_names():
     """Turned round, rank 0 sends to the other's rank 1: rank 0 is now called 1, and so are its chunks."""
     names = isomorphism_of(pairs())
     assert names is not None
@@ -66,7 +58,7 @@ def test_neighbours_that_send_and_receive_swap_names() -> None:
 
 
 @pytest.mark.parametrize("sketch", ["dgx2/sk1", "dgx2/sk2"])
-def test_relays_limit_sums_by_their_roots_and_spreads_by_their_origins(sketch: str) -> None:
+def test_relays_limit_sums_by_their_roots_and_spreads_by_their_origins(sketch):
     """Of each node's pairs one rank sends and one receives: what limits sums says nothing of the halves."""
     topology = taccl.topologies.dgx2(nodes=2)
     collective = collectives.allreduce(topology.num_ranks)
@@ -75,7 +67,7 @@ def test_relays_limit_sums_by_their_roots_and_spreads_by_their_origins(sketch: s
     assert find_isomorphism(*halves(problem)) is not None
 
 
-def one_way(beta: int) -> Topology:
+def one_way(beta):
     """A ring of three one way round, of which one link is slower."""
     builder = TopologyBuilder("one way", [0] * 3)
     for src in range(3):
@@ -85,17 +77,17 @@ def one_way(beta: int) -> Topology:
     return builder.build()
 
 
-def test_other_costs_are_another_problem() -> None:
+def test_other_costs_are_another_problem():
     """Three links of 2, 1 and 1 us one way round, of 3, 4 and 5 the other."""
     assert isomorphism_of(one_way(2)) is None
 
 
-def test_a_port_on_one_side_is_another_problem() -> None:
+def test_a_port_on_one_side_is_another_problem():
     """Ranks send one at a time, but receive at will: reduced, they receive one at a time."""
     assert isomorphism_of(full(3, port=True)) is None
 
 
-def test_holds_that_begin_equally_late_may_begin_at_once() -> None:
+def test_holds_that_begin_equally_late_may_begin_at_once():
     """A NIC's holds of 1 + 1 of 2 + 1 us, from the start of a send or up to its end: all shift by 1 us.
 
     Turned round, node 1 sends to node 0 through the NIC; with the nodes swapped it is as it was.
@@ -105,7 +97,7 @@ def test_holds_that_begin_equally_late_may_begin_at_once() -> None:
     assert names.ranks == (2, 3, 0, 1)
 
 
-def test_a_hold_that_begins_later_for_some_is_another_problem() -> None:
+def test_a_hold_that_begins_later_for_some_is_another_problem():
     """Through one NIC, held for 1 of 1 us and for 1 of 3 us: turned round, the second begins 2 us late."""
     builder = TopologyBuilder("NIC", [0, 1, 2])
     nic = builder.add_resource("NIC")
@@ -130,7 +122,7 @@ def test_a_hold_that_begins_later_for_some_is_another_problem() -> None:
     ],
     ids=lambda clauses: next(iter(clauses)),
 )
-def test_clauses_are_part_of_the_problem(clauses: dict[str, object]) -> None:
+def test_clauses_are_part_of_the_problem(clauses):
     """A clause on link 0 alone, 0 -> 1 of a ring of 4, is one on 1 -> 0 of the reduction turned round.
 
     Shifts of the ring do not make up for that.
@@ -138,14 +130,14 @@ def test_clauses_are_part_of_the_problem(clauses: dict[str, object]) -> None:
     assert isomorphism_of(ring(4, betas=(0, 0, 1, 1, 2, 2, 3, 3)), **clauses) is None
 
 
-def searched(problem: Problem) -> Search:
+def searched(problem):
     """Its first schedule, if it has one."""
     return Search(problem, Options(), Deadline())
 
 
 @pytest.mark.parametrize("swap", [False, True], ids=["alone", "reduced"])
 @pytest.mark.parametrize("meaning", ["occupies", "pipelined"])
-def test_a_schedule_is_handed_over(meaning: str, swap: bool) -> None:
+def test_a_schedule_is_handed_over(meaning, swap):
     """It verifies as one of the other half, and takes as long."""
     clauses = {"symmetry": ((2, 3, 0, 1),)} if swap else {}
     problem = problem_of(
@@ -170,7 +162,7 @@ def test_a_schedule_is_handed_over(meaning: str, swap: bool) -> None:
 
 
 @pytest.mark.slow
-def test_what_no_quotient_has_is_handed_over() -> None:
+def test_what_no_quotient_has_is_handed_over():
     """Found for a ring of four ranks by themselves, where the other half does alike what its halves do."""
     alone = problem_of(ring(4), collectives.allreduce(4))
     reduced = alone.with_clauses(symmetry=((2, 3, 0, 1),))
@@ -186,7 +178,7 @@ def test_what_no_quotient_has_is_handed_over() -> None:
 
 
 @pytest.mark.slow
-def test_the_other_half_gets_the_best_that_was_found() -> None:
+def test_the_other_half_gets_the_best_that_was_found():
     """A DGX-1's halves of 4 MB take 40 us by the list scheduler, and 30 by the compiled one."""
     topology = taccl.topologies.dgx1(profile="nominal")
     problem = taccl.make_problem(topology, collectives.allreduce(8), size_bytes=4 * MB)

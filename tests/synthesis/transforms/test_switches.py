@@ -1,7 +1,5 @@
 """Sums by switches that add, alone and together with ranks."""
 
-from __future__ import annotations
-
 import pytest
 
 from taccl import lower_bound, make_problem, synthesize, verify
