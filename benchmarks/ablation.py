@@ -1,12 +1,14 @@
 """Ablation of the portfolio: each mechanism is left out in turn, and finishes are compared with the whole.
 
-Time limits count CPU: a run's clock is the CPU of its process and of its solvers, which have one thread each.
-So other work on the machine moves few figures. Limits of solvers are still of the wall clock: the row that
-leaves nothing out again shows what chance does.
+Time limits count work (`benchmarks.work_clock`), so other work on the machine changes nothing. Seeds show
+chance: the whole is run with each. A case differs if no finish without the mechanism lies within the range of
+the whole's finishes, for any seed. A mechanism that a run of the whole did not use is not left out of it.
+
+Results are stored after each run; the same command goes on where an earlier one was stopped.
 
 Examples
 --------
-    python -m benchmarks.ablation                                # all cases, 8 s of CPU a run
+    python -m benchmarks.ablation                                # all cases, 8 s of counted work a run
     python -m benchmarks.ablation --limit 4 --without "ruin and recreate" --case NDv2
     python -m benchmarks.ablation --output benchmarks/results/ablation.json
 """
@@ -15,11 +17,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
-import time
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,24 +31,44 @@ from unittest import mock
 
 import taccl
 from benchmarks.cases import CASES, PLAIN_CASES
-from benchmarks.report import parser_of, shown, summed_up, wanted
+from benchmarks.report import keep, parser_of, shown, summed_up, wanted
+from benchmarks.work_clock import counted_work
+from taccl.synthesis.backends import package_versions
+from taccl.synthesis.proposers.large import compile_kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    import argparse
+    from collections.abc import Iterator, Sequence
 
     from benchmarks.report import Column, Row
     from taccl.problem.problem import Problem
     from taccl.synthesis.budget import Turn
+    from taccl.synthesis.result import Stage
 
-#: A run's clock moves at least this fast beside the wall clock, so that nothing waits for work that is none.
-_LEAST_RATE = 0.05
 #: Finishes that differ by less are equal.
 _SAME = 1 + 1e-9
+#: Runs of the list scheduler without restarts.
+_FIRST_RUNS = 10
+#: {case: {run by mechanism and seed: row}}.
+Runs = dict[str, dict[str, "Row"]]
 
-_COLUMNS: tuple[Column, ...] = (
-    ("left out", "without", "<22"), ("cases later", "later", ">11d"), ("sooner", "sooner", ">6d"),
-    ("mean ratio", "mean_ratio", ">10.4f"), ("largest", "largest_ratio", ">8.4f"), ("CPU", "cpu_s", ">7.0f"),
+COLUMNS: tuple[Column, ...] = (
+    ("left out", "without", "<22"), ("used in", "used", ">7d"), ("later", "later", ">5d"),
+    ("sooner", "sooner", ">6d"), ("within chance", "same", ">13d"), ("mean ratio", "mean_ratio", ">10.4f"),
+    ("largest", "largest_ratio", ">8.4f"), ("CPU", "cpu_ratio", ">6.2f"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """A part of the search that can be left out.
+
+    - `leave_out`: Function that leaves it out; it may return arguments of `taccl.synthesize`.
+    - `stages`: Names of its rows in the table of stages. A run without any of these did not use it.
+    """
+
+    leave_out: Callable[[ExitStack], dict[str, Any] | None]
+    stages: frozenset[str]
 
 
 def _of_table(*names: str) -> Callable[[ExitStack], None]:
@@ -71,22 +95,27 @@ def _by_parameters(**changed: Mapping[str, Any]) -> Callable[[ExitStack], dict[s
     return lambda stack: {"parameters": taccl.SearchParameters.from_dict(changed)}
 
 
-#: {mechanism: a function that leaves it out, and may return arguments of `taccl.synthesize`}.
-MECHANISMS: dict[str, Callable[[ExitStack], dict[str, Any] | None]] = {
-    "nothing": lambda stack: None,
-    "nothing, again": lambda stack: None,
-    "baselines": _of_table("baselines", "first baselines", "other baselines"),
-    "suggested sketches": lambda stack: {"sketch": "none"},
-    "restarts": _by_parameters(list={"share": 0.0}),
-    "compiled": _of_table("compiled list scheduler"),
-    "joint job shop": _of_table("joint job shop"),
-    "routing MILP": _of_table("routing MILP"),
-    "job shop rounds": _of_table("job shop rounds"),
-    "all models": _of_table("joint job shop", "routing MILP", "job shop rounds"),
-    "ruin and recreate": _of_table("ruin and recreate"),
-    "chunks as one": _of_table("chunks as one"),
-    "exchanged sums": _of_table("exchange"),
-    "contributions apart": _by_parameters(portfolio={"apart_hops": 0}),
+def _mechanism(leave_out: Callable[[ExitStack], dict[str, Any] | None], *stages: str) -> Mechanism:
+    return Mechanism(leave_out, frozenset(stages))
+
+
+WHOLE = "nothing"
+MECHANISMS: dict[str, Mechanism] = {
+    WHOLE: _mechanism(lambda stack: None),
+    "baselines": _mechanism(_of_table("baselines", "first baselines", "other baselines"), "baselines"),
+    "suggested sketches": _mechanism(lambda stack: {"sketch": "none"}, "suggest"),
+    "restarts": _mechanism(_by_parameters(list={"share": 0.0}), "restarts"),
+    "compiled": _mechanism(_of_table("compiled list scheduler"), "greedy compiled"),
+    "joint job shop": _mechanism(_of_table("joint job shop"), "joint"),
+    "routing MILP": _mechanism(_of_table("routing MILP"), "routing"),
+    "job shop rounds": _mechanism(_of_table("job shop rounds"), "improve"),
+    "all models": _mechanism(
+        _of_table("joint job shop", "routing MILP", "job shop rounds"), "joint", "routing", "improve"
+    ),
+    "ruin and recreate": _mechanism(_of_table("ruin and recreate"), "ruin and recreate"),
+    "chunks as one": _mechanism(_of_table("chunks as one"), "in one chunk a rank"),
+    "exchanged sums": _mechanism(_of_table("exchange"), "exchange"),
+    "contributions apart": _mechanism(_by_parameters(portfolio={"apart_hops": 0}), "apart"),
 }
 PROBLEMS: dict[str, Callable[[], Problem]] = {
     **{case.name: case.problem for case in CASES},
@@ -97,88 +126,152 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all cases without each mechanism, and print a row for each mechanism."""
     parser = parser_of(__doc__)
-    parser.add_argument("--limit", type=float, default=8.0, help="seconds of CPU of a run")
+    parser.add_argument("--limit", type=float, default=8.0, help="seconds of counted work of a run")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of each run, from 0 on")
     parser.add_argument("--case", action="append", help="part of a case's name; default: all")
     parser.add_argument("--without", action="append", help="part of a mechanism's name; default: all")
-    parser.add_argument("--one", nargs=2, metavar=("CASE", "WITHOUT"), help="one run, as JSON")
+    parser.add_argument("--one", nargs=3, metavar=("CASE", "WITHOUT", "SEED"), help="one run, as JSON")
     options = parser.parse_args(argv)
     if options.one:
-        name, without = options.one
-        print(json.dumps(run_one(name, without, options.limit)))
+        name, without, seed = options.one
+        print(json.dumps(run_one(name, without, int(seed), options.limit)))
         return 0
     names = [name for name in PROBLEMS if wanted(name, options.case)]
-    runs: dict[str, dict[str, Row]] = {}
+    mechanisms = [name for name in MECHANISMS if name == WHOLE or wanted(name, options.without)]
+    facts = {"versions": package_versions(), "limit_s": options.limit, "seeds": options.seeds}
+    runs = _stored(options.output, facts)
+    _compile(names)
+    for name in names:
+        for _ in _new_runs(name, mechanisms, runs.setdefault(name, {}), options):
+            if options.output:
+                keep(options.output, {**facts, "runs": runs})
+    print(f"{len(names)} cases, {sum(is_varied(runs[name], options.seeds) for name in names)} vary by chance")
+    rows = (compared(without, {name: runs[name] for name in names}, options.seeds) for without in mechanisms)
+    return summed_up(options.output, {"rows": shown(COLUMNS, rows)}, **facts, runs=runs)
 
-    def rows() -> Iterator[Row]:
-        for without in MECHANISMS:
-            if without == "nothing" or wanted(without, options.without):
-                runs[without] = {name: _in_a_process(name, without, options.limit) for name in names}
-                yield _compared(without, runs[without], runs["nothing"])
 
-    found = shown(_COLUMNS, rows())
-    return summed_up(options.output, {"rows": found}, limit_cpu_s=options.limit, runs=runs)
+def _stored(output: Path | None, facts: Mapping[str, Any]) -> Runs:
+    """Runs of a results file with the same limit."""
+    data = json.loads(output.read_text()) if output and output.exists() else {}
+    return data["runs"] if data.get("limit_s") == facts["limit_s"] else {}
 
 
-def _compared(without: str, runs: Mapping[str, Row], whole: Mapping[str, Row]) -> Row:
-    """One row: finishes without a mechanism over finishes with all."""
-    ratios = {name: run["finish_us"] / whole[name]["finish_us"] for name, run in runs.items()}
+def _compile(names: Collection[str]) -> None:
+    """Have all kernels compiled, as no run has the time for that."""
+    for name in names:
+        compile_kernels(PROBLEMS[name]())
+
+
+def _new_runs(
+    name: str, mechanisms: Sequence[str], runs: dict[str, Row], options: argparse.Namespace
+) -> Iterator[str]:
+    """Run a case without each mechanism, with seeds until one finishes in the range of the whole.
+
+    Yields the name of each run once it is among `runs`.
+    """
+    for without in mechanisms:
+        for seed in range(options.seeds):
+            key, whole = f"{without}, seed {seed}", finishes(runs, WHOLE, options.seeds)
+            is_part = without != WHOLE
+            if is_part and MECHANISMS[without].stages.isdisjoint(runs[f"{WHOLE}, seed {seed}"]["used"]):
+                break
+            if key not in runs:
+                runs[key] = _in_a_process(name, without, seed, options.limit)
+                yield key
+            if is_part and min(whole) / _SAME <= runs[key]["finish_us"] <= max(whole) * _SAME:
+                break
+
+
+def finishes(runs: Mapping[str, Row], without: str, seeds: int) -> list[float]:
+    """Finishes of one case without a mechanism, by seed; those of the whole where it was not used."""
+    keys = [f"{without}, seed {seed}" for seed in range(seeds)]
+    own = [runs[key]["finish_us"] for key in keys if key in runs]
+    return own if own or without == WHOLE else finishes(runs, WHOLE, seeds)
+
+
+def is_varied(runs: Mapping[str, Row], seeds: int) -> bool:
+    """True if the whole finishes at several times, by its seed."""
+    whole = finishes(runs, WHOLE, seeds)
+    return max(whole) > min(whole) * _SAME
+
+
+def compared(without: str, runs: Runs, seeds: int) -> Row:
+    """Row of a mechanism: cases that finish later or sooner without it, beyond the range of the whole."""
+    ratios: dict[str, float] = {}
+    used, cpu_s = 0, [0.0, 0.0]
+    for name, case in runs.items():
+        whole, own = finishes(case, WHOLE, seeds), finishes(case, without, seeds)
+        ratios[name] = 1.0
+        if min(own) > max(whole) * _SAME or max(own) < min(whole) / _SAME:
+            ratios[name] = statistics.median(own) / statistics.median(whole)
+        key = f"{without}, seed 0"
+        used += key in case
+        cpu_s[0] += case[f"{WHOLE}, seed 0"]["cpu_s"]
+        cpu_s[1] += case.get(key, case[f"{WHOLE}, seed 0"])["cpu_s"]
+    later = {name: ratio for name, ratio in ratios.items() if ratio > _SAME}
+    sooner = {name: ratio for name, ratio in ratios.items() if ratio < 1 / _SAME}
     return {
         "without": without,
-        "later": sum(ratio > _SAME for ratio in ratios.values()),
-        "sooner": sum(ratio < 1 / _SAME for ratio in ratios.values()),
+        "used": used,
+        "later": len(later),
+        "sooner": len(sooner),
+        "same": used - len(later) - len(sooner),
         "mean_ratio": statistics.geometric_mean(ratios.values()),
         "largest_ratio": max(ratios.values()),
-        "cpu_s": sum(run["cpu_s"] for run in runs.values()),
-        "later_cases": {name: ratio for name, ratio in ratios.items() if ratio > _SAME},
+        "cpu_ratio": cpu_s[1] / cpu_s[0],
+        "differing": later | sooner,
     }
 
 
-def _in_a_process(name: str, without: str, limit_s: float) -> Row:
+def _in_a_process(name: str, without: str, seed: int, limit_s: float) -> Row:
     """One run in a process of its own, so that none finds what another worked out."""
-    command = [sys.executable, "-m", "benchmarks.ablation", "--limit", str(limit_s), "--one", name, without]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    module = "benchmarks.ablation"
+    command = [sys.executable, "-m", module, "--limit", str(limit_s), "--one", name, without, str(seed)]
+    root = Path(__file__).parent.parent  # where the workers of solvers find these modules
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
+    )
     row: Row = json.loads(done.stdout)
     return row
 
 
-def run_one(name: str, without: str, limit_s: float) -> Row:
+def run_one(name: str, without: str, seed: int, limit_s: float) -> Row:
     """Finish of one case without a mechanism."""
-    problem = PROBLEMS[name]()
+    problem, began = PROBLEMS[name](), os.times()
     with ExitStack() as stack:
-        arguments = MECHANISMS[without](stack) or {}
-        began_s = _cpu_s()
-        stack.enter_context(_cpu_clock())
-        result = taccl.synthesize(problem, time_limit_s=limit_s, threads=1, **arguments)
+        arguments = MECHANISMS[without].leave_out(stack) or {}
+        stack.enter_context(counted_work())
+        result = taccl.synthesize(problem, time_limit_s=limit_s, threads=1, seed=seed, **arguments)
     return {
         "finish_us": result.finish_us,
         "bound_us": result.bound.bound_us,
         "found_by": result.schedule.producer,
-        "cpu_s": _cpu_s() - began_s,
+        "digest": result.schedule.digest(),
+        "used": sorted(_used(result.stages)),
+        "cpu_s": round(sum(os.times()[:2]) - sum(began[:2]) + _cpu_of_children_s(), 2),
     }
 
 
-def _cpu_clock() -> Any:
-    """Have `time.monotonic` count CPU."""
-    wall, began_wall_s, began_cpu_s, last_s = time.monotonic, time.monotonic(), _cpu_s(), 0.0
+def _used(stages: Sequence[Stage]) -> set[str]:
+    """What of `Mechanism.stages` a run had."""
+    used = set[str]()
+    for stage in stages:
+        *prefixes, name = stage.name.split(": ")
+        used |= {name, f"{name} {stage.solver}", *prefixes}
+        runs = re.match(r"(\d+) runs", stage.message) if name == "greedy" else None
+        if runs and int(runs[1]) > _FIRST_RUNS:
+            used.add("restarts")
+    return used & frozenset[str]().union(*(each.stages for each in MECHANISMS.values()))
 
-    def clock() -> float:
-        nonlocal last_s
-        last_s = max(last_s, _cpu_s() - began_cpu_s, _LEAST_RATE * (wall() - began_wall_s))
-        return began_wall_s + last_s
 
-    return mock.patch("time.monotonic", clock)
-
-
-def _cpu_s() -> float:
-    """CPU of this process, of its children, and of their children that have ended."""
+def _cpu_of_children_s() -> float:
+    """CPU seconds of the processes of solvers."""
     ticks = 0
-    with suppress(OSError):
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        for child in children:
-            with suppress(OSError):
-                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-                ticks += sum(map(int, fields[11:15]))
-    return sum(os.times()[:4]) + ticks / os.sysconf("SC_CLK_TCK")
+    for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+        ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -63,6 +63,11 @@ _LARGER = (
     _CASE, ("size", "size", ""), ("finish us", "finish_us", ".6g"), ("bound us", "bound_us", ".6g"),
     ("gap", "gap", ".2%"), ("seconds", "seconds", ".1f"),
 )  # fmt: skip
+_ABLATION = (
+    ("left out", "without", ""), ("used in", "used", ""), ("later", "later", ""), ("sooner", "sooner", ""),
+    ("within chance", "same", ""), ("mean ratio", "mean_ratio", ".4f"), ("largest", "largest_ratio", ".3f"),
+    ("CPU", "cpu_ratio", ".2f"), ("cases that finish later", "which", ""),
+)  # fmt: skip
 _FIT = (
     ("log", "log", ""), ("median error", "median", ".1%"), ("90th percentile", "p90", ".1%"),
     ("largest", "largest", ".1%"), ("left out, median", "left_out", ".1%"), ("CPU s", "cpu_s", ".1f"),
@@ -92,7 +97,7 @@ def _results() -> str:
         "quality-physical": lambda data: _quality(data, "The portfolio, physical costs"),
         "quality-backends": lambda data: _quality(data, "Each backend alone, upstream costs"),
         "bounds": _bounds, "scale": _scale, "sums": _sums, "aggregation": _aggregation, "sweep": _sweep,
-        "fit": _fit, "suggest": _suggest, "skew": _skew,
+        "fit": _fit, "suggest": _suggest, "skew": _skew, "ablation": _ablation,
     }  # fmt: skip
     return "\n".join(
         make(_load(name)) for name, make in makers.items() if (RESULTS / f"{name}.json").exists()
@@ -173,6 +178,23 @@ def _suggest(data: dict[str, Any]) -> str:
     first = _section("Automatic sketches beside the shipped ones", data, _SHIPPED, shipped)
     title = "Automatic sketches of larger machines, against physical bounds"
     return f"{first}\n{_section(title, data, _LARGER, larger)}"
+
+
+def _ablation(data: dict[str, Any]) -> str:
+    rows = [row | {"which": _differing(row)} for row in data["rows"]]
+    said = (
+        f"{len(data['runs'])} cases, with a limit of {data['limit_s']:g} s of counted work and "
+        f"{data['seeds']} seeds. A mechanism is left out of the cases that used it. A case finishes later "
+        "(or sooner) without it if it does with each seed, beyond the range of the whole's finishes; "
+        "otherwise the difference is within chance. Ratios are without it to with it, of finishes and of CPU."
+    )
+    return _section("Ablation of the portfolio", data, _ABLATION, rows, said)
+
+
+def _differing(row: Row) -> str:
+    """Cases that finish later without a mechanism, with their ratios, the largest first."""
+    later = sorted(row["differing"].items(), key=lambda each: -each[1])
+    return ", ".join(f"{name} ({ratio:.3f})" for name, ratio in later if ratio > 1)
 
 
 def _fit(data: dict[str, Any]) -> str:

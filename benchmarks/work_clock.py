@@ -1,0 +1,222 @@
+"""A clock that counts work, so that a search with a time limit does the same at every run.
+
+In `counted_work`, ``time.monotonic`` stands still except for
+
+- a run of the list scheduler: by its hops;
+- a run of a compiled list scheduler: by its sends;
+- turns of ruin and recreate: by the sends that each may re-time;
+- a job shop: by the deterministic time of CP-SAT, whose two strategies take turns;
+- a MILP: by its time limit, or a tenth or a hundredth of that if HiGHS ends sooner.
+
+A second of this clock is about a second of CPU. Baselines, bounds and verification take no time by it. HiGHS
+has no limit of work for a relaxation, so its limit is CPU: that alone may differ between runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import taccl.synthesis.synthesize  # noqa: F401  its modules hold the functions that are replaced
+from taccl._internal import cpu_share
+from taccl._internal.deadline import Deadline
+from taccl.solvers import worker
+from taccl.synthesis.improve.improvement import Improvement
+from taccl.synthesis.kernels import limits
+from taccl.synthesis.proposers import greedy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taccl.solvers.child import Control
+
+#: CPU seconds per hop of a run of the list scheduler, and per send of a run of a compiled one.
+_S_PER_HOP, _S_PER_SEND = 6e-6, 1e-6
+#: CPU seconds of a turn of ruin and recreate, and more for each send of the schedule.
+_TURN_S, _TURN_S_PER_SEND = 2e-5, 1.2e-7
+#: Deterministic time of CP-SAT per CPU second; its workers, whose turns are counted.
+_CPSAT_RATE, _CPSAT_WORKERS = 0.2, 2
+#: Shares of a MILP's time limit that it may count as.
+_MILP_SHARES = (0.01, 0.1, 1.0)
+#: Least seconds of a task of a solver, so that no loop over tasks that end at once goes on without end.
+_LEAST_TASK_S = 0.02
+#: Seconds by the wall clock after which a solver is stopped anyway.
+_GUARD_S = 300.0
+
+
+class _Clock:
+    """A clock that moves by counted work only."""
+
+    def __init__(self) -> None:
+        self.now_s = time.monotonic()
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def count(self, seconds: float) -> None:
+        """Count work."""
+        self.now_s += seconds
+
+
+@contextmanager
+def counted_work() -> Iterator[None]:
+    """Context in which time limits of `taccl.synthesize` count work."""
+    clock = _Clock()
+    with ExitStack() as stack:
+        for owner, name, replacement in (
+            (time, "monotonic", clock),
+            (cpu_share, "_RUN_TIMES", ""),
+            (cpu_share, "_load_factor", lambda: 1.0),
+            (Deadline, "run", lambda self, work, **_: work()),
+            (Deadline, "enforced", _checked),
+            (Deadline, "stopping", lambda self, signal: nullcontext()),
+            (Improvement, "run", _turns(clock, Improvement.run)),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, replacement))
+        for function, counted in (
+            (limits.best_of, _compiled_runs),
+            (greedy.list_schedule, _list_runs),
+            (worker.run_task, _tasks),
+        ):
+            _replace(stack, function, counted(clock, function))
+        yield
+
+
+def _replace(stack: ExitStack, function: Callable[..., Any], replacement: Callable[..., Any]) -> None:
+    """Replace a function under its name in every module of the package that imported it."""
+    name = function.__name__
+    for module in [*sys.modules.values()]:
+        if module.__name__.startswith("taccl.") and getattr(module, name, None) is function:
+            stack.enter_context(mock.patch.object(module, name, replacement))
+
+
+def _checked(deadline: Deadline, ready: Callable[[], bool] | None = None) -> AbstractContextManager[None]:
+    """Check a deadline once, as interrupts would follow the wall clock."""
+    if ready is None or ready():
+        deadline.check()
+    return nullcontext()
+
+
+def _turns(clock: _Clock, run: Callable[..., int]) -> Callable[..., int]:
+    """Ruin and recreate with as many turns as the counted time allows."""
+
+    def counted(self: Improvement, *, turns: int) -> int:
+        each_s = _TURN_S + _TURN_S_PER_SEND * int(self.now.size[0])
+        most = min(float(turns), self.limits.deadline.left_s / each_s)
+        finish = run(self, turns=max(1, int(most)))
+        clock.count(int(self.counts[0]) * each_s)
+        return finish
+
+    return counted
+
+
+def _compiled_runs(clock: _Clock, best_of: Callable[..., Any]) -> Callable[..., Any]:
+    """Several runs of a compiled list scheduler, each counted by its sends."""
+
+    def counted(attempt: Callable[..., Any], *given: Any, **options: Any) -> Any:
+        num_sends = 0
+
+        def once(*arguments: Any) -> Any:
+            nonlocal num_sends
+            found = attempt(*arguments)
+            num_sends = num_sends if found is None else len(found.chunk)
+            clock.count(_S_PER_SEND * num_sends)
+            return found
+
+        return best_of(once, *given, **options)
+
+    return counted
+
+
+def _list_runs(clock: _Clock, list_schedule: Callable[..., Any]) -> Callable[..., Any]:
+    """A run of the list scheduler, counted by its hops."""
+
+    def counted(quotient: Any, *given: Any, **options: Any) -> Any:
+        clock.count(_S_PER_HOP * len(quotient.hops))
+        return list_schedule(quotient, *given, **options)
+
+    return counted
+
+
+def _tasks(clock: _Clock, run_task: Callable[..., Any]) -> Callable[..., Any]:
+    """Tasks of solvers that end after counted work."""
+
+    def counted(
+        family: str, function: str, payload: dict[str, Any], *, time_limit_s: float, **options: Any
+    ) -> Any:
+        if function.endswith(":availability"):
+            return run_task(family, function, payload, time_limit_s=time_limit_s, **options)
+        payload = payload | {"function": function, "work_s": time_limit_s}
+        outcome = run_task(family, f"{__name__}:in_worker", payload, time_limit_s=_GUARD_S, **options)
+        clock.count(max(_LEAST_TASK_S, (outcome.result or {}).get("work_s", time_limit_s)))
+        return outcome
+
+    return counted
+
+
+def in_worker(payload: dict[str, Any], control: Control) -> dict[str, Any]:
+    """Run a task in its worker process until its work is done; its result, with the work in ``work_s``."""
+    name, limit_s = payload["function"], payload["work_s"]
+    module, _, function = name.partition(":")
+    is_milp = module == "taccl.solvers.highs"
+    if not is_milp:
+        payload = payload | {"in_turns": True, "threads": _CPSAT_WORKERS}
+    with (_highs_work if is_milp else _cpsat_work)(limit_s) as work_s:
+        result: dict[str, Any] = getattr(import_module(module), function)(payload, control)
+        return result | {"work_s": work_s()}
+
+
+@contextmanager
+def _cpsat_work(limit_s: float) -> Iterator[Callable[[], float]]:
+    """Context in which CP-SAT counts its work; yields a function that returns it."""
+    from taccl.solvers import cpsat
+    from taccl.synthesis.milp import jobshop_model
+
+    solvers: list[Any] = []
+    new_solver = cpsat.new_solver
+
+    def limited(payload: dict[str, Any], control: Control) -> Any:
+        solver = new_solver(payload, control)
+        solver.parameters.max_deterministic_time = _CPSAT_RATE * limit_s
+        solvers.append(solver)
+        return solver
+
+    def work_s() -> float:
+        done: float = sum(each.response_proto.deterministic_time for each in solvers)
+        return done / _CPSAT_RATE
+
+    with (
+        mock.patch.object(cpsat, "new_solver", limited),
+        mock.patch.object(jobshop_model, "new_solver", limited),
+    ):
+        yield work_s
+
+
+@contextmanager
+def _highs_work(limit_s: float) -> Iterator[Callable[[], float]]:
+    """Context in which HiGHS counts its CPU; yields a function that returns a share of the limit."""
+    from taccl.solvers import highs
+
+    listen, began_s = highs._listen, time.process_time()
+
+    def done_s() -> float:
+        return time.process_time() - began_s
+
+    def limited(solver: Any, control: Control) -> None:
+        listen(solver, control)
+
+        def stop(event: Any) -> None:
+            if done_s() > limit_s:
+                event.interrupt()
+
+        solver.cbMipInterrupt += stop
+
+    def work_s() -> float:
+        return limit_s * next((share for share in _MILP_SHARES if done_s() < share * limit_s), 1.0)
+
+    with mock.patch.object(highs, "_listen", limited):
+        yield work_s

@@ -1,0 +1,64 @@
+"""The ablation of `benchmarks.ablation`: its clock of counted work, and its comparison of runs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import taccl
+from benchmarks.ablation import WHOLE, compared
+from benchmarks.work_clock import counted_work
+from taccl import collectives
+
+
+def runs(*whole, without=()):
+    """Runs of one case, with finishes of the whole and without baselines, by seed."""
+    given = {WHOLE: whole, "baselines": without}
+    return {
+        "case": {
+            f"{name}, seed {seed}": {"finish_us": finish, "cpu_s": 1.0, "used": ["baselines"]}
+            for name, finishes in given.items()
+            for seed, finish in enumerate(finishes)
+        }
+    }
+
+
+def test_time_alone_does_not_move_the_clock():
+    """A wait of some milliseconds is no work."""
+    with counted_work():
+        began = time.monotonic()
+        time.sleep(0.005)
+        assert time.monotonic() == began
+
+
+@pytest.mark.slow
+def test_a_search_counts_the_same_at_every_run():
+    """Two runs return the same schedule after the same work."""
+    topology, collective = taccl.topologies.ndv2(1), collectives.allreduce(8)
+    found = []
+    for _ in range(2):
+        problem = taccl.make_problem(topology, collective, chunk_bytes=1000)
+        with counted_work():
+            began = time.monotonic()
+            result = taccl.synthesize(problem, time_limit_s=0.5, backend="greedy", threads=1)
+            found.append((result.schedule.digest(), time.monotonic() - began))
+    assert found[0] == found[1] and found[0][1] > 0
+
+
+def test_a_finish_in_the_range_of_the_whole_is_chance():
+    """The whole finishes at 10 to 12 us by its seed: 11 us without a mechanism show no effect."""
+    row = compared("baselines", runs(10.0, 12.0, without=[11.0]), 2)
+    assert (row["later"], row["sooner"], row["same"]) == (0, 0, 1)
+
+
+def test_finishes_beyond_the_range_of_the_whole_are_an_effect():
+    """With both seeds, 13 us and more come after the whole's 10 to 12 us; the ratio is of the medians."""
+    row = compared("baselines", runs(10.0, 12.0, without=[13.0, 20.0]), 2)
+    assert (row["later"], row["largest_ratio"]) == (1, 1.5)
+
+
+def test_a_mechanism_that_no_run_used_changes_nothing():
+    """It is left out of no run."""
+    row = compared("baselines", runs(10.0, 12.0), 2)
+    assert (row["used"], row["later"], row["mean_ratio"]) == (0, 0, 1.0)
