@@ -15,6 +15,7 @@ has no limit of work for a relaxation, so its limit is CPU: that alone may diffe
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
@@ -49,17 +50,18 @@ _GUARD_S = 300.0
 
 
 class _Clock:
-    """A clock that moves by counted work only."""
+    """A clock that moves by counted work only, of the thread that made it."""
 
     def __init__(self) -> None:
-        self.now_s = time.monotonic()
+        self.now_s, self.thread = time.monotonic(), threading.get_ident()
 
     def __call__(self) -> float:
         return self.now_s
 
     def count(self, seconds: float) -> None:
-        """Count work."""
-        self.now_s += seconds
+        """Count work; that of other threads, which earlier searches may have left behind, is none."""
+        if threading.get_ident() == self.thread:
+            self.now_s += seconds
 
 
 @contextmanager
