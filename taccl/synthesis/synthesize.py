@@ -198,8 +198,9 @@ def _transformed(
         transforms.append(links)
         options = replace(options, keep="schedule", spill_dir=None)
     whole = Search(replace(plain, chunks_open=False), options, limit, asked=plain, made_by=links)
-    names = ", ".join(each.name for each in transforms)
-    whole.record("transforms", "taccl", "done", options.began_s, message=names)
+    names = [each.name for each in transforms] + [BALANCED] * (options.backend == BALANCED)
+    if names:
+        whole.record("transforms", "taccl", "done", options.began_s, message=", ".join(names))
     return whole, transforms
 
 

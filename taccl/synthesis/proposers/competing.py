@@ -281,12 +281,17 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
 
     - `share`: Largest share of the time left for them.
     """
+    if search.is_met:
+        return
     problem, since, parameters = search.problem, time.monotonic(), search.parameters
     portfolio, longest_s = parameters.portfolio, _takes_s("ring", problem, parameters)
     if longest_s == math.inf:
         most_s = max(search.deadline.left_s, _BALANCED_LEAST_S)
-        late = _takes_s(BALANCED, problem, parameters) > most_s
-        if not (search.is_met or search.interrupted or late):
+        takes_s = _takes_s(BALANCED, problem, parameters)
+        if most_s < takes_s < math.inf:
+            message = f"takes about {takes_s:.2g} s, and there are {most_s:.2g} s for it"
+            search.record("dimensions", "taccl", "skipped", since, message=message)
+        elif takes_s <= most_s and not search.interrupted:
             search_balanced(search, most_transfers=portfolio.balanced_transfers, competes=True)
         return
     names = [name for name in BASELINES if name not in (*_APART, *_NAMED)]
