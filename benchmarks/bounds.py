@@ -140,7 +140,9 @@ MACHINES = (
       ("gb200-nvl72", "ring:8", "torus:4x4", "mesh:4x4", "hypercube:4", "fully-connected:8")),
 )  # fmt: skip
 COLLECTIVES = ("allgather", "allreduce", "reduce-scatter", "alltoall", "broadcast", "gather")
-SIZES = (10**3, MB, 64 * MB)
+SIZES = {"1KB": 10**3, "1MB": MB, "64MB": 64 * MB}
+#: Max collectives and sizes that `kinds` names for each kind.
+_MOST_CASES = 4
 
 
 def main() -> int:
@@ -259,13 +261,18 @@ def small() -> Iterator[Row]:
 
 
 def kinds() -> Iterator[Row]:
-    """Number of problems in which each kind of bound is the best, and the best alone; whole chunks first."""
+    """Number of problems in which each kind of bound is the best, and the best alone; whole chunks first.
+
+    Each row also names the collectives and sizes for which it is the best alone most often, or the best if it
+    never is alone.
+    """
     for divisible in (False, True):
-        best, alone, leads = Counter[str](), Counter[str](), defaultdict[str, list[float]](list)
+        best, alone = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+        leads = defaultdict[str, list[float]](list)
         began, total = time.process_time(), 0
         for (name, nodes), collective, size in product(MACHINES, COLLECTIVES, SIZES):
             topology = taccl.topologies.parse(name, nodes=nodes if nodes > 1 else None)
-            problem = taccl.make_problem(topology, collective, size_bytes=size)
+            problem = taccl.make_problem(topology, collective, size_bytes=SIZES[size])
             if divisible:
                 problem = merging_freely(problem)
             ticks = dict[str, Fraction]()
@@ -274,15 +281,20 @@ def kinds() -> Iterator[Row]:
             total += 1
             most = max(ticks.values())
             winners = [kind for kind, each in ticks.items() if each == most]
-            best.update(winners)
+            for kind in winners:
+                best[kind].append(f"{collective} {size}")
             if len(winners) == 1 and len(ticks) > 1:
-                alone.update(winners)
+                alone[winners[0]].append(f"{collective} {size}")
                 leads[winners[0]].append(float(most / sorted(ticks.values())[-2] - 1))
-        for kind, count in best.most_common():
-            lead = statistics.median(leads[kind]) if leads[kind] else None
-            scope = "all chunkings" if divisible else "whole chunks"
-            row = {"scope": scope, "problems": total, "cpu_s": round(time.process_time() - began, 1)}
-            yield row | {"kind": kind, "best": count, "alone": alone[kind], "lead": lead, "met": True}
+        cpu_s = round(time.process_time() - began, 1)
+        for kind in sorted(best, key=lambda kind: -len(best[kind])):
+            cases = Counter(alone[kind] or best[kind]).most_common(_MOST_CASES)
+            yield {
+                "scope": "all chunkings" if divisible else "whole chunks", "problems": total, "cpu_s": cpu_s,
+                "kind": kind, "best": len(best[kind]), "alone": len(alone[kind]),
+                "lead": statistics.median(leads[kind]) if leads[kind] else None,
+                "mostly": ", ".join(f"{case} ({number})" for case, number in cases), "met": True,
+            }  # fmt: skip
 
 
 _LIMITS: Column = ("limited by", "bound_limits", "<40")
@@ -312,7 +324,7 @@ PARTS: dict[str, tuple[Callable[[], Iterator[Row]], tuple[Column, ...]]] = {
     "kinds": (kinds, (
         ("scope", "scope", "<13"), ("kind", "kind", "<14"), ("problems", "problems", ">8"),
         ("best", "best", ">5"), ("alone", "alone", ">5"), ("lead, median", "lead", ">12.1%"),
-        ("CPU s", "cpu_s", ">6.1f"),
+        ("CPU s", "cpu_s", ">6.1f"), ("most often for", "mostly", "<40"),
     )),
 }  # fmt: skip
 

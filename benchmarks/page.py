@@ -36,6 +36,10 @@ _FIGURES = (
     ("case", "figure", ""), ("GB/s", "gb_per_s", ".6g"), ("expected", "expected", ".6g"),
     ("by hand", "by_hand", ""),
 )  # fmt: skip
+_KINDS = (
+    ("scope", "scope", ""), ("kind", "kind", ""), ("best", "best", ""), ("best alone", "alone", ""),
+    ("lead, median", "lead", ".1%"), ("most often for", "mostly", ""),
+)  # fmt: skip
 _SPEED = (
     ("topology", "case", ""), ("collective", "collective", ""), ("ranks", "ranks", ""),
     ("links", "links", ""), ("CPU s", "cpu_s", ".2f"), ("at most", "cpu_s_at_most", ""),
@@ -119,7 +123,9 @@ def _bounds(data: dict[str, Any]) -> str:
     figures = _section(
         "Bounds of bandwidth: profile nominal, divisible data", data, _FIGURES, data["figures"]
     )
-    return f"{figures}\n{_section('How long a bound takes', data, _SPEED, data['speed'])}"
+    speed = _section("How long a bound takes", data, _SPEED, data["speed"])
+    title = f"Kinds of bounds: the problems, of {data['kinds'][0]['problems']}, in which each is the best"
+    return f"{figures}\n{speed}\n{_section(title, data, _KINDS, data['kinds'])}"
 
 
 def _sums(data: dict[str, Any]) -> str:

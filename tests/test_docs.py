@@ -1,5 +1,6 @@
 """The pages hold what the code has: a heading for each block of rows, which some model has, and the layers."""
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,8 @@ from taccl.synthesis.symmetry.quotient import take_quotient
 from tests.synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
 from tests.test_architecture import LINES
 
-FORMULATION = Path(__file__).resolve().parents[1] / "docs" / "formulation.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+FORMULATION = DOCS / "formulation.md"
 TAGS = (*routing.TAGS, *contiguity.TAGS)
 
 
@@ -109,3 +111,19 @@ def test_files_of_how_to_add_exist():
     ]
     assert len(named) > 40
     assert not missing
+
+
+@pytest.mark.parametrize(("scope", "column"), [("whole chunks", 4), ("all chunkings", 5)])
+def test_kinds_of_bounds_are_as_measured(scope: str, column: int) -> None:
+    """How often each kind is the best, and by how much, is what the stored results of `benchmarks.bounds` say."""
+    rows = json.loads((DOCS.parent / "benchmarks" / "results" / "bounds.json").read_text())["kinds"]
+    measured = {row["kind"]: shown_as(row) for row in rows if row["scope"] == scope}
+    lines = re.findall(r"^\| `([a-z ]+)` (\|.*)\|$", (DOCS / "how-good.md").read_text(), re.MULTILINE)
+    table = {kind: cells.split("|")[column].strip() for kind, cells in lines}
+    assert {kind: cell for kind, cell in table.items() if cell != "-"} == measured
+
+
+def shown_as(row):
+    """A row of the results as a cell: problems in which the kind is the best, and the best alone, by its lead."""
+    lead = f" ({row['lead']:.1%})".replace("%", " %") if row["lead"] is not None else ""
+    return f"{row['best']}, {row['alone']}{lead}"
