@@ -43,6 +43,8 @@ from taccl.synthesis.transforms.transform import Transform
 logger = logging.getLogger(__name__)
 
 
+#: A function that finds a schedule of a problem, until a deadline.
+Solve = Callable[[Problem, Options, Deadline], Schedule]
 #: Problems with at most so many hops have as long for their bound as it takes.
 _BRIEF_HOPS = 5_000
 #: Largest share of the time left that a busy machine adds to the bound over all chunkings.
@@ -83,9 +85,7 @@ class Search:
     limit_s: float = 0.0  # the time that it had when its proposers began
     is_large: bool | None = None  # whether only the compiled search would end in time; None: not decided yet
     proposals: Sequence[SketchProposal] = ()  # sketches to search under
-    solve: Callable[[Problem, Options, Deadline], Schedule] | None = (
-        None  # the search of a problem made of it
-    )
+    solve: Solve | None = None  # the search of a problem that is made of this one
     asked: Problem | None = None  # the same with its number of chunks open, where it is
     made_by: Transform[Problem, Schedule] | None = None  # what its problem was made by
     others: list[Search] = field(default_factory=list)  # of the same data, in other chunks or by switches

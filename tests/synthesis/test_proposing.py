@@ -5,9 +5,15 @@ from dataclasses import replace
 import pytest
 
 import taccl
+from taccl._internal.deadline import Deadline
 from taccl.errors import FallbackWarning, InputError
 from taccl.synthesis import register, unregister
-from taccl.synthesis.proposing import registered
+from taccl.synthesis.budget import Turn, run
+from taccl.synthesis.options import Options
+from taccl.synthesis.proposers.stages import STAGES
+from taccl.synthesis.proposers.table import APART, FIRST, LAST, PROPOSERS
+from taccl.synthesis.proposing import OwnProposer, Proposer, registered
+from taccl.synthesis.search import Search
 from tests.effort import brief_synthesis
 
 
@@ -117,6 +123,43 @@ def test_what_raises_inside_a_proposer_reaches_the_caller(allgather, added):
     added(Ring(fails))
     with pytest.raises(RuntimeError, match="a fault of mine"):
         brief_synthesis(allgather)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [*APART, *FIRST, *PROPOSERS, *LAST, *STAGES["auto"], *STAGES["greedy"]],
+    ids=lambda turn: turn.proposer.name,
+)
+def test_the_librarys_own_have_the_protocol_of_users(turn, problem):
+    """Each may be registered, says whether it supports a problem, and about how long it takes."""
+    assert isinstance(turn.proposer, Proposer)
+    assert turn.proposer.supports(problem) in (True, False)
+    assert turn.proposer.estimate_s(problem) >= 0
+
+
+def test_a_later_proposer_keeps_its_time(problem):
+    """An earlier one sees a deadline that is sooner by what the later one reserves."""
+    left_s = {}
+    search = Search(problem, Options(), Deadline.after(1000))
+
+    def proposer(name):
+        return OwnProposer(name, lambda asked: left_s.update({name: asked.deadline.left_s}))
+
+    run(search, [Turn(proposer("first")), Turn(proposer("last"), reserve_s=lambda _: 400.0)])
+    assert left_s["first"] < 601 and left_s["last"] > 990
+
+
+def test_a_reason_to_skip_is_a_row(problem):
+    """A proposer that must not run is not asked, and its row says why."""
+    search = Search(problem, Options(), Deadline.after(1000))
+    asked = []
+    run(search, [Turn(OwnProposer("cold", asked.append), why_not=lambda _: "its kernels are not compiled")])
+    (row,) = search.stages
+    assert not asked and (row.name, row.status, row.message) == (
+        "cold",
+        "skipped",
+        "its kernels are not compiled",
+    )
 
 
 def test_only_proposers_can_be_registered():

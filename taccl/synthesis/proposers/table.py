@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.budget import Turn, run
 from taccl.synthesis.improve.improvement import is_quick, suits_improvement
+from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
 from taccl.synthesis.proposers.competing import (
     competing_s,
@@ -179,6 +181,14 @@ def _competing_s(search: Search) -> float:
     return max(0.0, needed_s - _improving_s(search))
 
 
+def _baselines_take_s(problem: Problem) -> float:
+    return competing_s(problem, math.inf, DEFAULTS)
+
+
+def _exchange_takes_s(problem: Problem) -> float:
+    return exchange_s(problem, math.inf, DEFAULTS)
+
+
 def _exchanging_s(search: Search) -> float:
     return exchange_s(search.problem, search.deadline.left_s, search.parameters)
 
@@ -197,6 +207,10 @@ def _offer_registered(search: Search) -> None:
     """Ask the proposers of users, each with its share of the time."""
     share = search.parameters.portfolio.registered_share
     run(search, [Turn(each, share=share) for each in registered()])
+
+
+def _is_not_small(problem: Problem) -> bool:
+    return not is_small(problem)
 
 
 def _has_chunks(problem: Problem) -> bool:
@@ -229,7 +243,7 @@ PROPOSERS: tuple[Turn, ...] = (
         lambda search: _competes(search) and search.options.keeps_sends,
         runs_late=True,
     ),
-    Turn(OwnProposer("baselines", _baselines_first, is_small), _competes, runs_late=True),
+    Turn(OwnProposer("baselines", _baselines_first, is_small, _baselines_take_s), _competes, runs_late=True),
     Turn(OwnProposer("registered", _offer_registered), _is_free),
     Turn(
         OwnProposer("dimension-balanced", _balanced),
@@ -244,7 +258,7 @@ PROPOSERS: tuple[Turn, ...] = (
     ),
     Turn(OwnProposer("search", search_plain), _is_plain, runs_late=True),
     Turn(
-        OwnProposer("baselines", _baselines_last, lambda problem: not is_small(problem)),
+        OwnProposer("baselines", _baselines_last, _is_not_small, _baselines_take_s),
         _competes,
         reserve_s=_competing_s,
         runs_late=True,
@@ -257,7 +271,7 @@ PROPOSERS: tuple[Turn, ...] = (
         improves=True,
     ),
     Turn(
-        OwnProposer("exchange", offer_exchanged, _sums_up),
+        OwnProposer("exchange", offer_exchanged, _sums_up, _exchange_takes_s),
         lambda search: search.backend == "auto",
         _no_time_to_exchange,
         _exchanging_s,
