@@ -102,6 +102,8 @@ def short_searches(monkeypatch):
         monkeypatch.setattr(taccl, name, cut(getattr(taccl, name), **budget))
     for name in ("_FIRST_S", "_SMALL_S", "_LEAST_S"):
         monkeypatch.setattr(bounds, name, BOUND_SECONDS)
+    for most in ("_MOST_DRAWN", "_MOST_REPLAYED"):  # tests of pages draw their pictures
+        monkeypatch.setattr(f"taccl.plot.report.{most}", 0)
     monkeypatch.setattr(sizes, "_SIZES", sizes._SIZES[::6])
     some = ("ring", "tree", "pairwise")
     monkeypatch.setattr(sizes, "BASELINES", {name: sizes.BASELINES[name] for name in some})

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.words import SMALL
+from tests.fuzzing import thinned
 from tests.hardships import no_file_above
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="redirects POSIX descriptors")
@@ -26,7 +27,7 @@ def shell(command):
 
 
 @pytest.mark.parametrize(
-    "words", ["--version", "--help", "show ring:4", "bound --help", "show ring:4 --json"]
+    "words", thinned(["--version", "--help", "show ring:4", "bound --help", "show ring:4 --json"], every=2)
 )
 class TestStdout:
     """An answer that cannot be written."""

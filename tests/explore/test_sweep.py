@@ -3,6 +3,7 @@
 import pytest
 
 import taccl
+from tests.effort import BRIEF
 
 TOML = """
 schema = 1
@@ -139,6 +140,7 @@ def test_a_reduction_has_a_first_schedule():
 def test_the_number_of_chunks_is_chosen_where_nothing_says_it():
     """A broadcast of 1 GB on a ring goes in pieces, one of 2 B in two at most; numbers that are given hold."""
     options = {"sizes": [2, 10**9], "backends": ["greedy"], "num_workers": 1, "cache": False, "full": True}
+    options["parameters"] = [BRIEF]
     chosen = taccl.sweep("ring:4", "broadcast", **options)
     assert chosen.chunks_per_rank[0] <= 2 < chosen.chunks_per_rank[1]
     given = taccl.sweep("ring:4", "broadcast", chunks_per_rank=[1], **options)
@@ -150,6 +152,8 @@ def test_the_number_of_chunks_is_chosen_where_nothing_says_it():
 def test_compare_gives_all_runs_the_same_chunks():
     """An open number of chunks is chosen before any backend runs."""
     problem = taccl.make_problem(taccl.topologies.ring(4), "broadcast", size_bytes=10**9)
-    table = taccl.compare(problem, backends=["greedy", "auto"], num_workers=1, cache=False, full=True)
+    table = taccl.compare(
+        problem, backends=["greedy", "auto"], parameters=[BRIEF], num_workers=1, cache=False, full=True
+    )
     assert table.chunks_per_rank.nunique() == 1
     assert table.chunks_per_rank[0] > 1
