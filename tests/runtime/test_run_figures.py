@@ -1,4 +1,4 @@
-"""``taccl run`` with 8 ranks (32 with ``TACCL_MANY=1``) and a megabyte: every collective that matters, bit for bit.
+"""``taccl run`` with 6 ranks (32 with ``TACCL_MANY=1``) and a megabyte: every collective that matters, bit for bit.
 
 All programs run in one session of mpiexec, whose start takes longest.
 """
@@ -17,7 +17,7 @@ COLLECTIVES = {
     "allgather": "MPI_Allgather", "alltoall": "MPI_Alltoall", "reduce-scatter": "MPI_Reduce_scatter_block",
     "allreduce": "MPI_Allreduce",
 }  # fmt: skip
-NUM_RANKS, TOPOLOGY = (32, "torus:4x8") if MANY else (8, "torus:2x4")
+NUM_RANKS, TOPOLOGY = (32, "torus:4x8") if MANY else (6, "torus:2x3")
 SESSION = """
 import sys
 from taccl.cli import main
