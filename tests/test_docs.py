@@ -46,7 +46,6 @@ def tags_of_rows(name):
     problem = problems()[name]
     quotient = take_quotient(problem, symmetry_group(problem))
     schedule = list_schedule(quotient, critical_priorities(quotient))
-    assert schedule is not None
     model = routing.RoutingModel(
         quotient, upper_ticks=schedule.finish_ticks, sequenced=range(quotient.num_resources)
     ).model
@@ -114,7 +113,7 @@ def test_files_of_how_to_add_exist():
 
 
 @pytest.mark.parametrize(("scope", "column"), [("whole chunks", 4), ("all chunkings", 5)])
-def test_kinds_of_bounds_are_as_measured(scope: str, column: int) -> None:
+def test_kinds_of_bounds_are_as_measured(scope, column):
     """How often each kind is the best, and by how much, is what the stored results of `benchmarks.bounds` say."""
     rows = json.loads((DOCS.parent / "benchmarks" / "results" / "bounds.json").read_text())["kinds"]
     measured = {row["kind"]: shown_as(row) for row in rows if row["scope"] == scope}

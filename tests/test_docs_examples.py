@@ -126,7 +126,7 @@ def run_command(command, where, capsys):
 def test_examples_run(page, tmp_path, monkeypatch, capsys, short_searches):
     """Every example of a page does what the page says."""
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "example"}
+    names = {"__name__": "example"}
     for block in blocks_of(page):
         where = f"{page.name}:{block.line}"
         if block.title:
@@ -275,8 +275,8 @@ def test_tree_is_current():
         for block in blocks_of(ROOT / "docs" / "architecture.md")
         if "errors.py" in block.content
     )
-    named: set[str] = set()
-    folders: dict[int, str] = {}
+    named = set()
+    folders = {}
     for line in tree.splitlines()[1:]:
         words = line.split()
         indent = len(line) - len(line.lstrip())

@@ -3,12 +3,9 @@
 The default run takes some hundreds of problems; with TACCL_MANY=1 in the environment it takes thousands.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -40,9 +37,6 @@ from tests.synthesis.small_problems import (
     ring,
 )
 
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.witness import Claim
-
 MB = 10**6
 KINDS = {
     "none",
@@ -58,7 +52,7 @@ KINDS = {
 }
 
 #: How else a bound may be asked for than by default; in capitals, limits above which finders are left out.
-WAYS: tuple[dict[str, Any], ...] = (
+WAYS = (
     {"divisible": True},
     {"in_network": True},
     {"in_network": False},
@@ -73,7 +67,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 def every_claim(problem, **way):
     """All that `lower_bound` finds, by every family of bounds, and not the best alone."""
-    claims: list[Claim] = []
+    claims = []
     found = bounds._claims
 
     def recorded(*args, **options):

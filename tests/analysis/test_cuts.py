@@ -37,7 +37,6 @@ def priced(problem, *, divisible=True, in_network=False, budget_s=20, fold=True)
     symmetries = find_symmetries(problem) if fold else Symmetries(problem, ())
     volume = Volume(problem, divisible=divisible)
     found = throughput(volume, symmetries, in_network=in_network, budget_s=budget_s)
-    assert found is not None
     return found[0] / problem.costs.ticks_per_us, found[1]
 
 

@@ -28,7 +28,6 @@ def linked(num_ranks, costs):
 def flowed(problem, *, divisible=True):
     """The multicommodity bound in microseconds, its witness, and whether the program was solved."""
     found = multicommodity(Volume(problem, divisible=divisible), find_symmetries(problem))
-    assert found is not None
     return found[0] / problem.costs.ticks_per_us, found[1], found[2]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,11 +18,8 @@ from tests.analysis.claimed import claimed
 from tests.analysis.tampering import labels_of
 from tests.synthesis.small_problems import custom, problem_of, two_levels
 
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.certificate import Certificate
 
-
-def spread_tail() -> Certificate:
+def spread_tail():
     """A chunk that leaves rank 0, is doubled there, and goes to two more nodes of two ranks."""
     topology = two_levels(2, local=1, nic=3, num_nodes=3)
     problem = problem_of(topology, custom(6, [([0], range(6))] * 3))
@@ -30,20 +27,20 @@ def spread_tail() -> Certificate:
     return max(found, key=lambda each: (each.bound, sum(map(len, labels_of(each.witness).values()))))
 
 
-def pair_counting() -> Certificate:
+def pair_counting():
     """An allreduce on two nodes of four ranks."""
     topology = two_levels(4, local=1, nic=1, alpha=10, meaning="pipelined")
     problem = problem_of(topology, collectives.allreduce(8))
     return claimed(problem, pair_counting_bounds(NeededSends(problem), in_network=False))[-1]
 
 
-def byte_counting() -> Certificate:
+def byte_counting():
     """A reduce-scatter of small messages on a DGX-2."""
     problem = merging_freely(taccl.make_problem(taccl.topologies.dgx2(), "reduce-scatter", size_bytes=16_000))
     return taccl.lower_bound(problem, divisible=True)
 
 
-def between_nodes() -> Certificate:
+def between_nodes():
     """Sums of two nodes, made before they cross and spread after."""
     problem = problem_of(two_levels(4, local=1, nic=5), collectives.allreduce(8))
     return claimed(problem, gossip(NeededSends(problem)))[-1]
@@ -59,7 +56,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("bound", "field", "place"), CASES)
-def test_a_label_raised_by_a_tick_is_refused(bound: Certificate, field: str, place: int) -> None:
+def test_a_label_raised_by_a_tick_is_refused(bound, field, place):
     """Each label is the latest that the others allow."""
     labels = list(labels_of(bound.witness)[field])
     ticks, most = labels[place]
@@ -68,7 +65,7 @@ def test_a_label_raised_by_a_tick_is_refused(bound: Certificate, field: str, pla
 
 
 @pytest.mark.parametrize(("bound", "field", "place"), CASES)
-def test_a_label_with_one_item_fewer_is_refused(bound: Certificate, field: str, place: int) -> None:
+def test_a_label_with_one_item_fewer_is_refused(bound, field, place):
     """Each number is the least that the other labels allow."""
     labels = list(labels_of(bound.witness)[field])
     ticks, most = labels[place]
@@ -77,33 +74,33 @@ def test_a_label_with_one_item_fewer_is_refused(bound: Certificate, field: str, 
 
 
 @pytest.mark.parametrize(("bound", "field", "place"), CASES)
-def test_a_label_later_than_those_behind_it_is_refused(bound: Certificate, field: str, place: int) -> None:
+def test_a_label_later_than_those_behind_it_is_refused(bound, field, place):
     """Labels that do not ascend are not read."""
     labels = labels_of(bound.witness)[field]
     assert not relabelled(bound, **{field: (*labels, labels[place])}).check()
 
 
 @pytest.mark.parametrize("bound", FOUND.values(), ids=FOUND)
-def test_a_witness_with_its_labels_is_accepted_and_proves_no_more(bound: Certificate) -> None:
+def test_a_witness_with_its_labels_is_accepted_and_proves_no_more(bound):
     """The bound that was found passes, and a later one does not."""
     assert bound.check()
     assert not replace(bound, bound=bound.bound + 1).check()
 
 
 @pytest.mark.parametrize("bound", FOUND.values(), ids=FOUND)
-def test_a_witness_without_labels_proves_less(bound: Certificate) -> None:
+def test_a_witness_without_labels_proves_less(bound):
     """Without labels, all may be there from the start."""
     assert not relabelled(bound, **dict.fromkeys(labels_of(bound.witness), ())).check()
 
 
-def test_a_later_first_entry_is_refused() -> None:
+def test_a_later_first_entry_is_refused():
     """The last three of six chunks over two NICs can enter from 9 us on, and not later."""
     bound = FOUND["spread_tail"]
     assert isinstance(bound.witness, SpreadTail) and bound.witness.since == 9
     assert not relabelled(bound, since=10).check()
 
 
-def relabelled(bound: Certificate, **fields: Any) -> Certificate:
+def relabelled(bound, **fields):
     """The certificate with other fields of its witness."""
     witness: Any = bound.witness
     return replace(bound, witness=replace(witness, **fields))

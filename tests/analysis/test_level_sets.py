@@ -28,7 +28,6 @@ def found(problem, *, divisible=False):
     """The bound by levels in us, proven by its witness."""
     volume = Volume(as_spreading(problem), divisible=divisible)
     best = level_cut(volume, budget_s=math.inf)
-    assert best is not None
     ticks, witness = best
     bound = (ticks if divisible else math.ceil(ticks)) / problem.costs.ticks_per_us
     certificate = Certificate(problem, bound, "throughput", "levels", witness, divisible, False)

@@ -1,7 +1,5 @@
 """The single-machine relaxation: hand-derived ends of batches, and brute force over all sequences of batches."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import replace
@@ -25,20 +23,17 @@ from tests.analysis.claimed import claimed
 from tests.synthesis.small_problems import custom, problem_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from taccl.analysis.certificates.certificate import Certificate
-    from taccl.problem.problem import Problem
 
 MB = 10**6
 
 
-def sequences(queues: Sequence[Sequence[int]], most: int) -> Iterator[list[tuple[int, ...]]]:
+def sequences(queues, most):
     """Every sequence of batches of at most `most` chunks of one queue, as indices into all the chunks."""
     offsets = [sum(len(queue) for queue in queues[:q]) for q in range(len(queues))]
     start = tuple(frozenset(range(o, o + len(queue))) for o, queue in zip(offsets, queues, strict=True))
 
-    def extend(left: tuple[frozenset[int], ...]) -> Iterator[list[tuple[int, ...]]]:
+    def extend(left):
         if not any(left):
             yield []
         for q, chunks in enumerate(left):
@@ -51,7 +46,7 @@ def sequences(queues: Sequence[Sequence[int]], most: int) -> Iterator[list[tuple
     yield from extend(start)
 
 
-def ends_of(sequence: Sequence[Sequence[int]], releases: Sequence[int], alpha: int, beta: int) -> list[int]:
+def ends_of(sequence, releases, alpha, beta):
     """When each batch ends if all start as early as they can."""
     ends, free = [], 0
     for batch in sequence:
@@ -60,17 +55,17 @@ def ends_of(sequence: Sequence[Sequence[int]], releases: Sequence[int], alpha: i
     return ends
 
 
-def least_ends(queues: Sequence[Sequence[int]], alpha: int, beta: int, most: int) -> dict[int, int]:
+def least_ends(queues, alpha, beta, most):
     """What `batch_ends` should say, by trying everything."""
     releases = [release for queue in queues for release in queue]
-    least: dict[int, int] = {}
+    least = {}
     for sequence in sequences(queues, most):
         end, last = ends_of(sequence, releases, alpha, beta)[-1], len(sequence[-1])
         least[last] = min(end, least.get(last, end))
     return least
 
 
-def chain(alpha: int = 2, *, max_merge: int = 2, onward: int = 5) -> Problem:
+def chain(alpha=2, *, max_merge=2, onward=5):
     """0 -> 1 in alpha + 1 us a chunk, which may merge, then 1 -> 2 in `onward` us; ranks 0 and 1 start chunks."""
     builder = TopologyBuilder("chain", [0] * 3)
     builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=1)
@@ -78,59 +73,59 @@ def chain(alpha: int = 2, *, max_merge: int = 2, onward: int = 5) -> Problem:
     return problem_of(builder.build(), custom(3, [([0], [2])]), merging=frozenset({0}), max_merge=max_merge)
 
 
-def job(release: int, tail: int, *, onward: int = 0, link: int = 0) -> BorderJob:
+def job(release, tail, *, onward=0, link=0):
     """A chunk of one unit over one link."""
     return BorderJob(frozenset({link}), 1, release, tail, frozenset({(1, onward)}) if onward else frozenset())
 
 
-def ticks(problem: Problem, jobs: Sequence[BorderJob]) -> int:
+def ticks(problem, jobs):
     """The bound of the jobs on link 0, which is a resource by the same number."""
     demand = NeededSends(problem)
     assert set(demand.held[0]) == {0}
     return machine_ticks(problem, {0: demand.held[0][0]}, jobs)[0]
 
 
-def test_without_merging_jobs_go_by_release() -> None:
+def test_without_merging_jobs_go_by_release():
     """Released at 0, 1 and 9, each 3: ends 3, 6 and 12. The last is always one chunk."""
     assert batch_ends([[0, 1, 9]], 2, 1, 1)[0] == {1: 12}
 
 
-def test_without_merging_queues_share_the_machine() -> None:
+def test_without_merging_queues_share_the_machine():
     """Released at 0 and 9 on one link, at 1 on another: the same."""
     assert batch_ends([[0, 9], [1]], 2, 1, 1)[0] == {1: 12}
 
 
-def test_a_batch_pays_alpha_once() -> None:
+def test_a_batch_pays_alpha_once():
     """Three at 0 with alpha 10: all in one 13; two then one 12 + 11; one then two 11 + 12."""
     assert batch_ends([[0, 0, 0]], 10, 1, 3)[0] == {3: 13, 1: 23, 2: 23}
 
 
-def test_a_batch_waits_for_its_last_chunk() -> None:
+def test_a_batch_waits_for_its_last_chunk():
     """Released at 0 and 8, alpha 3: together from 8 they end at 13; apart at 4, then 12."""
     assert batch_ends([[0, 8]], 3, 1, 2)[0] == {2: 13, 1: 12}
 
 
-def test_batches_have_at_most_so_many_chunks() -> None:
+def test_batches_have_at_most_so_many_chunks():
     """Four at 0 in twos: 2 * (10 + 2). In threes and one: 13 + 11 or 11 + 13."""
     assert batch_ends([[0, 0, 0, 0]], 10, 1, 2)[0][2] == 24
     assert batch_ends([[0, 0, 0, 0]], 10, 1, 3)[0] == {1: 24, 2: 24, 3: 24}
 
 
-def test_chunks_of_two_queues_do_not_merge() -> None:
+def test_chunks_of_two_queues_do_not_merge():
     """One chunk on each of two links: alpha twice, though two may merge."""
     assert batch_ends([[0], [0]], 10, 1, 2)[0] == {1: 22}
 
 
-def test_too_many_states_only_weaken_the_bound() -> None:
+def test_too_many_states_only_weaken_the_bound():
     """Ten queues of three chunks are 4 ** 10 states; as one queue of 30 they make 15 batches of 2 + 2."""
     assert batch_ends([[0] * 3 for _ in range(10)], 2, 1, 2)[0][2] == 15 * 4
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_ends_agree_with_brute_force(seed: int) -> None:
+def test_ends_agree_with_brute_force(seed):
     """Up to six chunks in up to three queues: no sequence of batches ends earlier, and one ends then."""
     rng = random.Random(seed)
-    queues: list[list[int]] = [[] for _ in range(rng.randint(1, 3))]
+    queues = [[] for _ in range(rng.randint(1, 3))]
     for _ in range(rng.randint(len(queues), 5 + (seed % 5 == 0))):
         rng.choice(queues).append(rng.randint(0, 12))
     queues = [sorted(queue) for queue in queues if queue]
@@ -138,51 +133,51 @@ def test_ends_agree_with_brute_force(seed: int) -> None:
     assert batch_ends(queues, alpha, beta, most)[0] == least_ends(queues, alpha, beta, most)
 
 
-def test_the_tail_of_some_jobs_counts() -> None:
+def test_the_tail_of_some_jobs_counts():
     """Two chunks of 3, one with 20 behind it: 3 + 20, more than both and nothing, 6."""
     assert ticks(chain(max_merge=1), [job(0, 20), job(0, 0)]) == 23
 
 
-def test_the_least_tail_of_all_jobs_counts() -> None:
+def test_the_least_tail_of_all_jobs_counts():
     """Both have at least 4 behind them: 6 + 4, more than 3 + 6 for the one with 6."""
     assert ticks(chain(max_merge=1), [job(0, 6), job(0, 4)]) == 10
 
 
-def test_releases_count() -> None:
+def test_releases_count():
     """Released at 7 and 8: 7 + 3 + 3."""
     assert ticks(chain(max_merge=1), [job(7, 0), job(8, 0)]) == 13
 
 
-def test_jobs_merge_where_links_do() -> None:
+def test_jobs_merge_where_links_do():
     """Alpha 2, two in a batch: 4 for both, and 3 behind them."""
     assert ticks(chain(), [job(0, 3), job(0, 3)]) == 7
 
 
-def test_a_batch_leaves_one_by_one() -> None:
+def test_a_batch_leaves_one_by_one():
     """Two in one batch: 12, then 5 and 5; apart: 11 + 11 + 5. So 22."""
     assert ticks(chain(10), [job(0, 5, onward=5), job(0, 5, onward=5)]) == 22
 
 
-def test_jobs_of_unequal_size_count_by_size() -> None:
+def test_jobs_of_unequal_size_count_by_size():
     """3 units of beta 1, and alpha 2 once for a batch of two."""
     jobs = [BorderJob(frozenset({0}), units, 4, 6, frozenset()) for units in (1, 2)]
     assert ticks(chain(), jobs) == 4 + 2 + 3 + 6
 
 
 @pytest.mark.parametrize(("side", "expected"), [("send", 2 + 2 + 3), ("receive", 3 + 2 + 2)])
-def test_a_send_lasts_longer_than_its_hold(side: str, expected: int) -> None:
+def test_a_send_lasts_longer_than_its_hold(side, expected):
     """Sends of 3 + 2 hold a port for 2: at their start, then the last is 3 on its way; or at their end."""
     builder = TopologyBuilder("port", [0] * 2)
     port = builder.add_resource("port")
     link = builder.add_link(0, 1, alpha_us=3, beta_us_per_mb=2)
-    builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=2, side=side)  # type: ignore[arg-type]
+    builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=2, side=side)
     problem = problem_of(builder.build(), custom(2, [([0], [1])] * 2))
     held = {link: NeededSends(problem).held[link][port]}
     assert machine_ticks(problem, held, [job(0, 0, link=link)] * 2)[0] == expected
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_no_sequence_beats_the_bound(seed: int) -> None:
+def test_no_sequence_beats_the_bound(seed):
     """Up to four chunks with releases and tails, leaving one by one: no sequence and order is better."""
     rng = random.Random(seed)
     onward, most = rng.randint(0, 6), rng.randint(1, 3)
@@ -199,7 +194,7 @@ def test_no_sequence_beats_the_bound(seed: int) -> None:
         assert bound == best
 
 
-def _finish(sequence: list[tuple[int, ...]], jobs: Sequence[BorderJob], alpha: int, onward: int) -> int:
+def _finish(sequence, jobs, alpha, onward):
     """The least finish of a sequence: those with a tail pass a second machine, for `onward`, in any order."""
     ends = ends_of(sequence, [each.release for each in jobs], alpha, 1)
     arrival = {c: end for batch, end in zip(sequence, ends, strict=True) for c in batch}
@@ -215,7 +210,7 @@ def _finish(sequence: list[tuple[int, ...]], jobs: Sequence[BorderJob], alpha: i
     return best
 
 
-def test_what_leaves_merged_does_not_leave_one_by_one() -> None:
+def test_what_leaves_merged_does_not_leave_one_by_one():
     """Both links of a chain merge: two chunks take 10 + 2 us over each, so 24."""
     builder = TopologyBuilder("merging chain", [0] * 3)
     for src in (0, 1):
@@ -229,7 +224,7 @@ def test_what_leaves_merged_does_not_leave_one_by_one() -> None:
     assert lower_bound(problem).bound <= 24
 
 
-def test_holds_at_the_receiving_end_may_come_late() -> None:
+def test_holds_at_the_receiving_end_may_come_late():
     """Two chunks leave rank 1 at 12 by links that hold one ingress for their last 1 us of 1 and of 10.
 
     One holds it from 12 to 13 and goes on for 9, the other holds it from 21 to 22: both end at 22, though
@@ -253,7 +248,7 @@ def test_holds_at_the_receiving_end_may_come_late() -> None:
     assert lower_bound(problem).bound <= 22
 
 
-def two_nics() -> Certificate:
+def two_nics():
     """Five chunks, two of them late, that leave rank 0 by two links that do not merge with each other."""
     builder = TopologyBuilder("two queues", [0] * 4)
     port = builder.add_resource("port")
@@ -268,7 +263,7 @@ def two_nics() -> Certificate:
     return best
 
 
-def test_the_witness_holds_the_ends_of_each_number_of_batches() -> None:
+def test_the_witness_holds_the_ends_of_each_number_of_batches():
     """Three chunks for rank 1 and two for rank 2, of which one each comes from 4 us on: 4 x 3 labels."""
     bound = two_nics()
     assert isinstance(bound.witness, SingleMachine)
@@ -278,7 +273,7 @@ def test_the_witness_holds_the_ends_of_each_number_of_batches() -> None:
 
 
 @pytest.mark.parametrize("place", range(12))
-def test_an_end_raised_by_a_tick_is_refused(place: int) -> None:
+def test_an_end_raised_by_a_tick_is_refused(place):
     """Each is the least that the ends of fewer chunks allow."""
     bound = two_nics()
     witness: Any = bound.witness
@@ -288,7 +283,7 @@ def test_an_end_raised_by_a_tick_is_refused(place: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 11, 13])
-def test_a_witness_with_another_number_of_ends_is_refused(number: int) -> None:
+def test_a_witness_with_another_number_of_ends_is_refused(number):
     """They are those of all numbers of jobs of two queues; those of one queue would be six."""
     bound = two_nics()
     witness: Any = bound.witness
@@ -296,7 +291,7 @@ def test_a_witness_with_another_number_of_ends_is_refused(number: int) -> None:
     assert not replace(bound, witness=replace(witness, ends=ends)).check()
 
 
-def test_another_tail_is_refused() -> None:
+def test_another_tail_is_refused():
     """No job of them has a tail of a tick."""
     bound = two_nics()
     witness: Any = bound.witness

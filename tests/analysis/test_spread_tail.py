@@ -1,7 +1,5 @@
 """The spread-tail bound: what enters a node last must still spread to its ranks; derived by hand, and tried."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from fractions import Fraction
@@ -284,7 +282,7 @@ def random_spreading(seed):
     root = [rng.choice(ranks)] if rng.random() < 0.7 else rng.sample(ranks, 2)
     num_chunks = rng.choice((1, 1, 2, 3)) if len(ranks) < 4 else rng.choice((1, 1, 2))
     wanted = [rng.sample(ranks, rng.randint(1, len(ranks))) for _ in range(num_chunks)]
-    clauses: dict[str, object] = {}
+    clauses = {}
     if rng.random() < 0.5:
         merging = frozenset(e for e in range(len(topology.links)) if rng.random() < 0.7)
         clauses = {"max_merge": rng.choice((2, 3)), "merging": merging}
@@ -303,7 +301,7 @@ def random_two_levels(seed):
         alpha=rng.choice((0, 0, 1)),
         meaning=rng.choice(("occupies", "pipelined")),
     )
-    clauses: dict[str, object] = {}
+    clauses = {}
     if rng.random() < 0.2:
         clauses = {"max_merge": 2, "merging": frozenset(topology.internode_links)}
     if rng.random() < 0.3:

@@ -56,13 +56,13 @@ def data_is_sound(schedule):
     """
     collective, links = schedule.problem.collective, schedule.problem.topology.links
     sums = collective.combining
-    held: dict[tuple[int, int], frozenset[int]] = {}
+    held = {}
     for c, chunk in enumerate(collective.chunks):
         held.update({(c, r): frozenset([r] if sums else [0]) for r in chunk.origins})
     sends = list(schedule)
-    under_way: dict[int, frozenset[int]] = {}
+    under_way = {}
     for now in sorted({t.start_ticks for t in sends} | {t.end_ticks for t in sends}):
-        landing: dict[tuple[int, int], list[tuple[bool, frozenset[int]]]] = {}
+        landing = {}
         for i, t in enumerate(sends):
             if t.end_ticks == now:
                 landing.setdefault((t.chunk, links[t.link].dst), []).append((t.reduce, under_way[i]))
@@ -218,7 +218,7 @@ def random_sends(problem, rng):
     """Sends of a valid schedule, but for clauses; of a collective that combines, partial sums first."""
     clock, links = Clock(problem), problem.topology.links
     order = [c for c in range(problem.collective.num_chunks)]
-    since: dict[tuple[int, int], int] = {}
+    since = {}
     for c in rng.sample(order, len(order)):
         data = problem.collective.chunks[c]
         if not problem.collective.combining:
@@ -243,7 +243,7 @@ def random_sends(problem, rng):
 def gather(clock, chunk, root, rng):
     """Partial sums go along a random tree, each once all that it takes in is there; when the root has all."""
     links, origins = clock.problem.topology.links, clock.problem.collective.chunks[chunk].origins
-    way: dict[int, int | None] = {root: None}
+    way = {root: None}
     while not way.keys() >= set(origins):
         link = rng.choice([e for e, ends in enumerate(links) if ends.dst in way and ends.src not in way])
         way[links[link].src] = link
@@ -390,7 +390,7 @@ def assert_agreed(compact, *, told="", judges_data=True):
 @pytest.mark.fuzz
 def test_compact_and_full_verifier_agree_on_mutants(monkeypatch):
     """On every schedule with up to three random changes, and on what is wrong with it, read in any blocks."""
-    found: Counter[str] = Counter()
+    found = Counter()
     for seed in cases("mutants of compact schedules", few=300, many=50_000):
         rng = random.Random(seed // 10)
         problem = random_case(rng)
@@ -664,7 +664,7 @@ def assert_implicit_agrees(schedule, *, told=""):
 @pytest.mark.fuzz
 def test_implicit_and_full_verifier_agree_on_mutants():
     """On every pattern with up to three random changes."""
-    found: Counter[str] = Counter()
+    found = Counter()
     made = {}
     for seed in cases("mutants of implicit schedules", few=150, many=10_000):
         rng = random.Random(seed)

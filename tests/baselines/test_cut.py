@@ -1,7 +1,5 @@
 """Chunks cut smaller by baselines."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -138,7 +136,7 @@ def test_one_shot_finishes_no_sooner_than_its_bound():
 def test_cutting_goes_on_where_time_ended_it():
     """A second call makes none of the schedules again that a first one had before its time was up."""
     problem = make_problem(fabrics.ring(12, alpha_us=0), collectives.broadcast(12), chunk_bytes=1 << 20)
-    made: list[int] = []
+    made = []
     most = 8
 
     def ring(each):

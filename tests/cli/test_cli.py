@@ -1,7 +1,5 @@
 """The command line: what it prints where, and what it exits with."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -182,7 +180,7 @@ class TestVerify:
             taccl.topologies.ring(4), taccl.collectives.allgather(4), chunk_bytes=1000
         )
         path = tmp_path / "empty.json"
-        nothing: list[int] = []
+        nothing = []
         taccl.save(make_schedule(problem, chunk=nothing, link=nothing, start=nothing, end=nothing), path)
         code, out, err = run("verify", path)
         assert code == 1

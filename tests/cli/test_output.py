@@ -82,7 +82,6 @@ def test_ctrl_c_while_it_starts(delay_s):
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
     process.stdout.readline()
     time.sleep(delay_s)
     process.send_signal(signal.SIGINT)

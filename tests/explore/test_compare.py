@@ -292,7 +292,6 @@ def test_ctrl_c_ends_every_process(tmp_path):
         text=True,
         start_new_session=True,
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "done 1\n"
         os.killpg(process.pid, signal.SIGINT)
         statuses = process.stdout.read().splitlines()[-1].split(",")

@@ -1,7 +1,5 @@
 """The picture of a topology: where ranks are, what lines stand for, and how busy they are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from taccl.plot.topology import lay_out, lines_of
 
 
 def lines_by_kind(topology):
-    kinds: dict[str, int] = {}
+    kinds = {}
     for line in lines_of(topology, lay_out(topology)):
         kinds[line.what] = kinds.get(line.what, 0) + 1
     return kinds

@@ -71,7 +71,7 @@ def groups():
 
 
 #: Of every clause that binds a schedule.
-CASES: dict[str, Case] = {
+CASES = {
     "links_allowed": Case(EVERY - {0}, {"links_allowed": frozenset({0, 1})}),
     "carries_from": Case({1: frozenset({1})}, {"carries_from": dict.fromkeys(EVERY, frozenset({0}))}),
     "carries_to": Case(
@@ -87,7 +87,7 @@ CASES: dict[str, Case] = {
     "max_hops": Case(2, {"max_hops": 2, "links_allowed": RING}),
 }
 #: Of every clause that guides the search.
-GUIDING: dict[str, Any] = {
+GUIDING = {
     "symmetry": ((2, 3, 0, 1),),
     "switch_policies": (SwitchPolicy("one", "min-connections", (0, 4)),),
     "link_use": "min-max",
@@ -268,7 +268,7 @@ def longest_path(schedule):
         copies = dict.fromkeys((data.root,) if collective.sums_up else (*data.origins, *made), 0)
         own = [t for t in schedule if t.chunk == c]
         moments = [(t.start_ticks, 1, t) for t in own] + [(t.end_ticks, 0, t) for t in own]
-        taken: dict[int, Any] = {}
+        taken = {}
         for _, starts, t in sorted(moments, key=lambda each: each[:2]):
             src, dst = links[t.link].src, links[t.link].dst
             if starts:

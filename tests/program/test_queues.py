@@ -1,7 +1,5 @@
 """Room in queues by size: what hangs at large sizes only, and from which size on."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -117,7 +115,7 @@ def random_program(seed):
     """Two or three ranks; sends, receives and steps that receive and send, in a random order."""
     rng = random.Random(seed)
     num_ranks, size = rng.choice((2, 3)), 8
-    steps: dict[tuple[int, int], list[Step]] = {}
+    steps = {}
     slot = Slot("scratch", 0)
     for _ in range(rng.randint(1, 6)):
         src = rng.randrange(num_ranks)

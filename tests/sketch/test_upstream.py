@@ -30,6 +30,7 @@ OURS_TOGETHER = [
         )
     ),
 ]  # fmt: skip
+#: File stems of the published tool's sketches; each fits every topology file of its machine.
 SKETCHES = {
     "ndv2": (
         "sk-ndv2-n1-cUp6", "sk1-ndv2-n1", "sk1-ndv2-n2", "sk1-ndv2-n4", "sk2-ndv2-n2", "sk2-ndv2-n4",

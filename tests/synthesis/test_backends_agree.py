@@ -1,11 +1,8 @@
 """Every backend about random problems: whether there is a schedule, no finish below a bound, optima where claimed."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from functools import cache
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +17,6 @@ from tests.fuzzing import cases
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import random_problem
 
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.certificate import Certificate
-
 #: Asked about every problem; of the others that are there, one a problem, by turns.
 ALWAYS = ("highs", "scip", "cbc", "cpsat")
 #: Seconds of those that search until their time is over; for others it is never short.
@@ -32,7 +26,7 @@ LIMITS_S = {"auto": 0.4, "greedy": 0.25}
 @pytest.fixture
 def _one_bound(monkeypatch):
     """Work the bound of a problem, and those of its halves, out once and not for each backend anew."""
-    known: dict[str, Certificate] = {}
+    known = {}
 
     def bound_of(problem, **_):
         key = problem.digest()

@@ -7,21 +7,9 @@ from taccl.sketch.upstream import load_problem
 from tests.effort import PATIENT
 from tests.foreign import OURS
 from tests.fuzzing import MANY, by_turns, thinned
+from tests.sketch.test_upstream import PAIRS, SIZES, SKETCHES
 
 COLLECTIVES = ("allgather", "alltoall", "allreduce")
-#: File stems of the published tool's sketches; each fits every topology file of its machine.
-SKETCHES = {
-    "ndv2": (
-        "sk-ndv2-n1-cUp6", "sk1-ndv2-n1", "sk1-ndv2-n2", "sk1-ndv2-n4", "sk2-ndv2-n2", "sk2-ndv2-n4",
-        "sk3-ndv2-n2",
-    ),
-    "dgx2": ("sk-dgx2-n1", "sk1-dgx2-n1", "sk1-dgx2-n2", "sk2-dgx2-n2"),
-}  # fmt: skip
-TOPOLOGIES = {
-    "ndv2": ("topo-ndv2-1KB", "topo-ndv2-32KB", "topo-ndv2-1MB"),
-    "dgx2": ("topo-dgx2-1KB", "topo-dgx2-1MB"),
-}
-PAIRS = [(sketch, topology) for m in SKETCHES for sketch in SKETCHES[m] for topology in TOPOLOGIES[m]]
 
 
 def assert_sound(result):
@@ -95,10 +83,10 @@ def test_every_upstream_file_is_here(shared_data):
 # a machine differ in their costs alone, so that the collectives take turns over them.
 CASES = [
     *(
-        ("upstream", sketch, topology, collective)
+        ("upstream", sketch, f"topo-{m}-{size}", collective)
         for m in SKETCHES
         for i, sketch in enumerate(SKETCHES[m])
-        for j, topology in enumerate(TOPOLOGIES[m])
+        for j, size in enumerate(SIZES[m])
         for k, collective in enumerate(COLLECTIVES)
         if MANY or (i + j + k) % len(COLLECTIVES) == 0
     ),

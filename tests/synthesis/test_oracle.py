@@ -38,7 +38,6 @@ def proven(problem, *, reduced=False):
     """What the job shop proves best with every hop optional, the list scheduler's finish not given away."""
     quotient = take_quotient(problem, timing_group(problem) if reduced else None)
     found = list_schedule(quotient, critical_priorities(quotient))
-    assert found is not None
     answer = jobshop.solve(
         quotient,
         optional=range(len(quotient.hops)),
@@ -47,7 +46,6 @@ def proven(problem, *, reduced=False):
         time_limit_s=AMPLE_S,
     )
     assert answer.status == "optimal"
-    assert answer.schedule is not None
     assert answer.bound_ticks == answer.schedule.finish_ticks
     return expand(quotient, answer.schedule.sends, producer="job shop")
 

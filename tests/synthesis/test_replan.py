@@ -1,7 +1,5 @@
 """Re-planning: what still holds is kept, what is lost is reached another way, and all of it verifies."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -16,7 +14,7 @@ from taccl.problem.problem import Clauses, make_problem
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.improve.improvement import Improvement, suits_improvement
 from taccl.synthesis.improve.routes import bare_trees, read_trees
-from taccl.synthesis.replan import Replan, replan
+from taccl.synthesis.replan import replan
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.fabrics import fully_connected, ring
 from taccl.topology.machines import dgx_h100
@@ -369,7 +367,7 @@ def test_problems_of_any_shape(seed, combining):
         ),
     )
     try:
-        new: Replan = replan(old, left, time_limit_s=AMPLE_S, parameters=BRIEF)
+        new = replan(old, left, time_limit_s=AMPLE_S, parameters=BRIEF)
     except TopologyError:
         return
     assert verify(new.schedule).ok

@@ -1,7 +1,5 @@
 """`synthesize` end to end: every backend, limits, seeds, fallbacks, Ctrl-C, and solvers that die."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json
@@ -355,7 +353,7 @@ class TestLimits:
     @pytest.mark.parametrize("collective", ["alltoall", "allreduce"])
     def test_progress(self, collective, loose_bound):
         """The caller hears of every stage, with a finish that only falls and a bound below it."""
-        heard: list[tuple[str, float | None, float | None]] = []
+        heard = []
         result = brief_synthesis(small(collective), progress=lambda *news: heard.append(news))
         doing = [what for what, _, _ in heard]
         prefixes = ("reduce: ", "spread: ") if collective == "allreduce" else ("",)

@@ -1,7 +1,5 @@
 """Fabrics: who is joined to whom, at what cost."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from fractions import Fraction
@@ -34,7 +32,7 @@ def reaches_all(topology):
 
 
 def _reached(arcs):
-    following: dict[int, list[int]] = {}
+    following = {}
     for src, dst in arcs:
         following.setdefault(src, []).append(dst)
     seen, stack = {0}, [0]

@@ -254,7 +254,6 @@ def test_file_is_for_sizes_about_that_of_its_schedule():
     """From half to twice the size that the schedule was made for; of an unknown one, up to 128 MiB."""
     program = program_of("allgather", "ring:2")
     own = program.sizes_bytes
-    assert own is not None
     assert own[1] == 4 * own[0]
     known = replace(program, sizes_bytes=(5 * 10**8, 2 * 10**9))
     assert 'minBytes="500000000" maxBytes="2000000000"' in dump_msccl_xml(known)
@@ -322,7 +321,6 @@ def test_broken_rules_are_named(valid, old, new, words):
     assert count
     with pytest.raises(FormatError, match=words) as caught:
         parse_msccl_xml(spoiled, where="a.xml")
-    assert caught.value.where is not None
     assert caught.value.where.startswith("a.xml: line ")
 
 

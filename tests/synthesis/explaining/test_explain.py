@@ -1,7 +1,5 @@
 """Why sketches cannot work, what would make them work, and what clauses cost."""
 
-from __future__ import annotations
-
 import random
 import tomllib
 from dataclasses import replace
@@ -272,7 +270,7 @@ def random_sketch(rng):
     nodes, local = rng.choice((2, 3)), rng.choice((2, 3))
     ranks = range(local)
     senders = rng.sample(ranks, rng.randint(1, local))
-    content: dict = {"schema": 1, "chunks": {"size": "1MB"}}
+    content = {"schema": 1, "chunks": {"size": "1MB"}}
     content["internode"] = {"crossing": rng.choice(("any", "direct"))}
     if rng.random() < 0.8:
         content["internode"]["connections"] = {

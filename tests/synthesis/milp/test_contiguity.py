@@ -1,11 +1,8 @@
 """The contiguity MILP against all ways to merge, tried one by one, while the order stays as it is."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +16,6 @@ from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import some
 from tests.synthesis.small_problems import MB, custom, problem_of, random_problem, two_nodes
-
-if TYPE_CHECKING:
-    from taccl.synthesis.symmetry.quotient import Held
 
 SOLVERS = ("highs", "scip", "cbc", "gurobi", "cpsat")
 
@@ -42,7 +36,7 @@ def best_merging(quotient, schedule):
     """The least finish in ticks over all ways to merge neighbours on merging links."""
     needed = needed_hops(quotient, schedule)
     order = [m for send in schedule.sends for m in send.hops if m in needed]
-    rows: dict[int, list[int]] = defaultdict(list)
+    rows = defaultdict(list)
     for m in order:
         if quotient.merging[quotient.hops[m].link_orbit]:
             rows[quotient.hops[m].link_orbit].append(m)
@@ -56,9 +50,9 @@ def best_merging(quotient, schedule):
 
 def _finish(quotient, schedule, order, joined):
     """The finish if these hops join the batch before them on their link; None if that cannot be."""
-    batches: list[list[int]] = []
-    batch_of: dict[int, int] = {}
-    last: dict[int, int] = {}
+    batches = []
+    batch_of = {}
+    last = {}
     for m in order:
         link = quotient.hops[m].link_orbit
         if m in joined:
@@ -81,15 +75,15 @@ def _finish(quotient, schedule, order, joined):
         quotient.problem.costs.duration(quotient.link_rep[link], u)
         for link, u in zip(links, units, strict=True)
     ]
-    gaps: list[tuple[int, int, int]] = []  # the second starts at least so long after the first
-    entered: dict[int, int] = {}
+    gaps = []  # the second starts at least so long after the first
+    entered = {}
     for m in order:
         b = batch_of[m]
         gaps += [(entered[p], b, length[entered[p]]) for p in quotient.hops[m].srcs if p in entered]
         for p in quotient.hops[m].dsts:
             entered.setdefault(p, b)
     for queue in _queues(quotient, schedule).values():
-        turns: list[tuple[int, int, int]] = []  # batch, from when, until when
+        turns = []  # batch, from when, until when
         for m, held in queue:
             b = batch_of.get(m, -1)
             if b >= 0 and (not turns or turns[-1][0] != b):
@@ -115,7 +109,7 @@ def _finish(quotient, schedule, order, joined):
 
 def _queues(quotient, schedule):
     """The hops that hold each resource, in the order in which the schedule's sends take it."""
-    taken: dict[int, list[tuple[int, int, Held]]] = defaultdict(list)
+    taken = defaultdict(list)
     for index, send in enumerate(schedule.sends):
         units = sum(quotient.hops[m].units for m in send.hops)
         for held in quotient.holds[send.link]:

@@ -42,7 +42,6 @@ def built(problem):
     """The quotient, its model, and the schedule that bounds it."""
     quotient = take_quotient(problem, symmetry_group(problem))
     found = list_schedule(quotient, critical_priorities(quotient))
-    assert found is not None
     return quotient, RoutingModel(quotient, upper_ticks=found.finish_ticks), found
 
 
@@ -221,7 +220,6 @@ def test_a_solved_routing_can_be_scheduled():
     pairs, _ = solved(problem)
     quotient = take_quotient(problem, symmetry_group(problem)).restrict(pairs)
     found = list_schedule(quotient, critical_priorities(quotient))
-    assert found is not None
     assert expand(quotient, found.sends, producer="test").finish_ticks == found.finish_ticks
 
 
@@ -417,7 +415,6 @@ def test_cbc_out_of_time_says_so(started):
     problem = problem_of(topologies.hypercube(4), collectives.allgather(16), routing_slack=0)
     quotient = take_quotient(problem)
     found = list_schedule(quotient, critical_priorities(quotient))
-    assert found is not None
     model = RoutingModel(quotient, upper_ticks=found.finish_ticks)
     hint = routing_hint(model, found) if started else None
     limits = [0.02 + 0.04 * i for i in range(10)]
@@ -429,7 +426,6 @@ def in_order(problem, solver="highs"):
     """The least T of the routing model with an order on every resource, in ticks, on a quotient by no symmetry."""
     quotient = take_quotient(problem)
     found = list_schedule(quotient, critical_priorities(quotient))
-    assert found is not None
     model = RoutingModel(quotient, upper_ticks=found.finish_ticks, sequenced=range(quotient.num_resources))
     answer = solve(model.model, solver, time_limit_s=20, hint=routing_hint(model, found))
     assert answer.status == "optimal"
