@@ -23,17 +23,14 @@ from taccl.topology.fabrics import mesh
 from tests.foreign import OURS
 from tests.fuzzing import some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
-from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, two_nodes
+from tests.synthesis.small_problems import custom, full, linked, problem_of, random_problem, ring, two_nodes
 
 MB = 10**6
 
 
 def pair(*links, meaning="occupies"):
     """Links of (alpha, beta) from rank 0 to rank 1."""
-    builder = TopologyBuilder("pair", [0, 0], alpha_meaning=meaning)
-    for alpha, beta in links:
-        builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=beta)
-    return builder.build()
+    return linked("pair", [0, 0], ((0, 1, alpha, beta) for alpha, beta in links), alpha_meaning=meaning)
 
 
 def test_nothing_to_send_takes_no_time():
@@ -160,9 +157,8 @@ def test_a_hold_that_some_link_escapes_limits_nothing():
 
 def test_the_bound_is_exact():
     """A third of a microsecond stays one."""
-    builder = TopologyBuilder("third", [0, 0])
-    builder.add_link(0, 1, alpha_us=Fraction(1, 3), beta_us_per_mb=1)
-    assert lower_bound(problem_of(builder.build(), custom(2, [([0], [1])]))).bound == Fraction(4, 3)
+    topology = linked("third", [0, 0], [(0, 1)], alpha_us=Fraction(1, 3), beta_us_per_mb=1)
+    assert lower_bound(problem_of(topology, custom(2, [([0], [1])]))).bound == Fraction(4, 3)
 
 
 @pytest.mark.parametrize(

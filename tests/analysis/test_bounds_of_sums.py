@@ -19,7 +19,7 @@ from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import cases, some
 from tests.synthesis.brute_force import TooLarge
 from tests.synthesis.brute_force_apart import sums_by
-from tests.synthesis.small_problems import MB, full, problem_of, random_sum_problem
+from tests.synthesis.small_problems import MB, full, linked, problem_of, random_sum_problem
 
 #: Ticks within which nothing must be found of what is refused.
 SOON = 10
@@ -32,10 +32,7 @@ def one_sum(num_ranks, origins, ends, root):
 
 def joined(nodes, links):
     """Ranks of nodes with links of (from, to, us for 1 MB)."""
-    builder = TopologyBuilder("joined", nodes)
-    for src, dst, beta in links:
-        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
-    return builder.build()
+    return linked("joined", nodes, ((src, dst, 0, beta) for src, dst, beta in links))
 
 
 def sends(problem, *rows):

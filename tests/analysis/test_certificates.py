@@ -31,6 +31,7 @@ from tests.synthesis.brute_force import TooLarge, finishes_by, optimal_ticks
 from tests.synthesis.small_problems import (
     custom,
     full,
+    linked,
     problem_of,
     random_group_problem,
     random_problem,
@@ -340,10 +341,8 @@ def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch):
     4 / (1/3 + 1/5) = 7.5, so 8 us.
     """
     monkeypatch.setattr(bounds, "_MAX_TIMED", 0)
-    builder = TopologyBuilder("pair", [0, 0])
-    for beta in (3, 5):
-        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=beta)
-    bound = lower_bound(problem_of(builder.build(), collectives.broadcast(2, chunks_per_rank=4)))
+    topology = linked("pair", [0, 0], [(0, 1, 0, 3), (0, 1, 0, 5)])
+    bound = lower_bound(problem_of(topology, collectives.broadcast(2, chunks_per_rank=4)))
     assert (bound.bound, bound.kind) == (9, "cut counting")
     assert bound.check()
 
@@ -362,10 +361,8 @@ def test_bounds_without_times_hold(seed, combining):
 
 def test_divisible_data_takes_fractions():
     """Three chunks over links of 2 and 3 us, cut at will: 3 / (1/2 + 1/3) = 18/5 us."""
-    builder = TopologyBuilder("pair", [0, 0])
-    for beta in (2, 3):
-        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=beta)
-    problem = problem_of(builder.build(), collectives.broadcast(2, chunks_per_rank=3))
+    topology = linked("pair", [0, 0], [(0, 1, 0, 2), (0, 1, 0, 3)])
+    problem = problem_of(topology, collectives.broadcast(2, chunks_per_rank=3))
     bound = lower_bound(problem, divisible=True)
     assert bound.bound == Fraction(18, 5)
     assert bound.check()
@@ -373,9 +370,8 @@ def test_divisible_data_takes_fractions():
 
 def test_divisible_data_pays_one_alpha_at_least():
     """A chunk over a link of 2 + 1 us, cut at will: 3 us, as many pieces pay no less than one."""
-    builder = TopologyBuilder("pair", [0, 0])
-    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
-    bound = lower_bound(problem_of(builder.build(), custom(2, [([0], [1])])), divisible=True)
+    topology = linked("pair", [0, 0], [(0, 1)], alpha_us=2, beta_us_per_mb=1)
+    bound = lower_bound(problem_of(topology, custom(2, [([0], [1])])), divisible=True)
     assert (bound.bound, bound.kind) == (3, "throughput")
 
 
@@ -459,10 +455,7 @@ def no_solver(monkeypatch):
 
 
 def _linked(num_ranks, *pairs):
-    builder = TopologyBuilder("some links", [0] * num_ranks)
-    for src, dst in pairs:
-        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
-    return builder.build()
+    return linked("some links", [0] * num_ranks, pairs, alpha_us=0, beta_us_per_mb=1)
 
 
 @pytest.mark.usefixtures("no_solver")
@@ -497,10 +490,9 @@ def test_a_link_without_capacity_is_no_link(beta):
 @pytest.mark.usefixtures("no_solver")
 def test_next_to_no_capacity_is_refused():
     """A beta so large that times do not fit: the error comes with the bound, or before it."""
-    builder = TopologyBuilder("all but dead", [0, 0])
-    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=10**30)
+    topology = linked("all but dead", [0, 0], [(0, 1)], alpha_us=0, beta_us_per_mb=10**30)
     with pytest.raises(InputError, match="64 bits"):
-        lower_bound(make_problem(builder.build(), custom(2, [([0], [1])]), chunk_bytes=MB))
+        lower_bound(make_problem(topology, custom(2, [([0], [1])]), chunk_bytes=MB))
 
 
 def test_what_a_certificate_says_of_itself():

@@ -13,7 +13,7 @@ from taccl.analysis.certificates.finding.volume import Volume
 from taccl.baselines import baseline
 from taccl.sketch.group import Symmetries, find_symmetries
 from taccl.topology.builder import TopologyBuilder
-from tests.synthesis.small_problems import custom, full, problem_of, ring
+from tests.synthesis.small_problems import custom, full, linked, problem_of, ring
 
 MB = 10**6
 
@@ -156,35 +156,30 @@ def test_sums_between_nodes():
 
 def test_whole_chunks_pay_alpha():
     """Three chunks over a link of 2 + 1 us: 9 us; cut at will 5 us, as one chunk of 3 MB pays alpha once."""
-    builder = TopologyBuilder("pair", [0, 0])
-    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
-    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 3))
+    topology = linked("pair", [0, 0], [(0, 1)], alpha_us=2, beta_us_per_mb=1)
+    problem = problem_of(topology, custom(2, [([0], [1])] * 3))
     assert priced(problem, divisible=False)[0] == 9
     assert priced(problem, divisible=True)[0] == 5
 
 
 def test_merged_chunks_pay_their_share_of_alpha():
     """Six chunks, three to a send: 6 * (2/3 + 1) us."""
-    builder = TopologyBuilder("pair", [0, 0])
-    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
-    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 6), merging=frozenset({0}), max_merge=3)
+    topology = linked("pair", [0, 0], [(0, 1)], alpha_us=2, beta_us_per_mb=1)
+    problem = problem_of(topology, custom(2, [([0], [1])] * 6), merging=frozenset({0}), max_merge=3)
     assert priced(problem, divisible=False)[0] == 10
 
 
 def test_chunks_of_unequal_size_count_by_size():
     """1 + 2 + 3 MB over one link of 2 us/MB: 12 us, and twice the alpha of 5 us, as the largest has 3 MB."""
-    builder = TopologyBuilder("pair", [0, 0])
-    builder.add_link(0, 1, alpha_us=5, beta_us_per_mb=2)
-    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 3), chunk_bytes=[MB, 2 * MB, 3 * MB])
+    topology = linked("pair", [0, 0], [(0, 1)], alpha_us=5, beta_us_per_mb=2)
+    problem = problem_of(topology, custom(2, [([0], [1])] * 3), chunk_bytes=[MB, 2 * MB, 3 * MB])
     assert priced(problem, divisible=False)[0] == 22
 
 
 def test_links_that_are_not_allowed_carry_nothing():
     """One of two links from rank 0 to rank 1 is left: 3 chunks in 3 us, not 3/2."""
-    builder = TopologyBuilder("pair", [0, 0])
-    for _ in range(2):
-        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
-    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 3))
+    topology = linked("pair", [0, 0], ((0, 1) for _ in range(2)), alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(topology, custom(2, [([0], [1])] * 3))
     assert priced(problem)[0] == Fraction(3, 2)
     assert priced(problem.with_clauses(links_allowed=frozenset({1})))[0] == 3
 

@@ -17,18 +17,15 @@ from taccl.problem.collective import Chunk, Collective, Derivation
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import brief_synthesis
 from tests.fuzzing import MANY
-from tests.synthesis.small_problems import custom, problem_of, random_problem, ring
+from tests.synthesis.small_problems import custom, linked, problem_of, random_problem, ring
 
 MB = 10**6
 
 
 def detour(**options):
     """0 -> 1 in 4 us and 1 us/MB, or by rank 2 in 1 + 2 us/MB."""
-    builder = TopologyBuilder("detour", [0] * 3)
-    builder.add_link(0, 1, alpha_us=4, beta_us_per_mb=1)
-    builder.add_link(0, 2, alpha_us=0, beta_us_per_mb=1)
-    builder.add_link(2, 1, alpha_us=0, beta_us_per_mb=2)
-    return problem_of(builder.build(), custom(3, [([0], [1, 2])]), **options)
+    topology = linked("detour", [0] * 3, [(0, 1, 4, 1), (0, 2, 0, 1), (2, 1, 0, 2)])
+    return problem_of(topology, custom(3, [([0], [1, 2])]), **options)
 
 
 def test_the_shortest_way_may_have_more_hops():
@@ -43,26 +40,22 @@ def test_larger_chunks_may_go_another_way():
 
 def test_of_parallel_links_the_faster_counts():
     """Links of 5 and 3 us side by side."""
-    builder = TopologyBuilder("parallel", [0, 0])
-    for beta in (3, 5):
-        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=beta)
-    problem = problem_of(builder.build(), custom(2, [([0], [1])]))
+    topology = linked("parallel", [0, 0], [(0, 1, 0, 3), (0, 1, 0, 5)])
+    problem = problem_of(topology, custom(2, [([0], [1])]))
     assert shortest_times(problem, (0, 1), 1)[0, 1] == 3
 
 
 def test_a_multicast_reaches_all_its_ends():
     """One link from rank 0 to ranks 1 and 2."""
-    builder = TopologyBuilder("multicast", [0] * 3)
-    builder.add_link(0, (1, 2), alpha_us=1, beta_us_per_mb=1)
-    problem = problem_of(builder.build(), collectives.broadcast(3))
+    topology = linked("multicast", [0] * 3, [(0, (1, 2))], alpha_us=1, beta_us_per_mb=1)
+    problem = problem_of(topology, collectives.broadcast(3))
     assert shortest_times(problem, (0,), 1)[0].tolist() == [0, 2, 2]
 
 
 def test_of_several_sources_the_first_counts():
     """A link that reduces from ranks 0 and 1 to rank 2 is taken to wait for neither: 2 us from each."""
-    builder = TopologyBuilder("reducing", [0] * 3)
-    builder.add_link((0, 1), 2, alpha_us=1, beta_us_per_mb=1)
-    problem = problem_of(builder.build(), collectives.reduce(3, root=2))
+    topology = linked("reducing", [0] * 3, [((0, 1), 2)], alpha_us=1, beta_us_per_mb=1)
+    problem = problem_of(topology, collectives.reduce(3, root=2))
     assert shortest_times(problem, (0,), 1)[:, 2].tolist() == [2, 2, 0]
 
 

@@ -14,7 +14,7 @@ from taccl.problem.collective import Chunk, Collective
 from taccl.problem.problem import make_problem
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.transform import relabel
-from tests.synthesis.small_problems import MB, custom, problem_of, random_problem, random_sum_problem
+from tests.synthesis.small_problems import MB, custom, linked, problem_of, random_problem, random_sum_problem
 
 
 def grid(*dims, order=None):
@@ -82,9 +82,8 @@ def test_the_fiedler_vector_finds_clusters():
 
 def test_bytes_count_where_chunks_differ():
     """Three chunks of 1, 2 and 3 MB leave rank 0 over one link of 1 us/MB, whole or divided."""
-    builder = TopologyBuilder("pair", [0, 0])
-    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
-    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 3), chunk_bytes=[MB, 2 * MB, 3 * MB])
+    topology = linked("pair", [0, 0], [(0, 1)], alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(topology, custom(2, [([0], [1])] * 3), chunk_bytes=[MB, 2 * MB, 3 * MB])
     assert found(problem) == found(problem, divisible=True) == 6
 
 

@@ -21,18 +21,24 @@ from taccl.schedule.timing import exact_times
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import MANY
-from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
+from tests.synthesis.small_problems import (
+    custom,
+    full,
+    linked,
+    problem_of,
+    random_problem,
+    ring,
+    star,
+    two_nodes,
+)
 
 MB = 10**6
 
 
 def chain(collective, **options):
     """0 -> 1 in 4 us, 1 -> 2 in 10 + 1 us into the other node, 2 -> 3 in 5 us: links 0, 1, 2."""
-    builder = TopologyBuilder("chain", [0, 0, 1, 1])
-    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=4)
-    builder.add_link(1, 2, alpha_us=10, beta_us_per_mb=1)
-    builder.add_link(2, 3, alpha_us=0, beta_us_per_mb=5)
-    return problem_of(builder.build(), collective, **options)
+    topology = linked("chain", [0, 0, 1, 1], [(0, 1, 0, 4), (1, 2, 10, 1), (2, 3, 0, 5)])
+    return problem_of(topology, collective, **options)
 
 
 def held(*resource_and_ticks):
@@ -199,20 +205,16 @@ def test_holds_by_link():
 
 def test_links_with_many_ends_are_told_apart():
     """A multicast makes counting by borders wrong, unless the sketch leaves it out."""
-    builder = TopologyBuilder("multicast", [0] * 3)
-    builder.add_link(0, (1, 2), alpha_us=0, beta_us_per_mb=1)
-    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
-    problem = problem_of(builder.build(), custom(3, [([0], [1])]))
+    topology = linked("multicast", [0] * 3, [(0, (1, 2)), (0, 1)], alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(topology, custom(3, [([0], [1])]))
     assert not NeededSends(problem).single_ended
     assert NeededSends(problem.with_clauses(links_allowed=frozenset({1}))).single_ended
 
 
 def test_a_multicast_enters_where_one_of_its_ends_is():
     """It serves rank 1 as well as the link that leads there alone."""
-    builder = TopologyBuilder("multicast", [0] * 3)
-    builder.add_link(0, (1, 2), alpha_us=0, beta_us_per_mb=1)
-    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
-    (job,) = jobs_at(problem_of(builder.build(), custom(3, [([0], [1])])), 1)
+    topology = linked("multicast", [0] * 3, [(0, (1, 2)), (0, 1)], alpha_us=0, beta_us_per_mb=1)
+    (job,) = jobs_at(problem_of(topology, custom(3, [([0], [1])])), 1)
     assert job.links == {0, 1}
 
 

@@ -20,7 +20,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.schedule.timing import exact_times
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.claimed import claimed
-from tests.synthesis.small_problems import custom, problem_of
+from tests.synthesis.small_problems import custom, linked, problem_of
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
@@ -67,10 +67,8 @@ def least_ends(queues, alpha, beta, most):
 
 def chain(alpha=2, *, max_merge=2, onward=5):
     """0 -> 1 in alpha + 1 us a chunk, which may merge, then 1 -> 2 in `onward` us; ranks 0 and 1 start chunks."""
-    builder = TopologyBuilder("chain", [0] * 3)
-    builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=1)
-    builder.add_link(1, 2, alpha_us=0, beta_us_per_mb=onward)
-    return problem_of(builder.build(), custom(3, [([0], [2])]), merging=frozenset({0}), max_merge=max_merge)
+    topology = linked("chain", [0] * 3, [(0, 1, alpha, 1), (1, 2, 0, onward)])
+    return problem_of(topology, custom(3, [([0], [2])]), merging=frozenset({0}), max_merge=max_merge)
 
 
 def job(release, tail, *, onward=0, link=0):

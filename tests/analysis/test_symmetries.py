@@ -13,7 +13,7 @@ from taccl.problem.problem import Clauses, make_problem
 from taccl.sketch.group import Symmetries, find_symmetries
 from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import cases
-from tests.synthesis.small_problems import custom, full, problem_of, ring
+from tests.synthesis.small_problems import custom, full, linked, problem_of, ring
 
 MB = 10**6
 
@@ -115,10 +115,8 @@ def test_ranks_behind_a_switch_look_the_same():
 
 def test_a_slow_link_breaks_the_symmetry():
     """A ring of 5, prime, with one link slower: no shift is left."""
-    builder = TopologyBuilder("slow link", [0] * 5)
-    for rank in range(5):
-        builder.add_link(rank, (rank + 1) % 5, alpha_us=0, beta_us_per_mb=1 + (rank == 2))
-    assert find_symmetries(problem(builder.build(), "allgather")).generators == ()
+    topology = linked("slow link", [0] * 5, ((rank, (rank + 1) % 5, 0, 1 + (rank == 2)) for rank in range(5)))
+    assert find_symmetries(problem(topology, "allgather")).generators == ()
 
 
 def test_a_shared_resource_breaks_the_symmetry():

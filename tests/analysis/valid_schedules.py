@@ -12,6 +12,7 @@ from taccl import collectives
 from taccl.problem.problem import Clauses, make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.builder import TopologyBuilder
+from tests.synthesis.small_problems import linked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,10 +60,9 @@ def rows_of(schedule: Schedule) -> list[Row]:
 
 def relay() -> Schedule:
     """Broadcast along 0 -> 1 -> 2 in 3 and 2.5 us; a tick is half a microsecond."""
-    topology = TopologyBuilder("line", [0, 0, 0])
-    topology.add_link(0, 1, alpha_us=1, beta_us_per_mb=2)
-    topology.add_link(1, 2, alpha_us="0.5", beta_us_per_mb=2)
-    problem = make_problem(topology.build(), collectives.broadcast(3), chunk_bytes=MB)
+    problem = make_problem(
+        linked("line", [0, 0, 0], [(0, 1, 1, 2), (1, 2, "0.5", 2)]), collectives.broadcast(3), chunk_bytes=MB
+    )
     return build(problem, [Row(0, 0, 0, 6), Row(0, 1, 6, 11)])
 
 

@@ -19,6 +19,7 @@ from taccl.topology.builder import TopologyBuilder
 from taccl.topology.racks import in_network
 from tests.foreign import OURS
 from tests.fuzzing import MANY, some
+from tests.synthesis.small_problems import linked
 
 COLLECTIVES = [name for name in collectives.COLLECTIVES if name != "scan" and "multi" not in name]
 TOPOLOGIES = {
@@ -105,9 +106,8 @@ def test_scan_is_refused(name, make):
 
 def test_ranks_that_cannot_be_reached_are_named():
     """Without a way from rank 1 back to rank 0 a baseline names the two."""
-    builder = TopologyBuilder("one way", [0, 0])
-    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
-    problem = make_problem(builder.build(), collectives.allgather(2), chunk_bytes=1)
+    topology = linked("one way", [0, 0], [(0, 1)], alpha_us=1, beta_us_per_mb=1)
+    problem = make_problem(topology, collectives.allgather(2), chunk_bytes=1)
     with pytest.raises(TopologyError, match="one way: no links lead from rank 1 to rank 0"):
         BASELINES["ring"](problem)
 

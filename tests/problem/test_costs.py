@@ -10,15 +10,14 @@ from taccl.errors import NumericsWarning, TopologyError
 from taccl.problem.costs import exact_costs, hold_columns
 from taccl.problem.problem import make_problem
 from taccl.topology.builder import TopologyBuilder
-from tests.synthesis.small_problems import custom
+from tests.synthesis.small_problems import custom, linked
 
 MB = 10**6
 
 
 def costs_of(alpha, beta, chunk_bytes):
-    builder = TopologyBuilder("pair", [0, 0])
-    builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=beta)
-    return make_problem(builder.build(), custom(2, [([0], [1])] * 2), chunk_bytes=chunk_bytes)
+    topology = linked("pair", [0, 0], [(0, 1)], alpha_us=alpha, beta_us_per_mb=beta)
+    return make_problem(topology, custom(2, [([0], [1])] * 2), chunk_bytes=chunk_bytes)
 
 
 def test_decimal_costs_are_exact():
@@ -52,21 +51,17 @@ def test_times_that_are_too_long_for_a_fine_grid_are_rounded():
 
 def test_costs_of_several_rates_are_exact():
     """64 GB/s and 450 GB/s carry an odd byte in 1/64000 and 1/450000 us: 14.4 million ticks, and no word."""
-    builder = TopologyBuilder("two", [0, 0])
-    for gb_per_s in (64, 450):
-        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=Fraction(1000, gb_per_s))
+    topology = linked("two", [0, 0], ((0, 1, 0, Fraction(1000, gb_per_s)) for gb_per_s in (64, 450)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        costs = exact_costs(builder.build(), (1001, 1003))
+        costs = exact_costs(topology, (1001, 1003))
     assert costs.ticks_per_us == 14_400_000
     assert costs.link_beta.tolist() == [225, 32]
 
 
 def test_rounding_is_told_once():
     """However many problems are made of a topology, one warning says that its costs are rounded."""
-    builder = TopologyBuilder("odd", [0, 0])
-    builder.add_link(0, 1, alpha_us=Fraction(1, 7 * 10**9), beta_us_per_mb=1)
-    topology = builder.build()
+    topology = linked("odd", [0, 0], [(0, 1)], alpha_us=Fraction(1, 7 * 10**9), beta_us_per_mb=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for size in (1, 2, 3):

@@ -25,6 +25,7 @@ from taccl.topology.machines import dgx_h100
 from taccl.topology.transform import without
 from tests.effort import brief_synthesis
 from tests.fuzzing import some
+from tests.synthesis.small_problems import linked
 
 MB = 10**6
 
@@ -243,12 +244,8 @@ class TestRelays:
 
     def test_ranks_of_no_group_may_be_cut_off(self):
         """Rank 3 has no links, and takes no part."""
-        builder = TopologyBuilder("cut", [0] * 4)
-        for a, b in ((0, 1), (1, 0), (1, 2), (2, 1)):
-            builder.add_link(a, b, alpha_us=0, beta_us_per_mb=1)
-        check_reachable(
-            problem(collectives.allgather(3).among([0, 1, 2], num_ranks=4), topology=builder.build())
-        )
+        topology = linked("cut", [0] * 4, ((0, 1), (1, 0), (1, 2), (2, 1)), alpha_us=0, beta_us_per_mb=1)
+        check_reachable(problem(collectives.allgather(3).among([0, 1, 2], num_ranks=4), topology=topology))
 
     def test_what_would_help_is_explained(self):
         """The clause is the conflict, and giving it up the change."""

@@ -19,7 +19,7 @@ from tests.effort import brief_synthesis
 from tests.foreign import OURS
 from tests.fuzzing import MANY, thinned
 from tests.program.examples import program_of, schedule_of, timed
-from tests.synthesis.small_problems import custom, problem_of, ring
+from tests.synthesis.small_problems import custom, linked, problem_of, ring
 
 OPTIONS = [
     {"in_place": in_place, "threadblocks": threadblocks, "merged": merged, "instances": instances, **channels}
@@ -168,9 +168,8 @@ def test_two_ranks_that_exchange_sums_keep_what_leaves():
 
 def test_a_multicast_goes_to_each():
     """One send over a switch that multicasts is a send to each end."""
-    builder = TopologyBuilder("multicast", [0] * 3)
-    builder.add_link(0, (1, 2), alpha_us=1, beta_us_per_mb=1)
-    schedule = timed(problem_of(builder.build(), broadcast(3)), [(0, 0, 0, 0, False)])
+    topology = linked("multicast", [0] * 3, [(0, (1, 2))], alpha_us=1, beta_us_per_mb=1)
+    schedule = timed(problem_of(topology, broadcast(3)), [(0, 0, 0, 0, False)])
     with pytest.warns(LossyConversionWarning, match="1 of 1 sends have several ends") as warned:
         program = lower(schedule, in_place=True)
     assert program.notes == (str(warned[0].message),)
@@ -182,9 +181,8 @@ def test_a_multicast_goes_to_each():
 @pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWarning")
 def test_a_reducing_switch_is_added_up_at_its_end():
     """One send from two ranks is two messages, both added."""
-    builder = TopologyBuilder("reducing", [0] * 3)
-    builder.add_link((0, 1), 2, alpha_us=1, beta_us_per_mb=1)
-    program = lower(timed(problem_of(builder.build(), reduce(3, root=2)), [(0, 0, 0, 0, True)]))
+    topology = linked("reducing", [0] * 3, [((0, 1), 2)], alpha_us=1, beta_us_per_mb=1)
+    program = lower(timed(problem_of(topology, reduce(3, root=2)), [(0, 0, 0, 0, True)]))
     interpret(program).raise_if_failed()
 
 
@@ -202,10 +200,8 @@ def test_a_reducing_switch_whose_sum_is_put_in_place():
 
 def test_parallel_links_have_channels_of_their_own():
     """Two links from rank 0 to rank 1 are two queues: the second chunk may arrive first."""
-    builder = TopologyBuilder("parallel", [0, 0])
-    for beta in (9, 1):
-        builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=beta)
-    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 2))
+    topology = linked("parallel", [0, 0], [(0, 1, 1, 9), (0, 1, 1, 1)])
+    problem = problem_of(topology, custom(2, [([0], [1])] * 2))
     program = lower(timed(problem, [(0, 0, 0, 0, False), (1, 1, 1, 1, False)]))
     assert program.num_channels == 2
     interpret(program).raise_if_failed()
@@ -213,10 +209,8 @@ def test_parallel_links_have_channels_of_their_own():
 
 def test_what_already_arrived_is_not_sent_again():
     """A chunk that rank 1 gets over both links is received once."""
-    builder = TopologyBuilder("parallel", [0, 0])
-    for beta in (9, 1):
-        builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=beta)
-    problem = problem_of(builder.build(), custom(2, [([0], [1])]))
+    topology = linked("parallel", [0, 0], [(0, 1, 1, 9), (0, 1, 1, 1)])
+    problem = problem_of(topology, custom(2, [([0], [1])]))
     assert lower(timed(problem, [(0, 0, 0, 0, False), (0, 0, 1, 1, False)])).num_steps == 2
 
 

@@ -15,7 +15,7 @@ from taccl.schedule.combine import (
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.builder import TopologyBuilder
-from tests.synthesis.small_problems import custom, problem_of
+from tests.synthesis.small_problems import custom, linked, problem_of
 
 MB = 10**6
 
@@ -86,11 +86,8 @@ def test_reversal_keeps_the_finish_of_an_asymmetric_machine():
 
 def test_prune_drops_second_arrivals():
     """Chunk 0 comes to rank 2 over 0 -> 1 -> 2 at 4 and over 0 -> 2 at 9: the later one goes."""
-    builder = TopologyBuilder("two ways", [0] * 3)
-    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
-    builder.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)
-    builder.add_link(0, 2, alpha_us=8, beta_us_per_mb=1)
-    problem = problem_of(builder.build(), collectives.broadcast(3))
+    topology = linked("two ways", [0] * 3, [(0, 1, 1, 1), (1, 2, 1, 1), (0, 2, 8, 1)])
+    problem = problem_of(topology, collectives.broadcast(3))
     schedule = prune(exact_times(problem, chunk=[0, 0, 0], link=[0, 1, 2], starts=[0, 2, 0]))
     assert [t.link for t in schedule] == [0, 1]
     assert verify(schedule).ok

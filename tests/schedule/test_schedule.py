@@ -10,18 +10,14 @@ from taccl import collectives
 from taccl.errors import InputError
 from taccl.problem.problem import make_problem
 from taccl.schedule.schedule import Transfer, make_schedule
-from taccl.topology.builder import TopologyBuilder
-from tests.synthesis.small_problems import custom, problem_of
+from tests.synthesis.small_problems import custom, linked, problem_of
 
 MB = 10**6
 
 
 def line():  # noqa: ANN201
     """0 -> 1 -> 2, 2.5 us each: two ticks make a microsecond."""
-    builder = TopologyBuilder("line", [0] * 3)
-    builder.add_link(0, 1, alpha_us="0.5", beta_us_per_mb=2)
-    builder.add_link(1, 2, alpha_us="0.5", beta_us_per_mb=2)
-    return builder.build()
+    return linked("line", [0] * 3, [(0, 1), (1, 2)], alpha_us="0.5", beta_us_per_mb=2)
 
 
 def relay(**options):  # noqa: ANN201

@@ -9,14 +9,13 @@ from taccl.schedule.schedule import make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.builder import TopologyBuilder
-from tests.synthesis.small_problems import custom, problem_of, random_problem
+from tests.synthesis.small_problems import custom, linked, problem_of, random_problem
 
 
 def one_link(num_chunks, *, alpha=2, meaning="occupies", **clauses):
     """Chunks from rank 0 to rank 1 over one link of alpha + 1 us each."""
-    builder = TopologyBuilder("pair", [0, 0], alpha_meaning=meaning)
-    builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=1)
-    return problem_of(builder.build(), custom(2, [([0], [1])] * num_chunks), **clauses)
+    topology = linked("pair", [0, 0], [(0, 1)], alpha_us=alpha, beta_us_per_mb=1, alpha_meaning=meaning)
+    return problem_of(topology, custom(2, [([0], [1])] * num_chunks), **clauses)
 
 
 def pair():
@@ -63,12 +62,8 @@ def test_a_merged_send_takes_alpha_once():
 
 def test_a_merged_send_waits_for_its_last_chunk():
     """Chunk 1 comes from rank 2 at 4, so chunks 0 and 1 leave rank 0 together at 4, though 0 is there at 0."""
-    builder = TopologyBuilder("line", [0, 0, 0])
-    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
-    builder.add_link(2, 0, alpha_us=3, beta_us_per_mb=1)
-    problem = problem_of(
-        builder.build(), custom(3, [([0], [1]), ([2], [1])]), merging=frozenset({0}), max_merge=2
-    )
+    topology = linked("line", [0, 0, 0], [(0, 1, 2, 1), (2, 0, 3, 1)])
+    problem = problem_of(topology, custom(3, [([0], [1]), ([2], [1])]), merging=frozenset({0}), max_merge=2)
     schedule = exact_times(problem, chunk=[0, 1, 1], link=[0, 0, 1], starts=[9, 9, 0], group=[0, 0, 1])
     assert starts_of(schedule) == {(1, 1): 0, (0, 0): 4, (1, 0): 4}
     assert schedule.finish_ticks == 4 + 2 + 2
@@ -133,11 +128,8 @@ def test_what_arrives_later_is_not_read():
     first busy with chunk 1 for 3 us; rank 1 sends its part of chunk 0 to rank 2 only at 3, so that the
     copy may not arrive before 4 and so may start at 3.
     """
-    builder = TopologyBuilder("read before write", [0] * 3)
-    builder.add_link(2, 0, alpha_us=0, beta_us_per_mb=1)
-    builder.add_link(1, 2, alpha_us=0, beta_us_per_mb=3)
-    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
-    problem = problem_of(builder.build(), custom(3, [([0, 1, 2], [0]), ([1, 2], [2])], combining=True))
+    topology = linked("read before write", [0] * 3, [(2, 0, 0, 1), (1, 2, 0, 3), (0, 1, 0, 1)])
+    problem = problem_of(topology, custom(3, [([0, 1, 2], [0]), ([1, 2], [2])], combining=True))
     schedule = exact_times(
         problem,
         chunk=[0, 1, 0, 0],
@@ -172,10 +164,8 @@ def test_a_link_may_hold_one_resource_twice():
 
 def own_first(*, meaning="pipelined"):
     """Rank 0 relays chunk 1 of rank 2 to rank 1, after its own chunk 0; 0 -> 1 takes 2 + 1 us."""
-    builder = TopologyBuilder("own first", [0] * 3, alpha_meaning=meaning)
-    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
-    builder.add_link(2, 0, alpha_us=0, beta_us_per_mb=1)
-    return problem_of(builder.build(), custom(3, [([0], [1]), ([2], [1])]), own_first=frozenset({0}))
+    topology = linked("own first", [0] * 3, [(0, 1, 2, 1), (2, 0, 0, 1)], alpha_meaning=meaning)
+    return problem_of(topology, custom(3, [([0], [1]), ([2], [1])]), own_first=frozenset({0}))
 
 
 def test_own_and_relayed_chunks_are_a_latency_apart():
@@ -190,11 +180,8 @@ def test_reductions_rooted_at_the_receiver_end_a_latency_after_others():
     Rank 1 sends chunk 0 (1 MB, bound for rank 2 through 0) and chunk 1 (3 MB, rooted at 0). The link
     pipelines: chunk 0 is sent at 0, ends at 4 + 1 = 5; chunk 1 ends at 5 + (4 + 3) = 12, so starts at 5.
     """
-    builder = TopologyBuilder("own last", [0] * 3, alpha_meaning="pipelined")
-    builder.add_link(1, 0, alpha_us=4, beta_us_per_mb=1)
-    builder.add_link(0, 2, alpha_us=0, beta_us_per_mb=1)
     problem = problem_of(
-        builder.build(),
+        linked("own last", [0] * 3, [(1, 0, 4, 1), (0, 2, 0, 1)], alpha_meaning="pipelined"),
         custom(3, [([0, 1, 2], [2]), ([0, 1], [0])], combining=True),
         chunk_bytes=[10**6, 3 * 10**6],
         own_first=frozenset({0}),
@@ -234,11 +221,9 @@ def test_a_merged_send_is_of_one_kind(columns, what):
 
 def test_scan_sends_what_it_derives_when_the_source_is_there():
     """Rank 1 makes prefix 1 from prefix 0, which comes at 2, and sends it on from 2."""
-    builder = TopologyBuilder("line", [0] * 3)
-    for src in (0, 1):
-        builder.add_link(src, src + 1, alpha_us=1, beta_us_per_mb=1)
+    topology = linked("line", [0] * 3, [(0, 1), (1, 2)], alpha_us=1, beta_us_per_mb=1)
     schedule = exact_times(
-        problem_of(builder.build(), collectives.scan(3)), chunk=[0, 1], link=[0, 1], starts=[0, 9]
+        problem_of(topology, collectives.scan(3)), chunk=[0, 1], link=[0, 1], starts=[0, 9]
     )
     assert starts_of(schedule) == {(0, 0): 0, (1, 1): 2}
 

@@ -8,6 +8,7 @@ from taccl.problem.problem import make_problem
 from taccl.sketch.sketch import Sketch
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import dgx2, ndv2
+from tests.synthesis.small_problems import linked
 
 
 def read(text):
@@ -202,10 +203,8 @@ def test_switch_policy_for_every_node():
 
 def test_planes_limit_parallel_links():
     """A switch of two planes uses two of three parallel links."""
-    builder = TopologyBuilder("planes", [0, 0])
-    for src, dst in ((0, 1), (1, 0)) * 3:
-        builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
-    problem = apply("[[switch]]\nranks = [0, 1]\nplanes = 2", builder.build())
+    topology = linked("planes", [0, 0], ((0, 1), (1, 0)) * 3, alpha_us=1, beta_us_per_mb=1)
+    problem = apply("[[switch]]\nranks = [0, 1]\nplanes = 2", topology)
     assert problem.links_allowed == (0, 1, 2, 3)
 
 

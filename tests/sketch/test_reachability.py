@@ -14,6 +14,7 @@ from taccl.sketch.sketch import Sketch
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import dgx2, ndv2
 from tests.effort import cpu_s
+from tests.synthesis.small_problems import linked
 
 
 def apply(text, name="allgather", **options):
@@ -88,20 +89,16 @@ def test_clauses_that_only_together_forbid():
 
 def test_topology_without_a_path():
     """Where no sketch is to blame, the topology is."""
-    builder = TopologyBuilder("line", [0, 0, 0])
-    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
-    builder.add_link(1, 0, alpha_us=1, beta_us_per_mb=1)
+    topology = linked("line", [0, 0, 0], [(0, 1), (1, 0)], alpha_us=1, beta_us_per_mb=1)
     with pytest.raises(
         TopologyError, match="chunk 0 of allgather cannot get from rank 0 to rank 2: line has no path"
     ):
-        Sketch().apply(builder.build(), collectives.allgather(3), chunk_size=1)
+        Sketch().apply(topology, collectives.allgather(3), chunk_size=1)
 
 
 def test_reduce_needs_no_way_back():
     """Links into the root are enough for reduce, and not for allreduce."""
-    builder = TopologyBuilder("in", [0, 0])
-    builder.add_link(1, 0, alpha_us=1, beta_us_per_mb=1)
-    topology = builder.build()
+    topology = linked("in", [0, 0], [(1, 0)], alpha_us=1, beta_us_per_mb=1)
     Sketch().apply(topology, collectives.reduce(2), chunk_size=1)
     with pytest.raises(TopologyError):
         Sketch().apply(topology, collectives.allreduce(2), chunk_size=1)
@@ -109,18 +106,13 @@ def test_reduce_needs_no_way_back():
 
 def test_scan_starts_where_prefixes_are_made():
     """A chain 0 -> 1 -> 2 is all that a scan needs."""
-    builder = TopologyBuilder("chain", [0, 0, 0])
-    for rank in (0, 1):
-        builder.add_link(rank, rank + 1, alpha_us=1, beta_us_per_mb=1)
-    Sketch().apply(builder.build(), collectives.scan(3), chunk_size=1)
+    topology = linked("chain", [0, 0, 0], [(0, 1), (1, 2)], alpha_us=1, beta_us_per_mb=1)
+    Sketch().apply(topology, collectives.scan(3), chunk_size=1)
 
 
 def joined(*more):
     """Ranks 0 and 1 into rank 2 over one link that waits for both, and other links."""
-    builder = TopologyBuilder("joined", [0, 0, 0])
-    for srcs, dst in (((0, 1), 2), *more):
-        builder.add_link(srcs, dst, alpha_us=1, beta_us_per_mb=1)
-    return builder.build()
+    return linked("joined", [0, 0, 0], (((0, 1), 2), *more), alpha_us=1, beta_us_per_mb=1)
 
 
 def test_a_link_of_several_sources_waits_for_all():

@@ -13,7 +13,7 @@ from taccl.sketch.reachability import check_reachable
 from taccl.topology.builder import TopologyBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
@@ -33,6 +33,23 @@ def problem_of(
         chunk_bytes=chunk_bytes,
         clauses=Clauses(**{"routing_slack": ANY_WAY, **clauses}),  # type: ignore[arg-type]
     )
+
+
+def linked(
+    name: str,
+    node_of_rank: Sequence[int],
+    links: Iterable[tuple],
+    *,
+    alpha_us: object = None,
+    beta_us_per_mb: object = None,
+    **options: object,
+) -> Topology:
+    """A topology of links alone: pairs of ends at one cost, or ends with alpha in us and beta in us per MB each."""
+    builder = TopologyBuilder(name, node_of_rank, **options)
+    for src, dst, *cost in links:
+        alpha, beta = cost or (alpha_us, beta_us_per_mb)
+        builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+    return builder.build()
 
 
 def ring(

@@ -21,7 +21,7 @@ from taccl.topology.machines import dgx_h100
 from taccl.topology.transform import degraded, without
 from tests.effort import AMPLE_S, BRIEF, brief_synthesis
 from tests.fuzzing import some
-from tests.synthesis.small_problems import random_problem
+from tests.synthesis.small_problems import linked, random_problem
 
 MB = 10**6
 
@@ -261,11 +261,8 @@ class TestTrees:
 
     def test_routes_that_are_completed_share_the_links(self):
         """Four chunks from 0 to 1 of a mesh of 0 -> 1 and 0 -> 2 -> 1 of equal links: one or two go round."""
-        builder = TopologyBuilder("two ways", [0] * 3)
-        for a, b in ((0, 1), (0, 2), (2, 1)):
-            builder.add_link(a, b, alpha_us=0, beta_us_per_mb=1)
         case = problem(
-            builder.build(),
+            linked("two ways", [0] * 3, ((0, 1), (0, 2), (2, 1)), alpha_us=0, beta_us_per_mb=1),
             collectives.custom(
                 3, precondition={c: [0] for c in range(4)}, postcondition={c: [1] for c in range(4)}
             ),

@@ -39,7 +39,7 @@ from taccl.topology.builder import TopologyBuilder
 from taccl.topology.registry import parse
 from tests.effort import AMPLE_S, BRIEF, HASTY, PATIENT, brief_synthesis
 from tests.fuzzing import MANY, cases
-from tests.synthesis.small_problems import full, problem_of, ring, two_nodes
+from tests.synthesis.small_problems import full, linked, problem_of, ring, two_nodes
 
 BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "gurobi", "cpsat", "pulp:HiGHS", "pulp:PULP_CBC_CMD")
 MILP = tuple(name for name in BACKENDS if name not in ("auto", "greedy", "cpsat"))
@@ -266,9 +266,8 @@ class TestBackends:
     @pytest.mark.parametrize("backend", ["auto", "greedy", "highs"])
     def test_unreachable(self, backend):
         """A destination that no link leads to is told, with the ranks, before any solver runs."""
-        builder = TopologyBuilder("one way", [0, 0])
-        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
-        problem = problem_of(builder.build(), collectives.allgather(2))
+        topology = linked("one way", [0, 0], [(0, 1)], alpha_us=0, beta_us_per_mb=1)
+        problem = problem_of(topology, collectives.allgather(2))
         with pytest.raises(InputError, match="from rank 1 to rank 0"):
             taccl.synthesize(problem, backend=backend)
 

@@ -17,6 +17,7 @@ from taccl.topology.file_writer import dump_topology
 from taccl.topology.files import load_topology
 from taccl.topology.topology import Topology
 from tests.foreign import foreign_files
+from tests.synthesis.small_problems import linked
 
 
 def said(topology):
@@ -209,7 +210,5 @@ def test_continued_resources_are_checked(entries, message, tmp_path):
 
 def test_names_with_half_a_character_are_refused():
     """JSON can say one, and no file in UTF-8 can."""
-    builder = TopologyBuilder("half \ud800", [0, 0])
-    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
     with pytest.raises(ExportError, match="half of one"):
-        dump_topology(builder.build())
+        dump_topology(linked("half \ud800", [0, 0], [(0, 1)], alpha_us=0, beta_us_per_mb=1))

@@ -13,8 +13,8 @@ from taccl.formats.astra import chakra as module
 from taccl.formats.astra.chakra import dump_chakra
 from taccl.problem.problem import make_problem
 from taccl.schedule.schedule import make_schedule
-from taccl.topology.builder import TopologyBuilder
 from tests.effort import brief_synthesis
+from tests.synthesis.small_problems import linked
 
 COMP, SEND, RECEIVE = 4, 5, 6
 
@@ -137,10 +137,8 @@ def test_nodes_by_hand():
 
     Over 0->1 and 1->2, of 1 us each for 1 MB.
     """
-    builder = TopologyBuilder("line", [0, 0, 0])
-    for src, dst in ((0, 1), (1, 2)):
-        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
-    problem = make_problem(builder.build(), collectives.reduce(3, root=2), chunk_bytes=10**6)
+    topology = linked("line", [0, 0, 0], ((0, 1), (1, 2)), alpha_us=0, beta_us_per_mb=1)
+    problem = make_problem(topology, collectives.reduce(3, root=2), chunk_bytes=10**6)
     schedule = make_schedule(
         problem, chunk=[0, 0], link=[0, 1], start=[0, 1], end=[1, 2], reduce=[True, True]
     )
@@ -226,9 +224,8 @@ def test_order_on_shared_resources_is_named_as_lost():
 
 def test_multicast_is_refused():
     """A send to several ranks at once is none of the trace's."""
-    builder = TopologyBuilder("switch", [0, 0, 0])
-    builder.add_link((0,), (1, 2), alpha_us=0, beta_us_per_mb=1)
-    problem = make_problem(builder.build(), collectives.broadcast(3), chunk_bytes=10**6)
+    topology = linked("switch", [0, 0, 0], [((0,), (1, 2))], alpha_us=0, beta_us_per_mb=1)
+    problem = make_problem(topology, collectives.broadcast(3), chunk_bytes=10**6)
     with pytest.raises(ExportError, match="0->1,2 joins more than two ranks"):
         dump_chakra(make_schedule(problem, chunk=[0], link=[0], start=[0], end=[1]), "trace")
 

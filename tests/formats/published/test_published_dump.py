@@ -19,6 +19,7 @@ from taccl.schedule.schedule import make_schedule
 from taccl.topology.builder import TopologyBuilder
 from tests.foreign import OURS, foreign_files
 from tests.fuzzing import some
+from tests.synthesis.small_problems import linked
 
 
 def _transfers(schedule):
@@ -277,10 +278,8 @@ def test_overlapping_halves_are_named(tmp_path):
 
 def test_alike_costs_are_needed_only_of_nodes(tmp_path):
     """Two nodes of one rank, joined at different costs, are written as one node of two."""
-    builder = TopologyBuilder("uneven", [0, 1])
-    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=3)
-    builder.add_link(1, 0, alpha_us=1, beta_us_per_mb=4)
-    problem = make_problem(builder.build(), collectives.allgather(2), chunk_bytes=10**6)
+    topology = linked("uneven", [0, 1], [(0, 1, 1, 3), (1, 0, 1, 4)])
+    problem = make_problem(topology, collectives.allgather(2), chunk_bytes=10**6)
     schedule = make_schedule(problem, chunk=[0, 1], link=[0, 1], start=[0, 0], end=[4, 5])
     back, text = _round_trip(schedule, tmp_path)
     assert "its 2 nodes, whose ranks are written as one" in text
@@ -296,9 +295,8 @@ def _merged():
 
 
 def _multicast():
-    builder = TopologyBuilder("switch", [0, 0, 0])
-    builder.add_link((0,), (1, 2), alpha_us=0, beta_us_per_mb=1)
-    problem = make_problem(builder.build(), collectives.broadcast(3), chunk_bytes=10**6)
+    topology = linked("switch", [0, 0, 0], [((0,), (1, 2))], alpha_us=0, beta_us_per_mb=1)
+    problem = make_problem(topology, collectives.broadcast(3), chunk_bytes=10**6)
     return make_schedule(problem, chunk=[0], link=[0], start=[0], end=[1])
 
 

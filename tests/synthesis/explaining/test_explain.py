@@ -27,6 +27,7 @@ from taccl.topology.fabrics import ring
 from taccl.topology.machines import ndv2
 from tests.effort import AMPLE_S, PATIENT
 from tests.fuzzing import MANY, thinned
+from tests.synthesis.small_problems import linked
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "infeasible"
 _INFOS = {info.name: info for info in solver_infos()}
@@ -312,10 +313,8 @@ def test_random_sketches(seed):
 
 def test_topology_at_fault():
     """A rank that no link enters is nobody's clause: the cut is named."""
-    builder = TopologyBuilder("torn", [0, 0, 0])
-    for src, dst in ((0, 1), (1, 0), (2, 0)):
-        builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
-    explanation = explain(make_problem(builder.build(), collectives.allgather(3), chunk_bytes=10))
+    topology = linked("torn", [0, 0, 0], ((0, 1), (1, 0), (2, 0)), alpha_us=1, beta_us_per_mb=1)
+    explanation = explain(make_problem(topology, collectives.allgather(3), chunk_bytes=10))
     assert not explanation.feasible
     assert explanation.conflict == ()
     assert (

@@ -33,6 +33,7 @@ from tests.synthesis.small_problems import (
     custom,
     full,
     late_hold,
+    linked,
     problem_of,
     random_group_problem,
     random_problem,
@@ -140,10 +141,8 @@ def test_the_verifier_has_the_last_word(monkeypatch):
 
 def test_a_chunk_that_comes_from_several_ranks_at_once():
     """Ranks 1 and 2 send the same to 0 over one link: no tree grows that way, so the schedule stays as it is."""
-    builder = TopologyBuilder("together", [0] * 3)
-    builder.add_link(2, 1, alpha_us=1, beta_us_per_mb=1)
-    builder.add_link((1, 2), 0, alpha_us=1, beta_us_per_mb=1)
-    problem = problem_of(builder.build(), custom(3, [([2], [0, 1])] * 3))
+    topology = linked("together", [0] * 3, [(2, 1), ((1, 2), 0)], alpha_us=1, beta_us_per_mb=1)
+    problem = problem_of(topology, custom(3, [([2], [0, 1])] * 3))
     first = first_of(problem)
     assert improve_schedule(first, turns=100) == (first, "not every chunk has a way along a tree")
 
@@ -210,10 +209,9 @@ def test_more_links_do_not_hurt():
 
 def test_what_merges_pays_the_latency_once():
     """Eight chunks over one link of alpha 10 and beta 1: 18 us in one send, 88 us apart."""
-    builder = TopologyBuilder("pair", [0, 1])
-    builder.add_link(0, 1, alpha_us=10, beta_us_per_mb=1)
+    topology = linked("pair", [0, 1], [(0, 1)], alpha_us=10, beta_us_per_mb=1)
     problem = problem_of(
-        builder.build(), collectives.broadcast(2, chunks_per_rank=8), merging=frozenset({0}), max_merge=8
+        topology, collectives.broadcast(2, chunks_per_rank=8), merging=frozenset({0}), max_merge=8
     )
     assert from_nothing(problem).finish_us == 18
 

@@ -9,9 +9,8 @@ from taccl.synthesis.milp import jobshop
 from taccl.synthesis.milp.routing import needed_hops
 from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
 from taccl.synthesis.symmetry.quotient import take_quotient
-from taccl.topology.builder import TopologyBuilder
 from tests.effort import AMPLE_S, in_time
-from tests.synthesis.small_problems import custom, full, problem_of, ring
+from tests.synthesis.small_problems import custom, full, linked, problem_of, ring
 
 
 def orbits_of(problem):
@@ -42,10 +41,8 @@ def late(problem):
 
 def two_hops():
     """One chunk for rank 1, one for rank 2 by rank 1, 2 us a hop: the one with far to go first takes 4."""
-    builder = TopologyBuilder("line", [0] * 3)
-    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
-    builder.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)
-    return problem_of(builder.build(), custom(3, [([0], [1]), ([0], [2])]))
+    topology = linked("line", [0] * 3, [(0, 1), (1, 2)], alpha_us=1, beta_us_per_mb=1)
+    return problem_of(topology, custom(3, [([0], [1]), ([0], [2])]))
 
 
 def test_a_hint_is_improved_on():
@@ -183,9 +180,8 @@ def test_a_destination_that_nothing_enters_is_infeasible():
 
 def test_one_send_carries_what_it_was_given_together():
     """Three chunks of 2 + 1 us over a link that merges three: one send of 5 us."""
-    builder = TopologyBuilder("merge", [0, 1])
-    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
-    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 3), merging=frozenset({0}), max_merge=3)
+    topology = linked("merge", [0, 1], [(0, 1)], alpha_us=2, beta_us_per_mb=1)
+    problem = problem_of(topology, custom(2, [([0], [1])] * 3), merging=frozenset({0}), max_merge=3)
     answer = solved(orbits_of(problem), 9)
     (send,) = answer.schedule.sends
     assert (len(send.hops), send.start_ticks, send.end_ticks) == (3, 0, 5)
@@ -194,10 +190,8 @@ def test_one_send_carries_what_it_was_given_together():
 @pytest.mark.parametrize("merging", [frozenset(), frozenset({0})], ids=["one by one", "merging"])
 def test_own_chunks_go_first(merging):
     """Two chunks of 2 + 1 us, the first of them the link's own, do not merge."""
-    builder = TopologyBuilder("lane", [0, 1])
-    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
     problem = problem_of(
-        builder.build(),
+        linked("lane", [0, 1], [(0, 1)], alpha_us=2, beta_us_per_mb=1),
         custom(2, [([0], [1])] * 2),
         merging=merging,
         max_merge=2,

@@ -11,7 +11,7 @@ from taccl.synthesis.milp.routing import needed_hops
 from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.topology.builder import TopologyBuilder
-from tests.synthesis.small_problems import custom, problem_of, relayed, ring, two_nodes
+from tests.synthesis.small_problems import custom, linked, problem_of, relayed, ring, two_nodes
 
 
 def tree():
@@ -70,11 +70,8 @@ def test_the_best_rule_is_no_worse_than_any():
 
 def line(rule):
     """In what order link 0 -> 1 sends chunk 0 (to 1), chunk 1 (to 2), with chunk 2 (from 3 to 1) after."""
-    builder = TopologyBuilder("line", [0] * 4)
-    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
-    builder.add_link(1, 2, alpha_us=0, beta_us_per_mb=5)
-    builder.add_link(3, 0, alpha_us=0, beta_us_per_mb=1)
-    problem = problem_of(builder.build(), custom(4, [([0], [1]), ([3], [2]), ([0], [1]), ([0], [1])]))
+    topology = linked("line", [0] * 4, [(0, 1, 0, 1), (1, 2, 0, 5), (3, 0, 0, 1)])
+    problem = problem_of(topology, custom(4, [([0], [1]), ([3], [2]), ([0], [1]), ([0], [1])]))
     found = order(take_quotient(problem, symmetry_group(problem)), rule)
     return [
         hop

@@ -26,6 +26,7 @@ from tests.synthesis.small_problems import (
     custom,
     full,
     late_hold,
+    linked,
     problem_of,
     random_group_problem,
     random_problem,
@@ -164,11 +165,8 @@ def test_switch_policies_count_connections(policy, used, objective):
 
 def test_few_connections_are_not_bought_with_time():
     """Six chunks over six links of 1 us side by side: 0.01 a connection does not outweigh a microsecond."""
-    builder = TopologyBuilder("parallel", [0] * 2)
-    for _ in range(6):
-        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
     problem = problem_of(
-        builder.build(),
+        linked("parallel", [0] * 2, ((0, 1) for _ in range(6)), alpha_us=0, beta_us_per_mb=1),
         custom(2, [([0], [1])] * 6),
         switch_policies=(SwitchPolicy("s", "min-connections", tuple(range(6))),),
     )
@@ -225,10 +223,8 @@ def test_a_solved_routing_can_be_scheduled():
 
 def coming_back():
     """A chunk goes 0 -> 1 -> 2 -> {1, 3}, 1 us each: only a multicast that comes back to rank 1 leads to rank 3."""
-    builder = TopologyBuilder("coming back", [0] * 4)
-    for src, dst in ((0, 1), (1, 2), (2, (1, 3))):
-        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
-    return problem_of(builder.build(), collectives.broadcast(4))
+    topology = linked("coming back", [0] * 4, ((0, 1), (1, 2), (2, (1, 3))), alpha_us=0, beta_us_per_mb=1)
+    return problem_of(topology, collectives.broadcast(4))
 
 
 def test_a_multicast_may_come_to_where_the_chunk_is():
@@ -251,11 +247,8 @@ def test_a_state_takes_its_chunk_from_one_multicast():
 
 def test_a_single_path_may_pass_a_multicast():
     """0 -> {1, 2} -> 3 for rank 3 alone: the copy at rank 1 goes nowhere."""
-    builder = TopologyBuilder("pass", [0] * 4)
-    for src, dst in ((0, (1, 2)), (2, 3)):
-        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
-    builder.add_link(1, 3, alpha_us=0, beta_us_per_mb=9)
-    pairs, answer = solved(problem_of(builder.build(), custom(4, [([0], [3])])))
+    topology = linked("pass", [0] * 4, [(0, (1, 2), 0, 1), (2, 3, 0, 1), (1, 3, 0, 9)])
+    pairs, answer = solved(problem_of(topology, custom(4, [([0], [3])])))
     assert pairs == [(0, 0), (0, 1)]
     assert answer.objective == pytest.approx(2)
 
@@ -334,11 +327,8 @@ def behind_own_chunks(*own_mb, alpha=0):
 
     The second link has a latency, and is free again before a send over it has arrived.
     """
-    builder = TopologyBuilder("behind", [0] * 3, alpha_meaning="pipelined")
-    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
-    builder.add_link(1, 2, alpha_us=alpha, beta_us_per_mb=1)
     return problem_of(
-        builder.build(),
+        linked("behind", [0] * 3, [(0, 1, 0, 1), (1, 2, alpha, 1)], alpha_meaning="pipelined"),
         custom(3, [([0], [2]), *([([1], [2])] * len(own_mb))]),
         chunk_bytes=[MB, *(each * MB for each in own_mb)],
         own_first=frozenset({1}),

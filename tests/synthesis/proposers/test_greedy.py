@@ -16,6 +16,7 @@ from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import (
     custom,
     late_hold,
+    linked,
     problem_of,
     random_problem,
     relayed,
@@ -37,20 +38,16 @@ def test_the_longest_way_goes_first():
 
     So 0 -> 1 at 0 and 2, 1 -> 3 at 2: all is there at 4, the other way round at 6.
     """
-    builder = TopologyBuilder("line", [0] * 3)
-    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
-    builder.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)
-    quotient = orbits_of(problem_of(builder.build(), custom(3, [([0], [1]), ([0], [2])])))
+    topology = linked("line", [0] * 3, [(0, 1), (1, 2)], alpha_us=1, beta_us_per_mb=1)
+    quotient = orbits_of(problem_of(topology, custom(3, [([0], [1]), ([0], [2])])))
     found = list_schedule(quotient, critical_priorities(quotient))
     assert found.finish_ticks == 4
 
 
 def test_priorities_decide():
     """With the priorities turned round it takes 6."""
-    builder = TopologyBuilder("line", [0] * 3)
-    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
-    builder.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)
-    quotient = orbits_of(problem_of(builder.build(), custom(3, [([0], [1]), ([0], [2])])))
+    topology = linked("line", [0] * 3, [(0, 1), (1, 2)], alpha_us=1, beta_us_per_mb=1)
+    quotient = orbits_of(problem_of(topology, custom(3, [([0], [1]), ([0], [2])])))
     found = list_schedule(quotient, [-p for p in critical_priorities(quotient)])
     assert found.finish_ticks == 6
 
@@ -161,10 +158,8 @@ def test_what_stays_is_not_sent_on_by_the_job_shop_either():
 
 def apart(**clauses):
     """A broadcast to a node whose two ranks are not joined: it must be entered twice, own chunks first."""
-    builder = TopologyBuilder("apart", [0, 1, 1])
-    for dst in (1, 2):
-        builder.add_link(0, dst, alpha_us=0, beta_us_per_mb=1)
-    return problem_of(builder.build(), collectives.broadcast(3), **clauses)
+    topology = linked("apart", [0, 1, 1], [(0, 1), (0, 2)], alpha_us=0, beta_us_per_mb=1)
+    return problem_of(topology, collectives.broadcast(3), **clauses)
 
 
 @pytest.mark.parametrize("own_first", [frozenset(), frozenset({0, 1})], ids=["plain", "own first"])

@@ -30,6 +30,7 @@ from taccl.synthesis.proposers.router import find_paths
 from taccl.synthesis.proposers.spreading import spread
 from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import some
+from tests.synthesis.small_problems import linked
 
 MB = 10**6
 topologies = taccl.topologies
@@ -171,9 +172,8 @@ def test_chunk_that_is_there_is_not_sent():
 
 def test_target_out_of_reach_is_an_error():
     """One link from 0 to 1: nothing gets from 1 to 0."""
-    builder = TopologyBuilder("one way", [0, 0])
-    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
-    fabric, demand = problem_arrays(problem_of(builder.build(), collectives.alltoall(2)))
+    topology = linked("one way", [0, 0], [(0, 1)], alpha_us=0, beta_us_per_mb=1)
+    fabric, demand = problem_arrays(problem_of(topology, collectives.alltoall(2)))
     with pytest.raises(CollectiveError, match="chunk 2 cannot reach"):
         find_paths(fabric, demand)
 
@@ -301,11 +301,9 @@ def test_one_kernel_serves_long_and_short_schedules(name):
 
 def through_rank_1(num_ranks):
     """Ranks that all send to rank 0 through rank 1, over one link that takes 1 us and 1 us/MB."""
-    builder = TopologyBuilder("through rank 1", [0] * num_ranks)
-    for rank in range(2, num_ranks):
-        builder.add_link(rank, 1, alpha_us=0, beta_us_per_mb=1)
-    builder.add_link(1, 0, alpha_us=1, beta_us_per_mb=1)
-    return builder.build()
+    return linked(
+        "through rank 1", [0] * num_ranks, [*((rank, 1, 0, 1) for rank in range(2, num_ranks)), (1, 0, 1, 1)]
+    )
 
 
 def to_rank_0(num_ranks, ranks):

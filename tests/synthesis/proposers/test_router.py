@@ -25,7 +25,7 @@ from taccl.synthesis.proposers.spreading import spread
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.valid_schedules import full
 from tests.fuzzing import MANY
-from tests.synthesis.small_problems import custom
+from tests.synthesis.small_problems import custom, linked
 
 MB = 10**6
 topologies = taccl.topologies
@@ -39,10 +39,7 @@ def arrays(topology, collective, *, chunk_bytes=MB):
 
 def star(*pairs):
     """Links of 1 us a MB between ranks 0 to 3."""
-    builder = TopologyBuilder("star", [0] * 4)
-    for src, dst in pairs:
-        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
-    return builder.build()
+    return linked("star", [0] * 4, pairs, alpha_us=0, beta_us_per_mb=1)
 
 
 def ends(fabric, trees, c):

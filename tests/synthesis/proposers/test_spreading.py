@@ -20,6 +20,7 @@ from taccl.synthesis.proposers.spreading import Rule, spread
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.transform import without
 from tests.fuzzing import some
+from tests.synthesis.small_problems import linked
 
 MB = 10**6
 topologies = taccl.topologies
@@ -152,9 +153,8 @@ def test_an_allgather_meets_its_bound(topology, rounds):
 
 def test_pipelined_alpha_does_not_hold_the_link():
     """Two chunks over one link: the second starts after 20 us, not 30, and arrives at 50."""
-    builder = TopologyBuilder("pair", [0, 0], alpha_meaning="pipelined")
-    builder.add_link(0, 1, alpha_us=10, beta_us_per_mb=20)
-    problem = problem_of(builder.build(), collectives.broadcast(2, chunks_per_rank=2))
+    topology = linked("pair", [0, 0], [(0, 1)], alpha_us=10, beta_us_per_mb=20, alpha_meaning="pipelined")
+    problem = problem_of(topology, collectives.broadcast(2, chunks_per_rank=2))
     assert verified(problem).finish_us == 50
 
 
@@ -218,10 +218,8 @@ def test_columns_are_compact():
 @pytest.mark.slow  # compiles the kernel once more
 def test_long_times_need_eight_bytes():
     """A time beyond 2**31 ticks gives wider starts, and the same schedule."""
-    builder = TopologyBuilder("slow", [0, 0, 0])
-    for src, dst in ((0, 1), (1, 2)):
-        builder.add_link(src, dst, alpha_us="0.000001", beta_us_per_mb=3000)
-    problem = problem_of(builder.build(), collectives.broadcast(3))
+    topology = linked("slow", [0, 0, 0], ((0, 1), (1, 2)), alpha_us="0.000001", beta_us_per_mb=3000)
+    problem = problem_of(topology, collectives.broadcast(3))
     assert verified(problem).finish_ticks == 2 * 3000000001
     assert solve(problem).start.dtype == np.int64
 
@@ -298,10 +296,9 @@ def test_relays_keep_to_shortest_ways():
 
 def test_unreachable_ranks_are_an_error():
     """One link from 0 to 1: rank 1's chunk cannot reach rank 0."""
-    builder = TopologyBuilder("one way", [0, 0])
-    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+    topology = linked("one way", [0, 0], [(0, 1)], alpha_us=0, beta_us_per_mb=1)
     with pytest.raises(CollectiveError, match="1 chunks cannot reach"):
-        solve(problem_of(builder.build(), collectives.allgather(2)))
+        solve(problem_of(topology, collectives.allgather(2)))
 
 
 def test_combining_collectives_are_refused():

@@ -6,9 +6,9 @@ import taccl
 from taccl._internal.deadline import OutOfTime
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.synthesis.suggesting import suggest
-from taccl.topology.builder import TopologyBuilder
 from tests.effort import AMPLE_S, PATIENT
 from tests.fuzzing import thinned
+from tests.synthesis.small_problems import linked
 
 
 @pytest.fixture(scope="module")
@@ -143,10 +143,9 @@ def test_a_topology_of_ones_own_needs_no_machine():
 
 def test_a_disconnected_topology_is_an_error():
     """Two ranks and a link one way: the other's chunk has no path."""
-    builder = TopologyBuilder("one way", (0, 0))
-    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
+    topology = linked("one way", (0, 0), [(0, 1)], alpha_us=1, beta_us_per_mb=1)
     with pytest.raises(TopologyError, match="one way"):
-        taccl.suggest_sketches(builder.build(), "allgather", "1MB")
+        taccl.suggest_sketches(topology, "allgather", "1MB")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import taccl
 from taccl.errors import TopologyError
 from taccl.synthesis.suggesting.plans import Shift, find_shape, find_shifts, relay_plans
 from taccl.topology.builder import TopologyBuilder
+from tests.synthesis.small_problems import linked
 
 
 def plans(topology):
@@ -88,8 +89,5 @@ def test_where_some_are_linked_across_nothing_is_said():
 
 def test_nodes_of_different_sizes_are_refused():
     """A sketch speaks of local ranks of every node, so nodes of 2 and 1 ranks have none."""
-    builder = TopologyBuilder("uneven", (0, 0, 1))
-    for src, dst in ((0, 1), (1, 2), (2, 0)):
-        builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
     with pytest.raises(TopologyError, match="uneven: found nodes of 1, 2 ranks"):
-        find_shape(builder.build())
+        find_shape(linked("uneven", (0, 0, 1), ((0, 1), (1, 2), (2, 0)), alpha_us=1, beta_us_per_mb=1))

@@ -20,7 +20,7 @@ from taccl.topology import machines
 from taccl.topology.builder import TopologyBuilder
 from tests.foreign import OURS
 from tests.fuzzing import cases
-from tests.synthesis.small_problems import custom, full, problem_of, ring
+from tests.synthesis.small_problems import custom, full, linked, problem_of, ring
 
 ROTATION = tuple((r + 1) % 4 for r in range(4))
 
@@ -383,9 +383,8 @@ def test_a_sketch_link_is_no_hop():
 
 def test_a_link_of_several_sources_shortens_no_way():
     """To rank 1 the link from ranks 0 and 2 is fast, and waits for both: the chunk of rank 2 goes by rank 0."""
-    builder = TopologyBuilder("ring", [0, 0, 0])
-    for rank in range(3):
-        builder.add_link(rank, (rank + 1) % 3, alpha_us=0, beta_us_per_mb=5)
-    builder.add_link((0, 2), 1, alpha_us=0, beta_us_per_mb=1)
-    problem = problem_of(builder.build(), collectives.gather(3, root=1), routing_slack=Fraction(1, 10))
+    topology = linked(
+        "ring", [0, 0, 0], [*((rank, (rank + 1) % 3, 0, 5) for rank in range(3)), ((0, 2), 1, 0, 1)]
+    )
+    problem = problem_of(topology, collectives.gather(3, root=1), routing_slack=Fraction(1, 10))
     assert {(hop.chunk, hop.link) for hop in take_quotient(problem).hops} >= {(0, 0), (2, 2), (2, 0)}

@@ -25,6 +25,7 @@ from taccl.topology.named import as_named, parse_named
 from taccl.topology.regular import CyclicProduct, PermutationGroup
 from taccl.topology.translations import along_ring, translations_of_topology
 from tests.fuzzing import some
+from tests.synthesis.small_problems import linked
 
 COLLECTIVES = ("allgather", "reduce-scatter", "allreduce", "alltoall")
 NAMES = ("ring:2", "ring:5", "torus:3x4", "torus:2x2x3", "hypercube:3", "fully-connected:5", "star:5")
@@ -244,10 +245,8 @@ def test_links_that_cost_otherwise_are_refused():
 
 def test_links_that_do_not_reach_all_are_refused():
     """Two rings of two ranks, side by side."""
-    builder = TopologyBuilder("apart", [0] * 4)
-    for src in range(4):
-        builder.add_link(src, src ^ 1, alpha_us=1, beta_us_per_mb=1)
-    shape = translations_of_topology(builder.build(), CyclicProduct((2, 2)))
+    topology = linked("apart", [0] * 4, ((src, src ^ 1) for src in range(4)), alpha_us=1, beta_us_per_mb=1)
+    shape = translations_of_topology(topology, CyclicProduct((2, 2)))
     with pytest.raises(TopologyError, match="do not lead from a rank to every other"):
         translate(shape, chunk_bytes=1000)
 

@@ -16,7 +16,7 @@ from taccl.topology.builder import TopologyBuilder
 from tests.effort import brief_synthesis
 from tests.fuzzing import by_turns, some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
-from tests.synthesis.small_problems import custom, problem_of, random_problem, ring, star, two_nodes
+from tests.synthesis.small_problems import custom, linked, problem_of, random_problem, ring, star, two_nodes
 
 TOPOLOGIES = {"ring": ring(4), "star": star(3), "two nodes": two_nodes()}
 COMBINING = {
@@ -205,11 +205,8 @@ def test_links_that_add_up_count_a_contribution_once(name, backend):
 
 def test_links_that_add_up_may_be_needed_and_count_twice():
     """Only a link from ranks 1 and 2 leads to rank 0, and only rank 1 to rank 2: that there is none is said."""
-    builder = TopologyBuilder("narrow", [0, 0, 0])
-    for src, dst in ((0, 1), (1, 2)):
-        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
-    builder.add_link((1, 2), 0, alpha_us=0, beta_us_per_mb=1)
-    problem = problem_of(builder.build(), collectives.reduce_scatter(3))
+    topology = linked("narrow", [0, 0, 0], [*((0, 1), (1, 2)), ((1, 2), 0)], alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(topology, collectives.reduce_scatter(3))
     with pytest.raises(taccl.NoSolutionError, match="adds each contribution once"):
         brief_synthesis(problem, backend="greedy")
 
