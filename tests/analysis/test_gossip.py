@@ -11,6 +11,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.gossip import Gossip, gossip
+from taccl.analysis.certificates.readings import as_spreading
 from taccl.problem.collective import Chunk, Collective
 from tests.effort import brief_synthesis
 from tests.fuzzing import cases, some
@@ -152,7 +153,7 @@ def test_no_schedule_beats_the_claim():
             topology, Collective("sums", n, tuple(chunks), combining=True), **merges, **gates
         )
         best = brief_synthesis(problem, sketch="none").schedule.finish
-        for ticks, limits, witness in gossip(NeededSends(problem)):
+        for ticks, limits, witness in gossip(NeededSends(as_spreading(problem))):
             bound = Fraction(ticks, problem.costs.ticks_per_us)
             assert bound <= best, seed
             assert Certificate(problem, bound, "cut counting", limits, witness).check(), seed

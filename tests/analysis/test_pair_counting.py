@@ -111,7 +111,7 @@ def test_no_way_to_add_beats_the_pairs():
     decided = 0
     for seed in cases("pair counting, over all ways to add", few=12, many=600):
         problem = random_sums(seed, tiny=True)
-        found = list(pair_counting_bounds(NeededSends(problem), in_network=False))
+        found = list(pair_counting_bounds(NeededSends(as_spreading(problem)), in_network=False))
         assert all(claim.check() for claim in claimed(problem, found)), seed
         try:
             assert not sums_by(problem, max(ticks for ticks, *_ in found) - 1, max_states=4000), seed
@@ -126,7 +126,7 @@ def test_no_schedule_beats_the_pairs():
     """On up to nine ranks, of sums made at many of them."""
     for seed in cases("pair counting against schedules", few=5, many=600):
         problem = random_sums(seed, tiny=False)
-        found = list(pair_counting_bounds(NeededSends(problem), in_network=False))
+        found = list(pair_counting_bounds(NeededSends(as_spreading(problem)), in_network=False))
         assert all(claim.check() for claim in claimed(problem, found)), seed
         best = min(make(problem, cut=False).finish_ticks for make in (multiplying, one_shot))
         assert max(ticks for ticks, *_ in found) <= best, seed

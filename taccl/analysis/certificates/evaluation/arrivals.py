@@ -29,7 +29,14 @@ class Fastest:
     """
 
     def __init__(self, senders: Iterable[list[GatePassage]], most: int = 1) -> None:
-        self._places = by_place([way.of_most(most) for way in mine] for mine in senders)
+        limited = [[way.of_most(most) for way in mine] for mine in senders]
+        full = max((way.most for mine in limited for way in mine), default=1)
+
+        def pace(way: GatePassage) -> tuple[object, ...]:
+            """Ticks for a full send of any passage, then the time of the first chunk."""
+            return full // way.most * (way.alpha + way.most * way.beta), way.before + way.after[0], way.after
+
+        self._places = by_place(limited, pace)
         self._known: dict[int, int] = {}
 
     def within(self, ticks: int) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import add
 
@@ -123,12 +123,13 @@ def passages_of(
     return {each: passages(facts, some, release) for each, some in together.items()}
 
 
-def by_place(sets: Iterable[Iterable[GatePassage]]) -> list[set[GatePassage]]:
-    """The first passages of all sets, the second ones, and so on, each set sorted from the fastest on."""
+def by_place(
+    sets: Iterable[Iterable[GatePassage]], key: Callable[[GatePassage], tuple[object, ...]]
+) -> list[set[GatePassage]]:
+    """The first passages of all sets, the second ones, and so on, each set sorted by a key."""
     places: dict[int, set[GatePassage]] = defaultdict(set)
     for ways in sets:
-        ordered = sorted(ways, key=lambda way: (way.hold, way.alpha, way.most, way.before))
-        for place, way in enumerate(ordered):
+        for place, way in enumerate(sorted(ways, key=key)):
             places[place].add(way)
     return list(places.values())
 
@@ -136,7 +137,7 @@ def by_place(sets: Iterable[Iterable[GatePassage]]) -> list[set[GatePassage]]:
 def strongest(sets: Iterable[list[GatePassage]]) -> list[GatePassage]:
     """Passages that dominate those of every set: the best of all first ones, all second ones, and so on."""
     found = []
-    for some in by_place(sets):
+    for some in by_place(sets, lambda way: (way.hold, way.alpha, way.most, way.before)):
         most, before = max(way.most for way in some), min(way.before for way in some)
         found.append(
             GatePassage(
