@@ -17,7 +17,7 @@ from taccl.baselines.in_network import in_network
 from taccl.baselines.multiplying import multiplying
 from taccl.baselines.nccl import nccl, nccl_choices
 from taccl.baselines.recursive import bine, recursive, swing
-from taccl.baselines.ring import ring
+from taccl.baselines.ring import bucket, ring
 from taccl.baselines.servers import servers
 from taccl.baselines.spread import soonest_cut_us
 from taccl.baselines.straight import least_one_shot_us, one_shot, pairwise
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 __all__ = [
-    "BASELINES", "baseline", "best", "bine", "dimension_balanced", "hierarchical", "in_network",
+    "BASELINES", "baseline", "best", "bine", "bucket", "dimension_balanced", "hierarchical", "in_network",
     "multiplying", "nccl", "nccl_choices", "one_shot", "pairwise", "recursive", "ring", "servers",
     "swing", "tree",
 ]  # fmt: skip
@@ -43,6 +43,7 @@ BASELINES: dict[str, Callable[..., Schedule]] = {
     "recursive": recursive,
     "swing": swing,
     "bine": bine,
+    "bucket": bucket,
     "hierarchical": hierarchical,
     "dimension-balanced": dimension_balanced,
     "pairwise": pairwise,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ from taccl._internal.arguments import checked
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.spread import cut_while_it_pays, fastest_form, held_at_start, require_no_derivations, run
 from taccl.errors import CollectiveError
+from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 Turns = list[list[int]]
 #: The same, step by step.
 Partners = list[Turns]
+#: From a place, a step and the number of places on a ring to the place of the partner.
+Partner = Callable[[int, int, int], int]
 #: From a step, chunks, as many ranks, and True if these keep the chunks (False if they get them): True for
 #: each chunk that goes by way of its rank.
 Bound = Callable[[int, "Ints", "Ints", bool], "Flags"]
@@ -44,6 +48,10 @@ def recursive(problem: Problem, *, cut: bool = True) -> Schedule:
     `producer` names it. Only the merging clauses of the sketch apply.
 
     A broadcast becomes a binomial tree, an alltoall a hypercube exchange.
+
+    On a torus or a mesh of D dimensions, steps take the dimensions in turn, each first for one part of the
+    chunks. Partners are d hops away: 1, 2, 4, ... along each dimension. With merged sends, an allreduce of n
+    bytes takes the sum of d (alpha + n beta / (D 2**(s + 1))) over the steps s = 0, 1, ... of both phases.
 
     Parameters
     ----------
@@ -63,11 +71,7 @@ def recursive(problem: Problem, *, cut: bool = True) -> Schedule:
     International Journal of High Performance Computing Applications 19 (2005).
     """
     _require_power_of_two(problem, baseline="recursive")
-    ranks = range(problem.topology.num_ranks)
-    steps = [[[rank ^ (1 << bit) for rank in ranks]] for bit in range(len(ranks).bit_length() - 1)]
-    return cut_while_it_pays(
-        problem, partial(_both_orders, steps=steps, name="recursive"), name="recursive", cut=cut
-    )
+    return _in_both_orders(problem, lambda place, step, _: place ^ (1 << step), name="recursive", cut=cut)
 
 
 @checked
@@ -75,11 +79,16 @@ def swing(problem: Problem, *, cut: bool = True) -> Schedule:
     """A schedule in which ranks exchange with log2(num_ranks) partners on alternate sides.
 
     Half of the chunks go to partners on one side first, the other half to the other side, so that both
-    directions of a ring are used. Nodes of equal size form a grid, as rows of a torus do. On a grid, partners
-    are alternately in another node and in the same node, and chunks have four parts. Chunks spread to far
-    partners first, and sums come from near partners first, because near partners exchange the most. The
-    alternative for an allreduce is to exchange whole partial sums; the faster form is returned. Only the
-    merging clauses of the sketch apply.
+    directions of a ring are used. On a torus or a mesh, steps take the dimensions in turn, and each dimension
+    is the first of two parts of the chunks. Elsewhere, nodes of equal size are the rows of a grid. Chunks
+    spread to far partners first, and sums come from near partners first, because near partners exchange the
+    most. The alternative for an allreduce is to exchange whole partial sums; the faster form is returned.
+    Only the merging clauses of the sketch apply.
+
+    On a torus of D dimensions, partners are d hops away: 1, 1, 3, 5, 11, ... along each dimension. With
+    merged sends, an allreduce of n bytes takes at most the sum of d (alpha + n beta / (2 D 2**(s + 1))) over
+    the steps s = 0, 1, ... of both phases. Whole sums take the sum of d (alpha + n beta / (2 D)) over the
+    steps of one phase.
 
     Parameters
     ----------
@@ -97,24 +106,25 @@ def swing(problem: Problem, *, cut: bool = True) -> Schedule:
     allreduce", NSDI 2024, arXiv:2401.09356.
     """
     _require_power_of_two(problem, baseline="swing")
-    parts = _parts(problem.topology)
+    parts = _parts(_grid(problem.topology), *_SIDES)
 
     def swung(problem: Problem) -> Schedule:
         forms = [("swing", exchange(problem, [steps[::-1] for steps in parts]))]
         if _sums_everywhere(problem):
-            forms.append(("swing doubling", doubling(problem, parts[0])))
+            forms.append(("swing doubling", doubling(problem, parts)))
         return fastest_form(problem, forms)
 
-    return cut_while_it_pays(problem, swung, name="swing", cut=cut)
+    return cut_while_it_pays(problem, swung, name="swing", cut=cut, parts=len(parts), merges=True)
 
 
 @checked
 def bine(problem: Problem, *, cut: bool = True) -> Schedule:
     """A schedule along binomial trees with short edges, those of negabinary numbers.
 
-    The trees of all roots together are exchanges with the partners of `swing`, near or far ones first. An
-    allreduce also has the forms of `recursive` that double. The fastest form is returned, and its `producer`
-    names it. Only the merging clauses of the sketch apply.
+    The trees of all roots together are exchanges with the partners of `swing`, near or far ones first. On a
+    torus or a mesh they have its parts, and the time of its formula at most. An allreduce also has the forms
+    of `recursive` that double. The fastest form is returned, and its `producer` names it. Only the merging
+    clauses of the sketch apply.
 
     Parameters
     ----------
@@ -132,9 +142,7 @@ def bine(problem: Problem, *, cut: bool = True) -> Schedule:
     SC 2025, arXiv:2508.17311.
     """
     _require_power_of_two(problem, baseline="bine")
-    size = problem.topology.num_ranks
-    steps = [[[swing_partner(r, step, size) for r in range(size)]] for step in range(size.bit_length() - 1)]
-    return cut_while_it_pays(problem, partial(_both_orders, steps=steps, name="bine"), name="bine", cut=cut)
+    return _in_both_orders(problem, *_SIDES, name="bine", cut=cut)
 
 
 def exchange(problem: Problem, parts: Sequence[Partners], *, bound: Bound | None = None) -> Sends:
@@ -145,20 +153,25 @@ def exchange(problem: Problem, parts: Sequence[Partners], *, bound: Bound | None
     return run(problem, partial(_spread, parts=parts, bound=bound))
 
 
-def doubling(problem: Problem, steps: Partners) -> Sends:
+def doubling(problem: Problem, parts: Sequence[Partners]) -> Sends:
     """Sends of an allreduce in which partners exchange the whole sums that they have so far."""
-    ranks, chunks = np.arange(problem.topology.num_ranks), np.arange(problem.collective.num_chunks)
-    summed: list[tuple[int, ...]] = [(rank,) for rank in ranks.tolist()]
-    carries = [np.zeros(0, np.int64)]
+    ranks = np.arange(problem.topology.num_ranks)
+    place = np.arange(problem.collective.num_chunks) % problem.collective.chunks_per_rank
+    carries: list[tuple[int, Ints]] = [(0, np.zeros(0, np.int64))]
     sums: dict[tuple[int, ...], int] = {}
     moves: list[Row] = []
-    for step, turns in enumerate(steps):
-        number = np.array([sums.setdefault(each, len(sums)) for each in summed])
-        for partners in turns:
-            moves.append((step, chunks, ranks[:, None], np.array(partners)[:, None], True))
-            carries.append(np.repeat(number, len(chunks)))
-        summed = after_exchange(summed, turns)
-    return routed(problem, Moves.of(moves), sums=list(sums), carries=np.concatenate(carries))
+    for part, steps in enumerate(parts):
+        chunks = np.flatnonzero(place % len(parts) == part)
+        summed: list[tuple[int, ...]] = [(rank,) for rank in ranks.tolist()]
+        for step, turns in enumerate(steps):
+            number = np.array([sums.setdefault(each, len(sums)) for each in summed])
+            for partners in turns:
+                moves.append((step, chunks, ranks[:, None], np.array(partners)[:, None], True))
+                carries.append((step, np.repeat(number, len(chunks))))
+            summed = after_exchange(summed, turns)
+    carries.sort(key=itemgetter(0))  # as moves are
+    named = np.concatenate([number for _, number in carries])
+    return routed(problem, Moves.of(moves), sums=list(sums), carries=named)
 
 
 def after_exchange(summed: Sequence[tuple[int, ...]], turns: Turns) -> list[tuple[int, ...]]:
@@ -175,6 +188,10 @@ def swing_partner(place: int, step: int, size: int, *, mirrored: bool = False) -
     return (place + (distance if place % 2 == mirrored else -distance)) % size
 
 
+#: Partners of even places on the upper side first, and on the lower side first.
+_SIDES: tuple[Partner, ...] = (swing_partner, partial(swing_partner, mirrored=True))
+
+
 def _require_power_of_two(problem: Problem, *, baseline: str) -> None:
     """Raise `CollectiveError` unless ranks can be halved down to one, and chunks are not derived."""
     require_no_derivations(problem, baseline=baseline)
@@ -186,13 +203,22 @@ def _require_power_of_two(problem: Problem, *, baseline: str) -> None:
         )
 
 
-def _both_orders(problem: Problem, *, steps: Partners, name: str) -> Schedule:
+def _in_both_orders(problem: Problem, *partners: Partner, name: str, cut: bool) -> Schedule:
     """The fastest of exchanges with near or far partners first, and of doublings for an allreduce."""
-    orders = {"near partners first": steps, "far partners first": steps[::-1]}
-    forms = [(f"{name} ({text})", exchange(problem, [each])) for text, each in orders.items()]
-    if _sums_everywhere(problem):
-        forms += [(f"{name} doubling ({text})", doubling(problem, each)) for text, each in orders.items()]
-    return fastest_form(problem, forms)
+    dims, size = grid_of(problem.topology), problem.topology.num_ranks
+    if dims is None:
+        parts = _parts(np.arange(size)[None], partners[0])
+    else:
+        parts = _parts(np.arange(size).reshape(dims.sizes[::-1]), *partners)
+
+    def made(problem: Problem) -> Schedule:
+        orders = {"near partners first": parts, "far partners first": [steps[::-1] for steps in parts]}
+        forms = [(f"{name} ({text})", exchange(problem, each)) for text, each in orders.items()]
+        if _sums_everywhere(problem):
+            forms += [(f"{name} doubling ({text})", doubling(problem, each)) for text, each in orders.items()]
+        return fastest_form(problem, forms)
+
+    return cut_while_it_pays(problem, made, name=name, cut=cut, parts=max(2, len(parts)), merges=True)
 
 
 def _sums_everywhere(problem: Problem) -> bool:
@@ -235,26 +261,32 @@ def swaps(
         holder, chunk = holder[order], chunk[order]
 
 
-def _parts(topology: Topology) -> list[Partners]:
-    """Partners of each part: every dimension is the first of two parts, one for each side."""
-    nodes = topology.ranks_of_node
+def _grid(topology: Topology) -> Ints:
+    """Ranks of a torus or a mesh by their digits, the first dimension last; else by node, or in one row."""
+    nodes, dims = topology.ranks_of_node, grid_of(topology)
+    if dims is not None:
+        return np.arange(topology.num_ranks).reshape(dims.sizes[::-1])
     is_even = len({len(ranks) for ranks in nodes}) == 1
-    grid = np.array(nodes if is_even else [range(topology.num_ranks)])
-    dims = [dim for dim in (1, 0) if grid.shape[dim] > 1] or [1]
+    return np.array(nodes if is_even else [range(topology.num_ranks)])
+
+
+def _parts(grid: Ints, *partners: Partner) -> list[Partners]:
+    """Partners of each part: every dimension of a grid is the first of one part for each kind of partner."""
+    axes = [axis for axis in reversed(range(grid.ndim)) if grid.shape[axis] > 1] or [0]
     parts: list[Partners] = []
-    for first in range(len(dims)):
-        by_turns = [*dims[first:], *dims[:first]]
+    for first in range(len(axes)):
+        by_turns = [*axes[first:], *axes[:first]]
         steps = sorted(
             (step, turn)
-            for turn, dim in enumerate(by_turns)
-            for step in range(grid.shape[dim].bit_length() - 1)
+            for turn, axis in enumerate(by_turns)
+            for step in range(grid.shape[axis].bit_length() - 1)
         )
-        for mirrored in (False, True):
+        for partner in partners:
             parts.append([])
             for step, turn in steps:
                 size = grid.shape[by_turns[turn]]
-                places = [swing_partner(place, step, size, mirrored=mirrored) for place in range(size)]
-                partners = np.empty(grid.size, np.int64)
-                partners[grid] = grid.take(places, axis=by_turns[turn])
-                parts[-1].append([partners.tolist()])
+                places = [partner(place, step, size) for place in range(size)]
+                there = np.empty(grid.size, np.int64)
+                there[grid] = grid.take(places, axis=by_turns[turn])
+                parts[-1].append([there.tolist()])
     return parts

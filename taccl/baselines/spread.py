@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl._internal.caching import cached
+from taccl._internal.units import format_count
 from taccl.errors import CollectiveError
 from taccl.problem.costs import hold_columns
+from taccl.problem.problem import make_problem
 from taccl.schedule.combine import reduction_half, spreading_half
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def run(
 
 def fastest(schedules: Iterable[Schedule]) -> Schedule:
     """The schedule that finishes first; of equals, the first."""
-    return min(schedules, key=lambda schedule: schedule.finish_ticks)
+    return min(schedules, key=lambda schedule: schedule.finish)
 
 
 def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]]) -> Schedule:
@@ -90,6 +92,7 @@ def cut_while_it_pays(
     cut: bool,
     parts: int = 2,
     pays: Fraction = _PAYS,
+    merges: bool = False,
 ) -> Schedule:
     """The schedule of a problem without its sketch; chunks are cut finer while that pays.
 
@@ -98,7 +101,26 @@ def cut_while_it_pays(
     - `cut`: True if chunks may be cut.
     - `parts`: Number of parts of each chunk in the first cut, which every further cut doubles.
     - `pays`: Largest ratio of the finishes, with finer chunks and without, that counts as a gain.
+    - `merges`: True if the messages of the algorithm also compete as one send each, where they may.
     """
+    found = _cut_while_it_pays(problem, make, name=name, cut=cut, parts=parts, pays=pays)
+    if not (merges and cut and may_merge(problem)):
+        return found
+    together = _cut_while_it_pays(
+        merging(problem), lambda finer: make(merging(finer)), name=name, cut=True, parts=parts, pays=pays
+    )
+    return fastest((found, together))
+
+
+def _cut_while_it_pays(
+    problem: Problem,
+    make: Callable[[Problem], Schedule],
+    *,
+    name: str,
+    cut: bool,
+    parts: int,
+    pays: Fraction,
+) -> Schedule:
     made = _whole(problem)
     if name not in made:
         made[name] = make(without_sketch(problem))
@@ -126,6 +148,26 @@ def cut_while_it_pays(
         if 2 * found.num_transfers > MANY_CUT:
             break
     return best
+
+
+def may_merge(problem: Problem) -> bool:
+    """True if sends may merge anywhere: sums whose chunks are open, without clauses of a caller."""
+    if not (problem.chunks_open and problem.collective.sums_up):
+        return False
+    default = make_problem(problem.topology, problem.collective, size_bytes=problem.size_bytes)
+    return problem.clauses == default.clauses
+
+
+@cached
+def merging(problem: Problem) -> Problem:
+    """The problem with sends of any number of chunks on every link that is held for a latency."""
+    holds = hold_columns(problem.topology).link[problem.costs.hold_alpha > 0]
+    links, most = problem.clauses.merging.union(holds.tolist()), max(6, problem.collective.num_chunks)
+    if (links, most) == (problem.clauses.merging, problem.clauses.max_merge):
+        return problem
+    note = f"chunks of one message are one send on {format_count(len(links), 'link')}"
+    notes = (*(each for each in problem.notes if not each.startswith("chunks of one message")), note)
+    return replace(problem.with_clauses(merging=links, max_merge=most), notes=notes)
 
 
 @cached

@@ -42,7 +42,8 @@ NAMES_OF_BASELINES = {
     "ring": "ring", "tree": "double binary tree", "recursive": "halving-doubling",
     "hierarchical": "hierarchical", "dimension-balanced": "dimension-balanced",
     "pairwise": "pairwise", "one-shot": "one-shot", "multiplying": "recursive multiplying",
-    "swing": "swing", "bine": "bine trees", "in-network": "in the network", "servers": "at servers",
+    "swing": "swing", "bine": "bine trees", "bucket": "bucket", "in-network": "in the network",
+    "servers": "at servers",
 }  # fmt: skip
 #: Name of the bound that holds for schedules under any protocol; shown with measured points.
 _ANY_PROTOCOL = "bound, any protocol"

@@ -55,6 +55,13 @@ def dimensions(topology: Topology | NamedFabric | str) -> Dimensions:
     return found
 
 
+def grid_of(topology: Topology) -> Dimensions | None:
+    """The dimensions of a torus or a mesh: rings and lines alone; None of any other topology."""
+    found = _found(topology)
+    is_grid = isinstance(found, Dimensions) and all(each.kind in ("ring", "line") for each in found.dims)
+    return found if is_grid else None
+
+
 @cached
 def _found(topology: Topology) -> Dimensions | TopologyError:
     try:

@@ -60,7 +60,7 @@ def test_partners_are_a_third_less_far_than_of_doubling():
     """On a ring of 16, 1 + 1 + 3 + 5 hops from partner to partner, in place of 1 + 2 + 4 + 8."""
     problem = make_problem(fabrics.ring(16), collectives.allreduce(16), chunk_bytes=1000)
     near_first = [[[swing_partner(rank, step, 16) for rank in range(16)]] for step in range(4)]
-    assert len(doubling(problem, near_first).chunk) == 10 * 16 * 16
+    assert len(doubling(problem, [near_first]).chunk) == 10 * 16 * 16
 
 
 def test_a_broadcast_goes_the_shortest_way(make, unit_costs):

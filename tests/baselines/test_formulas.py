@@ -1,0 +1,105 @@
+"""Finishes of merged sums on tori and meshes, beside the formulas of their algorithms."""
+
+from math import prod
+
+import pytest
+
+import taccl
+from taccl.baselines import bine, bucket, recursive, swing
+from taccl.topology.fabrics import mesh
+
+SIZES = [16_000, 64_000, 256_000, 10**6, 4 * 10**6, 16 * 10**6]
+#: Microseconds of a link: for a send, and per byte.
+ALPHA, BETA = 0.5, 20e-6
+
+
+def steps_of(sizes):
+    """Steps of halving, with the dimensions in turn: the step along the dimension of each."""
+    return [
+        step for step, _ in sorted((s, k) for k, n in enumerate(sizes) for s in range(n.bit_length() - 1))
+    ]
+
+
+def exchange_us(sizes, num_bytes, hops, parts):
+    """Halving and doubling of chunks, or the doubling of whole sums; with `hops` to the partner of a step."""
+    share, steps = num_bytes * BETA / parts, steps_of(sizes)
+    halving = 2 * sum(hops(step) * (ALPHA + share / 2 ** (s + 1)) for s, step in enumerate(steps))
+    return min(halving, sum(hops(step) * (ALPHA + share) for step in steps))
+
+
+def swing_us(sizes, num_bytes):
+    """Swing on all ports of a torus: De Sensi et al., NSDI 2024, with d hops that each take a message."""
+    return exchange_us(sizes, num_bytes, lambda s: abs(1 - (-2) ** (s + 1)) // 3, 2 * len(sizes))
+
+
+def recursive_us(sizes, num_bytes):
+    """Halving and doubling with one part for each dimension, whose messages pass 1, 2, 4 links."""
+    return exchange_us(sizes, num_bytes, lambda s: 2**s, len(sizes))
+
+
+def bucket_us(sizes, num_bytes, *, is_mesh):
+    """Buckets along all dimensions at once, half of a ring each way, or along lines both ways."""
+    steps = sum(size - 1 if is_mesh else size // 2 for size in sizes)
+    share = num_bytes * BETA / len(sizes) / (1 if is_mesh else 2)
+    return 2 * (steps * ALPHA + share * (1 - 1 / prod(sizes)))
+
+
+def allreduce(sizes, num_bytes, make=taccl.topologies.torus):
+    """An allreduce in chunks of any number."""
+    return taccl.make_problem(make(*sizes), "allreduce", size_bytes=num_bytes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_bytes", SIZES)
+@pytest.mark.parametrize("make", [taccl.topologies.torus, mesh])
+@pytest.mark.parametrize("sizes", [(4, 4), (8, 8), (4, 4, 4)])
+def test_bucket_takes_what_its_formula_says(sizes, make, num_bytes):
+    """Merged buckets finish within 5 % of their formula on tori and meshes, from 16 KB to 16 MB."""
+    found = bucket(allreduce(sizes, num_bytes, make))
+    assert found.finish_us <= 1.05 * bucket_us(sizes, num_bytes, is_mesh=make is mesh)
+    assert taccl.verify(found).ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_bytes", SIZES)
+@pytest.mark.parametrize("function", [swing, bine])
+def test_swing_takes_what_its_formula_says(function, num_bytes):
+    """Merged exchanges with the partners of Swing finish within 5 % of its formula on a torus of 4 x 4."""
+    found = function(allreduce((4, 4), num_bytes))
+    assert found.finish_us <= 1.05 * swing_us((4, 4), num_bytes) and taccl.verify(found).ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_bytes", [10**6, 16 * 10**6])
+@pytest.mark.parametrize("sizes", [(8, 8), (4, 4, 4)])
+def test_swing_of_64_ranks_takes_what_its_formula_says(sizes, num_bytes):
+    """So does Swing on tori of 64 ranks."""
+    found = swing(allreduce(sizes, num_bytes))
+    assert found.finish_us <= 1.05 * swing_us(sizes, num_bytes) and taccl.verify(found).ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_bytes", SIZES)
+def test_halving_takes_what_its_formula_says(num_bytes):
+    """Merged halving and doubling finishes within 5 % of its formula on a torus of 4 x 4."""
+    found = recursive(allreduce((4, 4), num_bytes))
+    assert found.finish_us <= 1.05 * recursive_us((4, 4), num_bytes) and taccl.verify(found).ok
+
+
+def test_a_cut_baseline_is_compared_in_microseconds():
+    """Merged chunks of another size, whose ticks differ, win where they finish sooner."""
+    problem = allreduce((4, 4), 10**6, mesh)
+    assert bucket(problem).finish_us < bucket(problem, cut=False).finish_us
+
+
+def test_given_chunks_do_not_merge():
+    """Chunks whose number the caller gives travel one by one, as the problem says."""
+    problem = taccl.make_problem(mesh(4, 4), "allreduce", size_bytes=10**6, chunks_per_rank=1)
+    assert bucket(problem).problem.clauses == problem.clauses
+
+
+def test_bucket_is_for_tori_and_meshes():
+    """Elsewhere bucket says what it needs."""
+    problem = taccl.make_problem(taccl.topologies.ndv2(), "allreduce", size_bytes=10**6)
+    with pytest.raises(taccl.InputError, match="bucket needs a torus or a mesh"):
+        bucket(problem)
