@@ -3,6 +3,7 @@
 import itertools
 import random
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -294,3 +295,10 @@ def test_another_tail_is_refused():
     bound = two_nics()
     witness: Any = bound.witness
     assert not replace(bound, witness=replace(witness, tail=witness.tail + 1)).check()
+
+
+def test_a_bound_of_nothing_needs_no_ends() -> None:
+    """A claim of 0 ticks, which a finder may make of any resource, passes without labels."""
+    bound = two_nics()
+    witness: Any = bound.witness
+    assert replace(bound, bound=Fraction(0), witness=replace(witness, ends=())).check()

@@ -182,7 +182,7 @@ def _passes_late(facts: Facts, machine: SingleMachine, ticks: int) -> bool:
     """True if the jobs that must pass the resource cannot all be over before `ticks`."""
     jobs = _passing(facts, machine)
     some = [job for job in jobs if job.tail >= machine.tail]
-    if not some:
+    if not some or ticks <= 0:
         return ticks <= 0
     links = {e for job in jobs for e in job.links}
     holds, size = {e: facts.holds[e][machine.resource] for e in links}, min(job.units for job in jobs)
