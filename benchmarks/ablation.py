@@ -4,7 +4,8 @@ Time limits count work (`benchmarks.work_clock`), so other work on the machine c
 chance: the whole is run with each. A case differs if no finish without the mechanism lies within the range of
 the whole's finishes, for any seed. A mechanism that a run of the whole did not use is not left out of it.
 
-Results are stored after each run; the same command goes on where an earlier one was stopped.
+Results are stored after each run; the same command goes on where an earlier one was stopped. The table is of
+the cases whose runs are complete.
 
 Examples
 --------
@@ -37,8 +38,7 @@ from taccl.synthesis.backends import package_versions
 from taccl.synthesis.proposers.large import compile_kernels
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from benchmarks.report import Column, Row
     from taccl.problem.problem import Problem
@@ -130,6 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each run, from 0 on")
     parser.add_argument("--case", action="append", help="part of a case's name; default: all")
     parser.add_argument("--without", action="append", help="part of a mechanism's name; default: all")
+    parser.add_argument("--stored", action="store_true", help="run nothing: the table of complete cases")
     parser.add_argument("--one", nargs=3, metavar=("CASE", "WITHOUT", "SEED"), help="one run, as JSON")
     options = parser.parse_args(argv)
     if options.one:
@@ -140,14 +141,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     mechanisms = [name for name in MECHANISMS if name == WHOLE or wanted(name, options.without)]
     facts = {"versions": package_versions(), "limit_s": options.limit, "seeds": options.seeds}
     runs = _stored(options.output, facts)
-    _compile(names)
+    if not options.stored:
+        _compile(names)
     for name in names:
-        for _ in _new_runs(name, mechanisms, runs.setdefault(name, {}), options):
+        own = runs.setdefault(name, {})
+        while not options.stored and (following := next_run(own, mechanisms, options.seeds)):
+            own[_key(*following)] = _in_a_process(name, *following, options.limit)
             if options.output:
                 keep(options.output, {**facts, "runs": runs})
-    print(f"{len(names)} cases, {sum(is_varied(runs[name], options.seeds) for name in names)} vary by chance")
-    rows = (compared(without, {name: runs[name] for name in names}, options.seeds) for without in mechanisms)
-    return summed_up(options.output, {"rows": shown(COLUMNS, rows)}, **facts, runs=runs)
+    done = {name: runs[name] for name in names if next_run(runs[name], mechanisms, options.seeds) is None}
+    varied = sum(is_varied(each, options.seeds) for each in done.values())
+    print(f"{len(done)} of {len(names)} cases are complete; {varied} vary by chance")
+    rows = (compared(without, done, options.seeds) for without in mechanisms[1:])
+    shown_rows = {"rows": shown(COLUMNS, rows)}
+    return summed_up(options.output, shown_rows, **facts, cases=[*done], varied=varied, runs=runs)
 
 
 def _stored(output: Path | None, facts: Mapping[str, Any]) -> Runs:
@@ -162,29 +169,31 @@ def _compile(names: Collection[str]) -> None:
         compile_kernels(PROBLEMS[name]())
 
 
-def _new_runs(
-    name: str, mechanisms: Sequence[str], runs: dict[str, Row], options: argparse.Namespace
-) -> Iterator[str]:
-    """Run a case without each mechanism, with seeds until one finishes in the range of the whole.
+def next_run(runs: Mapping[str, Row], mechanisms: Sequence[str], seeds: int) -> tuple[str, int] | None:
+    """Mechanism and seed of the next run of a case; None if all are stored.
 
-    Yields the name of each run once it is among `runs`.
+    Seeds of a mechanism follow until one finishes in the range of the whole.
     """
     for without in mechanisms:
-        for seed in range(options.seeds):
-            key, whole = f"{without}, seed {seed}", finishes(runs, WHOLE, options.seeds)
-            is_part = without != WHOLE
-            if is_part and MECHANISMS[without].stages.isdisjoint(runs[f"{WHOLE}, seed {seed}"]["used"]):
+        is_part, whole = without != WHOLE, finishes(runs, WHOLE, seeds)
+        for seed in range(seeds):
+            if is_part and MECHANISMS[without].stages.isdisjoint(runs[_key(WHOLE, seed)]["used"]):
                 break
-            if key not in runs:
-                runs[key] = _in_a_process(name, without, seed, options.limit)
-                yield key
-            if is_part and min(whole) / _SAME <= runs[key]["finish_us"] <= max(whole) * _SAME:
+            run = runs.get(_key(without, seed))
+            if run is None:
+                return without, seed
+            if is_part and min(whole) / _SAME <= run["finish_us"] <= max(whole) * _SAME:
                 break
+    return None
+
+
+def _key(without: str, seed: int) -> str:
+    return f"{without}, seed {seed}"
 
 
 def finishes(runs: Mapping[str, Row], without: str, seeds: int) -> list[float]:
     """Finishes of one case without a mechanism, by seed; those of the whole where it was not used."""
-    keys = [f"{without}, seed {seed}" for seed in range(seeds)]
+    keys = [_key(without, seed) for seed in range(seeds)]
     own = [runs[key]["finish_us"] for key in keys if key in runs]
     return own if own or without == WHOLE else finishes(runs, WHOLE, seeds)
 
@@ -204,10 +213,10 @@ def compared(without: str, runs: Runs, seeds: int) -> Row:
         ratios[name] = 1.0
         if min(own) > max(whole) * _SAME or max(own) < min(whole) / _SAME:
             ratios[name] = statistics.median(own) / statistics.median(whole)
-        key = f"{without}, seed 0"
+        key = _key(without, 0)
         used += key in case
-        cpu_s[0] += case[f"{WHOLE}, seed 0"]["cpu_s"]
-        cpu_s[1] += case.get(key, case[f"{WHOLE}, seed 0"])["cpu_s"]
+        cpu_s[0] += case[_key(WHOLE, 0)]["cpu_s"]
+        cpu_s[1] += case.get(key, case[_key(WHOLE, 0)])["cpu_s"]
     later = {name: ratio for name, ratio in ratios.items() if ratio > _SAME}
     sooner = {name: ratio for name, ratio in ratios.items() if ratio < 1 / _SAME}
     return {

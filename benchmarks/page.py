@@ -189,10 +189,11 @@ def _suggest(data: dict[str, Any]) -> str:
 def _ablation(data: dict[str, Any]) -> str:
     rows = [row | {"which": _differing(row)} for row in data["rows"]]
     said = (
-        f"{len(data['runs'])} cases, with a limit of {data['limit_s']:g} s of counted work and "
-        f"{data['seeds']} seeds. A mechanism is left out of the cases that used it. A case finishes later "
-        "(or sooner) without it if it does with each seed, beyond the range of the whole's finishes; "
-        "otherwise the difference is within chance. Ratios are without it to with it, of finishes and of CPU."
+        f"{len(data['cases'])} cases, with a limit of {data['limit_s']:g} s of counted work and "
+        f"{data['seeds']} seeds; in {data['varied']} of them the whole's finish depends on its seed. A "
+        "mechanism is left out of the cases that used it. A case finishes later (or sooner) without it if it "
+        "does with each seed, beyond the range of the whole's finishes; otherwise the difference is within "
+        "chance. Ratios are without it to with it, of finishes and of CPU."
     )
     return _section("Ablation of the portfolio", data, _ABLATION, rows, said)
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 import taccl
-from benchmarks.ablation import WHOLE, compared
+from benchmarks.ablation import WHOLE, compared, next_run
 from benchmarks.work_clock import counted_work
 from taccl import collectives
 
@@ -56,6 +56,15 @@ def test_finishes_beyond_the_range_of_the_whole_are_an_effect():
     """With both seeds, 13 us and more come after the whole's 10 to 12 us; the ratio is of the medians."""
     row = compared("baselines", runs(10.0, 12.0, without=[13.0, 20.0]), 2)
     assert (row["later"], row["largest_ratio"]) == (1, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("finishes", "following"), [((), 0), ((11.0,), None), ((13.0,), 1), ((13.0, 20.0), None)]
+)
+def test_seeds_follow_until_one_finishes_in_the_range_of_the_whole(finishes, following):
+    """The whole has 10 and 12 us; 11 us are enough to see no effect."""
+    found = next_run(runs(10.0, 12.0, without=finishes)["case"], [WHOLE, "baselines"], 2)
+    assert found == (None if following is None else ("baselines", following))
 
 
 def test_a_mechanism_that_no_run_used_changes_nothing():
