@@ -14,6 +14,7 @@ from taccl.errors import CollectiveError
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import make_problem
 from taccl.schedule.combine import reduction_half, spreading_half
+from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -259,9 +260,13 @@ def soonest_cut_us(schedule: Schedule) -> float:
     """Estimated finish of a schedule in finer chunks.
 
     These cross the same links and keep them busy as long. The rest, in which whole chunks fill a pipeline, is
-    divided by the number of parts at most.
+    divided by the number of parts at most. On a torus or a mesh, parts may take other dimensions and
+    directions, and merge.
     """
     busy_us = float(busy_by_bytes_us(schedule.problem, schedule.chunk, schedule.link).max(initial=0))
+    dims = grid_of(schedule.problem.topology)
+    if dims is not None:
+        return busy_us / (2 * len(dims))
     return busy_us + (schedule.finish_us - busy_us) / max(2.0, MANY_CUT / schedule.num_transfers)
 
 

@@ -58,9 +58,9 @@ def dimensions(topology: Topology | NamedFabric | str) -> Dimensions:
 def grid_of(topology: Topology) -> Dimensions | None:
     """The dimensions of a torus or a mesh: rings and lines alone; None of any other topology."""
     found = _found(topology)
-    if isinstance(found, Dimensions) and all(each.kind in ("ring", "line") for each in found.dims):
-        return found
-    return None
+    if isinstance(found, TopologyError) or any(each.kind not in ("ring", "line") for each in found.dims):
+        return None
+    return found
 
 
 @cached

@@ -16,7 +16,14 @@ from taccl._internal.cpu_share import busy_factor
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline
-from taccl.baselines.spread import MANY_CUT, complete_so_far, finest, soonest_cut_us, without_sketch
+from taccl.baselines.spread import (
+    MANY_CUT,
+    complete_so_far,
+    finest,
+    merging,
+    soonest_cut_us,
+    without_sketch,
+)
 from taccl.errors import InputError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
@@ -34,14 +41,15 @@ _NAMED, _MOST_NAMED = ("one-shot", "multiplying"), 400_000
 #: CPU seconds per 10,000 transfers that each baseline takes to build and verify, roughly.
 _BUILD_S = {
     "one-shot": 0.12, "swing": 0.12, "bine": 0.14, "tree": 0.14, "recursive": 0.14, "hierarchical": 0.2,
-    "pairwise": 0.2, "multiplying": 0.33, "ring": 0.4,
+    "pairwise": 0.2, "bucket": 0.12, "multiplying": 0.33, "ring": 0.4,
 }  # fmt: skip
 _OTHER_BUILD_S = 0.3  # the same for any other
 #: CPU seconds to verify a transfer, roughly.
 _VERIFY_S = 6e-6
 #: Those that finish first as a rule, the best first.
 _RANKED = (
-    "multiplying", "recursive", "hierarchical", "pairwise", "tree", "ring", "bine", "swing", "one-shot",
+    "multiplying", "recursive", "hierarchical", "pairwise", "tree", "ring", "bucket", "bine", "swing",
+    "one-shot",
 )  # fmt: skip
 #: How much longer than the quickest a first one may take to build, and largest share of its time otherwise.
 _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
@@ -133,6 +141,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     if search.best is None:
         return search
     problem, since, best, finish_us = search.problem, time.monotonic(), search, search.best.finish_us
+    open_problem = replace(problem, chunks_open=True)  # whose messages may merge
     suggesting = search.parameters.suggesting
     producer, parts, tried = "", problem.collective.chunks_per_rank, _tried_finer(problem)
     most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000  # each cut doubles the one before
@@ -148,16 +157,18 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
             continue
         found = None
         with suppress(InputError, OutOfTime), until.enforced():
-            found = baseline(name, problem)
+            found = baseline(name, open_problem)
             tried.add(name)
-        found = found or finest(problem).get(name)  # what there is of a baseline that time ended
+        found = found or finest(open_problem).get(name)  # what there is of a baseline that time ended
         if found is None:
             continue
         with suppress(InputError, OutOfTime), until.at_least(_CUT_VERIFY_S).enforced():
             count = found.problem.collective.chunks_per_rank // parts
             if suggesting.counts_only and count not in suggesting.counts:
                 continue
-            finer = cut(problem, count)
+            finer, clauses = cut(problem, count), found.problem.clauses
+            if clauses.merging - finer.clauses.merging or clauses.max_merge > finer.clauses.max_merge:
+                finer = merging(finer)
             if found.finish_us >= finish_us or finer.chunk_bytes != found.problem.chunk_bytes:
                 continue
             found = found.under(finer)
