@@ -56,6 +56,8 @@ _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
 _BEST = _RANKED[0]
 #: Share of the time in which the best as a rule comes before quicker ones.
 _BEST_FIRST_SHARE = 0.2
+#: The one that finishes first in finer chunks as a rule, on tori and meshes, and is quick to build.
+_BEST_CUT = "bucket"
 #: The compiled list scheduler among them: CPU seconds to load it, and per 10,000 arrivals for chunks that
 #: only spread, and for sums.
 _COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
@@ -146,11 +148,11 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     producer, parts, tried = "", problem.collective.chunks_per_rank, _tried_finer(problem)
     most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000  # each cut doubles the one before
     few = [
-        (factor * _BUILD_S.get(name, _OTHER_BUILD_S) > most_s, soonest_cut_us(whole), name)
+        (factor * _BUILD_S.get(name, _OTHER_BUILD_S) > most_s, name != _BEST_CUT, soonest_cut_us(whole), name)
         for name, whole in _made(problem).items()
         if whole.num_transfers <= _CUT_TRANSFERS and name not in tried
     ]
-    for _, soonest_us, name in sorted(few):
+    for _, _, soonest_us, name in sorted(few):
         if until.has_passed:
             break
         if soonest_us >= finish_us:
