@@ -268,7 +268,7 @@ def _solve(problem: Problem, options: Options, limit: Deadline) -> Schedule:
 def _prepared(whole: Search) -> Search:
     """A search of the problem in the chunks that are best for it, with its roots and its time."""
     since, limit, options, budget = time.monotonic(), whole.deadline, whole.options, whole.parameters.budget
-    asked, proposals = with_chunks(whole.asked or whole.problem, options, limit)
+    asked, proposals = with_chunks(whole)
     share_baselines(asked, whole.problem)
     share_bound_of_every_cut(asked, whole.problem)
     left_s = max(0.1, limit.left_s)

@@ -109,13 +109,21 @@ def offer_compiled(
 
 
 def have_compiled(search: Search) -> bool:
-    """Have the kernels compiled, if they are not; true if they are. The time it takes is a row."""
-    deadline, since, was_kept = search.deadline, time.monotonic(), are_kept(search.problem)
+    """Have the kernels compiled, if they are not; true if they are. The time it takes counts."""
+    deadline = search.deadline
     if search.top.best is None:
         deadline = search.patience.later(search.parameters.budget.late_s * busy_factor())
-    found = compile_telling(search.problem, search.options, deadline)
+    found = compile_in_a_row(search, search.problem, deadline)
     if not found:
         search.notes.append(_COLD)
+    return found
+
+
+def compile_in_a_row(search: Search, problem: Problem, deadline: Deadline) -> bool:
+    """Have the kernels of a problem compiled, if they are not, as a row of a search; true if they are."""
+    since, was_kept = time.monotonic(), are_kept(problem)
+    found = compile_telling(problem, search.options, deadline)
+    if not found:
         search.record("kernels", "compiled", "skipped", since, message=_COLD)
     elif time.monotonic() - since >= _NOTABLE_S:  # otherwise this process has them already
         said = "loaded" if was_kept else "compiled, once"

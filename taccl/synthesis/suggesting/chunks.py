@@ -26,7 +26,8 @@ from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.competing import baseline_us
 from taccl.synthesis.proposers.large import effort, suits
-from taccl.synthesis.proposers.large_search import compile_telling
+from taccl.synthesis.proposers.large_search import compile_in_a_row
+from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.sketched_search import is_unguided
 from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, quick_schedule, suggest_for
@@ -108,10 +109,9 @@ def choose_with_sketches(
     return _cut_short(_told(best), untried), sketches
 
 
-def with_chunks(
-    problem: Problem, options: Options, limit: Deadline
-) -> tuple[Problem, Sequence[SketchProposal]]:
+def with_chunks(search: Search) -> tuple[Problem, Sequence[SketchProposal]]:
     """The problem in as many chunks as are best, where it leaves that open; and sketches that suit."""
+    problem, options, limit = search.asked or search.problem, search.options, search.deadline
     whole, suggesting = problem.in_its_chunks, options.parameters.suggesting
     sketch = options.sketch
     if not isinstance(sketch, str):
@@ -119,7 +119,7 @@ def with_chunks(
     if not problem.chunks_open:
         return whole, []
     if suits(whole) and max(suggesting.counts) * effort(whole) > suggesting.few_hops:
-        compile_telling(whole, options, limit)
+        compile_in_a_row(search, whole, limit)
     until = limit.sooner(min(suggesting.most_suggest_s, suggesting.chunks_share * limit.left_s))
     give_up = limit.sooner(suggesting.give_up_share * limit.left_s)
     chosen, sketches = choose_with_sketches(
