@@ -192,10 +192,14 @@ def _key(without: str, seed: int) -> str:
 
 
 def finishes(runs: Mapping[str, Row], without: str, seeds: int) -> list[float]:
-    """Finishes of one case without a mechanism, by seed; those of the whole where it was not used."""
-    keys = [_key(without, seed) for seed in range(seeds)]
-    own = [runs[key]["finish_us"] for key in keys if key in runs]
-    return own if own or without == WHOLE else finishes(runs, WHOLE, seeds)
+    """Finishes of one case without a mechanism, by seed; of the whole for seeds that did not use it."""
+    found = []
+    for seed in range(seeds):
+        run, whole = runs.get(_key(without, seed)), runs.get(_key(WHOLE, seed))
+        if run is None and whole and MECHANISMS[without].stages.isdisjoint(whole["used"]):
+            run = whole
+        found += [] if run is None else [run["finish_us"]]
+    return found
 
 
 def is_varied(runs: Mapping[str, Row], seeds: int) -> bool:

@@ -67,7 +67,17 @@ def test_seeds_follow_until_one_finishes_in_the_range_of_the_whole(finishes, fol
     assert found == (None if following is None else ("baselines", following))
 
 
+def test_a_seed_that_did_not_use_a_mechanism_finishes_as_the_whole():
+    """13 us with seed 0 are no effect, as seed 1 finishes without baselines in any case."""
+    case = runs(10.0, 12.0, without=[13.0])
+    case["case"][f"{WHOLE}, seed 1"]["used"] = []
+    assert compared("baselines", case, 2)["later"] == 0
+
+
 def test_a_mechanism_that_no_run_used_changes_nothing():
     """It is left out of no run."""
-    row = compared("baselines", runs(10.0, 12.0), 2)
+    case = runs(10.0, 12.0)
+    for run in case["case"].values():
+        run["used"] = []
+    row = compared("baselines", case, 2)
     assert (row["used"], row["later"], row["mean_ratio"]) == (0, 0, 1.0)
