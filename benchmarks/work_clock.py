@@ -92,7 +92,8 @@ def _replace(stack: ExitStack, function: Callable[..., Any], replacement: Callab
     """Replace a function under its name in every module of the package that imported it."""
     name = function.__name__
     for module in [*sys.modules.values()]:
-        if module.__name__.startswith("taccl.") and getattr(module, name, None) is function:
+        is_ours = getattr(module, "__name__", "").startswith("taccl.")  # not all of these are modules
+        if is_ours and getattr(module, name, None) is function:
             stack.enter_context(mock.patch.object(module, name, replacement))
 
 

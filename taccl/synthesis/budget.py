@@ -54,14 +54,16 @@ class Turn:
 def run(search: Search, turns: Sequence[Turn]) -> None:
     """Ask proposers one after another. Each leaves later ones the time that these need."""
     meant = [each for each in turns if each.is_meant(search) and each.proposer.supports(search.problem)]
-    reasons = [each.why_not(search) for each in meant]
-    reserves_s = [0.0 if why else each.reserve_s(search) for each, why in zip(meant, reasons, strict=True)]
-    for place, (turn, why) in enumerate(zip(meant, reasons, strict=True)):
+    reserves_s = [
+        0.0 if each.reserve_s is _nothing or each.why_not(search) else each.reserve_s(search)
+        for each in meant
+    ]
+    for place, turn in enumerate(meant):
         has_begun = search.best is not None
         if turn.improves and not has_begun or (has_begun and search.done and not turn.runs_late):
             continue
         with search.keeping(sum(reserves_s[place + 1 :])):
-            _ask(search, turn, why)
+            _ask(search, turn)
 
 
 @contextmanager
@@ -81,8 +83,9 @@ def going_on(whole: Search) -> Iterator[None]:
             whole.notes.append(f"the search found no schedule: {error}")
 
 
-def _ask(search: Search, turn: Turn, why_not: str) -> None:
+def _ask(search: Search, turn: Turn) -> None:
     """Ask one proposer, and offer what it returns. A fault of a registered one is a row and a warning."""
+    why_not = turn.why_not(search)
     proposer, since, is_limited = turn.proposer, time.monotonic(), turn.share is not None
     solver = "registered" if is_limited else "taccl"
     limit_s = search.deadline.left_s * (1.0 if turn.share is None else turn.share)

@@ -28,7 +28,7 @@ from taccl.synthesis.proposers.competing import (
 from taccl.synthesis.proposers.stages import ruin_and_recreate, search_plain
 from taccl.synthesis.proposing import OwnProposer, registered
 from taccl.synthesis.search import Search
-from taccl.synthesis.suggesting.chunks import cut
+from taccl.synthesis.suggesting.chunks import cut, told
 from taccl.synthesis.suggesting.sketched_search import is_unguided, search_guided
 from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged
 from taccl.synthesis.transforms.fused import offer_fused
@@ -109,9 +109,14 @@ def _finer_last(search: Search) -> None:
 
 def _offer_finer(search: Search, limit_s: float) -> None:
     """Offer baselines in finer chunks, for some seconds, as a search beside this one."""
-    found = offer_cut(search, cut, search.deadline.sooner(limit_s))
+    found = offer_cut(search, _cut_and_told, search.deadline.sooner(limit_s))
     if found is not search:
         search.others.append(found)
+
+
+def _cut_and_told(problem: Problem, parts: int) -> Problem:
+    """The problem in finer chunks, with a note on their number."""
+    return told(cut(problem, parts))
 
 
 def _may_be_finer(search: Search) -> bool:

@@ -106,7 +106,7 @@ def choose_with_sketches(
             sketches = [each for each in found if each.problem.collective == best.collective]
     if all(best is not each for each in problems.values()):  # chunks merge, and did not for these sketches
         sketches = []
-    return _cut_short(_told(best), untried), sketches
+    return _cut_short(told(best), untried), sketches
 
 
 def with_chunks(search: Search) -> tuple[Problem, Sequence[SketchProposal]]:
@@ -231,7 +231,7 @@ def _cut_short(problem: Problem, untried: Sequence[int]) -> Problem:
     return replace(problem, notes=(*problem.notes, note))
 
 
-def _told(problem: Problem) -> Problem:
+def told(problem: Problem) -> Problem:
     """The problem, with a note on how many chunks there are if that is not one."""
     if problem.collective.chunks_per_rank == 1:
         return problem
