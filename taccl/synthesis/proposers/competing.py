@@ -20,6 +20,7 @@ from taccl.baselines.spread import (
     MANY_CUT,
     complete_so_far,
     finest,
+    may_merge,
     merging,
     soonest_cut_us,
     without_sketch,
@@ -32,7 +33,7 @@ from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
 from taccl.synthesis.proposers.large import are_kept, effort, suits
 from taccl.synthesis.proposers.large_search import offer_compiled
 from taccl.synthesis.search import Search
-from taccl.topology.recognise import dimensions
+from taccl.topology.recognise import dimensions, grid_of
 
 #: Baselines for searches by switches and servers only.
 _APART = ("in-network", "servers")
@@ -58,6 +59,8 @@ _BEST = _RANKED[0]
 _BEST_FIRST_SHARE = 0.2
 #: The one that finishes first in finer chunks as a rule, on tori and meshes, and is quick to build.
 _BEST_CUT = "bucket"
+#: The one that finishes first elsewhere where messages may merge; how much longer than without that it takes.
+_BEST_MERGED, _MERGED_TIMES = "recursive", 1.5
 #: The compiled list scheduler among them: CPU seconds to load it, and per 10,000 arrivals for chunks that
 #: only spread, and for sums.
 _COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
@@ -152,9 +155,13 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
         for name, whole in _made(problem).items()
         if whole.num_transfers <= _CUT_TRANSFERS and name not in tried
     ]
+    if _BEST_MERGED not in tried and _merges_in_time(open_problem, most_s):
+        few.append((False, False, 0.0, _BEST_MERGED))
     for _, _, soonest_us, name in sorted(few):
         if until.has_passed:
             break
+        if name in tried:
+            continue
         if soonest_us >= finish_us:
             continue
         found = None
@@ -184,6 +191,14 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     message = f"in finer chunks: {producer or 'none better'}"
     search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
     return best
+
+
+def _merges_in_time(problem: Problem, most_s: float) -> bool:
+    """True if the best baseline of merged messages can be built in so many CPU seconds."""
+    if grid_of(problem.topology) is not None or not may_merge(problem):
+        return False
+    builds_s = _build_times(problem, DEFAULTS.portfolio.first_transfers, 2**63)
+    return _MERGED_TIMES * builds_s.get(_BEST_MERGED, math.inf) <= most_s
 
 
 def _offer_quickest(

@@ -86,10 +86,12 @@ def _competes_before(search: Search) -> bool:
 
 
 def _first_baselines(search: Search) -> None:
-    """Offer the first baselines, and bound all chunkings, before the search takes the time for that."""
     offer_first(search)
-    if search.best is not None:
-        search.look_over_all_chunkings()
+
+
+def _bound_all_chunkings(search: Search) -> None:
+    """Bound all chunkings before the search takes the time for that."""
+    search.look_over_all_chunkings()
 
 
 def _last_baselines(search: Search) -> None:
@@ -235,6 +237,7 @@ APART: tuple[Turn, ...] = (
 FIRST: tuple[Turn, ...] = (
     Turn(OwnProposer("first baselines", _first_baselines), _competes_before),
     Turn(OwnProposer("baselines in finer chunks", _finer_first), _may_be_finer, improves=True),
+    Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),
 )
 #: Those that the time left is for, once the search has ended.
 LAST: tuple[Turn, ...] = (
