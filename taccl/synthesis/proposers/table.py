@@ -90,8 +90,9 @@ def _first_baselines(search: Search) -> None:
 
 
 def _bound_all_chunkings(search: Search) -> None:
-    """Bound all chunkings before the search takes the time for that."""
-    search.look_over_all_chunkings()
+    """Bound all chunkings before the search takes the time for that; without time, the result does."""
+    if not search.deadline.has_passed:
+        search.look_over_all_chunkings()
 
 
 def _last_baselines(search: Search) -> None:
