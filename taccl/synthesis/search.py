@@ -49,8 +49,8 @@ Solve = Callable[[Problem, Options, Deadline], Schedule]
 _BRIEF_HOPS = 5_000
 #: Largest share of the time left that a busy machine adds to the bound over all chunkings.
 _MOST_EVERY_SHARE = 0.3
-#: Share of its least seconds that this bound gets past the limit.
-_LATE_SHARE = 0.5
+#: Most times its least seconds that this bound gets past the limit, where the machine is busy.
+_LATE_TIMES = 1.6
 
 
 @dataclass
@@ -320,9 +320,9 @@ class Search:
         - `known`: A bound of the problem in its chunks.
         """
         budget, since, left_s = self.parameters.budget, time.monotonic(), self.deadline.left_s
-        # Past the limit a busy machine gets no more seconds than another.
-        least_s = budget.least_every_s if left_s else _LATE_SHARE * budget.least_every_s
-        least_s = min(least_s * busy_factor(), max(least_s, _MOST_EVERY_SHARE * left_s))
+        # A busy machine gets more seconds, but few past the limit.
+        least_s = budget.least_every_s
+        least_s = min(least_s * busy_factor(), max(_LATE_TIMES * least_s, _MOST_EVERY_SHARE * left_s))
         every_s = max(least_s, min(budget.most_every_s, budget.bound_share * left_s))
         every = bound_of_every_cut(known or no_bound(self.problem), budget_s=every_s)
         every_us, name = None if every is None else every.bound_us, "bound over all chunkings"
