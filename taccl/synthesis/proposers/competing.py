@@ -59,8 +59,8 @@ _BEST = _RANKED[0]
 _BEST_FIRST_SHARE = 0.2
 #: The one that finishes first in finer chunks as a rule, on tori and meshes, and is quick to build.
 _BEST_CUT = "bucket"
-#: The one that finishes first elsewhere where messages may merge; how much longer than without that it takes.
-_BEST_MERGED, _MERGED_TIMES = "recursive", 1.5
+#: The one that finishes first elsewhere where messages may merge.
+_BEST_MERGED = "recursive"
 #: The compiled list scheduler among them: CPU seconds to load it, and per 10,000 arrivals for chunks that
 #: only spread, and for sums.
 _COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
@@ -155,18 +155,16 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
         for name, whole in _made(problem).items()
         if whole.num_transfers <= _CUT_TRANSFERS and name not in tried
     ]
-    if _BEST_MERGED not in tried and _merges_in_time(open_problem, most_s):
-        few.append((False, False, 0.0, _BEST_MERGED))
+    if not tried & {"", _BEST_MERGED} and _merges_in_time(open_problem, most_s):
+        few.insert(0, (False, False, 0.0, ""))
     for _, _, soonest_us, name in sorted(few):
         if until.has_passed:
             break
-        if name in tried:
-            continue
         if soonest_us >= finish_us:
             continue
         found = None
         with suppress(InputError, OutOfTime), until.enforced():
-            found = baseline(name, open_problem)
+            found = baseline(name, open_problem) if name else _merged(open_problem)
             tried.add(name)
         found = found or finest(open_problem).get(name)  # what there is of a baseline that time ended
         if found is None:
@@ -193,12 +191,17 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     return best
 
 
+def _merged(problem: Problem) -> Schedule:
+    """The best baseline of merged messages, in the chunks that there are."""
+    return baseline(_BEST_MERGED, merging(problem), cut=False)
+
+
 def _merges_in_time(problem: Problem, most_s: float) -> bool:
     """True if the best baseline of merged messages can be built in so many CPU seconds."""
     if grid_of(problem.topology) is not None or not may_merge(problem):
         return False
     builds_s = _build_times(problem, DEFAULTS.portfolio.first_transfers, 2**63)
-    return _MERGED_TIMES * builds_s.get(_BEST_MERGED, math.inf) <= most_s
+    return builds_s.get(_BEST_MERGED, math.inf) <= most_s
 
 
 def _offer_quickest(
