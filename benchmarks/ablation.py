@@ -267,7 +267,7 @@ def run_one(name: str, without: str, seed: int, limit_s: float) -> Row:
 
 
 def _used(stages: Sequence[Stage]) -> set[str]:
-    """What of `Mechanism.stages` a run had."""
+    """Names of a run's stages, as `Mechanism.stages` has them."""
     used = set[str]()
     for stage in stages:
         *prefixes, name = stage.name.split(": ")

@@ -179,7 +179,7 @@ def _row(report: Report, folder: Path) -> Row:
 
 
 def _said(command: str, file: Path, place: str) -> str:
-    """What a command prints on both streams."""
+    """Output of a command on both streams."""
     words = [word.replace("{}", str(file)) for word in shlex.split(command)]
     done = subprocess.run(
         [sys.executable, "-m", "taccl", *words], cwd=place, capture_output=True, text=True, timeout=_MOST_S

@@ -35,14 +35,14 @@ NODES = {2: 0.1, 4: 0.1, 16: 5.0}
 MOST_GAP, BOUND_S = 0.05, 10.0
 
 
-def zipf(num_ranks: int, exponent: float, seed: int = 0) -> NDArray[np.int64]:
-    """Sizes by Zipf's law in every row, in random order."""
+def zipf(num_ranks: int, exponent: float, total: int = TOTAL, *, seed: int = 0) -> NDArray[np.int64]:
+    """Sizes by Zipf's law in every row, `total` bytes in random order."""
     rng = np.random.default_rng(seed)
     share = 1 / np.arange(1, num_ranks) ** exponent
     sizes = np.zeros((num_ranks, num_ranks), np.int64)
     for rank in range(num_ranks):
         others = np.delete(np.arange(num_ranks), rank)
-        sizes[rank, others] = rng.permutation(share / share.sum() * TOTAL)
+        sizes[rank, others] = rng.permutation(share / share.sum() * total)
     return sizes
 
 

@@ -6,31 +6,14 @@ import numpy as np
 import pytest
 
 import taccl
+from benchmarks.skew import one_heavy_pair, zipf
 
 TWO_NODES = taccl.topologies.dgx_h100(2)
 
 
-def skewed(num_ranks, exponent, total, seed=0):
-    """Sizes by Zipf's law in every row, in random order."""
-    rng = np.random.default_rng(seed)
-    share = 1 / np.arange(1, num_ranks) ** exponent
-    sizes = np.zeros((num_ranks, num_ranks), np.int64)
-    for rank in range(num_ranks):
-        others = np.delete(np.arange(num_ranks), rank)
-        sizes[rank, others] = rng.permutation(share / share.sum() * total)
-    return sizes
-
-
-def one_heavy_pair(num_ranks):
-    """1 MB for each pair, and 64 for one."""
-    sizes = np.full((num_ranks, num_ranks), 10**6)
-    sizes[0, -1] = 64 * 10**6
-    return sizes
-
-
 @pytest.mark.parametrize(
     "sizes",
-    [one_heavy_pair(16), *(skewed(16, exponent, 64 * 10**6) for exponent in (0.4, 0.8, 1.2))],
+    [one_heavy_pair(16), *(zipf(16, exponent) for exponent in (0.4, 0.8, 1.2))],
     ids=["one heavy pair", "Zipf 0.4", "Zipf 0.8", "Zipf 1.2"],
 )
 def test_skew_costs_no_more_than_a_twentieth(sizes):
@@ -42,7 +25,7 @@ def test_skew_costs_no_more_than_a_twentieth(sizes):
 
 def test_the_data_of_every_pair_arrive():
     """The chunks of a pair have its bytes, and the schedule is verified against them."""
-    sizes = skewed(16, 1.0, 10**6, seed=3)
+    sizes = zipf(16, 1.0, 10**6, seed=3)
     found = taccl.AllToAllV(TWO_NODES, chunk_bytes=10**4).schedule(sizes)
     arrived = np.zeros_like(sizes)
     for chunk, num_bytes in zip(found.problem.collective.chunks, found.problem.chunk_bytes, strict=True):
@@ -58,6 +41,6 @@ def test_nothing_to_send_is_a_schedule():
 
 def test_more_orders_finish_no_later():
     """The best of several orders of sends is kept."""
-    sizes = skewed(16, 1.2, 10**6)
+    sizes = zipf(16, 1.2, 10**6)
     one, many = (taccl.AllToAllV(TWO_NODES, num_orders=n).schedule(sizes) for n in (1, 6))
     assert many.finish <= one.finish
