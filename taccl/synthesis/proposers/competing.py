@@ -59,8 +59,8 @@ _BEST = _RANKED[0]
 _BEST_FIRST_SHARE = 0.2
 #: The one that finishes first in finer chunks as a rule, on tori and meshes, and is quick to build.
 _BEST_CUT = "bucket"
-#: The one that finishes first elsewhere where messages may merge.
-_BEST_MERGED = "recursive"
+#: The one that finishes first elsewhere where messages may merge, and the name of that try.
+_BEST_MERGED, _MERGED = "recursive", "merged messages"
 #: The compiled list scheduler among them: CPU seconds to load it, and per 10,000 arrivals for chunks that
 #: only spread, and for sums.
 _COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
@@ -155,8 +155,8 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
         for name, whole in _made(problem).items()
         if whole.num_transfers <= _CUT_TRANSFERS and name not in tried
     ]
-    if not tried & {"", _BEST_MERGED} and _merges_in_time(open_problem, most_s):
-        few.insert(0, (False, False, 0.0, ""))
+    if not tried & {_MERGED, _BEST_MERGED} and _merges_in_time(open_problem, most_s):
+        few.insert(0, (False, False, 0.0, _MERGED))
     for _, _, soonest_us, name in sorted(few):
         if until.has_passed:
             break
@@ -164,7 +164,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
             continue
         found = None
         with suppress(InputError, OutOfTime), until.enforced():
-            found = baseline(name, open_problem) if name else _merged(open_problem)
+            found = _merged(open_problem) if name == _MERGED else baseline(name, open_problem)
             tried.add(name)
         found = found or finest(open_problem).get(name)  # what there is of a baseline that time ended
         if found is None:
