@@ -59,7 +59,7 @@ def run(search: Search, turns: Sequence[Turn]) -> None:
         for each in meant
     ]
     for place, turn in enumerate(meant):
-        has_begun = search.best is not None
+        has_begun = search.has_found
         if turn.improves and not has_begun or (has_begun and search.done and not turn.runs_late):
             continue
         with search.keeping(sum(reserves_s[place + 1 :])):

@@ -160,6 +160,11 @@ class Search:
         return any(each.best is not None for each in (self, *self.others))
 
     @property
+    def earliest_us(self) -> float:
+        """Finish of the earliest schedule of this and those beside it, in us; infinity without any."""
+        return min((each.best.finish_us for each in (self, *self.others) if each.best), default=math.inf)
+
+    @property
     def earliest_search(self) -> Search:
         """The one with the earliest schedule of this and those beside it; baselines come last."""
         every = (*self.others, self)

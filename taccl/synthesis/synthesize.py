@@ -305,6 +305,8 @@ def _inverted(
         best.notes = [*whole.notes, *(note for each in whole.others if each.choice for note in each.notes)]
     roots = [] if best is whole or best.made_by is None else [best.made_by]
     applied = [*roots, *reversed(transforms)]
+    if not (best.made_by or best.is_apart):  # the same data, in chunks of its own
+        share_bound_of_every_cut(best.problem, whole.problem)
     last = best
     if applied:
         since, schedule = time.monotonic(), best.best

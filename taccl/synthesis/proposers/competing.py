@@ -135,6 +135,29 @@ def offer_rest(search: Search, found: Schedule | None) -> None:
         _offer_quickest(search, until, until, apart=(_COMPILED,))
 
 
+def offer_merged(search: Search, cut: Callable[[Problem, int], Problem]) -> Search | None:
+    """Make the baseline of merged messages that finishes first as a rule; a search for it.
+
+    None where messages may not merge, or the best as a rule of the other baselines is quicker to build.
+    """
+    problem, since = search.problem, time.monotonic()
+    open_problem = replace(problem, chunks_open=True)
+    if not _may_merge(open_problem):
+        return None
+    builds_s = _build_times(problem, search.parameters.portfolio.first_transfers, 2**63)
+    if builds_s.get(_BEST_MERGED, math.inf) > builds_s.get(_BEST, 0.0):
+        return None
+    late = search.deadline.later(search.parameters.budget.late_s * busy_factor())
+    with suppress(InputError, OutOfTime), late.enforced():
+        _tried_finer(problem).add(_MERGED)
+        best = _search_for(search, _merged(open_problem), cut)
+        if best is not None:
+            message = f"first: {_BEST_MERGED}, {_MERGED}"
+            search.record("baselines", "taccl", "done", since, finish_us=best.best_us, message=message)
+        return best
+    return None
+
+
 def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Deadline) -> Search:
     """Make baselines of few transfers in finer chunks; a search for the best of these, or the same one.
 
@@ -143,20 +166,21 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
 
     - `cut`: From a problem to the same in chunks of so many parts.
     """
-    if search.best is None:
+    if not search.has_found:
         return search
-    problem, since, best, finish_us = search.problem, time.monotonic(), search, search.best.finish_us
+    problem, since, best, finish_us = search.problem, time.monotonic(), search, search.earliest_us
     open_problem = replace(problem, chunks_open=True)  # whose messages may merge
-    suggesting = search.parameters.suggesting
-    producer, parts, tried = "", problem.collective.chunks_per_rank, _tried_finer(problem)
+    producer, tried = "", _tried_finer(problem)
     most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000  # each cut doubles the one before
     few = [
         (factor * _BUILD_S.get(name, _OTHER_BUILD_S) > most_s, name != _BEST_CUT, soonest_cut_us(whole), name)
         for name, whole in _made(problem).items()
         if whole.num_transfers <= _CUT_TRANSFERS and name not in tried
     ]
-    if not tried & {_MERGED, _BEST_MERGED} and _merges_in_time(open_problem, most_s):
-        few.insert(0, (False, False, 0.0, _MERGED))
+    if not tried & {_MERGED, _BEST_MERGED} and _may_merge(open_problem):
+        builds_s = _build_times(problem, DEFAULTS.portfolio.first_transfers, 2**63)
+        if builds_s.get(_BEST_MERGED, math.inf) <= most_s:
+            few.insert(0, (False, False, 0.0, _MERGED))
     for _, _, soonest_us, name in sorted(few):
         if until.has_passed:
             break
@@ -167,41 +191,44 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
             found = _merged(open_problem) if name == _MERGED else baseline(name, open_problem)
             tried.add(name)
         found = found or finest(open_problem).get(name)  # what there is of a baseline that time ended
-        if found is None:
+        if found is None or found.finish_us >= finish_us:
             continue
         with suppress(InputError, OutOfTime), until.at_least(_CUT_VERIFY_S).enforced():
-            count = found.problem.collective.chunks_per_rank // parts
-            if suggesting.counts_only and count not in suggesting.counts:
-                continue
-            finer, clauses = cut(problem, count), found.problem.clauses
-            if clauses.merging - finer.clauses.merging or clauses.max_merge > finer.clauses.max_merge:
-                finer = merging(finer)
-            if found.finish_us >= finish_us or finer.chunk_bytes != found.problem.chunk_bytes:
-                continue
-            found = found.under(finer)
-            if verify(found).ok:
-                best, finish_us, producer = (
-                    Search(finer, search.options, search.deadline, stages=search.stages),
-                    found.finish_us,
-                    found.producer,
-                )
-                best.offer_whole(found, producer=producer, verified=True)
+            finer = _search_for(search, found, cut)
+            if finer is not None:
+                best, finish_us, producer = finer, found.finish_us, found.producer
     message = f"in finer chunks: {producer or 'none better'}"
     search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
     return best
 
 
+def _search_for(search: Search, found: Schedule, cut: Callable[[Problem, int], Problem]) -> Search | None:
+    """A search with a schedule in finer chunks; None if it may not have so many, or is refused."""
+    suggesting = search.parameters.suggesting
+    count = found.problem.collective.chunks_per_rank // search.problem.collective.chunks_per_rank
+    if suggesting.counts_only and count not in suggesting.counts:
+        return None
+    finer, clauses = cut(search.problem, count), found.problem.clauses
+    if clauses.merging - finer.clauses.merging or clauses.max_merge > finer.clauses.max_merge:
+        finer = merging(finer)
+    if finer.chunk_bytes != found.problem.chunk_bytes:
+        return None
+    found = found.under(finer)
+    if not verify(found).ok:
+        return None
+    best = Search(finer, search.options, search.deadline, stages=search.stages)
+    best.offer_whole(found, producer=found.producer, verified=True)
+    return best
+
+
+def _may_merge(problem: Problem) -> bool:
+    """True if a baseline of merged messages is the best as a rule: on no torus or mesh."""
+    return may_merge(problem) and grid_of(problem.topology) is None
+
+
 def _merged(problem: Problem) -> Schedule:
     """The best baseline of merged messages, in the chunks that there are."""
     return baseline(_BEST_MERGED, merging(problem), cut=False)
-
-
-def _merges_in_time(problem: Problem, most_s: float) -> bool:
-    """True if the best baseline of merged messages can be built in so many CPU seconds."""
-    if grid_of(problem.topology) is not None or not may_merge(problem):
-        return False
-    builds_s = _build_times(problem, DEFAULTS.portfolio.first_transfers, 2**63)
-    return builds_s.get(_BEST_MERGED, math.inf) <= most_s
 
 
 def _offer_quickest(
@@ -222,7 +249,7 @@ def _offer_quickest(
     late = search.deadline.later(late_s)
     skipped: list[str] = []
     while left:
-        is_known, factor = search.best is not None, busy_factor()
+        is_known, factor = search.has_found, busy_factor()
         name, limit = left[0], until_best if left[0] == _BEST else until
         if is_known and factor * builds_s[name] > limit.left_s:
             left.remove(name)

@@ -21,6 +21,7 @@ from taccl.synthesis.proposers.competing import (
     offer_baselines,
     offer_cut,
     offer_first,
+    offer_merged,
     offer_rest,
     reserve_s,
     share_baselines,
@@ -87,6 +88,12 @@ def _competes_before(search: Search) -> bool:
 
 def _first_baselines(search: Search) -> None:
     offer_first(search)
+
+
+def _merged_first(search: Search) -> None:
+    found = offer_merged(search, _cut_and_told)
+    if found is not None:
+        search.others.append(found)
 
 
 def _bound_all_chunkings(search: Search) -> None:
@@ -236,6 +243,7 @@ APART: tuple[Turn, ...] = (
 )
 #: Those before the number of chunks is chosen, so that a schedule exists.
 FIRST: tuple[Turn, ...] = (
+    Turn(OwnProposer("merged messages", _merged_first), _may_be_finer),
     Turn(OwnProposer("first baselines", _first_baselines), _competes_before),
     Turn(OwnProposer("baselines in finer chunks", _finer_first), _may_be_finer, improves=True),
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),

@@ -6,6 +6,7 @@ import pytest
 
 import taccl
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl.analysis.certificates import every_cut
 from taccl.baselines import BASELINES
 from taccl.errors import InputError
 from taccl.synthesis.proposers import competing, table
@@ -201,3 +202,40 @@ def test_merged_messages_compete_where_chunks_are_open():
     found = competing.offer_cut(search, cut, search.deadline)
     assert found.best.finish_us <= 4.6 and taccl.verify(found.best).ok
     assert found.best.problem.clauses.merging and found.best.problem == found.problem
+
+
+@pytest.mark.slow
+def test_merged_messages_come_first_off_tori():
+    """Recursive doubling of merged messages between 32 GPUs is made before any other baseline."""
+    problem = taccl.make_problem(taccl.topologies.dgx2(2), "allreduce", size_bytes=10**6)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
+    found = competing.offer_merged(search, cut)
+    assert found.best.producer.startswith("recursive") and taccl.verify(found.best).ok
+    assert not competing._made(search.problem)
+
+
+def test_merged_messages_wait_where_a_torus_has_better(monkeypatch):
+    """A bucket on a torus finishes before merged messages of recursive doubling, which are not made first."""
+    problem = taccl.make_problem(taccl.topologies.torus(4, 4), "allreduce", size_bytes=64_000)
+    monkeypatch.setattr(competing, "baseline", lambda *_, **__: pytest.fail("made"))
+    assert competing.offer_merged(Search(problem.in_its_chunks, Options(), NEVER), cut) is None
+
+
+@pytest.mark.slow
+def test_a_baseline_in_finer_chunks_has_the_bound_that_was_found_before(monkeypatch):
+    """However soon the bound over all chunkings was broken off, one synthesis seeks it once."""
+    sought = []
+
+    def found(problem, **options):
+        sought.append(problem)
+        return taccl.lower_bound(problem, **options)
+
+    def none(*_, **__):
+        raise synthesizing.NoSolutionError("nothing")
+
+    monkeypatch.setattr(every_cut, "lower_bound", found)
+    monkeypatch.setattr(synthesizing, "propose_all", none)
+    problem = taccl.make_problem(taccl.topologies.ring(6), "broadcast", size_bytes=10**6)
+    result = taccl.synthesize(problem, time_limit_s=AMPLE_S, parameters=BRIEF)
+    assert result.schedule.problem.collective.chunks_per_rank > 1
+    assert len(sought) == 1
