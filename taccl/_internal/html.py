@@ -31,14 +31,15 @@ def card(title: str, *parts: str, notes: Sequence[str] = ()) -> str:
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:
-    """A table of names and what they are; rows without a value are left out."""
+    """A table of names and what they are; rows without a value are left out. Empty if none is left."""
     cells = "".join(
         f'<tr style="background:none"><th style="{_CELL};font-weight:400;opacity:.75">{as_html(name)}</th>'
         f'<td style="{_CELL}">{as_html(value)}</td></tr>'
         for name, value in rows
         if value
     )
-    return f'<table style="border:0;margin:0;background:none;color:inherit">{cells}</table>'
+    made = f'<table style="border:0;margin:0;background:none;color:inherit">{cells}</table>'
+    return made if cells else ""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, limit: int | None = None) -> str:

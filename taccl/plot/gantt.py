@@ -73,13 +73,18 @@ def draw_bars(
     by: By,
     *,
     bound_us: float | None = None,
+    is_image: bool = False,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw bars from `bars_of`; otherwise as `gantt`."""
+    """Draw bars from `bars_of`; otherwise as `gantt`.
+
+    - `is_image`: True to make the bars one image in SVG and PDF, even if they are few.
+    """
     finish_us = schedule.finish_us
     ax = axes(ax, height=rows_height(len(bars.rows)))
     title = "root of the sum" if schedule.problem.collective.combining else "rank where the data starts"
-    _bars(ax, bars, title, schedule.problem.topology)
+    is_image |= len(bars.row) > MOST_SHAPES
+    _bars(ax, bars, title, schedule.problem.topology, is_image=is_image)
     labels = [name if len(name) <= 40 else f"{name[:37]}..." for name in bars.rows]
     style.time_rows(ax, labels, finish_us)
     ax.spines["left"].set_visible(False)
@@ -100,7 +105,7 @@ def rows_height(num_rows: int) -> float:
     return min(12.0, max(2.6, 1.4 + _ROW_INCHES * num_rows))
 
 
-def _bars(ax: Axes, bars: Bars, title: str, topology: Topology) -> None:
+def _bars(ax: Axes, bars: Bars, title: str, topology: Topology, *, is_image: bool) -> None:
     """Add a collection of rectangles for copies, one for reductions, and a key to their colours."""
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
@@ -118,7 +123,7 @@ def _bars(ax: Axes, bars: Bars, title: str, topology: Topology) -> None:
         hatch = "/////" if name == REDUCTIONS else None
         drawn = PolyCollection(
             corners[some], facecolors=colours[some], edgecolors="white", linewidths=line, hatch=hatch,
-            rasterized=len(bars.row) > MOST_SHAPES,
+            rasterized=is_image,
         )  # fmt: skip
         drawn.set_gid(name)
         ax.add_collection(drawn, autolim=False)

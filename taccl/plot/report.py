@@ -21,7 +21,7 @@ from taccl._internal.names import first_of, listed, shown, shown_lines
 from taccl._internal.units import format_count, format_size
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import ALL_CHUNKINGS, Certificate
-from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, gap_text
+from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, gap_text, stronger
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.errors import TacclError
@@ -32,6 +32,7 @@ from taccl.plot.sizes import bandwidth, bandwidths, measured_points
 from taccl.plot.style import drawing, figure, render, title_of
 from taccl.plot.topology import height_of
 from taccl.plot.topology import topology as draw_topology
+from taccl.plot.verdict import verdict
 from taccl.problem.problem import Problem
 from taccl.schedule.bars import Bars, By, bars_of
 from taccl.schedule.schedule import Schedule
@@ -46,6 +47,8 @@ _MOST_VIOLATIONS = 50
 _MOST_TRANSFERS = 300
 #: Max transfers to replay; more take too long for a page.
 _MOST_REPLAYED = 20_000
+#: Max bars of a page that have a text each, as shapes; a view of more is an image.
+_MOST_SHAPES = 2400
 #: Max transfers to draw; more need too much memory.
 _MOST_DRAWN = 1_000_000
 #: Max transfers for which the certificate is checked again, which lasts as long as finding it.
@@ -64,9 +67,11 @@ _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 0 auto; padding: 24px 20px 60px; }
 h1 { font-size: 24px; margin: 0; } h2 { font-size: 18px; margin: 34px 0 8px; }
-h1, p, td { overflow-wrap: anywhere; }
+h1, p, li, td:last-child { overflow-wrap: anywhere; }
+.verdict { font-size: 17px; } section > table, section > div { display: block; overflow-x: auto; }
 nav a { margin-right: 14px; } pre, figure, .wide { overflow-x: auto; } pre { font-size: 13px; }
-.dataframe { font-size: 13px; } .dataframe th, .dataframe td { text-align: right; padding: 0 10px 0 0; }
+.dataframe { font-size: 13px; }
+.dataframe th, .dataframe td { text-align: right; padding: 0 10px 0 0; overflow-wrap: normal; }
 figure { margin: 12px 0; background: white; } figure svg { width: 100%; min-width: 620px; height: auto; }
 """
 _PAGE = """<!DOCTYPE html>
@@ -161,7 +166,9 @@ def report(
         left_s = limit.left_s - _REST_SHARE * budget_s
         rates = bandwidths(schedule, budget_s=max(0.0, left_s), measured=measured)
         drawn = bandwidth(rates, ax=figure(width=9, height=5.2))
-        shown = rates.rename(index=format_size).to_html(float_format="{:.4g}".format, na_rep="", border=0)
+        computed.append(rates)
+        known = rates.dropna(axis="columns", how="all").rename(index=format_size)
+        shown = known.to_html(float_format="{:.4g}".format, na_rep="", border=0) if known.size else ""
         why = "".join(_paragraph(f"{name}: {said}") for name, said in rates.attrs["undefined"].items())
         return f'{_picture(drawn, "bandwidth-picture")}<div class="wide">{shown}</div>{why}'
 
@@ -174,7 +181,7 @@ def report(
         text = "The busiest resources: when they are busy, and for what they are idle, in us:"
         return _paragraph(text) + _lines(simulate(schedule).table(limit=12))
 
-    every, checked = None, ""
+    every, checked, computed = None, "", list[Any]()
 
     def share() -> Deadline:
         return limit.sooner(_BOUND_SHARE * budget_s).at_least(_LEAST_BOUND_S)
@@ -186,6 +193,7 @@ def report(
             holds = "it holds" if bound.check() else "the witness does not prove the bound"
             checked = f"Worked out again from its witness, by arithmetic alone: {holds}."
     violations = listed(judged.violations, most=_MOST_VIOLATIONS)
+    gap = gap_text(bound, schedule.finish, every, is_open=is_open)
     figures = [
         ("verdict", "valid: every rule holds" if judged.ok else "not valid"),
         ("violations", judged.counted("violation") if violations else ""),
@@ -193,7 +201,7 @@ def report(
         ("bandwidth of the finish" if schedule.launch else "bandwidth", schedule.bandwidth_text),
         ("with the launch", _with_launch(schedule)),
         *bound_rows(bound, every, is_open=is_open),
-        ("gap", gap_text(bound, schedule.finish, every, is_open=is_open)),
+        ("gap", gap),
         ("schedule", f"{count} transfers in {format_count(schedule.num_sends, 'send')}"),
         ("redundant", str(judged.num_redundant or "")),
         ("digest", schedule.digest()),
@@ -214,9 +222,14 @@ def report(
         "search": ("Search", _search(details, schedule.producer) + progress),
         "problem": ("Problem and sketch",
                     problem._repr_html_() + facts(said) + problem.topology._repr_html_()),
-        "transfers": ("Transfers", _lines(schedule.table(limit=_MOST_TRANSFERS))),
+        "transfers": ("Transfers", _folded("the first ones", _lines(schedule.table(limit=_MOST_TRANSFERS)))),
         "versions": ("Versions and command", _versions(details, command)),
     }  # fmt: skip
+    sentence, actions = verdict(
+        schedule, judged, stronger(bound, every), gap, computed[0] if computed else None
+    )
+    steps = "".join(f"<li>{_words(each)}</li>" for each in actions)
+    opening = f'<section id="verdict"><p class="verdict">{as_html(sentence)}</p><ol>{steps}</ol></section>\n'
     links = "\n".join(f'<a href="#{name}">{title}</a>' for name, (title, _) in contents.items())
     parts = [
         f'<section id="{name}"><h2>{title}</h2>\n{part}</section>\n'
@@ -224,7 +237,7 @@ def report(
     ]
     page = _PAGE.format(
         policy=escape(_POLICY), style=_STYLE, title=as_html(title_of(problem)),
-        body="".join((f"<nav>{links}</nav>\n", *parts)),
+        body="".join((opening, f"<nav>{links}</nav>\n", *parts)),
     )  # fmt: skip
     if path is not None:
         write_whole(path, page, overwrite=overwrite)
@@ -252,6 +265,15 @@ def _lines(text: str) -> str:
     return f"<pre>{escape(shown_lines(text))}</pre>" if text else ""
 
 
+def _folded(summary: str, content: str, *, is_open: bool = False) -> str:
+    return f"<details{' open' * is_open}><summary>{summary}</summary>{content}</details>"
+
+
+def _words(text: str) -> str:
+    """A text in which backquotes mark commands."""
+    return re.sub("`(.*?)`", r"<code>\1</code>", as_html(text))
+
+
 def _picture(drawn: Axes, name: str, texts: Mapping[str, Sequence[str]] | None = None) -> str:
     """A picture as SVG within the page.
 
@@ -262,7 +284,7 @@ def _picture(drawn: Axes, name: str, texts: Mapping[str, Sequence[str]] | None =
     for group, some in (texts or {}).items():
         begin, before, rest = svg.partition(f'<g id="{group}">')
         shapes, after, end = rest.partition("</g>")
-        if shapes.count("<path ") == len(some):  # false if the shapes are one raster image
+        if shapes.count("<path ") == len(some):
             titles = iter(some)
             shapes = re.sub(
                 r"(<path [^>]*)/>", lambda path: f"{path[1]}><title>{as_html(next(titles))}</title></path>",
@@ -277,15 +299,17 @@ def _timeline(schedule: Schedule, bound_us: float) -> str:
     """Gantt charts by rank, link and resource."""
     if not schedule.num_transfers:
         return _paragraph("There is nothing to send.")
-    views = []
+    views, num_shapes = [], 0
     for by in _VIEWS:
         bars = bars_of(schedule, by, max_rows=64)
+        is_image = num_shapes + len(bars.row) > _MOST_SHAPES
+        num_shapes += 0 if is_image else len(bars.row)
         ax = figure(width=11, height=rows_height(len(bars.rows)))
-        drawn = draw_bars(schedule, bars, by, bound_us=bound_us or None, ax=ax)
-        is_open = " open" if by == _VIEWS[0] else ""
-        view = _picture(drawn, f"gantt-{by}", _texts(schedule, bars))
-        views.append(f"<details{is_open}><summary>by {by}</summary>{view}</details>")
-    return _paragraph("Point at a bar to see what is sent. The dashed line is the bound.") + "".join(views)
+        drawn = draw_bars(schedule, bars, by, bound_us=bound_us or None, is_image=is_image, ax=ax)
+        view = _picture(drawn, f"gantt-{by}", {} if is_image else _texts(schedule, bars))
+        views.append(_folded(f"by {by}", view, is_open=by == _VIEWS[0]))
+    point = "Point at a bar to see what is sent. " if num_shapes else ""
+    return _paragraph(f"{point}The dashed line is the bound.") + "".join(views)
 
 
 def _texts(schedule: Schedule, bars: Bars) -> dict[str, list[str]]:
@@ -311,7 +335,8 @@ def _search(details: Mapping[str, Any], producer: str) -> str:
     listed = [each for each in stages if isinstance(each, dict)] if isinstance(stages, list) else []
     known = [(name, _word(details.get(name))) for name in ("backend", "seconds", "seed", "stopped")]
     found = facts([("found by", producer or "not known"), *known])
-    return found + table(names, [[_word(each.get(name)) for name in names] for each in listed])
+    rows = [[_word(each.get(name)) for name in names] for each in listed]
+    return found + (table(names, rows) if rows else "")
 
 
 def _versions(details: Mapping[str, Any], command: str) -> str:
@@ -324,5 +349,5 @@ def _versions(details: Mapping[str, Any], command: str) -> str:
 
 def _word(value: object) -> str:
     """A plain value from a file as text, cut at 2000 characters."""
-    text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
     return shown(text, 2000)

@@ -14,7 +14,7 @@ from tests.effort import brief_synthesis
 from tests.plot.test_display import HOSTILE, Elements
 
 SECTIONS = (
-    "verification", "bound", "timeline", "load", "sizes", "search", "problem", "transfers", "versions",
+    "verdict", "verification", "bound", "timeline", "load", "sizes", "search", "problem", "transfers", "versions",
 )  # fmt: skip
 
 
@@ -63,6 +63,46 @@ def test_stages_and_versions_are_listed(page, found):
         assert stage.name in text
     assert found.versions["numpy"] in section(page, "versions")
     assert "taccl report out.json -o report.html" in section(page, "versions")
+
+
+@pytest.mark.slow
+def test_the_verdict_and_three_actions_come_first(page, found, exchange):
+    """Validity, finish and gap, as in the table below; and what to do next."""
+    said = section(page, "verdict")
+    assert said.startswith('<p class="verdict">This schedule is valid. It finishes after ')
+    assert format_us(found.finish_us) in said
+    assert said.count("<li>") == 3
+    wrong = dataclasses.replace(exchange, link=np.array([0, 9, 1], dtype=np.int32))
+    said = section(taccl.report(wrong), "verdict")
+    assert "not valid: it has" in said and "Do not run it." in said
+
+
+@pytest.mark.slow
+def test_a_faster_baseline_is_the_first_advice():
+    """A ring of 1 KB on 8 ranks is later than a baseline of few steps."""
+    problem = taccl.make_problem(taccl.topologies.fully_connected(8), "allgather", size_bytes=1000)
+    said = section(taccl.report(taccl.baselines.ring(problem), budget_s=60), "verdict")
+    assert re.search(r"The baseline \S.*, in the same chunks, is [\d.]+ times as fast\.", said)
+    assert "<li>Use the baseline" in said
+
+
+def test_a_page_of_many_bars_is_small(monkeypatch, found):
+    """Views of more bars than a page has shapes for are images, without a text for each bar."""
+    from taccl.plot import report as sections
+
+    monkeypatch.setattr(sections, "_MOST_SHAPES", 0)
+    page = section(taccl.report(found, budget_s=1e-9), "timeline")
+    assert page.count("<image ") >= 3
+    assert "Point at a bar" not in page
+
+
+@pytest.mark.slow
+def test_a_report_of_thousands_of_transfers_is_below_a_megabyte():
+    """3,840 transfers between 16 GPUs, in three timelines and three other pictures."""
+    problem = taccl.make_problem(taccl.topologies.ndv2(2), "allgather", size_bytes=10**6, chunks_per_rank=16)
+    page = taccl.report(taccl.baselines.ring(problem, cut=False), budget_s=5)
+    assert len(page) < 1_000_000
+    assert 4 <= page.count("<svg ") <= 6
 
 
 def test_every_bar_has_a_text(page, found):

@@ -1,9 +1,11 @@
 """The report in a real browser: no complaint in its console, and nothing that could run."""
 
 import dataclasses
+import json
 import re
 import shutil
 import subprocess
+from html import unescape
 
 import pytest
 
@@ -52,7 +54,7 @@ def test_the_page_opens_without_a_complaint(hostile, tmp_path):
     document, console = opened(page, tmp_path)
     assert console == []
     assert document.count("</title></path>") >= 3 * hostile.schedule.num_sends
-    assert len(re.findall(r"<section id=", document)) == 9
+    assert len(re.findall(r"<section id=", document)) == 10
     assert format_us(hostile.finish_us) in document
     assert "<script" not in document
     assert "<img" not in document
@@ -68,3 +70,35 @@ def test_a_script_that_got_in_would_not_run(found, tmp_path):
     document, console = opened(page, tmp_path)
     assert "<title>taken</title>" not in document
     assert any("Content Security Policy" in line for line in console)
+
+
+#: Script that puts into the page's title: the words of pictures that are cut off, the excess width in pixels,
+#: and the number of tables without a cell.
+LOOK = """<script>
+const cut = [];
+for (const svg of document.querySelectorAll("svg")) {
+  const box = svg.getBoundingClientRect();
+  for (const text of svg.querySelectorAll("text")) {
+    const own = text.getBoundingClientRect();
+    if (own.left < box.left - 1 || own.right > box.right + 1 || own.top < box.top - 1
+        || own.bottom > box.bottom + 1) cut.push(text.textContent);
+  }
+}
+const empty = [...document.querySelectorAll("table")].filter(each => !each.querySelector("td"));
+const main = document.querySelector("main");
+document.title = JSON.stringify([cut, main.scrollWidth - main.clientWidth, empty.length]);
+</script></main>"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [350, 1120], ids=["phone", "screen"])
+def test_nothing_is_cut_off_or_empty(found, tmp_path, width):
+    """Captions end within their pictures, the page is no wider than the window, and tables have rows."""
+    page = taccl.report(found, budget_s=20).replace("<details>", "<details open>")
+    page = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+    page = page.replace("<main>", f'<main style="width:{width}px">').replace("</main>", LOOK)
+    document, _ = opened(page, tmp_path)
+    cut, excess, num_empty = json.loads(unescape(re.search("<title>(.*?)</title>", document)[1]))
+    assert cut == []
+    assert excess <= 0
+    assert num_empty == 0
