@@ -23,6 +23,7 @@ LINES = (
         "_internal.graph_algorithms",
         "_internal.html",
         "_internal.kernel_cache",
+        "_internal.kernel_pipeline",
         "_internal.units",
     ),
     ("_internal.readers",),

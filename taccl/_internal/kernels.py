@@ -130,11 +130,15 @@ def _dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     import numba
 
     from taccl._internal.kernel_cache import KernelCache
+    from taccl._internal.kernel_pipeline import InnerCompiler
 
     _teach_numba()
-    dispatcher: Any = numba.njit(**options)(function)
+    is_inner = "no_cpython_wrapper" in options
+    given = {"pipeline_class": InnerCompiler} if is_inner else {}
+    dispatcher: Any = numba.njit(**given, **options)(function)
     if dispatcher is not function:  # NUMBA_DISABLE_JIT=1
-        dispatcher._cache = KernelCache(function, source_stamp)
+        if not is_inner:  # callers include the code of inner functions, and are kept
+            dispatcher._cache = KernelCache(function, source_stamp)
         dispatcher.get_call_template = partial(_without_literals, dispatcher.get_call_template)
     return dispatcher
 

@@ -12,7 +12,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-from numba.core import caching
 
 import taccl
 from taccl._internal import kernel_cache, kernels
@@ -214,23 +213,51 @@ def test_kernels_are_kept_beside_the_source_where_it_can_be_written(small, tmp_p
     assert len(list((tmp_path / "__pycache__").glob("small.scaled-*.nbc"))) == 1
 
 
-def test_an_inner_function_has_nothing_that_python_could_call(monkeypatch):
-    """Which is half of what compiling it would take; kernels call it all the same."""
-    monkeypatch.setattr(
-        kernel_cache, "KernelCache", lambda *_: caching.NullCache()
-    )  # of what is read nothing can be seen
+INNER = """
+from taccl._internal.kernels import compiled, inner
 
-    @kernels.inner
-    def twice(x):
-        return 2 * x
+@inner
+def divided(x, by):
+    return x // by
 
-    @kernels.compiled
-    def once_more(x):
-        return twice(x) + 1
+@compiled
+def halved(x, by):
+    return divided(x, by) + 1
+"""
 
-    assert once_more(20) == 41
-    (code,) = twice.overloads.values()
+
+@pytest.fixture
+def nested(small):
+    """The same with a kernel that calls an inner function."""
+    small.path.write_text(INNER)
+    return small
+
+
+def test_an_inner_function_has_no_machine_code(nested):
+    """Its code is part of the kernel that calls it, and of nothing else."""
+    module = nested()
+    assert module.halved(40, 2) == 21
+    (code,) = module.divided.overloads.values()
     assert "cpython" not in code.library.get_llvm_str()
+    with pytest.raises(RuntimeError, match="no compiled object"):
+        code.library._get_compiled_object()
+
+
+def test_a_kernel_is_kept_with_the_functions_that_it_calls(nested, tmp_path):
+    """A later process loads one file, and compiles nothing."""
+    assert nested().halved(40, 2) == 21
+    assert [each.name.partition("-")[0] for each in (tmp_path / "__pycache__").glob("*.nbc")] == [
+        "small.halved"
+    ]
+    later = nested()
+    assert (later.halved(40, 2), hits(later.halved), later.divided.overloads) == (21, 1, {})
+
+
+def test_an_error_in_an_inner_function_is_raised(nested):
+    """Compiled in this process, or loaded."""
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            nested().halved(40, 0)
 
 
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
