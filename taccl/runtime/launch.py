@@ -84,7 +84,7 @@ def _start(
                 stdout=said,
                 stderr=complained,
                 start_new_session=True,  # Ctrl-C is for us alone to deal with
-                restore_signals=False,  # SIGPIPE stays ignored: MPICH's mpiexec dies of it if a proxy ends first
+                restore_signals=False,  # ignores SIGPIPE: it ends mpiexec if a proxy of MPICH ended first
                 env={**few_threads, **os.environ, **environment, "PYTHONPATH": path, MARK: str(folder)},
             )
     except OSError as error:
