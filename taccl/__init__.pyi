@@ -52,7 +52,9 @@ from taccl.placement.probe import Probe as Probe
 from taccl.placement.reorder import reorder as reorder
 from taccl.plot.report import report as report
 from taccl.problem import collectives as collectives
+from taccl.problem.alltoallv import alltoallv_collective as alltoallv_collective
 from taccl.problem.alltoallv import alltoallv_problem as alltoallv_problem
+from taccl.problem.alltoallv import skewed_sizes as skewed_sizes
 from taccl.problem.collective import Collective as Collective
 from taccl.problem.problem import Problem as Problem
 from taccl.problem.problem import make_problem as make_problem

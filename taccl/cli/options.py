@@ -18,12 +18,16 @@ from taccl._internal.units import format_size, format_us, parse_size
 from taccl.cli import things
 from taccl.cli.output import picked, say
 from taccl.errors import CollectiveError, InputError
-from taccl.problem.alltoallv import load_sizes
+from taccl.problem.alltoallv import is_skew, load_sizes, skewed_sizes
 
 if TYPE_CHECKING:
     from typing import Any
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from taccl._internal.deadline import Deadline
+    from taccl.problem.collective import Collective
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.sketch.sketch import Sketch
@@ -116,6 +120,7 @@ _USUAL_SIZE = "64MB"
 A_TOPOLOGY = "a file, a machine (ndv2), or a fabric (torus:4x4)"
 _COLLECTIVES = ", ".join(taccl.collectives.COLLECTIVES)
 _PROTOCOL = "by which messages are sent (default auto: the one that promises least for the size)"
+_MATRICES = "a CSV or .npy file, or a skew such as zipf:0.8 or hot:64"
 _SIZE = "larger of one rank's input and output buffer, e.g. 16MB (default: the sketch's, or 64MB)"
 #: Options of several verbs: what the value is called, the help, and what else argparse is told.
 _SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -226,6 +231,15 @@ def refuse(options: argparse.Namespace, names: Iterable[str], why: str) -> None:
             raise InputError(why, where=flag_of(name))
 
 
+def add_collective(parser: argparse._ActionsContainer, *, required: bool = True) -> None:
+    """Declare the collective, and the matrix of an exchange."""
+    help = f"{_COLLECTIVES}, or {_BY_MATRIX} with --matrix"
+    add_options(
+        parser, "--collective", help=help, required=required, type=lambda word: _collective(word, _BY_MATRIX)
+    )
+    option(parser, "--matrix FILE|SKEW", f"bytes from each rank (row) to each, of {_BY_MATRIX}: {_MATRICES}")
+
+
 def add_problem_options(
     parser: argparse.ArgumentParser, *, also: str = "", collective_required: bool = True
 ) -> None:
@@ -233,10 +247,7 @@ def add_problem_options(
     help = "a shipped name (ndv2/sk1), a TOML or JSON file, an upstream sketch file; or a topology"
     parser.add_argument("sketch", nargs="?", metavar="SKETCH", help=help + also)
     group = parser.add_argument_group("problem")
-    add_options(
-        group, "--collective", required=collective_required, type=lambda word: _collective(word, _BY_MATRIX),
-        help=f"{_COLLECTIVES}, or {_BY_MATRIX} with --matrix",
-    )  # fmt: skip
+    add_collective(group, required=collective_required)
     add_options(group, "--topology")
     option(group, "--cost-model upstream|physical", "what to make of the costs in an upstream topology file")
     add_options(group, "--time-unit-us", help="microseconds in an upstream file's unit of time")
@@ -244,7 +255,6 @@ def add_problem_options(
     add_size(parser.add_argument_group("size, one of"))
     add_options(group, "--chunks-per-rank", "--root")
     option(group, "--roots R,R", "ranks; of the multi-root collectives", _ranks)
-    option(group, "--matrix FILE", "bytes from each rank (row) to each, of alltoallv: CSV or .npy")
 
 
 def problem_from_options(options: argparse.Namespace, *, reachable: bool = True) -> Problem:
@@ -280,20 +290,40 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
     return _under_best_protocol(problem, options)
 
 
-def _exchange(options: argparse.Namespace, topology: Topology) -> Problem:
-    """The exchange whose sizes are in a file."""
+def collective_from_options(options: argparse.Namespace, topology: Topology) -> Collective | str:
+    """The collective by name; that of a matrix in chunks of one size."""
+    if options.collective != _BY_MATRIX and options.matrix is None:
+        name: str = options.collective
+        return name
+    sizes = _sizes_of_pairs(options, topology.num_ranks)
+    collective = taccl.alltoallv_collective(sizes)
+    busiest = max(sizes.sum(axis=0).max(), sizes.sum(axis=1).max())
+    say(
+        f"note: {_BY_MATRIX} in chunks of one size, {collective.size_chunks} at the busiest rank for "
+        f"{format_size(int(busiest))}; each pair is rounded up to whole chunks, and sizes scale all pairs alike"
+    )
+    return collective
+
+
+def _sizes_of_pairs(options: argparse.Namespace, num_ranks: int) -> NDArray[np.int64]:
+    """Matrix of an exchange: from a file, or of a skew, whose mean per rank is the size."""
     if options.collective != _BY_MATRIX:
         raise InputError(f"found one of {options.collective}; only {_BY_MATRIX} has one", where="--matrix")
     if options.matrix is None:
-        raise InputError(
-            f"found none; {_BY_MATRIX} takes its sizes from a CSV or .npy file", where="--matrix"
+        raise InputError(f"found none; {_BY_MATRIX} takes its sizes from {_MATRICES}", where="--matrix")
+    if is_skew(options.matrix):
+        return skewed_sizes(
+            num_ranks, getattr(options, "size", None) or parse_size(_USUAL_SIZE), options.matrix
         )
-    refuse(
-        options,
-        ("sketch", "size", "chunks_per_rank", "root", "roots"),
-        f"{_BY_MATRIX} takes none; leave it out",
-    )
-    return taccl.alltoallv_problem(topology, load_sizes(options.matrix), chunk_bytes=options.chunk_size)
+    return load_sizes(options.matrix)
+
+
+def _exchange(options: argparse.Namespace, topology: Topology) -> Problem:
+    """The exchange whose sizes are given."""
+    sizes = _sizes_of_pairs(options, topology.num_ranks)
+    unused = ("sketch", "chunks_per_rank", "root", "roots") + ("size",) * (not is_skew(options.matrix))
+    refuse(options, unused, f"{_BY_MATRIX} takes none; leave it out")
+    return taccl.alltoallv_problem(topology, sizes, chunk_bytes=options.chunk_size)
 
 
 def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:

@@ -25,6 +25,7 @@ from taccl.explore.plan_files import check_lowering, runnable
 from taccl.explore.plan_ranges import Plan, PlanRange
 from taccl.explore.plan_runtimes import check_collective, serving_parameters, under_protocols_of
 from taccl.explore.plan_tiles import Tile, TimedSchedule, range_of, ratio, tiles_of, winner_at, without_one
+from taccl.problem.collective import Collective
 from taccl.problem.problem import Problem, make_problem
 from taccl.program.program import Program
 from taccl.program.runtimes import (
@@ -57,7 +58,7 @@ _FACTOR = 4
 @checked
 def plan(
     topology: Topology | str,
-    collective: str,
+    collective: Collective | str,
     *,
     sketches: Iterable[Sketch | str | PathLike[str] | None] = (None,),
     sizes: str | Iterable[Size] = "1KB:1GB",
@@ -79,8 +80,9 @@ def plan(
     ----------
     topology : Topology or str
         A name such as ``"dgx2"`` stands for its topology with one node.
-    collective : str
-        The name of one. The number of chunks is chosen for every size, unless a sketch says it.
+    collective : str or Collective
+        A name; the number of chunks is chosen for every size, unless a sketch states it. Or a collective such
+        as `taccl.alltoallv_collective` makes of the bytes of each pair.
     sketches : iterable of sketch, shipped name or path
         Each is synthesized at every size; None for no sketch.
     sizes : str or iterable of sizes
@@ -188,7 +190,11 @@ def _grid(sizes: str | Iterable[Size]) -> list[int]:
 
 
 def _problems(
-    topology: Topology, collective: str, root: int | None, sketch: Sketch | None, grid: Sequence[int]
+    topology: Topology,
+    collective: Collective | str,
+    root: int | None,
+    sketch: Sketch | None,
+    grid: Sequence[int],
 ) -> list[Problem]:
     """The problem at every size; the number of chunks is open at each, unless the sketch says it."""
     if sketch is None:

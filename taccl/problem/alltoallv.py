@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl._internal.arguments import Bytes, checked, checked_as
+from taccl._internal.arguments import Bytes, Count, Natural, checked, checked_as
 from taccl._internal.reading import read_bytes, read_text
 from taccl._internal.units import format_count, format_size, parse_size
 from taccl.errors import CollectiveError, FormatError, InputError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 #: Chunks that the busiest rank's data make, at most, where latency allows it; and in all, about.
 _CHUNKS_OF_A_RANK, _MOST_CHUNKS = 64, 30_000
+_SKEW = re.compile(r"(zipf|hot):(\d+(?:\.\d*)?|\.\d+)")
 #: Least bytes of a chunk, in bytes that a resource passes in the time for which it is held besides.
 _HOLDS = 8
 
@@ -57,27 +58,98 @@ def alltoallv_problem(
     CollectiveError
         If the matrix is not square with a row for each rank, or holds something but whole numbers of bytes.
     """
-    table = _checked(sizes, topology)
+    table = _checked(sizes, topology.num_ranks, topology.name)
     most = _usual_chunk_bytes(topology, table) if chunk_bytes is None else chunk_bytes
-    sources, targets = np.nonzero(table)
-    num_bytes = table[sources, targets]
+    num_bytes = table[np.nonzero(table)]
     parts = -(-num_bytes // most)
-    alone = [(rank,) for rank in range(topology.num_ranks)]
-    pairs = [Chunk(alone[r], alone[c]) for r, c in zip(sources.tolist(), targets.tolist(), strict=True)]
-    chunks = tuple(
-        chunk for chunk, count in zip(pairs, parts.tolist(), strict=True) for chunk in (chunk,) * count
-    )
+    chunks = _chunks_of_pairs(-(-table // most))
     # The first parts of a pair are a byte larger where its bytes do not divide.
     place = np.arange(len(chunks)) - np.repeat(np.cumsum(parts) - parts, parts)
     sizes_of_chunks = np.repeat(num_bytes // parts, parts) + (place < np.repeat(num_bytes % parts, parts))
     notes = []
-    if len(chunks) > len(pairs):
-        cut = f"{format_count(len(pairs), 'pair')} of ranks in {format_count(len(chunks), 'chunk')}"
+    if len(chunks) > len(parts):
+        cut = f"{format_count(len(parts), 'pair')} of ranks in {format_count(len(chunks), 'chunk')}"
         notes.append(f"{cut} of at most {format_size(int(most))}; chunk_bytes (--chunk-size) sets the most")
     collective = Collective("alltoallv", topology.num_ranks, chunks)
     return make_problem(
         topology, collective, chunk_bytes=sizes_of_chunks.tolist(), clauses=clauses, notes=notes
     )
+
+
+@checked_as(CollectiveError)
+def alltoallv_collective(sizes: ArrayLike, *, chunk_bytes: Bytes | None = None) -> Collective:
+    """Collective of an exchange in chunks of one size, as programs and plans need it.
+
+    The bytes of each pair are rounded up to whole chunks. The size of a problem with this collective scales
+    all pairs alike: ``make_problem(topology, collective, size_bytes="64MB")``.
+
+    Parameters
+    ----------
+    sizes : (num_ranks, num_ranks) array_like of int
+        Bytes from the row's rank to the column's.
+    chunk_bytes : int, optional
+        Bytes of a chunk. Default: a 64th of the bytes that the busiest rank sends or receives.
+
+    Raises
+    ------
+    CollectiveError
+        If this is no square matrix of whole numbers of bytes.
+    """
+    num_ranks = len(np.atleast_1d(np.asarray(sizes, object)))
+    table = _checked(sizes, num_ranks, "its columns")
+    most = max(1, chunk_bytes or -(-_busiest_bytes(table) // _CHUNKS_OF_A_RANK))
+    return Collective("alltoallv", num_ranks, _chunks_of_pairs(-(-table // most)))
+
+
+@checked
+def skewed_sizes(
+    num_ranks: Count, rank_bytes: Bytes, skew: str = "zipf:0.8", *, seed: Natural = 0
+) -> NDArray[np.int64]:
+    """Matrix of an exchange with a given skew, in whole bytes.
+
+    Parameters
+    ----------
+    num_ranks : int
+        Number of ranks, at least 2.
+    rank_bytes : int
+        Bytes that a rank sends, on average over the ranks.
+    skew : str
+        ``"zipf:S"``: the k-th largest pair sends in proportion to k to the power -S, with all pairs in random
+        order. ``"hot:F"``: one random pair sends F times the bytes of every other. ``"zipf:0"`` is an even
+        alltoall.
+    seed : int
+        Seed of the random order.
+
+    Returns
+    -------
+    (num_ranks, num_ranks) ndarray of int64
+        Bytes from the row's rank to the column's; 0 on the diagonal.
+
+    Raises
+    ------
+    InputError
+        If there is a single rank, or the skew is not written so.
+    """
+    if not (match := _SKEW.fullmatch(skew)):
+        said = f"found {skew!r}; expected zipf:S, such as zipf:0.8, or hot:F, such as hot:64"
+        raise InputError(said, where="skew")
+    if num_ranks < 2:
+        raise InputError("found 1; expected at least 2 ranks", where="num_ranks")
+    off_diagonal = ~np.eye(num_ranks, dtype=bool)
+    shares = np.ones(num_ranks * (num_ranks - 1))
+    if match[1] == "zipf":
+        shares /= np.arange(1.0, len(shares) + 1) ** float(match[2])
+    else:
+        shares[0] = float(match[2])
+    np.random.default_rng(seed).shuffle(shares)
+    sizes = np.zeros((num_ranks, num_ranks), np.int64)
+    sizes[off_diagonal] = np.rint(shares / shares.sum() * rank_bytes * num_ranks)
+    return sizes
+
+
+def is_skew(word: str) -> bool:
+    """True if a word begins as a skew of `skewed_sizes` does."""
+    return word.startswith(("zipf:", "hot:"))
 
 
 @checked
@@ -128,19 +200,29 @@ def load_sizes(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     return np.array(rows, np.int64)
 
 
-def _checked(sizes: ArrayLike, topology: Topology) -> NDArray[np.int64]:
-    """The matrix in whole bytes, without what ranks keep."""
+def _chunks_of_pairs(counts: NDArray[np.int64]) -> tuple[Chunk, ...]:
+    """Chunks of all pairs, row by row; `counts` are their numbers for each pair."""
+    alone = [(rank,) for rank in range(len(counts))]
+    pairs = zip(
+        *(each.tolist() for each in np.nonzero(counts)), counts[np.nonzero(counts)].tolist(), strict=True
+    )
+    return tuple(
+        chunk for row, column, count in pairs for chunk in (Chunk(alone[row], alone[column]),) * count
+    )
+
+
+def _checked(sizes: ArrayLike, num_ranks: int, name: str) -> NDArray[np.int64]:
+    """The matrix in whole bytes, without what ranks keep; `name` says of what it has rows."""
     try:
         table = np.asarray(sizes)
     except ValueError:
         raise CollectiveError("found rows that differ in length; expected a matrix", where="sizes") from None
     if table.dtype.kind == "f" and (table == np.floor(table)).all() and (abs(table) < 2**62).all():
         table = table.astype(np.int64)
-    num_ranks = topology.num_ranks
     if table.shape != (num_ranks, num_ranks):
         raise CollectiveError(
             f"found a matrix of shape {table.shape}; expected {(num_ranks, num_ranks)}, a row and a column "
-            f"for each rank of {topology.name}",
+            f"for each rank of {name}",
             where="sizes",
         )
     if table.dtype.kind not in "iu":
@@ -152,16 +234,20 @@ def _checked(sizes: ArrayLike, topology: Topology) -> NDArray[np.int64]:
     return table.astype(np.int64) * ~np.eye(num_ranks, dtype=bool)
 
 
+def _busiest_bytes(table: NDArray[np.int64]) -> int:
+    """Bytes that the busiest rank sends or receives."""
+    return int(max(table.sum(axis=0).max(initial=0), table.sum(axis=1).max(initial=0)))
+
+
 def _usual_chunk_bytes(topology: Topology, table: NDArray[np.int64]) -> int:
     """Bytes of a chunk at which chunks overlap well on their ways, and their latencies cost little."""
-    busiest = max(table.sum(axis=0).max(initial=0), table.sum(axis=1).max(initial=0))
     links = {(link.alpha_us, link.beta_us_per_mb) for link in topology.links}
     holds = {(hold.alpha_us, hold.beta_us_per_mb) for hold in topology.holds}
     within_latency, within_hold = (
         min((int(alpha / beta * 10**6) for alpha, beta in costs if beta), default=1)
         for costs in (links, holds)
     )
-    most = max(1, within_latency, _HOLDS * within_hold, int(busiest) // _CHUNKS_OF_A_RANK)
+    most = max(1, within_latency, _HOLDS * within_hold, _busiest_bytes(table) // _CHUNKS_OF_A_RANK)
     num_chunks = max(_MOST_CHUNKS, 2 * int(np.count_nonzero(table)))
     while (-(-table // most)).sum() > num_chunks:
         most *= 2

@@ -1,6 +1,8 @@
-"""``--collective alltoallv --matrix FILE``: exchanges whose sizes a file holds."""
+"""``--collective alltoallv --matrix FILE|SKEW``: exchanges with given bytes of each pair."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
@@ -24,6 +26,36 @@ def test_the_bound_of_a_matrix(run_json, matrix):
     assert found["prices"]["divisible"]["bound_us"] == 10.5
 
 
+def test_the_bound_of_a_skew(run_json):
+    """The mean of a rank is the size: 2 MB to each of the two others, over a link each, and 0.5 us of latency."""
+    code, found = run_json("bound", *WORDS, "--matrix", "zipf:0", "--size", "4MB")
+    assert code == 0
+    assert found["prices"]["divisible"]["bound_us"] == 40.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["FILE"], ["hot:3", "--size", "1MB"]], ids=["file", "skew"])
+def test_a_comparison_of_a_matrix(run_json, matrix, words):
+    """Backends are compared on the exchange."""
+    words = [matrix if word == "FILE" else word for word in words]
+    common = ["--backends", "greedy", "--time-limit", "3", "--no-cache"]
+    code, found = run_json("compare", *WORDS, "--matrix", *words, *common)
+    assert code == 0
+    assert [row["collective"] for row in found["rows"]] == ["alltoallv"]
+    assert found["rows"][0]["verified"]
+
+
+@pytest.mark.slow
+def test_a_plan_of_a_matrix(run, matrix):
+    """A size scales all pairs, in chunks of one size, which programs need; a note says so."""
+    words = ["--matrix", matrix, "--sizes", "1MB,2MB", "--time-limit", "4", "--runtime", "msccl", "--json"]
+    code, out, err = run("plan", *WORDS, *words)
+    assert code == 0
+    assert "64 at the busiest rank for 1MB; each pair is rounded up to whole chunks" in err
+    found = json.loads(out)
+    assert found["ranges"][-1]["max_bytes"] == 2 * 10**6
+
+
 @pytest.mark.slow
 def test_a_schedule_of_a_matrix(run_json, matrix, tmp_path):
     """The schedule has chunks of at most 100 KB of each pair, and verifies."""
@@ -37,7 +69,8 @@ def test_a_schedule_of_a_matrix(run_json, matrix, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (WORDS, "--matrix: found none; alltoallv takes its sizes from a CSV or .npy file"),
+        (WORDS, "--matrix: found none; alltoallv takes its sizes from a CSV or .npy file, or a skew such as"),
+        ([*WORDS, "--matrix", "zipf:x"], "skew: found 'zipf:x'; expected zipf:S"),
         (
             [*WORDS[:-1], "allgather", "--matrix", "FILE"],
             "--matrix: found one of allgather; only alltoallv has one",
@@ -45,7 +78,7 @@ def test_a_schedule_of_a_matrix(run_json, matrix, tmp_path):
         ([*WORDS, "--matrix", "FILE", "--size", "1MB"], "--size: alltoallv takes none; leave it out"),
         (["--topology", "ring:4", *WORDS[2:], "--matrix", "FILE"], "sizes: found a matrix of shape (3, 3)"),
     ],
-    ids=["no matrix", "another collective", "a size", "another number of ranks"],
+    ids=["no matrix", "no skew", "another collective", "a size", "another number of ranks"],
 )
 def test_what_does_not_fit_is_refused(run, matrix, words, said):
     """One sentence names the option."""

@@ -17,6 +17,7 @@ import pytest
 import taccl
 from taccl._internal.arguments import checked, kinds_of, quoted, whole_number
 from taccl.errors import InputError
+from taccl.problem.alltoallv import load_sizes
 from taccl.problem.collective import Chunk, Collective
 from taccl.problem.problem import Clauses
 from taccl.topologies import TopologyBuilder, ring
@@ -310,6 +311,8 @@ GIVEN: dict[str, dict[str, object]] = {
     },
     "alltoallv_problem": {"topology": "@topology", "sizes": [[0, 1], [1, 0]], "chunk_bytes": 1, "clauses": None},
     "AllToAllV": {"topology": "@topology", "chunk_bytes": 1, "num_orders": 1, "seed": 0},
+    "alltoallv_collective": {"sizes": [[0, 1], [1, 0]], "chunk_bytes": 1},
+    "skewed_sizes": {"num_ranks": 3, "rank_bytes": 10, "skew": "zipf:1", "seed": 0},
     "alltoallv.load_sizes": {"path": "sizes.csv"},
     "alltoallv.schedule": {"sizes": [[0, 1], [1, 0]]},
     "problem.may_carry": {"link": 0, "chunk": 0},
@@ -501,8 +504,9 @@ def test_odd_arguments_are_accepted_or_named(small, tmp_path, monkeypatch):
         "sum", "allreduce", "g"
     )
     taccl.workload.save_workload(layer, "here.toml")
+    exchanges = SimpleNamespace(load_sizes=load_sizes, schedule=taccl.AllToAllV(pair).schedule)
     things = vars(small) | {
-        "pair": pair, "layer": layer, "scheduled": taccl.workload.schedule_workload(layer, pair),
+        "alltoallv": exchanges, "pair": pair, "layer": layer, "scheduled": taccl.workload.schedule_workload(layer, pair),
         "some": [small.collective], "figure": taccl.plot.gantt(small.schedule),
         "builder": builder, "bound": small.result.bound, "cache": taccl.Cache("cache"), "clauses": taccl.problem.clauses, "columns": taccl.schedule.schedule,
     }  # fmt: skip

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl.errors import CollectiveError, FormatError
-from taccl.problem.alltoallv import alltoallv_problem, load_sizes
+from taccl.errors import CollectiveError, FormatError, InputError
+from taccl.problem.alltoallv import alltoallv_collective, alltoallv_problem, load_sizes, skewed_sizes
 from taccl.topologies import ring
 
 
@@ -100,6 +100,43 @@ def test_objects_of_numpy_are_refused(tmp_path):
         load_sizes(tmp_path / "objects.npy")
     with pytest.raises(FormatError, match="a matrix of whole numbers"):
         load_sizes(tmp_path / "half.npy")
+
+
+def test_pairs_are_rounded_up_to_chunks_of_one_size():
+    """30 bytes are one chunk of 40, and 100 are three; a size is of the busiest rank's chunks."""
+    collective = alltoallv_collective([[0, 100, 30], [0, 0, 0], [0, 0, 0]], chunk_bytes=40)
+    assert [each.destinations for each in collective.chunks] == [(1,), (1,), (1,), (2,)]
+    assert taccl.make_problem(ring(3), collective, size_bytes=400).chunk_bytes == (100,) * 4
+
+
+@pytest.mark.parametrize("sizes", [3, [[0, 1]], [[0, 1], [2]], [[0, 0.5], [1, 0]], []])
+def test_no_square_matrix_makes_no_collective(sizes):
+    """Scalars, rows of other lengths and fractions are refused."""
+    with pytest.raises(CollectiveError, match="sizes: found"):
+        alltoallv_collective(sizes)
+
+
+def test_zipf_sizes_fall_with_their_rank():
+    """Sorted sizes are proportional to 1 / k ** S, and ranks send the given bytes on average."""
+    sizes = skewed_sizes(4, 10**9, "zipf:0.5", seed=3)
+    falling = np.sort(sizes[~np.eye(4, dtype=bool)])[::-1]
+    assert falling / falling[0] == pytest.approx(np.arange(1, 13) ** -0.5)
+    assert sizes.sum() == pytest.approx(4 * 10**9, abs=12)
+    assert not sizes.diagonal().any()
+
+
+def test_a_hot_pair_sends_the_given_multiple():
+    """One pair sends F times the bytes of every other; the seed says which."""
+    hot = {seed: skewed_sizes(3, 50, "hot:10", seed=seed) for seed in range(9)}
+    assert all(sorted(sizes.ravel()) == [0, 0, 0, *[10] * 5, 100] for sizes in hot.values())
+    assert len({int(sizes.argmax()) for sizes in hot.values()}) > 1
+
+
+@pytest.mark.parametrize("skew", ["zipf", "zipf:-1", "hot:x", "even:1", "zipf:nan"])
+def test_a_skew_without_its_number_is_refused(skew):
+    """The error shows both forms."""
+    with pytest.raises(InputError, match="expected zipf:S, such as zipf:0.8, or hot:F"):
+        skewed_sizes(3, 50, skew)
 
 
 def test_it_is_found_where_it_was():

@@ -11,8 +11,10 @@ from taccl._internal.deadline import leave, signals_to
 from taccl._internal.names import shown
 from taccl.cli.options import (
     LEAST_S,
+    add_collective,
     add_limit,
     add_options,
+    collective_from_options,
     option,
     positive,
     reader,
@@ -38,7 +40,7 @@ def add(verb: ArgumentParser) -> None:
     """Declare the options."""
     help = "shipped names or files; without any, none is used"
     verb.add_argument("sketches", nargs="*", metavar="SKETCH", help=help)
-    add_options(verb, "--collective")
+    add_collective(verb)
     option(verb, "--sizes S:S", "from:to, or S,S,... where to synthesize", default="1KB:1GB")
     option(verb, "-o --output DIR", "the folder to write, whole or not at all")
     option(verb, "--force --overwrite", "replace an older plan in DIR", dest="overwrite")
@@ -73,6 +75,7 @@ def run(options: Namespace) -> Answer:
         check_folder(options.output, overwrite=options.overwrite)
     asked, options.protocol = options.protocol, "auto"
     topology, sketches = _topology_and_sketches(options)
+    collective = collective_from_options(options, topology)
     lowering = picked(options, "instances")
     if options.in_place and options.out_of_place:
         raise InputError("was given beside --in-place; leave out both for all", where="--out-of-place")
@@ -82,7 +85,7 @@ def run(options: Namespace) -> Answer:
         asked, lowering["protocol"] = "auto", next(each for each in PROTOCOLS if each.lower() == asked)
     left_s = options.deadline.left_s - _WRITING_SHARE * options.time_limit
     found = taccl.plan(
-        topology, options.collective, sketches=sketches, baselines=not options.no_baselines,
+        topology, collective, sketches=sketches, baselines=not options.no_baselines,
         **picked(options, "sizes", "root", "backend", "threads", "seed", "max_ranges"),
         time_limit_s=max(LEAST_S, left_s), progress=say, protocol=asked, lowering=lowering,
         runtime=options.runtime,
