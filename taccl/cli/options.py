@@ -300,7 +300,7 @@ def collective_from_options(options: argparse.Namespace, topology: Topology) -> 
     busiest = max(sizes.sum(axis=0).max(), sizes.sum(axis=1).max())
     say(
         f"note: {_BY_MATRIX} in chunks of one size, {collective.size_chunks} at the busiest rank for "
-        f"{format_size(int(busiest))}; each pair is rounded up to whole chunks, and sizes scale all pairs alike"
+        f"{format_size(int(busiest))}; each pair is rounded up to whole chunks, and sizes scale all alike"
     )
     return collective
 
