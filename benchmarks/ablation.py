@@ -35,7 +35,7 @@ from benchmarks.cases import CASES, PLAIN_CASES
 from benchmarks.report import keep, parser_of, shown, summed_up, wanted
 from benchmarks.work_clock import counted_work
 from taccl.synthesis.backends import package_versions
-from taccl.synthesis.proposers.large import compile_kernels
+from taccl.synthesis.proposers.compiling import compile_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

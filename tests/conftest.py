@@ -111,10 +111,10 @@ def read_only(tmp_path: Path):
 
 def compile_list_schedulers() -> None:
     """Compile the kernels of the compiled search, unless they are kept."""
-    from taccl.synthesis.proposers import large
+    from taccl.synthesis.proposers import compiling
 
     for name in ("allgather", "alltoall", "reduce-scatter"):
-        large._compile_for(name, ())
+        compiling.compile_named(name)
 
 
 @pytest.fixture(scope="session")

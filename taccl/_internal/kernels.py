@@ -134,8 +134,9 @@ def _dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> Any:
 
     _teach_numba()
     is_inner = "no_cpython_wrapper" in options
-    given = {"pipeline_class": InnerCompiler} if is_inner else {}
-    dispatcher: Any = numba.njit(**given, **options)(function)
+    if is_inner:
+        options = options | {"pipeline_class": InnerCompiler}
+    dispatcher: Any = numba.njit(**options)(function)
     if dispatcher is not function:  # NUMBA_DISABLE_JIT=1
         if not is_inner:  # callers include the code of inner functions, and are kept
             dispatcher._cache = KernelCache(function, source_stamp)

@@ -21,9 +21,10 @@ from typing import Any
 
 from taccl.solvers.wire import decode, encode
 
-FAMILIES = ("highs", "ortools", "gurobi", "pulp")
+FAMILIES = ("highs", "ortools", "gurobi", "pulp", "kernels")
 
 _MAX_IDLE = 2  # workers kept per family
+_KEPT_NONE = ("kernels",)  # whose workers end with their task, as each has another
 _TAIL_BYTES = 4096
 
 
@@ -132,7 +133,7 @@ class Workers:
     def release(self, process: Process) -> None:
         """Keep a worker for the next task, or end it if there are enough."""
         with self._lock:
-            if len(self._idle[process.family]) < _MAX_IDLE:
+            if process.family not in _KEPT_NONE and len(self._idle[process.family]) < _MAX_IDLE:
                 self._idle[process.family].append(process)
                 return
         process.end()

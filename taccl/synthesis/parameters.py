@@ -42,7 +42,7 @@ class ChoiceParameters(_Group):
     # suggested sketch. The second number is the least time for kernels that are compiled already.
     compiling_s: float = 5.0
     compiled_s: float = 0.5
-    cold_s: float = 20.0  # least time left to compile kernels that are not cached on disk (25 s of CPU)
+    cold_s: float = 12.0  # least time to compile kernels that are not cached, from the start of that
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.balanced import BALANCED, cut_balanced
 from taccl.synthesis.proposers.competing import obeying, reserve_s, share_baselines
+from taccl.synthesis.proposers.compiling import begin_compiling
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.stages import choose
 from taccl.synthesis.proposers.table import APART, FIRST, LAST, propose_all
@@ -165,6 +166,7 @@ def synthesize(
         run(whole, APART)  # servers, and switches that add
         if not _is_settled(whole):
             _check_room(whole)
+            begin_compiling(whole)
             run(whole, FIRST)  # baselines
             _search_in_best_chunks(whole).settle()
     is_met = any(each.stopped == "bound met" for each in whole.others)

@@ -9,7 +9,7 @@ from __future__ import annotations
 #: In the order in which ``taccl --help`` lists them.
 VERBS = (
     "synthesize", "verify", "show", "simulate", "bound", "explain", "suggest", "baseline", "convert", "run",
-    "plan", "fit", "probe", "reorder", "backends", "compare", "sweep", "cache", "plot", "report",
+    "plan", "fit", "probe", "reorder", "backends", "compare", "sweep", "cache", "warmup", "plot", "report",
 )  # fmt: skip
 
 EXAMPLES = """
@@ -51,6 +51,8 @@ taccl sweep ndv2 --nodes 2 --collective allgather --sketches ndv2/sk1,ndv2/sk2 -
 taccl sweep ring:8 --collective allgather --sizes 1MB --chunks-per-rank 1,2,4 -o table.csv
 taccl cache info
 taccl cache clear
+taccl warmup
+taccl warmup --json
 taccl plot schedule.json --by rank -o gantt.svg
 taccl plot dgx2 --what topology --nodes 2 -o dgx2.png
 taccl report schedule.json -o report.html

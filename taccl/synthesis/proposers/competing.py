@@ -30,7 +30,8 @@ from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
 from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
-from taccl.synthesis.proposers.large import are_kept, effort, suits
+from taccl.synthesis.proposers.compiling import are_kept
+from taccl.synthesis.proposers.large import effort, suits
 from taccl.synthesis.proposers.large_search import offer_compiled
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import dimensions, grid_of

@@ -9,25 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
-from taccl._internal.kernels import is_compiled
-from taccl.analysis.verification.loops import accept_copies, accept_trees, compiled_loop
-from taccl.analysis.verification.verify import compile_verifier
-from taccl.problem.collectives import make
 from taccl.problem.costs import hold_columns, wide_links
-from taccl.problem.problem import Clauses, make_problem
 from taccl.schedule.columns import narrow
 from taccl.schedule.schedule import MANY, Schedule, make_schedule
-from taccl.synthesis.improve.improvement import (
-    compile_improvement,
-    improve_schedule,
-    suits_improvement,
-)
+from taccl.synthesis.improve.improvement import improve_schedule, suits_improvement
 from taccl.synthesis.kernels.fabric import (
     Demand,
     Fabric,
@@ -35,18 +26,12 @@ from taccl.synthesis.kernels.fabric import (
     problem_arrays,
     sharing_latency,
 )
-from taccl.synthesis.kernels.improvement_kernel import improve
 from taccl.synthesis.kernels.limits import Limits, Sends
-from taccl.synthesis.kernels.queue_kernel import send_along
-from taccl.synthesis.kernels.router_kernel import route
-from taccl.synthesis.kernels.spreading_kernel import spread_chunks
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.chunk_masks import has_chunk_masks, spread_masked, urgent_hops
-from taccl.synthesis.proposers.queues import routes_of, send_along_trees, send_at_once, send_together
-from taccl.synthesis.proposers.router import find_paths, find_trees
+from taccl.synthesis.proposers.queues import routes_of, send_together
 from taccl.synthesis.proposers.spreading import spread
 from taccl.synthesis.transforms.halves import Half, join, split
-from taccl.topology.fabrics import ring
 
 if TYPE_CHECKING:
     import os
@@ -91,41 +76,6 @@ def _own_first_holds(problem: Problem) -> bool:
 def effort(problem: Problem) -> int:
     """Number of chunk-link pairs (hops) before symmetry reduction."""
     return problem.collective.num_chunks * len(problem.links_allowed)
-
-
-def are_kept(problem: Problem) -> bool:
-    """True if an earlier run, or this one, has compiled the kernels that a problem needs."""
-    kernels: list[Any] = [send_along, route] if _goes_to_one(problem) else [spread_chunks]
-    kernels += [compiled_loop(accept_trees if problem.collective.combining else accept_copies)]
-    return all(map(is_compiled, kernels + [improve] * suits_improvement(problem)))
-
-
-def compile_kernels(problem: Problem) -> None:
-    """Have the kernels compiled, if they are not."""
-    combines = problem.collective.combining
-    paths = tuple(problem.clauses.only("path").values("path").items())
-    to_one = _goes_to_one(problem)
-    _compile_for("reduce-scatter" if combines else "alltoall" if to_one else "allgather", paths)
-    if suits_improvement(problem):
-        compile_improvement()
-
-
-def _goes_to_one(problem: Problem) -> bool:
-    """True if every chunk has one destination."""
-    return all(len(ranks) == 1 for ranks in problem.collective.destination_sets.sets)
-
-
-@cache
-def _compile_for(name: str, paths: tuple[tuple[str, Any], ...]) -> None:
-    """Run every kernel that such collectives need once, on two ranks."""
-    pair = make_problem(ring(2), make(name, 2), chunk_bytes=1, clauses=Clauses(**dict(paths)))
-    compile_verifier(schedule_large(pair, num_runs=1))
-    if name == "alltoall":
-        fabric, demand = problem_arrays(pair)
-        send_at_once(fabric, demand, find_paths(fabric, demand))
-    # Any chunks go along trees where a sketch guides them, be it a suggested one.
-    some = problem_arrays(make_problem(ring(2), make("allgather", 2), chunk_bytes=1))
-    send_along_trees(*some, Limits(num_runs=1), find_trees(*some), partial(find_trees, *some))
 
 
 def schedule_large(

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from taccl._internal.cpu_share import busy_factor
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
@@ -22,7 +21,8 @@ from taccl.problem.costs import wide_links
 from taccl.schedule.spill import check_folder
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.memory import check_memory, memory_need
-from taccl.synthesis.proposers.large import are_kept, compile_kernels, effort, schedule_large, suits
+from taccl.synthesis.proposers.compiling import COLD, have_compiled
+from taccl.synthesis.proposers.large import effort, schedule_large, suits
 from taccl.synthesis.proposers.queues import VERIFY_US_PER_TRANSFER
 
 if TYPE_CHECKING:
@@ -31,19 +31,9 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.options import Options
     from taccl.synthesis.search import Search
 
 
-#: Note of a search that had no kernels.
-_COLD = (
-    "the compiled search was left out, as compiling it takes about 25 s of CPU, once; give a longer time "
-    "limit (--time-limit 60) once"
-)
-
-
-#: Least seconds of compiling or loading kernels that are a row of the stages.
-_NOTABLE_S = 0.005
 #: Share of the time left for the bound, and least seconds; a better one is computed if this multiple of the
 #: first one's time is left.
 _BOUND_SHARE, _LEAST_BOUND_S, _MORE_BOUND_TIMES = 0.8, 0.25, 3.0
@@ -67,7 +57,7 @@ def search_large(search: Search) -> None:
     most_runs = check_memory(problem, options)
     runs = _Runs(search)
     if not have_compiled(search):
-        raise NoSolutionError(f"{problem!r}: {_COLD}", bound_us=search.bound_us)
+        raise NoSolutionError(f"{problem!r}: {COLD}", bound_us=search.bound_us)
     runs.run("first rule", num_runs=1)
     runs.prove()
     if most_runs is None and not search.done:
@@ -106,51 +96,6 @@ def offer_compiled(
     whole = found if problem is search.problem else found.under(search.problem)
     finish = search.offer_whole(whole, producer="compiled list scheduler", verified=is_known)
     search.record("greedy", "compiled", "done", since, finish_us=finish)
-
-
-def have_compiled(search: Search) -> bool:
-    """Have the kernels compiled, if they are not; true if they are. The time it takes counts."""
-    deadline = search.deadline
-    if search.top.best is None:
-        deadline = search.patience.later(search.parameters.budget.late_s * busy_factor())
-    found = compile_in_a_row(search, search.problem, deadline)
-    if not found:
-        search.notes.append(_COLD)
-    return found
-
-
-def compile_in_a_row(search: Search, problem: Problem, deadline: Deadline) -> bool:
-    """Have the kernels of a problem compiled, if they are not, as a row of a search; true if they are."""
-    since, was_kept = time.monotonic(), are_kept(problem)
-    found = compile_telling(problem, search.options, deadline)
-    if not found:
-        search.record("kernels", "compiled", "skipped", since, message=_COLD)
-    elif time.monotonic() - since >= _NOTABLE_S:  # otherwise this process has them already
-        said = "loaded" if was_kept else "compiled, once"
-        search.record("kernels", "compiled", "done", since, message=said)
-    return found
-
-
-def compile_telling(problem: Problem, options: Options, deadline: Deadline) -> bool:
-    """Have the kernels compiled, if they are not, and say so; false if the time does not suffice.
-
-    Kernels compiled by then are kept on disk, which shortens the next run.
-    """
-    large, least_s = options.parameters.large, busy_factor() * options.parameters.choice.cold_s
-
-    def tell(past_s: float, *_: object) -> None:
-        if past_s >= large.told_after_s:
-            options.observer.report(f"compiling, for this time only, {past_s:.0f} s so far", None)
-
-    if not are_kept(problem) and deadline.left_s < least_s:
-        return False
-    try:  # in this thread Ctrl-C would be lost
-        deadline.at_least(options.parameters.choice.compiled_s).run(
-            partial(compile_kernels, problem), tell=tell
-        )
-    except OutOfTime:
-        return False
-    return True
 
 
 def _found(

@@ -22,9 +22,10 @@ from taccl.synthesis.explaining.explain import infeasible
 from taccl.synthesis.improve.improvement import improve_schedule, is_quick
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.parameters import DEFAULTS, ListParameters, SearchParameters
+from taccl.synthesis.proposers.compiling import have_compiled
 from taccl.synthesis.proposers.greedy import ListSchedule, critical_priorities, list_schedule
 from taccl.synthesis.proposers.large import effort, why_not
-from taccl.synthesis.proposers.large_search import have_compiled, offer_compiled, search_large
+from taccl.synthesis.proposers.large_search import offer_compiled, search_large
 from taccl.synthesis.proposers.solver_stages import (
     alone,
     improve_by_job_shop,

@@ -25,8 +25,8 @@ from taccl.synthesis.observing import Observer
 from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.competing import baseline_us
+from taccl.synthesis.proposers.compiling import compile_in_a_row
 from taccl.synthesis.proposers.large import effort, suits
-from taccl.synthesis.proposers.large_search import compile_in_a_row
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.sketched_search import is_unguided

@@ -16,8 +16,9 @@ from taccl.analysis.certificates.certificate import Certificate
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem.problem import Problem
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.proposers.compiling import have_compiled
 from taccl.synthesis.proposers.large import effort, suits
-from taccl.synthesis.proposers.large_search import have_compiled, offer_compiled, search_large
+from taccl.synthesis.proposers.large_search import offer_compiled, search_large
 from taccl.synthesis.proposers.stages import search_plain
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.proposals import SketchProposal

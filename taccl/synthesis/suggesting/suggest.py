@@ -31,7 +31,8 @@ from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers import stages
 from taccl.synthesis.proposers.balanced import balanced_schedule
-from taccl.synthesis.proposers.large import are_kept, effort, schedule_large, suits
+from taccl.synthesis.proposers.compiling import are_kept, compile_telling
+from taccl.synthesis.proposers.large import effort, schedule_large, suits
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.plans import InternodePlan, Shift, SketchShape, find_shape, relay_plans
 from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts, make_sketch
@@ -265,7 +266,7 @@ def compiled_schedule(problem: Problem, options: Options, give_up: Deadline) -> 
 
 def has_kernels(problem: Problem, options: Options, give_up: Deadline) -> bool:
     """True if the compiled list scheduler's kernels are compiled, or the time suffices for that."""
-    return give_up.left_s >= options.parameters.choice.cold_s or are_kept(problem)
+    return are_kept(problem) or compile_telling(problem, options, give_up)
 
 
 def quick_schedule(problem: Problem, options: Options, give_up: Deadline) -> Schedule | None:

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -25,8 +24,8 @@ from taccl.errors import InputError, NoSolutionError
 from taccl.problem.problem import make_problem
 from taccl.schedule.summary import ScheduleSummary
 from taccl.synthesis.observing import Observer
-from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.proposers import competing, large_search, queues, router, spreading, table
+from taccl.synthesis.parameters import SearchParameters
+from taccl.synthesis.proposers import compiling, large_search, queues, router, spreading, table
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
 from tests.effort import AMPLE_S, brief_synthesis
@@ -219,7 +218,7 @@ class TestLimits:
                     time.sleep(0.01)
             raise OutOfTime("nothing")
 
-        monkeypatch.setattr(large_search, "compile_kernels", lambda _: None)
+        monkeypatch.setattr(compiling, "compile_kernels", lambda _: None)
         monkeypatch.setattr(large_search, "schedule_large", waits)
         result = synthesize(MESH, backend="greedy", time_limit_s=0.5)  # or it waits for ever
         assert result.stopped == "time limit"
@@ -235,7 +234,7 @@ class TestLimits:
                     time.sleep(0.01)
             raise OutOfTime("nothing")
 
-        monkeypatch.setattr(large_search, "compile_kernels", lambda _: None)
+        monkeypatch.setattr(compiling, "compile_kernels", lambda _: None)
         monkeypatch.setattr(large_search, "schedule_large", waits)
         monkeypatch.setattr(table, "offer_first", lambda _: None)
         with pytest.raises(NoSolutionError, match=r"give about [\d.]+ s in all") as caught:
@@ -317,40 +316,6 @@ def test_a_first_schedule_has_the_time_that_is_kept_for_later():
         search.best = schedule_large(MESH, num_runs=1)
         assert part.patience.left_s <= 5
     assert search.kept_s == 0
-
-
-def test_compiling_is_told(monkeypatch):
-    """The first use compiles, for half a minute: who waits is told so."""
-    heard = threading.Event()
-    monkeypatch.setattr(large_search, "compile_kernels", lambda problem: heard.wait(60))
-
-    def progress(doing, *_):
-        assert re.fullmatch(r"compiling, for this time only, \d+ s so far", doing)
-        heard.set()
-
-    options = Options(
-        observer=Observer(progress=progress),
-        parameters=SearchParameters.from_dict({"large": {"told_after_s": 0}}),
-    )
-    assert large_search.compile_telling(MESH, options, Deadline())
-    assert heard.is_set()
-
-
-def test_kernels_are_compiled_only_with_time_for_them(monkeypatch):
-    """The time to compile counts: with too little of it left nothing is begun."""
-    monkeypatch.setattr(large_search, "are_kept", lambda _: False)
-    monkeypatch.setattr(large_search, "compile_kernels", lambda _: pytest.fail("it began"))
-    assert not large_search.compile_telling(MESH, Options(), Deadline.after(DEFAULTS.choice.cold_s / 2))
-
-
-def test_without_kernels_a_baseline_is_returned_and_a_note_says_why(monkeypatch):
-    """A baseline without kernels answers, and the note names the limit that compiles them."""
-    monkeypatch.setattr(large_search, "are_kept", lambda _: False)
-    monkeypatch.setattr(competing, "are_kept", lambda _: False)
-    cold = SearchParameters.from_dict({"choice": {"most_hops": 1000, "cold_s": 2 * AMPLE_S}})
-    result = synthesize(MESH, backend="greedy", time_limit_s=AMPLE_S, parameters=cold)
-    assert taccl.verify(result.schedule).ok
-    assert any("compiled search was left out" in note for note in result.notes)
 
 
 @pytest.mark.slow

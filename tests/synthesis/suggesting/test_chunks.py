@@ -11,6 +11,7 @@ from taccl.errors import CollectiveError
 from taccl.problem.collectives import COLLECTIVES
 from taccl.problem.problem import Clauses, make_problem
 from taccl.synthesis.parameters import DEFAULTS
+from taccl.synthesis.proposers import compiling
 from taccl.synthesis.search import Options
 from taccl.synthesis.suggesting import chunks, suggest
 from taccl.synthesis.suggesting.chunks import merged
@@ -257,7 +258,8 @@ def test_the_number_of_chunks_does_not_hang_on_the_time():
 @pytest.mark.slow
 def test_numbers_are_tried_without_kernels(monkeypatch):
     """Data of 1 GB on a DGX-1 is cut into six, of 6712.5 us, also where time is too short to compile kernels."""
-    monkeypatch.setattr(suggest, "are_kept", lambda problem: False)
+    for module in (suggest, compiling):
+        monkeypatch.setattr(module, "are_kept", lambda problem: False)
     problem = taccl.make_problem(taccl.topologies.dgx1(), "allgather", size_bytes="1GB")
     options, ample = replace(Options(), parameters=SHORT), Deadline.after(AMPLE_S)
     chosen, _ = chunks.choose_with_sketches(problem, options, ample, give_up=ample, suggests=False)

@@ -1,0 +1,13 @@
+"""``taccl warmup``."""
+
+from taccl.synthesis.proposers import compiling
+
+
+def test_what_was_compiled_and_where_it_is_kept(run, run_json, monkeypatch):
+    """The CPU that it took; or that nothing was left to do."""
+    monkeypatch.setattr(compiling, "compile_every", lambda: 18.25)
+    code, values = run_json("warmup")
+    assert (code, values["cpu_s"]) == (0, 18.25)
+    assert run("warmup")[1].startswith(f"kernels compiled in 18.2 s of CPU, kept in {values['folder']}")
+    monkeypatch.setattr(compiling, "compile_every", lambda: 0.0)
+    assert run("warmup")[1].startswith("kernels compiled already, kept in ")

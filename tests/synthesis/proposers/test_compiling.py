@@ -1,0 +1,168 @@
+"""Kernels that are compiled beside the search: when that begins, who waits for it, and what is said."""
+
+import re
+import threading
+
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl._internal.deadline import Deadline
+from taccl.errors import TacclError
+from taccl.problem.problem import make_problem
+from taccl.solvers.worker import Outcome
+from taccl.synthesis.observing import Observer
+from taccl.synthesis.options import Options
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.proposers import competing, compiling
+from taccl.synthesis.search import Search
+from tests.effort import AMPLE_S
+from tests.fuzzing import MANY
+
+MESH = make_problem(taccl.topologies.mesh(8, 8), collectives.allgather(64), chunk_bytes=10**6)
+COLD_S = DEFAULTS.choice.cold_s
+
+
+@pytest.fixture
+def cold(monkeypatch):
+    """Nothing is kept: the names that workers compile, which are done at once and kept from then on."""
+    begun = []
+
+    def run_task(family, function, payload, *, time_limit_s):
+        begun.extend(payload["names"])
+        return Outcome("done", {"cpu_s": 7.0})
+
+    monkeypatch.setattr(compiling, "_BEGUN", {})
+    monkeypatch.setattr(compiling, "is_kept", lambda name: name in begun)
+    monkeypatch.setattr(compiling, "compile_kernels", lambda problem: None)
+    monkeypatch.setattr(compiling, "run_task", run_task)
+    return begun
+
+
+def searching(problem=MESH, backend="auto", threads=2, limit_s=AMPLE_S):
+    return Search(problem, Options(backend, threads=threads), Deadline.after(limit_s))
+
+
+def test_workers_begin_with_a_search_of_many_hops(cold):
+    """One for the list schedulers of its collective, and one for ruin and recreate."""
+    compiling.begin_compiling(searching())
+    assert sorted(compiling._BEGUN) == ["allgather", "ruin and recreate"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"backend": "highs"},
+        {"threads": 1},
+        {"limit_s": COLD_S / 2},
+        {"problem": make_problem(taccl.topologies.ring(4), collectives.allgather(4), chunk_bytes=1)},
+    ],
+    ids=["no kernels needed", "one core", "too little time", "few hops"],
+)
+def test_no_worker_begins_without_need_core_or_time(given, cold):
+    """Neither for a solver alone, nor on one core, nor within a short limit, nor for few hops."""
+    compiling.begin_compiling(searching(**given))
+    assert compiling._BEGUN == {}
+
+
+def test_a_search_waits_for_its_kernels_in_a_row_of_the_stages(cold, monkeypatch):
+    """The row says what the workers took: 7 s each."""
+    monkeypatch.setattr(compiling, "_NOTABLE_S", 0.0)
+    search = searching()
+    assert compiling.have_compiled(search)
+    assert [(each.name, each.status, each.message) for each in search.stages] == [
+        ("kernels", "done", "compiled, once: 14.0 s of CPU beside the search")
+    ]
+
+
+def test_what_workers_could_not_compile_is_compiled_here(cold, monkeypatch):
+    """A worker that dies costs time, and no kernel."""
+    compiled = []
+    monkeypatch.setattr(compiling, "run_task", lambda *_, **__: Outcome("crashed"))
+    monkeypatch.setattr(compiling, "compile_kernels", compiled.append)
+    assert compiling.have_compiled(searching())
+    assert compiled == [MESH]
+
+
+def test_time_since_the_start_of_a_worker_counts(cold, monkeypatch):
+    """With half of the time left, a search waits for workers that began a whole one ago, and begins none."""
+    monkeypatch.setattr(compiling, "busy_factor", lambda: 1.0)
+    brief = Deadline.after(COLD_S / 2)
+    assert not compiling.compile_telling(MESH, Options(), brief)
+    compiling.begin_compiling(searching())
+    for each in compiling._BEGUN.values():
+        each.wait(Deadline())
+        each.began_s -= COLD_S
+    cold.clear()
+    assert compiling.compile_telling(MESH, Options(), brief)
+    assert cold == []
+
+
+def test_kernels_left_out_are_one_row_however_often_a_search_needs_them(cold):
+    """Each part of a search asks for them."""
+    search = searching(limit_s=COLD_S / 2)
+    search.best = taccl.baselines.ring(MESH)
+    assert not compiling.have_compiled(search)
+    assert not compiling.have_compiled(search)
+    assert [(each.name, each.status) for each in search.stages] == [("kernels", "skipped")]
+
+
+def test_compiling_is_told(monkeypatch):
+    """The first use compiles, for some seconds: who waits is told so."""
+    heard = threading.Event()
+    monkeypatch.setattr(compiling, "compile_kernels", lambda problem: heard.wait(60))
+
+    def progress(doing, *_):
+        assert re.fullmatch(r"compiling, for this time only, \d+ s so far", doing)
+        heard.set()
+
+    options = Options(
+        observer=Observer(progress=progress),
+        parameters=SearchParameters.from_dict({"large": {"told_after_s": 0}}),
+    )
+    monkeypatch.setattr(compiling, "are_kept", lambda _: True)
+    assert compiling.compile_telling(MESH, options, Deadline())
+    assert heard.is_set()
+
+
+def test_without_kernels_a_baseline_is_returned_and_a_note_says_why(monkeypatch):
+    """A baseline without kernels answers, and the note names the limit that compiles them."""
+    monkeypatch.setattr(compiling, "are_kept", lambda _: False)
+    monkeypatch.setattr(competing, "are_kept", lambda _: False)
+    cold = SearchParameters.from_dict({"choice": {"most_hops": 1000, "cold_s": 2 * AMPLE_S}})
+    result = taccl.synthesize(MESH, backend="greedy", time_limit_s=AMPLE_S, parameters=cold)
+    assert taccl.verify(result.schedule).ok
+    assert any("compiled search was left out" in note for note in result.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MANY, reason="compiles ruin and recreate, for ten seconds of CPU; set TACCL_MANY=1")
+def test_a_worker_fills_the_cache(monkeypatch, tmp_path):
+    """What it compiles is kept where this process looks for it."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    made = compiling.Compilation(["ruin and recreate"])
+    made.wait(Deadline.after(300))
+    assert made.outcome.status == "done", made.outcome.message
+    assert [each.name.partition("-")[0] for each in tmp_path.rglob("*.nbc")] == ["improvement_kernel.improve"]
+
+
+def test_all_kernels_are_compiled_in_two_workers(cold):
+    """List schedulers share one, as they share functions; a second time nothing is left to do."""
+    assert compiling.compile_every() == 14.0
+    assert sorted(cold) == ["allgather", "alltoall", "reduce-scatter", "ruin and recreate"]
+    assert compiling.compile_every() == 0.0
+
+
+def test_a_worker_that_dies_is_an_error(cold, monkeypatch):
+    """With its last words."""
+    crashed = Outcome("crashed", message="the worker died of SIGSEGV")
+    monkeypatch.setattr(compiling, "run_task", lambda *_, **__: crashed)
+    with pytest.raises(TacclError, match="could not be compiled: the worker died of SIGSEGV"):
+        compiling.compile_every()
+
+
+def test_kernels_that_cannot_be_kept_are_an_error(cold, monkeypatch):
+    """Compiling them would be in vain."""
+    monkeypatch.setattr(compiling, "is_kept", lambda name: False)
+    with pytest.raises(TacclError, match="name a folder to write to in NUMBA_CACHE_DIR"):
+        compiling.compile_every()
