@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import partial
 from itertools import permutations
 from typing import TYPE_CHECKING, overload
@@ -32,17 +33,19 @@ from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from taccl._internal.arguments import Count, Size
-    from taccl.baselines.moves import Sends
+    from taccl.baselines.moves import Row, Sends
     from taccl.problem.problem import Problem
     from taccl.schedule.implicit.schedule import ImplicitSchedule
     from taccl.schedule.schedule import Schedule
 
 
+#: Largest ratio of the finishes, with finer chunks and without, that counts as a gain between nodes.
+_PAYS = Fraction(99, 100)
 #: Max dimensions of which all orders are tried.
 _MOST_ENUMERATED = 5
 #: Exponent of the norm of loads that is minimised; our choice, of 4, 8, 16 and infinity.
@@ -78,8 +81,10 @@ def hierarchical(
     On a product of dimensions (`taccl.dimensions`), an allreduce scatters sums along one dimension after
     another and gathers them in the opposite order; chunks are pipelined. Within a dimension they go round a
     ring, directly, or by doubling. On other topologies, chunks go round rings of the ranks of one place in
-    all nodes. Then they spread in each node, round a ring or directly. Reductions are the reverse. The
-    fastest form is returned, and its `producer` names it. Only the merging clauses of the sketch apply.
+    all nodes. Then they spread in each node, round a ring or directly. Alternatively chunks cross to these
+    ranks directly, one chunk of each rank after another, and each spreads while the next one crosses.
+    Reductions are the reverse. The fastest form is returned, and its `producer` names it. Only the merging
+    clauses of the sketch apply.
 
     Parameters
     ----------
@@ -198,15 +203,14 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
         )
 
     def made(problem: Problem) -> Schedule:
-        return fastest_form(
-            problem,
-            (
-                (f"hierarchical ({each} inside nodes)", run(problem, partial(_two_levels, inside=each)))
-                for each in ("ring", "direct")
-            ),
-        )
+        ways: dict[str, Callable[[Problem], Sends]] = {
+            "hierarchical (ring inside nodes)": partial(_two_levels, inside="ring"),
+            "hierarchical (direct inside nodes)": partial(_two_levels, inside="direct"),
+            "hierarchical (chunk by chunk)": _chunk_by_chunk,
+        }
+        return fastest_form(problem, ((name, run(problem, way)) for name, way in ways.items()), lists=True)
 
-    return cut_while_it_pays(problem, made, name="two levels", cut=cut)
+    return cut_while_it_pays(problem, made, name="two levels", cut=cut, pays=_PAYS)
 
 
 def _two_levels(problem: Problem, *, inside: str) -> Sends:
@@ -233,6 +237,26 @@ def _two_levels(problem: Problem, *, inside: str) -> Sends:
         for shift in range(1, size):
             there = nodes[node, (place + shift) % size]
             moves.append((num_nodes - 2 + shift, chunk, nodes[node, place], there, False))
+    return routed(problem, Moves.of(moves))
+
+
+def _chunk_by_chunk(problem: Problem) -> Sends:
+    """Each rank's first chunk goes to the ranks of its place in other nodes, then the second one, and so on.
+
+    Each of these ranks sends it to the others of its node at once, while later chunks cross.
+    """
+    topology, (holder, chunk, number) = problem.topology, held_at_start(problem)
+    nodes = np.array(topology.ranks_of_node)
+    num_nodes, size = nodes.shape
+    first, local = (np.array(each)[holder] for each in (topology.node_of_rank, topology.local_rank))
+    moves: list[Row] = []
+    for turn in range(num_nodes):
+        node = (first + turn) % num_nodes
+        there = nodes[node, local]
+        step = number * (num_nodes - 1) + turn
+        if turn:
+            moves.append((step - 1, chunk, holder, there, False))
+        moves += [(step, chunk, there, nodes[node, (local + k) % size], False) for k in range(1, size)]
     return routed(problem, Moves.of(moves))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl.baselines.moves import Moves, routed
-from taccl.baselines.multiplying_plans import BY_NODE, Digit, PlanPart, StepPlan, all_plans
+from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, Digit, PlanPart, StepPlan, all_plans
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
 from taccl.baselines.recursive import after_exchange, exchange, swaps
 from taccl.baselines.spread import (
@@ -21,10 +22,10 @@ from taccl.baselines.spread import (
     held_at_start,
     require_no_derivations,
     run,
+    timed,
     without_sketch,
 )
 from taccl.errors import CollectiveError
-from taccl.schedule.listing import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 _MOST_PLANS, _MOST_ALIKE, _MOST_TRANSFERS, _LATE = 3, 3, 24_000, 1.2
 #: Largest ratio of the bases of digits that are similar.
 _ALIKE = 2
+#: Largest ratio of the finishes, with finer chunks and without, that counts as a gain.
+_PAYS = Fraction(99, 100)
 #: Numbers of pieces that messages of sums are cut into, so that the first ones are passed on earlier.
 _PIECES = (1, 4)
 
@@ -71,7 +74,7 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
     simulation", Parallel Computing 69 (2017).
     """
     _require_supported(problem)
-    return cut_while_it_pays(problem, _fastest_plan, name="multiplying", cut=cut)
+    return cut_while_it_pays(problem, _fastest_plan, name="multiplying", cut=cut, pays=_PAYS)
 
 
 def estimated_us(problem: Problem) -> float:
@@ -132,21 +135,29 @@ def _fastest_plan(problem: Problem) -> Schedule:
                 break
             sends = _sends(times, plan, pieces)
             made += len(sends.chunk)
-            least, order = sends.busy_ticks(problem), np.stack(sends[:3]).tobytes()
-            if order in known or (best is not None and least >= best.finish_ticks):
+            order = np.stack(sends[:3]).tobytes()
+            if order in known:
                 continue
             known.add(order)
-            producer = f"multiplying ({str(plan).replace('scatter', 'scatter' if times.sums else 'gather')})"
-            for found in _timed(problem, sends, least, producer):
-                if best is None or found.finish_ticks < best.finish_ticks:
-                    best, best_plan = found, plan
-                    complete_so_far(problem).append(best)
+            found = _sooner(times, plan, sends, best)
+            if found is not None:
+                best, best_plan = found, plan
     if best is None:
         raise CollectiveError(
             f"multiplying takes more than {MOST_SENDS} sends in a step of {problem.title}; use ring or "
             "hierarchical",
             where="baseline",
         )
+    # More parts behind one another start to cross between nodes sooner, and end later.
+    while (
+        best_plan.how == BEHIND
+        and 2 * len(best_plan.parts) * best_plan.block <= problem.collective.num_chunks
+    ):
+        best_plan = best_plan._replace(parts=best_plan.parts * 2)
+        found = _sooner(times, best_plan, _sends(times, best_plan, 1), best)
+        if found is None:
+            break
+        best = found
     # Sums that gather along trees, and spread from their roots, need no named contributions.
     is_tree = best.carries is not None and all(
         not part.summed and all(len(times.hops(digit)) == 1 for digit in part.scattered)
@@ -155,16 +166,17 @@ def _fastest_plan(problem: Problem) -> Schedule:
     return replace(best, carries=None, sums=()) if is_tree else best
 
 
-def _timed(problem: Problem, sends: Sends, least: int, producer: str) -> Iterator[Schedule]:
-    """Schedule of sends in their order; if it is later than `least` ticks, also by list scheduling."""
-    found = sends.schedule(problem, producer=producer)
-    yield found
-    if found.finish_ticks > least:
-        try:
-            again = listed(found, longest_first=True)
-        except ValueError:  # ranks that exchange sums may wait for each other
-            return
-        yield again
+def _sooner(times: StepTimes, plan: StepPlan, sends: Sends, best: Schedule | None) -> Schedule | None:
+    """Schedule of a plan's sends if it finishes before the best so far, or None."""
+    least, found = sends.busy_ticks(times.problem), None
+    if best is not None and least >= best.finish_ticks:
+        return None
+    producer = f"multiplying ({str(plan).replace('scatter', 'scatter' if times.sums else 'gather')})"
+    for each in timed(times.problem, sends, producer, least=least):
+        if best is None or each.finish_ticks < best.finish_ticks:
+            best = found = each
+            complete_so_far(times.problem).append(each)
+    return found
 
 
 def _sends(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,11 @@ from taccl.errors import CollectiveError
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import make_problem
 from taccl.schedule.combine import reduction_half, spreading_half
+from taccl.schedule.listing import listed
 from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -65,24 +67,38 @@ def fastest(schedules: Iterable[Schedule]) -> Schedule:
     return min(schedules, key=lambda schedule: schedule.finish)
 
 
-def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]]) -> Schedule:
+def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]], *, lists: bool = False) -> Schedule:
     """The schedule of the form that finishes first; of equals, the first.
 
     A form is not timed if its busiest resource is held for longer than the best schedule so far takes.
 
     - `forms`: (producer, sends) of each form.
+    - `lists`: True to time each form also by list scheduling (`timed`).
     """
     ranked = sorted((sends.busy_ticks(problem), i, name, sends) for i, (name, sends) in enumerate(forms))
-    _, place, name, sends = ranked[0]
-    best = sends.schedule(problem, producer=name)
-    complete_so_far(problem).append(best)
-    for least, i, name, sends in ranked[1:]:
-        if (least, i) < (best.finish_ticks, place):
-            found = sends.schedule(problem, producer=name)
-            if (found.finish_ticks, i) < (best.finish_ticks, place):
+    complete = complete_so_far(problem)
+    best, place = None, 0
+    for least, i, name, sends in ranked:
+        if best is not None and (least, i) >= (best.finish_ticks, place):
+            continue
+        for found in timed(problem, sends, name, least=least if lists else None):
+            if best is None or (found.finish_ticks, i) < (best.finish_ticks, place):
                 best, place = found, i
-                complete_so_far(problem).append(best)
+                complete.append(best)
+    assert best is not None, "there is a form"
     return best
+
+
+def timed(problem: Problem, sends: Sends, producer: str, *, least: int | None) -> Iterator[Schedule]:
+    """Schedule of sends in their order; if it is later than `least` ticks, also by list scheduling.
+
+    The list scheduler starts the send with the longest remaining path first.
+    """
+    found = sends.schedule(problem, producer=producer)
+    yield found
+    if least is not None and found.finish_ticks > least:
+        with suppress(ValueError):  # ranks that exchange sums may wait for each other
+            yield listed(found, longest_first=True)
 
 
 def cut_while_it_pays(

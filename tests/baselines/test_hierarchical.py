@@ -2,6 +2,7 @@
 
 import pytest
 
+import taccl
 from taccl.baselines import hierarchical
 from taccl.errors import CollectiveError
 from taccl.topology import fabrics
@@ -29,6 +30,20 @@ def test_alltoall_in_two_levels(make, unit_costs):
     schedule = hierarchical(make("alltoall", topology))
     # Across: each rank's 2 chunks for the other node, 8 in all.
     assert sum(topology.is_internode(t.link) for t in schedule) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("machine", "nodes", "name", "most_us"),
+    [("dgx_a100", 2, "allgather", 64), ("dgx_a100", 4, "allreduce", 149.5), ("mi300x", 2, "allreduce", 92.2)],
+)
+def test_chunks_are_passed_on_in_a_node_while_others_cross(machine, nodes, name, most_us):
+    """Sums and gathers of 16 MB over nodes finish near the time that their NICs need."""
+    topology = getattr(taccl.topologies, machine)(nodes)
+    found = hierarchical(taccl.make_problem(topology, name, size_bytes=16 * 10**6))
+    taccl.verify(found).raise_if_failed()
+    assert found.producer == "hierarchical (chunk by chunk)"
+    assert found.finish_us <= most_us
 
 
 def test_one_node_is_refused(make, unit_costs):

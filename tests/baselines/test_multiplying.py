@@ -1,14 +1,13 @@
 """Recursive multiplying, by arithmetic."""
 
 import math
-import sys
 from fractions import Fraction
 
 import pytest
 
 import taccl
 from taccl import collectives
-from taccl.baselines import multiplying, one_shot, recursive
+from taccl.baselines import multiplying, one_shot, recursive, spread
 from taccl.baselines.multiplying_plans import all_plans
 from taccl.baselines.multiplying_times import Grid, StepTimes
 from taccl.errors import CollectiveError
@@ -208,11 +207,17 @@ def test_other_collectives_are_refused():
 
 def test_an_order_that_cannot_be_improved_is_not_listed_again(monkeypatch):
     """Behind one switch, two ranks that exchange halves hold their ports all the time: no list scheduling."""
-    monkeypatch.setattr(
-        sys.modules["taccl.baselines.multiplying"], "listed", lambda *_, **__: pytest.fail("listed")
-    )
+    monkeypatch.setattr(spread, "listed", lambda *_, **__: pytest.fail("listed"))
     problem = make_problem(fabrics.star(2), collectives.alltoall(2), chunk_bytes=10**6)
     assert multiplying(problem, cut=False).num_transfers == 2
+
+
+@pytest.mark.slow
+def test_parts_behind_one_another_are_as_many_as_pay():
+    """Eight parts of the chunks finish an allreduce of 1 MB on two DGX-A100 in 27.1 us, four in 28.2."""
+    topology = taccl.topologies.dgx_a100(2)
+    problem = make_problem(topology, collectives.allreduce(16, chunks_per_rank=4), size_bytes=10**6)
+    assert multiplying(problem, cut=False).finish_us < 27.1
 
 
 @pytest.mark.slow

@@ -179,7 +179,7 @@ def test_what_is_complete_of_a_baseline_counts(monkeypatch):
         raise OutOfTime("time")
 
     problem = taccl.make_problem(taccl.topologies.dgx1(1), "allreduce", size_bytes=10**6, chunks_per_rank=1)
-    monkeypatch.setattr(import_module("taccl.baselines.multiplying"), "listed", ends)
+    monkeypatch.setattr(import_module("taccl.baselines.spread"), "listed", ends)
     monkeypatch.setattr(competing, "_build_times", lambda *_: {"multiplying": 0.0})
     search = Search(problem, Options(), NEVER)
     competing.offer_first(search)
