@@ -1,0 +1,256 @@
+"""Predictions of published logs that no constant and no fit has seen.
+
+- `default`: default profiles against every log, by size. Outliers of their class are shown and not counted.
+- `left out`: a fit to the other logs of a machine against each log.
+- `nodes`: a fit to one node, with the network's rate given, against several nodes.
+- `collectives`: a fit to one collective against others of the same machine.
+- `kernels`: runtimes that run a collective in one kernel.
+
+Errors are relative, for out-of-place times; a row is met if its median is. Fits to the logs themselves are in
+`benchmarks.fit`.
+
+Examples
+--------
+    python -m benchmarks.unseen
+    python -m benchmarks.unseen --output benchmarks/results/unseen.json
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import taccl
+from benchmarks.report import parser_of, shown, summed_up
+from taccl.measure.logs import read_log
+from taccl.measure.machine import find_machine
+from taccl.measure.model import priors, terms_of, times_us
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from benchmarks.report import Column, Row
+    from taccl.measure.fit import Fit
+    from taccl.measure.series import Series
+
+#: Max median errors: of all points under default profiles, and of one machine under them.
+WORST_DEFAULT, WORST_MACHINE = 0.12, 0.25
+#: Max median error of a log under a fit to others, of several nodes below 16 MB, and of one-kernel runtimes.
+WORST_LEFT_OUT, WORST_SMALL, WORST_KERNEL = 0.10, 0.20, 0.07
+#: Sizes from which bandwidth dominates between nodes.
+LARGE_BYTES = 16 << 20
+#: (heading, smallest size) of the ranges of sizes.
+RANGES = (("<64KB", 0), ("<2MB", 64 << 10), ("<64MB", 2 << 20), (">=64MB", 64 << 20))
+
+
+class Case(NamedTuple):
+    """A log, the machine that it was measured on, and the reason why it is an outlier of its class."""
+
+    log: str
+    topology: str
+    outlier: str = ""
+
+
+CASES = (
+    Case("a100_p4de.24xlarge_x2_allreduce_aws", "dgx-a100"),
+    Case("b200_lambda_x2_allreduce", "b200"),
+    Case("gb200_oci_1rack-3racks_allreduce_alltoall", "gb200-nvl72"),
+    Case("h100_a3mega_gke_x2_allgather_full", "dgx-h100"),
+    Case("h100_a3mega_x2_allreduce_gcp", "dgx-h100"),
+    Case("h100_oci_x2_allreduce_large", "dgx-h100"),
+    Case("h100_p5.48xlarge_x2_allreduce_aws", "dgx-h100"),
+    Case("h200_2x1_allgather_1nic_gke", "h200"),
+    Case("mi300x_x1_allreduce_rccl", "mi300x"),
+    Case("mi300x_x2_allreduce_rccl", "mi300x"),
+    Case("mi355x_x1_allreduce_full", "mi355x"),
+    Case("mi355x_x1_alltoall_full", "mi355x"),
+    Case("p5_x1_allreduce_aws_batch", "dgx-h100"),
+    Case("unseen/a100_cw128_sharp_allreduce", "dgx-a100"),
+    Case("unseen/a100_x1_sendrecv_large", "dgx-a100"),
+    Case("unseen/dgx2_12gpu_allgather", "dgx2"),
+    Case("unseen/dgx2_12gpu_allreduce", "dgx2"),
+    Case("unseen/dgx2_12gpu_broadcast", "dgx2"),
+    Case("unseen/gb300_1domain_4x4_allreduce", "gb200-nvl72"),
+    Case("unseen/l40s_2x1_allreduce", "dgx-a100"),
+    Case("unseen/mi300x_azure_x1_allreduce", "mi300x", "NUMA balancing is on, by its thread"),
+    Case("unseen/mscclpp_fig_h100_x1_nccl_allreduce", "dgx-h100"),
+    *(
+        Case(f"unseen/ndmv4_x{nodes}_{collective}", "dgx-a100")
+        for nodes in (1, 2)
+        for collective in ("allgather", "allreduce", "alltoall")
+    ),
+)
+_OF = {case.log: case for case in CASES}
+#: Logs of one machine, each of which is predicted by a fit to the others.
+MACHINES = (
+    ("p5_x1_allreduce_aws_batch", "h100_p5.48xlarge_x2_allreduce_aws"),
+    ("h100_a3mega_x2_allreduce_gcp", "h100_a3mega_gke_x2_allgather_full"),
+    ("mi300x_x1_allreduce_rccl", "mi300x_x2_allreduce_rccl"),
+    ("mi355x_x1_allreduce_full", "mi355x_x1_alltoall_full"),
+    tuple(f"unseen/dgx2_12gpu_{each}" for each in ("allreduce", "allgather", "broadcast")),
+    tuple(case.log for case in CASES if "ndmv4" in case.log),
+)
+#: (log of one node, log of several nodes) of one machine.
+NODES = (
+    ("p5_x1_allreduce_aws_batch", "h100_p5.48xlarge_x2_allreduce_aws"),
+    ("p5_x1_allreduce_aws_batch", "h100_oci_x2_allreduce_large"),
+    ("mi300x_x1_allreduce_rccl", "mi300x_x2_allreduce_rccl"),
+    *((f"unseen/ndmv4_x1_{each}", f"unseen/ndmv4_x2_{each}") for each in ("allreduce", "allgather")),
+)
+#: (log of one collective, logs of others) of one machine.
+COLLECTIVES = (
+    ("h100_a3mega_x2_allreduce_gcp", ("h100_a3mega_gke_x2_allgather_full",)),
+    ("h100_a3mega_gke_x2_allgather_full", ("h100_a3mega_x2_allreduce_gcp",)),
+    ("mi355x_x1_allreduce_full", ("mi355x_x1_alltoall_full",)),
+    ("mi355x_x1_alltoall_full", ("mi355x_x1_allreduce_full",)),
+    ("unseen/dgx2_12gpu_allreduce", ("unseen/dgx2_12gpu_allgather", "unseen/dgx2_12gpu_broadcast")),
+    ("unseen/ndmv4_x1_allreduce", ("unseen/ndmv4_x1_allgather", "unseen/ndmv4_x1_alltoall")),
+)
+#: {bytes: us} of an allreduce of MSCCL++ on 8 A100, from its documentation (docs/performance-ndmv4.md).
+KERNELS = {
+    8 << 10: 6.51, 24 << 10: 7.24, 48 << 10: 7.91, 72 << 10: 8.28, 16 << 20: 156.8, 32 << 20: 288.7,
+    1 << 30: 7702.0,
+}  # fmt: skip
+
+_COLUMNS: tuple[Column, ...] = (
+    ("log", "log", "<44"),
+    ("points", "points", ">6d"),
+    ("median", "median", ">7.1%"),
+)
+_RANGED: tuple[Column, ...] = (*_COLUMNS, *((name, f"ranges.{name}", ">7.0%") for name, _ in RANGES))
+_FITTED: tuple[Column, ...] = (("fitted to", "fitted", "<34"), *_RANGED)
+
+
+def main() -> int:
+    """Print all tables, and write the results; return 1 if a figure is missed."""
+    options = parser_of(__doc__).parse_args()
+    folder = Path(os.environ.get("TACCL_TEST_DATA", "../shared/data")) / "nccl-tests"
+    print("default profiles")
+    default = shown(_RANGED, default_rows(folder), said=lambda row: row["outlier"])
+    counted = [error for row in default if not row["outlier"] for error in row["errors"]]
+    median = float(np.median(counted))
+    print(f"median of {len(counted)} points {median:.1%}, at most {WORST_DEFAULT:.0%}")
+    default.append({"log": "all", "median": median, "met": median <= WORST_DEFAULT})
+    results = {"default": default}
+    parts = {"left out": left_out, "nodes": over_nodes, "collectives": over_collectives}
+    for name, of in parts.items():
+        print(f"\n{name}")
+        results[name] = shown(_FITTED, of(folder))
+    print("\none-kernel runtimes")
+    results["kernels"] = shown(_COLUMNS, [kernel_row()])
+    return summed_up(options.output, results)
+
+
+def default_rows(folder: Path) -> Iterator[Row]:
+    """A row for each log, under the default profile of its machine."""
+    for case in CASES:
+        found = [(each, default_us(case.topology, each)) for each in series_of(folder, case)]
+        row = row_of(case.log, found)
+        yield {**row, "outlier": case.outlier, "met": bool(case.outlier) or row["median"] <= WORST_MACHINE}
+
+
+def left_out(folder: Path) -> Iterator[Row]:
+    """A row for each log of a machine, under a fit to the others."""
+    for logs in MACHINES:
+        for log in logs:
+            others = [each for each in logs if each != log]
+            yield fitted_row(folder, others, log)
+
+
+def over_nodes(folder: Path) -> Iterator[Row]:
+    """A row for each log of several nodes and each side of `LARGE_BYTES`, under a fit to one node."""
+    for one, several in NODES:
+        yield fitted_row(folder, [one], several, least=LARGE_BYTES)
+        if "large" not in several:
+            yield fitted_row(folder, [one], several, most=LARGE_BYTES, worst=WORST_SMALL)
+
+
+def over_collectives(folder: Path) -> Iterator[Row]:
+    """A row for each log of a collective, under a fit to another collective."""
+    for one, others in COLLECTIVES:
+        for other in others:
+            yield fitted_row(folder, [one], other)
+
+
+def kernel_row() -> Row:
+    """The row of one-kernel runtimes."""
+    errors = [abs(kernel_us(size) / time_us - 1) for size, time_us in KERNELS.items()]
+    median = float(np.median(errors))
+    return {"log": "MSCCL++, allreduce, 8 A100", "points": len(errors), "median": median,
+            "errors": errors, "met": median <= WORST_KERNEL}  # fmt: skip
+
+
+def fitted_row(
+    folder: Path, fitted: list[str], log: str, *, least: int = 0, most: float = np.inf,
+    worst: float = WORST_LEFT_OUT,
+) -> Row:  # fmt: skip
+    """Row of a log under a fit to other logs, at sizes from `least` to below `most`."""
+    case = _OF[log]
+    found = taccl.fit([str(folder / f"{each}.txt") for each in fitted], case.topology)
+    series = list(series_of(folder, case))
+    row = row_of(log, [(each, predicted_us(found, each)) for each in series], least=least, most=most)
+    return {"fitted": _short(fitted), **row, "met": row["median"] <= worst}
+
+
+def _short(logs: list[str]) -> str:
+    names = [log.removeprefix("unseen/") for log in logs]
+    return names[0] if len(names) == 1 else f"{names[0]} + {len(names) - 1}"
+
+
+def row_of(
+    log: str, found: Iterable[tuple[Series, list[float]]], *, least: int = 0, most: float = np.inf
+) -> Row:
+    """Median errors of predictions of series, by range of sizes."""
+    errors: list[float] = []
+    sizes: list[int] = []
+    for series, predicted in found:
+        errors += [a / b - 1 for a, b in zip(predicted, series.times_us, strict=True)]
+        sizes += series.size_bytes
+    kept = [least <= size < most for size in sizes]
+    size, off = np.array(sizes)[kept], np.abs(np.array(errors))[kept]
+    bounds = [*(start for _, start in RANGES), np.inf]
+    ranges = {}
+    for (name, start), end in zip(RANGES, bounds[1:], strict=True):
+        some = off[(size >= start) & (size < end)]
+        ranges[name] = float(np.median(some)) if some.size else None
+    return {"log": log.removeprefix("unseen/"), "points": len(off), "median": float(np.median(off)),
+            "ranges": ranges, "errors": off.tolist()}  # fmt: skip
+
+
+def series_of(folder: Path, case: Case) -> Iterator[Series]:
+    """Series of a log, with full nodes where it does not state its nodes."""
+    per_node = find_machine(case.topology).ranks_per_node
+    for each in read_log(folder / f"{case.log}.txt").series:
+        num_nodes = each.num_nodes or -(-each.num_ranks // per_node)
+        if per_node > 16:  # its hosts are trays of one rack
+            num_nodes = -(-each.num_ranks // per_node)
+        yield each.on(num_nodes * round(each.num_ranks / num_nodes), num_nodes)
+
+
+def default_us(topology: str, series: Series) -> list[float]:
+    """Times of a series under the default profile of its machine."""
+    machine = find_machine(topology)
+    before = priors(machine.node_gb_per_s, machine.network_gb_per_s, "data sheet")
+    logs, sizes = np.log([each.value for each in before]), np.array(series.size_bytes, float)
+    times: Any = times_us(terms_of(series, machine.ranks_per_nic), sizes, logs).min(axis=0)
+    return list(times)
+
+
+def predicted_us(found: Fit, series: Series) -> list[float]:
+    """Times of a series under a fit."""
+    asked = series.collective, series.num_ranks, series.num_nodes
+    return [found.predict_us(*asked, size) for size in series.size_bytes]
+
+
+def kernel_us(size: int) -> float:
+    """Time of an allreduce of 8 A100 in one kernel: NCCL's launch, base and ring, as no other is known."""
+    asked = taccl.make_problem(taccl.topologies.dgx_a100(), "allreduce", size_bytes=size)
+    return taccl.baselines.nccl(asked).predicted_us
+
+
+if __name__ == "__main__":
+    sys.exit(main())
