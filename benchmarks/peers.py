@@ -40,7 +40,7 @@ from benchmarks.peer_graphs import GRAPHS, bfb, multicommodity
 from benchmarks.report import parser_of, shown, summed_up, wanted
 from taccl._internal.units import format_size
 from taccl.synthesis.backends import package_versions
-from taccl.synthesis.proposers.large import compile_kernels
+from taccl.synthesis.proposers.compiling import compile_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -129,12 +129,12 @@ def comparisons() -> Iterator[Comparison]:
             )  # fmt: skip
     times = [("allgather", name, 1) for name in _BFB_ALLGATHERS]
     for collective, name, passes in [*times, *(("allreduce", name, 2) for name in _BFB_ALLREDUCES)]:
-        steps, rounds = bfb(GRAPHS[name])
-        us = passes * (steps * _GRAPH_ALPHA_US + rounds * _us_of_part(name))
+        depth, volume = bfb(GRAPHS[name])
+        us = passes * (depth * _GRAPH_ALPHA_US + volume * _us_of_part(name))
         yield Comparison("BFB", name, partial(_graph, name), collective, 1000 * MB, us, 1)
     for name in _MCF_ALLTOALLS:
-        us = multicommodity(GRAPHS[name]) * _us_of_part(name)
-        yield Comparison("MCF", name, partial(_graph, name), "alltoall", 1000 * MB, us, 1.007)
+        least_us = multicommodity(GRAPHS[name]) * _us_of_part(name)
+        yield Comparison("MCF", name, partial(_graph, name), "alltoall", 1000 * MB, least_us, 1.007)
     for nodes, limit_s in _FAST_NODES.items():
         topology, num_ranks = partial(taccl.topologies.dgx_h100, nodes), 8 * nodes
         one = np.full((num_ranks, num_ranks), MB)
