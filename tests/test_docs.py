@@ -11,6 +11,7 @@ from taccl import collectives
 from taccl.problem.problem import SwitchPolicy
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis.milp import contiguity, routing
+from taccl.synthesis.milp.cuts import Cut
 from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
 from taccl.synthesis.symmetry.quotient import take_quotient
 from tests.synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
@@ -47,7 +48,10 @@ def tags_of_rows(name):
     quotient = take_quotient(problem, symmetry_group(problem))
     schedule = list_schedule(quotient, critical_priorities(quotient))
     model = routing.RoutingModel(
-        quotient, upper_ticks=schedule.finish_ticks, sequenced=range(quotient.num_resources)
+        quotient,
+        upper_ticks=schedule.finish_ticks,
+        sequenced=range(quotient.num_resources),
+        cuts=[Cut(frozenset({0}), schedule.finish_ticks)],
     ).model
     return {*model.tags, *contiguity.ContiguityModel(quotient, schedule).model.tags}
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from numpy.typing import NDArray
 
 from taccl.solvers.model import MilpModel
-from taccl.synthesis.milp.routing import needed_entries
+from taccl.synthesis.milp.solutions import needed_entries
 from taccl.synthesis.proposers.greedy import ListSchedule, send_of
 from taccl.synthesis.symmetry.quotient import Held, Quotient
 

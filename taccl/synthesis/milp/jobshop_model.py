@@ -15,6 +15,9 @@ import numpy as np
 from taccl.solvers.child import Control
 from taccl.solvers.cpsat import new_solver
 
+#: Max hops of a merging link for which there are as many batches as hops, so that every way to merge exists.
+ALL_BATCHES = 10
+
 
 def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
     """Build the job shop in CP-SAT and solve it; called in a worker process."""
@@ -207,7 +210,7 @@ class _Batches:
         self.alpha, self.beta = payload["link_alpha"][link], payload["link_beta"][link]
         self.max_merge, count = payload["max_merge"], len(hops)
         hinted = sorted({int(payload["hint_batch"][m]) for m in hops} - {-1}, key=self._hinted_start)
-        rows = min(count, max(-(-count // self.max_merge) + 2, len(hinted)) if count > 10 else count)
+        rows = min(count, max(-(-count // self.max_merge) + 2, len(hinted)) if count > ALL_BATCHES else count)
         total = sum(payload["units"][m] for m in hops)
         self.starts = [model.new_int_var(0, upper, "") for _ in range(rows)]
         self.ends = [model.new_int_var(0, upper, "") for _ in range(rows)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from taccl.errors import InputError
-from taccl.synthesis.milp.routing import project
+from taccl.synthesis.milp.solutions import project
 from taccl.synthesis.proposers.greedy import ListSchedule, Send, expand, list_schedule
 from taccl.synthesis.symmetry.quotient import Hop, Quotient
 

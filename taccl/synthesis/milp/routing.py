@@ -14,16 +14,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from fractions import Fraction
+from functools import cached_property
 from itertools import product
 
-import numpy as np
-from numpy.typing import NDArray
-
 from taccl.problem.problem import Problem
-from taccl.schedule.schedule import Schedule
 from taccl.solvers.model import MilpModel
+from taccl.synthesis.milp.cuts import Cut
+from taccl.synthesis.milp.loads import add_load_rows
 from taccl.synthesis.milp.sequencing import Pair, Windows, pairs_apart
-from taccl.synthesis.proposers.greedy import ListSchedule, Send
 from taccl.synthesis.symmetry.quotient import Quotient
 
 #: Every block of rows of the routing model.
@@ -34,12 +32,15 @@ TAGS = (
     "routing.order",
     "routing.finish",
     "routing.resource",
+    "routing.messages",
+    "routing.copies",
     "routing.crossing",
     "routing.hops",
     "routing.own-first",
     "routing.switch-policy",
     "routing.link-use",
     "routing.sequence",
+    "routing.cut",
 )
 
 
@@ -48,6 +49,7 @@ class RoutingModel:
 
     - `upper_ticks`: The finish of a known schedule: arrivals later than this are of no use.
     - `lower_ticks`: A proven lower bound of the problem, or of the model.
+    - `cuts`: Sets of hops that take at least some time together.
     - `sequenced`: Resources that hops hold one after another, instead of being counted alone. No two members
       of a hop may meet there, so the quotient is to be that of times.
     - `made`: dict of hop to variable.
@@ -55,6 +57,7 @@ class RoutingModel:
       one state, the variable of `made`. (A multicast may also lead to where the chunk is already.)
     - `arrival`: dict of state to variable.
     - `finish` (int): The variable T.
+    - `messages` (dict of link orbit to variable): Number of messages over each of its links, if they merge.
     - `start` (dict of hop to variable): When it starts, of hops to several states that are kept apart from
       others.
     - `goes_first` (dict of Pair to variable): Whether the first of two hops goes first, where both orders
@@ -68,9 +71,15 @@ class RoutingModel:
     """
 
     def __init__(
-        self, quotient: Quotient, *, upper_ticks: int, lower_ticks: int = 0, sequenced: Collection[int] = ()
+        self,
+        quotient: Quotient,
+        *,
+        upper_ticks: int,
+        lower_ticks: int = 0,
+        sequenced: Collection[int] = (),
+        cuts: Collection[Cut] = (),
     ) -> None:
-        self.quotient, self.upper_ticks = quotient, upper_ticks
+        self.quotient, self.upper_ticks, self.lower_ticks = quotient, upper_ticks, lower_ticks
         self.per_us = per_us = quotient.problem.costs.ticks_per_us
         self.windows = windows = Windows(quotient, upper_ticks)
         self.model = model = MilpModel()
@@ -89,6 +98,7 @@ class RoutingModel:
             for m, x in self.made.items()
             for p in quotient.hops[m].dsts
         }
+        self.messages: dict[int, int] = {}
         self.start: dict[int, int] = {}
         self.goes_first: dict[Pair, int] = {}
         self.connections: dict[int, list[int]] = {}
@@ -96,7 +106,7 @@ class RoutingModel:
         self.passed: dict[int, int] = {}
         self._flow()
         self._arrivals()
-        self._resources()
+        add_load_rows(self)
         self._crossings()
         self._hops()
         self._own_first()
@@ -104,8 +114,19 @@ class RoutingModel:
         self._link_use()
         if sequenced:
             self._sequence(pairs_apart(quotient, windows, sequenced))
+        for cut in cuts:
+            self._cut(cut)
 
-    def _no_sooner(
+    def chunks_per_link(self, m: int) -> int:
+        """Number of chunks that a hop takes over each link of its orbit."""
+        quotient = self.quotient
+        return quotient.num_members(m) // self._links_of_orbit[quotient.hops[m].link_orbit]
+
+    @cached_property
+    def _links_of_orbit(self) -> Counter[int]:
+        return Counter(self.quotient.link_orbit)
+
+    def no_sooner(
         self,
         tag: str,
         late: int,
@@ -156,27 +177,13 @@ class RoutingModel:
             head = min(state.head_ticks, self.upper_ticks)
             into = [(quotient.hops[m], self.taken[m, p]) for m in state.hops_in if (m, p) in self.taken]
             lifted = [(head - quotient.earliest_start(hop) - hop.duration, y) for hop, y in into]
-            self._no_sooner("arrival", arrival, None, lifted, head)
+            self.no_sooner("arrival", arrival, None, lifted, head)
             for hop, y in into:
                 big = self.upper_ticks + hop.duration - head
                 for a in hop.srcs:
-                    self._no_sooner("order", arrival, self.arrival.get(a), [(-big, y)], hop.duration - big)
+                    self.no_sooner("order", arrival, self.arrival.get(a), [(-big, y)], hop.duration - big)
             if state.is_destination:
-                self._no_sooner("finish", self.finish, arrival)
-
-    def _resources(self) -> None:
-        """T >= the load of every resource: on a merging link a chunk counts beta + alpha / max_merge."""
-        quotient = self.quotient
-        size_of_resource = Counter(quotient.resource_orbit)
-        load: dict[int, list[tuple[Fraction, int]]] = defaultdict(list)
-        for m, x in self.made.items():
-            hop = quotient.hops[m]
-            share = quotient.problem.clauses.max_merge if quotient.merging[hop.link_orbit] else 1
-            for held in quotient.holds[hop.link_orbit]:
-                ticks = quotient.num_members(m) * held.count * (held.alpha + share * held.beta * hop.units)
-                load[held.resource].append((Fraction(-ticks, share * size_of_resource[held.resource]), x))
-        for _, terms in sorted(load.items()):
-            self._no_sooner("resource", self.finish, None, terms)
+                self.no_sooner("finish", self.finish, arrival)
 
     def _crossings(self) -> None:
         """A chunk enters each node that needs it and lacks it at least once."""
@@ -229,7 +236,7 @@ class RoutingModel:
                     big = self.upper_ticks + length - quotient.states[relayed[1]].head_ticks
                     both = [(-big, self.taken[own]), (-big, self.taken[relayed])]
                     late, early = self.arrival[relayed[1]], self.arrival[own[1]]
-                    self._no_sooner("own-first", late, early, both, length - 2 * big)
+                    self.no_sooner("own-first", late, early, both, length - 2 * big)
 
     def _switch_policies(self) -> None:
         """T +- mu * (connections of a switch in use): u >= x to use few, u <= sum x to use many."""
@@ -294,6 +301,18 @@ class RoutingModel:
             if back:
                 self._one_after_other(b, a, pair.reverse_gap, first, goes_first=0)
 
+    def _cut(self, cut: Cut) -> None:
+        """T >= the cut's ticks if all its hops are made; not all, if that is too late."""
+        made = [self.made[m] for m in sorted(cut.hops) if m in self.made]
+        if len(made) < len(cut.hops):
+            return
+        if cut.ticks > self.upper_ticks:
+            self.model.add_row([(-1.0, x) for x in made], 1 - len(made), tag="routing.cut")
+            return
+        late = cut.ticks - self.lower_ticks
+        terms = [(-late, x) for x in made]
+        self.no_sooner("cut", self.finish, None, terms, cut.ticks - late * len(made))
+
     def _start_of_multicast(self, m: int) -> int:
         """When a multicast starts: after its sources have the chunk, and its duration before it arrives."""
         hop, earliest, latest = self.quotient.hops[m], self.windows.earliest[m], self.windows.latest[m]
@@ -301,11 +320,11 @@ class RoutingModel:
         for p in hop.srcs:
             if p in self.arrival:
                 big = self.windows.due[p] - earliest
-                self._no_sooner("sequence", start, self.arrival[p], [(-big, self.made[m])], -big)
+                self.no_sooner("sequence", start, self.arrival[p], [(-big, self.made[m])], -big)
         for p in hop.dsts:
             big = latest + hop.duration - self.quotient.states[p].head_ticks
             terms = [(-big, self.taken[m, p])]
-            self._no_sooner("sequence", self.arrival[p], start, terms, hop.duration - big)
+            self.no_sooner("sequence", self.arrival[p], start, terms, hop.duration - big)
         return start
 
     def _one_after_other(self, a: int, b: int, gap: int, first: int | None, *, goes_first: int) -> None:
@@ -318,7 +337,7 @@ class RoutingModel:
         if first is not None:
             terms.append((-big if goes_first else big, first))
             least -= goes_first * big
-        self._no_sooner("sequence", until, since, terms, least)
+        self.no_sooner("sequence", until, since, terms, least)
 
     def _start(self, m: int) -> tuple[int, int, int, int]:
         """A variable, how many ticks before it the hop starts, and the bounds of that start, made or not."""
@@ -333,88 +352,3 @@ def wants_more(problem: Problem) -> bool:
     """True if the routing model of a problem minimises more than the finish."""
     clauses = problem.clauses
     return clauses.link_use != "free" or any(each.policy != "free" for each in clauses.switch_policies)
-
-
-def routing_of(routing: RoutingModel, values: NDArray[np.float64]) -> dict[tuple[int, int], int]:
-    """The (chunk, link) pairs that a solution makes, with all members, and when it starts them, in ticks."""
-    quotient, per_us = routing.quotient, routing.per_us
-    starts: dict[tuple[int, int], int] = {}
-    for m, x in routing.made.items():
-        if values[x] > 0.5:
-            ends = [
-                values[routing.arrival[p]] for p in quotient.hops[m].dsts if values[routing.taken[m, p]] > 0.5
-            ]
-            start = round(min(ends) * per_us) - quotient.hops[m].duration
-            starts |= dict.fromkeys(quotient.members(m), start)
-    return dict(sorted(starts.items()))
-
-
-def routing_hint(routing: RoutingModel, schedule: ListSchedule) -> NDArray[np.float64] | None:
-    """A schedule on the same quotient as a start for the MILP; None if it uses a hop that the MILP lacks.
-
-    A chunk arrives when it would have if its send had carried no other: on a link where own chunks go first,
-    relayed ones wait for no more than that.
-    """
-    quotient, per_us, entries = routing.quotient, routing.per_us, needed_entries(routing.quotient, schedule)
-    if not routing.made.keys() >= set(entries.values()):
-        return None
-    values = np.zeros(routing.model.num_variables)
-    for p, s in routing.arrival.items():
-        values[s] = min(quotient.states[p].head_ticks, schedule.finish_ticks) / per_us
-    start_ticks = {m: send.start_ticks for send in reversed(schedule.sends) for m in send.hops}
-    for p, m in entries.items():
-        values[routing.made[m]] = 1.0
-        values[routing.taken[m, p]] = 1.0
-        values[routing.arrival[p]] = (start_ticks[m] + quotient.hops[m].duration) / per_us
-    if quotient.hop_limit is not None:
-        passed = list(quotient.hop_limit.least)
-        for m in (m for send in schedule.sends for m in send.hops):
-            for p in quotient.hops[m].dsts:
-                if entries.get(p) == m:
-                    passed[p] = quotient.hop_limit.after(m, quotient.hops[m], passed)
-        for p, u in routing.passed.items():
-            values[u] = passed[p]
-    values[routing.finish] = schedule.finish_ticks / per_us
-    made = {m: start for m, start in start_ticks.items() if m in routing.made and values[routing.made[m]]}
-    for m, start in routing.start.items():
-        values[start] = made.get(m, quotient.earliest_start(quotient.hops[m])) / per_us
-    for used, users in routing.connections.items():
-        values[used] = max(values[x] for x in users)
-    for use, links in routing.uses.items():
-        extreme = max if quotient.problem.clauses.link_use == "min-max" else min
-        values[use] = extreme((sum(count * values[x] for count, x in terms) for terms in links), default=0)
-    for pair, first in routing.goes_first.items():
-        if pair.first in made and pair.second in made:
-            values[first] = made[pair.second] - made[pair.first] >= pair.gap
-    return values
-
-
-def project(quotient: Quotient, schedule: Schedule) -> ListSchedule:
-    """The sends on a quotient that a schedule with its symmetry is made of."""
-    number = {(hop.chunk, hop.link): m for m, hop in enumerate(quotient.hops)}
-    hops: dict[int, list[int]] = defaultdict(list)
-    times: dict[int, tuple[int, int]] = {}
-    for t in schedule:
-        if (m := number.get((t.chunk, t.link))) is not None:
-            hops[t.group].append(m)
-            times[t.group] = t.start_ticks, t.end_ticks
-    sends = (Send(quotient.hops[some[0]].link_orbit, tuple(some), *times[g]) for g, some in hops.items())
-    return ListSchedule(tuple(sends), schedule.finish_ticks)
-
-
-def needed_hops(quotient: Quotient, schedule: ListSchedule) -> set[int]:
-    """The hops of a schedule that lead to a destination."""
-    return set(needed_entries(quotient, schedule).values())
-
-
-def needed_entries(quotient: Quotient, schedule: ListSchedule) -> dict[int, int]:
-    """The hop that first brings the chunk to each state from which it is needed somewhere, or where."""
-    first = {p: m for send in reversed(schedule.sends) for m in send.hops for p in quotient.hops[m].dsts}
-    needed: dict[int, int] = {}
-    pending = [p for p, state in enumerate(quotient.states) if state.is_destination]
-    while pending:
-        p = pending.pop()
-        if p in first and p not in needed:
-            needed[p] = first[p]
-            pending.extend(quotient.hops[first[p]].srcs)
-    return needed

@@ -8,28 +8,25 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from taccl._internal.cpu_share import busy_factor
+from taccl._internal.units import format_us
 from taccl.solvers.model import LinearModel
 from taccl.solvers.solver import Solution, solve
 from taccl.synthesis.milp import contiguity as contiguity_stage
 from taccl.synthesis.milp import jobshop, ordering, routing
-from taccl.synthesis.milp.sequencing import Windows, num_pairs
+from taccl.synthesis.milp.cuts import Cut
+from taccl.synthesis.milp.solutions import needed_hops, project, routing_hint, routing_of
 from taccl.synthesis.proposers.greedy import ListSchedule, expand
 from taccl.synthesis.result import ModelRun
 from taccl.synthesis.search import Search
 from taccl.synthesis.symmetry.quotient import Quotient
 
-#: Share of the time for routing on CP-SAT alone.
-_CPSAT_ROUTING_SHARE = 0.5
 #: Least seconds of a job shop, and of a contiguity model.
 _LEAST_S, _LEAST_CONTIGUITY_S = 0.2, 1.0
-#: Most pairs of hops that share a resource for which routing also decides their order. Each requires up to
-#: a binary and two rows; with more pairs solvers mostly do not end within some seconds.
-_MOST_PAIRS = 1_000
 #: Part of a tick by which a solver's bound may lie above a whole one and be that one.
 _TICK_SLACK = 1e-3
 
@@ -50,64 +47,44 @@ _ROUND_S, _LAST_ROUND_S, _ROUND_S_PER_HOP, _MOST_ROUND_S = 1.0, 0.6, 0.001, 4.0
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Routing of a model: its tentative start of each chunk on each link."""
+    """Routing of a model: its tentative start of each chunk on each link.
+
+    - `bound_ticks`: No schedule over the model's hops finishes sooner; 0 where the model wants more than to
+      finish soon.
+    - `is_optimal`: True if the solver proved its optimum.
+    """
 
     starts: dict[tuple[int, int], int]
-    in_order: bool  # whether the model decided who goes first
-    #: No schedule over the model's hops finishes sooner; 0 where the model wants more than to finish soon.
     bound_ticks: int
-
-
-def alone(search: Search, solver: str, *, budget_s: float) -> None:
-    """Routing, ordering and contiguity on one solver; again with order in the routing, where it falls short.
-
-    It does where the best order takes longer than the model says. The model then also decides the order on
-    all resources, if that makes no more than `most_pairs` pairs of hops.
-    """
-    until, shares = time.monotonic() + budget_s, search.parameters.solver
-    sequenced: frozenset[int] = frozenset()
-    routed, share = None, _CPSAT_ROUTING_SHARE if solver == "cpsat" else shares.routing_share
-    while routed is None or sequenced:
-        left_s = until - time.monotonic()
-        lower = 0 if routed is None else routed.bound_ticks
-        routed = route(search, solver, budget_s=share * left_s, sequenced=sequenced, lower_ticks=lower)
-        if routed is None or search.interrupted:
-            return
-        found = schedule_routed(search, routed, solver, shares.contiguity_share * budget_s)
-        if found is None or search.interrupted or until - time.monotonic() < shares.least_round_s:
-            return
-        sequenced = _to_sequence(search, routed)
-
-
-def _to_sequence(search: Search, routed: Routed) -> frozenset[int]:
-    """The resources to put in order when routing is done again; none where that would not help."""
-    (upper, _), quotient = search.known, search.quotient
-    # Where sends merge their order is not that of hops by themselves: NDv2 x2 and x4 got no better by it.
-    merges = any(quotient.merging[hop.link_orbit] for hop in quotient.hops)
-    if routed.in_order or merges or upper <= max(search.bound_ticks, routed.bound_ticks):
-        return frozenset()
-    windows = Windows(quotient, upper)
-    pairs = {resource: num_pairs(quotient, windows, resource) for resource in range(quotient.num_resources)}
-    too_large = sum(pairs.values()) > _MOST_PAIRS
-    return frozenset(resource for resource, count in pairs.items() if count and not too_large)
+    is_optimal: bool
 
 
 def route(
-    search: Search, solver: str, *, budget_s: float, sequenced: Collection[int] = (), lower_ticks: int = 0
+    search: Search,
+    solver: str,
+    *,
+    budget_s: float,
+    sequenced: Collection[int] = (),
+    lower_ticks: int = 0,
+    cuts: Sequence[Cut] = (),
+    sooner: bool = False,
 ) -> Routed | None:
-    """The routing MILP on a solver, or None where it found nothing.
+    """The routing MILP on a solver; None if it found nothing, an empty routing if there is none.
 
-    On `sequenced` resources the model also decides who goes first; `lower_ticks` is proven without orders.
+    - `sequenced`: Resources on which the model also decides who goes first.
+    - `lower_ticks`: Proven of the model without orders.
+    - `cuts`: Sets of hops that take at least some time together.
+    - `sooner`: True to ask for a finish before that of the best schedule, which is no start then.
     """
     since = time.monotonic()
     search.report(f"routing on {solver}")
     quotient = search.quotient
-    lower = max(lower_ticks, search.bound_ticks) if sequenced else 0
-    upper, known = search.known
+    (upper, known), lower = search.known, max(lower_ticks, search.bound_ticks)
     model = routing.RoutingModel(
-        quotient, upper_ticks=upper, lower_ticks=min(lower, upper), sequenced=sequenced
-    )
-    hint = None if known is None else routing.routing_hint(model, known)
+        quotient, upper_ticks=upper - sooner, lower_ticks=min(lower, upper - sooner), sequenced=sequenced,
+        cuts=cuts,
+    )  # fmt: skip
+    hint = None if known is None or sooner else routing_hint(model, known)
     arrays = model.model.arrays()
     answer = solve(
         arrays,
@@ -119,34 +96,41 @@ def route(
     )
     size = f"{arrays.num_variables} variables, {arrays.num_rows} rows"
     order = f"order on {len(sequenced)} of {quotient.num_resources} resources" if sequenced else ""
-    message = "; ".join(part for part in (answer.message, size, order) if part)
+    cut = f"{len(cuts)} cuts" if cuts else ""
+    proven = ""
+    if sooner and answer.status == "infeasible":
+        upper_us = float(quotient.problem.costs.us(upper))
+        answer = replace(answer, status="optimal", bound=upper_us)
+        proven = f"no routing by symmetry and slack finishes before {format_us(upper_us)}"
+    message = "; ".join(part for part in (proven, answer.message, size, order, cut) if part)
     if answer.status == "unlicensed":  # which says the size
         message = answer.message
     _record(search, "routing", solver, since, arrays, answer, message=message)
     if answer.values is None:
-        return None
+        return Routed({}, upper, True) if proven else None
     bound = 0
     if answer.bound is not None and not routing.wants_more(quotient.problem):
         bound = math.ceil(answer.bound * quotient.problem.costs.ticks_per_us - _TICK_SLACK)
-    return Routed(routing.routing_of(model, answer.values), bool(sequenced), bound)
+    is_optimal = answer.status == "optimal"
+    return Routed(routing_of(model, answer.values), bound, is_optimal)
 
 
 def schedule_routed(search: Search, routed: Routed, solver: str, budget_s: float) -> ListSchedule | None:
     """The hops of a routing in the best order, and then merged: the best schedule of these; None if none is.
 
-    The orders are those that the rules give, and the routing's own if it has one. Contiguity is decided on
-    the solver; by CP-SAT together with the order, as one job shop.
+    The orders are those that the rules give, and that of the routing's tentative starts. Contiguity is
+    decided on the solver; by CP-SAT together with the order, as one job shop.
     """
     since = time.monotonic()
     quotient = search.quotient.restrict(routed.starts)
-    ordered = ordering.best_order(quotient, routed.starts if routed.in_order else None)
+    ordered = ordering.best_order(quotient, routed.starts)
     if ordered is None:
         search.record("ordering", "taccl", "no-solution", since, message="the routing cannot be scheduled")
         return None
     schedule, rule = ordered
     found, finish = _offer_restricted(search, quotient, schedule, f"{solver} routing, {rule}")
     if solver == "cpsat":
-        required = routing.needed_hops(search.quotient, found)  # others may enter where the chunk already is
+        required = needed_hops(search.quotient, found)  # others may enter where the chunk already is
         better = job_shop(search, "job shop", required=required, optional=(), hint=found, budget_s=budget_s)
         return better or found
     search.record("ordering", "taccl", "done", since, finish_us=finish, message=rule)
@@ -172,7 +156,7 @@ def _offer_restricted(
 ) -> tuple[ListSchedule, float | None]:
     """Offer a schedule on a part of the quotient; what it is on all of it, and its finish unless refused."""
     whole = expand(part, schedule.sends, producer=producer)
-    found = routing.project(search.quotient, whole)
+    found = project(search.quotient, whole)
     return found, search.offer(found, producer=producer, proposed=True, whole=whole)
 
 
@@ -218,24 +202,26 @@ def job_shop(
     return answer.schedule
 
 
-def improve_by_job_shop(search: Search) -> None:
+def improve_by_job_shop(search: Search, patience_s: float | None = None) -> None:
     """Large-neighbourhood search: free the routes of some states, keep the rest, re-time everything.
 
     States are freed at random, because chunks arrive there about one time, or because they are the last that
     chunks arrive at. The last kind often asks for a schedule that meets the bound. That leaves little room:
     it is found soon, or not at all, and then tried less often until the incumbent improves. Other rounds
-    accept an equally good schedule, so that the search drifts over plateaus. It ends after some time without
-    improvement.
+    accept an equally good schedule, so that the search drifts over plateaus.
+
+    - `patience_s`: It ends after this time without improvement; by default a share of the time.
     """
     since = time.monotonic()
-    if search.done or search.best_on_quotient is None:
+    if search.done or (current := search.known[1]) is None:
         return
-    portfolio = search.parameters.portfolio
-    patience_s = (portfolio.half_improve_share if search.half else portfolio.improve_share) * search.limit_s
-    patience_s = busy_factor() * max(portfolio.least_improve_s, patience_s)
-    rng = random.Random(search.options.seed)
-    quotient, current = search.quotient, search.best_on_quotient
-    start_us = search.best_us
+    if patience_s is None:
+        portfolio = search.parameters.portfolio
+        share = portfolio.half_improve_share if search.half else portfolio.improve_share
+        patience_s = max(portfolio.least_improve_s, share * search.limit_s)
+    patience_s *= busy_factor()
+    rng = random.Random(search.options.seed + len(search.stages) * (search.rival is not None))
+    quotient, start_us = search.quotient, float(search.problem.costs.us(current.finish_ticks))
     rounds, share, better, last_share = 0, _FREE_FIRST, 0, _LAST_SHARE
     search.last_improved = time.monotonic()
     while not search.done and time.monotonic() - search.last_improved < patience_s:
@@ -275,13 +261,13 @@ def improve_by_job_shop(search: Search) -> None:
                 better, last_share = better + 1, _LAST_SHARE
             current = found
         share = min(_FREE_MOST, max(_FREE_LEAST, share * rng.choice(_FREE_STEPS)))
-    message = f"{rounds} rounds, {better} better, from {start_us:.4g} us" if start_us is not None else ""
+    message = f"{rounds} rounds, {better} better, from {start_us:.4g} us"
     search.record("improve", "cpsat", "done", since, finish_us=search.best_us, message=message)
 
 
 def _entering(quotient: Quotient, current: ListSchedule) -> dict[int, tuple[int, int]]:
     """The hop that enters each state, of those that lead to a destination, and when it ends."""
-    needed = routing.needed_hops(quotient, current)
+    needed = needed_hops(quotient, current)
     return {
         p: (m, send.end_ticks)
         for send in reversed(current.sends)

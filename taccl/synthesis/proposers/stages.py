@@ -22,17 +22,12 @@ from taccl.synthesis.explaining.explain import infeasible
 from taccl.synthesis.improve.improvement import improve_schedule, is_quick
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.parameters import DEFAULTS, ListParameters, SearchParameters
+from taccl.synthesis.proposers.benders import alone
 from taccl.synthesis.proposers.compiling import have_compiled
 from taccl.synthesis.proposers.greedy import ListSchedule, critical_priorities, list_schedule
 from taccl.synthesis.proposers.large import effort, why_not
 from taccl.synthesis.proposers.large_search import offer_compiled, search_large
-from taccl.synthesis.proposers.solver_stages import (
-    alone,
-    improve_by_job_shop,
-    job_shop,
-    route,
-    schedule_routed,
-)
+from taccl.synthesis.proposers.solver_stages import improve_by_job_shop, job_shop, route, schedule_routed
 from taccl.synthesis.proposing import OwnProposer
 from taccl.synthesis.search import Search
 from taccl.synthesis.symmetry.timing_group import timing_group
@@ -91,9 +86,9 @@ def _routed(search: Search) -> None:
 
 
 def _one_solver(search: Search) -> None:
-    """Routing, ordering and contiguity on one solver; the list scheduler only gives it a first finish."""
+    """Routing, ordering and contiguity on one solver, from the list scheduler's schedule."""
     solver = search.backend
-    greedy(search, budget_s=0.0, max_runs=1)
+    _first(search)
     if search.best is None:
         return
     # Only the solver's schedules count in the trace.
@@ -102,7 +97,7 @@ def _one_solver(search: Search) -> None:
     own.quotient = search.quotient
     first_us, half = format_us(search.best.finish_us), f" in the {search.half} half" if search.half else ""
     try:
-        alone(own, solver, budget_s=search.limit_s)
+        alone(own, solver)
         last = own.stages[-1]
         if own.best is None and last.status == "unavailable":
             raise SolverUnavailableError(f"{solver} cannot run here: {last.message}; see taccl backends")
@@ -112,7 +107,7 @@ def _one_solver(search: Search) -> None:
                 f"{solver} has no licence for this model ({last.message}); highs was used instead"
             )
             solver = "highs"
-            alone(own, solver, budget_s=search.deadline.left_s)
+            alone(own, solver)
     finally:
         if own.best is not None and own.best.finish_ticks <= search.best.finish_ticks:
             search.best, search.best_on_quotient, search.is_verified = (

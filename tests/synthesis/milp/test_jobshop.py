@@ -6,7 +6,7 @@ import pytest
 
 from taccl import collectives
 from taccl.synthesis.milp import jobshop
-from taccl.synthesis.milp.routing import needed_hops
+from taccl.synthesis.milp.solutions import needed_hops
 from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
 from taccl.synthesis.symmetry.quotient import take_quotient
 from tests.effort import AMPLE_S, in_time

@@ -7,7 +7,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis.milp.ordering import RULES, best_order, order
-from taccl.synthesis.milp.routing import needed_hops
+from taccl.synthesis.milp.solutions import needed_hops
 from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.topology.builder import TopologyBuilder

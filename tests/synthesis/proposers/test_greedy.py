@@ -6,7 +6,7 @@ from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.problem.problem import make_problem
 from taccl.synthesis.milp import jobshop
-from taccl.synthesis.milp.routing import needed_hops
+from taccl.synthesis.milp.solutions import needed_hops
 from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.topology.builder import TopologyBuilder
