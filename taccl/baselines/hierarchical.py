@@ -83,8 +83,8 @@ def hierarchical(
     ring, directly, or by doubling. On other topologies, chunks go round rings of the ranks of one place in
     all nodes. Then they spread in each node, round a ring or directly. Alternatively chunks cross to these
     ranks directly, one chunk of each rank after another, and each spreads while the next one crosses.
-    Reductions are the reverse. The fastest form is returned, and its `producer` names it. Only the merging
-    clauses of the sketch apply.
+    Reductions are the reverse. What crosses a link in a step is one message where sends may merge. The
+    fastest form is returned, and its `producer` names it. Only the merging clauses of the sketch apply.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def hierarchical(
         dims = dimensions_of(problem, baseline="hierarchical")
         if len(dims) > 1 or order is not None or chunks is not None:
             along = partial(_along, dims=dims, order=_order(dims, order))
-            found.append(cut_while_it_pays(problem, along, name=f"dimensions {order}", cut=cut))
+            found.append(cut_while_it_pays(problem, along, name=f"dimensions {order}", cut=cut, merges=True))
     except CollectiveError:
         if order is not None:
             raise
@@ -148,7 +148,8 @@ def hierarchical(
 def dimension_balanced(problem: Problem, *, cut: bool = True) -> Schedule:
     """A schedule whose chunks use the dimensions of the topology in orders that balance their loads.
 
-    Each chunk in turn has the order that minimises the largest load. `taccl.synthesize` with
+    Each chunk in turn has the order that minimises the largest load. Chunks that cross a link in one step
+    are one message where sends may merge. `taccl.synthesize` with
     ``backend="dimension-balanced"`` also computes optimal shares, and supports larger problems.
 
     Parameters
@@ -170,7 +171,9 @@ def dimension_balanced(problem: Problem, *, cut: bool = True) -> Schedule:
     dims = dimensions_of(problem, baseline="dimension-balanced")
     if len(dims) < 2:
         raise CollectiveError(f"found one dimension, {dims[0]}; use hierarchical", where="dimension-balanced")
-    return cut_while_it_pays(problem, partial(_balanced, dims=dims), name="dimension-balanced", cut=cut)
+    return cut_while_it_pays(
+        problem, partial(_balanced, dims=dims), name="dimension-balanced", cut=cut, merges=True
+    )
 
 
 def _order(dims: Dimensions, order: Sequence[int] | None) -> tuple[int, ...]:
@@ -210,7 +213,7 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
         }
         return fastest_form(problem, ((name, run(problem, way)) for name, way in ways.items()), lists=True)
 
-    return cut_while_it_pays(problem, made, name="two levels", cut=cut, pays=_PAYS)
+    return cut_while_it_pays(problem, made, name="two levels", cut=cut, pays=_PAYS, merges=True)
 
 
 def _two_levels(problem: Problem, *, inside: str) -> Sends:

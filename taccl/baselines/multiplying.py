@@ -74,7 +74,7 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
     simulation", Parallel Computing 69 (2017).
     """
     _require_supported(problem)
-    return cut_while_it_pays(problem, _fastest_plan, name="multiplying", cut=cut, pays=_PAYS)
+    return cut_while_it_pays(problem, _fastest_plan, name="multiplying", cut=cut, pays=_PAYS, merges=True)
 
 
 def estimated_us(problem: Problem) -> float:

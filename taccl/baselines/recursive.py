@@ -7,8 +7,10 @@ shorter, on alternate sides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from functools import partial
+from math import gcd
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,16 @@ import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl.baselines.moves import Moves, routed
-from taccl.baselines.spread import cut_while_it_pays, fastest_form, held_at_start, require_no_derivations, run
+from taccl.baselines.spread import (
+    cut_while_it_pays,
+    fastest,
+    fastest_form,
+    held_at_start,
+    merging,
+    require_no_derivations,
+    run,
+    without_sketch,
+)
 from taccl.errors import CollectiveError
 from taccl.topology.recognise import grid_of
 
@@ -27,6 +38,9 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
+
+#: Largest ratio of the finishes with all parts of the same size, and without, that counts as a gain.
+_PAYS_EVENLY = Fraction(999, 1000)
 
 #: Partner of each rank, in every turn of a step.
 Turns = list[list[int]]
@@ -109,12 +123,10 @@ def swing(problem: Problem, *, cut: bool = True) -> Schedule:
     parts = _parts(_grid(problem.topology), *_SIDES)
 
     def swung(problem: Problem) -> Schedule:
-        forms = [("swing", exchange(problem, [steps[::-1] for steps in parts]))]
-        if _sums_everywhere(problem):
-            forms.append(("swing doubling", doubling(problem, parts)))
-        return fastest_form(problem, forms)
+        return exchange(problem, [steps[::-1] for steps in parts]).schedule(problem, producer="swing")
 
-    return cut_while_it_pays(problem, swung, name="swing", cut=cut, parts=len(parts), merges=True)
+    found = cut_while_it_pays(problem, swung, name="swing", cut=cut, parts=len(parts), merges=True)
+    return _or_whole_sums(found, problem, {"swing doubling": parts}, cut=cut)
 
 
 @checked
@@ -156,21 +168,21 @@ def exchange(problem: Problem, parts: Sequence[Partners], *, bound: Bound | None
 def doubling(problem: Problem, parts: Sequence[Partners]) -> Sends:
     """Sends of an allreduce in which partners exchange the whole sums that they have so far."""
     ranks = np.arange(problem.topology.num_ranks)
-    place = np.arange(problem.collective.num_chunks) % problem.collective.chunks_per_rank
+    number = np.arange(problem.collective.num_chunks)  # of any roots, as every rank sums every chunk
     carries: list[tuple[int, Ints]] = [(0, np.zeros(0, np.int64))]
     sums: dict[tuple[int, ...], int] = {}
     moves: list[Row] = []
     for part, steps in enumerate(parts):
-        chunks = np.flatnonzero(place % len(parts) == part)
+        chunks = np.flatnonzero(number % len(parts) == part)
         summed: list[tuple[int, ...]] = [(rank,) for rank in ranks.tolist()]
         for step, turns in enumerate(steps):
-            number = np.array([sums.setdefault(each, len(sums)) for each in summed])
+            held = np.array([sums.setdefault(each, len(sums)) for each in summed])
             for partners in turns:
                 moves.append((step, chunks, ranks[:, None], np.array(partners)[:, None], True))
-                carries.append((step, np.repeat(number, len(chunks))))
+                carries.append((step, np.repeat(held, len(chunks))))
             summed = after_exchange(summed, turns)
     carries.sort(key=itemgetter(0))  # as moves are
-    named = np.concatenate([number for _, number in carries])
+    named = np.concatenate([held for _, held in carries])
     return routed(problem, Moves.of(moves), sums=list(sums), carries=named)
 
 
@@ -211,22 +223,43 @@ def _in_both_orders(problem: Problem, *partners: Partner, name: str, cut: bool) 
     else:
         parts = _parts(np.arange(size).reshape(dims.sizes[::-1]), *partners)
 
+    orders = {"near partners first": parts, "far partners first": [steps[::-1] for steps in parts]}
+
     def made(problem: Problem) -> Schedule:
-        orders = {"near partners first": parts, "far partners first": [steps[::-1] for steps in parts]}
-        forms = [(f"{name} ({text})", exchange(problem, each)) for text, each in orders.items()]
-        if _sums_everywhere(problem):
-            forms += [(f"{name} doubling ({text})", doubling(problem, each)) for text, each in orders.items()]
-        return fastest_form(problem, forms)
+        return fastest_form(
+            problem, ((f"{name} ({text})", exchange(problem, each)) for text, each in orders.items())
+        )
 
-    return cut_while_it_pays(problem, made, name=name, cut=cut, parts=max(2, len(parts)), merges=True)
+    found = cut_while_it_pays(problem, made, name=name, cut=cut, parts=max(2, len(parts)), merges=True)
+    forms = {f"{name} doubling ({text})": each for text, each in orders.items()}
+    return _or_whole_sums(found, problem, forms, cut=cut)
 
 
-def _sums_everywhere(problem: Problem) -> bool:
-    """True if every rank contributes to every chunk and wants its sum."""
+def _or_whole_sums(
+    found: Schedule, problem: Problem, forms: Mapping[str, Sequence[Partners]], *, cut: bool
+) -> Schedule:
+    """The schedule found, or one in which partners exchange whole sums, if that finishes sooner.
+
+    - `forms`: The steps of each part of the chunks, by the name of the form.
+    """
     num_ranks, collective = problem.topology.num_ranks, problem.collective
-    return collective.sums_up and all(
-        len(c.origins) == len(c.destinations) == num_ranks for c in collective.chunks
-    )
+    if not collective.sums_up or any(
+        not len(chunk.origins) == len(chunk.destinations) == num_ranks for chunk in collective.chunks
+    ):
+        return found
+    name, parts = next(iter(forms.items()))
+    together = merging(problem) if cut else problem
+    least_ticks = doubling(without_sketch(together), parts).busy_ticks(together)
+    if Fraction(least_ticks) / problem.costs.ticks_per_us >= found.finish:
+        return found
+
+    def made(problem: Problem) -> Schedule:
+        return fastest_form(problem, ((name, doubling(problem, each)) for name, each in forms.items()))
+
+    # Chunks of any roots make a part, so that few chunks of each root deal them out evenly.
+    fewest = len(parts) // gcd(len(parts), num_ranks)
+    whole = cut_while_it_pays(problem, made, name=name, cut=cut, parts=fewest, pays=_PAYS_EVENLY, merges=True)
+    return fastest((found, whole))
 
 
 def _spread(problem: Problem, *, parts: Sequence[Partners], bound: Bound | None) -> Sends:

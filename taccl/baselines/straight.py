@@ -107,7 +107,7 @@ def one_shot(problem: Problem, *, cut: bool = True) -> Schedule:
     def summed(problem: Problem) -> Schedule:
         return _sums(problem).schedule(problem, producer="one-shot")
 
-    return cut_while_it_pays(problem, summed, name="one-shot", cut=cut)
+    return cut_while_it_pays(problem, summed, name="one-shot", cut=cut, merges=True)
 
 
 def least_one_shot_us(problem: Problem) -> float:
