@@ -58,8 +58,8 @@ def alltoallv_problem(
     CollectiveError
         If the matrix is not square with a row for each rank, or holds something but whole numbers of bytes.
     """
-    table = _checked(sizes, topology.num_ranks, topology.name)
-    most = _usual_chunk_bytes(topology, table) if chunk_bytes is None else chunk_bytes
+    table = checked_sizes(sizes, topology.num_ranks, topology.name)
+    most = usual_chunk_bytes(topology, table) if chunk_bytes is None else chunk_bytes
     num_bytes = table[np.nonzero(table)]
     parts = -(-num_bytes // most)
     chunks = _chunks_of_pairs(-(-table // most))
@@ -96,7 +96,7 @@ def alltoallv_collective(sizes: ArrayLike, *, chunk_bytes: Bytes | None = None) 
         If this is no square matrix of whole numbers of bytes.
     """
     num_ranks = len(np.atleast_1d(np.asarray(sizes, object)))
-    table = _checked(sizes, num_ranks, "its columns")
+    table = checked_sizes(sizes, num_ranks, "its columns")
     most = max(1, chunk_bytes or -(-_busiest_bytes(table) // _CHUNKS_OF_A_RANK))
     return Collective("alltoallv", num_ranks, _chunks_of_pairs(-(-table // most)))
 
@@ -211,7 +211,7 @@ def _chunks_of_pairs(counts: NDArray[np.int64]) -> tuple[Chunk, ...]:
     )
 
 
-def _checked(sizes: ArrayLike, num_ranks: int, name: str) -> NDArray[np.int64]:
+def checked_sizes(sizes: ArrayLike, num_ranks: int, name: str) -> NDArray[np.int64]:
     """The matrix in whole bytes, without what ranks keep; `name` says of what it has rows."""
     try:
         table = np.asarray(sizes)
@@ -239,7 +239,7 @@ def _busiest_bytes(table: NDArray[np.int64]) -> int:
     return int(max(table.sum(axis=0).max(initial=0), table.sum(axis=1).max(initial=0)))
 
 
-def _usual_chunk_bytes(topology: Topology, table: NDArray[np.int64]) -> int:
+def usual_chunk_bytes(topology: Topology, table: NDArray[np.int64]) -> int:
     """Bytes of a chunk at which chunks overlap well on their ways, and their latencies cost little."""
     links = {(link.alpha_us, link.beta_us_per_mb) for link in topology.links}
     holds = {(hold.alpha_us, hold.beta_us_per_mb) for hold in topology.holds}

@@ -7,11 +7,12 @@ import pytest
 
 import taccl
 from taccl.problem.alltoallv import skewed_sizes
+from taccl.synthesis.alltoallv import Borders
 
 TWO_NODES = taccl.topologies.dgx_h100(2)
 
 
-@pytest.mark.parametrize("skew", ["hot:64", "zipf:0.4", "zipf:0.8"])
+@pytest.mark.parametrize("skew", ["hot:64", "zipf:0.4", "zipf:0.8", "zipf:1.2"])
 def test_skew_costs_no_more_than_a_twentieth(skew):
     """Skewed exchanges on two nodes end within 5 % of the bound over all chunkings."""
     sizes = skewed_sizes(16, 64 * 10**6, skew)
@@ -41,3 +42,20 @@ def test_more_orders_finish_no_later():
     sizes = skewed_sizes(16, 10**6, "zipf:1.2")
     one, many = (taccl.AllToAllV(TWO_NODES, num_orders=n).schedule(sizes) for n in (1, 6))
     assert many.finish <= one.finish
+
+
+@pytest.mark.parametrize("skew", ["zipf:0.5", "hot:9"])
+def test_borders_bound_an_exchange_from_below(skew):
+    """Bytes over the rate of a border, and a latency, are no more than the bound over all chunkings."""
+    topology = taccl.topologies.ndv2(2)
+    sizes = skewed_sizes(16, 10**7, skew)
+    bound = taccl.lower_bound(taccl.alltoallv_problem(topology, sizes), divisible=True)
+    assert 0.5 * bound.bound_us < Borders(topology).least_us(sizes) <= bound.bound_us * (1 + 1e-9)
+
+
+@pytest.mark.slow
+def test_large_machines_spread_hot_pairs_over_all_nics():
+    """On 128 ranks, where chunks share trees at first, hot pairs of Zipf's law end within 5 % of their bound."""
+    topology = taccl.topologies.dgx_h100(16)
+    sizes = skewed_sizes(128, 64 * 10**6, "zipf:1.2")
+    assert taccl.AllToAllV(topology).schedule(sizes).finish_us <= 1.05 * Borders(topology).least_us(sizes)

@@ -19,11 +19,13 @@ from taccl.synthesis.kernels.events import run_events
 from taccl.synthesis.kernels.fabric import starts
 from taccl.synthesis.kernels.limits import Limits, Sends, best_of, counting
 from taccl.synthesis.kernels.queue_kernel import Hops, Queues, join_hops, send_along, send_in_order
+from taccl.synthesis.proposers.path_orders import latest_starts, spread_starts
 from taccl.synthesis.proposers.router import (
     Routes,
     find_own_paths,
     find_paths,
     find_trees,
+    reroute,
     search_steps,
     sending_ns,
 )
@@ -40,9 +42,10 @@ if TYPE_CHECKING:
 _TOTAL_SENDS = 200_000
 _MOST_RUNS = 40
 _MOST_TREE_RUNS = 100
-#: Orders that are tried along the same paths, and along the same trees.
-_PATH_ORDERS = 5
+#: Priority rules that are tried in turn along the same paths; and orders that are tried along the same trees.
+PATH_RULES = ("in step", "latest start", "spread", "travel time", "in step")
 _TREE_ORDERS = 2
+_STARTS = {"latest start": latest_starts, "spread": spread_starts}
 _WAITING = (0.25, 4.0, 1.0, 16.0)  # of a tick, in the search for trees, by turns
 MANY_STEPS = 30_000_000  # of searches for trees, a second, which all runs may take
 _ORDER_NS = 70  # nanoseconds, about, to order a hop
@@ -62,13 +65,15 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
     find = partial(find_paths, fabric, demand)
     routes = find(limits)
     own = find_own_paths(fabric, demand, limits)
-    if own is not None and own.peak_ticks < routes.peak_ticks:
+    if own is None:
+        routes = reroute(fabric, demand, routes, limits)
+    elif own.peak_ticks < routes.peak_ticks:
         find, routes = partial(find_trees, fabric, demand), own
     verifying_s = len(routes.slot) * VERIFY_US_PER_TRANSFER / 10**6
     most = min(_MOST_RUNS, _TOTAL_SENDS // max(1, len(routes.slot)))
     best = _send_best(
         fabric, demand, routes, find, replace(limits, deadline=limits.deadline.later(-verifying_s)),
-        orders=_PATH_ORDERS, num_runs=limits.num_runs or max(2, most),
+        orders=len(PATH_RULES), num_runs=limits.num_runs or max(2, most),
     )  # fmt: skip
     return best or send_at_once(fabric, demand, routes, limits)
 
@@ -184,9 +189,8 @@ def _send_best(
                 return None
         if routes.peak_ticks > limit:
             return None
-        return _send(
-            fabric, demand, routes, limit, limits, in_step=demand.target is not None and run % 2 == 0
-        )
+        rule = "travel time" if demand.target is None else PATH_RULES[run % orders]
+        return _send(fabric, demand, routes, limit, limits, rule=rule)
 
     steps = sending_ns(fabric, len(routes.slot), limits)
     return best_of(attempt, limits, num_runs, steps=steps, limit_ticks=limit_ticks)
@@ -200,16 +204,19 @@ def travel_ticks(fabric: Fabric, units: Ints, routes: Routes) -> Ints:
 
 
 def _send(
-    fabric: Fabric, demand: Demand, routes: Routes, limit: int, limits: Limits, *, in_step: bool
+    fabric: Fabric, demand: Demand, routes: Routes, limit: int, limits: Limits, *, rule: str
 ) -> Sends | None:
-    """One run of the kernel; None if it passes the limit, takes longer, or is stopped."""
+    """One run of the kernel by a rule of `PATH_RULES`; None if it passes the limit, or is stopped."""
     num_hops, deadline = len(routes.slot), limits.deadline
     sending, ordering = sending_ns(fabric, num_hops, limits), _ORDER_NS * num_hops
     signal = np.zeros(2, np.int64)
     under_way = counting(deadline, signal, "ordering sends", demand.num_chunks, ordering, sending)
     with under_way, deadline.stopping(signal):
-        steps = _steps(fabric, demand) if in_step else None
+        steps = _steps(fabric, demand) if rule == "in step" else None
         hops = _make_hops(fabric, demand.units, routes, limits.seed, signal, steps)
+        if rule in _STARTS and not signal[0]:
+            jitter = np.random.default_rng(limits.seed).random(num_hops)
+            hops = hops._replace(key=_STARTS[rule](fabric, demand.units, routes, jitter))
     if signal[0]:
         return None
     found = run_events(

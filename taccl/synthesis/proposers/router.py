@@ -31,7 +31,7 @@ from taccl.synthesis.kernels.router_kernel import (
 )
 
 if TYPE_CHECKING:
-    from taccl.synthesis.kernels.fabric import Bools, Int32s, Ints
+    from taccl.synthesis.kernels.fabric import Bools, Floats, Int32s, Ints
 
 
 #: Exponents of the load (at most powers of 2) in the prices of trees, pass by pass. They are low at first,
@@ -52,6 +52,8 @@ KEPT_STEPS = 480_000_000
 _PATH_EXPONENTS = (0, 2, 3, 4, 4, 4, 5, 5)
 _PATH_CHOICES = ((1,), (3,), (4,), (5,), (5, 6), (5, 6), (6,), (6,))
 _PATIENCE = 2  # no further tree after so many that did not help
+#: Exponents of the load while chunks are rerouted; and share of the peak from which a part is overloaded.
+_REROUTING_EXPONENTS, _OVERLOADED = (3, 4, 5, 5, 6, 6), 0.8
 #: Most links that a pass visits in which each chunk gets a path of its own; nanoseconds for each, about.
 _MOST_OWN_STEPS, _OWN_LINK_NS = 20_000_000, 4
 #: Nanoseconds, about: to visit a link in the search for a tree; for a hop, a tree and a resource in a
@@ -206,6 +208,37 @@ def find_own_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) ->
         return None
 
 
+def reroute(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Limits()) -> Routes:
+    """Paths with chunks on overloaded parts rerouted one by one; the given paths if these are no better.
+
+    For many chunks of which few are large, as in skewed exchanges: shared trees hold too few paths for these.
+    """
+    if demand.num_chunks * fabric.num_ranks > _MOST_OWN_STEPS:
+        return routes
+    nets, signal = _nets(fabric, demand), np.array([0, 0, -1])
+    way = np.full((demand.num_chunks, fabric.num_ranks), -1, np.int32)
+    way[routes.chunk, fabric.dst[routes.slot]] = routes.slot
+    state, rng = _routing(fabric, way), np.random.default_rng(limits.seed)
+    hop, resource, ticks = holds_of(fabric, demand.units, routes)
+    load = np.bincount(resource, ticks, minlength=fabric.num_resources + fabric.num_slots)
+    state.resource_load[:], state.load[:] = np.split(load, [fabric.num_resources])
+    best, peak = way, _peak(state)
+    with limits.deadline.stopping(signal):
+        for exponent in _REROUTING_EXPONENTS:
+            load = np.append(state.resource_load, state.load)
+            chunks = np.unique(routes.chunk[hop[load[resource] > _OVERLOADED * _peak(state)]])
+            num = max(1, _MOST_OWN_STEPS // fabric.num_slots)
+            prices = CongestionPrices(exponent, _TREE_WEIGHT, _WAITING, peak)
+            if not route(fabric, nets, state, prices, rng.permutation(chunks)[:num], signal):
+                break
+            if _peak(state) < peak:
+                best, peak = state.way.copy(), _peak(state)
+    hop_of = np.concatenate(([0], np.cumsum((best >= 0).sum(axis=1)))).astype(np.int64)
+    slot = np.empty(int(hop_of[-1]), np.int32)
+    list_trees(fabric, nets, best, hop_of, slot)
+    return Routes(hop_of, slot, round(peak))
+
+
 def search_steps(fabric: Fabric, demand: Demand) -> int:
     """Approximate number of links that a pass of the search for trees visits."""
     return demand.num_chunks * fabric.num_slots
@@ -214,6 +247,19 @@ def search_steps(fabric: Fabric, demand: Demand) -> int:
 def sending_ns(fabric: Fabric, num_hops: float, limits: Limits) -> float:
     """Approximate nanoseconds to send along `num_hops` hops."""
     return _QUEUE_NS * num_hops * _rows_per_hop(fabric)
+
+
+def holds_of(fabric: Fabric, units: Ints, routes: Routes) -> tuple[Ints, Ints, Floats]:
+    """Columns of all holds: hop, resource, ticks; links that are held themselves follow the resources."""
+    slot, size = routes.slot, units[routes.chunk]
+    count = np.diff(fabric.hold_of)[slot]
+    hop = np.repeat(np.arange(len(slot)), count)
+    hold = np.arange(len(hop)) - np.repeat(np.cumsum(count) - count - fabric.hold_of[slot], count)
+    ticks = fabric.hold_alpha[hold] + size[hop] * fabric.hold_beta[hold]
+    alone = fabric.own_alpha[slot] + size * fabric.own_beta[slot]
+    own = np.nonzero(alone)[0]
+    resource = np.append(fabric.hold_resource[hold], fabric.num_resources + slot[own])
+    return np.append(hop, own), resource, np.append(ticks, alone[own]).astype(np.float64)
 
 
 def _hops_of(fabric: Fabric, paths: Paths) -> Ints:

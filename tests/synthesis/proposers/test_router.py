@@ -19,8 +19,9 @@ from taccl.schedule.schedule import Schedule
 from taccl.synthesis.kernels.fabric import problem_arrays
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.proposers.large import schedule_large
+from taccl.synthesis.proposers.path_orders import latest_starts, spread_starts
 from taccl.synthesis.proposers.queues import send_along_trees
-from taccl.synthesis.proposers.router import find_trees
+from taccl.synthesis.proposers.router import find_paths, find_trees, reroute
 from taccl.synthesis.proposers.spreading import spread
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.valid_schedules import full
@@ -206,3 +207,49 @@ def test_random_groups_on_random_graphs_verify(seed):
     assert verify(schedule).ok
     assert bound.check()
     assert bound.bound <= schedule.finish
+
+
+def skewed(num_nodes, skew, seed=0):
+    """Fabric, demand and problem of a skewed exchange on nodes of DGX-H100."""
+    topology = topologies.dgx_h100(num_nodes)
+    problem = taccl.alltoallv_problem(topology, taccl.skewed_sizes(8 * num_nodes, 64 * MB, skew, seed=seed))
+    return *problem_arrays(problem), problem
+
+
+def test_rerouted_chunks_relieve_the_busiest_part():
+    """Chunks of one hot pair share the trees of their origin; on paths of their own they use all NICs."""
+    fabric, demand, _ = skewed(2, "zipf:1.2")
+    shared = find_paths(fabric, demand)
+    own = reroute(fabric, demand, shared)
+    assert own.peak_ticks < 0.75 * shared.peak_ticks
+    assert (own.chunk[np.append(True, np.diff(own.chunk) > 0)] == np.arange(demand.num_chunks)).all()
+
+
+def test_paths_without_better_ones_are_kept():
+    """An even exchange over a switch has its direct paths, at the least load."""
+    fabric, demand, _ = arrays(topologies.dgx_h100(1), collectives.alltoall(8))
+    paths = find_paths(fabric, demand)
+    assert reroute(fabric, demand, paths).peak_ticks == paths.peak_ticks
+
+
+def chain_with_two_sends():
+    """0 -> 1 -> 2 for chunk 0 and 0 -> 1 for chunk 1, of 10 us a hop: 20 us on the first link."""
+    problem = make_problem(
+        star((0, 1), (1, 2)), custom(4, [([0], [2]), ([0], [1])]), chunk_bytes=10 * MB, clauses=Clauses()
+    )
+    fabric, demand = problem_arrays(problem)
+    return demand.units, fabric, find_paths(fabric, demand), problem.costs.ticks_per_us
+
+
+def test_a_chunk_with_hops_to_come_starts_first():
+    """By latest starts chunk 0 starts at 0, its second hop at 10 with the peak at 20, and chunk 1 at 10."""
+    units, fabric, paths, per_us = chain_with_two_sends()
+    starts = latest_starts(fabric, units, paths, np.zeros(3))
+    assert (starts / per_us).tolist() == [0, 10, 10]
+
+
+def test_chunks_are_spread_over_their_busiest_resource():
+    """Both chunks hold the first link for 20 us, one after the other in the given order."""
+    units, fabric, paths, per_us = chain_with_two_sends()
+    starts = spread_starts(fabric, units, paths, np.array([0.5, 0.1, 0.2]))
+    assert (starts / per_us).tolist() == [10, 10, 0]

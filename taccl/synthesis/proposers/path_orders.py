@@ -1,0 +1,73 @@
+"""Priorities of sends along given paths, by the load of the resources that they hold.
+
+Two static rules, each strong where the other is weak: latest starts of a relaxed backward schedule, and an
+even spread of the chunks over the time of the most loaded resource of their path. Both feed a bottleneck from
+the beginning, which rules by travel time alone do not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.synthesis.proposers.router import holds_of
+
+if TYPE_CHECKING:
+    from taccl.synthesis.kernels.fabric import Fabric, Floats, Ints
+    from taccl.synthesis.proposers.router import Routes
+
+#: Rounds of the backward schedule; more of them let resources contradict each other.
+_ROUNDS = 2
+
+
+def latest_starts(fabric: Fabric, units: Ints, routes: Routes, jitter: Floats) -> Floats:
+    """Latest start of each hop in ticks if the busiest resource is never idle, (num_hops,).
+
+    Each resource in turn is scheduled backward from the peak load by due dates, as if the others had room
+    (a relaxed Schrage schedule, reversed). Due dates are those of the following hops of the path.
+
+    - `jitter`, (num_hops,): Ticks that break ties.
+    """
+    hop, resource, ticks = holds_of(fabric, units, routes)
+    chunk, peak = routes.chunk, float(routes.peak_ticks)
+    took = fabric.alpha[routes.slot] + units[chunk] * fabric.beta[routes.slot]
+    goes_on = np.append(chunk[1:] == chunk[:-1], False)
+    start = np.full(len(chunk), peak) - took
+    for turn in range(_ROUNDS + 1):
+        for _ in range(int(np.diff(routes.hop_of).max(initial=1)) - 1):
+            start[:-1] = np.where(goes_on[:-1], np.minimum(start[:-1], start[1:] - took[:-1]), start[:-1])
+        if turn == _ROUNDS:
+            break
+        order = np.lexsort(((start + took + jitter)[hop], resource))
+        on, held = hop[order], ticks[order]
+        ends = np.cumsum(held)
+        # Latest end of each hold: the least over itself and the later ones of its resource.
+        slack = start[on] + held - ends
+        place = np.cumsum(np.append(0, np.diff(resource[order]) != 0))
+        apart = place * (np.ptp(slack) + 1.0)
+        least = np.minimum.accumulate((slack + apart)[::-1])[::-1] - apart
+        np.minimum.at(start, on, least + ends - held)
+    return start + jitter
+
+
+def spread_starts(fabric: Fabric, units: Ints, routes: Routes, jitter: Floats) -> Floats:
+    """Start of each hop's chunk on the most loaded resource of its path, in random order, (num_hops,).
+
+    The chunks of a resource are spread over its time up to the peak, so that every resource is fed evenly.
+    """
+    hop, resource, ticks = holds_of(fabric, units, routes)
+    load, chunk = np.bincount(resource, ticks), routes.chunk[hop]
+    order = np.lexsort((load[resource], chunk))
+    critical = order[np.append(chunk[order][1:] != chunk[order][:-1], True)]  # a row for each chunk with hops
+    on, held = resource[critical], ticks[critical]
+    order = np.lexsort((jitter[hop[critical]], on))
+    ends = np.cumsum(held[order])
+    is_first = np.append(True, np.diff(on[order]) != 0)
+    done = ends - held[order] - np.maximum.accumulate(np.where(is_first, ends - held[order], 0))
+    whole = load[on[order]]
+    start = np.zeros(len(units))
+    part = done / np.bincount(on, held)[on[order]]
+    start[chunk[critical][order]] = routes.peak_ticks - whole + part * whole
+    found: Floats = start[routes.chunk]
+    return found
