@@ -26,7 +26,8 @@ def _no_reason(_: Search) -> str:
     return ""
 
 
-def _nothing(_: Search) -> float:
+def nothing(_: Search) -> float:
+    """No seconds: the reserve of a proposer that earlier ones leave none."""
     return 0.0
 
 
@@ -45,7 +46,7 @@ class Turn:
     proposer: Proposer
     is_meant: Callable[[Search], bool] = _always
     why_not: Callable[[Search], str] = _no_reason
-    reserve_s: Callable[[Search], float] = _nothing
+    reserve_s: Callable[[Search], float] = nothing
     share: float | None = None
     runs_late: bool = False
     improves: bool = False
@@ -55,8 +56,7 @@ def run(search: Search, turns: Sequence[Turn]) -> None:
     """Ask proposers one after another. Each leaves later ones the time that these need."""
     meant = [each for each in turns if each.is_meant(search) and each.proposer.supports(search.problem)]
     reserves_s = [
-        0.0 if each.reserve_s is _nothing or each.why_not(search) else each.reserve_s(search)
-        for each in meant
+        0.0 if each.reserve_s is nothing or each.why_not(search) else each.reserve_s(search) for each in meant
     ]
     for place, turn in enumerate(meant):
         has_begun = search.has_found

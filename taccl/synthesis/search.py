@@ -75,6 +75,8 @@ class Search:
     is_verified: bool = False  # whatever is returned is verified at last
     earliest: list[Schedule] = field(default_factory=list)  # found, along trees
     most_earliest: int = 0  # how many of these are kept, for what may yet be made of them
+    exchanged: Schedule | None = None  # the best of these with sums that two ranks complete: along no trees
+    exchange_tried: list[Schedule] = field(default_factory=list)  # those that it was tried of
     stages: list[Stage] = field(default_factory=list)
     trace: list[TraceEntry] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -253,7 +255,7 @@ class Search:
             else:
                 self.above.offer_sketched(whole, self.problem.clauses.name)
             self.report(producer)
-        if self.best is whole or verified or not proposed:
+        if whole is not self.exchanged:
             self._remember(whole)
         return whole.finish_us
 

@@ -182,11 +182,12 @@ def _runs_in(budget_s: float, num_hops: int, scheduling: ListParameters) -> int:
 def ruin_and_recreate(search: Search) -> None:
     """Ruin and recreate over the incumbent's routes and order, until time is up or it finds no more.
 
-    Sums that are kept apart have no trees that it could take out: then of the best that has.
+    Sums that are kept apart, or that two ranks complete, have no trees that it could take out: then of the
+    best that has.
     """
-    known = [search.best]
-    if search.best is not None and search.best.carries is not None:
-        known = [each.under(search.problem) for each in search.earliest]
+    best = search.best
+    has_trees = best is not None and best.carries is None and best is not search.exchanged
+    known = [best] if has_trees else [each.under(search.problem) for each in search.earliest]
     if search.done or not known or known[0] is None:
         return
     if not have_compiled(search):

@@ -10,7 +10,7 @@ from taccl._internal.units import format_us
 from taccl.baselines.servers import servers
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
-from taccl.synthesis.budget import Turn, run
+from taccl.synthesis.budget import Turn, nothing, run
 from taccl.synthesis.improve.improvement import is_quick, suits_improvement
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
@@ -236,6 +236,14 @@ def _sums_up(problem: Problem) -> bool:
     return problem.collective.sums_up
 
 
+#: The exchange of sums, before ruin and recreate and after it.
+_EXCHANGE = Turn(
+    OwnProposer("exchange", offer_exchanged, _sums_up, _exchange_takes_s),
+    lambda search: search.backend == "auto",
+    _no_time_to_exchange,
+    _exchanging_s,
+    runs_late=True,
+)
 #: Proposers for sums that servers update or switches add, which no others support.
 APART: tuple[Turn, ...] = (
     Turn(OwnProposer("servers", _by_servers, _updates), lambda search: not _may_use_switches(search)),
@@ -280,6 +288,7 @@ PROPOSERS: tuple[Turn, ...] = (
         reserve_s=_competing_s,
         runs_late=True,
     ),
+    replace(_EXCHANGE, reserve_s=nothing),  # where it meets the bound, nothing is left to improve
     Turn(
         OwnProposer("ruin and recreate", ruin_and_recreate, suits_improvement),
         _is_free,
@@ -287,13 +296,7 @@ PROPOSERS: tuple[Turn, ...] = (
         _improving_s,
         improves=True,
     ),
-    Turn(
-        OwnProposer("exchange", offer_exchanged, _sums_up, _exchange_takes_s),
-        lambda search: search.backend == "auto",
-        _no_time_to_exchange,
-        _exchanging_s,
-        runs_late=True,
-    ),
+    _EXCHANGE,
 )
 
 

@@ -33,16 +33,19 @@ def exchange_s(problem: Problem, left_s: float, parameters: SearchParameters) ->
 
 
 def offer_exchanged(search: Search) -> None:
-    """Offer the earliest schedules with their sums exchanged.
+    """Offer the earliest schedules with their sums exchanged, unless that was tried of them.
 
-    This comes last, as sums that two ranks complete do not arrive along trees, which ruin and recreate needs.
-    A schedule that finishes somewhat later may gain more by it.
+    Those that are kept for ruin and recreate stay as they are: it needs trees, and sums that two ranks
+    complete do not arrive along them. A schedule that finishes somewhat later may gain more by it.
     """
     since = time.monotonic()
     best: Schedule | None = None
     for schedule in search.earliest:
         if search.is_met or search.interrupted or (best is not None and search.deadline.has_passed):
             break
+        if any(schedule is each for each in search.exchange_tried):
+            continue
+        search.exchange_tried.append(schedule)
         # A sketch that is only suggested need not be obeyed.
         schedule = schedule.under(search.problem)
         for anew in (False, True):
@@ -51,6 +54,8 @@ def offer_exchanged(search: Search) -> None:
                 if found is not None and (best is None or found.finish < best.finish):
                     best = found
     if best is not None:
+        if search.best is None or best.finish < search.best.finish:
+            search.exchanged = best
         finish = search.offer_whole(best, producer=best.producer, proposed=True)
         search.record("exchange", "taccl", "done", since, finish_us=finish)
 

@@ -11,15 +11,18 @@ from taccl._internal.deadline import Deadline
 from taccl.baselines import baseline
 from taccl.schedule.listing import listed
 from taccl.schedule.timing import exact_times
+from taccl.synthesis.budget import run
 from taccl.synthesis.improve.improvement import Improvement
 from taccl.synthesis.improve.routes import read_trees
 from taccl.synthesis.parameters import DEFAULTS
+from taccl.synthesis.proposers import stages
+from taccl.synthesis.proposers.table import PROPOSERS
 from taccl.synthesis.replan import replan
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.transforms.exchange import exchange_s, exchanged, offer_exchanged
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.transform import without
-from tests.effort import brief_synthesis
+from tests.effort import AMPLE_S, brief_synthesis
 from tests.fuzzing import cases, some
 from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, two_levels
 
@@ -134,6 +137,40 @@ def test_it_is_offered_last_and_only_where_it_is_better():
     same = search.best
     offer_exchanged(search)
     assert search.best is same
+
+
+def searching(schedule):
+    """A search whose best is a schedule along trees, and the proposers from the first exchange on."""
+    search = Search(schedule.problem, Options(), Deadline.after(AMPLE_S), most_earliest=2, limit_s=AMPLE_S)
+    search.offer_whole(schedule, producer="some")
+    return search, [each for each in PROPOSERS if each.proposer.name in ("exchange", "ruin and recreate")]
+
+
+def test_nothing_is_improved_once_an_exchange_meets_the_bound(compiled_search):
+    """It takes less time than ruin and recreate, and comes first."""
+    search, turns = searching(one_sum(line(4), *ALONG_A_LINE))
+    search.bound = taccl.lower_bound(exchanged(search.best).problem)
+    assert search.bound.bound == 3
+    run(search, turns)
+    assert [each.name for each in search.stages] == ["exchange"]
+
+
+def test_trees_are_improved_whose_sums_were_exchanged(monkeypatch):
+    """Ruin and recreate goes on from the best along trees, and what it finds is exchanged in turn."""
+    given = []
+    schedule = one_sum(line(4), *ALONG_A_LINE)
+
+    def improve(found, limits):
+        given.append(found)
+        return replace(found, producer="improved"), ""
+
+    monkeypatch.setattr(stages, "improve_schedule", improve)
+    monkeypatch.setattr(stages, "have_compiled", lambda _: True)
+    search, turns = searching(schedule)
+    search.deadline = Deadline.after(AMPLE_S)
+    run(search, turns)
+    assert [each.digest() for each in given] == [schedule.digest()]
+    assert search.best is search.exchanged and search.best.finish_us == 3
 
 
 def test_what_comes_second_may_gain_more():
