@@ -224,6 +224,11 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def was_given(name: str, options: argparse.Namespace) -> bool:
+    """True if an option was typed, and does not have its default."""
+    return any(word.partition("=")[0] == flag_of(name) for word in options.words)
+
+
 def refuse(options: argparse.Namespace, names: Iterable[str], why: str) -> None:
     """Raise `InputError` for the first of some options that was given, and has nothing to say."""
     for name in names:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a search: backend, limits, seed, callbacks, what is kept of the schedule, all constants."""
+    """Options of a search: backend, limits, seed, callbacks, what is kept of the schedule, all constants.
+
+    - `idle_share`: Share of its time so far that improvement may last without progress; None for all of it.
+    """
 
     backend: str = "auto"
     sketch: str | SketchProposal = "auto"
@@ -33,6 +36,7 @@ class Options:
     parameters: SearchParameters = DEFAULTS
     policy: Literal["lp", "greedy"] = "lp"
     in_network: Literal["auto", "off", "only"] = "auto"
+    idle_share: float | None = None
     began_s: float = field(default_factory=lambda: time.monotonic())
 
     @property

@@ -49,6 +49,8 @@ Solve = Callable[[Problem, Options, Deadline], Schedule]
 _BRIEF_HOPS = 5_000
 #: Largest share of the time left that a busy machine adds to the bound over all chunkings.
 _MOST_EVERY_SHARE = 0.3
+#: Least seconds for improvement to find something.
+_LEAST_IDLE_S = 1.0
 #: Most times its least seconds that this bound gets past the limit, where the machine is busy.
 _LATE_TIMES = 1.6
 
@@ -182,6 +184,15 @@ class Search:
         """Until when a first schedule is waited for: without one, what time is kept for is of no use."""
         top = self.top
         return (top.deadline.later(top.kept_s) if top.best is None else self.deadline).at_least(0.0)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds from now on in which improvement must find something; inf if it may use all of the time."""
+        share = self.options.idle_share
+        if share is None:
+            return math.inf
+        past_s = time.monotonic() - self.options.began_s
+        return max(_LEAST_IDLE_S * busy_factor(), past_s * share / (1 - share))
 
     @property
     def half(self) -> str:

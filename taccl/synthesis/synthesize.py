@@ -49,6 +49,8 @@ from taccl.synthesis.transforms.roots import OtherRoots
 from taccl.synthesis.transforms.switches import InNetworkUse, PlainLinks, over_links
 from taccl.synthesis.transforms.transform import Transform
 
+#: Time limit where none is given, and share of the time after which improvement then ends that finds nothing.
+DEFAULT_LIMIT_S, IDLE_SHARE = 30.0, 1 / 3
 #: Least seconds of a search, however long what comes before it took.
 _LEAST_SEARCH_S = 0.05
 
@@ -59,7 +61,8 @@ def synthesize(
     *,
     backend: str = "auto",
     policy: Literal["lp", "greedy"] = "lp",
-    time_limit_s: Seconds = 30.0,
+    time_limit_s: Seconds | None = None,
+    idle_share: float | None = None,
     threads: Count | None = None,
     seed: Natural = 0,
     memory_limit_mb: Megabytes | None = None,
@@ -91,11 +94,14 @@ def synthesize(
     policy : {"lp", "greedy"}
         How ``"dimension-balanced"`` deals chunks out to orders of dimensions: by the optimal shares, or each
         in turn so that the dimensions' loads are level.
-    time_limit_s : float
-        Seconds for the whole synthesis, including the compilation of kernels. Baselines come first, in a
-        fifth of the time (the best usually in a half), so that a schedule exists. The others run in the
-        time that the search leaves; work under way at the end is stopped. Without any schedule by then the
-        search continues for up to ten seconds.
+    time_limit_s : float, optional
+        Seconds for the whole synthesis, including the compilation of kernels; by default 30. Baselines come
+        first, in a fifth of the time (the best usually in a half), so that a schedule exists. The others run
+        in the time that the search leaves; work under way at the end is stopped. Without any schedule by
+        then the search continues for up to ten seconds.
+    idle_share : float, optional
+        Share of the time so far, above 0 and below 1: improvement ends once it has found nothing for that.
+        Default: a third without a time limit; with one, improvement may use all of it.
     threads : int, optional
         Of each solver; default: the cores that this process may use.
     seed : int
@@ -141,7 +147,7 @@ def synthesize(
     Raises
     ------
     InputError
-        If the backend is unknown, the time limit is not positive, or there is not enough memory.
+        If the backend is unknown, a limit is out of range, or there is not enough memory.
     InfeasibleError
         If no schedule exists.
     SolverUnavailableError
@@ -150,6 +156,10 @@ def synthesize(
         If nothing was found in time, or when Ctrl-C came.
     """
     known_word(in_network, get_args(InNetworkUse), "in_network")
+    if idle_share is not None and not 0 < idle_share < 1:
+        raise InputError(f"found {idle_share!r}; expected a share above 0 and below 1", where="idle_share")
+    if time_limit_s is None:
+        time_limit_s, idle_share = DEFAULT_LIMIT_S, idle_share or IDLE_SHARE
     began = Deadline.after(time_limit_s)
     observer = Observer(
         progress=progress, on_incumbent=on_incumbent, on_bound=on_bound, on_stage=on_stage,
@@ -157,7 +167,7 @@ def synthesize(
     )  # fmt: skip
     options = Options(
         backend, sketch, threads or _cores(), seed, memory_limit_mb, log, observer, keep,
-        None if spill_dir is None else Path(spill_dir), to_file, parameters, policy, in_network,
+        None if spill_dir is None else Path(spill_dir), to_file, parameters, policy, in_network, idle_share,
     )  # fmt: skip
     limit = replace(began, at_s=options.began_s + time_limit_s)
 

@@ -89,7 +89,7 @@ class TestSynthesize:
         assert passed == {
             "backend": "highs", "threads": 2, "seed": 7, "memory_limit_mb": 4000, "log": False,
             "progress": None, "sketch": "auto", "keep": "schedule", "spill_dir": None, "to_file": False,
-            "parameters": taccl.SearchParameters(), "policy": "lp", "in_network": "auto",
+            "parameters": taccl.SearchParameters(), "policy": "lp", "in_network": "auto", "idle_share": None,
         }  # fmt: skip
 
     @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ class TestSynthesize:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=300)
         assert "Traceback" not in err
-        assert (process.returncode, out) == (130, "") or process.returncode == 0
+        assert process.returncode in (0, 130)
         assert process.returncode == 130 or json.loads(out)["interrupted"]
 
 

@@ -335,7 +335,7 @@ GIVEN: dict[str, dict[str, object]] = {
     },
     "initiation_interval": {"schedule": "@schedule"},
     "synthesize": {
-        "problem": "@problem", "backend": "greedy", "time_limit_s": 2.0, "threads": 1, "seed": 0, "policy": "lp",
+        "problem": "@problem", "backend": "greedy", "time_limit_s": 2.0, "idle_share": 0.5, "threads": 1, "seed": 0, "policy": "lp",
         "memory_limit_mb": 1000, "log": False, "progress": None, "sketch": "none", "keep": "schedule",
         "spill_dir": None, "to_file": False, "in_network": "auto",
     },

@@ -25,6 +25,7 @@ from taccl.cli.options import (
     settle_size,
     settle_topology,
     size,
+    was_given,
 )
 from taccl.cli.output import Answer, check_output, picked, progress_shown, say, with_file
 from taccl.cli.things import is_file
@@ -51,7 +52,9 @@ def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_problem_options(verb)
     add_options(verb, "--backend")
-    add_limit(verb)
+    add_limit(
+        verb, help="seconds of the whole verb; without it, a search that finds nothing better ends sooner"
+    )
     add_options(verb, "--threads")
     option(verb, "--policy lp|greedy", "how the backend dimension-balanced deals out chunks", default="lp")
     option(verb, "--memory-limit SIZE", "memory of a solver or a large schedule, e.g. 4GB", size)
@@ -69,6 +72,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Answer:
     """Find a schedule, verify it, and say how good it is."""
     from taccl.cli.text import result_answer
+    from taccl.synthesis.synthesize import IDLE_SHARE
 
     check_output(options)
     if options.output is not None and (options.summary or options.spill is not None):
@@ -89,6 +93,7 @@ def run(options: argparse.Namespace) -> Answer:
         result = taccl.synthesize(
             problem, **picked(options, "backend", "policy", "threads", "seed", "log", "in_network"),
             sketch="none" if options.no_sketch else "auto", time_limit_s=max(LEAST_S, left_s),
+            idle_share=None if was_given("time_limit", options) else IDLE_SHARE,
             memory_limit_mb=memory_limit_mb, progress=progress, parameters=parameters,
             keep="summary" if options.summary else "schedule", spill_dir=options.spill,
             to_file=options.output is not None,

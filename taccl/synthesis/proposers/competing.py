@@ -132,6 +132,7 @@ def offer_rest(search: Search, found: Schedule | None) -> None:
         share_baselines(search.problem, found.problem)
     budget = search.parameters.budget
     until = search.deadline.later(-reserve_s(search.problem, search.deadline.left_s, budget))
+    until = until.sooner(search.idle_s)
     if search.best is not None and not until.has_passed:
         _offer_quickest(search, until, until, apart=(_COMPILED,))
 

@@ -143,10 +143,11 @@ class _Runs:
         if search.best is None:
             deadline = search.patience.later(self._large.grace_s)
         status, seed = "done", search.options.seed + (search.best is not None)
+        idle_s = None if search.best is None else search.idle_s
         try:
             found = _found(
                 search, search.problem, deadline, partial(self._tell, search.deadline, since),
-                seed=seed, num_runs=num_runs, spill_dir=search.options.spill_dir,
+                seed=seed, num_runs=num_runs, time_limit_s=idle_s, spill_dir=search.options.spill_dir,
             )  # fmt: skip
             # Somebody who pressed Ctrl-C does not wait for long.
             may_verify = self._verify_s <= max(search.deadline.left_s, _BRIEF_S)

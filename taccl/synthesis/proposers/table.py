@@ -114,7 +114,8 @@ def _finer_first(search: Search) -> None:
 
 def _finer_last(search: Search) -> None:
     left_s = search.deadline.left_s
-    _offer_finer(search, left_s - reserve_s(search.problem, left_s, search.parameters.budget))
+    limit_s = left_s - reserve_s(search.problem, left_s, search.parameters.budget)
+    _offer_finer(search, min(limit_s, search.idle_s))
 
 
 def _offer_finer(search: Search, limit_s: float) -> None:

@@ -1,0 +1,73 @@
+"""Searches that end before their time limit, as improvement finds nothing."""
+
+import math
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+
+import taccl
+from taccl._internal.deadline import Deadline
+from taccl.errors import InputError
+from taccl.synthesis.kernels.limits import Limits
+from taccl.synthesis.options import Options
+from taccl.synthesis.proposers import stages
+from taccl.synthesis.search import Search
+from tests.effort import AMPLE_S, brief_synthesis
+from tests.synthesis.small_problems import problem_of, ring
+
+synthesize_module = import_module("taccl.synthesis.synthesize")
+PROBLEM = problem_of(ring(4), taccl.collectives.allgather(4))
+
+
+@pytest.mark.parametrize(("share", "idle_s"), [(None, math.inf), (1 / 3, 6.0), (0.5, 12.0), (0.01, 1.0)])
+def test_seconds_for_improvement_follow_from_the_seconds_so_far(share, idle_s, monkeypatch):
+    """After 12 s, 6 more are a third of the time; a second is the least; without a share they have no limit."""
+    monkeypatch.setattr("taccl.synthesis.search.time.monotonic", lambda: 112.0)
+    monkeypatch.setattr("taccl.synthesis.search.busy_factor", lambda: 1.0)
+    search = Search(PROBLEM, Options(idle_share=share, began_s=100.0), Deadline(1e9))
+    assert search.idle_s == pytest.approx(idle_s)
+
+
+def improving(monkeypatch, finds, idle_s):
+    """Calls of ruin and recreate that find something so many times."""
+    calls = []
+
+    def improve(schedule, limits):
+        calls.append(schedule)
+        return (schedule if len(calls) > finds else object()), ""
+
+    monkeypatch.setattr(stages, "improve_schedule", improve)
+    search = SimpleNamespace(deadline=Deadline.after(AMPLE_S), idle_s=idle_s)
+    stages._improve_until_idle(search, object(), Limits())
+    return len(calls)
+
+
+def test_improvement_goes_on_while_it_finds_something(monkeypatch):
+    """Two finds, each at the end of its time, give it time a third time."""
+    assert improving(monkeypatch, finds=2, idle_s=0.0) == 3
+
+
+def test_improvement_that_ends_by_itself_is_not_repeated(monkeypatch):
+    """It found no more, with time left."""
+    assert improving(monkeypatch, finds=2, idle_s=AMPLE_S) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "share"),
+    [({"time_limit_s": None}, 1 / 3), ({}, None), ({"idle_share": 0.2}, 0.2)],
+    ids=["no limit", "a limit", "both"],
+)
+def test_only_a_search_without_a_limit_ends_sooner_unless_it_is_asked(given, share, monkeypatch):
+    """Who names a time limit has all of it used, where it could help."""
+    seen = []
+    monkeypatch.setattr(synthesize_module, "begin_compiling", lambda search: seen.append(search.options))
+    brief_synthesis(PROBLEM, **given)
+    assert seen[0].idle_share == share
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.5])
+def test_a_share_out_of_range_is_an_error(share):
+    """Neither no time nor all of it is a share to wait for."""
+    with pytest.raises(InputError, match="idle_share: found .*; expected a share above 0 and below 1"):
+        taccl.synthesize(PROBLEM, idle_share=share)
