@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,11 +17,13 @@ from taccl.errors import SketchError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.group import symmetry_group
-from taccl.sketch.sketch import Sketch
 from taccl.sketch.symmetry import check_clauses, chunk_permutation, link_permutation
 from taccl.synthesis.suggesting.plans import InternodePlan, Shift, SketchShape
 from taccl.synthesis.symmetry.timing_group import timing_group
 from taccl.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from taccl.sketch.sketch import Sketch
 
 #: For editors.
 _SCHEMA_LINE = "#:schema sketch.schema.json"
@@ -109,6 +111,8 @@ def make_sketch(
     problem: Problem, shape: SketchShape, plan: InternodePlan, max_merge: int, shifts: Sequence[Shift] = ()
 ) -> Sketch:
     """The sketch of a plan for a problem's chunks, with merging and symmetry."""
+    from taccl.sketch.sketch import Sketch  # and pydantic, in 0.12 s of CPU
+
     per_rank, sizes = problem.collective.chunks_per_rank, sorted(set(problem.chunk_bytes))
     num_nodes = problem.topology.num_nodes
     merging = "" if max_merge > 1 or num_nodes == 1 else "-unmerged"

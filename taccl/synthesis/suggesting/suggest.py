@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
@@ -25,7 +26,6 @@ from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.apply import apply
 from taccl.sketch.reachability import check_reachable
-from taccl.sketch.sketch import Sketch
 from taccl.synthesis.observing import Observer
 from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import DEFAULTS
@@ -39,6 +39,9 @@ from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts,
 from taccl.synthesis.symmetry.timing_group import timing_group
 from taccl.synthesis.transforms.halves import search_halves
 from taccl.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from taccl.sketch.sketch import Sketch
 
 #: Largest share of the time for bounds of proposals; seconds for the best one's bound, and for each other's.
 _BOUNDS_SHARE, _FIRST_BOUND_S, _BOUND_S = 0.3, 5.0, 2.0
