@@ -20,15 +20,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 import taccl
 from benchmarks.report import parser_of, shown, summed_up
 from taccl.measure.logs import read_log
-from taccl.measure.machine import find_machine
-from taccl.measure.model import priors, terms_of, times_us
+from taccl.measure.predict import costs_of, predict, predicted_us, ranks_per_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -56,30 +55,30 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("a100_p4de.24xlarge_x2_allreduce_aws", "dgx-a100"),
+    Case("a100_p4de.24xlarge_x2_allreduce_aws", "p4de.24xlarge"),
     Case("b200_lambda_x2_allreduce", "b200"),
     Case("gb200_oci_1rack-3racks_allreduce_alltoall", "gb200-nvl72"),
-    Case("h100_a3mega_gke_x2_allgather_full", "dgx-h100"),
-    Case("h100_a3mega_x2_allreduce_gcp", "dgx-h100"),
+    Case("h100_a3mega_gke_x2_allgather_full", "a3-megagpu-8g"),
+    Case("h100_a3mega_x2_allreduce_gcp", "a3-megagpu-8g"),
     Case("h100_oci_x2_allreduce_large", "dgx-h100"),
-    Case("h100_p5.48xlarge_x2_allreduce_aws", "dgx-h100"),
-    Case("h200_2x1_allgather_1nic_gke", "h200"),
+    Case("h100_p5.48xlarge_x2_allreduce_aws", "p5.48xlarge"),
+    Case("h200_2x1_allgather_1nic_gke", "a3-ultragpu-8g", "its NIC carries 0.64 of its wire"),
     Case("mi300x_x1_allreduce_rccl", "mi300x"),
     Case("mi300x_x2_allreduce_rccl", "mi300x"),
     Case("mi355x_x1_allreduce_full", "mi355x"),
     Case("mi355x_x1_alltoall_full", "mi355x"),
-    Case("p5_x1_allreduce_aws_batch", "dgx-h100"),
+    Case("p5_x1_allreduce_aws_batch", "p5.48xlarge"),
     Case("unseen/a100_cw128_sharp_allreduce", "dgx-a100"),
     Case("unseen/a100_x1_sendrecv_large", "dgx-a100"),
     Case("unseen/dgx2_12gpu_allgather", "dgx2"),
     Case("unseen/dgx2_12gpu_allreduce", "dgx2"),
     Case("unseen/dgx2_12gpu_broadcast", "dgx2"),
-    Case("unseen/gb300_1domain_4x4_allreduce", "gb200-nvl72"),
-    Case("unseen/l40s_2x1_allreduce", "dgx-a100"),
+    Case("unseen/gb300_1domain_4x4_allreduce", "gb200-nvl72", "rings, where NVLS is usual"),
+    Case("unseen/l40s_2x1_allreduce", "l40s"),
     Case("unseen/mi300x_azure_x1_allreduce", "mi300x", "NUMA balancing is on, by its thread"),
     Case("unseen/mscclpp_fig_h100_x1_nccl_allreduce", "dgx-h100"),
     *(
-        Case(f"unseen/ndmv4_x{nodes}_{collective}", "dgx-a100")
+        Case(f"unseen/ndmv4_x{nodes}_{collective}", "nd-a100-v4")
         for nodes in (1, 2)
         for collective in ("allgather", "allreduce", "alltoall")
     ),
@@ -192,7 +191,7 @@ def fitted_row(
     case = _OF[log]
     found = taccl.fit([str(folder / f"{each}.txt") for each in fitted], case.topology)
     series = list(series_of(folder, case))
-    row = row_of(log, [(each, predicted_us(found, each)) for each in series], least=least, most=most)
+    row = row_of(log, [(each, fit_us(found, each)) for each in series], least=least, most=most)
     return {"fitted": _short(fitted), **row, "met": row["median"] <= worst}
 
 
@@ -223,7 +222,7 @@ def row_of(
 
 def series_of(folder: Path, case: Case) -> Iterator[Series]:
     """Series of a log, with full nodes where it does not state its nodes."""
-    per_node = find_machine(case.topology).ranks_per_node
+    per_node = ranks_per_node(case.topology)
     for each in read_log(folder / f"{case.log}.txt").series:
         num_nodes = each.num_nodes or -(-each.num_ranks // per_node)
         if per_node > 16:  # its hosts are trays of one rack
@@ -232,24 +231,22 @@ def series_of(folder: Path, case: Case) -> Iterator[Series]:
 
 
 def default_us(topology: str, series: Series) -> list[float]:
-    """Times of a series under the default profile of its machine."""
-    machine = find_machine(topology)
-    before = priors(machine.node_gb_per_s, machine.network_gb_per_s, "data sheet")
-    logs, sizes = np.log([each.value for each in before]), np.array(series.size_bytes, float)
-    times: Any = times_us(terms_of(series, machine.ranks_per_nic), sizes, logs).min(axis=0)
-    return list(times)
+    """Times of a series under the default figures of its machine."""
+    sizes = np.array(series.size_bytes, float)
+    return list(
+        predicted_us(costs_of(topology), series.collective, series.num_ranks, series.num_nodes, sizes)
+    )
 
 
-def predicted_us(found: Fit, series: Series) -> list[float]:
+def fit_us(found: Fit, series: Series) -> list[float]:
     """Times of a series under a fit."""
     asked = series.collective, series.num_ranks, series.num_nodes
     return [found.predict_us(*asked, size) for size in series.size_bytes]
 
 
 def kernel_us(size: int) -> float:
-    """Time of an allreduce of 8 A100 in one kernel: NCCL's launch, base and ring, as no other is known."""
-    asked = taccl.make_problem(taccl.topologies.dgx_a100(), "allreduce", size_bytes=size)
-    return taccl.baselines.nccl(asked).predicted_us
+    """Time of an allreduce of 8 A100 in one kernel."""
+    return predict("dgx-a100", "allreduce", size, runtime="mscclpp").time_us
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ from taccl.formats.saved import load as load
 from taccl.formats.saved import save as save
 from taccl.measure.fit import Fit as Fit
 from taccl.measure.fit import fit as fit
+from taccl.measure.predict import Prediction as Prediction
+from taccl.measure.predict import predict as predict
 from taccl.placement.measuring import probe as probe
 from taccl.placement.placement import Placement as Placement
 from taccl.placement.probe import Probe as Probe

@@ -28,6 +28,7 @@ from taccl.analysis.certificates import bounds
 from taccl.cli import main
 from taccl.plot import sizes
 from taccl.topology.machines import SHAPES
+from taccl.topology.networks import INSTANCES, NETWORKS
 from tests.effort import PATIENT
 from tests.foreign import OURS, REAL
 
@@ -212,9 +213,17 @@ def test_table_of_sizes_is_current():
     ],
 )
 def test_lists_of_machines_are_current(page, line):
-    """Where a page lists the machines, it names those of the registry, and no others."""
+    """Where a page lists the machines, it names the models of the registry, and no others."""
     listed = re.search(line, (ROOT / page).read_text(encoding="utf-8")).group()
-    assert set(re.findall(r"\b[a-z][a-z-]*\d[\w-]*", listed)) == set(taccl.topologies.machine_names())
+    models = set(taccl.topologies.machine_names()) - set(INSTANCES)
+    assert set(re.findall(r"\b[a-z][a-z-]*\d[\w-]*", listed)) == models
+
+
+def test_instance_types_are_current():
+    """The page of real machines has a row for every instance type and for every class of networks."""
+    page = (ROOT / "docs" / "real-machines.md").read_text(encoding="utf-8")
+    for names in (INSTANCES, NETWORKS):
+        assert not [name for name in names if f"| `{name}` |" not in page]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +244,8 @@ def test_machines_with_rails_are_current():
     """The formats' page names the machines that take `rails`."""
     page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
     listed = re.search(r"`rails` is for ([^;|]*), where", page).group(1)
-    takes = [name for name in taccl.topologies.machine_names() if SHAPES[name].has_rails]
+    models = [name for name in taccl.topologies.machine_names() if name not in INSTANCES]
+    takes = [name for name in models if SHAPES[name].has_rails]
     assert re.findall(r"`([\w-]+)`", listed) == takes
 
 

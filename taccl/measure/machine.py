@@ -10,6 +10,7 @@ from typing import NamedTuple
 from taccl._internal.names import did_you_mean, first_of, shown
 from taccl.errors import InputError
 from taccl.measure.series import POINT_TO_POINT, Log, Series
+from taccl.topology.networks import INSTANCES
 from taccl.topology.topology import Topology
 
 #: GPU models of the machines.
@@ -115,7 +116,8 @@ def _of_ranks(logs: Sequence[Log], series: Sequence[Series]) -> Iterable[str]:
 
 
 def _of_gpus(logs: Sequence[Log], machine: Machine) -> Iterable[str]:
-    ours = _GPUS.get(machine.name, ())
+    named = INSTANCES[machine.name].machine if machine.name in INSTANCES else machine.name
+    ours = _GPUS.get(named, ())
     for log in logs:
         models = {model[1] for name in log.gpus if (model := _MODEL.search(name))}
         if models and ours and not models & set(ours):

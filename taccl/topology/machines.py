@@ -23,6 +23,7 @@ from taccl._internal.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.in_network import PROFILES as SWITCHES
+from taccl.topology.networks import INSTANCES
 from taccl.topology.parts import LinkCost, Network, add_nodes, check_num_links
 from taccl.topology.profiles import PROFILES, find_profile
 from taccl.topology.topology import AlphaMeaning, Topology
@@ -77,6 +78,9 @@ SHAPES = {
     "gb200-nvl72": NodeShape(72, 1, nvls="nvls-blackwell"),
     "mi300x": NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
     "mi355x": NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
+}
+SHAPES |= {
+    name: SHAPES[each.machine]._replace(ranks_per_nic=each.ranks_per_nic) for name, each in INSTANCES.items()
 }
 
 
@@ -165,7 +169,7 @@ def _machine(machine: str, what: str, notes: str = "") -> _Make:
         topology.cache["profile"] = values
         return topology
 
-    make.__name__ = make.__qualname__ = machine.replace("-", "_")
+    make.__name__ = make.__qualname__ = machine.replace("-", "_").replace(".", "_")
     profiles = ", ".join(f'``"{each.name}"``' for each in PROFILES[machine])
     make.__doc__ = _DOC.format(what=what, profiles=profiles, notes=notes)
     return checked_as(TopologyError)(make)
@@ -188,3 +192,8 @@ b200 = _machine("b200", f"B200 server (DGX B200, HGX B200): 8 B200 a node behind
 gb200_nvl72 = _machine("gb200-nvl72", f"GB200 NVL72: nodes are racks of 72 GPUs behind NVSwitch{_RAILED}")
 mi300x = _machine("mi300x", f"MI300X server: 8 MI300X a node, each joined to each by xGMI{_RAILED}")
 mi355x = _machine("mi355x", f"MI355X server: 8 MI355X a node, each joined to each by xGMI{_RAILED}")
+INSTANCE_TYPES = {
+    name: _machine(name, f"{name}: a node as `{each.machine}`, with NICs of its own: {each.source}.")
+    for name, each in INSTANCES.items()
+}
+"""Functions of the instance types of clouds, by name."""

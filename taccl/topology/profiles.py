@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from taccl.errors import TopologyError
+from taccl.topology.networks import INSTANCES
 from taccl.topology.parts import OVERHEAD_US, beta_of_bandwidth
 from taccl.topology.profile import Constant, Profile, ProtocolCosts
 from taccl.topology.tuning import (
@@ -201,7 +202,8 @@ _PUBLISHED = {
     "dgx2": ("TACCL's published topo-dgx2-1MB.json", {"nvswitch": ("8", "node_betas_list[0]")}),
 }  # fmt: skip
 #: The generation of GPUs, and how many NVLinks each has.
-_NVLINKS = {
+NVLINKS = {
+    "ndv2": ("Volta", 6), "dgx1": ("Volta", 6), "dgx2": ("Volta", 6),
     "dgx-a100": ("Ampere", 12), "dgx-h100": ("Hopper", 18), "h200": ("Hopper", 18), "b200": ("Blackwell", 18),
     "gb200-nvl72": ("Blackwell", 18),
 }  # fmt: skip
@@ -223,21 +225,25 @@ def _profiles(machine: str, sheet: _Sheet) -> tuple[Profile, ...]:
     nominal = _nominal(machine, *sheet)
     if machine in _PUBLISHED:
         return _published(machine, *_PUBLISHED[machine]), nominal
-    if machine in _NVLINKS:
-        generation, num_links = _NVLINKS[machine]
+    if machine in NVLINKS:
+        generation, num_links = NVLINKS[machine]
         costs = {each.name: (each.ring_base_us, each.ring_hop_us, each.bandwidth_share) for each in PROTOCOLS}
         most = Constant("node_gb_per_s", Fraction(LL_GB_PER_S[generation]), SOURCE)
         launch = Constant("launch_us", Fraction(str(LAUNCH_US)), LAUNCH)
         rate, said = NVLINK_GB_PER_S[generation], f"{num_links} NVLinks of {NVLINK_GB_PER_S[generation]} GB/s"
         said, rates = f"{said}: {SOURCE}", num_links * Fraction(rate)
         return _by_protocol(nominal, "nccl", launch, rates, said, costs, SOURCE, most), nominal
-    launch_us, rate, logs, fitted = _RCCL[machine]
+    launch_us, rate, logs, fitted = _RCCL[INSTANCES[machine].machine if machine in INSTANCES else machine]
     source = f"taccl fit of published rccl-tests logs of one node: {logs}"
     launch = Constant("launch_us", Fraction(launch_us), source)
     return _by_protocol(nominal, "rccl", launch, Fraction(rate), source, fitted, source), nominal
 
 
-PROFILES: Mapping[str, tuple[Profile, ...]] = {
-    machine: _profiles(machine, sheet) for machine, sheet in _SHEETS.items()
+NVLINKS.update({name: NVLINKS[each.machine] for name, each in INSTANCES.items() if each.machine in NVLINKS})
+_INSTANCE_SHEETS: Mapping[str, _Sheet] = {
+    name: (_SHEETS[each.machine][0], (each.nic_gb_per_s, each.source)) for name, each in INSTANCES.items()
 }
-"""Profiles of every machine model; the first is the default."""
+PROFILES: Mapping[str, tuple[Profile, ...]] = {
+    machine: _profiles(machine, sheet) for machine, sheet in {**_SHEETS, **_INSTANCE_SHEETS}.items()
+}
+"""Profiles of every machine model and instance type; the first is the default."""

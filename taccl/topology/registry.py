@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 _MACHINES: Mapping[str, Callable[..., Topology]] = {
-    name: getattr(machines, name.replace("-", "_")) for name in machines.SHAPES
+    **{
+        name: getattr(machines, name.replace("-", "_"))
+        for name in machines.SHAPES
+        if name not in machines.INSTANCE_TYPES
+    },
+    **machines.INSTANCE_TYPES,
 }
 FABRICS: Mapping[str, Callable[..., Topology]] = {
     name: getattr(fabrics, name.replace("-", "_")) for name in EXAMPLES
@@ -26,7 +31,7 @@ FABRICS: Mapping[str, Callable[..., Topology]] = {
 
 
 def machine_names() -> tuple[str, ...]:
-    """Names of the machine models."""
+    """Names of the machine models, and of instance types of clouds."""
     return tuple(_MACHINES)
 
 

@@ -26,7 +26,7 @@ def test_the_model_by_hand():
         if (each.algorithm, each.protocol) == ("ring", "ll")
     )
     beta = topology.under("ll").links[0].beta_us_per_mb
-    assert found.latency_us == pytest.approx(7.0 + 6.6 + 14 * 0.6)
+    assert found.latency_us == pytest.approx(1.8 + 6.6 + 14 * 0.6)
     assert found.time_us == pytest.approx(found.latency_us + 1.75 * 2**20 / 1e6 * float(beta))
 
 

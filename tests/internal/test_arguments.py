@@ -344,6 +344,10 @@ GIVEN: dict[str, dict[str, object]] = {
         "old": "@schedule", "problem": "@problem", "ranks": None, "time_limit_s": 0.05, "seed": 0,
         "memory_limit_mb": None,
     },
+    "predict": {
+        "machine": "dgx-a100", "collective": "allgather", "size": 64, "ranks": 8, "nodes": 1, "runtime": "nccl",
+        "network_gb_per_s": 25, "nvls": True,
+    },
     "fit": {
         "logs": ["here.txt"], "topology": "dgx-h100", "nodes": 1, "collective": None, "in_place": False, "seed": 0,
     },

@@ -33,7 +33,7 @@ def test_costs_are_those_of_the_tables(protocol, alpha_us, network_us, gb_per_s,
     assert (inner.alpha_us, outer.alpha_us) == (Fraction(alpha_us), Fraction(network_us))
     assert float(1000 / inner.beta_us_per_mb) == pytest.approx(float(gb_per_s), rel=3e-4)  # to a thousandth
     assert float(1000 / outer.beta_us_per_mb) == pytest.approx(nic_gb_per_s, rel=3e-4)
-    assert topology.launch_us == 7 + Fraction(base_us)
+    assert topology.launch_us == Fraction("1.8") + Fraction(base_us)
     assert topology.protocol == protocol
 
 

@@ -1,0 +1,341 @@
+"""Times of a stock library, NCCL or RCCL, from facts of its source: choice by model, time by pipeline.
+
+A library picks the algorithm and the protocol that are fastest by a model of its own, which leaves the launch
+out and knows a network by what its plugin states. The time is another one: launch, latencies of all hops, the
+fill of the pipeline, and bytes over what wires carry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from taccl.measure.series import POINT_TO_POINT
+from taccl.topology.tuning import (
+    CHANNEL_BYTES,
+    LAUNCH_US,
+    LL_GB_PER_S,
+    LL_NETWORK_GB_PER_S,
+    NET_POST_US,
+    NVLS_BLOCKS,
+    NVLS_CHANNEL,
+    NVLS_CHANNELS,
+    NVLS_CHUNK_BYTES,
+    NVLS_CHUNKS,
+    NVLS_NETWORK_US,
+    NVLS_SHARE,
+    NVLS_US,
+    PAIR_LL_BYTES,
+    PCIE_HOPS_US,
+    PLATEAU_BYTES,
+    PROTOCOLS,
+    RING_LL128_CHANNEL,
+    RING_PLATEAU,
+    SIMPLE_POSTS,
+    STEP_BYTES,
+    TREE_CHANNEL,
+    TREE_CORRECTION,
+    TREE_LL128_CHANNEL,
+    TREE_LL128_SHARES,
+    TREE_LL_SHARE,
+    TREE_SHARE,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from taccl.topology.networks import Network
+
+    Floats = NDArray[np.float64]
+
+#: Part of a node's rate that a single pair reaches, and that all pairs of an alltoall reach (our choice: 0.81
+#: on 8 A100, 0.93 on H100; 0.85 to 1.06 for all pairs).
+PAIR_SHARE, ALL_PAIRS_SHARE = 0.87, 0.93
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Figures of a machine under a stock library; rates in GB/s, one way.
+
+    - `generation`: Generation of NVIDIA's GPUs; empty for AMD's.
+    - `node_gb_per_s`, `num_links`: Rate of a rank inside its node by the library's tables, and its NVLinks.
+    - `nic_gb_per_s`, `ranks_per_nic`: Wire rate of a NIC, and ranks that share it.
+    - `nvls`: True if switches add up.
+    - `pcie`: True if ranks of a node talk over PCIe.
+    - `fitted`: {protocol: (base us, hop us, share)} of libraries without a table, such as RCCL.
+    - `launch_us`: Time before the first step; `serial_launch_us` more for each further rank of a node.
+    - `launch_scale`, `node_latency`, `network_latency`: Factors of the launch and of latencies.
+    - `node_rate`, `network_rate`: Factors of rates.
+    """
+
+    generation: str
+    node_gb_per_s: float
+    num_links: int
+    nic_gb_per_s: float
+    ranks_per_nic: int
+    network: Network
+    nvls: bool = False
+    pcie: bool = False
+    launch_us: float = LAUNCH_US
+    serial_launch_us: float = 0.0
+    fitted: Mapping[str, tuple[float, float, float]] | None = None
+    launch_scale: float = 1.0
+    node_latency: float = 1.0
+    network_latency: float = 1.0
+    node_rate: float = 1.0
+    network_rate: float = 1.0
+
+
+class Candidate(NamedTuple):
+    """An algorithm under a protocol, at several sizes.
+
+    - `model_us`: Time by the library's own model, by which it chooses.
+    - `time_us`: Time by its pipeline, launch included.
+    """
+
+    algorithm: str
+    protocol: str
+    model_us: Floats
+    time_us: Floats
+
+
+def candidates(
+    costs: Costs, collective: str, num_ranks: int, num_nodes: int, size_bytes: Floats
+) -> list[Candidate]:
+    """Every algorithm under every protocol; the library takes the one of the least `model_us`."""
+    run = _Run(costs, collective, num_ranks, num_nodes, size_bytes)
+    start_us = (costs.launch_us + costs.serial_launch_us * (run.per_node - 1)) * costs.launch_scale
+    if num_nodes > 1:
+        start_us += costs.network.start_us * costs.network_latency
+    return [each._replace(time_us=each.time_us + start_us) for each in run.all()]
+
+
+def chosen(found: list[Candidate]) -> NDArray[np.int64]:
+    """Index of the candidate that the library takes, (sizes,)."""
+    place: NDArray[np.int64] = np.argmin([each.model_us for each in found], axis=0)
+    return place
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A collective of `num_ranks` ranks in equal nodes, at several sizes."""
+
+    costs: Costs
+    collective: str
+    num_ranks: int
+    num_nodes: int
+    size: Floats
+
+    @property
+    def per_node(self) -> int:
+        return self.num_ranks // self.num_nodes
+
+    @property
+    def wires(self) -> float:
+        """GB/s of all NICs of a node, one way."""
+        return ceil(self.per_node / self.costs.ranks_per_nic) * self.costs.nic_gb_per_s
+
+    @property
+    def network(self) -> float:
+        """What large messages reach of it."""
+        return self.wires * self.costs.network.efficiency * self.costs.network_rate
+
+    @property
+    def node(self) -> float:
+        return self.costs.node_gb_per_s * self.costs.node_rate
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the library's search: one for each NVLink, or NIC between nodes, two at least."""
+        if self.num_nodes == 1:
+            return max(self.costs.num_links, 2)
+        return max(ceil(self.per_node / self.costs.ranks_per_nic), 2)
+
+    @property
+    def num_steps(self) -> int:
+        n = self.num_ranks
+        return {"allreduce": 2 * (n - 1), "allgather": n - 1, "reduce-scatter": n - 1}.get(self.collective, n)
+
+    def all(self) -> Iterator[Candidate]:
+        if self.collective in ("alltoall", POINT_TO_POINT):
+            yield from self._pairs()
+            return
+        for p, protocol in enumerate(PROTOCOLS):
+            if protocol.name == "ll128" and not self._sends_ll128():
+                continue
+            yield self._ring(p)
+            if self.collective == "allreduce" and self.costs.fitted is None:
+                yield self._tree(p)
+        is_many = self.collective == "allreduce" and self.per_node > 2
+        if is_many and self.costs.nvls and self.costs.generation in NVLS_SHARE:
+            yield self._nvls()
+
+    def _sends_ll128(self) -> bool:
+        return not self.costs.pcie and (self.num_nodes == 1 or self.costs.network.ll128)
+
+    def _network_us(self, p: int, algorithm: str, *, model: bool) -> float:
+        """Latency of a hop between nodes, as the library takes it or as it is."""
+        row, times = PROTOCOLS[p], 2 if PROTOCOLS[p].name == "simple" else 1
+        is_alone = model and self.per_node == 1  # its model takes a tree's hop then
+        hop = row.tree_network_us if algorithm == "tree" or is_alone else row.ring_network_us
+        if model:
+            return hop + times * self.costs.network.stated_us
+        return (hop + times * self.costs.network.hop_us) * self.costs.network_latency
+
+    def _posts_us(self, p: int, algorithm: str) -> Floats:
+        """Time of a hop between nodes for messages of further channels than the first."""
+        least = CHANNEL_BYTES[PROTOCOLS[p].name]
+        if algorithm == "ring" and PROTOCOLS[p].name == "ll":
+            least *= self.num_ranks
+        further = np.clip(self.size / least, 1, self.num_channels) - 1
+        return further * self.costs.network.post_us * self.costs.network_latency
+
+    def _node_us(self, p: int, algorithm: str) -> tuple[float, float]:
+        """Base latency, and that of a hop inside a node."""
+        row = PROTOCOLS[p]
+        if self.costs.fitted is not None:
+            return self.costs.fitted[row.name][:2]
+        base = row.tree_base_us if algorithm == "tree" else row.ring_base_us
+        if self.costs.pcie:
+            return base, PCIE_HOPS_US[algorithm][p]
+        return base, row.tree_hop_us if algorithm == "tree" else row.ring_hop_us
+
+    def _ring_gb_per_s(self, p: int, wires: float, node: float, scale: float) -> float:
+        """Bus bandwidth of rings; of a node of g ranks, 1 / g of what a rank sends leaves it."""
+        g, costs, name = self.per_node, self.costs, PROTOCOLS[p].name
+        across = self.num_nodes > 1
+        rate = min(node * g / (g - 1) if g > 1 else np.inf, wires) if across else node
+        if costs.fitted is not None:
+            return rate * costs.fitted[name][2]
+        if name == "ll":
+            most = (
+                LL_NETWORK_GB_PER_S[min(self.num_nodes - 2, 1)]
+                if across
+                else float(LL_GB_PER_S[costs.generation])
+            )
+            return min(rate * PROTOCOLS[p].bandwidth_share, most * scale)
+        if name == "ll128":
+            most = self.num_channels * RING_LL128_CHANNEL[costs.generation] * scale
+            return min(rate * PROTOCOLS[p].bandwidth_share, most)
+        return rate
+
+    def _ring(self, p: int) -> Candidate:
+        costs, m, steps = self.costs, self.num_nodes, self.num_steps
+        base, hop = self._node_us(p, "ring")
+        is_simple = PROTOCOLS[p].name == "simple"
+        if m > 1:
+            hop = max(hop, NET_POST_US * (SIMPLE_POSTS if is_simple else 1))
+        across = (m - 1) * (2 if self.collective == "allreduce" else 1)
+        inside = (self.num_ranks - 1 if self.collective in ("broadcast", "reduce") else steps) - across
+        model_us = base + inside * hop + across * self._network_us(p, "ring", model=True)
+        if self.collective in ("broadcast", "reduce"):
+            model_us = base + (hop if m == 1 else self._network_us(p, "ring", model=True))
+        network_us = self._network_us(p, "ring", model=False) + self._posts_us(p, "ring")
+        latency_us = (base + inside * hop) * costs.node_latency + across * network_us
+        by_model = np.full(self.size.shape, model_us)
+        if self.collective == "allreduce" and m > 1 and is_simple:
+            plateau = RING_PLATEAU[costs.generation not in ("", "Volta")]
+            by_model[self.size / (self.num_channels * self.num_ranks) >= PLATEAU_BYTES] *= plateau
+        us_per_kb = steps / self.num_ranks
+        wires = self._ring_gb_per_s(p, self.wires, costs.node_gb_per_s, 1.0)
+        real = self._ring_gb_per_s(p, self.network, self.node, costs.node_rate)
+        kb = self.size / 1000
+        return Candidate(
+            "ring", PROTOCOLS[p].name, by_model + kb * us_per_kb / wires, latency_us + kb * us_per_kb / real
+        )
+
+    def _tree(self, p: int) -> Candidate:
+        costs, m, g, name = self.costs, self.num_nodes, self.per_node, PROTOCOLS[p].name
+        place, num = min(m, 3) - 1, self.num_channels
+        rate = min(costs.node_gb_per_s * TREE_SHARE, num * TREE_CHANNEL[costs.generation][place])
+        if name == "ll":
+            most = float(LL_GB_PER_S[costs.generation]) if m == 1 else LL_NETWORK_GB_PER_S[min(m - 2, 1)]
+            rate = min(rate * TREE_LL_SHARE, most)
+        elif name == "ll128":
+            rate = min(rate * TREE_LL128_SHARES[m > 1], num * TREE_LL128_CHANNEL[costs.generation][place])
+        rate /= 2  # up and down
+        levels = int(log2(m))
+        base, hop = self._node_us(p, "tree")
+        across = 2 * (m - 1) / m / PROTOCOLS[p].bandwidth_share
+        model_rate, real = (
+            min(rate * scale, wires / across if m > 1 else np.inf)
+            for scale, wires in ((1.0, self.wires), (costs.node_rate, self.network))
+        )
+        model_us = base + 2 * ((g - 1) * hop + levels * self._network_us(p, "tree", model=True))
+        network_us = self._network_us(p, "tree", model=False) + self._posts_us(p, "tree")
+        time_us = (base + 2 * (g - 1) * hop) * costs.node_latency + 2 * levels * network_us
+        correction, kb = self._corrected(p), self.size / 1000
+        if name == "simple":  # the first step of each channel passes all hops
+            step_kb = np.minimum(STEP_BYTES * num, self.size) / 1000
+            across_us = step_kb / self.network if m > 1 else 0.0
+            time_us = time_us + 2 * (g - 1) * step_kb / self.node + 2 * levels * across_us + kb / real
+        else:
+            time_us = time_us + kb / (real * correction)
+        return Candidate("tree", name, model_us + kb / (model_rate * correction), time_us)
+
+    def _corrected(self, p: int) -> Floats:
+        """Part of the bandwidth that trees reach, by size."""
+        table = np.array(TREE_CORRECTION[p], float)
+        place = np.floor(np.log2(np.maximum(self.size / 64, 1e-9))).astype(int)
+        return np.where((place >= 0) & (place < len(table)), table[np.clip(place, 0, len(table) - 1)], 1.0)
+
+    def _nvls(self) -> Candidate:
+        costs, m, n, g = self.costs, self.num_nodes, self.num_ranks, self.per_node
+        share, (channels, speed) = NVLS_SHARE[costs.generation], NVLS_CHANNELS[costs.generation]
+        # NCCL's bus bandwidth, of which all ranks of a node take part; no more than ports carry.
+        rate = channels * speed * share * (channels - 1) / channels * n / (n - 1)
+        rate = min(rate, costs.node_gb_per_s * share)
+        across, levels = 2 * (m - 1) / m, int(log2(m))
+        model_rate = rate
+        if m > 1:
+            per_channel = NVLS_CHANNEL[costs.generation][min(m, 3) - 1]
+            model_rate = min(rate, per_channel * min(g, 8) * n / (2 * (n - 1)), self.wires / across)
+        stated = 2 * costs.network.stated_us
+        model_us = NVLS_US + 2 * levels * (NVLS_NETWORK_US + stated)
+        has_correction = m > 1 and costs.generation == "Blackwell"
+        correction = self._corrected(2) if has_correction else np.ones_like(self.size)
+        kb = self.size / 1000
+        # Chunks of all blocks and ranks follow one another: in, over the network, and out.
+        turn_kb = np.minimum(self._nvls_chunk() * NVLS_BLOCKS[costs.generation][m > 1] * g, self.size) / 1000
+        hop_us = PROTOCOLS[2].ring_hop_us * costs.node_latency
+        turn_us = turn_kb / (rate * costs.node_rate) + hop_us
+        network_us = turn_kb * across / self.network if m > 1 else np.zeros_like(kb)
+        num_turns = kb / np.maximum(turn_kb, 1e-9)
+        latency_us = NVLS_US * costs.node_latency + turn_us * (2 if m > 1 else 1)
+        latency_us = latency_us + 2 * levels * (self._network_us(2, "tree", model=False) + network_us)
+        time_us = latency_us + num_turns * np.maximum(turn_us, network_us)
+        return Candidate("nvls", "simple", model_us + kb / (model_rate * correction), time_us)
+
+    def _nvls_chunk(self) -> Floats:
+        """Bytes of a chunk of sums in the switch, by size."""
+        several = self.num_nodes > 1
+        own = NVLS_CHUNK_BYTES[self.costs.generation][several]
+        chunk = np.full(self.size.shape, float(self.costs.network.nvls_chunk_bytes or own))
+        blocks = NVLS_BLOCKS[self.costs.generation][several] * self.per_node
+        for most, num in NVLS_CHUNKS[several]:
+            chunk = np.where((self.size < num * blocks * chunk) & (chunk > most), float(most), chunk)
+        return chunk
+
+    def _pairs(self) -> Iterator[Candidate]:
+        """Messages between pairs: each peer on another node takes a hop of its own, as hosts post them."""
+        costs, n, m, g = self.costs, self.num_ranks, self.num_nodes, self.per_node
+        is_pair = self.collective == POINT_TO_POINT
+        inside, outside = (float(m == 1), float(m > 1)) if is_pair else ((g - 1) / n, (n - g) / n)
+        peers = outside if is_pair else float(n - g)
+        node = self.node * (PAIR_SHARE if is_pair else ALL_PAIRS_SHARE)
+        network = self.network / ceil(g / costs.ranks_per_nic)
+        shared = 1 if is_pair else min(g, costs.ranks_per_nic)
+        kb = self.size / 1000
+        for p in (0, 2):
+            base, hop = self._node_us(p, "ring")
+            share = costs.fitted["ll"][2] if costs.fitted and p == 0 else PROTOCOLS[p].bandwidth_share
+            post_us = PROTOCOLS[0].ring_network_us + NET_POST_US + costs.network.hop_us / max(peers, 1)
+            latency_us = (base + hop) * costs.node_latency + peers * post_us * costs.network_latency
+            time_us = latency_us + kb / share * max(inside / node, outside * shared / network)
+            is_wrong = (self.size / (1 if is_pair else n) > PAIR_LL_BYTES) == (p == 0)
+            yield Candidate("pairwise", PROTOCOLS[p].name, np.where(is_wrong, np.inf, time_us), time_us)

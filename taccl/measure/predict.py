@@ -1,0 +1,226 @@
+"""`predict`: time of a collective of a stock library, or of a runtime in one kernel, on a machine by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from taccl._internal.arguments import Bytes, Count, Number, checked
+from taccl._internal.names import did_you_mean, matching, shown
+from taccl.errors import InputError
+from taccl.measure.library import Costs, candidates, chosen
+from taccl.measure.model import COLLECTIVES
+from taccl.topology.machines import SHAPES
+from taccl.topology.networks import INSTANCES, NETWORKS
+from taccl.topology.profiles import NVLINKS, PROFILES
+from taccl.topology.tuning import LAUNCH_US, LL_GB_PER_S, NVLINK_GB_PER_S, PROTOCOLS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Runtime(NamedTuple):
+    """Launch of a runtime in us, and its source.
+
+    - `one_kernel`: True if one kernel runs the whole collective, without a library's base latency.
+    """
+
+    launch_us: float
+    one_kernel: bool
+    source: str
+
+
+_NCCL = "our choice: with NCCL's base and hops, an allreduce on 8 H100 takes what a published log says"
+_KERNEL = "published times of MSCCL++ on A100: one kernel, without NCCL's base"
+RUNTIMES = {
+    "nccl": Runtime(LAUNCH_US, False, _NCCL),
+    "rccl": Runtime(7.0, False, "prior of fits to published logs, which replace it"),
+    "torch": Runtime(LAUNCH_US, False, "NCCL's: the host's time in Python is not counted"),
+    "msccl-xml": Runtime(LAUNCH_US, False, "its interpreter is a kernel of NCCL"),
+    "mscclpp": Runtime(4.95, True, _KERNEL),
+}
+"""Runtimes by name."""
+#: Launch of one process per node, for each of its ranks, as benchmarks ran before Ampere (our choice: the
+#: host launches kernels one by one).
+SERIAL_LAUNCH_US = 4.0
+#: Part of NCCL's rates under LL in kernels of few threadblocks (our choice: with it an allreduce of 8 to
+#: 48 KiB on 8 A100 takes what MSCCL++'s page says).
+_KERNEL_LL_SHARE = 0.5
+
+
+class Prediction(NamedTuple):
+    """Predicted time of a collective, and how it runs.
+
+    Parameters
+    ----------
+    time_us : float
+        Time in us, launch included.
+    algorithm, protocol : str
+        Those that the runtime takes.
+    launch_us : float
+        Part of the time before the first step, without the base of a protocol.
+    """
+
+    time_us: float
+    algorithm: str
+    protocol: str
+    launch_us: float
+
+
+@checked
+def predict(
+    machine: str, collective: str, size: Bytes, *, ranks: Count | None = None, nodes: Count = 1,
+    runtime: str | None = None, network_gb_per_s: Number | None = None, nvls: bool = True,
+) -> Prediction:  # fmt: skip
+    """Predict the time of a collective without any measurement.
+
+    Parameters
+    ----------
+    machine : str
+        Name of a machine model or of an instance type, such as ``"dgx-h100"`` or ``"p5.48xlarge"``.
+    collective : str
+        Name of the collective.
+    size : int or str
+        The larger of a rank's input and output, as nccl-tests counts it.
+    ranks, nodes : int
+        Numbers of ranks and of equal nodes; by default all ranks of one node.
+    runtime : str, optional
+        ``"nccl"``, ``"rccl"``, ``"torch"``, ``"msccl-xml"`` or ``"mscclpp"``; by default the library of the
+        machine's GPUs.
+    network_gb_per_s : float, optional
+        Rate of a NIC, one way; by default the machine's.
+    nvls : bool
+        False if switches do not add up, as with ``NCCL_NVLS_ENABLE=0``.
+
+    Raises
+    ------
+    InputError
+        If a name is unknown, the runtime does not run on the machine, or ranks and nodes do not fit it.
+    """
+    if collective not in COLLECTIVES:
+        said = f"found {shown(repr(collective), 80)}; expected one of {', '.join(COLLECTIVES)}"
+        raise InputError(f"{said}{did_you_mean(collective, COLLECTIVES)}", where="collective")
+    costs = costs_of(machine, network_gb_per_s=None if network_gb_per_s is None else float(network_gb_per_s))
+    num_ranks = ranks_per_node(machine) * nodes if ranks is None else ranks
+    if num_ranks < 2 or num_ranks % nodes or num_ranks > nodes * ranks_per_node(machine):
+        said = f"found {num_ranks} in {nodes} nodes; expected 2 or more, as many in each node"
+        raise InputError(f"{said}, at most {ranks_per_node(machine)}", where="ranks")
+    costs = _under(costs if nvls else replace(costs, nvls=False), runtime, machine)
+    sizes = np.array([float(size)])
+    if runtime is not None and RUNTIMES[runtime].one_kernel:
+        return _in_one_kernel(costs, collective, num_ranks, nodes, float(size))
+    found = candidates(costs, collective, num_ranks, nodes, sizes)
+    best = found[int(chosen(found)[0])]
+    return Prediction(float(best.time_us[0]), best.algorithm, best.protocol, costs.launch_us)
+
+
+def predicted_us(
+    costs: Costs, collective: str, num_ranks: int, num_nodes: int, size_bytes: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Times in us of what a library takes at several sizes."""
+    found = candidates(costs, collective, num_ranks, num_nodes, size_bytes)
+    return np.array([each.time_us for each in found])[chosen(found), np.arange(len(size_bytes))]
+
+
+def known_machines() -> tuple[str, ...]:
+    """Names of machines and instance types that predictions know."""
+    return (*SHAPES, *_PCIE)
+
+
+#: Servers whose GPUs talk over PCIe: GPUs of a node, GB/s of PCIe, of a NIC, and the source.
+_PCIE = {
+    "l40s": (8, 22.0, 12.5, "PCIe 4.0 x16; one NIC of 100 Gb/s for each node: our choice"),
+    "t4": (4, 6.0, 6.25, "PCIe 3.0 through the host; one NIC of 50 Gb/s (g4dn.12xlarge): our choice"),
+}
+
+
+def _named(machine: str) -> str:
+    name = matching(machine, known_machines())
+    if name is None:
+        said = f"found {shown(repr(machine), 80)}; expected one of {', '.join(known_machines())}"
+        raise InputError(f"{said}{did_you_mean(machine, known_machines())}", where="machine")
+    return name
+
+
+def ranks_per_node(machine: str) -> int:
+    """Ranks of a full node of a machine or an instance type."""
+    name = _named(machine)
+    return _PCIE[name][0] if name in _PCIE else SHAPES[name].ranks_per_node
+
+
+def costs_of(machine: str, *, network_gb_per_s: float | None = None) -> Costs:
+    """Figures of a machine, or an instance type, under the library of its GPUs."""
+    name = _named(machine)
+    if name in _PCIE:
+        ranks, rate, nic, _ = _PCIE[name]
+        costs = Costs("Ampere", rate, 2, nic, ranks, NETWORKS["roce-pcie"], pcie=True)
+    else:
+        costs = _of_model(name)
+    return costs if network_gb_per_s is None else replace(costs, nic_gb_per_s=network_gb_per_s)
+
+
+def _of_model(name: str) -> Costs:
+    shape, (default, *others) = SHAPES[name], PROFILES[name]
+    nominal = others[0] if others else default
+    nic = 1000 / float(nominal["internode_beta_us_per_mb"])
+    usual = "infiniband" if name in NVLINKS else "rccl"
+    network = NETWORKS[INSTANCES[name].network if name in INSTANCES else usual]
+    if name in NVLINKS:
+        generation, links = NVLINKS[name]
+        is_old = generation == "Volta"
+        return Costs(
+            generation, links * float(NVLINK_GB_PER_S[generation]), links, nic, shape.ranks_per_nic,
+            network, nvls=bool(shape.nvls),
+            launch_us=SERIAL_LAUNCH_US if is_old else LAUNCH_US,
+            serial_launch_us=SERIAL_LAUNCH_US if is_old else 0.0,
+        )  # fmt: skip
+    rate, links = 1000 / float(default["xgmi_beta_us_per_mb"]), len([p for p in shape.pairs if 0 in p])
+    launch = RUNTIMES["rccl"].launch_us if default.launch is None else float(default.launch.value)
+    fitted = {
+        each.name: (
+            float(each.base_us.value),
+            float(each.node_hop_us.value),
+            float(each.bandwidth_share.value),
+        )
+        for each in default.protocols
+    }
+    return Costs("", links * rate, links, nic, shape.ranks_per_nic, network, launch_us=launch, fitted=fitted)
+
+
+def _under(costs: Costs, runtime: str | None, machine: str) -> Costs:
+    """The figures under a runtime; `InputError` if it does not run there."""
+    if runtime is None:
+        return costs
+    if runtime not in RUNTIMES:
+        said = f"found {shown(repr(runtime), 80)}; expected one of {', '.join(RUNTIMES)}"
+        raise InputError(f"{said}{did_you_mean(runtime, RUNTIMES)}", where="runtime")
+    is_amd = costs.fitted is not None
+    if (runtime == "nccl" and is_amd) or (runtime == "rccl" and not is_amd):
+        other = "rccl" if is_amd else "nccl"
+        raise InputError(f"found {runtime!r}; {machine} runs {other}: name that, or none", where="runtime")
+    return replace(costs, launch_us=RUNTIMES[runtime].launch_us) if RUNTIMES[runtime].one_kernel else costs
+
+
+def _in_one_kernel(costs: Costs, collective: str, n: int, m: int, size: float) -> Prediction:
+    """Time in one kernel: all pairs at once, in one step or in two, under LL or simple."""
+    if m > 1 or collective not in ("allreduce", "allgather", "reduce-scatter", "alltoall"):
+        said = (
+            f"found {collective} on {m} nodes; one-kernel runtimes are known for sums and copies in one node"
+        )
+        raise InputError(said, where="runtime")
+    ways = {"allreduce": ((1, n - 1.0), (2, 2 * (n - 1) / n))}.get(collective, ((1, (n - 1) / n),))
+    rates = {"simple": costs.node_gb_per_s}
+    if costs.generation:
+        rates["ll"] = float(LL_GB_PER_S[costs.generation]) * _KERNEL_LL_SHARE
+    else:
+        rates["ll"] = costs.node_gb_per_s * PROTOCOLS[0].bandwidth_share * _KERNEL_LL_SHARE
+    hops = {each.name: each.ring_hop_us for each in PROTOCOLS}
+    times = {
+        ("one-shot" if num == 1 else "two-shot", protocol): num * hops[protocol] + volume * size / rate / 1000
+        for num, volume in ways
+        for protocol, rate in rates.items()
+    }
+    (algorithm, protocol), time_us = min(times.items(), key=lambda each: each[1])
+    return Prediction(costs.launch_us + time_us, algorithm, protocol, costs.launch_us)
