@@ -49,6 +49,8 @@ _STARTS = {"latest start": latest_starts, "spread": spread_starts}
 _WAITING = (0.25, 4.0, 1.0, 16.0)  # of a tick, in the search for trees, by turns
 MANY_STEPS = 30_000_000  # of searches for trees, a second, which all runs may take
 _ORDER_NS = 70  # nanoseconds, about, to order a hop
+#: Weights of turns against routes ahead, in the order of waiting chunks.
+_TURN_WEIGHTS = (0.5, 1.0)
 VERIFY_US_PER_TRANSFER = 2.0  # microseconds, about, to verify a transfer of a chunk to one rank
 
 
@@ -116,6 +118,25 @@ def send_together(
         fabric, limits, 2**62, doing="merging sends", chunk_type=np.int32,
     )  # fmt: skip
     return found if found.finish_ticks >= 0 else None
+
+
+def send_in_turn(
+    fabric: Fabric, demand: Demand, routes: Routes, turn: NDArray[np.float64], limits: Limits = Limits()
+) -> Sends | None:
+    """The best schedule along routes on which chunks keep to their turns; None if it was stopped.
+
+    Where chunks wait for one link, an earlier turn goes first, and of equal turns the longer route ahead. A
+    rank then passes on at the rate at which it receives, rather than first all that has far to go.
+
+    - `turn`, (num_chunks,): Share of the time after which each chunk is due, 0 to 1.
+    """
+
+    def attempt(run: int, limit: int, limits: Limits) -> Sends | None:
+        due = _TURN_WEIGHTS[run] * routes.peak_ticks * turn
+        return _send(fabric, demand, routes, limit, limits, rule="travel time", due=due)
+
+    steps = sending_ns(fabric, len(routes.slot), limits)
+    return best_of(attempt, limits, len(_TURN_WEIGHTS), steps=steps)
 
 
 def routes_of(fabric: Fabric, num_chunks: int, found: Sends) -> tuple[Routes, Ints]:
@@ -204,9 +225,19 @@ def travel_ticks(fabric: Fabric, units: Ints, routes: Routes) -> Ints:
 
 
 def _send(
-    fabric: Fabric, demand: Demand, routes: Routes, limit: int, limits: Limits, *, rule: str
+    fabric: Fabric,
+    demand: Demand,
+    routes: Routes,
+    limit: int,
+    limits: Limits,
+    *,
+    rule: str,
+    due: NDArray[np.float64] | None = None,
 ) -> Sends | None:
-    """One run of the kernel by a rule of `PATH_RULES`; None if it passes the limit, or is stopped."""
+    """One run of the kernel by a rule of `PATH_RULES`; None if it passes the limit, or is stopped.
+
+    - `due`, (num_chunks,): Ticks by which the hops of each chunk come later than by their routes ahead.
+    """
     num_hops, deadline = len(routes.slot), limits.deadline
     sending, ordering = sending_ns(fabric, num_hops, limits), _ORDER_NS * num_hops
     signal = np.zeros(2, np.int64)
@@ -219,6 +250,8 @@ def _send(
             hops = hops._replace(key=_STARTS[rule](fabric, demand.units, routes, jitter))
     if signal[0]:
         return None
+    if due is not None:
+        hops.key[:] += due[hops.chunk]
     found = run_events(
         lambda: (num_hops, partial(send_along, fabric, hops, _make_queues(fabric, hops))),
         fabric, limits, limit, steps=sending,

@@ -27,6 +27,7 @@ from taccl.synthesis.proposers.competing import (
     share_baselines,
 )
 from taccl.synthesis.proposers.stages import ruin_and_recreate, search_plain
+from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
 from taccl.synthesis.proposing import OwnProposer, registered
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import cut, told
@@ -144,6 +145,10 @@ def _is_free(search: Search) -> bool:
     return search.backend == "auto" and search.options.keeps_sends
 
 
+def _may_grow_trees(search: Search) -> bool:
+    return _is_free(search) and is_worthwhile(search)
+
+
 def _may_guide(search: Search) -> bool:
     """True if sketches were proposed, or may be suggested."""
     may_suggest = _is_free(search) and search.options.sketch == "auto"
@@ -256,6 +261,7 @@ FIRST: tuple[Turn, ...] = (
     Turn(OwnProposer("first baselines", _first_baselines), _competes_before),
     Turn(OwnProposer("baselines in finer chunks", _finer_first), _may_be_finer, improves=True),
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),
+    Turn(OwnProposer("trees", offer_trees, may_fill), _may_grow_trees, no_time, improves=True),
 )
 #: Those that the time left is for, once the search has ended.
 LAST: tuple[Turn, ...] = (

@@ -1,0 +1,101 @@
+"""Maximum flows on small dense networks, in exact integers: Dinic's algorithm.
+
+References
+----------
+E. A. Dinic, "Algorithm for solution of a problem of maximum flow in networks with power estimation", Soviet
+Mathematics Doklady 11 (1970).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl._internal.kernels import compiled, inner
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+
+@inner(allocates=True)
+def _raise_flow(room: Ints, source: int, sink: int, most: int, level: Ints) -> int:
+    """Flow from source to sink, at most `most`, which `room` then lacks.
+
+    - `room`, (num_nodes, num_nodes): Residual capacities.
+    - `level`, (num_nodes,): Afterwards -1 beyond a minimum cut, if the flow is below `most`.
+    """
+    num_nodes, total = len(room), 0
+    place, path = np.empty(num_nodes, np.int64), np.empty(num_nodes, np.int64)
+    while total < most:
+        level[:] = -1
+        level[source], path[0] = 0, source  # the path serves as the queue of a breadth-first search
+        first, end = 0, 1
+        while first < end:
+            node = path[first]
+            first += 1
+            for other in range(num_nodes):
+                if room[node, other] > 0 and level[other] < 0:
+                    level[other], path[end] = level[node] + 1, other
+                    end += 1
+        if level[sink] < 0:
+            break
+        place[:] = 0
+        path[0], depth = source, 0
+        while depth >= 0 and total < most:
+            node = path[depth]
+            if node == sink:
+                amount = most - total
+                for i in range(depth):
+                    amount = min(amount, room[path[i], path[i + 1]])
+                total += amount
+                for i in range(depth, 0, -1):
+                    room[path[i - 1], path[i]] -= amount
+                    room[path[i], path[i - 1]] += amount
+                    if not room[path[i - 1], path[i]]:
+                        depth = i - 1  # go on from the first arc without room
+                continue
+            while place[node] < num_nodes:
+                other = place[node]
+                if room[node, other] > 0 and level[other] == level[node] + 1:
+                    break
+                place[node] += 1
+            if place[node] < num_nodes:
+                depth += 1
+                path[depth] = place[node]
+            else:
+                depth -= 1
+                if depth >= 0:
+                    place[path[depth]] += 1
+    return total
+
+
+@compiled(allocates=True)
+def flow_up_to(room: Ints, source: int, sink: int, most: int, level: Ints) -> int:
+    """Value of a maximum flow, or `most` if that is less; `room` then holds the residual capacities.
+
+    - `level`, (num_nodes,): Afterwards -1 beyond a minimum cut, if the flow is below `most`.
+    """
+    return _raise_flow(room, source, sink, most, level)
+
+
+@compiled(allocates=True)
+def largest_shortfall(capacity: Ints, source: int, sinks: Ints, demand: int, most: int, level: Ints) -> int:
+    """Largest amount by which a maximum flow to a sink falls short of a demand; 0 if none does.
+
+    - `sinks`: The one that falls short is put first, as it is likely to do so again.
+    - `most`: An amount that ends the search.
+    - `level`, (num_nodes,): Afterwards -1 beyond a minimum cut of that sink.
+    """
+    worst, found = 0, np.empty(len(capacity), np.int64)
+    for i in range(len(sinks)):
+        short = demand - _raise_flow(capacity.copy(), source, sinks[i], demand, found)
+        if short > worst:
+            worst = short
+            level[:] = found
+            sinks[0], sinks[i] = sinks[i], sinks[0]
+            if worst >= most:
+                break
+    return worst

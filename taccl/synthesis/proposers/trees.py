@@ -1,0 +1,200 @@
+"""Schedules along spanning trees that fill the machine, in as many chunks as their packing needs.
+
+The throughput of chunks that go to all ranks is limited by the set of ranks that is hardest to enter, and
+trees reach that limit if each rank's data is cut into enough parts. Sums go along the same trees backwards.
+
+References
+----------
+L. Zhao, S. Pal, T. Chugh, W. Wang, J. Fantl, P. Basu, J. Khoury, A. Krishnamurthy, "ForestColl:
+Throughput-Optimal Collective Communications on Heterogeneous Network Fabrics", arXiv 2402.06787 (2024).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from taccl._internal.cpu_share import busy_factor
+from taccl._internal.deadline import OutOfTime
+from taccl._internal.kernels import is_compiled
+from taccl._internal.units import format_count, format_gap
+from taccl.analysis.verification.loops import accept_copies, accept_trees, compiled_loop
+from taccl.analysis.verification.verify import verify
+from taccl.errors import InputError
+from taccl.schedule.columns import narrow
+from taccl.schedule.schedule import MANY, Schedule
+from taccl.synthesis.kernels.fabric import problem_arrays
+from taccl.synthesis.kernels.flow_kernel import flow_up_to, largest_shortfall
+from taccl.synthesis.kernels.limits import Limits
+from taccl.synthesis.kernels.queue_kernel import send_along
+from taccl.synthesis.proposers.large import effort
+from taccl.synthesis.proposers.queues import send_in_turn
+from taccl.synthesis.search import Search
+from taccl.synthesis.suggesting.chunks import cut, told
+from taccl.synthesis.transforms.halves import join, split
+from taccl.synthesis.trees.network import least_time, network_of, trees_per_chunk
+from taccl.synthesis.trees.routes import tree_counts, tree_routes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taccl.problem.problem import Problem
+
+#: Most ranks for which trees are packed (about 1 s at 64), and most sends of a schedule along them.
+_MOST_RANKS, _MOST_SENDS = 96, 350_000
+#: Share of the time left for trees; and share of the finish below which finer chunks count as a gain.
+_SHARE, _PAYS = 0.3, 0.999
+#: Numbers of chunks in a row that bring no gain, after which no finer ones are tried.
+_PATIENCE = 2
+#: Number of slow sends in a row that it takes about to fill the machine; and most times the best estimate of
+#: a finish with which a number of chunks is tried.
+_HOPS, _FAR = 8, Fraction(105, 100)
+#: Relative difference of times that is due to whole bytes.
+_ROUNDED = Fraction(1, 10_000)
+#: CPU seconds to compile the kernels, which are kept on disk.
+_COMPILE_S = 8.0
+
+
+def may_fill(problem: Problem) -> bool:
+    """True if trees can carry a problem's chunks, and these are large enough that throughput counts.
+
+    Chunks go from one rank each to all, or sums come from all ranks. Over some link a chunk takes longer than
+    its latency.
+    """
+    topology, costs = problem.topology, problem.costs
+    if topology.num_ranks > _MOST_RANKS or problem.collective.is_met:
+        return False
+    is_long = costs.link_beta * int(costs.chunk_units.max(initial=0)) > costs.link_alpha
+    return bool(is_long.any()) and all(tree_counts(half.problem) is not None for half in split(problem))
+
+
+def is_worthwhile(search: Search) -> bool:
+    """True unless the number of chunks is given, and models suit so few."""
+    return search.is_open or effort(search.problem) > search.parameters.suggesting.few_hops
+
+
+def no_time(search: Search) -> str:
+    """The reason why there is no time to compile kernels; empty if there is, or they are compiled."""
+    needed_s, left_s = busy_factor() * _COMPILE_S, search.deadline.left_s
+    if all(map(is_compiled, _kernels(search.problem))) or left_s * _SHARE >= needed_s:
+        return ""
+    return f"its kernels are not compiled, which takes {needed_s:.2g} s, and {left_s:.2g} s are left"
+
+
+def offer_trees(search: Search) -> None:
+    """Offer schedules along trees, in finer chunks as long as that pays if their number is open."""
+    since = time.monotonic()
+    until = search.deadline.sooner(_SHARE * search.deadline.left_s)
+    best, said, idle = None, "no packing found", 0
+    search.report("spanning trees")
+    with suppress(OutOfTime, InputError), until.enforced():
+        for problem, share in _in_chunks(search):
+            found = along_trees(problem, Limits(until, seed=search.options.seed))
+            if found is None:
+                break
+            idle = 0 if best is None or found.finish < _PAYS * best.finish else idle + 1
+            if (best is None or found.finish < best.finish) and verify(found).ok:
+                best, said = found, share
+            if idle >= _PATIENCE:
+                break
+    if best is None:
+        search.record("trees", "compiled", "no-solution", since, message=said)
+        return
+    search.record("trees", "compiled", "done", since, finish_us=best.finish_us, message=said)
+    if best.problem is search.problem:
+        search.offer_whole(best, producer=best.producer, verified=True)
+        return
+    choice = f"spanning trees: {said}"
+    other = Search(best.problem, search.options, search.deadline, stages=search.stages, choice=choice)
+    other.offer_whole(best, producer=best.producer, verified=True)
+    search.others.append(other)
+
+
+def _in_chunks(search: Search) -> Iterator[tuple[Problem, str]]:
+    """The problem in the numbers of chunks to try, where trees may finish before the incumbent.
+
+    Powers of two below the number with which trees reach the optimum, and that one's multiples, are compared
+    by an estimate; those far behind the best are left out. A description of the trees comes with each.
+    """
+    whole = search.problem
+    optimum, parts = Fraction(0), 1
+    for half in split(whole):
+        network, counts = network_of(half.problem), tree_counts(half.problem)
+        if network is None or counts is None:
+            return
+        time_per_unit, enough = trees_per_chunk(network, counts)
+        optimum += half.problem.costs.us(1) * time_per_unit * int(half.problem.costs.chunk_units[0])
+        parts = math.lcm(parts, enough)
+    num_sends = whole.collective.num_chunks * whole.topology.num_ranks
+    most = max(1, min(_MOST_SENDS // num_sends, *whole.chunk_bytes)) if search.is_open else 1
+    problems = [whole if count == 1 else cut(whole, count) for count in _numbers(parts, most)]
+    times = [_busy_and_filling(each) for each in problems]
+    enough_us = _FAR * min(busy + filling for busy, filling in times)
+    for problem, (busy, filling) in zip(problems, times, strict=True):
+        if busy + filling <= enough_us and busy < search.finish:
+            described = _described(problem, busy, optimum, parts * whole.collective.chunks_per_rank)
+            yield told(problem) if problem is not whole else whole, described
+
+
+def _busy_and_filling(problem: Problem) -> tuple[Fraction, Fraction]:
+    """Time for which trees keep the machine busy, and about that until it is, in microseconds."""
+    busy = filling = Fraction(0)
+    for half in split(problem):
+        network, counts, costs = network_of(half.problem), tree_counts(half.problem), half.problem.costs
+        assert network is not None and counts is not None, "the problem in whole chunks has both"
+        units = int(costs.chunk_units[0])
+        busy += costs.us(least_time(network, counts, units)[0])
+        slowest = int((network.alpha + units * network.beta).max() + costs.link_alpha.max())
+        filling += _HOPS * costs.us(slowest)
+    return busy, filling
+
+
+def _described(problem: Problem, least: Fraction, optimum: Fraction, enough: int) -> str:
+    """Number of trees, and the throughput that they reach.
+
+    - `enough`: Trees per rank that reach the optimum; 0 if unknown.
+    """
+    trees = f"{format_count(problem.collective.chunks_per_rank, 'tree')} per rank"
+    if least <= optimum * (1 + _ROUNDED):
+        return f"{trees}, throughput-optimal"
+    said = f"{trees}, {format_gap(float(least / optimum - 1))} above the least time" if optimum else trees
+    return f"{said}; {enough} reach it without latency" if enough else said
+
+
+def _numbers(parts: int, most: int) -> list[int]:
+    """Numbers of parts to try, up to `most`; `parts` is the one with which trees reach the optimum, or 0."""
+    powers = [1 << i for i in range(most.bit_length())]
+    multiples = [parts * each for each in powers if 0 < parts * each <= most]
+    return sorted({*multiples, *(each for each in powers if not multiples or each < parts)})
+
+
+def _kernels(problem: Problem) -> list[Any]:
+    """Kernels that compute and verify schedules along trees."""
+    loop = accept_trees if problem.collective.combining else accept_copies
+    return [flow_up_to, largest_shortfall, send_along, compiled_loop(loop)]
+
+
+def along_trees(problem: Problem, limits: Limits = Limits()) -> Schedule | None:
+    """A schedule of a problem's own chunks along trees that fill the machine; None if there are none.
+
+    Raises
+    ------
+    OutOfTime
+        If it was stopped.
+    """
+    found = []
+    for half in split(problem):
+        fabric, demand = problem_arrays(half.problem)
+        trees = tree_routes(half.problem, fabric)
+        if trees is None:
+            return None
+        sends = send_in_turn(fabric, demand, trees.routes, trees.turn, limits)
+        if sends is None:
+            raise OutOfTime("stopped before there was a schedule along trees")
+        columns = sends.chunk, narrow(sends.link), sends.start
+        found.append(Schedule(half.problem, *columns, producer="spanning trees"))
+    joined = join(problem, found, retimed=False)
+    return joined if joined.num_transfers > MANY else joined.in_order()

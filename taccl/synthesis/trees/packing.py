@@ -1,0 +1,168 @@
+"""Packing of spanning trees: as many out of each root as asked, within the capacities of a directed graph.
+
+Trees exist if and only if each set of nodes can be entered as often as there are trees with roots outside it
+(Edmonds' theorem). Trees of one root that are alike are built together, and parted where capacity runs out:
+an edge joins a tree with the largest multiplicity for which what is left still satisfies that condition. A
+maximum flow tells that multiplicity. All arithmetic is on integers.
+
+References
+----------
+J. Edmonds, "Edge-disjoint branchings", in Combinatorial Algorithms (1973). K. Bérczi and A. Frank, "Packing
+arborescences" (2009), on multiplicities. L. Zhao et al., "ForestColl", arXiv 2402.06787 (2024).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.errors import NoSolutionError
+from taccl.synthesis.kernels.flow_kernel import flow_up_to
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+#: Edges tried for one that extends all trees that are built together, before these are parted.
+_TRIES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Copies of a spanning tree: its edges from the root on, each after the one that reaches its tail."""
+
+    root: int
+    edges: tuple[tuple[int, int], ...]
+    count: int
+
+
+@dataclass(slots=True)
+class _Partial:
+    """Copies of a tree that is being built: the nodes that it reaches, and how far each is from the root."""
+
+    count: int
+    edges: list[tuple[int, int]]
+    distance: NDArray[np.float64]  # inf for nodes not reached
+
+    @property
+    def reached(self) -> NDArray[np.bool_]:
+        return np.isfinite(self.distance)
+
+
+def pack_trees(
+    capacity: Ints,
+    counts: Sequence[int],
+    length: NDArray[np.float64] | None = None,
+) -> list[Tree]:
+    """Spanning trees out of each root that together use each edge at most as often as its capacity.
+
+    Short trees are preferred: an edge near the root joins first.
+
+    Parameters
+    ----------
+    capacity : (num_nodes, num_nodes) int64
+        Number of trees that an edge can carry.
+    counts : sequence of int
+        Number of trees out of each node.
+    length : (num_nodes, num_nodes) float, optional
+        Length of each edge; by default 1.
+
+    Raises
+    ------
+    NoSolutionError
+        If no such packing exists.
+    """
+    left, waiting = capacity.astype(np.int64), np.array(counts, np.int64)
+    lengths = np.ones(left.shape) if length is None else length
+    found: list[Tree] = []
+    for root in np.flatnonzero(waiting).tolist():
+        distance = np.full(len(left), np.inf)
+        distance[root] = 0.0
+        begun = [_Partial(int(waiting[root]), [], distance)]
+        waiting[root] = 0
+        while begun:
+            tree, is_tight = begun.pop(), np.zeros(left.shape, bool)
+            while len(tree.edges) < len(left) - 1:
+                edge, count = _next_edge(tree, left, is_tight, waiting, begun, lengths)
+                if count < tree.count:
+                    rest = _Partial(tree.count - count, [*tree.edges], tree.distance.copy())
+                    begun.append(rest)
+                    tree.count = count
+                left[edge] -= count
+                tree.edges.append(edge)
+                tree.distance[edge[1]] = tree.distance[edge[0]] + lengths[edge]
+            found.append(Tree(root, tuple(tree.edges), tree.count))
+    return found
+
+
+def _next_edge(
+    tree: _Partial,
+    left: Ints,
+    is_tight: NDArray[np.bool_],
+    waiting: Ints,
+    begun: Sequence[_Partial],
+    lengths: NDArray[np.float64],
+) -> tuple[tuple[int, int], int]:
+    """An edge that extends a tree, and the number of copies for which it may.
+
+    - `is_tight`, (num_nodes, num_nodes): Edges into sets that other trees need all capacity of; they stay so
+      for as long as this tree is built.
+    """
+    best, most, tried = (0, 0), 0, 0
+    for edge in _by_distance(tree, left, lengths):
+        if is_tight[edge] or min(tree.count, left[edge]) <= most:
+            continue
+        if tried >= _TRIES and most:
+            break
+        tried += 1
+        count, inside = _copies(edge, tree, left, waiting, begun)
+        if not count:
+            is_tight |= ~inside[:, None] & inside
+        if count > most:
+            best, most = edge, count
+        if most == tree.count:
+            break
+    if not most:
+        raise NoSolutionError(
+            "no packing of trees: a set of nodes cannot be entered often enough", bound_us=None
+        )
+    return best, most
+
+
+def _by_distance(tree: _Partial, left: Ints, lengths: NDArray[np.float64]) -> Iterator[tuple[int, int]]:
+    """Edges out of a tree, those first that carry all copies, then those that reach a node soonest."""
+    reached = tree.reached
+    tails, heads = np.flatnonzero(reached), np.flatnonzero(~reached)
+    room = left[np.ix_(tails, heads)]
+    tail, head = np.nonzero(room)
+    ends = tree.distance[tails[tail]] + lengths[tails[tail], heads[head]]
+    is_short = room[tail, head] < tree.count
+    for i in np.lexsort((-room[tail, head], ends, is_short)):
+        yield int(tails[tail[i]]), int(heads[head[i]])
+
+
+def _copies(
+    edge: tuple[int, int], tree: _Partial, left: Ints, waiting: Ints, begun: Sequence[_Partial]
+) -> tuple[int, NDArray[np.bool_]]:
+    """Largest number of copies of a tree that an edge can join such that all trees can still be completed.
+
+    With it comes the set of nodes that decides: of all that the edge enters, the one with the least capacity
+    beyond its demand. It is a minimum cut, where each other tree is a way around through a node of its own.
+    """
+    tail, head = edge
+    num_nodes = len(left)
+    room = np.zeros((num_nodes + len(begun),) * 2, np.int64)
+    room[:num_nodes, :num_nodes] = left
+    room[tail, :num_nodes] += waiting
+    for i, other in enumerate(begun, num_nodes):
+        room[tail, i] = other.count
+        room[i, :num_nodes][other.reached] = other.count
+    around = int(waiting.sum()) + sum(other.count for other in begun)
+    most = min(tree.count, int(left[edge]))
+    level = np.zeros(len(room), np.int64)
+    return max(0, int(flow_up_to(room, tail, head, around + most, level)) - around), level[:num_nodes] < 0

@@ -1,0 +1,62 @@
+"""Schedules along trees that fill the machine."""
+
+from dataclasses import replace
+
+import pytest
+
+import taccl
+from taccl._internal.deadline import Deadline
+from taccl.analysis.verification.verify import verify
+from taccl.synthesis.options import Options
+from taccl.synthesis.proposers.trees import along_trees, may_fill, offer_trees
+from taccl.synthesis.search import Search
+from taccl.topology.builder import TopologyBuilder
+
+
+def uneven():
+    """Two pairs of ranks: fast links within, slow ones between, and twice as slow between the last two."""
+    builder = TopologyBuilder("uneven", [0, 0, 1, 1], alpha_meaning="pipelined")
+    for a, b, beta in ((0, 1, 1), (2, 3, 1), (0, 2, 4), (1, 3, 8)):
+        for src, dst in ((a, b), (b, a)):
+            builder.add_link(src, dst, alpha_us="0.1", beta_us_per_mb=beta)
+    return builder.build()
+
+
+def search_of(problem):
+    """A search for the problem that knows no schedule."""
+    return Search(replace(problem, chunks_open=False), Options(), Deadline.after(60.0), asked=problem)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["allgather", "reduce-scatter", "allreduce", "broadcast", "reduce"])
+def test_trees_carry_every_collective_of_all_ranks(name):
+    """What goes to all ranks or comes from all is scheduled along trees, and the verifier accepts it."""
+    problem = taccl.make_problem(uneven(), name, size_bytes="4MB").in_its_chunks
+    assert may_fill(problem)
+    assert verify(along_trees(problem)).ok
+
+
+@pytest.mark.slow
+def test_the_number_of_chunks_comes_from_the_packing():
+    """Two chunks enter each pair at 4 and 8 us per MB: thirds fill both links, so chunks are cut into three."""
+    search = search_of(taccl.make_problem(uneven(), "allgather", size_bytes="400MB"))
+    offer_trees(search)
+    best = search.earliest_search.best
+    assert best.problem.collective.chunks_per_rank % 3 == 0
+    assert best.finish_us < 1.01 * 100 * 2 * 8 / 3
+    assert "throughput-optimal" in search.stages[-1].message
+
+
+@pytest.mark.slow
+def test_a_given_number_of_chunks_is_kept():
+    """Trees of two chunks per rank are offered as a schedule of these, and the message names the optimum."""
+    collective = taccl.collectives.allgather(4, chunks_per_rank=2)
+    search = search_of(taccl.make_problem(uneven(), collective, size_bytes="400MB"))
+    offer_trees(search)
+    assert search.best.problem is search.problem
+    assert "above the least time" in search.stages[-1].message
+
+
+def test_chunks_for_some_ranks_alone_take_no_spanning_trees():
+    """Each chunk of an alltoall goes to one rank."""
+    assert not may_fill(taccl.make_problem(uneven(), "alltoall", size_bytes="4MB").in_its_chunks)

@@ -1,0 +1,78 @@
+"""Networks of topologies, and the throughput of chunks that go to all ranks over them."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl.synthesis.trees.network import least_time, network_of, trees_per_chunk
+from taccl.topology.builder import TopologyBuilder
+
+
+def network(topology, size=10**6):
+    """The network of an allgather in whole chunks, one chunk per rank, and their size in units."""
+    problem = taccl.make_problem(topology, "allgather", size_bytes=size).in_its_chunks
+    return network_of(problem), np.ones(topology.num_ranks, np.int64), problem
+
+
+def star(*, egress, ingress):
+    """Three ranks behind a switch, with ports of so many microseconds per MB."""
+    builder = TopologyBuilder("star", [0] * 3)
+    out = [builder.add_resource(f"out {rank}") for rank in range(3)]
+    into = [builder.add_resource(f"in {rank}") for rank in range(3)]
+    for src in range(3):
+        for dst in range(3):
+            if src != dst:
+                link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=2)
+                builder.add_hold(link, out[src], alpha_us=0, beta_us_per_mb=egress)
+                builder.add_hold(link, into[dst], alpha_us=0, beta_us_per_mb=ingress, side="receive")
+    return builder.build()
+
+
+def test_a_line_of_links_has_no_switch():
+    """Links that share nothing are arcs between their ranks."""
+    found, *_ = network(taccl.topologies.ring(4))
+    assert (found.num_ranks, found.num_nodes, len(found.tail)) == (4, 4, 8)
+
+
+def test_ports_meet_in_one_switch():
+    """Ports of three ranks are an arc each to one node and from it."""
+    found, *_ = network(star(egress=2, ingress=2))
+    assert found.num_nodes == 4
+    assert sorted(zip(found.tail.tolist(), found.head.tolist(), strict=True)) == [
+        (0, 3), (1, 3), (2, 3), (3, 0), (3, 1), (3, 2),
+    ]  # fmt: skip
+
+
+def test_a_switch_sends_no_more_than_it_receives():
+    """Ports that receive at twice the rate at which others send are used for a half."""
+    found, *_ = network(star(egress=2, ingress=1))
+    assert set(found.share) == {Fraction(1), Fraction(1, 2)}
+
+
+def test_the_narrowest_set_of_ranks_limits_throughput():
+    """Two pairs of ranks joined by one slow link: both chunks of the other pair take it, at 10 us each."""
+    builder = TopologyBuilder("pairs", [0, 0, 1, 1])
+    for src, dst, beta in ((0, 1, 1), (1, 0, 1), (2, 3, 1), (3, 2, 1), (1, 2, 10), (2, 1, 10)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
+    found, counts, problem = network(builder.build(), size=4 * 10**6)
+    ticks, capacity = least_time(found, counts, int(problem.costs.chunk_units[0]))
+    assert problem.costs.us(ticks) == 20
+    assert capacity[found.tail == 1][0] >= 2
+
+
+@pytest.mark.parametrize(("num_ranks", "parts"), [(3, 1), (4, 2), (5, 1), (6, 2)])
+def test_parts_that_fill_a_ring(num_ranks, parts):
+    """Data of an odd number of ranks fills both directions of a ring; of an even number, in halves."""
+    found, counts, _ = network(taccl.topologies.ring(num_ranks))
+    assert trees_per_chunk(found, counts)[1] == parts
+
+
+def test_whole_chunks_take_at_least_the_optimum():
+    """Of four ranks in a ring, whole chunks take two steps to both sides, halves one and a half."""
+    topology = taccl.topologies.ring(4, alpha_us=0, bandwidth_gb_per_s=1)
+    found, counts, problem = network(topology, size=4 * 10**6)
+    units = int(problem.costs.chunk_units[0])
+    optimum = trees_per_chunk(found, counts)[0] * units
+    assert Fraction(least_time(found, counts, units)[0]) == optimum * Fraction(4, 3)
