@@ -235,6 +235,7 @@ def main() -> int:
     parser.add_argument(
         "--only", action="append", help="a part of a row's name: peer, case, collective, bytes"
     )
+    parser.add_argument("--stored", action="store_true", help="run nothing: the table of stored rows")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds of each search")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -244,11 +245,11 @@ def main() -> int:
         (
             measured(each, limit_s=options.limit, seed=options.seed)
             for each in chosen
-            if wanted(each.name, options.only)
+            if wanted(each.name, options.only) and not options.stored
         ),
         head="(times in us)",
     )
-    if options.only and options.output is not None and options.output.exists():
+    if (options.only or options.stored) and options.output is not None and options.output.exists():
         stored = {row["name"]: row for row in json.loads(options.output.read_text())["rows"]}
         stored |= {row["name"]: row for row in rows}
         rows = [stored[each.name] for each in chosen if each.name in stored]
