@@ -166,7 +166,8 @@ class Search:
     @property
     def earliest_us(self) -> float:
         """Finish of the earliest schedule of this and those beside it, in us; infinity without any."""
-        return min((each.best.finish_us for each in (self, *self.others) if each.best), default=math.inf)
+        found = [each.best for each in (self, *self.others)]
+        return min((each.finish_us for each in found if each is not None), default=math.inf)
 
     @property
     def earliest_search(self) -> Search:

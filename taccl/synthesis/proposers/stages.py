@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,7 +27,7 @@ from taccl.synthesis.improve.improvement import improve_schedule, is_quick
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.parameters import DEFAULTS, ListParameters, SearchParameters
 from taccl.synthesis.proposers.benders import alone
-from taccl.synthesis.proposers.compiling import have_compiled
+from taccl.synthesis.proposers.compiling import are_kept, have_compiled
 from taccl.synthesis.proposers.greedy import ListSchedule, critical_priorities, list_schedule
 from taccl.synthesis.proposers.large import effort, why_not
 from taccl.synthesis.proposers.large_search import offer_compiled, search_large
@@ -45,6 +47,8 @@ _HOPS_PER_S = 50_000
 _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
 #: Noise of the list scheduler's priorities, relative, in turn.
 _NOISES = (0.0, 0.1, 0.5, 2.0, 8.0)
+#: Most hops for the list scheduler over any path (about 60 ms a run).
+_DETOUR_HOPS = 10_000
 #: Share of the time for the compiled list scheduler; most seconds for a job shop, and for one after routing.
 _COMPILED_SHARE, _MOST_JOINT_S, _MOST_JOB_SHOP_S = 0.1, 5.0, 4.0
 
@@ -61,6 +65,20 @@ def _alone(search: Search) -> None:
 
 def _compiled(search: Search, *, share: float) -> None:
     offer_compiled(search, budget_s=share * search.limit_s)
+
+
+def _detour(search: Search) -> None:
+    """The list scheduler over any path, for exchanges: only the compiled one ignores the routing slack."""
+    problem, scheduling = search.problem, search.parameters.list
+    is_exchange = all(len(ranks) == 1 for ranks in problem.collective.destination_sets.sets)
+    if are_kept(problem) or not is_exchange or effort(problem) > _DETOUR_HOPS:
+        return
+    free = problem.with_clauses(routing_slack=Fraction(problem.topology.num_ranks))
+    part = search.part(free, "any path: ", search.deadline, bound=search.bound, gives_up=True)
+    with suppress(OutOfTime):
+        greedy(part, budget_s=min(scheduling.most_s, scheduling.share * search.limit_s))
+    if part.best is not None:
+        search.offer_whole(part.best.under(problem), producer="list scheduler, over any path")
 
 
 def _joint(search: Search) -> None:
@@ -240,16 +258,22 @@ _COMPILED, _COMPILED_ALONE = (
     OwnProposer("compiled list scheduler", partial(_compiled, share=share))
     for share in (_COMPILED_SHARE, 1.0)
 )
+_ANY_PATH = OwnProposer("list scheduler over any path", _detour)
 #: The stages of every backend, in order; any other is a solver that works alone.
 STAGES: dict[str, tuple[Turn, ...]] = {
     "auto": (
         Turn(_LIST),
         Turn(_COMPILED, why_not=_too_short, improves=True),
+        Turn(_ANY_PATH, improves=True),
         Turn(OwnProposer("joint job shop", _joint), improves=True),
         Turn(OwnProposer("routing MILP", _routed), improves=True),
         Turn(OwnProposer("job shop rounds", improve_by_job_shop), improves=True),
     ),
-    "greedy": (Turn(_LIST_ALONE), Turn(_COMPILED_ALONE, why_not=_too_short, improves=True)),
+    "greedy": (
+        Turn(_LIST_ALONE),
+        Turn(_COMPILED_ALONE, why_not=_too_short, improves=True),
+        Turn(_ANY_PATH, improves=True),
+    ),
 }
 ONE_SOLVER = (Turn(OwnProposer("one solver", _one_solver)),)
 
