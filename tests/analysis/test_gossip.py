@@ -58,7 +58,7 @@ def test_both_ends_are_cut_to_fit_between_two_crossings():
 
 
 def test_merged_chunks_count_one_behind_the_other():
-    """The last of 4 sends each way ends 1 us after its 3 us at the NIC; of merged ones that is not counted."""
+    """The last of 4 chunks each way ends 1 us after its 3 us at the NIC, merged or not."""
     topology = two_levels(2, local=1, nic=3, alpha=1)
     alone, merged = (
         problem_of(
@@ -66,7 +66,13 @@ def test_merged_chunks_count_one_behind_the_other():
         )
         for most in (1, 4)
     )
-    assert (claims(alone)[-1], claims(merged)[-1]) == (15, 14)
+    assert (claims(alone)[-1], claims(merged)[-1]) == (15, 15)
+
+
+def test_an_early_send_counts_by_what_its_sender_can_hold():
+    """Of four ranks, two can add up in 1 us and all in 2: 16 sends of 2 us each way take 36 us, not 34."""
+    problem = problem_of(two_levels(4, local=1, nic=2), collectives.allreduce(8, chunks_per_rank=2))
+    assert claims(problem)[1:] == [32, 36]
 
 
 def test_sums_that_one_rank_of_a_node_adds_to_need_no_head():

@@ -1,8 +1,9 @@
 """Gossip: sends between ranks, between ranks of a node, or between nodes that shared sums require.
 
-A send between nodes counts half if it does only part of the work of a send. This is so if it starts before
+A send between nodes counts in part if it does only part of the work of a send. This is so if it starts before
 any rank can hold all contributions of its node. It is also so if it ends too late for one copy to spread in a
-node. docs/formulation.md, "Gossip", has the arguments.
+node. It counts half, or by the share of the node's ranks whose data it can bring, or that it can still reach.
+docs/formulation.md, "Gossip", has the arguments.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
                 # Time until some rank can hold all that its node adds; time for a copy to reach all that want
                 # it.
                 times = _doubling(turned, inside, adding), _doubling(costs, inside, wanting)
-                later = _passed(costs, crossing, (times[0][-1], times[1][-1]), sends.total())
+                later = _passed(costs, crossing, times, sends.total())
                 if later > ticks:
                     more = f"{what}, after the first sums there and before the last copies"
                     collected, spread = map(labels_of, times)
@@ -125,33 +126,40 @@ def _parts(demand: NeededSends, witness: Gossip, number: int) -> tuple[list[int]
     return part.tolist(), frozenset(links[part[src] != part[dst]].tolist())
 
 
-def _passed(costs: GateCosts, e: Ints, ends: tuple[int, int], sends: int) -> int:
-    """Earliest time by which links can pass the sends, early or late ones counted half; 0 proves nothing."""
+def _passed(costs: GateCosts, e: Ints, times: tuple[list[int], list[int]], sends: int) -> int:
+    """Earliest time by which links can pass the sends, early or late ones counted in part; 0 proves nothing.
+
+    - `times`: Times by which a rank can hold data of 1, 2, ... ranks of a node; and for a copy to reach them.
+    """
     single = _one_by_one(costs)
     took, gates = (single.link_alpha + single.link_beta)[e], gates_of(single, e, np.zeros_like(single.src))
     if not _hold_no_longer(costs, e) or not gates.hold.all():
         return 0
-    head, tail = (min(int(took.min()), end) for end in ends)
+    head, tail = (min(int(took.min()), each[-1]) for each in times)
 
-    def halves(ticks: int) -> int:
+    def pass_all(ticks: int) -> bool:
         room = min(head + tail, max(0, ticks - 2 * int(took.max())))
         first, last = room * head // max(head + tail, 1), ticks - room * tail // max(head + tail, 1)
-        found = [
-            2 * gates.within(start, end) - (start < first) - (end > last)
-            for start in (0, first)
-            for end in (last, ticks)
-        ]
-        found = [np.max(found, axis=0), gates.within(0, ticks) + gates.within(first, last)]
-        return int(np.min(found, axis=0).sum())
+        for early, late in (times, ([0, head], [0, tail])):
+            size = len(early) * len(late)
+            starts = [min(early[i // len(late)], first) for i in range(size)]
+            ends = [max(ticks - late[i // len(early)], last) for i in range(size)]
+            pairs = Counter(zip(starts, ends, strict=True)), Counter(zip(starts, ends[::-1], strict=True))
+            work = [
+                np.sum([gates.within(*pair) * number for pair, number in some.items()], axis=0)
+                for some in pairs
+            ]
+            if int(np.min(work, axis=0).sum()) < size * sends:
+                return False
+        return True
 
-    return first_tick(lambda ticks: halves(ticks) >= 2 * sends)
+    return first_tick(pass_all)
 
 
 def _one_by_one(costs: GateCosts) -> GateCosts:
-    """Costs of mergeable chunks that are sent one after the other, without latency."""
+    """Costs of mergeable chunks that are sent one by one, which hold resources for their bytes alone."""
     some = copy(costs)
     some.alpha = np.where(costs.merges[costs.link], 0, costs.alpha)
-    some.link_alpha = np.where(costs.merges, 0, costs.link_alpha)
     some.merges = np.zeros_like(costs.merges)
     return some
 
@@ -208,10 +216,11 @@ def _num_sharing(data: Chunk, part_of: Sequence[int]) -> int:
 def _fills_between_ends(
     facts: Facts, witness: Gossip, sharing: list[int], links: Sequence[int], ticks: Fraction
 ) -> bool:
-    """True if links between nodes cannot pass the sends of sums, with those at either end counted half.
+    """True if links between nodes cannot pass the sends of sums, with those at either end counted in part.
 
     A send does only part of its work if it starts before one rank can hold all contributions of a node. The
-    same is true if it ends too late for one copy to spread in a node.
+    same is true if it ends too late for one copy to spread in a node. It counts half, or the share of the
+    ranks whose contributions it can bring, or that it can reach.
 
     - `sharing`: Number of nodes that share each sum.
     """
@@ -241,23 +250,38 @@ def _fills_between_ends(
     first = room * head // max(head + tail, 1)
     since = last - room * tail // max(head + tail, 1)
     ways = passages(single, links)
-
-    def halves(way: GatePassage) -> int:
-        whole, some = way.between(first, since), way.between(0, last)
-        late, early = way.between(first, last), way.between(0, since)
-        return min(max(2 * whole, 2 * late - 1, 2 * early - 1, 2 * some - 2), some + whole)
-
     number = sum(2 * max(0, n - 1) for n in sharing)
-    return all(way.hold for way in ways) and sum(map(halves, ways)) < 2 * number
+    rules = (collected, spread), ([0, head], [0, tail])
+    return all(way.hold for way in ways) and any(
+        sum(_most_work(way, early, late, first, since, last) for way in ways)
+        < len(early) * len(late) * number
+        for early, late in rules
+    )
+
+
+def _most_work(
+    way: GatePassage, early: Sequence[int], late: Sequence[int], first: int, since: int, last: int
+) -> int:
+    """Max work of the sends that pass until `last`, where each does ``len(early) * len(late)`` at most.
+
+    - `early`: A send does ``len(late)`` less for each of these times, cut off at `first`, that it precedes.
+    - `late`: It does ``len(early)`` less for each of these spans before `last`, cut off at `since`, that it
+      ends in.
+    """
+    starts = [min(start, first) for start in early for _ in late]
+    ends = [max(last - end, since) for end in late for _ in early]
+    return min(
+        sum(number * way.between(*pair) for pair, number in Counter(zip(starts, some, strict=True)).items())
+        for some in (ends, ends[::-1])
+    )
 
 
 def _singly(facts: Facts) -> Facts:
-    """Facts with each merged send replaced by single chunks in sequence, without latency."""
+    """Facts with each merged send replaced by single chunks in sequence, which hold for their bytes alone."""
     if facts.clauses.max_merge == 1:
         return facts
     single, merging = copy(facts), facts.clauses.merging
     single.clauses = replace(facts.clauses, max_merge=1, merging=frozenset())
-    single.alpha = [0 if e in merging else alpha for e, alpha in enumerate(facts.alpha)]
     single.holds = [
         {r: (0 if e in merging else alpha, beta, side) for r, (alpha, beta, side) in held.items()}
         for e, held in enumerate(facts.holds)
