@@ -141,6 +141,8 @@ def main() -> int:
         results[name] = shown(_FITTED, of(folder))
     print("\none-kernel runtimes")
     results["kernels"] = shown(_COLUMNS, [kernel_row()])
+    for row in (row for rows in results.values() for row in rows):
+        row.pop("errors", None)
     return summed_up(options.output, results)
 
 

@@ -12,10 +12,13 @@ import numpy as np
 from taccl._internal.arguments import Bytes, Count, Natural, checked
 from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
+from taccl.measure.calibrate import calibrated
 from taccl.measure.estimate import Estimate, Observed, estimate, refit, shows_latency
+from taccl.measure.library import Costs
 from taccl.measure.logs import joined, read_log
 from taccl.measure.machine import find_machine, mismatches
 from taccl.measure.model import COLLECTIVES, Parameter, priors, terms_of, times_us
+from taccl.measure.predict import costs_of, predicted_us
 from taccl.measure.series import Series
 
 #: Max median relative error of a fit that describes the machine.
@@ -73,6 +76,9 @@ class Fit:
         Protocols that the logs show, and simple. All three if no log has sizes small enough to show latency.
     notes : tuple of str
         Differences between the logs and the machine: other GPUs, CPUs, unequal nodes, impossible rates.
+    costs : Costs, optional
+        Figures of the machine as far as the logs calibrate them, for collectives and numbers of nodes that
+        no log has.
     """
 
     machine: str
@@ -83,6 +89,7 @@ class Fit:
     rows_left_out: tuple[str, ...]
     protocols: tuple[int, ...] = (0, 1, 2)
     notes: tuple[str, ...] = ()
+    costs: Costs | None = None
 
     @property
     def median_error(self) -> float:
@@ -106,7 +113,11 @@ class Fit:
 
     @checked
     def predict_us(self, collective: str, num_ranks: Count, num_nodes: Count, size_bytes: Bytes) -> float:
-        """Predicted time of a collective in us, under the fastest protocol among `protocols`.
+        """Predicted time of a collective in us.
+
+        Collectives that a log has, on as many ranks and nodes, follow the fitted parameters under the fastest
+        protocol among `protocols`. Others follow the library's own choice and pipeline, calibrated to the
+        logs.
 
         Parameters
         ----------
@@ -117,6 +128,10 @@ class Fit:
         size_bytes : int
             The larger of a rank's input and output, in bytes.
         """
+        seen = {(e.series.collective, e.series.num_ranks, e.series.num_nodes) for e in self.series}
+        if self.costs is not None and (collective, num_ranks, num_nodes) not in seen:
+            size = np.array([float(size_bytes)])
+            return float(predicted_us(self.costs, collective, num_ranks, num_nodes, size)[0])
         asked = Series(collective, num_ranks, num_nodes, (size_bytes,), (1.0,), "asked")
         logs = np.log([each.value for each in self.parameters])
         terms = terms_of(asked, find_machine(self.machine).ranks_per_nic)
@@ -242,7 +257,7 @@ def fit(
     notes = mismatches(read, kept, machine, rates)
     return Fit(
         machine.name, parameters, tuple(fitted), tuple(errors), tuple(_left_out(observed, before)), rows,
-        taken, notes,
+        taken, notes, calibrated(costs_of(machine.name), kept),
     )  # fmt: skip
 
 

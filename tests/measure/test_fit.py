@@ -1,12 +1,16 @@
 """Fits find the parameters that times were made of, and claim no others."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import taccl
 from taccl.errors import FormatError, InputError
+from taccl.measure.calibrate import calibrated
 from taccl.measure.estimate import Observed, estimate, lines
 from taccl.measure.model import PARAMETERS, priors, terms_of, times_us
+from taccl.measure.predict import costs_of, predicted_us
 from taccl.measure.series import Series
 from tests.measure.logs import table
 
@@ -166,3 +170,24 @@ def test_bus_bandwidth_alone_is_fitted(log):
     text = "# all_reduce_perf\n| Size | busbw (GB/s) |\n| 1G | 350.0 |\n| 4G | 350.0 |\n| 8G | 350.0 |\n"
     fit = taccl.fit([log(text)], "dgx-h100", nodes=1)
     assert found_in(fit)["node_gb_per_s"].value == pytest.approx(350, rel=0.02)
+
+
+def test_other_collectives_follow_the_calibrated_library(tmp_path):
+    """A network twice as slow to answer as its class shows in a collective that no log has."""
+    slow = replace(costs_of("dgx-a100"), network_latency=2.0)
+    sizes = 2.0 ** np.arange(3, 31)
+    times = predicted_us(slow, "allreduce", 16, 2, sizes)
+    rows = "\n".join(f"{int(size)} 1 float sum -1 {us:.2f}" for size, us in zip(sizes, times, strict=True))
+    path = tmp_path / "two.txt"
+    path.write_text(f"# all_reduce_perf\n# size count type redop root time\n{rows}\n")
+    fit = taccl.fit([str(path)], "dgx-a100", nodes=2)
+    asked = "allgather", 16, 2, 8
+    assert fit.predict_us(*asked) == pytest.approx(
+        predicted_us(slow, *asked[:3], np.array([8.0]))[0], rel=0.1
+    )
+
+
+def test_a_stream_gives_the_rate_of_a_nic():
+    """What perftest states is the wire's rate from then on."""
+    stream = Series("point-to-point", 2, 2, (1 << 23,), ((1 << 23) / 20e3,), "", streams=True)
+    assert calibrated(costs_of("dgx-a100"), [stream]).nic_gb_per_s == pytest.approx(20)

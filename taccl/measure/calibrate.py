@@ -1,0 +1,67 @@
+"""Calibration of a library's predictions to measured series: five factors, each with a prior at 1.
+
+Collectives and numbers of nodes that no log has are predicted so: by the library's own choice and pipeline,
+on a machine that is as much faster or slower as the logs show.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl._internal.address_space import require_address_space
+from taccl.measure.predict import predicted_us
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.measure.library import Costs
+    from taccl.measure.series import Series
+
+#: {factor: deviation of its logarithm's prior} (our choice): networks vary more than nodes, and hosts more
+#: than GPUs, whose links and latencies are those of one data sheet.
+_SPREADS = {
+    "launch_scale": 0.5, "node_latency": 0.1, "network_latency": 0.5, "node_rate": 0.08, "network_rate": 0.2,
+}  # fmt: skip
+#: Relative error up to which a row counts in full; the predictions of default profiles are as far off.
+_NOISE = 0.1
+
+
+def calibrated(costs: Costs, series: Sequence[Series]) -> Costs:
+    """The figures with the factors that describe the series best, and the wire's rate where one states it.
+
+    - `series`: Series with known numbers of ranks and nodes.
+    """
+    streams = [each for each in series if each.streams and each.num_nodes > 1]
+    if streams:
+        rates = (np.array(each.size_bytes) / np.array(each.times_us) / 1000 for each in streams)
+        costs = replace(costs, nic_gb_per_s=max(float(rate.max()) for rate in rates))
+    timed = [each for each in series if not each.streams]
+    if not timed:
+        return costs
+    require_address_space()
+    from scipy.optimize import least_squares
+
+    names, spreads = list(_SPREADS), np.array(list(_SPREADS.values()))
+
+    def scaled(logs: NDArray[np.float64]) -> Costs:
+        return replace(costs, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
+
+    def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        at = scaled(logs)
+        errors = [np.log(_times_us(at, each) / np.array(each.times_us)) / _NOISE for each in timed]
+        off = np.concatenate(errors)
+        robust = np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1))
+        return np.concatenate([robust, logs / spreads])
+
+    found = least_squares(residuals, np.zeros(len(names)), max_nfev=40, xtol=1e-5, ftol=1e-5)
+    return scaled(found.x)
+
+
+def _times_us(costs: Costs, each: Series) -> NDArray[np.float64]:
+    sizes = np.array(each.size_bytes, float)
+    return predicted_us(costs, each.collective, each.num_ranks, each.num_nodes, sizes)
