@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import taccl
 from taccl._internal.cpu_share import busy_factor
 from taccl._internal.deadline import OutOfTime
-from taccl._internal.names import did_you_mean, matching
+from taccl._internal.names import did_you_mean, in_runs, matching
 from taccl._internal.units import format_size, format_us, parse_size
 from taccl.cli import things
 from taccl.cli.output import picked, say
@@ -62,6 +62,15 @@ at_least_zero = reader(whole, lambda n: n >= 0, "a whole number of at least 0")
 jitter = reader(float, lambda x: 0 <= x < 1, "a number of at least 0 and below 1")
 seconds = reader(float, lambda x: 0 < x < math.inf, "a positive number of seconds")
 _ranks = reader(lambda text: tuple(map(int, text.split(","))), bool, "ranks such as 0,4")
+
+
+def _ranks_and_runs(text: str) -> tuple[int, ...]:
+    """Ranks and runs of ranks: ``0-3,8``; ValueError for anything else."""
+    runs = [word.partition("-") for word in text.split(",")]
+    return tuple(rank for a, dash, b in runs for rank in range(whole(a), whole(b if dash else a) + 1))
+
+
+_subset = reader(_ranks_and_runs, bool, "ranks such as 0-3,8")
 
 
 def several(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
@@ -184,6 +193,13 @@ def add_output(verb: argparse.ArgumentParser, help: str, *, required: bool = Fal
     option(verb, "--overwrite", "replace the file if it exists")
 
 
+def add_subset(parser: argparse._ActionsContainer) -> None:
+    """Declare the ranks of a topology that take part, which are renumbered from 0."""
+    help = "ranks that take part, as CUDA_VISIBLE_DEVICES says (default: all)"
+    option(parser, "--ranks R-R,R", help, _subset)
+    option(parser, "--without-rank R,R", "ranks that do not take part", _subset, default=())
+
+
 def add_size(parser: argparse._ActionsContainer) -> None:
     """Declare the size, or that of a chunk."""
     add_options(parser.add_mutually_exclusive_group(), "--size", "--chunk-size")
@@ -257,6 +273,7 @@ def add_problem_options(
     option(group, "--cost-model upstream|physical", "what to make of the costs in an upstream topology file")
     add_options(group, "--time-unit-us", help="microseconds in an upstream file's unit of time")
     add_options(group, "--nodes", "--profile", "--protocol")
+    add_subset(group)
     add_size(parser.add_argument_group("size, one of"))
     add_options(group, "--chunks-per-rank", "--root")
     option(group, "--roots R,R", "ranks; of the multi-root collectives", _ranks)
@@ -281,6 +298,8 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         raise InputError(said, where=name.partition(" ")[0])
     sketch = things.sketch_from_word(options.sketch)
     topology = topology_for(options, sketch)
+    if options.ranks is not None or options.without_rank:
+        topology = _subset_of(topology, options)
     if options.collective == _BY_MATRIX or options.matrix is not None:
         return _under_best_protocol(_exchange(options, topology), options)
     cut = picked(options, "chunks_per_rank", "root", "roots")
@@ -293,6 +312,19 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         given = {"size_bytes": options.size, "chunk_bytes": options.chunk_size}
         problem = taccl.make_problem(topology, options.collective, **cut, **given)
     return _under_best_protocol(problem, options)
+
+
+def _subset_of(topology: Topology, options: argparse.Namespace) -> Topology:
+    """The topology of the ranks that take part; says how they are renumbered."""
+    from taccl.topology.transform import subset
+
+    if options.sketch is not None:
+        said = "a sketch speaks of all ranks of its nodes; leave it out, or take all ranks"
+        raise InputError(said, where="--ranks" if options.ranks is not None else "--without-rank")
+    kept = sorted(set(options.ranks or range(topology.num_ranks)) - set(options.without_rank))
+    found = subset(topology, ranks=options.ranks, without_ranks=options.without_rank)
+    say(f"note: ranks {in_runs(kept)} of {topology.num_ranks} take part, renumbered from 0")
+    return found
 
 
 def collective_from_options(options: argparse.Namespace, topology: Topology) -> Collective | str:

@@ -7,12 +7,11 @@ is its SVG title, which browsers show as a tooltip.
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl._internal.arguments import Duration, checked
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
@@ -27,9 +26,10 @@ from taccl.analysis.verification.verify import verify
 from taccl.errors import TacclError
 from taccl.formats.files import check_writable, write_whole
 from taccl.plot.gantt import COPIES, REDUCTIONS, draw_bars, rows_height
+from taccl.plot.page import folded, html_page, picture, with_commands
 from taccl.plot.progress import draw_trace, trace_in
 from taccl.plot.sizes import bandwidth, bandwidths, measured_points
-from taccl.plot.style import drawing, figure, render, title_of
+from taccl.plot.style import drawing, figure, title_of
 from taccl.plot.topology import height_of
 from taccl.plot.topology import topology as draw_topology
 from taccl.plot.verdict import verdict
@@ -38,9 +38,6 @@ from taccl.schedule.bars import Bars, By, bars_of
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
 from taccl.synthesis.search import no_bound
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _VIEWS: tuple[By, ...] = ("rank", "link", "resource")
 _MOST_VIOLATIONS = 50
@@ -58,40 +55,6 @@ _MOST_CHECKED = 20_000
 _BOUND_S, _BOUND_SHARE, _REST_SHARE = 5.0, 0.2, 0.1
 #: Min seconds for each bound. Then max transfers for which pictures are always drawn, as they are quick.
 _LEAST_BOUND_S, _FEW_TRANSFERS = 0.5, 500
-_TAG = re.compile(r"<[^>]*>")
-_PROLOGUE = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>\s*", re.DOTALL)
-_REFERENCE = re.compile(r'(\bid="|url\(#|href="#)')
-#: Content security policy: the page fetches nothing and runs no script, whatever an input file contains.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 0 auto; padding: 24px 20px 60px; }
-h1 { font-size: 24px; margin: 0; } h2 { font-size: 18px; margin: 34px 0 8px; }
-h1, p, li, td:last-child { overflow-wrap: anywhere; }
-.verdict { font-size: 17px; } section > table, section > div { display: block; overflow-x: auto; }
-nav a { margin-right: 14px; } pre, figure, .wide { overflow-x: auto; } pre { font-size: 13px; }
-.dataframe { font-size: 13px; }
-.dataframe th, .dataframe td { text-align: right; padding: 0 10px 0 0; overflow-wrap: normal; }
-figure { margin: 12px 0; background: white; } figure svg { width: 100%; min-width: 620px; height: auto; }
-"""
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-<h1>{title}</h1>
-{body}
-</main>
-</body>
-</html>
-"""
 
 
 @checked
@@ -170,12 +133,12 @@ def report(
         known = rates.dropna(axis="columns", how="all").rename(index=format_size)
         shown = known.to_html(float_format="{:.4g}".format, na_rep="", border=0) if known.size else ""
         why = "".join(_paragraph(f"{name}: {said}") for name, said in rates.attrs["undefined"].items())
-        return f'{_picture(drawn, "bandwidth-picture")}<div class="wide">{shown}</div>{why}'
+        return f'{picture(drawn, "bandwidth-picture")}<div class="wide">{shown}</div>{why}'
 
     def load() -> str:
         on = problem.topology
         drawn = draw_topology(on, schedule, ax=figure(width=9, height=height_of(on)))
-        return _picture(drawn, "topology-picture")
+        return picture(drawn, "topology-picture")
 
     def waits() -> str:
         text = "The busiest resources: when they are busy, and for what they are idle, in us:"
@@ -211,7 +174,7 @@ def report(
     progress = ""
     if any(entry.finish_us is not None for entry in trace):
         drawn = draw_trace(trace, title_of(problem), ax=figure(width=9, height=3.6))
-        progress = _picture(drawn, "progress-picture")
+        progress = picture(drawn, "progress-picture")
     contents = {
         "verification": ("Verification", facts(figures) + _lines("\n".join(violations))),
         "bound": ("Bound and gap", bound._repr_html_() + _paragraph(checked)),
@@ -222,23 +185,20 @@ def report(
         "search": ("Search", _search(details, schedule.producer) + progress),
         "problem": ("Problem and sketch",
                     problem._repr_html_() + facts(said) + problem.topology._repr_html_()),
-        "transfers": ("Transfers", _folded("the first ones", _lines(schedule.table(limit=_MOST_TRANSFERS)))),
+        "transfers": ("Transfers", folded("the first ones", _lines(schedule.table(limit=_MOST_TRANSFERS)))),
         "versions": ("Versions and command", _versions(details, command)),
     }  # fmt: skip
     sentence, actions = verdict(
         schedule, judged, stronger(bound, every), gap, computed[0] if computed else None
     )
-    steps = "".join(f"<li>{_words(each)}</li>" for each in actions)
+    steps = "".join(f"<li>{with_commands(each)}</li>" for each in actions)
     opening = f'<section id="verdict"><p class="verdict">{as_html(sentence)}</p><ol>{steps}</ol></section>\n'
     links = "\n".join(f'<a href="#{name}">{title}</a>' for name, (title, _) in contents.items())
     parts = [
         f'<section id="{name}"><h2>{title}</h2>\n{part}</section>\n'
         for name, (title, part) in contents.items()
     ]
-    page = _PAGE.format(
-        policy=escape(_POLICY), style=_STYLE, title=as_html(title_of(problem)),
-        body="".join((opening, f"<nav>{links}</nav>\n", *parts)),
-    )  # fmt: skip
+    page = html_page(title_of(problem), "".join((opening, f"<nav>{links}</nav>\n", *parts)))
     if path is not None:
         write_whole(path, page, overwrite=overwrite)
     return page
@@ -265,36 +225,6 @@ def _lines(text: str) -> str:
     return f"<pre>{escape(shown_lines(text))}</pre>" if text else ""
 
 
-def _folded(summary: str, content: str, *, is_open: bool = False) -> str:
-    return f"<details{' open' * is_open}><summary>{summary}</summary>{content}</details>"
-
-
-def _words(text: str) -> str:
-    """A text in which backquotes mark commands."""
-    return re.sub("`(.*?)`", r"<code>\1</code>", as_html(text))
-
-
-def _picture(drawn: Axes, name: str, texts: Mapping[str, Sequence[str]] | None = None) -> str:
-    """A picture as SVG within the page.
-
-    - `name`: Prefix that keeps its identifiers distinct from those of other pictures.
-    - `texts`: {group of shapes: the tooltip of each shape}.
-    """
-    svg = _PROLOGUE.sub("", render(drawn, "svg").decode())
-    for group, some in (texts or {}).items():
-        begin, before, rest = svg.partition(f'<g id="{group}">')
-        shapes, after, end = rest.partition("</g>")
-        if shapes.count("<path ") == len(some):
-            titles = iter(some)
-            shapes = re.sub(
-                r"(<path [^>]*)/>", lambda path: f"{path[1]}><title>{as_html(next(titles))}</title></path>",
-                shapes,
-            )  # fmt: skip
-        svg = begin + before + shapes + after + end
-    apart = _TAG.sub(lambda tag: _REFERENCE.sub(rf"\g<1>{name}-", tag[0]), svg)
-    return f"<figure>{apart}</figure>"
-
-
 def _timeline(schedule: Schedule, bound_us: float) -> str:
     """Gantt charts by rank, link and resource."""
     if not schedule.num_transfers:
@@ -306,8 +236,8 @@ def _timeline(schedule: Schedule, bound_us: float) -> str:
         num_shapes += 0 if is_image else len(bars.row)
         ax = figure(width=11, height=rows_height(len(bars.rows)))
         drawn = draw_bars(schedule, bars, by, bound_us=bound_us or None, is_image=is_image, ax=ax)
-        view = _picture(drawn, f"gantt-{by}", {} if is_image else _texts(schedule, bars))
-        views.append(_folded(f"by {by}", view, is_open=by == _VIEWS[0]))
+        view = picture(drawn, f"gantt-{by}", {} if is_image else _texts(schedule, bars))
+        views.append(folded(f"by {by}", view, is_open=by == _VIEWS[0]))
     point = "Point at a bar to see what is sent. " if num_shapes else ""
     return _paragraph(f"{point}The dashed line is the bound.") + "".join(views)
 

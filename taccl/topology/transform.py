@@ -77,6 +77,32 @@ def without(
 
 
 @checked_as(TopologyError)
+def subset(
+    topology: Topology, *, ranks: Collection[int] | None = None, without_ranks: Collection[int] = ()
+) -> Topology:
+    """The topology of some ranks, as CUDA_VISIBLE_DEVICES leaves them, renumbered from 0 in their old order.
+
+    Parameters
+    ----------
+    topology : Topology
+    ranks : collection of int, optional
+        Ranks to keep; by default all.
+    without_ranks : collection of int
+        Ranks to leave out.
+
+    Raises
+    ------
+    TopologyError
+        If a rank does not exist, or no rank is left.
+    """
+    kept = range(topology.num_ranks) if ranks is None else ranks
+    check_ranks(kept, topology.num_ranks, where=f"{topology.name}: ranks")
+    check_ranks(without_ranks, topology.num_ranks, where=f"{topology.name}: ranks")
+    gone = set(range(topology.num_ranks)) - set(kept) | set(without_ranks)
+    return without(topology, ranks=sorted(gone)) if gone else topology
+
+
+@checked_as(TopologyError)
 def degraded(topology: Topology, links: Mapping[int | tuple[int, int] | str, Number]) -> Topology:
     """The topology with some links slower than they were.
 

@@ -1,0 +1,85 @@
+"""A self-contained HTML page: loads nothing, runs no script, and holds its pictures as SVG."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from taccl._internal.html import as_html
+from taccl.plot.style import render
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_TAG = re.compile(r"<[^>]*>")
+_PROLOGUE = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>\s*", re.DOTALL)
+_REFERENCE = re.compile(r'(\bid="|url\(#|href="#)')
+#: Content security policy: the page fetches nothing and runs no script, whatever an input file contains.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 0 auto; padding: 24px 20px 60px; }
+h1 { font-size: 24px; margin: 0; } h2 { font-size: 18px; margin: 34px 0 8px; }
+h1, p, li, td:last-child { overflow-wrap: anywhere; }
+.verdict { font-size: 17px; } section > table, section > div { display: block; overflow-x: auto; }
+nav a { margin-right: 14px; } pre, figure, .wide { overflow-x: auto; } pre { font-size: 13px; }
+.dataframe { font-size: 13px; }
+.dataframe th, .dataframe td { text-align: right; padding: 0 10px 0 0; overflow-wrap: normal; }
+figure { margin: 12px 0; background: white; } figure svg { width: 100%; min-width: 620px; height: auto; }
+"""
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+<h1>{title}</h1>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def html_page(title: str, body: str) -> str:
+    """The page of a title and a body, which is HTML."""
+    return _PAGE.format(policy=escape(_POLICY), style=_STYLE, title=as_html(title), body=body)
+
+
+def picture(drawn: Axes, name: str, texts: Mapping[str, Sequence[str]] | None = None) -> str:
+    """A picture as SVG within the page.
+
+    - `name`: Prefix that keeps its identifiers distinct from those of other pictures.
+    - `texts`: {group of shapes: the tooltip of each shape}.
+    """
+    svg = _PROLOGUE.sub("", render(drawn, "svg").decode())
+    for group, some in (texts or {}).items():
+        begin, before, rest = svg.partition(f'<g id="{group}">')
+        shapes, after, end = rest.partition("</g>")
+        if shapes.count("<path ") == len(some):
+            titles = iter(some)
+            shapes = re.sub(
+                r"(<path [^>]*)/>", lambda path: f"{path[1]}><title>{as_html(next(titles))}</title></path>",
+                shapes,
+            )  # fmt: skip
+        svg = begin + before + shapes + after + end
+    apart = _TAG.sub(lambda tag: _REFERENCE.sub(rf"\g<1>{name}-", tag[0]), svg)
+    return f"<figure>{apart}</figure>"
+
+
+def folded(summary: str, content: str, *, is_open: bool = False) -> str:
+    """HTML under a line that opens it."""
+    return f"<details{' open' * is_open}><summary>{summary}</summary>{content}</details>"
+
+
+def with_commands(text: str) -> str:
+    """A text as HTML, in which backquotes mark commands."""
+    return re.sub("`(.*?)`", r"<code>\1</code>", as_html(text))
