@@ -38,12 +38,14 @@ from taccl.errors import WorkloadError as WorkloadError
 from taccl.explore.cache import Cache as Cache
 from taccl.explore.compare import compare as compare
 from taccl.explore.compare import sweep as sweep
+from taccl.explore.diagnose import diagnose as diagnose
 from taccl.explore.plan import plan as plan
 from taccl.explore.plan_ranges import Plan as Plan
 from taccl.formats.registry import convert as convert
 from taccl.formats.registry import write as write
 from taccl.formats.saved import load as load
 from taccl.formats.saved import save as save
+from taccl.measure.diagnosis import Diagnosis as Diagnosis
 from taccl.measure.fit import Fit as Fit
 from taccl.measure.fit import fit as fit
 from taccl.measure.predict import Prediction as Prediction

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -21,6 +21,8 @@ _GPUS = {
 }  # fmt: skip
 #: Model in the name of a GPU: H100, GB300, MI300X, L40S.
 _MODEL = re.compile(r"\b(MI\d{2,3}[A-Z]?|[A-Z]{1,2}\d{1,3}[A-Z]?)\b")
+#: Boards without NVSwitch, in names of GPUs.
+_OTHER_BOARD = re.compile(r"\b(?:PCIe?|NVL)\b", re.IGNORECASE)
 #: Min credible time of a collective on GPUs in us. It lasts at least about 4 us, mostly for the kernel
 #: launch.
 _LEAST_US = 3.0
@@ -83,6 +85,22 @@ def machine_of(topology: Topology) -> Machine:
     return Machine(topology.machine, per_node, max(nics, default=1), rate(inside), rate(across))
 
 
+def gpu_models(gpus: Iterable[str]) -> set[str]:
+    """Models in the names of GPUs: ``{"H100"}``."""
+    return {model[1] for name in gpus if (model := _MODEL.search(name))}
+
+
+def machine_by_gpus(gpus: Collection[str]) -> str | None:
+    """The one machine model whose nodes have such GPUs; None if no model or several models have them."""
+    models = gpu_models(gpus)
+    if len(models) != 1 or any(_OTHER_BOARD.search(name) for name in gpus):
+        return None
+    if any("SXM3" in name for name in gpus):
+        return "dgx2"  # the only machine with that board of V100
+    found = [machine for machine, own in _GPUS.items() if models <= set(own)]
+    return found[0] if len(found) == 1 else None
+
+
 def mismatches(
     logs: Sequence[Log],
     series: Sequence[Series],
@@ -119,7 +137,7 @@ def _of_gpus(logs: Sequence[Log], machine: Machine) -> Iterable[str]:
     named = INSTANCES[machine.name].machine if machine.name in INSTANCES else machine.name
     ours = _GPUS.get(named, ())
     for log in logs:
-        models = {model[1] for name in log.gpus if (model := _MODEL.search(name))}
+        models = gpu_models(log.gpus)
         if models and ours and not models & set(ours):
             names = first_of([shown(name, 60) for name in sorted(log.gpus)], 3)
             yield f"{log.path}: found GPUs {names}; {machine.name} has {' or '.join(ours)}; check --topology"

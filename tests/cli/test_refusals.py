@@ -8,6 +8,7 @@ import taccl
 from taccl.workload import save_workload
 from tests.cli.words import SKETCH, SMALL
 from tests.foreign import OURS
+from tests.measure.logs import table
 from tests.workload.test_replay import block
 
 SMALL = " ".join(SMALL)
@@ -176,6 +177,19 @@ REFUSED = {
         ("plot schedule.json -o a.gif", ".svg"),
         ("fit few --topology dgx-h100 -o mine.toml", "found no measurement to use"),
     ],
+    "diagnose and subsets of ranks": [
+        ("diagnose few", "found no measurement to use"),
+        ("diagnose nosuch.log", "no such file"),
+        ("diagnose unnamed.log", "found no GPUs in the log; name a topology file, or one of ndv2"),
+        ("diagnose unnamed.log --topology dgx-h10", "did you mean 'dgx-h100'?"),
+        ("diagnose unnamed.log --topology dgx-h100 --ranks 0-3", "found 8 ranks; dgx-h100 x1 has 4 here"),
+        ("diagnose unnamed.log --topology dgx-h100 --ranks 8", "rank 8 does not exist"),
+        ("diagnose unnamed.log --topology dgx-h100 --ranks x", "--ranks: found 'x'; expected ranks such as"),
+        ("diagnose unnamed.log --topology dgx-h100 -o old.html", "old.html"),
+        (f"synthesize {DGX2} {GATHER} 1MB --ranks 3-1", "--ranks: found '3-1'; expected ranks such as"),
+        (f"synthesize {DGX2} {GATHER} 1MB --without-rank 16", "rank 16 does not exist"),
+        (f"bound ndv2/sk1 {GATHER} 1MB --ranks 0-3", "--ranks: a sketch speaks of all ranks"),
+    ],
     "run": [
         ("run step.toml", "found a workload; expected a schedule or a program; `taccl run "),
         ("run step.toml --topology ring:3", "block: is of 4 ranks, and ring:3 has 3; make them equal"),
@@ -235,6 +249,7 @@ def folder(tmp_path_factory):
         "direct.xml": (OURS / "msccl-xml" / "allgather-4-direct.xml").read_text(),
         "latency.csv": "us,a,b,c,d\na,0,20,10,20\nb,20,0,20,10\nc,10,20,0,20\nd,20,10,20,0\n",
         "few": "a\nb\nc\n",
+        "unnamed.log": table(sizes=(2**20, 2**30)),
         "twice": "a:2\nb:2\nc:2\nd:2\n",
         "old.svg": "mine",
         "old.html": "mine",

@@ -351,6 +351,10 @@ GIVEN: dict[str, dict[str, object]] = {
     "fit": {
         "logs": ["here.txt"], "topology": "dgx-h100", "nodes": 1, "collective": None, "in_place": False, "seed": 0,
     },
+    "diagnose": {
+        "logs": ["here.txt"], "topology": "dgx-h100", "nodes": 1, "profile": None, "collective": None,
+        "in_place": False, "ranks": None, "without_ranks": (), "budget_s": 0,
+    },
     "reorder": {
         "topology": "@topology", "collective": "allreduce", "algorithm": "ring", "size": "1KB",
         "time_limit_s": 1.0, "seed": 0, "progress": None,

@@ -9,7 +9,8 @@ from __future__ import annotations
 #: In the order in which ``taccl --help`` lists them.
 VERBS = (
     "synthesize", "verify", "show", "simulate", "bound", "explain", "suggest", "baseline", "convert", "run",
-    "plan", "fit", "probe", "reorder", "backends", "compare", "sweep", "cache", "warmup", "plot", "report",
+    "plan", "fit", "diagnose", "probe", "reorder", "backends", "compare", "sweep", "cache", "warmup", "plot",
+    "report",
 )  # fmt: skip
 
 EXAMPLES = """
@@ -38,6 +39,8 @@ taccl plan --topology dgx2 --collective allreduce --sizes 1KB:1GB -o plan
 taccl plan ndv2/sk1 ndv2/sk2 --collective allgather --time-limit 300 -o plan
 taccl fit nccl.log --topology dgx-h100 --nodes 2 -o mine.toml
 taccl fit one.log two.log --topology dgx-h100 --nodes 2 --plot fit.svg
+taccl diagnose nccl.log
+taccl diagnose nccl.log --topology dgx-h100 --profile mine.toml -o diagnosis.html
 taccl probe -n 8 -o probe.json
 taccl probe -n 16 --rounds 5 -o probe.json
 taccl probe --collectives --mpiexec 'mpiexec -f hosts -n 16' -o selection.json

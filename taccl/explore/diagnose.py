@@ -1,0 +1,307 @@
+"""`diagnose`: a verdict on measured bandwidths, with limits, likely causes and possible gains."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from statistics import median
+
+from taccl._internal.arguments import Count, Duration, checked
+from taccl._internal.deadline import Deadline, OutOfTime
+from taccl._internal.names import first_of
+from taccl._internal.units import format_size
+from taccl.analysis.simulation.simulate import simulate
+from taccl.baselines import best
+from taccl.errors import CollectiveError, FormatError
+from taccl.explore.expectation import Expectation
+from taccl.explore.measured_machine import Machine, read_logs, topology_of
+from taccl.measure.causes import HEALTHY, Cause, Facts, causes_of, sizes_off
+from taccl.measure.curve import kinks, slow_middle
+from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
+from taccl.measure.machine import machine_of
+from taccl.measure.model import COLLECTIVES
+from taccl.measure.series import POINT_TO_POINT, Log, Series
+from taccl.problem.collective import busbw_factor
+from taccl.program.runtimes import Runtime, usual_runtimes
+from taccl.topology.topology import Topology
+
+#: Min size of a message that shows bandwidth, and max size of one that shows latency.
+_LARGE, _SMALL = 64 * 2**20, 4096
+#: Sizes for better schedules, and max ranks for which they are sought (seconds for 16 ranks).
+_GAIN_SIZES, _GAIN_RANKS = (8 * 2**10, 2**20, 2**30), 16
+
+#: Max causes in the verdict that cannot be told apart, and max sizes off the curve.
+_NAMED = 3
+#: Min share of the expected bandwidth that no error of the model explains.
+_TOO_FAST = 1.25
+
+
+@checked
+def diagnose(
+    logs: Sequence[str], topology: Topology | str | None = None, *, nodes: Count | None = None,
+    profile: str | None = None, collective: str | None = None, in_place: bool = False,
+    ranks: Sequence[int] | None = None, without_ranks: Sequence[int] = (), budget_s: Duration = 20.0,
+) -> Diagnosis:  # fmt: skip
+    """Judge measured bandwidths and latencies: limits, likely causes of slow sizes, and better schedules.
+
+    Parameters
+    ----------
+    logs : sequence of str
+        Paths of logs of one machine, as `taccl.fit` reads them. Logs of perftest (`ib_write_bw`), one for
+        each NIC, tell slow NICs from unused ones.
+    topology : Topology or str, optional
+        A topology, a topology file, or a name such as ``"dgx-h100"``; by default the machine with the GPUs
+        that a log names.
+    nodes : int, optional
+        Number of nodes; by default as each log says.
+    profile : str, optional
+        Profile of the machine, such as the file of a fit to a healthy log, which is more accurate.
+    collective : str, optional
+        Collective that was measured, for logs that do not state it.
+    in_place : bool
+        True for the in-place times of nccl-tests and rccl-tests.
+    ranks, without_ranks : sequence of int
+        Ranks of the topology that took part, or did not, as CUDA_VISIBLE_DEVICES says.
+    budget_s : float
+        Seconds for better schedules; 0 seeks none.
+
+    Returns
+    -------
+    Diagnosis
+        A verdict for each collective and number of ranks.
+
+    Raises
+    ------
+    FormatError
+        If a log has no usable row, was measured on CPUs, is of a collective without a model, or the logs are
+        of several machines.
+    InputError
+        If the machine is unknown, or has other ranks than a log.
+    """
+    machine = Machine(topology, nodes, profile, ranks, without_ranks)
+    read = read_logs(logs, collective=collective, in_place=in_place)
+    gpus = next((log.gpus for log in read if log.gpus), frozenset())
+    placed = [(each, *topology_of(each, machine, gpus)) for each in _series(read)]
+    nics = tuple(_rate(each) for log in read for each in log.series if each.streams)
+    links = [
+        _link_sentence(each, machine, gpus, placed)
+        for log in read
+        for each in log.series
+        if each.collective == POINT_TO_POINT
+    ]
+    expectations = [Expectation(each.on(on.num_ranks, on.num_nodes), on) for each, on, _ in placed]
+    shares = [_share(each) for each in expectations]
+    deadline = Deadline.after(budget_s)
+    found = []
+    for index, (each, share) in enumerate(zip(expectations, shares, strict=True)):
+        same = {
+            other.topology.num_nodes: part
+            for other, part in zip(expectations, shares, strict=True)
+            if other.series.collective == each.series.collective and part is not None
+        }
+        facts = _facts(each, share, same, nics, named=topology is not None)
+        found.append(_judged(each, facts, deadline, placed[index][2], machine))
+    notes = [f"{log.path}: {said}" for log in read for said in (*log.notes, *log.left_out)]
+    return Diagnosis(tuple(found), tuple(links), tuple(notes))
+
+
+def _series(logs: Iterable[Log]) -> Iterator[Series]:
+    """Yield the series of collectives; raises `FormatError` for one without a model."""
+    for log in logs:
+        for each in log.series:
+            if each.collective not in COLLECTIVES:
+                known = ", ".join(COLLECTIVES)
+                said = f"found {each.collective}, which NCCL's model does not cover; expected one of {known}"
+                raise FormatError(said, where=each.source)
+            if each.collective != POINT_TO_POINT:
+                yield each
+
+
+def _rate(series: Series) -> float:
+    """Largest bandwidth of a series in GB/s."""
+    rows = zip(series.size_bytes, series.times_us, strict=True)
+    return max(size / time_us for size, time_us in rows) / 1000
+
+
+def _link_sentence(
+    series: Series,
+    machine: Machine,
+    gpus: Collection[str],
+    placed: Sequence[tuple[Series, Topology, list[str]]],
+) -> str:
+    """Rate between two ranks beside what a GPU or a NIC carries, in one sentence."""
+    rate = _rate(series)
+    on = next((on for _, on, _ in placed), None)
+    if on is None:
+        on, _ = topology_of(
+            series.on(0, series.num_nodes), machine._replace(nodes=2 if series.num_nodes > 1 else 1), gpus
+        )
+    figures = machine_of(on)
+    between = series.num_nodes > 1
+    most = figures.network_gb_per_s if between else figures.node_gb_per_s
+    if not most:
+        return f"{series.source}: {rate:.4g} GB/s between two ranks; {on.name} has no network to compare with"
+    what = "a NIC" if between else "a GPU in its node"
+    share = f"{rate / most:.0%} of what {what} sends ({most:.4g})"
+    return f"{series.source}: {rate:.4g} GB/s between two ranks are {share}"
+
+
+def _share(expected: Expectation) -> float | None:
+    """Measured over expected bandwidth at the largest size; None if that shows no bandwidth."""
+    series = expected.series
+    is_large = series.size_bytes[-1] >= _LARGE
+    return expected.best.time_us / series.times_us[-1] if is_large else None
+
+
+def _small(expected: Expectation) -> tuple[float | None, float | None]:
+    """Median measured and usual time of small messages; None if the log or the topology does not tell."""
+    series = expected.series
+    rows = zip(series.size_bytes, series.times_us, expected.expected_us.tolist(), strict=True)
+    small = [(time_us, wanted_us) for size, time_us, wanted_us in rows if size <= _SMALL]
+    if not small or not expected.topology.protocols:
+        return None, None
+    measured, usual = zip(*small, strict=True)
+    return median(measured), median(usual)
+
+
+def _facts(
+    expected: Expectation, share: float | None, share_of_nodes: dict[int, float], nics: tuple[float, ...],
+    *, named: bool,
+) -> Facts:  # fmt: skip
+    on, series = expected.topology, expected.series
+    small_us, usual_us = _small(expected)
+    is_slow = share is not None and share < HEALTHY
+    figures = machine_of(on)
+    kinked = [*kinks(series), *(slow_middle(series, expected.expected_us.tolist()) if on.protocols else ())]
+    joint = next(
+        (word for word in ("NVSwitch", "NVLink", "xGMI") if any(word in r.name for r in on.resources)), "PCIe"
+    )
+    return Facts(
+        series.collective, on.num_nodes, share, small_us / usual_us if small_us and usual_us else None,
+        expected.network_share(series.times_us[-1]) if is_slow else None,
+        figures.network_gb_per_s,
+        len(on.ranks_of_node[0]) // figures.ranks_per_nic if on.num_nodes > 1 else 0, joint,
+        on.machine.startswith("mi"), expected.shares() if is_slow else {}, share_of_nodes, nics, named,
+        tuple(kinked),
+    )  # fmt: skip
+
+
+def _judged(
+    expected: Expectation, facts: Facts, deadline: Deadline, notes: Sequence[str], machine: Machine
+) -> SeriesDiagnosis:
+    """The verdict on one series."""
+    series, on = expected.series, expected.topology
+    factor = busbw_factor(series.collective, series.num_ranks)
+    causes = causes_of(facts)
+    small_us, usual_us = _small(expected)
+    bound_us: float | None = None
+    limits: tuple[Limit, ...] = ()
+    if facts.share is not None:
+        with suppress(OutOfTime):
+            bound_us = expected.bound_us()
+        limits = expected.limits(series.times_us[-1])
+    points = tuple(
+        Point(series.size_bytes[place], series.times_us[place], found[0].time_us, str(found[0]))
+        for place, found in zip(expected.places, expected.choices, strict=True)
+    )
+    verdict = "; ".join(_clauses(expected, facts, bound_us, factor)) + _conclusion(facts, causes)
+    gains, expected_us = tuple(_gains(expected, deadline, machine)), tuple(expected.expected_us.tolist())
+    return SeriesDiagnosis(
+        series, on.name, factor, points, expected_us, bound_us, facts.share, small_us, usual_us, limits,
+        causes, tuple(sizes_off(facts)), gains, verdict, tuple(notes),
+    )  # fmt: skip
+
+
+def _clauses(expected: Expectation, facts: Facts, bound_us: float | None, factor: float) -> Iterator[str]:
+    """Yield clauses of the verdict: bandwidth of the largest size, and time of small messages."""
+    series, best_choice = expected.series, expected.best
+    size, time_us = series.size_bytes[-1], series.times_us[-1]
+    rate = f"{size / time_us / 1000 * factor:.4g} GB/s bus at {format_size(size)}"
+    if facts.share is None:
+        yield f"{rate}: cannot tell whether that is good, as bandwidth shows from {format_size(_LARGE)} on"
+    else:
+        most = size / best_choice.time_us / 1000 * factor
+        name = best_choice.algorithm.upper() if best_choice.algorithm == "nvls" else best_choice.algorithm
+        bound = f", {bound_us / time_us:.0%} of the bound" if bound_us is not None else ""
+        best_of_all = f"what NCCL's best algorithm can do here ({name}, {most:.4g})"
+        yield f"{rate} is {facts.share:.0%} of {best_of_all}{bound}"
+    small_us, usual_us = _small(expected)
+    if small_us is not None and usual_us is not None:
+        yield f"small messages: {small_us:.3g} us where {usual_us:.3g} are usual"
+
+
+def _conclusion(facts: Facts, causes: Sequence[Cause]) -> str:
+    """End of the verdict: likely causes, several that cannot be told apart, or none."""
+    found = [(facts.is_slow, "rate", "large"), (facts.is_late, "latency", "small")]
+    said = [
+        f"; {size} messages: {_named([each for each in causes if each.of == of])}"
+        for is_off, of, size in found
+        if is_off
+    ]
+    if facts.share is not None and facts.share > _TOO_FAST:
+        said.append("; faster than the model allows: check --topology and the number of ranks")
+    off = list(sizes_off(facts))
+    if off:
+        said.append(f"; off the curve: {first_of(off, _NAMED)}")
+    is_known = facts.share is not None or facts.small_ratio is not None
+    return "".join(said) or ("; as expected" if is_known else "")
+
+
+def _named(causes: Sequence[Cause]) -> str:
+    """The one likely cause; else those that cannot be told apart."""
+    likely = [each for each in causes if each.grade == "likely"]
+    if len(likely) == 1:
+        return f"likely {likely[0].title}"
+    titles = [each.title for each in likely or causes][:_NAMED]
+    return f"cannot tell why ({'; or '.join(titles) or 'no documented cause matches these figures'})"
+
+
+def _gains(expected: Expectation, deadline: Deadline, machine: Machine) -> Iterator[Gain]:
+    """Yield better schedules at a few sizes, for each usual runtime of the machine."""
+    on, series = expected.topology, expected.series
+    if on.num_ranks > _GAIN_RANKS:
+        return
+    sizes = [min(series.size_bytes, key=lambda size: abs(size / wanted - 1)) for wanted in _GAIN_SIZES]
+    for size in dict.fromkeys(sizes):
+        place = series.size_bytes.index(size)
+        measured_us, expected_us = series.times_us[place], float(expected.expected_us[place])
+        protocols = on.protocols or ("",)
+        try:
+            with deadline.enforced():
+                made = best(expected.problem(size), time_limit_s=max(0.1, deadline.left_s / 4))
+                under = {each: on.under(each) if each else on for each in protocols}
+                times_us = {
+                    each: simulate(made, topology=there).finish_us + float(there.launch_us)
+                    for each, there in under.items()
+                }
+        except (CollectiveError, OutOfTime):
+            continue
+        for runtime in usual_runtimes(on):
+            able = [us for each, us in times_us.items() if not each or _has(runtime, each)]
+            if able:
+                command = _command(expected, machine, size, runtime.name)
+                yield Gain(
+                    size,
+                    runtime.name,
+                    measured_us,
+                    min(able),
+                    max(expected_us / measured_us, measured_us / expected_us),
+                    command,
+                )
+
+
+def _has(runtime: Runtime, protocol: str) -> bool:
+    return protocol in [each.lower() for each in runtime.protocols]
+
+
+def _command(expected: Expectation, machine: Machine, size: int, runtime: str) -> str:
+    """Command line that makes the plan."""
+    on = expected.topology
+    word = machine.topology if isinstance(machine.topology, str) else on.machine or on.name
+    words = ["taccl", "plan", "--topology", word]
+    words += ["--nodes", str(on.num_nodes)] if on.num_nodes > 1 and not os.path.isfile(word) else []
+    words += ["--profile", machine.profile] if machine.profile else []
+    words += ["--collective", expected.series.collective, "--sizes", format_size(size)]
+    return shlex.join([*words, "--runtime", runtime, "-o", "plan"])

@@ -1,0 +1,119 @@
+"""Expected times of a measured collective on its machine, by NCCL's model; its bound and its limits."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.baselines.nccl import Considered, nccl, nccl_choices
+from taccl.measure.diagnosis import Limit
+from taccl.measure.series import Series
+from taccl.problem.collectives import ROOTED
+from taccl.problem.problem import Problem, make_problem
+from taccl.schedule.bars import busy_shares
+from taccl.topology.topology import Topology
+from taccl.topology.transform import rescaled
+
+#: Factor by which links between nodes are slowed to see the rate that they alone would limit.
+_SLOWED = Fraction(16)
+#: Max ranks for which NCCL's schedule is cut into the parts of all its channels (about 1 s).
+_CUT_RANKS = 16
+#: Seconds for the bound.
+_BOUND_S = 2.0
+#: Sizes at which the model is evaluated, by the number of ranks up to which they hold; a few below that.
+_SIZES, _FEW_SIZES = ((16, 8), (64, 5)), 3
+
+
+class Expectation:
+    """NCCL's expected behaviour for one collective on one topology."""
+
+    def __init__(self, series: Series, topology: Topology) -> None:
+        self.series, self.topology = series, topology
+        most = next((most for ranks, most in _SIZES if topology.num_ranks <= ranks), _FEW_SIZES)
+        count = len(series.size_bytes)
+        #: Indices of the sizes at which the model is evaluated: the largest three, and others evenly.
+        self.places = sorted(
+            {*range(max(count - 3, 0), count), *np.linspace(0, count - 1, most).astype(int).tolist()}
+        )
+
+    def problem(self, size_bytes: int, topology: Topology | None = None) -> Problem:
+        """The collective at a size."""
+        name = self.series.collective
+        return make_problem(
+            topology or self.topology, name, size_bytes=size_bytes, root=0 if name in ROOTED else None
+        )
+
+    @cached_property
+    def choices(self) -> tuple[tuple[Considered, ...], ...]:
+        """NCCL's choices at each of `places`, the fastest first."""
+        sizes = [self.series.size_bytes[place] for place in self.places]
+        return tuple(nccl_choices(self.problem(size)) for size in sizes)
+
+    @property
+    def best(self) -> Considered:
+        """NCCL's best choice at the largest size."""
+        return self.choices[-1][0]
+
+    @cached_property
+    def expected_us(self) -> NDArray[np.float64]:
+        """Expected times at all sizes of the series, interpolated between `places` on logarithmic scales."""
+        sizes, at = np.log(self.series.size_bytes), np.log([found[0].time_us for found in self.choices])
+        return np.exp(np.interp(sizes, sizes[self.places], at))
+
+    def shares(self) -> dict[str, float]:
+        """{protocol, or ``"no nvls"``: its bandwidth at the largest size over that of the best choice}."""
+        least = {
+            each.protocol: each.time_us for each in reversed(self.choices[-1]) if each.algorithm != "nvls"
+        }
+        found = {protocol: self.best.time_us / time_us for protocol, time_us in least.items()}
+        if self.best.algorithm == "nvls":
+            found["no nvls"] = max(found.values(), default=1.0)
+        return found
+
+    def network_share(self, measured_us: float) -> float | None:
+        """Least share of the NICs' rate that explains a time of the largest size; None in a single node."""
+        if self.topology.num_nodes == 1:
+            return None
+        slower = self.problem(self.series.size_bytes[-1], rescaled(self.topology, {(True, "beta"): _SLOWED}))
+        slowed = {(each.algorithm, each.protocol): each.time_us for each in nccl_choices(slower)}
+        shares = [
+            slowed[each.algorithm, each.protocol] / float(_SLOWED) / measured_us
+            for each in self.choices[-1]
+            if each.time_us <= measured_us and (each.algorithm, each.protocol) in slowed
+        ]
+        return min(1.0, min(shares, default=1.0))
+
+    def bound_us(self) -> float:
+        """Lower bound of the largest size with the launch, over all chunkings."""
+        problem = self.problem(self.series.size_bytes[-1])
+        found = lower_bound(
+            problem, divisible=True, budget_s=_BOUND_S, limit_s=4 * _BOUND_S, end_s=5 * _BOUND_S
+        )
+        return found.bound_us + float(self.topology.launch_us)
+
+    def limits(self, measured_us: float) -> tuple[Limit, ...]:
+        """The busiest resource of each kind in NCCL's schedule of the largest size, busiest first."""
+        on = self.topology
+        schedule = nccl(self.problem(self.series.size_bytes[-1]), cut=on.num_ranks <= _CUT_RANKS)
+        busy_us = busy_shares(schedule) * schedule.finish_us
+        betas = {hold.resource: float(hold.beta_us_per_mb) for hold in on.holds}
+        between = {hold.resource for hold in on.holds if on.is_internode(hold.link)}
+        kinds: dict[str, Limit] = {}
+        for index in np.argsort(-busy_us, kind="stable").tolist():
+            name = on.resources[index].name
+            if busy_us[index] and betas.get(index):
+                kind = _kind(name, between=index in between)
+                kinds.setdefault(kind, Limit(name, 1000 / betas[index], float(busy_us[index]) / measured_us))
+        return tuple(kinds.values())
+
+
+def _kind(resource: str, *, between: bool) -> str:
+    """Kind of a resource: links and ports by place, others by their name without numbers."""
+    if resource.startswith(("link ", "port ", "NIC ")):
+        return "between" if between else "inside"
+    return re.sub(r"\d+|\b(?:in|out|egress|ingress|up|down)\b", "", resource)

@@ -1,0 +1,126 @@
+"""Machine of measured series: its topology, by the user's word or by the GPUs that a log names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from taccl._internal.names import first_of, in_runs, shown
+from taccl._internal.units import format_count
+from taccl.errors import FormatError, InputError
+from taccl.formats.registry import foreign_topology, load_topology
+from taccl.measure.logs import read_log
+from taccl.measure.machine import gpu_models, machine_by_gpus
+from taccl.measure.series import Log, Series
+from taccl.topology.machines import SHAPES
+from taccl.topology.registry import machine_names, parse
+from taccl.topology.topology import Topology
+from taccl.topology.transform import subset
+
+#: Max ranks of a node whose hosts are nodes. A larger node is a rack, and a log lists each of its trays as a
+#: host.
+_MOST_OF_HOST = 64
+
+
+class Machine(NamedTuple):
+    """A user's description of a machine.
+
+    - `topology`: Name of a machine or instance type, path of a topology file, or a topology; None to follow
+      the names of GPUs.
+    - `nodes`: Number of nodes; None to take it from each log.
+    - `ranks`, `without_ranks`: Subset of the ranks, by number in the whole machine.
+    """
+
+    topology: str | Topology | None
+    nodes: int | None = None
+    profile: str | None = None
+    ranks: Collection[int] | None = None
+    without_ranks: Collection[int] = ()
+
+
+def read_logs(paths: Sequence[str], *, collective: str | None, in_place: bool) -> list[Log]:
+    """Read the logs of one GPU machine.
+
+    Raises
+    ------
+    FormatError
+        If there is nothing to read, the logs are of several kinds of GPUs, or they were measured on CPUs.
+    """
+    if not paths:
+        raise InputError("found no log; give at least one file", where="logs")
+    logs = [read_log(path, collective=collective, in_place=in_place) for path in paths]
+    first = next((log for log in logs if log.gpus), logs[0])
+    for log in logs:
+        if len(gpu_models(log.gpus)) > 1:
+            names = first_of([shown(name, 60) for name in sorted(log.gpus)], 4)
+            raise FormatError(
+                f"found a mixed machine, with {names}; diagnose equal GPUs only", where=log.path
+            )
+        if log.gpus and gpu_models(log.gpus) != gpu_models(first.gpus):
+            here, there = (", ".join(sorted(each.gpus)) for each in (log, first))
+            said = f"found {shown(here, 80)}, but {first.path} is of {shown(there, 80)}"
+            raise FormatError(f"{said}; diagnose them one at a time", where=log.path)
+        on_cpu = [note for note in log.notes if note.startswith("measured ")]
+        if on_cpu:
+            raise FormatError(f"found times {on_cpu[0]}; expected a log of GPUs", where=log.path)
+    return logs
+
+
+def topology_of(series: Series, machine: Machine, gpus: Collection[str]) -> tuple[Topology, list[str]]:
+    """The topology that a series ran on, and notes on what was assumed.
+
+    Raises
+    ------
+    InputError
+        If the machine is not known, or has another number of ranks than the log.
+    """
+    notes = []
+    word = machine.topology or machine_by_gpus(gpus)
+    if word is None:
+        named = (
+            f"no model of {first_of([shown(name, 60) for name in sorted(gpus)], 3)}"
+            if gpus
+            else "no GPUs in the log"
+        )
+        said = f"found {named}; name a topology file, or one of {', '.join(machine_names())}"
+        raise InputError(said, where="topology")
+    if isinstance(word, Topology):
+        whole = word
+    else:
+        nodes = machine.nodes or series.num_nodes or 1
+        whole = _made(word, nodes, machine.profile)
+        node = len(whole.ranks_of_node[0])
+        if machine.nodes is None and (node > _MOST_OF_HOST or not series.num_nodes) and series.num_ranks:
+            nodes = -(-series.num_ranks // node)
+            whole = whole if nodes == whole.num_nodes else _made(word, nodes, machine.profile)
+            if nodes > 1 and not series.num_nodes:
+                notes.append(f"the log lists no hosts; {format_count(nodes, 'node')} assumed (--nodes)")
+    if machine.topology is None and whole.num_nodes > 1:
+        notes.append(f"the log names no network; that of {whole.machine} is assumed (--topology)")
+    part = subset(whole, ranks=machine.ranks, without_ranks=machine.without_ranks)
+    num = series.num_ranks or part.num_ranks
+    if part is whole and num < part.num_ranks and not num % part.num_nodes:
+        each = num // part.num_nodes
+        kept = [rank for ranks in whole.ranks_of_node for rank in ranks[:each]]
+        part = subset(whole, ranks=kept)
+        notes.append(f"the log has {num} of {whole.num_ranks} ranks; {in_runs(kept)} assumed (--ranks)")
+    if part.num_ranks != num:
+        found = f"found {format_count(num, 'rank')}"
+        said = (
+            f"{found}; {shown(whole.name)} has {part.num_ranks} here: check --topology, --nodes and --ranks"
+        )
+        raise InputError(said, where=series.source)
+    return part, notes
+
+
+def _made(word: str, nodes: int, profile: str | None) -> Topology:
+    """The topology of a word with a number of nodes; with sums in its switches where they can add."""
+    if os.path.isfile(word):
+        given = {"nodes": nodes} if foreign_topology(word) is not None and nodes > 1 else {}
+        return load_topology(word, **given)
+    found = parse(word, nodes=nodes, profile=profile)
+    shape = SHAPES.get(found.machine)
+    if shape is None or not shape.nvls or any(len(link.dsts) > 1 for link in found.links):
+        return found
+    return parse(word, nodes=nodes, profile=profile, nvls=True)

@@ -1,0 +1,325 @@
+"""Likely causes of slow collectives: each with the figures that speak for it, and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from taccl._internal.units import format_size
+from taccl.measure.curve import Kink
+
+#: Min share of the expected bandwidth that counts as healthy, and max ratio of small times to usual ones.
+HEALTHY, USUAL = 0.93, 1.5
+#: Max relative difference between a measured share and that of a cause, and between measured causes that
+#: cannot be told apart.
+_MATCHES, _ALIKE = 0.05, 0.03
+#: Max share of a node's bandwidth at which GPUs can hardly talk to each other directly.
+_HOST_MEMORY = 0.2
+#: Max share of the network's bandwidth, and min ratio of small times to usual ones, without GPUDirect RDMA.
+_BOUNCED, _BOUNCED_SMALL = 0.85, 1.3
+#: Min fall of the share from fewer to more nodes that shows oversubscription.
+_FALLS = 0.1
+#: Min ratio of the fastest to the slowest of several NICs that were measured one by one.
+_UNEQUAL = 1.15
+#: Max sizes off the curve in the evidence.
+_SHOWN = 3
+#: {PCIe link: GB/s one way that DMA reaches}, as 0.85 of the raw rate (published measurements: 0.8 to 0.9).
+PCIE_GB_PER_S = {
+    f"PCIe {generation}.0 x{lanes}": 0.85 * per_lane * lanes
+    for generation, per_lane in ((3, 0.985), (4, 1.969), (5, 3.938))
+    for lanes in (4, 8, 16)
+}
+
+#: ``"likely"`` if figures match this cause alone, ``"possible"`` if they do not exclude it.
+Grade = Literal["likely", "possible"]
+#: Slow part of a series: the rate of large messages, the latency of small ones, or sizes off the curve.
+Of = Literal["rate", "latency", "sizes"]
+
+
+class Cause(NamedTuple):
+    """A cause with its evidence in the figures, and what to try; `of` as in `Rule`."""
+
+    name: str
+    of: Of
+    title: str
+    grade: Grade
+    evidence: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Figures of a series beside what is expected of it.
+
+    - `share`: Measured over expected bandwidth of large messages; None without large messages.
+    - `small_ratio`: Measured over usual time of small messages; None if either is unknown.
+    - `network_share`: Share of the NICs' rate that explains `share`; None in a single node.
+    - `nic_gb_per_s`, `nics_per_node`: NICs of a node, by the topology.
+    - `joint`: Links of a node: ``"NVSwitch"``, ``"NVLink"``, ``"xGMI"`` or ``"PCIe"``.
+    - `shares`: {protocol, or ``"no nvls"``: expected bandwidth under it over that of the best}.
+    - `share_of_nodes`: {number of nodes: share}, of all series of this collective.
+    - `nics_gb_per_s`: Rates of single NICs, from logs of perftest.
+    - `named_network`: True if the user named the topology, False if it follows from names of GPUs.
+    """
+
+    collective: str
+    num_nodes: int
+    share: float | None = None
+    small_ratio: float | None = None
+    network_share: float | None = None
+    nic_gb_per_s: float = 0.0
+    nics_per_node: int = 0
+    joint: str = ""
+    is_amd: bool = False
+    shares: dict[str, float] = field(default_factory=dict)
+    share_of_nodes: dict[int, float] = field(default_factory=dict)
+    nics_gb_per_s: tuple[float, ...] = ()
+    named_network: bool = True
+    kinks: tuple[Kink, ...] = ()
+
+    @property
+    def is_slow(self) -> bool:
+        """True if large messages are slower than expected."""
+        return self.share is not None and self.share < HEALTHY
+
+    @property
+    def slow_network(self) -> float | None:
+        """Share of the NICs' rate, if the network may be what is slow; None otherwise."""
+        return self.network_share if self.is_slow and (self.network_share or 1) < HEALTHY else None
+
+    @property
+    def is_late(self) -> bool:
+        """True if small messages take longer than usual."""
+        return self.small_ratio is not None and self.small_ratio > USUAL
+
+
+#: Evidence of a cause, with its grade and its distance from the measured figures; None if there is none.
+_Found = tuple[Grade, float, str] | None
+
+
+def causes_of(facts: Facts) -> tuple[Cause, ...]:
+    """Causes that the figures match or do not exclude, the best match first.
+
+    If several match the rate of large messages alike, none of them is likely; nor is any in a network whose
+    NICs were not measured one by one, as a slow rail explains every rate.
+    """
+    found = [(rule, *each) for rule in _RULES if (each := rule.find(facts)) is not None]
+    matches = sorted(distance for rule, _, distance, _ in found if rule.of == "rate" and distance <= _MATCHES)
+    is_unsure = facts.slow_network is not None and not facts.nics_gb_per_s
+    is_unsure |= len(matches) > 1 and matches[1] <= matches[0] + _ALIKE
+    causes = []
+    for rule, grade, distance, evidence in found:
+        grade = "possible" if rule.of == "rate" and is_unsure else grade
+        causes.append((grade, distance, Cause(rule.name, rule.of, rule.title, grade, evidence, rule.remedy)))
+    return tuple(cause for _, _, cause in sorted(causes, key=lambda each: each[:2]))
+
+
+class Rule(NamedTuple):
+    """A cause, and the function that looks for it."""
+
+    name: str
+    title: str
+    of: Of
+    find: Callable[[Facts], _Found]
+    remedy: str
+
+
+def _matched(share: float, expected: Iterable[tuple[float, str]]) -> _Found:
+    """The nearest of several shares within `_MATCHES`, with its text as evidence."""
+    found = [(abs(share / each - 1), text) for each, text in expected]
+    distance, text = min(found, default=(1.0, ""))
+    return ("likely", distance, text) if distance <= _MATCHES else None
+
+
+def _nvls_off(facts: Facts) -> _Found:
+    without = facts.shares.get("no nvls", 1.0)
+    if not facts.is_slow or facts.share is None or without >= HEALTHY:
+        return None
+    said = (
+        f"{facts.share:.0%} of the expected bandwidth; without sums in the switch {without:.0%} are expected"
+    )
+    return _matched(facts.share, [(without, said)])
+
+
+def _protocol(facts: Facts) -> _Found:
+    if not facts.is_slow or facts.share is None:
+        return None
+    named = ((facts.shares[p], p) for p in ("ll", "ll128") if facts.shares.get(p, 1.0) < HEALTHY)
+    told = f"{facts.share:.0%} of the expected bandwidth; protocol"
+    return _matched(facts.share, [(share, f"{told} {p} reaches {share:.0%}") for share, p in named])
+
+
+def _switches(facts: Facts) -> _Found:
+    off = [each for each in facts.kinks if each.kind != "outlier"]
+    if not off:
+        return None
+    return "likely", 0.0, "; ".join(f"{each.evidence} ({each.kind})" for each in off[:_SHOWN])
+
+
+def _outliers(facts: Facts) -> _Found:
+    off = [each for each in facts.kinks if each.kind == "outlier"]
+    return ("likely", 0.0, "; ".join(each.evidence for each in off[:_SHOWN])) if off else None
+
+
+def _no_p2p(facts: Facts) -> _Found:
+    is_node = facts.num_nodes == 1 and facts.joint in ("NVSwitch", "NVLink", "xGMI")
+    if not is_node or facts.share is None or facts.share > _HOST_MEMORY:
+        return None
+    return "likely", 0.0, f"{facts.share:.0%} of what {facts.joint} carries, a rate of PCIe or host memory"
+
+
+def _unused_nic(facts: Facts) -> _Found:
+    share, num = facts.slow_network, facts.nics_per_node
+    if share is None or _nics_differ(facts):
+        return None
+    lost = [((num - 1) / num, f"the rate of {num - 1} of {num} NICs")] if num > 1 else []
+    half = (0.5, "half of the NICs' rate: one of two is unused, or two GPUs share one")
+    told = f"the network carries {share:.0%} of what its NICs could: "
+    return _matched(share, [(each, told + text) for each, text in (*lost, half)])
+
+
+def _pcie(facts: Facts) -> _Found:
+    share, nominal = facts.slow_network, facts.nic_gb_per_s
+    if (
+        share is None
+        or _nics_differ(facts)
+        or facts.nics_gb_per_s
+        and min(facts.nics_gb_per_s) > HEALTHY * nominal
+    ):
+        return None
+    slower = [
+        (rate / nominal, link, rate) for link, rate in PCIE_GB_PER_S.items() if rate < HEALTHY * nominal
+    ]
+    return _matched(share, [
+        (part, f"a NIC carries {share * nominal:.3g} of {nominal:.3g} GB/s; {link} carries {rate:.3g}")
+        for part, link, rate in slower
+    ])  # fmt: skip
+
+
+def _slow_rail(facts: Facts) -> _Found:
+    share = facts.slow_network
+    if share is None or facts.nics_per_node < 2:
+        return None
+    if _nics_differ(facts):
+        rates = ", ".join(f"{rate:.3g}" for rate in sorted(facts.nics_gb_per_s))
+        return "likely", 0.0, f"NICs measured one by one reach {rates} GB/s"
+    if facts.nics_gb_per_s:
+        return None
+    slow = share * facts.nic_gb_per_s
+    return (
+        "possible",
+        0.1,
+        f"all rails carry equal parts: one at {slow:.3g} of {facts.nic_gb_per_s:.3g} GB/s explains it",
+    )
+
+
+def _oversubscribed(facts: Facts) -> _Found:
+    share, by_nodes = facts.slow_network, sorted(facts.share_of_nodes.items())
+    if share is None or facts.num_nodes < 2:
+        return None
+    if len(by_nodes) > 1 and by_nodes[-1][1] < by_nodes[0][1] - _FALLS and facts.num_nodes > by_nodes[0][0]:
+        told = ", ".join(f"{part:.0%} on {nodes}" for nodes, part in by_nodes)
+        return "likely", 0.0, f"share of the expected bandwidth by number of nodes: {told}"
+    if facts.num_nodes == 2:
+        return None
+    return "possible", 0.3, f"{facts.num_nodes} nodes reach {share:.0%} of their NICs' rate"
+
+
+def _no_gdr(facts: Facts) -> _Found:
+    share, ratio = facts.slow_network, facts.small_ratio
+    if share is None or ratio is None or share > _BOUNCED or ratio < _BOUNCED_SMALL:
+        return None
+    return (
+        "possible",
+        0.2,
+        f"the NICs' rate ({share:.0%}) and small messages ({ratio:.2g} times as long) are both worse",
+    )
+
+
+def _cross_rail(facts: Facts) -> _Found:
+    share = facts.slow_network
+    if share is None or facts.collective != "alltoall" or facts.nics_per_node < 2:
+        return None
+    return "possible", 0.1, f"an alltoall sends between all rails, and reaches {share:.0%} of the NICs' rate"
+
+
+def _numa_path(facts: Facts) -> _Found:
+    if facts.slow_network is not None and not facts.nics_gb_per_s:
+        return "possible", 0.4, "a NIC that is reached through another CPU loses bandwidth"
+    if facts.is_slow and facts.num_nodes == 1 and facts.joint == "PCIe":
+        return (
+            "possible",
+            0.1,
+            f"GPUs that talk through two CPUs reach {facts.share:.0%} of the expected bandwidth",
+        )
+    return None
+
+
+def _numa_balancing(facts: Facts) -> _Found:
+    if not facts.is_late or facts.is_slow or facts.num_nodes > 1:
+        return None
+    told = f"small messages take {facts.small_ratio:.2g} times the usual time, and large ones do not"
+    return "likely" if facts.is_amd else "possible", 0.0, told
+
+
+def _fabric(facts: Facts) -> _Found:
+    if facts.num_nodes < 2 or not facts.is_late:
+        return None
+    return "possible", 0.1, f"small messages take {facts.small_ratio:.2g} times the usual time of InfiniBand"
+
+
+def _other_network(facts: Facts) -> _Found:
+    if facts.named_network or facts.slow_network is None:
+        return None
+    node = facts.slow_network * facts.nic_gb_per_s * facts.nics_per_node
+    told = f"the log names no network; NICs of {node:.3g} GB/s per node in all explain it"
+    return "possible", 0.0, told
+
+
+def _nics_differ(facts: Facts) -> bool:
+    rates = facts.nics_gb_per_s
+    return len(rates) > 1 and max(rates) > _UNEQUAL * min(rates)
+
+
+_RULES = (
+    Rule("p2p-disabled", "GPUs do not talk directly (P2P disabled)", "rate", _no_p2p,
+         "unset NCCL_P2P_DISABLE; give containers --ipc=host; look for P2P in NCCL_DEBUG=INFO"),
+    Rule("nvls-off", "NVLS is off", "rate", _nvls_off,
+         "unset NCCL_NVLS_ENABLE and NCCL_ALGO; start the fabric manager; look for NVLS in NCCL_DEBUG=INFO"),
+    Rule("protocol", "a protocol for small messages carries large ones", "rate", _protocol,
+         "unset NCCL_PROTO; check the tuner plugin and the version of NCCL"),
+    Rule("nic-unused", "a NIC is unused", "rate", _unused_nic,
+         "compare NCCL_IB_HCA and NET in NCCL_DEBUG=INFO with `ibstat`; measure each NIC with ib_write_bw"),
+    Rule("pcie", "a slower PCIe generation or fewer lanes", "rate", _pcie,
+         "compare LnkSta with LnkCap of NICs and GPUs in `lspci -vv`; measure each NIC with ib_write_bw"),
+    Rule("slow-rail", "one rail is slow", "rate", _slow_rail,
+         "measure each NIC with ib_write_bw, and pass these logs beside this one; check counters of errors"),
+    Rule("oversubscribed", "the network is oversubscribed", "rate", _oversubscribed,
+         "measure 2 nodes under one leaf, then 2 under different leaves"),
+    Rule("cross-rail", "traffic between rails", "rate", _cross_rail,
+         "check NCCL_PXN_DISABLE (0) and NCCL_CROSS_NIC; compare with the allreduce of the same nodes"),
+    Rule("gdr-off", "GPUDirect RDMA is off", "rate", _no_gdr,
+         "load nvidia-peermem (AMD: ib_peer_mem); look for GDRDMA in NCCL_DEBUG=INFO; check ACS"),
+    Rule("numa-path", "a path through another CPU", "rate", _numa_path,
+         "look for SYS and NODE in `nvidia-smi topo -m`; bind ranks to the CPU of their GPU and NIC"),
+    Rule("other-network", "the network is another than assumed", "rate", _other_network,
+         "name the machine or a topology file: --topology"),
+    Rule("numa-balancing", "NUMA balancing of the operating system", "latency", _numa_balancing,
+         "sysctl kernel.numa_balancing=0; bind ranks to CPUs; set the CPU governor to performance"),
+    Rule("slow-fabric", "a network with a higher latency (EFA, TCPX), or a path through host memory",
+         "latency", _fabric,
+         "name the instance type with --topology; look for GDRDMA in NCCL_DEBUG=INFO"),
+    Rule("protocol-switch", "algorithm or protocol changes at the wrong size", "sizes", _switches,
+         "try NCCL_PROTO and NCCL_ALGO at these sizes; update NCCL or its tuner plugin"),
+    Rule("outlier", "single slow sizes", "sizes", _outliers,
+         "repeat with more warm-up and iterations: -w 20 -n 100"),
+)  # fmt: skip
+
+#: {name: (title, remedy)} of every cause that is looked for.
+CAUSES = {rule.name: (rule.title, rule.remedy) for rule in _RULES}
+
+
+def sizes_off(facts: Facts) -> Iterator[str]:
+    """Yield the sizes off the curve."""
+    yield from dict.fromkeys(format_size(each.size_bytes) for each in facts.kinks)

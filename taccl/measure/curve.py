@@ -1,0 +1,86 @@
+"""Irregular sizes of a measured series, from its times alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Literal, NamedTuple
+
+from taccl._internal.units import format_size, format_us
+from taccl.measure.series import Series
+
+#: Min ratio of a single outlier's time to those at both neighbouring sizes.
+_OUTLIER = 1.2
+#: Min ratio of a time to that at a larger size: the larger message is faster.
+_REVERSED = 1.15
+#: Min growth of the time over growth of the size: two messages of the smaller size would be faster.
+_FALL = 1.25
+#: Growth of the time over growth of the size: at least the first up to a bandwidth-bound size, at most the
+#: second from there to the next size, which another protocol carries at hardly more time.
+_BOUND, _FREE = 0.8, 0.6
+
+#: Min ratio of measured to expected time, over that of small and of large sizes, for a slow middle; number of
+#: sizes at each end.
+_SLOW, _END = 1.6, 4
+
+#: A size and its time.
+_Row = tuple[int, float]
+
+
+class Kink(NamedTuple):
+    """A size at which a series leaves a smooth curve.
+
+    - `kind`: ``"outlier"`` for a single slow size, ``"late switch"`` or ``"wrong switch"`` for a change of
+      algorithm or protocol that comes too late or makes messages slower, ``"slow"`` for a size that is
+      further from its expected time than small and large ones.
+    - `size_bytes`: The slow size.
+    - `evidence`: Times at it and beside it.
+    """
+
+    kind: Literal["outlier", "late switch", "wrong switch", "slow"]
+    size_bytes: int
+    evidence: str
+
+
+def kinks(series: Series) -> tuple[Kink, ...]:
+    """Sizes off the curve of a series, ascending."""
+    rows = list(zip(series.size_bytes, series.times_us, strict=True))
+    found = [
+        Kink("outlier", this[0], _told(*([before] if before else []), this, after))
+        for before, this, after in zip([None, *rows], rows, rows[1:], strict=False)
+        if this[1] > (_OUTLIER * max(before[1], after[1]) if before else _REVERSED * after[1])
+    ]
+    slow = {each.size_bytes for each in found}
+    rows = [row for row in rows if row[0] not in slow]
+    found += [
+        Kink("wrong switch", this[0] if this[1] > after[1] else after[0], _told(this, after))
+        for this, after in pairwise(rows)
+        if this[1] > _REVERSED * after[1] or _growth(this, after) > _FALL
+    ]
+    found += [
+        Kink("late switch", this[0], _told(before, this, after))
+        for before, this, after in zip(rows, rows[1:], rows[2:], strict=False)
+        if _growth(before, this) >= _BOUND
+        and after[1] / this[1] >= 1 / _REVERSED
+        and _growth(this, after) <= _FREE
+    ]
+    return tuple(sorted(found, key=lambda each: each.size_bytes))
+
+
+def slow_middle(series: Series, expected_us: Sequence[float]) -> Iterator[Kink]:
+    """Yield sizes in the middle of a series that exceed their expected times by far more than its ends."""
+    ratios = [time_us / wanted for time_us, wanted in zip(series.times_us, expected_us, strict=True)]
+    ends = max(1.0, *(median(some) for some in (ratios[:_END], ratios[-_END:])))
+    for size, time_us, ratio in zip(series.size_bytes, series.times_us, ratios, strict=True):
+        if ratio > _SLOW * ends:
+            yield Kink("slow", size, f"{_told((size, time_us))}, {ratio:.2g} times the expected time")
+
+
+def _growth(before: _Row, after: _Row) -> float:
+    """Growth of the time over growth of the size."""
+    return (after[1] / before[1]) / (after[0] / before[0])
+
+
+def _told(*rows: _Row) -> str:
+    return ", ".join(f"{format_size(size)} in {format_us(time_us)}" for size, time_us in rows)

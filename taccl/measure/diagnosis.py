@@ -1,0 +1,239 @@
+"""Results of `diagnose`: a verdict on each measured series, its limits, likely causes and possible gains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from taccl._internal.html import card, facts
+from taccl._internal.html import table as html_table
+from taccl._internal.names import first_of, note_lines, shown, table
+from taccl._internal.units import format_size
+from taccl.measure.causes import Cause
+from taccl.measure.series import Series
+
+#: Max sizes in the table on a terminal.
+_MOST_ROWS = 10
+
+
+class Limit(NamedTuple):
+    """The busiest resource of one kind: its rate, and the share of the measured time that it works."""
+
+    resource: str
+    gb_per_s: float
+    use: float
+
+
+class Point(NamedTuple):
+    """Times of one size, and NCCL's best choice there by its model."""
+
+    size_bytes: int
+    measured_us: float
+    expected_us: float
+    expected_by: str
+
+
+class Gain(NamedTuple):
+    """Predicted time of a better schedule in a runtime.
+
+    - `error`: Factor by which the prediction of NCCL's own time at this size is wrong; 1 if it is right.
+    - `command`: Command line that makes it.
+    """
+
+    size_bytes: int
+    runtime: str
+    measured_us: float
+    predicted_us: float
+    error: float
+    command: str
+
+    @property
+    def is_sure(self) -> bool:
+        """True if the gain exceeds the error of the prediction."""
+        return self.predicted_us * self.error < self.measured_us
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SeriesDiagnosis:
+    """Verdict on one measured series.
+
+    Parameters
+    ----------
+    series : Series
+        Measured times.
+    topology : str
+        Name of the topology that it was compared with.
+    busbw_factor : float
+        Bus bandwidth over algorithm bandwidth.
+    points : tuple of Point
+        Sizes at which NCCL's model was evaluated.
+    expected_us : tuple of float
+        Expected times at all sizes, interpolated between `points`.
+    bound_us : float or None
+        Lower bound at the largest size with the launch, over all chunkings; None if none was found in time.
+    share : float or None
+        Measured over expected bandwidth of large messages; None without large messages.
+    small_us, usual_us : float or None
+        Measured and usual time of small messages; None if the log or the topology does not tell.
+    limits : tuple of Limit
+        Busiest resource of each kind in NCCL's schedule, for large messages.
+    causes : tuple of Cause
+        Likely causes first, then possible ones.
+    sizes_off : tuple of str
+        Sizes off the curve.
+    gains : tuple of Gain
+        Better schedules, by size and runtime.
+    verdict : str
+        One sentence.
+    notes : tuple of str
+        Assumptions.
+    """
+
+    series: Series
+    topology: str
+    busbw_factor: float
+    points: tuple[Point, ...]
+    expected_us: tuple[float, ...]
+    bound_us: float | None
+    share: float | None
+    small_us: float | None
+    usual_us: float | None
+    limits: tuple[Limit, ...]
+    causes: tuple[Cause, ...]
+    sizes_off: tuple[str, ...]
+    gains: tuple[Gain, ...]
+    verdict: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def likely(self) -> tuple[Cause, ...]:
+        """Causes that the figures match."""
+        return tuple(cause for cause in self.causes if cause.grade == "likely")
+
+    def busbw(self, size_bytes: int, time_us: float) -> float:
+        """Bus bandwidth in GB/s."""
+        return size_bytes / time_us / 1000 * self.busbw_factor
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict as plain values."""
+        return {
+            "title": self.series.title, "source": self.series.source, "topology": self.topology,
+            "verdict": self.verdict, "share": self.share, "bound_us": self.bound_us,
+            "small_us": self.small_us, "usual_us": self.usual_us,
+            "limits": [each._asdict() for each in self.limits],
+            "causes": [each._asdict() for each in self.causes],
+            "sizes_off": list(self.sizes_off),
+            "points": [each._asdict() for each in self.points],
+            "gains": [each._asdict() | {"is_sure": each.is_sure} for each in self.gains],
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+    def size_rows(self) -> list[tuple[str, ...]]:
+        """Rows of size, times, bus bandwidths and NCCL's choice."""
+        return [
+            (
+                format_size(each.size_bytes), f"{each.measured_us:.1f}", f"{each.expected_us:.1f}",
+                f"{each.measured_us / each.expected_us - 1:+.0%}",
+                f"{self.busbw(each.size_bytes, each.measured_us):.4g}",
+                f"{self.busbw(each.size_bytes, each.expected_us):.4g}", each.expected_by,
+            )
+            for each in self.points
+        ]  # fmt: skip
+
+    def limit_rows(self) -> list[tuple[str, str, str]]:
+        """Rows of resource, rate and use."""
+        return [(each.resource, f"{each.gb_per_s:.4g} GB/s", f"{each.use:.0%} used") for each in self.limits]
+
+    def gain_rows(self) -> list[tuple[str, ...]]:
+        """Rows of size, runtime, times and error; of gains within the error it is said."""
+        return [
+            (
+                format_size(each.size_bytes), each.runtime, f"{each.measured_us:.4g} us",
+                f"{each.predicted_us:.4g} us, at most {each.predicted_us * each.error:.4g}",
+                each.command if each.is_sure else "within the error: no gain is claimed",
+            )
+            for each in self.gains
+        ]  # fmt: skip
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{self.series.title}, {shown(self.topology)} ({shown(self.series.source)})",
+            f"  {self.verdict}",
+        ]
+        if self.limits:
+            lines += ["", "  limits, for large messages", table(self.limit_rows(), indent="    ")]
+        for number, cause in enumerate(self.causes):
+            lines += [] if number else ["", "  causes"]
+            lines += [
+                f"    {cause.grade}: {cause.title}",
+                f"      evidence: {cause.evidence}",
+                f"      try: {cause.remedy}",
+            ]
+        if self.sizes_off:
+            lines += ["", f"  sizes off the curve: {first_of(self.sizes_off, 8)}"]
+        rows = self.size_rows()
+        if rows:
+            lines += ["", table([SIZE_HEAD, *rows[-_MOST_ROWS:]], indent="    ")]
+        if self.gains:
+            lines += ["", "  a better schedule", table([GAIN_HEAD, *self.gain_rows()], indent="    ")]
+        return "\n".join([*lines, *note_lines(self.notes)])
+
+    def _repr_html_(self) -> str:
+        """HTML: verdict, limits, causes, sizes and gains."""
+        causes = [(each.grade, each.title, each.evidence, each.remedy) for each in self.causes]
+        parts = [facts([("verdict", self.verdict), ("sizes off the curve", first_of(self.sizes_off, 8))])]
+        for head, rows in (
+            (("resource", "rate", "use"), self.limit_rows()), (CAUSE_HEAD, causes),
+            (SIZE_HEAD, self.size_rows()), (GAIN_HEAD, self.gain_rows()),
+        ):  # fmt: skip
+            parts += [html_table(head, rows)] if rows else []
+        return card(f"{self.series.title}, {self.topology}", *parts, notes=self.notes)
+
+
+SIZE_HEAD = ("size", "measured us", "expected us", "off", "busbw GB/s", "expected", "NCCL's best")
+GAIN_HEAD = ("size", "runtime", "measured", "predicted", "command")
+CAUSE_HEAD = ("grade", "cause", "evidence", "what to try")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Diagnosis:
+    """Verdicts on all series of some logs.
+
+    Parameters
+    ----------
+    series : tuple of SeriesDiagnosis
+        In the order of the logs.
+    links : tuple of str
+        Point-to-point rates beside what a link or a NIC carries, one sentence each.
+    notes : tuple of str
+        Facts about the logs.
+    """
+
+    series: tuple[SeriesDiagnosis, ...]
+    links: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """One sentence for each series, and for each point-to-point log."""
+        return "\n".join([*(each.verdict for each in self.series), *self.links])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The diagnosis as plain values."""
+        return {
+            "series": [each.to_dict() for each in self.series], "links": list(self.links),
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        noted = "\n".join(note_lines(self.notes)).strip("\n")
+        return "\n\n".join(filter(None, [*map(repr, self.series), *self.links, noted]))
+
+    def links_html(self) -> str:
+        """HTML of the point-to-point rates and notes; empty if there are none."""
+        said = (*self.links, *self.notes)
+        return card("Links and notes", notes=said) if said else ""
+
+    def _repr_html_(self) -> str:
+        """HTML of all series."""
+        return "".join([*(each._repr_html_() for each in self.series), self.links_html()])

@@ -1,0 +1,54 @@
+"""``taccl diagnose``: one page on the terminal, plain values, and a page in HTML."""
+
+import json
+
+import pytest
+
+from taccl.cli.command import run
+from tests.explore.degraded import RINGS, node_log
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log of eight H100 without sums in the switch."""
+    path = tmp_path / "a.log"
+    path.write_text(node_log(RINGS))
+    return str(path)
+
+
+@pytest.mark.slow
+def test_a_page_on_the_terminal_has_verdict_limits_causes_and_sizes(log, capsys):
+    """The verdict comes first; every cause has its evidence and what to try."""
+    assert run(["diagnose", log, "--budget", "0.01"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        out.splitlines()[1].lstrip().startswith("365 GB/s bus at 2GiB is ") or " GB/s bus at 2GiB is " in out
+    )
+    for part in ("limits, for large messages", "likely: NVLS is off", "evidence: ", "try: ", "NCCL's best"):
+        assert part in out
+    assert len(out.splitlines()) < 60
+
+
+@pytest.mark.slow
+def test_plain_values_and_a_page_are_written(log, tmp_path, capsys):
+    """JSON has the series with verdict and causes; the page holds its picture and loads nothing."""
+    page = tmp_path / "a.html"
+    assert run(["diagnose", log, "--budget", "0.01", "--json", "-o", str(page)]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["series"]
+    assert [each["name"] for each in found["causes"] if each["grade"] == "likely"] == ["nvls-off"]
+    assert {"verdict", "limits", "points", "gains", "bound_us"} <= set(found)
+    text = page.read_text()
+    assert "<svg" in text and "NVLS is off" in text
+    assert len(text) < 200_000
+
+
+def test_ranks_that_take_part_are_renumbered(capsys):
+    """`--ranks` and `--without-rank` leave some GPUs of a machine, and the note says which."""
+    words = ["bound", "dgx-a100", "--collective", "allgather", "--size", "1MB", "--json"]
+    found = []
+    for subset in (["--ranks", "0-2,5"], ["--without-rank", "3,4,6-7"]):
+        assert run([*words, *subset]) == 0
+        written = capsys.readouterr()
+        assert "ranks 0-2, 5 of 8 take part, renumbered from 0" in written.err
+        found.append(json.loads(written.out)["num_ranks"])
+    assert found == [4, 4]

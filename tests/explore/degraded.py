@@ -1,0 +1,52 @@
+"""Logs of machines with one fault each, by a small model that shares nothing with the package.
+
+A collective takes a latency, and its bytes over the slowest of the resources that carry equal parts: the NIC
+of each rail, and the links of a node. Times have noise of 1.5 %.
+"""
+
+import random
+
+SIZES = tuple(2**power for power in range(10, 34, 3))
+#: Bus bandwidths in GB/s of sums on 8 H100, with and without sums in the switch (published logs: 481, 362 to 370).
+NVLS, RINGS = 478.0, 365.0
+#: GB/s of NICs of 200 Gb/s, and of one in a slot with half the lanes of PCIe 4.0.
+NIC, HALF_SLOT = 24.6, 13.2
+
+
+def network_log(rails, *, seed=0, latency_us=30.0):
+    """Allgather on two nodes of eight A100: 15 of 16 parts leave each node, over rails of given GB/s."""
+    slowest = min(rails)
+    return _log(
+        "all_gather", "none", "NVIDIA A100-SXM4-80GB", 2, 15 / 16, latency_us, slowest * len(rails), seed
+    )
+
+
+def node_log(busbw, *, seed=0, latency_us=15.0):
+    """Allreduce on eight H100 in a node."""
+    return _log("all_reduce", "sum", "NVIDIA H100 80GB HBM3", 1, 14 / 8, latency_us, busbw, seed)
+
+
+def _log(name, redop, gpu, nodes, factor, latency_us, busbw, seed):
+    noise = random.Random(seed)
+    lines = [f"# Collective test starting: {name}_perf", "# Using devices"]
+    lines += [
+        f"#  Rank {rank} Group 0 Pid {rank + 1} on host{rank // 8} device {rank % 8} [0000:00:00] {gpu}"
+        for rank in range(8 * nodes)
+    ]
+    lines.append("#  size  count  type  redop  root  time  algbw  busbw #wrong")
+    for size in SIZES:
+        time_us = (latency_us + size * factor / busbw / 1000) * noise.uniform(0.985, 1.015)
+        algbw = size / time_us / 1000
+        lines.append(f"{size} {size // 4} float {redop} -1 {time_us:.2f} {algbw:.2f} {algbw * factor:.2f} 0")
+    return "\n".join(lines) + "\n"
+
+
+#: {fault: logs of machines that have it}; a NIC that is lost costs its part, or the GPU shares another one.
+FAULTS = {
+    "none": [network_log([NIC] * 8), network_log([NIC] * 8, seed=3), node_log(NVLS)],
+    "nic-unused": [network_log([NIC * 7 / 8] * 8), network_log([*[NIC] * 6, NIC / 2, NIC / 2], seed=1)],
+    "pcie": [network_log([HALF_SLOT] * 8), network_log([HALF_SLOT] * 8, seed=2)],
+    "slow-rail": [network_log([*[NIC] * 7, part * NIC], seed=3) for part in (0.4, 0.66, 0.75)],
+    "nvls-off": [node_log(RINGS), node_log(RINGS * 1.01, seed=4)],
+}
+CASES = [(fault, log) for fault, logs in FAULTS.items() for log in logs]

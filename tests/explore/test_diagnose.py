@@ -1,0 +1,204 @@
+"""Diagnoses name the fault of a machine, and no other; what figures cannot tell is said."""
+
+import pytest
+
+import taccl
+from taccl.errors import FormatError, InputError
+from tests.explore.degraded import CASES, HALF_SLOT, NIC, NVLS, RINGS, network_log, node_log
+
+GPU = "#  Rank {} Group 0 Pid 1 on host0 device {} [0000:00:00] {}\n"
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A file of a text."""
+
+    def written(text, name="a.log"):
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return written
+
+
+def judged(path, *more, **given):
+    """The one series of a log, diagnosed without a search for better schedules."""
+    (found,) = taccl.diagnose([path, *more], budget_s=0, **given).series
+    return found
+
+
+def rates(found, grade="likely"):
+    """Names of causes of slow large messages."""
+    return {each.name for each in found.causes if each.of == "rate" and each.grade == grade}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "text"), CASES, ids=[f"{fault}-{i}" for i, (fault, _) in enumerate(CASES)])
+def test_no_fault_is_judged_another(log, fault, text):
+    """The fault is among the causes, and whatever is called likely is the fault."""
+    on = "dgx-h100" if "H100" in text else "dgx-a100"
+    found = judged(log(text), topology=on)
+    assert rates(found) <= {fault}
+    assert fault == "none" or fault in rates(found) | rates(found, "possible")
+
+
+@pytest.mark.slow
+def test_a_switch_that_does_not_add_is_named(log):
+    """365 GB/s of busbw on 8 H100 are those of rings: NVLS is off, and is the only likely cause."""
+    found = judged(log(node_log(RINGS)))
+    assert rates(found) == {"nvls-off"}
+    assert "large messages: likely NVLS is off" in found.verdict
+
+
+@pytest.mark.slow
+def test_a_healthy_network_is_as_expected(log):
+    """24.6 of 25 GB/s of every NIC are no fault."""
+    found = judged(log(network_log([NIC] * 8)), topology="dgx-a100")
+    assert found.share > 0.93
+    assert not rates(found, "possible")
+
+
+def perftest(gb_per_s):
+    """A log of ib_write_bw."""
+    head = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]"
+    rate = 8 * gb_per_s
+    return f"                    RDMA_Write BW Test\n{head}\n 8388608    5000    {rate:.2f}    {rate:.2f}    0.01\n"
+
+
+@pytest.mark.slow
+def test_logs_of_single_nics_tell_a_slow_rail(log):
+    """A NIC that is slow alone is the cause, and lanes of all NICs are not."""
+    text = network_log([*[NIC] * 7, HALF_SLOT])
+    nics = [log(perftest(rate), f"{rate}.log") for rate in (NIC, HALF_SLOT)]
+    assert rates(judged(log(text), *nics, topology="dgx-a100")) == {"slow-rail"}
+
+
+@pytest.mark.slow
+def test_logs_of_single_nics_exclude_lanes(log):
+    """If each NIC alone reaches its rate, neither lanes nor one rail explain half of it in a collective."""
+    text = network_log([*[NIC] * 6, NIC / 2, NIC / 2])
+    nic = log(perftest(NIC), "nic.log")
+    causes = {each.name for each in judged(log(text), nic, topology="dgx-a100").causes}
+    assert "nic-unused" in causes
+    assert not {"pcie", "slow-rail"} & causes
+
+
+@pytest.mark.slow
+def test_an_assumed_network_is_not_judged(log):
+    """Without --topology the network is a guess: no cause in it is likely, and the guess is said."""
+    found = judged(log(network_log([HALF_SLOT] * 8)))
+    assert not rates(found)
+    assert "other-network" in rates(found, "possible")
+    assert any("names no network" in note for note in found.notes)
+
+
+@pytest.mark.slow
+def test_host_memory_instead_of_nvlink_is_named(log):
+    """12 GB/s of busbw in a node of NVSwitch are those of host memory."""
+    assert rates(judged(log(node_log(12.0)))) == {"p2p-disabled"}
+
+
+@pytest.mark.slow
+def test_small_sizes_alone_judge_no_bandwidth(log):
+    """Up to 1 MB the bandwidth is not judged, and the verdict says from which size on it would be."""
+    lines = [line for line in node_log(NVLS).splitlines() if len(line.split()[0]) <= len("1048576")]
+    text = "\n".join(lines)
+    found = judged(log(text))
+    assert found.share is None
+    assert "cannot tell whether that is good" in found.verdict
+
+
+@pytest.mark.slow
+def test_limits_are_resources_with_rate_and_use(log):
+    """On two nodes the NICs, 25 GB/s each, limit an allgather, and are used by what was measured."""
+    limits = judged(log(network_log([NIC] * 8)), topology="dgx-a100").limits
+    assert limits[0].resource.startswith("NIC ")
+    assert limits[0].gb_per_s == 25
+    assert 0.93 < limits[0].use <= 1.05
+
+
+@pytest.mark.slow
+def test_better_schedules_come_with_error_and_command(log):
+    """A gain has a runtime, the factor by which the model misses NCCL's own time, and a command."""
+    (found,) = taccl.diagnose([log(node_log(NVLS))]).series
+    assert {each.runtime for each in found.gains} == {"msccl", "mscclpp"}
+    for each in found.gains:
+        assert each.error >= 1
+        assert each.command.startswith("taccl plan --topology dgx-h100 --collective allreduce --sizes ")
+
+
+@pytest.mark.slow
+def test_ranks_that_take_part_are_chosen(log):
+    """Four of eight GPUs are those of `ranks`, or all but `without_ranks`; their number is that of the log."""
+    lines = node_log(240.0).replace("all_reduce", "all_gather").splitlines()
+    text = "\n".join(line for line in lines if "Rank" not in line or int(line.split()[2]) < 4)
+    text = text.replace(" sum ", " none ")
+    rows = [line.split() for line in text.splitlines() if line.split()[0].isdigit()]
+    for cells in rows:
+        cells[7] = f"{0.75 * float(cells[6]):.2f}"
+    head = [line for line in text.splitlines() if not line.split()[0].isdigit()]
+    path = log("\n".join([*head, *(" ".join(cells) for cells in rows)]))
+    chosen = taccl.diagnose([path], budget_s=0, ranks=[0, 1, 4, 5]).series[0]
+    others = taccl.diagnose([path], budget_s=0, without_ranks=[2, 3, 6, 7]).series[0]
+    assert chosen.share == others.share
+    assert not any("--ranks" in note for note in chosen.notes)
+
+
+def test_logs_of_several_machines_are_refused(log):
+    """Logs of different GPUs are diagnosed one at a time."""
+    paths = [log(node_log(NVLS)), log(network_log([NIC] * 8), "b.log")]
+    with pytest.raises(FormatError, match="diagnose them one at a time"):
+        taccl.diagnose(paths)
+
+
+def test_a_mixed_machine_is_refused(log):
+    """One log with two kinds of GPUs is of a mixed machine."""
+    text = node_log(NVLS).replace("device 7 [0000:00:00] NVIDIA H100", "device 7 [0000:00:00] NVIDIA A100")
+    with pytest.raises(FormatError, match="found a mixed machine"):
+        taccl.diagnose([log(text)])
+
+
+def test_times_of_cpus_are_refused(log):
+    """A log of gloo is of CPUs."""
+    with pytest.raises(FormatError, match="measured by gloo, which runs on CPUs; expected a log of GPUs"):
+        taccl.diagnose([log("backend gloo\n" + node_log(NVLS))])
+
+
+def test_another_collective_is_refused(log):
+    """NCCL's model has no gather."""
+    text = node_log(NVLS).replace("all_reduce", "gather").replace(" sum ", " none ")
+    rows = [line.split() for line in text.splitlines()]
+    for cells in rows:
+        if cells[0].isdigit():
+            cells[7] = f"{7 / 8 * float(cells[6]):.2f}"
+    with pytest.raises(FormatError, match="found gather, which NCCL's model does not cover"):
+        taccl.diagnose([log("\n".join(map(" ".join, rows)))])
+
+
+def test_unknown_gpus_ask_for_a_topology(log):
+    """GPUs without a machine model are named, with the machines that are known."""
+    with pytest.raises(InputError, match="found no model of NVIDIA L40S; name a topology file"):
+        taccl.diagnose([log(node_log(20.0).replace("NVIDIA H100 80GB HBM3", "NVIDIA L40S"))])
+
+
+def test_another_number_of_ranks_is_refused(log):
+    """A log of 8 ranks is not of a topology of 6."""
+    with pytest.raises(InputError, match="found 8 ranks; dgx-h100 x1 has 6 here"):
+        taccl.diagnose([log(node_log(NVLS))], without_ranks=[6, 7])
+
+
+#: {published log: (arguments, part of its verdict)}. Verdicts that change with NCCL's model are not here.
+PUBLISHED = {
+    "unseen/mi300x_azure_x1_allreduce": ({}, "small messages: likely NUMA balancing"),
+    "mi300x_x1_allreduce_rccl": ({}, "off the curve"),
+    "unseen/dgx2_12gpu_broadcast": ({}, "; as expected"),
+    "unseen/dgx2_12gpu_allreduce": ({}, "off the curve: 16MiB"),
+    "unseen/l40s_2x1_allreduce": ({"topology": "dgx-a100", "ranks": (0, 8)}, "off the curve: 512KiB"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_logs_are_judged_as_their_threads_do(shared_data, name):
+    """NUMA balancing on the virtual machine, a late protocol on L40S, and healthy nodes elsewhere."""
+    given, said = PUBLISHED[name]
+    assert said in judged(str(shared_data / "nccl-tests" / f"{name}.txt"), **given).verdict

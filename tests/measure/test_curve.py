@@ -1,0 +1,39 @@
+"""Sizes off the curve are found from times alone."""
+
+import pytest
+
+from taccl.measure.curve import kinks, slow_middle
+from taccl.measure.series import Series
+
+
+def series(**times_us):
+    """A series of times by size: ``b1024=3.0``."""
+    sizes = tuple(int(name[1:]) for name in times_us)
+    return Series("allreduce", 8, 1, sizes, tuple(times_us.values()), "a.log: line 1")
+
+
+def test_a_smooth_curve_has_none():
+    """A latency and a bandwidth leave no size out."""
+    times = {f"b{2**power}": 20 + 2**power / 200e3 for power in range(3, 34)}
+    assert kinks(series(**times)) == ()
+
+
+@pytest.mark.parametrize(
+    ("times", "kind", "size"),
+    [
+        ({"b16": 12.9, "b32": 22.3, "b64": 14.5, "b128": 14.6}, "outlier", 32),
+        ({"b262144": 84.0, "b524288": 160.0, "b1048576": 166.0, "b2097152": 298.0}, "late switch", 524288),
+        ({"b33554432": 147.0, "b67108864": 461.0, "b134217728": 900.0}, "wrong switch", 67108864),
+        ({"b512": 19.0, "b1024": 19.1, "b2048": 15.0, "b4096": 15.1}, "wrong switch", 1024),
+    ],
+)
+def test_kinks_have_a_kind_and_a_size(times, kind, size):
+    """One slow size, a protocol kept too long, and one taken too early or too late are told apart."""
+    assert (kind, size) in [(each.kind, each.size_bytes) for each in kinks(series(**times))]
+
+
+def test_a_slow_middle_exceeds_both_ends():
+    """Ten times as long as expected between ends that are as expected."""
+    times = {f"b{2**power}": 10.0 for power in range(3, 20)} | {"b1024": 100.0}
+    found = list(slow_middle(series(**times), [10.0] * 17))
+    assert [each.size_bytes for each in found] == [1024]
