@@ -64,10 +64,11 @@ _NICE = 10
 
 
 def needed(problem: Problem) -> tuple[str, ...]:
-    """Names of the kernels that search a problem."""
-    combines = problem.collective.combining
-    lists = "reduce-scatter" if combines else "alltoall" if _goes_to_one(problem) else "allgather"
-    return (lists, IMPROVEMENT) if suits_improvement(problem) else (lists,)
+    """Names of the kernels that search a problem; a reduction is searched in phases that spread, too."""
+    lists: tuple[str, ...] = ("alltoall",) if _goes_to_one(problem) else ("allgather",)
+    if problem.collective.combining:
+        lists = ("reduce-scatter", "allgather")
+    return (*lists, IMPROVEMENT) if suits_improvement(problem) else lists
 
 
 def are_kept(problem: Problem) -> bool:
@@ -114,11 +115,13 @@ class Compilation:
     """Compilation of some kernels in a worker process, which begins at once.
 
     - `outcome`: Outcome of the worker's task; None until it has ended.
+    - `is_told`: True if a row of the stages has its CPU.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names, self.began_s = names, time.monotonic()
         self.outcome: Outcome | None = None
+        self.is_told = False
         threading.Thread(target=self._run, name="taccl-kernels", daemon=True).start()
 
     def wait(self, deadline: Deadline) -> None:
@@ -238,9 +241,11 @@ def compile_telling(problem: Problem, options: Options, deadline: Deadline) -> b
 
 def _begin(problem: Problem) -> None:
     """Begin to compile the kernels of a problem that are neither kept nor under way."""
-    for name in needed(problem):
-        if name not in _BEGUN and not is_kept(name):
-            _BEGUN[name] = Compilation([name])
+    missing = [name for name in needed(problem) if name not in _BEGUN and not is_kept(name)]
+    improving = [name for name in missing if name == IMPROVEMENT]
+    for names in ([name for name in missing if name != IMPROVEMENT], improving):
+        if names:
+            _BEGUN.update(dict.fromkeys(names, Compilation(names)))
 
 
 def _await(problem: Problem, deadline: Deadline) -> None:
@@ -252,14 +257,16 @@ def _await(problem: Problem, deadline: Deadline) -> None:
 
 def _begun(problem: Problem) -> list[Compilation]:
     """The compilations of a problem's kernels."""
-    return [_BEGUN[name] for name in needed(problem) if name in _BEGUN]
+    return list(dict.fromkeys(_BEGUN[name] for name in needed(problem) if name in _BEGUN))
 
 
 def _told(problem: Problem) -> str:
-    """Message of the row: CPU and number of the processes that compiled."""
-    results = [each.outcome.result for each in _begun(problem) if each.outcome and each.outcome.result]
-    cpu_s = sum(float(each["cpu_s"]) for each in results)
-    return f"compiled, once: {cpu_s:.1f} s of CPU beside the search" if results else "compiled, once"
+    """Message of the row, with the CPU of the workers that no other row has."""
+    cpu_s = 0.0
+    for each in _begun(problem):
+        if each.outcome is not None and each.outcome.result is not None and not each.is_told:
+            each.is_told, cpu_s = True, cpu_s + float(each.outcome.result["cpu_s"])
+    return f"compiled, once: {cpu_s:.1f} s of CPU beside the search" if cpu_s else "compiled, once"
 
 
 def _goes_to_one(problem: Problem) -> bool:

@@ -49,6 +49,14 @@ def test_workers_begin_with_a_search_of_many_hops(cold):
     assert sorted(compiling._BEGUN) == ["allgather", "ruin and recreate"]
 
 
+def test_a_reduction_needs_the_kernels_of_its_phases(cold):
+    """One worker compiles what reduces and what copies, as these share functions."""
+    problem = make_problem(taccl.topologies.mesh(8, 8), collectives.allreduce(64), chunk_bytes=10**6)
+    assert compiling.have_compiled(searching(problem))
+    workers = {tuple(each.names) for each in compiling._BEGUN.values()}
+    assert workers == {("reduce-scatter", "allgather"), ("ruin and recreate",)}
+
+
 @pytest.mark.parametrize(
     "given",
     [
