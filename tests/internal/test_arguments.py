@@ -465,10 +465,9 @@ ODD: tuple[object, ...] = (
 
 #: Public names that are no function of their caller's making: what the library returns, and errors.
 RETURNED = (
-    "Certificate", "Dimensions", "Execution", "Explanation", "Fit", "ImplicitResult",
-    "ImplicitSchedule",
-    "Interpretation", "Placement", "Plan", "Prices", "Program", "Replan", "Result", "Schedule", "Simulation", "Sketch",
-    "SketchProposal", "SketchReport", "SteadyState", "Verification",
+    "Certificate", "Diagnosis", "Dimensions", "Execution", "Explanation", "Fit", "ImplicitResult",
+    "ImplicitSchedule", "Interpretation", "Placement", "Plan", "Prediction", "Prices", "Program", "Replan",
+    "Result", "Schedule", "Simulation", "Sketch", "SketchProposal", "SketchReport", "SteadyState", "Verification",
     "workload.Step",
 )  # fmt: skip
 
