@@ -47,6 +47,9 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "interval_algbw_gb_per_s": ("algbw GB/s in tiles", "{:.4g}".format),
     "interval_limits": ("limited by", str), "utilisation": ("busy", "{:.1%}".format),
     "latency_us": ("latency", format_us), "gb_per_s": ("algbw GB/s without latency", "{:.4g}".format),
+    "routing_status": ("routing", str), "ordering_status": ("ordering", str),
+    "solver_bound_us": ("solver's bound", format_us), "model_columns": ("variables", str),
+    "first_schedule_s": ("first at s", "{:.2f}".format), "best_schedule_s": ("best at s", "{:.2f}".format),
     "time_us": ("time by NCCL's model", format_us), "algorithm": ("considered", str),
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
 from taccl.errors import CollectiveError, InputError
 from taccl.explore.cache import Cache
 from taccl.explore.many import num_at_once, table_of
-from taccl.explore.rows import NO_SKETCH, new_row, shortened
+from taccl.explore.rows import DETAILS, NO_SKETCH, SHORT, new_row, shortened
 from taccl.problem import collectives
 from taccl.problem.collective import Collective
 from taccl.problem.problem import Problem, make_problem
@@ -53,6 +53,7 @@ def compare(
     progress: bool | Callable[[int, int], None] | None = None,
     parameters: Iterable[SearchParameters] | None = None,
     full: bool = False,
+    details: bool = False,
 ) -> pd.DataFrame:
     """A table of what backends find for a problem, one row for each backend and seed.
 
@@ -87,6 +88,9 @@ def compare(
         defaults.
     full : bool
         Whether to show all columns, such as the seconds of each stage, versions, and the key in the cache.
+    details : bool
+        Whether to show what each backend did: statuses of routing and ordering, the solver's bound, sizes,
+        nodes, rounds, and seconds to the first and to the best schedule (`taccl.explore.rows.DETAILS`).
 
     Returns
     -------
@@ -107,7 +111,7 @@ def compare(
     part = _part_s(time_limit_s, total_limit_s, len(rows), num_workers)
     asked = [(lambda: problem, row | part | {"sketch": sketch}) for row in rows]
     table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress, until_s=until_s)
-    return table if full else shortened(table)
+    return table if full else shortened(table, DETAILS if details else SHORT)
 
 
 @checked
@@ -129,6 +133,7 @@ def sweep(
     progress: bool | Callable[[int, int], None] | None = None,
     parameters: Iterable[SearchParameters] | None = None,
     full: bool = False,
+    details: bool = False,
 ) -> pd.DataFrame:
     """A table of what is found for every combination, one row for each.
 
@@ -149,7 +154,8 @@ def sweep(
         `taccl.synthesize` does.
     root : int, optional
         Of a named broadcast, scatter, gather or reduce.
-    backends, seeds, time_limit_s, total_limit_s, num_workers, threads, cache, progress, parameters, full
+    backends, seeds, time_limit_s, total_limit_s, num_workers, threads, cache, progress, parameters, full,
+    details
         As for `compare`.
 
     Returns
@@ -201,7 +207,7 @@ def sweep(
         }  # fmt: skip
         asked += [(made, row | part | known) for row in options]
     table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress, until_s=until_s)
-    return table if full else shortened(table)
+    return table if full else shortened(table, DETAILS if details else SHORT)
 
 
 def _part_s(

@@ -43,6 +43,10 @@ _BOUND = (
 _GAP = "(finish - bound) / bound; 0 is an optimum of the problem"
 _GAP_IN_CHUNKS = "gap to the bound of as many chunks; 0 is an optimum for them"
 _EVERY = "no schedule finishes sooner, over all chunkings"
+_SOLVER_BOUND = (
+    "no schedule with the sketch's symmetry and routing slack finishes sooner, by a solver; missing if it "
+    "routed a phase of a reduction"
+)
 _CACHED = "whether it was read from the cache; its seconds are those of the first run"
 
 COLUMNS: tuple[Column, ...] = (
@@ -80,7 +84,13 @@ COLUMNS: tuple[Column, ...] = (
     Column("model_nonzeros", "Int64", "its coefficients that are not zero"),
     Column("model_first_feasible_s", "float64", "from its solver's start to the first point it reported"),
     Column("model_proof_s", "float64", "from its solver's start to the proof that no point is better"),
+    Column("routing_status", "string", "of the last routing on a solver"),
+    Column("ordering_status", "string", "of the last job shop or contiguity model"),
+    Column("solver_bound_us", "float64", _SOLVER_BOUND),
+    Column("nodes", "Int64", "of all search trees of linear models; branches of CP-SAT"),
+    Column("rounds", "Int64", "routings"),
     Column("first_schedule_s", "float64", "from the run's start to the first verified schedule"),
+    Column("best_schedule_s", "float64", "from the run's start to the schedule that is returned"),
     Column("proven_s", "float64", "from the run's start until the finish met the bound"),
     Column("seconds", "float64", "of the whole run"),
     Column("bound_s", "float64", "of them: the lower bound"),
@@ -113,6 +123,12 @@ SHORT = (
     "gap_of_every_cut", "algbw_gb_per_s", "seconds",
 )  # fmt: skip
 
+#: The columns that say what each backend did, for a table with details.
+DETAILS = (
+    "backend", "status", "error", "finish_us", "bound_us", "gap", "routing_status", "ordering_status",
+    "solver_bound_us", "model_columns", "nodes", "rounds", "first_schedule_s", "best_schedule_s", "seconds",
+)  # fmt: skip
+
 #: The columns that compare a finish with bounds.
 _GAPS = ("gap", "gap_in_chunks", "gap_of_every_cut")
 #: The columns that can be read off a schedule at any time, and those that only a schedule fills.
@@ -120,7 +136,9 @@ _MEASURES = (
     "finish_us", "launch_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s", "num_transfers",
     "num_sends", "producer",
 )  # fmt: skip
-OF_SCHEDULES = (*_MEASURES, *_GAPS, "first_schedule_s", "proven_s", "schedule_digest")
+OF_SCHEDULES = (
+    *_MEASURES, *_GAPS, "first_schedule_s", "best_schedule_s", "proven_s", "schedule_digest"
+)  # fmt: skip
 
 _STAGES = ("bound", "suggest", "quotient", "greedy", "routing", "ordering", "contiguity", "improve")
 _STAGE_COLUMNS = {stage: f"{stage}_s" for stage in _STAGES}
@@ -154,10 +172,10 @@ def frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame({c.name: pd.Series([row[c.name] for row in rows], dtype=c.dtype) for c in COLUMNS})
 
 
-def shortened(table: pd.DataFrame) -> pd.DataFrame:
-    """The columns of `SHORT`, and those of `LABELS` in which rows differ, in the order of `COLUMNS`."""
+def shortened(table: pd.DataFrame, shown: Sequence[str] = SHORT) -> pd.DataFrame:
+    """The columns of `shown`, and those of `LABELS` in which rows differ, in the order of `COLUMNS`."""
     differ = {name for name in LABELS if table[name].nunique(dropna=False) > 1}
-    return table[[column.name for column in COLUMNS if column.name in differ.union(SHORT)]]
+    return table[[column.name for column in COLUMNS if column.name in differ.union(shown)]]
 
 
 def with_best_bounds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -210,6 +228,7 @@ def figures(result: Result) -> dict[str, Any]:
     # One half of a reduction is no schedule yet.
     known = (each.seconds for each in result.trace if each.finish_us is not None and not each.half)
     models = [stage.model for stage in result.stages if stage.model is not None]
+    num_nodes = [model.num_nodes for model in models if model.num_nodes is not None]
     largest = max(models, key=lambda model: model.num_nonzeros, default=None)
     versions = dict(result.versions) or package_versions()
     ran = [f"{stage.solver} {stage.model.solver_version}" for stage in result.stages if stage.model]
@@ -225,12 +244,33 @@ def figures(result: Result) -> dict[str, Any]:
         "bound_scope": result.bound.scope,
         "status": _status(told), **told, "stopped": result.stopped, "bound_limits": result.bound.limits,
         "first_schedule_s": min(known, default=result.seconds),
+        "best_schedule_s": next(
+            (each.seconds for each in result.trace if each.finish_us == result.finish_us and not each.half),
+            result.seconds,
+        ),
+        **_solved(result), "nodes": sum(num_nodes) if num_nodes else None,
         "proven_s": result.seconds if result.gap == 0 else None, "seconds": result.seconds, **seconds,
         **{column: getattr(largest, name, None) for column, name in _OF_MODELS.items()},
         "taccl_version": versions.get("taccl"), "python_version": versions.get("python"),
         "solver_version": ", ".join(dict.fromkeys(map(str.strip, ran))) or None,
         **_measured(result.schedule),
     }  # fmt: skip
+
+
+def _solved(result: Result) -> dict[str, Any]:
+    """Routing and ordering on solvers, by column."""
+    routings = [each for each in result.stages if each.name.rpartition(": ")[2] == "routing"]
+    ordered = ("joint", "job shop", "contiguity")
+    orderings = [each.status for each in result.stages if each.name.rpartition(": ")[2] in ordered]
+    # A bound above a verified schedule would be no bound.
+    bounds = [each.bound_us for each in routings if each.name == "routing" and each.bound_us is not None]
+    sound = [bound for bound in bounds if bound <= result.finish_us * (1 + 1e-9)]
+    return {
+        "routing_status": routings[-1].status if routings else None,
+        "ordering_status": orderings[-1] if orderings else None,
+        "solver_bound_us": max(sound, default=None),
+        "rounds": len(routings) or None,
+    }
 
 
 def is_of(row: dict[str, Any], schedule: Schedule) -> bool:

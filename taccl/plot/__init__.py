@@ -11,6 +11,7 @@ from taccl.plot.comparison import backends, comparison
 from taccl.plot.dimensions import dimensions
 from taccl.plot.gantt import gantt
 from taccl.plot.measured import measured
+from taccl.plot.profile import performance_profile
 from taccl.plot.progress import progress
 from taccl.plot.sizes import bandwidth, bandwidths
 from taccl.plot.step import step
@@ -19,5 +20,5 @@ from taccl.plot.topology import topology
 
 __all__ = [
     "backends", "bandwidth", "bandwidths", "comparison", "dimensions", "gantt",
-    "measured", "progress", "render", "save", "step", "topology",
+    "measured", "performance_profile", "progress", "render", "save", "step", "topology",
 ]  # fmt: skip

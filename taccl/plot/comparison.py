@@ -43,7 +43,7 @@ def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
     InputError
         If the table has no rows, or lacks one of their columns.
     """
-    rows = _rows(table)
+    rows = rows_of(table)
     ax = axes(ax, height=5.0)
     shape_name, shapes = _shapes(rows)
     backends = list(dict.fromkeys(row["backend"] for row in rows))
@@ -103,7 +103,7 @@ def backends(table: Any, *, ax: Axes | None = None) -> Axes:
     InputError
         If the table has no rows, lacks one of their columns, or has more rows than a picture shows.
     """
-    rows = _rows(table)
+    rows = rows_of(table)
     if len(rows) > _MOST_BARS:
         said = f"found {len(rows)} runs; expected at most {_MOST_BARS}: choose some of them"
         raise InputError(said, where="table")
@@ -134,7 +134,7 @@ def backends(table: Any, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _rows(table: Any) -> list[dict[str, Any]]:
+def rows_of(table: Any) -> list[dict[str, Any]]:
     """Rows of a comparison as dictionaries; `InputError` if the table has none or lacks a column."""
     missing = [name for name in _NEEDED if name not in getattr(table, "columns", ())]
     if missing:

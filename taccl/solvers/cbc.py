@@ -34,6 +34,7 @@ _SOLUTION = re.compile(rf"^Cbc\d+I (?:Integer s|S)olution (?:of|found of) {_NUMB
 _SEARCH = re.compile(
     rf"best solution,? {_NUMBER},? best possible {_NUMBER}|{_NUMBER} best solution, best possible {_NUMBER}"
 )
+_NODES = re.compile(r"^Enumerated nodes:\s+(\d+)", re.MULTILINE)
 _FINAL_BOUND = re.compile(rf"^Lower bound:\s*{_NUMBER}", re.MULTILINE)
 _NOTHING = 1e40  # how CBC writes the objective when it has no solution: 1e+50
 _LOG_PRECISION = 1e-6  # the log shows about eight digits; a bound read from it is loosened by this much
@@ -80,7 +81,8 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
         result = {"status": "no-solution", "message": "CBC: stopped on time, without a solution"}
     if control.stop_requested() and result["status"] in ("feasible", "no-solution"):
         result["message"] = "CBC stopped: interrupted by user"
-    return {"version": _version(log), **result}
+    counted = _NODES.search(log)
+    return {"version": _version(log), "nodes": counted and int(counted.group(1)), **result}
 
 
 def _executable() -> str:

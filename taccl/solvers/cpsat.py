@@ -190,6 +190,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
         status = solver.solve(model, Listener())
     steps = values_in(solver.value) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
     answer = _read(solver.status_name(status), whole, steps)
+    answer["nodes"] = int(solver.num_branches)
     if steps is not None and whole.exact:
         answer["bound"] = solver.best_objective_bound / whole.cost_scale
     return answer

@@ -143,7 +143,8 @@ def _read(gurobi: Any, variables: Any) -> dict[str, Any]:
         code, ("crashed", f"{unknown} and no solution") if values is None else ("feasible", unknown)
     )
     bound = gurobi.ObjBound if gurobi.IsMIP or status == "optimal" else None
-    return {"status": status, "values": values, "bound": bound, "message": message}
+    nodes = int(gurobi.NodeCount) if gurobi.IsMIP else 0
+    return {"status": status, "values": values, "bound": bound, "message": message, "nodes": nodes}
 
 
 def _read_error(error: Any, model: LinearModel) -> dict[str, Any]:

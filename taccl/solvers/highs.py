@@ -34,7 +34,7 @@ def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
 
 
 def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """Solve ``payload["model"]``; a dict with `status`, `values`, `bound` and `message`."""
+    """Solve ``payload["model"]``; a dict with `status`, `values`, `bound`, `nodes` and `message`."""
     model = LinearModel.from_message(payload["model"])
     highs = highs_with(model)
     control.version = highs.version()
@@ -118,4 +118,5 @@ def _read(highs: Any, run_status: Any, *, is_mip: bool) -> dict[str, Any]:
         "values": values,
         "bound": info.mip_dual_bound if is_mip else bound,
         "message": messages.get(status, ""),
+        "nodes": int(info.mip_node_count) if is_mip else 0,
     }

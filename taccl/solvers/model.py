@@ -158,6 +158,11 @@ class MilpModel:
         self._rows.append((lower, upper, self.tags.setdefault(tag, len(self.tags))))
 
     @property
+    def variables(self) -> list[tuple[float, float, bool, float]]:
+        """(lower, upper, integer, cost) of each variable so far."""
+        return self._variables
+
+    @property
     def num_variables(self) -> int:
         """Number of variables so far."""
         return len(self._variables)

@@ -149,4 +149,7 @@ def _read(mathopt: Any, result: Any, variables: list[Any]) -> dict[str, Any]:
     values = None
     if result.has_primal_feasible_solution():
         values = np.array(result.variable_values(variables), dtype=np.float64)
-    return {"status": status, "values": values, "bound": result.dual_bound(), "message": message}
+    nodes = int(result.solve_stats.node_count)
+    return {
+        "status": status, "values": values, "bound": result.dual_bound(), "message": message, "nodes": nodes
+    }  # fmt: skip

@@ -44,6 +44,7 @@ class Solution:
     - `first_feasible_s`: When the solver first reported a point, if it tells.
     - `message`: For a person: what happened, or what to know about the answer.
     - `progress`: tuple of (seconds, objective, bound).
+    - `nodes`: Nodes of the search tree, or branches of CP-SAT; None if the solver does not tell.
     """
 
     solver: str
@@ -56,6 +57,7 @@ class Solution:
     first_feasible_s: float | None
     message: str
     progress: tuple[tuple[float, float | None, float | None], ...]
+    nodes: int | None = None
 
 
 def solve(
@@ -102,6 +104,7 @@ class _Call:
     progress: list[tuple[float, float | None, float | None]] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)  # the last news that held values
     bound: float | None = None
+    nodes: int | None = None
 
     def solution(self) -> Solution:
         model = self.model
@@ -132,6 +135,7 @@ class _Call:
             if status == "timed-out":
                 status = "no-solution" if values is None else "feasible"
             return self._vetted(status, outcome.message, values, self.best.get("version", ""))
+        self.nodes = result.get("nodes")
         status, message, values = result["status"], result.get("message", ""), result.get("values")
         if outcome.status == "interrupted":
             status, message = "interrupted", outcome.message
@@ -180,4 +184,5 @@ class _Call:
             first_feasible_s=next((item[0] for item in self.progress if item[1] is not None), None),
             message=message,
             progress=tuple(self.progress),
+            nodes=self.nodes,
         )

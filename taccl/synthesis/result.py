@@ -54,6 +54,7 @@ class ModelRun:
     first_feasible_s: float | None = None
     proof_s: float | None = None
     solver_version: str = ""
+    num_nodes: int | None = None  # of the search tree; branches of CP-SAT
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,16 @@ def test_compare_as_text(run):
 
 
 @pytest.mark.slow
+def test_details_are_columns(run):
+    """With --details the table has statuses, the solver's bound, sizes and rounds instead of bandwidths."""
+    code, out, _ = run(*SMALL, "--details")
+    head = re.split(r"  +", out.splitlines()[1].strip())
+    assert code == 0
+    assert head[:6] == ["backend", "status", "finish", "bound", "gap", "routing"]
+    assert {"solver's bound", "variables", "nodes", "rounds", "first at s", "best at s"} <= set(head)
+
+
+@pytest.mark.slow
 def test_a_run_that_was_not_begun_leaves_the_title(run_json):
     """After Ctrl-C nothing is known of the first run: the title is that of the others."""
     known = run_json(*SMALL)[1]["rows"]

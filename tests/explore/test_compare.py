@@ -14,7 +14,7 @@ import pytest
 import taccl
 from taccl.errors import FallbackWarning, InfeasibleError, NoSolutionError, SolverUnavailableError
 from taccl.explore import run as run_module
-from taccl.explore.rows import COLUMNS, SHORT
+from taccl.explore.rows import COLUMNS, DETAILS, SHORT
 from taccl.explore.run import RunRequest, failed_row
 from taccl.solvers.process import WORKERS
 from taccl.synthesis.result import Stage
@@ -84,6 +84,18 @@ def test_a_milp_has_a_size_and_times(problem):
     assert 0 < milp.model_first_feasible_s <= milp.model_proof_s <= milp.routing_s
     assert milp.solver_version.startswith("highs 1.")
     assert str(greedy.model_columns) == str(greedy.solver_version) == "<NA>"
+
+
+def test_details_say_what_a_backend_did(problem):
+    """Routing on HiGHS is proven in one round, by a bound no later than the finish; the list scheduler has none."""
+    table = compare(problem, backends=["highs", "greedy"], full=False, details=True)
+    assert set(table.columns) == {*DETAILS}
+    milp, greedy = table.itertuples()
+    assert (milp.routing_status, milp.ordering_status, milp.rounds) == ("optimal", "optimal", 1)
+    assert milp.solver_bound_us <= milp.finish_us + 1e-9
+    assert milp.nodes >= 0
+    assert 0 < milp.first_schedule_s <= milp.best_schedule_s <= milp.seconds
+    assert str(greedy.routing_status) == str(greedy.rounds) == "<NA>"
 
 
 def test_stages_add_up_to_the_run(problem):

@@ -252,6 +252,15 @@ def test_point_that_breaks_the_model_is_a_crash():
     assert "breaks row 0 (capacity)" in solution.message
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", ["highs", "scip", "cbc", "gurobi", "cpsat"])
+def test_a_solver_tells_its_nodes(solver):
+    """The number of nodes of the search tree is part of a solution."""
+    nodes = solve(market_split(soft=True), solver, time_limit_s=3.0).nodes
+    assert nodes is not None
+    assert nodes > 0
+
+
 def test_progress_is_reported():
     """`on_progress` sees each better point, and the solution keeps the times."""
     seen = []

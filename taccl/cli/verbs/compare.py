@@ -67,6 +67,7 @@ def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
     add_limit(verb, group, help="seconds of the whole verb; each run has an equal part of what is left")
     add_options(group, "--threads", default=1, help="threads of a solver")
     option(group, "--workers N", "runs at a time (default: one for each core)", positive)
+    option(group, "--details", "show statuses of routing and ordering, solvers' bounds, sizes and rounds")
     option(group, "--no-cache", "neither read nor store results in the cache")
     add_output(verb, "write the table: .csv or .json")
 
@@ -103,7 +104,7 @@ def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
     rows = plain_rows(found)
     num_found = sum(row["verified"] for row in rows)
     complaint = "" if num_found else f"none of {format_count(len(rows), 'run')} has a schedule"
-    answer = Answer(_text(rows), {"rows": rows}, complaint)
+    answer = Answer(_text(rows, details=options.details), {"rows": rows}, complaint)
     path = options.output
     if path is None:
         return answer
@@ -112,8 +113,10 @@ def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
     return with_content(answer, path, content, options)
 
 
-def _text(rows: list[dict[str, Any]]) -> str:
+def _text(rows: list[dict[str, Any]], *, details: bool = False) -> str:
     """Table of runs: the columns that differ, and the quality of each, or the reason for no schedule."""
+    from taccl.explore.rows import DETAILS
+
     first = next((row for row in rows if row["topology"] is not None), rows[0])  # not all need have been run
     may_differ = ("sketch", "size_bytes", "seed")
     labels = [name for name in may_differ if len({row[name] for row in rows} - {None}) > 1]
@@ -122,6 +125,8 @@ def _text(rows: list[dict[str, Any]]) -> str:
         gaps = ["gap_of_every_cut"]
     columns = [*labels, "backend", "chunks_per_rank", "finish_us", "predicted_us", *gaps]
     columns += ["algbw_gb_per_s", "seconds", "status"]
+    if details:
+        columns = [*labels, *(name for name in DETAILS if name != "error")]
     told = [row | {"status": f"{row['status']} (cached)"} if row["from_cache"] else row for row in rows]
     title = f"{first['collective']} on {shown(str(first['topology']), 100)}"
     if "sketch" not in labels and first["sketch"] != "none":

@@ -17,7 +17,6 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import product
 
-from taccl.problem.problem import Problem
 from taccl.solvers.model import MilpModel
 from taccl.synthesis.milp.cuts import Cut
 from taccl.synthesis.milp.loads import add_load_rows
@@ -116,6 +115,12 @@ class RoutingModel:
             self._sequence(pairs_apart(quotient, windows, sequenced))
         for cut in cuts:
             self._cut(cut)
+
+    def least_finish(self, bound_us: float) -> float:
+        """Bound on T in us from one on the objective, which may also weigh connections or uses of links."""
+        limits = self.model.variables[1:]
+        weighed = sum(max(cost * lower, cost * upper) for lower, upper, _, cost in limits if cost)
+        return max(self.lower_ticks / self.per_us, bound_us - weighed)
 
     def chunks_per_link(self, m: int) -> int:
         """Number of chunks that a hop takes over each link of its orbit."""
@@ -346,9 +351,3 @@ class RoutingModel:
         p, duration = self.quotient.hops[m].dsts[0], self.quotient.hops[m].duration
         head, due = self.quotient.states[p].head_ticks, self.windows.due[p]
         return self.arrival[p], duration, head - duration, due - duration
-
-
-def wants_more(problem: Problem) -> bool:
-    """True if the routing model of a problem minimises more than the finish."""
-    clauses = problem.clauses
-    return clauses.link_use != "free" or any(each.policy != "free" for each in clauses.switch_policies)

@@ -49,8 +49,7 @@ _ROUND_S, _LAST_ROUND_S, _ROUND_S_PER_HOP, _MOST_ROUND_S = 1.0, 0.6, 0.001, 4.0
 class Routed:
     """Routing of a model: its tentative start of each chunk on each link.
 
-    - `bound_ticks`: No schedule over the model's hops finishes sooner; 0 where the model wants more than to
-      finish soon.
+    - `bound_ticks`: No schedule over the model's hops finishes sooner.
     - `is_optimal`: True if the solver proved its optimum.
     """
 
@@ -97,6 +96,8 @@ def route(
     size = f"{arrays.num_variables} variables, {arrays.num_rows} rows"
     order = f"order on {len(sequenced)} of {quotient.num_resources} resources" if sequenced else ""
     cut = f"{len(cuts)} cuts" if cuts else ""
+    if answer.bound is not None:
+        answer = replace(answer, bound=model.least_finish(answer.bound))
     proven = ""
     if sooner and answer.status == "infeasible":
         upper_us = float(quotient.problem.costs.us(upper))
@@ -109,7 +110,7 @@ def route(
     if answer.values is None:
         return Routed({}, upper, True) if proven else None
     bound = 0
-    if answer.bound is not None and not routing.wants_more(quotient.problem):
+    if answer.bound is not None:
         bound = math.ceil(answer.bound * quotient.problem.costs.ticks_per_us - _TICK_SLACK)
     is_optimal = answer.status == "optimal"
     return Routed(routing_of(model, answer.values), bound, is_optimal)
@@ -296,6 +297,7 @@ def _record(
         first_feasible_s=answer.first_feasible_s,
         proof_s=answer.seconds if answer.status == "optimal" else None,
         solver_version=answer.version,
+        num_nodes=answer.nodes,
     )
     found: dict[str, Any] = {"bound_us": answer.bound, "message": message, "model": run}
     search.record(name, solver, answer.status, since, finish_us=finish_us, **found)

@@ -45,6 +45,8 @@ _HOPS_PER_S = 50_000
 #: CPU seconds of a run of the list scheduler per hop, by which a budget becomes a number of runs; and how
 #: many times the budget the runs may take on a busy machine.
 _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
+#: Least seconds for restarts of the list scheduler before a named solver.
+_LEAST_RESTARTS_S = 0.2
 #: Noise of the list scheduler's priorities, relative, in turn.
 _NOISES = (0.0, 0.1, 0.5, 2.0, 8.0)
 #: Most hops for the list scheduler over any path (about 60 ms a run).
@@ -54,8 +56,13 @@ _COMPILED_SHARE, _MOST_JOINT_S, _MOST_JOB_SHOP_S = 0.1, 5.0, 4.0
 
 
 def _first(search: Search) -> None:
+    greedy(search, budget_s=_first_s(search))
+
+
+def _first_s(search: Search) -> float:
+    """Seconds of the list scheduler before other stages."""
     scheduling = search.parameters.list
-    greedy(search, budget_s=min(scheduling.most_s, scheduling.share * search.limit_s))
+    return min(scheduling.most_s, scheduling.share * search.limit_s)
 
 
 def _alone(search: Search) -> None:
@@ -110,8 +117,8 @@ def _routed(search: Search) -> None:
 
 def _one_solver(search: Search) -> None:
     """Routing, ordering and contiguity on one solver, from the list scheduler's schedule."""
-    solver = search.backend
-    _first(search)
+    solver, budget_s = search.backend, _first_s(search)
+    greedy(search, budget_s=budget_s, max_runs=1 if budget_s < _LEAST_RESTARTS_S else 10_000)
     if search.best is None:
         return
     # Only the solver's schedules count in the trace.
