@@ -11,6 +11,7 @@ from taccl.analysis.certificates.counting import Border
 from taccl.analysis.certificates.cuts import CutDual, SetCharge
 from taccl.analysis.certificates.dissemination import Dissemination
 from taccl.analysis.certificates.dynamic_cut import DynamicCut
+from taccl.analysis.certificates.flow_time import FlowTime
 from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.gossip import Gossip
 from taccl.analysis.certificates.latency import Path
@@ -38,6 +39,7 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
             "known",
             "pairs",
             "bytes",
+            "flow time",
             "single machine",
             "sets",
             "paths",
@@ -66,6 +68,10 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
         return PairCounting(_some(rng, num_ranks))
     if kind == "bytes":
         return ByteCounting(_some(rng, num_ranks), tuple(rng.sample(range(num_resources), num_resources)))
+    if kind == "flow time":
+        resources = [tuple(rng.sample(range(num_resources), num_resources)) for _ in range(2)]
+        prices = Fraction(rng.randrange(40), 3), Fraction(rng.randrange(40), 3)
+        return FlowTime(rng.randrange(num_ranks), rng.randrange(num_ranks), *resources, prices)
     if kind == "single machine":
         family = rng.choice(("rank", "node"))
         ends = tuple(sorted(rng.randrange(9) for _ in range(rng.randint(1, 6))))
@@ -131,6 +137,15 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
         return replace(
             witness, resources=tuple(rng.sample(witness.resources, rng.randint(0, len(witness.resources))))
         )
+    if isinstance(witness, FlowTime):
+        how = rng.choice(("source", "target", "leaving", "entering", "prices"))
+        if how in ("source", "target"):
+            return replace(witness, **{how: rng.randrange(num_ranks)})
+        if how == "prices":
+            scale = Fraction(rng.randrange(1, 30), 10)
+            return replace(witness, prices=tuple(scale * price for price in witness.prices))
+        some = getattr(witness, how)
+        return replace(witness, **{how: tuple(rng.sample(some, rng.randint(0, len(some))))})
     if isinstance(witness, DynamicCut):
         moments = list(witness.moments)
         moments[rng.randrange(num_ranks)] += rng.choice((-3, -1, 1, 3))

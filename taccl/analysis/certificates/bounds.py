@@ -25,6 +25,7 @@ from taccl.analysis.certificates.dissemination import dissemination_bounds
 from taccl.analysis.certificates.dynamic_cut import dynamic_cut_bounds
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import Volume
+from taccl.analysis.certificates.flow_time import flow_time_bounds
 from taccl.analysis.certificates.flows import multicommodity
 from taccl.analysis.certificates.latency import latency as latency_of
 from taccl.analysis.certificates.level_sets import level_cut
@@ -58,7 +59,7 @@ _LEAST_S = 1.0
 #: Preference among equal claims, most preferred first.
 _PREFERRED = (
     "none", "latency", "throughput", "multicommodity", "cut counting", "single machine", "spread tail",
-    "dissemination", "pair counting", "byte counting",
+    "dissemination", "pair counting", "byte counting", "mean flow time",
 )  # fmt: skip
 
 
@@ -238,7 +239,7 @@ def _claims(
     elif not divisible:
         quick = [partial(counted, demand, volume), partial(spread_tail_bounds, demand, **within)]
     elif is_countable:
-        quick = [partial(byte_counting_bounds, demand, **within)]
+        quick = [partial(find, demand, **within) for find in (byte_counting_bounds, flow_time_bounds)]
     early: list[tuple[Finder, float]] = [(first_prices, first_until)] if divisible and is_countable else []
     if not divisible and not (is_small and enough < math.inf):  # often met without prices
         # Counting is fast if ranks are alike; otherwise it leaves time for prices.

@@ -8,9 +8,8 @@ docs/formulation.md, "Byte counting".
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
 from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts, labels_of
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.served import Served, Time, first_served
-from taccl.analysis.certificates.finding.volume import crossing_links, largest_piece
+from taccl.analysis.certificates.finding.volume import cover_of, crossing_links, largest_piece
 from taccl.analysis.certificates.pair_counting import (
     Windows,
     spans_of,
@@ -140,7 +139,8 @@ def _counted(demand: NeededSends, ranks: frozenset[int]) -> tuple[Fraction, Byte
             pairs += units * wanted * (len(others) if demand.sums_for_all else 1)
             total, adding, wanting = total + units, max(adding, len(others)), max(wanting, wanted)
             of_rank.update(dict.fromkeys(others, units))
-    resources, ports = _cover(demand, ranks, total)
+    cover = cover_of(demand.held, crossing_links(demand.problem, (ranks,)).tolist())
+    ports = Counter(_port(demand, links, resource, total) for resource, links in cover)
     if not pairs or not ports:
         return Fraction(0), None
     forwards = GateCosts(demand.problem.with_clauses(max_merge=1, merging=frozenset()), 0)
@@ -161,7 +161,9 @@ def _counted(demand: NeededSends, ranks: frozenset[int]) -> tuple[Fraction, Byte
         each = max(of_rank.values())
         known = [(since, number * each) for since, number in collected]
         served = copies_served(ports, known, spread, pairs, scale)
-    return first_served(served, pairs * scale), ByteCounting(ranks, resources, *map(labels_of, times))
+    return first_served(served, pairs * scale), ByteCounting(
+        ranks, tuple(resource for resource, _ in cover), *map(labels_of, times)
+    )
 
 
 def copies_served(
@@ -194,32 +196,6 @@ def sums_served(ports: Counter[Port], windows: Windows, scale: int) -> Served:
         (gain, (partial(passed, some), partial(passed, [(some[0][0], some[-1][1])])))
         for gain, some in windows
     ]
-
-
-def _cover(demand: NeededSends, ranks: frozenset[int], total: int) -> tuple[tuple[int, ...], Counter[Port]]:
-    """Greedy cover of the links into a set: its resources, and {port: number of equal ports}.
-
-    The next resource is the one that most of the remaining links hold. Both are empty if links remain
-    uncovered.
-    """
-    links = crossing_links(demand.problem, (ranks,)).tolist()
-    users: dict[int, set[int]] = defaultdict(set)
-    for e in links:
-        for resource in demand.held[e]:
-            users[resource].add(e)
-    queue = [(-len(mine), resource) for resource, mine in users.items()]
-    heapq.heapify(queue)
-    left, order, ports = set(links), list[int](), Counter[Port]()
-    while left and queue:
-        size, resource = heapq.heappop(queue)
-        mine = users[resource] & left
-        if len(mine) < -size:
-            heapq.heappush(queue, (-len(mine), resource))
-        elif mine:
-            order.append(resource)
-            left -= mine
-            ports[_port(demand, sorted(mine), resource, total)] += 1
-    return ((), Counter()) if left else (tuple(order), ports)
 
 
 def _port(demand: NeededSends, links: Sequence[int], resource: int, total: int) -> Port:

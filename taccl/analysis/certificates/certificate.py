@@ -36,8 +36,8 @@ class Certificate:
         The bound in microseconds, exact.
     kind : str
         ``"latency"``, ``"cut counting"``, ``"spread tail"``, ``"single machine"``, ``"throughput"``,
-        ``"multicommodity"``, ``"dissemination"``, ``"pair counting"`` or
-        ``"byte counting"``; ``"none"`` if nothing must be sent.
+        ``"multicommodity"``, ``"dissemination"``, ``"pair counting"``, ``"byte counting"`` or
+        ``"mean flow time"``; ``"none"`` if nothing must be sent.
     limits : str
         One sentence that names what limits.
     witness : Witness, optional

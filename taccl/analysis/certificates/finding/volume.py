@@ -8,8 +8,9 @@ several of these, and at most all data.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -191,6 +192,31 @@ def crossing_links(
     pairs = np.unique((link[crosses] * count + a[crosses] + 1) * count + b[crosses])
     found: NDArray[np.int64] = pairs // count**2
     return found
+
+
+def cover_of(held: Sequence[Mapping[int, object]], links: Iterable[int]) -> list[tuple[int, list[int]]]:
+    """Greedy cover of links: [(resource, the links that it covers), ...]; empty if links remain uncovered.
+
+    The next resource is the one that most of the remaining links hold.
+
+    - `held`: Resources that each link holds, as keys.
+    """
+    left, users = set(links), defaultdict[int, set[int]](set)
+    for e in left:
+        for resource in held[e]:
+            users[resource].add(e)
+    queue = [(-len(mine), resource) for resource, mine in users.items()]
+    heapq.heapify(queue)
+    cover: list[tuple[int, list[int]]] = []
+    while left and queue:
+        size, resource = heapq.heappop(queue)
+        mine = users[resource] & left
+        if len(mine) < -size:
+            heapq.heappush(queue, (-len(mine), resource))
+        elif mine:
+            cover.append((resource, sorted(mine)))
+            left -= mine
+    return [] if left else cover
 
 
 def set_of_rank(num_ranks: int, sets: Sequence[frozenset[int]]) -> NDArray[np.int64]:

@@ -1,0 +1,263 @@
+"""Mean flow time: bytes leave a rank in sends, cross the network, and enter another rank in sends.
+
+The bytes of a send leave together, at its end. In few sends the first bytes wait for the last ones, and each
+of many sends adds its latency. So the mean byte leaves late. In reversed time, the mean byte enters the other
+rank long before the end. See docs/formulation.md, "Mean flow time".
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
+from taccl.analysis.certificates.finding.distances import shortest_times
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
+from taccl.analysis.certificates.finding.volume import cover_of, crossing_links
+from taccl.analysis.certificates.witness import Claim, Witness
+from taccl.problem.costs import link_ends
+from taccl.problem.problem import Problem
+
+#: Max ranks of which all pairs are examined (a second).
+_MOST_RANKS = 256
+
+
+class Lane(NamedTuple):
+    """A resource that holds all sends of some links out of a rank, or into it.
+
+    - `alpha`, `beta`: Ticks for which a send without bytes holds it, and more for each unit.
+    - `idle`: Least ticks of a send in which it does not hold the resource.
+    """
+
+    alpha: int
+    beta: int
+    idle: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlowTime(Witness):
+    """Two ranks, resources that cover the links out of the first and into the second, and prices.
+
+    - `leaving`, `entering`: The resources, in the order in which they cover the links.
+    - `prices`: Ticks that a byte may at most wait and travel, of the marginal one: out of `source`, and into
+      `target`.
+    """
+
+    kind = proves = "mean flow time"
+    any_chunking = True
+    source: int
+    target: int
+    leaving: tuple[int, ...]
+    entering: tuple[int, ...]
+    prices: tuple[Fraction, Fraction]
+
+    def fits(self, problem: Problem) -> bool:
+        """True if the problem has these ranks and resources, and none is named twice."""
+        ranks, resources = problem.topology.num_ranks, len(problem.topology.resources)
+        named = (self.leaving, resources), (self.entering, resources), ((self.source, self.target), ranks)
+        return all(len({*some}) == len(some) and {*some} <= {*range(most)} for some, most in named)
+
+    def holds(self, facts: Facts, ticks: Fraction) -> bool:
+        """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
+        return ticks <= _least_ticks(facts, self)
+
+
+def flow_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
+    """Yield the claim of the pair of ranks whose common bytes need the longest, if no link joins the two."""
+    problem, num_ranks = demand.problem, demand.topology.num_ranks
+    if in_network or not demand.single_ended or problem.collective.derivations or num_ranks > _MOST_RANKS:
+        return
+    demand.deadline.check()
+    units, between = _common_units(demand), _between(problem)
+    pairs = np.argwhere((units > 0) & np.isfinite(between) & (between >= 0))
+    covers = {}
+    for rank in sorted({*pairs.ravel().tolist()}):
+        demand.deadline.check()
+        for entering in (False, True):
+            links = crossing_links(problem, (frozenset([rank]),), entering=entering).tolist()
+            covers[rank, entering] = cover_of(demand.held, links)
+    lanes = {
+        key: tuple(sorted(_lane(demand, links, resource) for resource, links in cover))
+        for key, cover in covers.items()
+    }
+
+    @cache
+    def mean(ways: tuple[Lane, ...], count: int) -> tuple[Fraction, Fraction]:
+        return _mean_ticks(ways, count)
+
+    best, of_best = Fraction(0), None
+    for source, target in pairs.tolist():
+        count, ways = int(units[source, target]), (lanes[source, False], lanes[target, True])
+        if not all(ways):
+            continue
+        (before, price), (after, other) = (mean(way, count) for way in ways)
+        ticks = before + after + int(between[source, target])
+        if ticks > best:
+            best, of_best = ticks, (source, target, (price, other))
+    if of_best is not None:
+        source, target, prices = of_best
+        leaving, into = (
+            tuple(resource for resource, _ in covers[key]) for key in ((source, False), (target, True))
+        )
+        what = f"data from rank {source} to rank {target}, in sends that each wait for all of their bytes"
+        yield Claim(best, what, FlowTime(source, target, leaving, into, prices))
+
+
+def _common_units(demand: NeededSends) -> NDArray[np.int64]:
+    """(num_ranks, num_ranks) units that the row's rank starts with, and the column's rank needs from it."""
+    found = np.zeros((demand.topology.num_ranks,) * 2, np.int64)
+    for kind, count in demand.classes.items():
+        data = kind.data
+        if demand.sums_for_all or len(data.origins) == 1:
+            found[np.ix_(data.origins, data.destinations)] += kind.units * count
+    np.fill_diagonal(found, 0)
+    return found
+
+
+def _between(problem: Problem) -> NDArray[np.float64]:
+    """(num_ranks, num_ranks) least ticks between a send out of the row's rank and one into the column's.
+
+    Only alphas count. Entries are -1 where a link joins the two ranks.
+    """
+    links = tuple(problem.links_allowed)
+    src, dst = (ends[list(links)] for ends in link_ends(problem.topology))
+    joined = np.zeros((problem.topology.num_ranks,) * 2, bool)
+    joined[src, dst] = True
+    times = shortest_times(problem, links, 0)
+    onward = [times[row].min(axis=0, initial=np.inf) for row in joined]
+    found = [[each[column].min(initial=np.inf) for column in joined.T] for each in onward]
+    return np.where(joined, -1.0, np.array(found))
+
+
+def _lane(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
+    """Lane of links that hold one resource, with their least costs."""
+    costs = demand.problem.costs
+    longest, idle, sides = int(costs.chunk_units.sum()), [], set()
+    alphas, betas = [], []
+    for e in links:
+        alpha, beta, receives = demand.held[e][resource]
+        alphas.append(alpha)
+        betas.append(beta)
+        sides.add(receives)
+        idle.append(int(costs.link_alpha[e]) - alpha + min(0, (int(costs.link_beta[e]) - beta) * longest))
+    # Holds at both ends of sends follow one another without the waits of either.
+    return Lane(min(alphas), min(betas), min(idle) if len(sides) == 1 else min(0, *idle))
+
+
+def _mean_ticks(lanes: Sequence[Lane], units: int) -> tuple[Fraction, Fraction]:
+    """Least mean ticks until a unit has left over the lanes, and the price that proves it.
+
+    At a price, each lane carries the units that leave within that time. Their number is convex in the price,
+    and linear between breakpoints. So Newton's method from above ends at the price at which all leave.
+    """
+    counted = Counter(lanes)
+    caps = [Fraction(lane.idle + lane.alpha) for lane in lanes if not lane.beta]
+    price = min(caps, default=Fraction(max(1, *(lane.idle + lane.alpha for lane in lanes))))
+
+    def carried() -> tuple[Fraction, Fraction, Fraction]:
+        """Units at the price, their increase with it, and their gain."""
+        some = [(count, _carried(lane, price)) for lane, count in counted.items()]
+        number, rate, gain = (sum((n * each[i] for n, each in some), Fraction(0)) for i in range(3))
+        return number, rate, gain
+
+    number, rate, gain = carried()
+    while not caps and number < units:
+        price *= 2
+        number, rate, gain = carried()
+    while number > units:
+        price -= (number - units) / rate
+        number, rate, gain = carried()
+    return price - gain / units, price
+
+
+def _carried(lane: Lane, price: Fraction) -> tuple[Fraction, Fraction, Fraction]:
+    """Units that a lane carries at a price, their increase with it, and their gain: price less time, summed.
+
+    Sends shrink by alpha / beta from one to the next, as each unit of a send delays all later ones.
+    """
+    left = price - lane.idle
+    if left <= lane.alpha or not lane.beta:
+        return Fraction(0), Fraction(0), Fraction(0)
+    if not lane.alpha:
+        return left / lane.beta, Fraction(1, lane.beta), left**2 / (2 * lane.beta)
+    num = (math.isqrt(8 * math.ceil(left / lane.alpha) + 1) + 1) // 2
+    while num * (num + 1) * lane.alpha >= 2 * left:
+        num -= 1
+    alphas = Fraction(lane.alpha * num * (num + 1), 2)
+    units = (num * left - alphas) / ((num + 1) * lane.beta)
+    step, last = Fraction(lane.alpha, lane.beta), (left - num * lane.alpha) / lane.beta - units
+    squares = num * last**2 + num * (num - 1) * step * (last + step * (2 * num - 1) / 6)
+    return units, Fraction(num, (num + 1) * lane.beta), lane.beta * (units**2 + squares) / 2
+
+
+def _least_ticks(facts: Facts, witness: FlowTime) -> Fraction:
+    """Finish that the witness proves; 0 if it proves nothing."""
+    source, target = witness.source, witness.target
+    if facts.multi or facts.made_at or facts.in_network:
+        return Fraction(0)
+    units = 0
+    for chunk, size in zip(facts.collective.chunks, facts.units, strict=True):
+        if (
+            source in chunk.origins
+            and target in chunk.destinations
+            and (facts.sums or len(chunk.origins) == 1)
+        ):
+            units += size
+    outward = [e for e in facts.allowed if facts.src[e] == source]
+    inward = [e for e in facts.allowed if facts.dst[e] == target]
+    if not units or set(outward) & set(inward):
+        return Fraction(0)
+    after = facts.times(facts.allowed, 0, {facts.dst[e]: 0 for e in outward})
+    total = Fraction(min((after.get(facts.src[e], NEVER) for e in inward), default=NEVER))
+    for links, resources, price in (
+        (outward, witness.leaving, witness.prices[0]),
+        (inward, witness.entering, witness.prices[1]),
+    ):
+        gained = _gained(facts, links, resources, price)
+        if gained is None:
+            return Fraction(0)
+        total += price - gained / units
+    return total
+
+
+def _gained(facts: Facts, links: Sequence[int], resources: Sequence[int], price: Fraction) -> Fraction | None:
+    """Most that units gain by a price: of each, the price less the time at which it has left, if positive.
+
+    None if some link holds none of the resources, or if a resource passes any number of units in less time.
+    """
+    left, gained, longest = set(links), Fraction(0), sum(facts.units)
+    for resource in resources:
+        mine = [e for e in left if resource in facts.holds[e]]
+        left.difference_update(mine)
+        if not mine:
+            continue
+        holds = [facts.holds[e][resource] for e in mine]
+        alpha, beta = (min(hold[i] for hold in holds) for i in (0, 1))
+        waits = [
+            facts.alpha[e] - hold[0] + min(0, (facts.beta[e] - hold[1]) * longest)
+            for e, hold in zip(mine, holds, strict=True)
+        ]
+        spare = price - (min(waits) if len({hold[2] for hold in holds}) == 1 else min(0, *waits))
+        if spare <= alpha:
+            continue
+        if not beta:
+            return None
+        if not alpha:
+            gained += spare * spare / (2 * beta)
+            continue
+        # The gain is largest where no unit more gains in any send i: i alpha + beta (all + own) = spare.
+        sends = 1
+        while alpha * (sends + 1) * (sends + 2) < 2 * spare:
+            sends += 1
+        units = (sends * spare - Fraction(alpha * sends * (sends + 1), 2)) / (beta * (1 + sends))
+        own = ((spare - i * alpha) / beta - units for i in range(1, sends + 1))
+        gained += beta * (units * units + sum(size * size for size in own)) / 2
+    return None if left else gained

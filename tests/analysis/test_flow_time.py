@@ -1,0 +1,187 @@
+"""Mean flow time: bytes that wait for their send, out of a rank and into another; derived by hand, and tried."""
+
+import random
+from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
+from taccl.analysis.certificates.flow_time import Lane, _carried, _mean_ticks, flow_time_bounds
+from taccl.analysis.certificates.readings import as_spreading, merging_freely
+from taccl.baselines import BASELINES
+from taccl.topology.builder import TopologyBuilder
+from tests.fuzzing import cases, some
+from tests.synthesis.brute_force import TooLarge, finishes_by
+from tests.synthesis.brute_force_apart import sums_by
+
+MB = 10**6
+
+
+def certificates(problem):
+    """The claims over all chunkings."""
+    found = flow_time_bounds(NeededSends(as_spreading(problem)), in_network=False)
+    per_us = problem.costs.ticks_per_us
+    return [
+        Certificate(problem, Fraction(each.ticks) / per_us, each.kind, each.limits, each.witness, True)
+        for each in found
+    ]
+
+
+def line(num_ranks, *, alpha=2, beta=1):
+    """Ranks in a row."""
+    builder = TopologyBuilder("line", [0] * num_ranks)
+    for rank in range(num_ranks - 1):
+        for src, dst in ((rank, rank + 1), (rank + 1, rank)):
+            builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+    return builder.build()
+
+
+def test_a_message_that_is_stored_and_forwarded_meets_the_bound():
+    """Two links of 2 us and 1 us a MB pass 1 MB in 6 us: half of it in each of two sends would leave later."""
+    problem = merging_freely(taccl.make_problem(line(3), "broadcast", size_bytes=MB, chunks_per_rank=1))
+    (bound,) = certificates(problem)
+    assert bound.bound == 6 == taccl.baselines.tree(problem, cut=False).finish
+    assert bound.check() and (bound.witness.source, bound.witness.target) == (0, 2)
+
+
+def test_sends_shrink_by_the_bytes_of_a_latency():
+    """6 MB leave in sends of 3, 2 and 1 MB at 1 us and 1 us a MB: at 4, 7 and 9 us, 35 / 6 us on average."""
+    mean, price = _mean_ticks([Lane(1, 1, 0)], 6)
+    assert mean == Fraction(4 * 3 + 7 * 2 + 9 * 1, 6)
+    assert _carried(Lane(1, 1, 0), price)[0] == 6
+
+
+@pytest.mark.slow
+def test_sums_of_a_torus_leave_and_enter_by_all_ports():
+    """16 KB leave each of the four ports in 0.82 us, pass six links in 3 us, and enter in 0.82 us."""
+    problem = taccl.make_problem(taccl.topologies.torus(8, 8), "allreduce", size_bytes=64_000)
+    bound = taccl.lower_bound(problem)
+    assert (bound.bound, bound.kind) == (Fraction("4.64"), "mean flow time") and bound.check()
+
+
+def test_the_certificate_proves_no_more():
+    """Neither a later finish, nor by resources that not all links hold, nor between ranks that a link joins."""
+    problem = merging_freely(taccl.make_problem(line(3), "broadcast", size_bytes=MB))
+    (bound,) = certificates(problem)
+    assert not replace(bound, bound=bound.bound + Fraction(1, 10**12)).check()
+    for witness in (replace(bound.witness, leaving=()), replace(bound.witness, target=1)):
+        assert not replace(bound, witness=witness).check()
+
+
+def test_any_price_proves_a_bound_and_none_a_larger_one():
+    """Other prices than the best prove less, and are checked all the same."""
+    problem = merging_freely(taccl.make_problem(line(3), "broadcast", size_bytes=8 * MB))
+    (bound,) = certificates(problem)
+    for times in (Fraction(9, 10), Fraction(11, 10)):
+        other = replace(bound.witness, prices=tuple(times * price for price in bound.witness.prices))
+        assert not replace(bound, witness=other).check()
+        assert replace(bound, witness=other, bound=bound.bound * Fraction(9, 10)).check()
+
+
+@pytest.mark.fuzz
+def test_no_sizes_of_sends_leave_sooner_on_average():
+    """Random sizes of sends over random lanes, in any number, have no smaller mean."""
+    for seed in cases("sends of random sizes", few=200, many=5_000):
+        rng = random.Random(f"sizes {seed}")
+        lanes = [
+            Lane(rng.choice((0, 1, 3, 10)), rng.choice((0, 1, 2, 7)), rng.choice((0, 0, 2)))
+            for _ in range(rng.randint(1, 4))
+        ]
+        units = rng.randint(1, 60)
+        mean, _ = _mean_ticks(lanes, units)
+        for _ in range(20):
+            sends = [[] for _ in lanes]
+            cuts = sorted(rng.randint(0, units) for _ in range(rng.randint(0, 6)))
+            for first, last in zip([0, *cuts], [*cuts, units], strict=True):
+                if last > first:
+                    rng.choice(sends).append(last - first)
+            total = 0
+            for lane, sizes in zip(lanes, sends, strict=True):
+                now = lane.idle
+                for size in sorted(sizes, reverse=rng.random() < 0.8):
+                    now += lane.alpha + lane.beta * size
+                    total += now * size
+            assert mean * units <= total, seed
+
+
+def random_line(rng):
+    """A line, ring or star of three or four ranks with unlike links, which may share ports and pipeline."""
+    num_ranks = rng.choice((3, 3, 4))
+    ends = [(rank, rank + 1) for rank in range(num_ranks - 1)]
+    ends += [(num_ranks - 1, 0)] if num_ranks == 4 and rng.random() < 0.4 else []
+    ends = [(0, rank) for rank in range(1, num_ranks)] if rng.random() < 0.2 else ends
+    builder = TopologyBuilder("random", [0] * num_ranks)
+    beta, occupies = rng.choice((1, 2)), rng.random() < 0.8
+    ports = {}
+    for src, dst in [*ends, *((b, a) for a, b in ends)]:
+        alpha = rng.choice((0, 1, 2, 3))
+        overhead = alpha if occupies else rng.randint(0, alpha)
+        link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta, overhead_us=overhead)
+        for side, rank in (("send", src), ("receive", dst)):
+            if rng.random() < 0.3:
+                port = ports.setdefault((rank, side), builder.add_resource(f"{side} {rank}"))
+                held = rng.randint(0, alpha)
+                builder.add_hold(
+                    link, port, alpha_us=held, beta_us_per_mb=rng.randint(not held, beta), side=side
+                )
+    return builder.build()
+
+
+@pytest.mark.fuzz
+def test_no_schedule_in_any_chunks_beats_the_flow():
+    """The claim of any number of chunks holds for each number, against all tiny schedules."""
+    decided = claimed = 0
+    for seed in cases("mean flow time, over all schedules", few=12, many=1_000):
+        rng = random.Random(f"flow {seed}")
+        topology = random_line(rng)
+        name = rng.choice(
+            ["allreduce", "allreduce", "broadcast", "gather", "alltoall", "allgather", "reduce"]
+        )
+        problems = []
+        for parts in (1, 2):
+            collective = getattr(collectives, name)(topology.num_ranks, chunks_per_rank=parts)
+            problem = taccl.make_problem(topology, collective, chunk_bytes=2 // parts * MB)
+            problems.append(merging_freely(problem))
+        found = [each for problem in problems for each in certificates(problem)]
+        assert all(each.check() for each in found), seed
+        best = max((each.bound for each in found), default=Fraction(0))
+        claimed += best > 0
+        for problem in problems:
+            for function in BASELINES.values():
+                with suppress(taccl.InputError):
+                    assert best <= function(problem, cut=False).finish, seed
+            if problem.collective.num_chunks > 8:
+                continue
+            spread, last = as_spreading(problem), -(-best * problem.costs.ticks_per_us // 1) - 1
+            by = sums_by if spread.collective.combining else finishes_by
+            try:
+                assert not by(spread, int(last), max_states=500), seed
+            except TooLarge:
+                continue
+            decided += 1
+    assert decided > some(4, 200) and claimed > some(6, 200)
+
+
+@pytest.mark.fuzz
+def test_no_merged_baseline_beats_the_flow_on_grids():
+    """On random tori and meshes of random costs, every baseline in every number of chunks ends no sooner."""
+    for seed in cases("mean flow time on grids", few=6, many=300):
+        rng = random.Random(f"grid {seed}")
+        make = rng.choice((taccl.topologies.torus, taccl.topologies.mesh))
+        sizes = [rng.choice((2, 3, 4)) for _ in range(rng.choice((1, 2, 2, 3)))]
+        topology = make(
+            *sizes, alpha_us=rng.choice(("0.1", "0.5", "2")), bandwidth_gb_per_s=rng.choice((10, 50))
+        )
+        name = rng.choice(["allreduce", "allreduce", "reduce-scatter", "broadcast"])
+        problem = taccl.make_problem(topology, name, size_bytes=rng.choice((4_000, 64_000, 10**6)))
+        bounds = certificates(merging_freely(problem))
+        assert all(each.check() for each in bounds), seed
+        for function in BASELINES.values():
+            with suppress(taccl.InputError):
+                finish = function(problem).finish
+                assert all(each.bound <= finish for each in bounds), (seed, function)
