@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Divisors of the usual size of chunks that are tried in turn, up to a number of chunks; and multiple of the
 #: bound at borders that ends the tries.
-_FINER, _MOST_CHUNKS, _ENOUGH = (1, 4, 16), 30_000, 1.03
+_FINER, _MOST_CHUNKS, _ENOUGH = (1, 4, 16), 30_000, 1.04
 
 
 @checked
@@ -31,7 +31,7 @@ class AllToAllV:
 
     Chunks of a pair with much data take ways over other ranks and their NICs, so that all NICs of a node are
     about as busy. What is known of the topology is worked out once. Finer chunks and other orders are tried
-    until a schedule is within 3 % of a bound. `taccl.synthesize` takes longer, and may find a schedule that
+    until a schedule is within 4 % of a bound. `taccl.synthesize` takes longer, and may find a schedule that
     finishes sooner.
 
     Parameters

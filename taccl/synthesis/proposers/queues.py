@@ -67,10 +67,9 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
     find = partial(find_paths, fabric, demand)
     routes = find(limits)
     own = find_own_paths(fabric, demand, limits)
-    if own is None:
-        routes = reroute(fabric, demand, routes, limits)
-    elif own.peak_ticks < routes.peak_ticks:
+    if own is not None and own.peak_ticks < routes.peak_ticks:
         find, routes = partial(find_trees, fabric, demand), own
+    routes = reroute(fabric, demand, routes, limits)
     verifying_s = len(routes.slot) * VERIFY_US_PER_TRANSFER / 10**6
     most = min(_MOST_RUNS, _TOTAL_SENDS // max(1, len(routes.slot)))
     best = _send_best(

@@ -52,8 +52,12 @@ KEPT_STEPS = 480_000_000
 _PATH_EXPONENTS = (0, 2, 3, 4, 4, 4, 5, 5)
 _PATH_CHOICES = ((1,), (3,), (4,), (5,), (5, 6), (5, 6), (6,), (6,))
 _PATIENCE = 2  # no further tree after so many that did not help
-#: Exponents of the load while chunks are rerouted; and share of the peak from which a part is overloaded.
-_REROUTING_EXPONENTS, _OVERLOADED = (3, 4, 5, 5, 6, 6), 0.8
+#: For each pass of rerouting: exponent of the load, cost of a tick of the most loaded resource beyond its
+#: time, and share of the peak from which a part is overloaded. In the end any detour is better than a peak.
+_EVENING = tuple((exponent, _TREE_WEIGHT, 0.8) for exponent in (3, 4, 5, 5, 6, 6))
+_LOWERING_PEAKS = ((7, 1000.0, 0.97),) * 12
+#: Passes without a lower peak before the last kind of passes ends.
+_REROUTING_PATIENCE = 4
 #: Most links that a pass visits in which each chunk gets a path of its own; nanoseconds for each, about.
 _MOST_OWN_STEPS, _OWN_LINK_NS = 20_000_000, 4
 #: Nanoseconds, about: to visit a link in the search for a tree; for a hop, a tree and a resource in a
@@ -213,7 +217,9 @@ def reroute(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Lim
 
     For many chunks of which few are large, as in skewed exchanges: shared trees hold too few paths for these.
     """
-    if demand.num_chunks * fabric.num_ranks > _MOST_OWN_STEPS:
+    is_good = routes.peak_ticks <= limits.target_ticks
+    is_late = _MARGIN * 2 * _MOST_OWN_STEPS * _OWN_LINK_NS / 10**9 > limits.deadline.left_s
+    if is_good or is_late or demand.num_chunks * fabric.num_ranks > _MOST_OWN_STEPS:
         return routes
     nets, signal = _nets(fabric, demand), np.array([0, 0, -1])
     way = np.full((demand.num_chunks, fabric.num_ranks), -1, np.int32)
@@ -222,17 +228,20 @@ def reroute(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Lim
     hop, resource, ticks = holds_of(fabric, demand.units, routes)
     load = np.bincount(resource, ticks, minlength=fabric.num_resources + fabric.num_slots)
     state.resource_load[:], state.load[:] = np.split(load, [fabric.num_resources])
-    best, peak = way, _peak(state)
+    best, peak, idle, left = way.copy(), _peak(state), 0, 2 * _MOST_OWN_STEPS // fabric.num_slots
     with limits.deadline.stopping(signal):
-        for exponent in _REROUTING_EXPONENTS:
+        for exponent, weight, share in _EVENING + _LOWERING_PEAKS:
             load = np.append(state.resource_load, state.load)
-            chunks = np.unique(routes.chunk[hop[load[resource] > _OVERLOADED * _peak(state)]])
-            num = max(1, _MOST_OWN_STEPS // fabric.num_slots)
-            prices = CongestionPrices(exponent, _TREE_WEIGHT, _WAITING, peak)
-            if not route(fabric, nets, state, prices, rng.permutation(chunks)[:num], signal):
+            chunks = np.unique(routes.chunk[hop[load[resource] > share * _peak(state)]])
+            order = rng.permutation(chunks)[:left]
+            prices = CongestionPrices(exponent, weight, _WAITING, peak)
+            if not route(fabric, nets, state, prices, order, signal):
                 break
+            left, idle = left - len(order), idle + (weight > _TREE_WEIGHT)
             if _peak(state) < peak:
-                best, peak = state.way.copy(), _peak(state)
+                best, peak, idle = state.way.copy(), _peak(state), 0
+            if idle == _REROUTING_PATIENCE or left <= 0 or peak <= limits.target_ticks:
+                break
     hop_of = np.concatenate(([0], np.cumsum((best >= 0).sum(axis=1)))).astype(np.int64)
     slot = np.empty(int(hop_of[-1]), np.int32)
     list_trees(fabric, nets, best, hop_of, slot)
