@@ -218,7 +218,7 @@ def reroute(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Lim
     For many chunks of which few are large, as in skewed exchanges: shared trees hold too few paths for these.
     """
     is_good = routes.peak_ticks <= limits.target_ticks
-    is_late = _MARGIN * 2 * _MOST_OWN_STEPS * _OWN_LINK_NS / 10**9 > limits.deadline.left_s
+    is_late = limits.deadline.left_s < _MARGIN * 2 * _MOST_OWN_STEPS * _OWN_LINK_NS / 10**9
     if is_good or is_late or demand.num_chunks * fabric.num_ranks > _MOST_OWN_STEPS:
         return routes
     nets, signal = _nets(fabric, demand), np.array([0, 0, -1])
