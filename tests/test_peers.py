@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from benchmarks.peer_graphs import GRAPHS, bfb, multicommodity
-from benchmarks.peers import comparisons
+from benchmarks.peers import Comparison, comparisons, main, measured
+from taccl.topologies import ring
 
 
 @pytest.mark.parametrize(
@@ -35,3 +38,29 @@ def test_every_comparison_has_a_name_of_its_own():
 def test_all_machines_can_be_made():
     """Files, fabrics and graphs have the ranks that their collectives need."""
     assert all(each.machine().num_ranks > 1 for each in comparisons())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("peer_us", "most", "missed"), [(1.0, 1.0, []), (20.5, 1.0, []), (20.5, 0.9, ["finish"])]
+)
+def test_a_figure_below_the_bound_is_of_the_bound(peer_us, most, missed):
+    """An allgather of 2 MB on two ranks takes 20.5 us, which is optimal: no peer can do it in 1 us."""
+    case = Comparison("peer", "pair", lambda: ring(2), "allgather", 2 * 10**6, peer_us, most, 1)
+    row = measured(case, limit_s=2.0, seed=0)
+    assert row["ours_us"] == row["bound_us"] == 20.5
+    assert row["missed"] == missed
+
+
+@pytest.mark.slow
+def test_rows_that_are_not_run_stay(tmp_path, monkeypatch):
+    """With --only, rows of an earlier file are kept, in the order of comparisons; --stored runs nothing."""
+    pair = [
+        Comparison(name, "pair", lambda: ring(2), "allgather", 2000, 9.0, 1.0, 1) for name in ("one", "two")
+    ]
+    monkeypatch.setattr("benchmarks.peers.comparisons", lambda: iter(pair))
+    output = tmp_path / "peers.json"
+    for words in (["--only", "two"], ["--only", "one"], ["--stored"]):
+        monkeypatch.setattr("sys.argv", ["peers", *words, "--limit", "1", "--output", str(output)])
+        assert main() == 0
+    assert [row["peer"] for row in json.loads(output.read_text())["rows"]] == ["one", "two"]
