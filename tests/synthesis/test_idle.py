@@ -9,9 +9,9 @@ import pytest
 import taccl
 from taccl._internal.deadline import Deadline
 from taccl.errors import InputError
+from taccl.synthesis.improve import improvement
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.options import Options
-from taccl.synthesis.proposers import stages
 from taccl.synthesis.search import Search
 from tests.effort import AMPLE_S, brief_synthesis
 from tests.synthesis.small_problems import problem_of, ring
@@ -29,28 +29,35 @@ def test_seconds_for_improvement_follow_from_the_seconds_so_far(share, idle_s, m
     assert search.idle_s == pytest.approx(idle_s)
 
 
-def improving(monkeypatch, finds, idle_s):
-    """Calls of ruin and recreate that find something so many times."""
-    calls = []
+@pytest.mark.parametrize(("finds", "runs"), [(0, 1), (1, 1), (2, 2), (4, 4)])
+def test_what_improvement_finds_gives_it_more_time(finds, runs, monkeypatch):
+    """Each find but the last is given ample time for another run; without one, the first run is the last."""
+    schedule = taccl.baselines.ring(PROBLEM)
+    asked, finishes = [], [schedule.finish_ticks - i for i in range(1, finds + 1)]
 
-    def improve(schedule, limits):
-        calls.append(schedule)
-        return (schedule if len(calls) > finds else object()), ""
+    def idle_s():
+        asked.append(None)
+        return AMPLE_S if 1 < len(asked) <= finds else 0.0
 
-    monkeypatch.setattr(stages, "improve_schedule", improve)
-    search = SimpleNamespace(deadline=Deadline.after(AMPLE_S), idle_s=idle_s)
-    stages._improve_until_idle(search, object(), Limits())
-    return len(calls)
+    class Improving(SimpleNamespace):
+        """Every run finds the next finish, as long as some are left."""
 
+        def __init__(self, *_, **__):
+            super().__init__(counts=[1, 0, 1])
 
-def test_improvement_goes_on_while_it_finds_something(monkeypatch):
-    """Two finds, each at the end of its time, give it time a third time."""
-    assert improving(monkeypatch, finds=2, idle_s=0.0) == 3
+        def run(self, *, turns):
+            self.finish = finishes.pop(0) if finishes else schedule.finish_ticks
+            return self.finish
 
+        def schedule(self):
+            return SimpleNamespace(finish_ticks=self.finish)
 
-def test_improvement_that_ends_by_itself_is_not_repeated(monkeypatch):
-    """It found no more, with time left."""
-    assert improving(monkeypatch, finds=2, idle_s=AMPLE_S) == 1
+    made = []
+    monkeypatch.setattr(improvement, "Improvement", lambda *_, **__: made.append(Improving()) or made[-1])
+    monkeypatch.setattr(improvement, "read_trees", lambda _: [])
+    improvement.improve_schedule(schedule, Limits(idle_s=idle_s))
+    assert len(made) == runs
+    assert len(asked) == 1 + finds
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,9 @@ def improve_schedule(
         turned = reverse(schedule, reduction_half(problem))
         turned, done = improve_schedule(turned, limits, turns=turns, merges=merges, chunks=chunks)
         return min(schedule, reverse(turned, problem), key=lambda each: each.finish_ticks), done
-    began, ruin, until = time.monotonic(), limits.parameters.ruin, limits.until or limits.deadline
+    began, ruin = time.monotonic(), limits.parameters.ruin
+    latest = limits.until or limits.deadline
+    until = latest.sooner(limits.idle_s())
     trees, left = read_trees(schedule), 1 << 40 if turns is None else turns
     best, length, made, better, idle = schedule, first_turns(len(schedule), ruin), 0, 0, 0
     while idle < ruin.idle_runs and left > 0:
@@ -191,7 +193,8 @@ def improve_schedule(
             break
         search = Improvement(schedule.problem, trees, limits, merges=merges, chunks=chunks)
         if not made:  # to write the schedule takes about as long as to read it
-            until = until.later(-2 * (time.monotonic() - began))
+            took_s = 2 * (time.monotonic() - began)
+            latest, until = latest.later(-took_s), until.later(-took_s)
         search.limits = replace(limits, deadline=until)
         finish = search.run(turns=min(length, left))
         if finish < 0:
@@ -202,6 +205,7 @@ def improve_schedule(
         if finish < best.finish_ticks:
             best, idle = search.schedule(), 0
             trees = read_trees(best)
+            until = latest.sooner(limits.idle_s())
     told = f"{made} turns, {better} better, from {schedule.finish_us:.4g} us"
     return best, told if better or best is schedule else f"{told} by other starts along the same trees"
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.deadline import NEVER, Deadline
@@ -30,6 +31,8 @@ class Limits:
     seed: int = 0
     spill_dir: str | os.PathLike[str] | None = None  # for columns, in files without names; None for memory
     parameters: SearchParameters = DEFAULTS
+    #: Seconds from now on in which improvement must find something, whenever it is asked.
+    idle_s: Callable[[], float] = field(default=lambda: math.inf, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

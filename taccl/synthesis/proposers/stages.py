@@ -10,10 +10,8 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
-from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING
 
 from taccl._internal.cpu_share import busy_factor
 from taccl._internal.deadline import NEVER, OutOfTime
@@ -36,9 +34,6 @@ from taccl.synthesis.proposing import OwnProposer
 from taccl.synthesis.search import Search
 from taccl.synthesis.symmetry.timing_group import timing_group
 from taccl.synthesis.transforms.halves import may_keep_apart, search_apart, search_halves
-
-if TYPE_CHECKING:
-    from taccl.schedule.schedule import Schedule
 
 #: More hops for each second of the time limit go to the compiled search, unless they are few.
 _HOPS_PER_S = 50_000
@@ -230,9 +225,9 @@ def ruin_and_recreate(search: Search) -> None:
     search.report("improving")
     limits = Limits(
         search.deadline, target_ticks=search.bound_ticks, seed=search.options.seed,
-        parameters=search.parameters,
+        parameters=search.parameters, idle_s=lambda: search.idle_s,
     )  # fmt: skip
-    improving = partial(_improve_until_idle, search, known[0], limits)
+    improving = partial(improve_schedule, known[0], limits)
     try:
         better, done = search.deadline.later(search.parameters.large.grace_s).run(improving)
     except OutOfTime:
@@ -240,16 +235,6 @@ def ruin_and_recreate(search: Search) -> None:
         return
     finish = search.offer_whole(better, producer="ruin and recreate", proposed=True)
     search.record("ruin and recreate", "compiled", "done", since, finish_us=finish, message=done)
-
-
-def _improve_until_idle(search: Search, schedule: Schedule, limits: Limits) -> tuple[Schedule, str]:
-    """Ruin and recreate until it finds nothing in the seconds that a search allows for that."""
-    while True:
-        until = search.deadline.sooner(search.idle_s)
-        better, done = improve_schedule(schedule, replace(limits, until=until))
-        if better is schedule or not until.has_passed or search.deadline.has_passed:
-            return better, done
-        schedule = better
 
 
 def _too_short(search: Search) -> str:
