@@ -17,6 +17,7 @@ from taccl.baselines.passages import NUM_CHUNKS, plan_along
 from taccl.baselines.ring import around, find_rings, on_rings
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (
+    MANY_CUT,
     cut_chunks,
     cut_while_it_pays,
     fastest,
@@ -33,7 +34,7 @@ from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -205,15 +206,25 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
             where="baseline",
         )
 
-    def made(problem: Problem) -> Schedule:
-        ways: dict[str, Callable[[Problem], Sends]] = {
-            "hierarchical (ring inside nodes)": partial(_two_levels, inside="ring"),
-            "hierarchical (direct inside nodes)": partial(_two_levels, inside="direct"),
-            "hierarchical (chunk by chunk)": _chunk_by_chunk,
-        }
-        return fastest_form(problem, ((name, run(problem, way)) for name, way in ways.items()), lists=True)
+    def in_turn(problem: Problem) -> Schedule:
+        forms = (
+            (f"hierarchical ({each} inside nodes)", run(problem, partial(_two_levels, inside=each)))
+            for each in ("ring", "direct")
+        )
+        return fastest_form(problem, forms)
 
-    return cut_while_it_pays(problem, made, name="two levels", cut=cut, pays=_PAYS, merges=True)
+    def at_once(problem: Problem) -> Schedule:
+        form = "hierarchical (chunk by chunk)", run(problem, _chunk_by_chunk)
+        return fastest_form(problem, (form,), lists=True)
+
+    return fastest(
+        (
+            cut_while_it_pays(problem, in_turn, name="two levels", cut=cut, merges=True),
+            cut_while_it_pays(
+                problem, at_once, name="chunk by chunk", cut=cut, pays=_PAYS, most_transfers=2 * MANY_CUT
+            ),
+        )
+    )
 
 
 def _two_levels(problem: Problem, *, inside: str) -> Sends:

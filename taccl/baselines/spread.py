@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _KEPT, _MOST_KEPT = f"{__name__}: whole chunks", 8
 #: Finer chunks must finish in this share of the time, or they are not worth their messages.
 _PAYS = Fraction(97, 100)
-#: Schedules with more transfers are not cut further; max transfers of a schedule that is cut.
+#: Schedules with more transfers are not cut further, by default; max transfers of a schedule that is cut.
 MANY_CUT, _MOST_CUT = 20_000, 100_000
 
 
@@ -110,6 +111,7 @@ def cut_while_it_pays(
     parts: int = 2,
     pays: Fraction = _PAYS,
     merges: bool = False,
+    most_transfers: int = MANY_CUT,
 ) -> Schedule:
     """The schedule of a problem without its sketch; chunks are cut finer while that pays.
 
@@ -119,13 +121,13 @@ def cut_while_it_pays(
     - `parts`: Number of parts of each chunk in the first cut, which every further cut doubles.
     - `pays`: Largest ratio of the finishes, with finer chunks and without, that counts as a gain.
     - `merges`: True if the messages of the algorithm also compete as one send each, where they may.
+    - `most_transfers`: Schedules that would have more are not made, once chunks are cut.
     """
-    found = _cut_while_it_pays(problem, make, name=name, cut=cut, parts=parts, pays=pays)
+    cut_in = partial(_cut_while_it_pays, name=name, parts=parts, pays=pays, most_transfers=most_transfers)
+    found = cut_in(problem, make, cut=cut)
     if not (merges and cut and may_merge(problem)):
         return found
-    together = _cut_while_it_pays(
-        merging(problem), lambda finer: make(merging(finer)), name=name, cut=True, parts=parts, pays=pays
-    )
+    together = cut_in(merging(problem), lambda finer: make(merging(finer)), cut=True)
     return fastest((found, together))
 
 
@@ -137,6 +139,7 @@ def _cut_while_it_pays(
     cut: bool,
     parts: int,
     pays: Fraction,
+    most_transfers: int,
 ) -> Schedule:
     made = _whole(problem)
     if name not in made:
@@ -153,7 +156,7 @@ def _cut_while_it_pays(
     if cut and name in finer:  # an earlier call ended here, or was interrupted behind it
         best = finer[name]
         parts = 2 * best.problem.collective.num_chunks // problem.collective.num_chunks
-        most *= 2 * best.num_transfers <= MANY_CUT
+        most *= 2 * best.num_transfers <= most_transfers
     while cut and 1 < parts <= most:
         try:
             found = make(cut_chunks(problem, parts))
@@ -162,7 +165,7 @@ def _cut_while_it_pays(
         if found.finish > pays * best.finish:
             break
         finer[name], best, parts = found, found, 2 * parts
-        if 2 * found.num_transfers > MANY_CUT:
+        if 2 * found.num_transfers > most_transfers:
             break
     return best
 
