@@ -58,8 +58,8 @@ _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
 _BEST = _RANKED[0]
 #: Share of the time in which the best as a rule comes before quicker ones.
 _BEST_FIRST_SHARE = 0.2
-#: The one that finishes first in finer chunks as a rule, on tori and meshes, and is quick to build.
-_BEST_CUT = "bucket"
+#: Those that finish first in finer chunks as a rule, on tori and over nodes, and are quick to build.
+_BEST_CUT = ("bucket", "hierarchical")
 #: The one that finishes first elsewhere where messages may merge, and the name of that try.
 _BEST_MERGED, _MERGED = "recursive", "merged messages"
 #: The compiled list scheduler among them: CPU seconds to load it, and per 10,000 arrivals for chunks that
@@ -175,7 +175,12 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     producer, tried = "", _tried_finer(problem)
     most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000  # each cut doubles the one before
     few = [
-        (factor * _BUILD_S.get(name, _OTHER_BUILD_S) > most_s, name != _BEST_CUT, soonest_cut_us(whole), name)
+        (
+            factor * _BUILD_S.get(name, _OTHER_BUILD_S) > most_s,
+            name not in _BEST_CUT,
+            soonest_cut_us(whole),
+            name,
+        )
         for name, whole in _made(problem).items()
         if whole.num_transfers <= _CUT_TRANSFERS and name not in tried
     ]
