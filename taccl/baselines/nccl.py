@@ -16,15 +16,17 @@ from taccl._internal.arguments import checked
 from taccl._internal.units import format_us
 from taccl.baselines.channel_schedules import over_channels, predict
 from taccl.baselines.in_network import shared_links
-from taccl.baselines.spread import cut_while_it_pays
+from taccl.baselines.spread import cut_while_it_pays, without_sketch
 from taccl.baselines.straight import exchange_us, pairwise
 from taccl.baselines.tree import two_trees
 from taccl.errors import CollectiveError
 from taccl.measure.machine import machine_of
-from taccl.measure.model import COLLECTIVES, Way, ways
+from taccl.measure.model import COLLECTIVES, Way, nvls_way, ways
 from taccl.schedule.timing import exact_times
+from taccl.topology.machines import SHAPES
 from taccl.topology.parts import thousandths
 from taccl.topology.profiles import find_profile, profile_of
+from taccl.topology.registry import parse
 from taccl.topology.transform import rescaled
 from taccl.topology.tuning import CHANNEL_GB_PER_S, MAX_CHANNELS, NVLS_US, PROTOCOLS, TREE_SHARE
 
@@ -60,29 +62,38 @@ class Considered(NamedTuple):
 
 
 @checked
-def nccl_choices(problem: Problem) -> tuple[Considered, ...]:
+def nccl_choices(problem: Problem, *, nvls: bool = True) -> tuple[Considered, ...]:
     """Every algorithm under every protocol of the topology's profile, the fastest by NCCL's model first.
 
     Where the profile says which protocol was taken for such a collective at this size, only under that one.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is to be done, under any protocol.
+    nvls : bool
+        True for sums in switches on machines whose switches can add, as NCCL does by default.
 
     Raises
     ------
     CollectiveError
         If NCCL has no such collective, the size is not known, or nodes differ in size.
     """
-    topology, size = problem.topology, problem.size_bytes
     _check(problem)
+    topology, size = problem.topology, problem.size_bytes
     assert size is not None, "checked"
     name, sizes = problem.collective.name, (topology.num_ranks, topology.num_nodes)
+    switched = _with_switches(problem) if nvls else problem
     found = []
     for protocol in _protocols(topology, name, size):
-        nvls = _nvls_ways(problem) if protocol in ("", "simple") else ()
-        for way in (*ways(name, *sizes), *nvls):
+        for way in ways(name, *sizes):
             on = _topology(topology, protocol, way.algorithm)
             if way.algorithm in ("ring", "tree"):
                 found.append(_over_channels(problem, way.algorithm, protocol, on))
             else:
                 found.append(_by_volume(problem, way, protocol, on))
+        for way in _nvls_ways(switched) if nvls and protocol in ("", "simple") else ():
+            found.append(_by_volume(switched, way, protocol, _topology(switched.topology, protocol, "nvls")))
     return tuple(sorted(found, key=lambda each: each.time_us))
 
 
@@ -122,7 +133,7 @@ def _num_channels(gb_per_s: float) -> int:
 
 
 @checked
-def nccl(problem: Problem, *, cut: bool = True) -> Schedule:
+def nccl(problem: Problem, *, cut: bool = True, nvls: bool = True) -> Schedule:
     """A schedule such as NCCL would choose, on the topology under the protocol that it would take.
 
     Its `producer` says which algorithm and protocol; `nccl_choices` has all that were considered.
@@ -133,6 +144,9 @@ def nccl(problem: Problem, *, cut: bool = True) -> Schedule:
         What is to be done, under any protocol.
     cut : bool
         Whether chunks may be cut, for as long as that pays.
+    nvls : bool
+        True for sums in switches on machines whose switches can add, as NCCL does by default. The schedule is
+        then on the topology with links of these switches.
 
     Raises
     ------
@@ -144,7 +158,8 @@ def nccl(problem: Problem, *, cut: bool = True) -> Schedule:
     The NVIDIA Collective Communications Library, version 2.30: its tuning tables, and the model in which it
     uses them. Where a switch reduces: NVLS, and between nodes trees of what their switches add.
     """
-    best = nccl_choices(problem)[0]
+    best = nccl_choices(problem, nvls=nvls)[0]
+    problem = _with_switches(problem) if best.algorithm == "nvls" else problem
     on = _topology(problem.topology, best.protocol, best.algorithm)
     if best.algorithm in ("ring", "tree"):
         schedule = over_channels(problem, cast("Algorithm", best.algorithm), on, cut=cut)
@@ -163,7 +178,11 @@ def nccl_bounded(problem: Problem, schedule: Schedule, chosen: Considered) -> tu
     The bound is of the topology as it was given, under the protocol of the schedule. The schedule itself may
     be on slower links, as NCCL's model lets trees reach a part of the bandwidth alone.
     """
-    topology, notes = problem.topology, []
+    notes = []
+    if chosen.algorithm == "nvls" and not _nvls_links(problem.topology):
+        notes.append("sums in the switches count as NCCL's default (NVLS); --no-nvls compares without")
+        problem = _with_switches(problem)
+    topology = problem.topology
     if chosen.protocol:
         topology = topology.under(chosen.protocol)
     if chosen.protocol != problem.topology.protocol:
@@ -221,6 +240,27 @@ def _protocols(topology: Topology, collective: str, size: int) -> tuple[str, ...
     return tuple(taken) or topology.protocols or ("",)
 
 
+def _with_switches(problem: Problem) -> Problem:
+    """The problem on the same machine with switches that add; as it is if its machine model has none.
+
+    Links that were removed or whose costs were changed, and clauses that name links, leave it as it is, too.
+    """
+    topology, shape = problem.topology, SHAPES.get(problem.topology.machine)
+    if shape is None or not shape.nvls or _nvls_links(topology) or problem.collective.name != "allreduce":
+        return problem
+    plain, profile = without_sketch(problem), profile_of(topology)
+    if profile is None or plain != problem:
+        return problem
+    for rails in (True, False):
+        made = parse(
+            topology.machine, nodes=topology.num_nodes, profile=profile.name, rails=rails, nvls=True,
+            protocol=topology.protocol or None, alpha_meaning=topology.alpha_meaning,
+        )  # fmt: skip
+        if tuple(e for e in made.links if len(e.srcs) == len(e.dsts) == 1) == topology.links:
+            return replace(problem, topology=made)
+    return problem
+
+
 def _nvls_links(topology: Topology) -> dict[int, tuple[int, int]]:
     """For each rank the links by which a switch adds up all data of its node there, and spreads it."""
     shared = {(topology.links[e].srcs, topology.links[e].dsts): e for e in shared_links(topology)}
@@ -242,8 +282,7 @@ def _nvls_ways(problem: Problem) -> tuple[Way, ...]:
         return ()
     beta = topology.links[next(iter(found.values()))[0]].beta_us_per_mb
     volume = float(beta) * machine_of(topology).node_gb_per_s / 1000
-    # A card passes on one byte for each in one of two trees, and three in the other; of two nodes just one.
-    return (Way("nvls", 2, 2 * ceil(log2(m)), volume, min(m - 1, 2) * m / n),)
+    return (nvls_way(n, m, volume),)
 
 
 def _rails(topology: Topology, rank: int) -> dict[tuple[int, int], int]:

@@ -134,7 +134,8 @@ class Fit:
             return float(predicted_us(self.costs, collective, num_ranks, num_nodes, size)[0])
         asked = Series(collective, num_ranks, num_nodes, (size_bytes,), (1.0,), "asked")
         logs = np.log([each.value for each in self.parameters])
-        terms = terms_of(asked, find_machine(self.machine).ranks_per_nic)
+        machine = find_machine(self.machine)
+        terms = terms_of(asked, machine.ranks_per_nic, machine.nvls_share)
         return float(np.min(times_us(terms, np.array([float(size_bytes)]), logs)[list(self.protocols)]))
 
     def to_toml(self, *, accept: bool = False) -> str:
@@ -236,7 +237,8 @@ def fit(
     observed = []
     for each in kept:
         sizes, times = np.array(each.size_bytes, float), np.array(each.times_us)
-        observed.append(Observed(terms_of(each, machine.ranks_per_nic), sizes, times))
+        terms = terms_of(each, machine.ranks_per_nic, machine.nvls_share)
+        observed.append(Observed(terms, sizes, times))
     found = estimate(observed, before)
     fitted, errors = [], []
     for each, seen, protocols in zip(kept, observed, found.protocols, strict=True):

@@ -38,6 +38,7 @@ class Machine(NamedTuple):
 
     - `node_gb_per_s`: Rate at which a rank can send inside its node, over all of its links.
     - `network_gb_per_s`: Rate at which a NIC can send; 0 for a single node.
+    - `nvls_share`: Share of a rank's rate that sums in the node's switch reach; 0 if it cannot add.
     """
 
     name: str
@@ -45,10 +46,13 @@ class Machine(NamedTuple):
     ranks_per_nic: int
     node_gb_per_s: float
     network_gb_per_s: float
+    nvls_share: float = 0.0
 
 
 def find_machine(name: str) -> Machine:
     """Figures of a machine model by name; raises `InputError` with the known names."""
+    from taccl.topology.in_network import PROFILES as SWITCHES
+    from taccl.topology.machines import SHAPES
     from taccl.topology.registry import machine_names, parse
 
     known = machine_names()
@@ -59,7 +63,8 @@ def find_machine(name: str) -> Machine:
     if machine not in known:
         said = f"found {shown(repr(name), 200)}; expected a machine model, by name: {', '.join(known)}"
         raise InputError(f"{said}{did_you_mean(name, known)}", where="topology")
-    return machine_of(parse(machine, nodes=2, profile="nominal"))
+    found, nvls = machine_of(parse(machine, nodes=2, profile="nominal")), SHAPES[machine].nvls
+    return found._replace(nvls_share=float(SWITCHES[nvls].efficiency)) if nvls else found
 
 
 def machine_of(topology: Topology) -> Machine:

@@ -1,9 +1,10 @@
 """Cost model for fits: time of a collective of a stock library, by protocol p.
 
-    time = launch + scale_p * (base_p + node * hops * hop_p + network * network hops * network hop_p)
+    time = launch + scale_p * (base_p + node * hops * hop_p) + network * network hops * network hop_p
            + bytes / (bandwidth * share_p)
 
-Hops and bytes are those of a ring or a tree, whichever is faster; a tree passes through a node along a chain.
+Hops and bytes are those of a ring, a tree or sums in a switch, whichever is the fastest; a tree passes
+through a node along a chain. One node says nothing of the network's latency, as no protocol scales it.
 The latencies base_p, hop_p and network hop_p are from NCCL's tables. The parameters to fit are launch,
 scale_p, node, network, bandwidth and share_p. NCCL chooses algorithm and protocol by a model of this form.
 """
@@ -17,7 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.measure.series import POINT_TO_POINT, Series
-from taccl.topology.tuning import LAUNCH, LAUNCH_US, PROTOCOLS, SOURCE, TREE_SHARE, Protocol
+from taccl.topology.tuning import (
+    LAUNCH,
+    LAUNCH_US,
+    NVLS_NETWORK_US,
+    NVLS_US,
+    PROTOCOLS,
+    SOURCE,
+    TREE_SHARE,
+    Protocol,
+)
 
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "alltoall", POINT_TO_POINT)
 
@@ -54,7 +64,7 @@ def priors(node_gb_per_s: float, network_gb_per_s: float, rates_source: str) -> 
 class Way(NamedTuple):
     """Hops and volumes of one algorithm.
 
-    - `algorithm`: ``"ring"``, ``"tree"`` or ``"pairwise"``.
+    - `algorithm`: ``"ring"``, ``"tree"``, ``"pairwise"`` or ``"nvls"``, sums in a switch, under simple alone.
     - `node_hops`, `network_hops`: Numbers of successive hops within nodes and between nodes.
     - `node_volume`, `network_volume`: Bytes that a rank sends inside its node and to other nodes, per byte of
       the collective's size. For trees they include a factor for the bandwidth that trees do not reach.
@@ -68,6 +78,9 @@ class Way(NamedTuple):
 
     def tabled_us(self, protocol: Protocol) -> tuple[float, float, float]:
         """Latencies in us from NCCL's tables: base, all hops within nodes, all hops between nodes."""
+        if self.algorithm == "nvls":
+            base_us = 0.0 if protocol.name == "simple" else np.inf
+            return base_us, NVLS_US, self.network_hops * NVLS_NETWORK_US
         if self.algorithm == "tree":
             hops = protocol.tree_base_us, protocol.tree_hop_us, protocol.tree_network_us
         else:
@@ -88,10 +101,15 @@ class CostTerms(NamedTuple):
     streams: bool
 
 
-def terms_of(series: Series, ranks_per_nic: int) -> CostTerms:
-    """Cost terms of a series on a machine whose NICs serve `ranks_per_nic` ranks each."""
+def terms_of(series: Series, ranks_per_nic: int, nvls_share: float = 0.0) -> CostTerms:
+    """Cost terms of a series on a machine whose NICs serve `ranks_per_nic` ranks each.
+
+    - `nvls_share`: Share of a rank's rate that sums in a switch reach; 0 without such switches.
+    """
     sharing = min(max(series.num_ranks // series.num_nodes, 1), ranks_per_nic)
     found = ways(series.collective, series.num_ranks, series.num_nodes)
+    if nvls_share and series.collective == "allreduce" and series.num_ranks > 2 * series.num_nodes:
+        found = (*found, nvls_way(series.num_ranks, series.num_nodes, 1 / nvls_share))
     tabled = np.array([[way.tabled_us(protocol) for protocol in PROTOCOLS] for way in found])
     volumes = np.array([(way.node_volume, way.network_volume * sharing) for way in found])
     return CostTerms(tabled.transpose(2, 0, 1), volumes.T, series.streams)
@@ -123,6 +141,15 @@ def ways(collective: str, num_ranks: int, num_nodes: int) -> tuple[Way, ...]:
     return (Way("pairwise", int(g > 1), int(m > 1), (g - 1) / n, (n - g) / n),)
 
 
+def nvls_way(num_ranks: int, num_nodes: int, node_volume: float) -> Way:
+    """Sums in the switch of each node, which trees join.
+
+    A card passes on one byte for each in one of two trees, and three in the other; of two nodes just one.
+    """
+    n, m = num_ranks, num_nodes
+    return Way("nvls", 2, 2 * ceil(log2(m)), node_volume, min(m - 1, 2) * m / n)
+
+
 def times_us(
     terms: CostTerms, size_bytes: NDArray[np.float64], logs: NDArray[np.float64]
 ) -> NDArray[np.float64]:
@@ -139,8 +166,8 @@ def times_us(
         slowest = us_per_byte.min(axis=-1)[..., None, None] * size_bytes
         return np.broadcast_to(slowest, (*logs.shape[:-1], 3, len(size_bytes)))
     base_us, node_us, network_us = terms.tabled_us
-    hops = base_us + node[..., None] * node_us + network[..., None] * network_us
-    latency = launch[..., None] + scales * hops
+    hops = scales * (base_us + node[..., None] * node_us) + network[..., None] * network_us
+    latency = launch[..., None] + hops
     rates = us_per_byte[..., None] / shares[..., None, :]
     fastest: NDArray[np.float64] = (latency[..., None] + rates[..., None] * size_bytes).min(axis=-3)
     return fastest

@@ -33,7 +33,8 @@ def profile_toml(fit: Fit, name: str) -> str:
         if kind != "nic" and cost.endswith("beta_us_per_mb"):
             told = _measured([found[f"{where}_gb_per_s"]], value * promised, inverse=True)
         elif kind != "nic" and cost == "alpha_us":
-            told = _measured([found[f"{where}_latency"], found["ll_latency"]], hop)
+            scales = ["network_latency"] if where == "network" else ["node_latency", "ll_latency"]
+            told = _measured([found[name] for name in scales], hop)
         else:
             told = {"value": _number(value), "source": constant.source}
         constants[constant.name] = told
@@ -52,7 +53,7 @@ def _protocol(protocol: Protocol, found: dict[str, FittedParameter]) -> dict[str
         "latency_scale": _measured([scale]),
         "base_us": _measured([scale], protocol.ring_base_us),
         "node_hop_us": _measured([scale, found["node_latency"]], protocol.ring_hop_us),
-        "network_hop_us": _measured([scale, found["network_latency"]], protocol.ring_network_us),
+        "network_hop_us": _measured([found["network_latency"]], protocol.ring_network_us),
         "bandwidth_share": whole if share is None else _measured([share]),
     }
 

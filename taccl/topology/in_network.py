@@ -76,13 +76,14 @@ class InNetwork:
 
 #: SwitchML: A. Sapio et al., "Scaling distributed machine learning with in-network aggregation", NSDI 2021,
 #: whose slots these are; packets of 32 numbers of 4 bytes, or of 256, and 10 us to and fro are our choice.
-#: NVLink SHARP: what NCCL's tuning tables grant NVLS of the links' bandwidth on Hopper and on Blackwell.
+#: NVLink SHARP: what NCCL 2.30 grants NVLS of the links' bandwidth on Hopper (0.85 on 5 of 6 channels) and on
+#: Blackwell (0.74 on 7 of 8), (channels - 1) / channels of `taccl.topology.tuning.NVLS_CHANNELS`.
 #: InfiniBand SHARP: R. Graham et al., "Scalable hierarchical aggregation and reduction protocol (SHARP)
 #: streaming-aggregation hardware design and evaluation", ISC 2020: about 95 % of the network's bandwidth.
 PROFILES: Mapping[str, InNetwork] = {
     "switchml-10g": InNetwork(128, 128, "int32", 10),
     "switchml-100g": InNetwork(512, 1024, "int32", 10),
-    "nvls-hopper": InNetwork(dtype="float32", efficiency="0.85"),
-    "nvls-blackwell": InNetwork(dtype="float32", efficiency="0.74"),
+    "nvls-hopper": InNetwork(dtype="float32", efficiency="0.708"),
+    "nvls-blackwell": InNetwork(dtype="float32", efficiency="0.648"),
     "sharp": InNetwork(dtype="float32", efficiency="0.95"),
 }

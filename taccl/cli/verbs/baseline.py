@@ -36,6 +36,7 @@ def add(verb: ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument("name", nargs="?", metavar="NAME", help="one of --list, or best of all but nccl")
     option(verb, "--list", "list the baselines")
+    option(verb, "--no-nvls", "without sums in switches, which nccl uses by default on Hopper and Blackwell")
     add_problem_options(verb, collective_required=False)
     add_limit(verb, default=60.0)
     add_output(verb, "write the schedule to a file")
@@ -56,14 +57,14 @@ def run(options: Namespace) -> Answer:
     check_output(options)
     problem = problem_from_options(options)
     began = time.perf_counter()
-    schedule = _schedule(options.name, problem, options.deadline)
+    schedule = _schedule(options.name, problem, options.deadline, nvls=not options.no_nvls)
     took_s = time.perf_counter() - began
     taccl.verify(schedule).raise_if_failed()
     is_nccl, notes = bool(matching(options.name, ["nccl"])), list(schedule.problem.notes)
     bounded = schedule.problem
     considered: tuple[Considered, ...] = ()
     if is_nccl:
-        considered = taccl.baselines.nccl_choices(problem)
+        considered = taccl.baselines.nccl_choices(problem, nvls=not options.no_nvls)
         bounded, said = nccl_bounded(problem, schedule, considered[0])
         notes += said
     left_s = max(LEAST_S, options.deadline.left_s)
@@ -85,14 +86,14 @@ def run(options: Namespace) -> Answer:
     return with_file(answer, schedule, options)
 
 
-def _schedule(name: str, problem: Problem, deadline: Deadline) -> Schedule:
+def _schedule(name: str, problem: Problem, deadline: Deadline, *, nvls: bool) -> Schedule:
     """The fastest schedule of a baseline that is found in time; `OutOfTime` if none is."""
     limit = deadline.sooner(_SCHEDULE_SHARE * deadline.left_s)
     with deadline.enforced():
         if matching(name, ["best"]):
             found = taccl.baselines.best(problem, time_limit_s=max(LEAST_S, limit.left_s))
         elif matching(name, ["nccl"]):
-            return taccl.baselines.nccl(problem)
+            return taccl.baselines.nccl(problem, nvls=nvls)
         else:
             found = taccl.baselines.baseline(name, problem, cut=False)
             with suppress(OutOfTime), limit.enforced():
