@@ -17,7 +17,7 @@ from taccl.baselines import best
 from taccl.errors import CollectiveError, FormatError
 from taccl.explore.expectation import Expectation
 from taccl.explore.measured_machine import Machine, read_logs, topology_of
-from taccl.measure.causes import HEALTHY, Cause, Facts, causes_of, sizes_off
+from taccl.measure.causes import HEALTHY, WITHIN_ERROR, Cause, Facts, causes_of, sizes_off
 from taccl.measure.curve import kinks, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
 from taccl.measure.machine import machine_of
@@ -240,6 +240,8 @@ def _conclusion(facts: Facts, causes: Sequence[Cause]) -> str:
         for is_off, of, size in found
         if is_off
     ]
+    if facts.is_slow and facts.share is not None and facts.share >= WITHIN_ERROR:
+        said[0] = f"; within the error of the model ({1 - WITHIN_ERROR:.0%}), or{said[0][1:]}"
     if facts.share is not None and facts.share > _TOO_FAST:
         said.append("; faster than the model allows: check --topology and the number of ranks")
     off = list(sizes_off(facts))

@@ -21,6 +21,8 @@ from taccl.topology.transform import rescaled
 
 #: Factor by which links between nodes are slowed to see the rate that they alone would limit.
 _SLOWED = Fraction(16)
+#: Numbers in names of resources.
+_NUMBERS = re.compile(r"\d+")
 #: Max ranks for which NCCL's schedule is cut into the parts of all its channels (about 1 s).
 _CUT_RANKS = 16
 #: Seconds for the bound.
@@ -98,9 +100,13 @@ class Expectation:
 
     def limits(self, measured_us: float) -> tuple[Limit, ...]:
         """The busiest resource of each kind in NCCL's schedule of the largest size, busiest first."""
-        on = self.topology
-        schedule = nccl(self.problem(self.series.size_bytes[-1]), cut=on.num_ranks <= _CUT_RANKS)
+        on, is_cut = self.topology, self.topology.num_ranks <= _CUT_RANKS
+        schedule = nccl(self.problem(self.series.size_bytes[-1]), cut=is_cut)
         busy_us = busy_shares(schedule) * schedule.finish_us
+        if not is_cut:  # whole chunks load one channel each; cut ones load all alike
+            names = [_NUMBERS.sub("", resource.name) for resource in on.resources]
+            _, group, count = np.unique(names, return_inverse=True, return_counts=True)
+            busy_us = (np.bincount(group, weights=busy_us) / count)[group]
         betas = {hold.resource: float(hold.beta_us_per_mb) for hold in on.holds}
         between = {hold.resource for hold in on.holds if on.is_internode(hold.link)}
         kinds: dict[str, Limit] = {}
@@ -116,4 +122,4 @@ def _kind(resource: str, *, between: bool) -> str:
     """Kind of a resource: links and ports by place, others by their name without numbers."""
     if resource.startswith(("link ", "port ", "NIC ")):
         return "between" if between else "inside"
-    return re.sub(r"\d+|\b(?:in|out|egress|ingress|up|down)\b", "", resource)
+    return re.sub(r"\b(?:in|out|egress|ingress|up|down)\b", "", _NUMBERS.sub("", resource))

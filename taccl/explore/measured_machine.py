@@ -10,6 +10,7 @@ from taccl._internal.names import first_of, in_runs, shown
 from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
 from taccl.formats.registry import foreign_topology, load_topology
+from taccl.measure.fit import COUNTABLE
 from taccl.measure.logs import read_log
 from taccl.measure.machine import gpu_models, machine_by_gpus
 from taccl.measure.series import Log, Series
@@ -17,10 +18,6 @@ from taccl.topology.machines import SHAPES
 from taccl.topology.registry import machine_names, parse
 from taccl.topology.topology import Topology
 from taccl.topology.transform import subset
-
-#: Max ranks of a node whose hosts are nodes. A larger node is a rack, and a log lists each of its trays as a
-#: host.
-_MOST_OF_HOST = 64
 
 
 class Machine(NamedTuple):
@@ -91,7 +88,7 @@ def topology_of(series: Series, machine: Machine, gpus: Collection[str]) -> tupl
         nodes = machine.nodes or series.num_nodes or 1
         whole = _made(word, nodes, machine.profile)
         node = len(whole.ranks_of_node[0])
-        if machine.nodes is None and (node > _MOST_OF_HOST or not series.num_nodes) and series.num_ranks:
+        if machine.nodes is None and (node > COUNTABLE or not series.num_nodes) and series.num_ranks:
             nodes = -(-series.num_ranks // node)
             whole = whole if nodes == whole.num_nodes else _made(word, nodes, machine.profile)
             if nodes > 1 and not series.num_nodes:
@@ -100,6 +97,8 @@ def topology_of(series: Series, machine: Machine, gpus: Collection[str]) -> tupl
         notes.append(f"the log names no network; that of {whole.machine} is assumed (--topology)")
     part = subset(whole, ranks=machine.ranks, without_ranks=machine.without_ranks)
     num = series.num_ranks or part.num_ranks
+    if num > COUNTABLE:
+        num = part.num_nodes * round(num / part.num_nodes)
     if part is whole and num < part.num_ranks and not num % part.num_nodes:
         each = num // part.num_nodes
         kept = [rank for ranks in whole.ranks_of_node for rank in ranks[:each]]

@@ -11,6 +11,8 @@ from taccl.measure.curve import Kink
 
 #: Min share of the expected bandwidth that counts as healthy, and max ratio of small times to usual ones.
 HEALTHY, USUAL = 0.93, 1.5
+#: Min share of the expected bandwidth that an error of the model may explain.
+WITHIN_ERROR = 0.85
 #: Max relative difference between a measured share and that of a cause, and between measured causes that
 #: cannot be told apart.
 _MATCHES, _ALIKE = 0.05, 0.03
@@ -101,12 +103,14 @@ _Found = tuple[Grade, float, str] | None
 def causes_of(facts: Facts) -> tuple[Cause, ...]:
     """Causes that the figures match or do not exclude, the best match first.
 
-    If several match the rate of large messages alike, none of them is likely; nor is any in a network whose
-    NICs were not measured one by one, as a slow rail explains every rate.
+    If several match the rate of large messages alike, none of them is likely; nor is any of a rate within the
+    error of the model, or in a network whose NICs were not measured one by one, as a slow rail explains every
+    rate.
     """
     found = [(rule, *each) for rule in _RULES if (each := rule.find(facts)) is not None]
     matches = sorted(distance for rule, _, distance, _ in found if rule.of == "rate" and distance <= _MATCHES)
     is_unsure = facts.slow_network is not None and not facts.nics_gb_per_s
+    is_unsure |= facts.share is not None and facts.share >= WITHIN_ERROR
     is_unsure |= len(matches) > 1 and matches[1] <= matches[0] + _ALIKE
     causes = []
     for rule, grade, distance, evidence in found:
@@ -246,7 +250,11 @@ def _cross_rail(facts: Facts) -> _Found:
 
 def _numa_path(facts: Facts) -> _Found:
     if facts.slow_network is not None and not facts.nics_gb_per_s:
-        return "possible", 0.4, "a NIC that is reached through another CPU loses bandwidth"
+        return (
+            "possible",
+            0.4,
+            f"{facts.slow_network:.0%} of the NICs' rate; no figure excludes a NIC behind another CPU",
+        )
     if facts.is_slow and facts.num_nodes == 1 and facts.joint == "PCIe":
         return (
             "possible",

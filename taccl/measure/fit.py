@@ -26,7 +26,7 @@ WORST_MEDIAN = 0.15
 _FOLDS = 10
 #: Max ranks whose exact number follows from bandwidths with two decimals. A larger number is rounded to equal
 #: nodes.
-_COUNTABLE = 64
+COUNTABLE = 64
 _RESAMPLES = 100
 _INTERVAL = (5, 95)
 
@@ -266,16 +266,16 @@ def fit(
 def _placed(each: Series, ranks_per_node: int, nodes: int | None) -> Series:
     """The series with its numbers of ranks and nodes, assumed if the log does not state them.
 
-    Above `_COUNTABLE` ranks the number is rounded to equal nodes.
+    Above `COUNTABLE` ranks the number is rounded to equal nodes.
     """
     n = each.num_ranks or ranks_per_node * (nodes or 1)
     if each.collective not in COLLECTIVES or n < 2:
         known = f"one of {', '.join(COLLECTIVES)}, on two ranks or more"
         raise FormatError(f"found {each.collective!r} on {n} ranks; expected {known}", where=each.source)
     m = each.num_nodes or -(-n // ranks_per_node)
-    if ranks_per_node > _COUNTABLE:  # a node is a rack, and a log lists each of its trays as a host
+    if ranks_per_node > COUNTABLE:  # a node is a rack, and a log lists each of its trays as a host
         m = -(-n // ranks_per_node)
-    if n > _COUNTABLE:
+    if n > COUNTABLE:
         n = m * round(n / m)
     if n > m * ranks_per_node or (nodes is not None and m > nodes and not each.streams):
         found = f"found {format_count(n, 'rank')} in {format_count(m, 'node')}"

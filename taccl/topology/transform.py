@@ -82,6 +82,8 @@ def subset(
 ) -> Topology:
     """The topology of some ranks, as CUDA_VISIBLE_DEVICES leaves them, renumbered from 0 in their old order.
 
+    Switches that multicast or add do so among the ranks that stay, if there are three or more in a node.
+
     Parameters
     ----------
     topology : Topology
@@ -99,7 +101,19 @@ def subset(
     check_ranks(kept, topology.num_ranks, where=f"{topology.name}: ranks")
     check_ranks(without_ranks, topology.num_ranks, where=f"{topology.name}: ranks")
     gone = set(range(topology.num_ranks)) - set(kept) | set(without_ranks)
-    return without(topology, ranks=sorted(gone)) if gone else topology
+    return without(_narrowed(topology, gone), ranks=sorted(gone)) if gone else topology
+
+
+def _narrowed(topology: Topology, gone: Collection[int]) -> Topology:
+    """The topology whose multicasts and reductions leave out ranks, if two or more others stay at an end."""
+    links = list(topology.links)
+    for index, link in enumerate(links):
+        srcs, dsts = (tuple(rank for rank in end if rank not in gone) for end in (link.srcs, link.dsts))
+        if max(len(link.srcs), len(link.dsts)) > 1 and srcs and dsts and max(len(srcs), len(dsts)) > 1:
+            links[index] = replace(link, srcs=srcs, dsts=dsts)
+    named = {f"link {old}": f"link {new}" for old, new in zip(topology.links, links, strict=True)}
+    resources = [replace(each, name=named.get(each.name, each.name)) for each in topology.resources]
+    return replace(topology, links=tuple(links), resources=tuple(resources))
 
 
 @checked_as(TopologyError)

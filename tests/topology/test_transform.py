@@ -13,7 +13,7 @@ from taccl.topology.builder import TopologyBuilder
 from taccl.topology.fabrics import mesh, ring, star
 from taccl.topology.machines import dgx2, dgx_h100, ndv2
 from taccl.topology.topology import Topology
-from taccl.topology.transform import degraded, relabel, without
+from taccl.topology.transform import degraded, relabel, subset, without
 
 
 def edges(topology):
@@ -219,3 +219,26 @@ def test_what_is_degraded_must_exist_and_keep_something(links, message):
     """A part of the bandwidth is left, or the link is lost."""
     with pytest.raises(TopologyError, match=message):
         degraded(ring(4), links)
+
+
+def test_subsets_keep_sums_in_switches():
+    """Four of eight ranks still have a switch that adds: reductions and multicasts among them."""
+    whole = dgx_h100(nvls=True)
+    part = subset(whole, ranks=(0, 1, 4, 5))
+    wide = {(link.srcs, link.dsts) for link in part.links if max(len(link.srcs), len(link.dsts)) > 1}
+    assert wide == {
+        ends
+        for rank in range(4)
+        for others in [tuple(each for each in range(4) if each != rank)]
+        for ends in [((rank,), others), (others, (rank,))]
+    }
+    assert {resource.name for resource in part.resources if resource.name.startswith("link ")} == {
+        f"link {link}" for link in part.links
+    }
+
+
+def test_subsets_of_all_ranks_are_the_topology_itself():
+    """Nothing changes if no rank is left out."""
+    whole = dgx2()
+    assert subset(whole) is whole
+    assert subset(whole, without_ranks=(7,)).num_ranks == 15
