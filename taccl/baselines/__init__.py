@@ -68,7 +68,7 @@ def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
     cut : bool
         True if chunks may be cut, while that pays.
     """
-    known = {**BASELINES, "best": best, "nccl": nccl}
+    known: dict[str, Callable[..., Schedule]] = {**BASELINES, "best": best, "nccl": nccl}
     return known[known_name(name, known, "baseline")](problem, cut=cut)
 
 
