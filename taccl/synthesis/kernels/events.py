@@ -49,12 +49,14 @@ def run_events(
     chunk_type: type[np.integer[Any]],
     least_ticks: int = 0,
     steps: float = 1.0,
+    begins: Ints | None = None,
 ) -> Sends:
     """The sends that a kernel puts down; where there are none, their finish says why.
 
     - `begin`: How many sends there will be, and the kernel, which gets room for them and a limit to the
       finish; called again where the room was too little.
     - `least_ticks`: No finish is sooner.
+    - `begins`, (num_slots,): Ticks before which links send nothing; by default 0.
     """
     narrow = int(np.iinfo(np.int32).max)
     start_type: type[np.integer[Any]] = np.int32 if least_ticks <= narrow else np.int64
@@ -67,7 +69,7 @@ def run_events(
             sent_chunk=chunk.view(np.uint16).reshape(num_sends, chunk.itemsize // 2),
             sent_link=link,
             sent_start=start.view(np.int32).reshape(num_sends, start.itemsize // 4),
-            link_free=np.zeros(fabric.num_slots, np.int64),
+            link_free=np.zeros(fabric.num_slots, np.int64) if begins is None else begins.copy(),
             resource_free=np.zeros(fabric.num_resources, np.int64),
             event_time=np.empty(room, np.int64),
             event_what=np.empty(room, np.int64),
@@ -144,6 +146,14 @@ def put_down(fabric: Fabric, s: Timeline, e: int, c: int, time: int) -> None:
         s.sent_chunk[row, i] = c >> 16 * i & 0xFFFF
     for i in range(s.sent_start.shape[1]):
         s.sent_start[row, i] = time >> 32 * i
+
+
+@inner
+def post_begins(fabric: Fabric, s: Timeline) -> None:
+    """Have links that begin late asked when they begin."""
+    for e in range(len(s.link_free)):
+        if s.link_free[e] > 0:
+            _post(s, s.link_free[e], len(fabric.group_lead) + e)
 
 
 @inner

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.synthesis.kernels.fabric import Demand, Fabric, Ints
+    from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints
 
 
 #: Sends of all runs together; then the most runs, and the most runs along trees. There are at least two.
@@ -51,6 +51,8 @@ MANY_STEPS = 30_000_000  # of searches for trees, a second, which all runs may t
 _ORDER_NS = 70  # nanoseconds, about, to order a hop
 #: Weights of turns against routes ahead, in the order of waiting chunks.
 _TURN_WEIGHTS = (0.5, 1.0)
+#: The same where no resource is to wait; and most rounds in which resources are delayed.
+_STEADY_WEIGHTS, _MOST_DELAYS = (0.2, 0.35), 12
 VERIFY_US_PER_TRANSFER = 2.0  # microseconds, about, to verify a transfer of a chunk to one rank
 
 
@@ -82,8 +84,13 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
 def send_at_once(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Limits()) -> Sends:
     """Single-pass scheduling in pairwise-exchange order, each hop at its earliest start."""
     hops = _make_hops(fabric, demand.units, routes, limits.seed, np.zeros(2, np.int64))
-    start = np.zeros(len(hops.slot), np.int64)
     order = np.argsort(_steps(fabric, demand)[hops.chunk], kind="stable")
+    return _in_order(fabric, demand, hops, order, limits)
+
+
+def _in_order(fabric: Fabric, demand: Demand, hops: Hops, order: Ints, limits: Limits = Limits()) -> Sends:
+    """The hops at their earliest starts in an order, each after that which brings its chunk."""
+    start = np.zeros(len(hops.slot), np.int64)
     finish = int(send_in_order(fabric, hops, order, start))
     order = np.argsort(start, kind="stable")
 
@@ -120,7 +127,7 @@ def send_together(
 
 
 def send_in_turn(
-    fabric: Fabric, demand: Demand, routes: Routes, turn: NDArray[np.float64], limits: Limits = Limits()
+    fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits = Limits()
 ) -> Sends | None:
     """The best schedule along routes on which chunks keep to their turns; None if it was stopped.
 
@@ -138,11 +145,45 @@ def send_in_turn(
     return best_of(attempt, limits, len(_TURN_WEIGHTS), steps=steps)
 
 
+def send_without_gaps(
+    fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits = Limits()
+) -> Sends | None:
+    """The same, with no resource in use for longer, from its first send to its last, than the busiest is.
+
+    Tiles of a large message then follow one another as fast as the busiest resource lets them. What waits for
+    chunks between its sends begins later. None if that ends in no schedule of the kind.
+    """
+    found = (_gapless(fabric, demand, routes, each * turn, limits) for each in _STEADY_WEIGHTS)
+    return min(filter(None, found), key=lambda sends: sends.finish_ticks, default=None)
+
+
+def _gapless(fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits) -> Sends | None:
+    """One schedule without gaps, for turns with a weight."""
+    begins, due = np.zeros(fabric.num_slots, np.int64), routes.peak_ticks * turn
+    for _ in range(_MOST_DELAYS):
+        found = _send(fabric, demand, routes, 2**62, limits, rule="travel time", due=due, begins=begins)
+        if found is None:
+            break
+        late = _late_begins(fabric, int(demand.units[0]), found)
+        if late is None:
+            return _at_earliest(fabric, demand, routes, found)
+        begins = np.maximum(begins, late)
+    return None
+
+
+def _at_earliest(fabric: Fabric, demand: Demand, routes: Routes, found: Sends) -> Sends:
+    """The sends at their earliest starts, in the same order on each link and resource."""
+    hops = _make_hops(fabric, demand.units, routes, 0, np.zeros(2, np.int64))
+    by_hop = np.lexsort((hops.slot, hops.chunk))
+    by_send = np.lexsort((_slots(fabric, found), found.chunk))
+    start = np.empty(len(by_hop), np.int64)
+    start[by_hop] = found.start[by_send]
+    return _in_order(fabric, demand, hops, np.argsort(start, kind="stable"))
+
+
 def routes_of(fabric: Fabric, num_chunks: int, found: Sends) -> tuple[Routes, Ints]:
     """The routes of chunks that were found with the sends over them, and when each of their hops starts."""
-    slot_of_link = np.zeros(int(fabric.link.max()) + 1, np.int32)
-    slot_of_link[fabric.link] = np.arange(fabric.num_slots, dtype=np.int32)
-    slot, chunk = slot_of_link[found.link], found.chunk.astype(np.int64)
+    slot, chunk = _slots(fabric, found).astype(np.int32), found.chunk.astype(np.int64)
     came = np.full(num_chunks * fabric.num_ranks, -1)
     came[chunk * fabric.num_ranks + fabric.dst[slot]] = np.arange(len(chunk))
     # Each hop after that which brings its chunk, and those from one rank next to one another.
@@ -231,11 +272,13 @@ def _send(
     limits: Limits,
     *,
     rule: str,
-    due: NDArray[np.float64] | None = None,
+    due: Floats | None = None,
+    begins: Ints | None = None,
 ) -> Sends | None:
     """One run of the kernel by a rule of `PATH_RULES`; None if it passes the limit, or is stopped.
 
     - `due`, (num_chunks,): Ticks by which the hops of each chunk come later than by their routes ahead.
+    - `begins`, (num_slots,): Ticks before which links send nothing.
     """
     num_hops, deadline = len(routes.slot), limits.deadline
     sending, ordering = sending_ns(fabric, num_hops, limits), _ORDER_NS * num_hops
@@ -254,9 +297,49 @@ def _send(
     found = run_events(
         lambda: (num_hops, partial(send_along, fabric, hops, _make_queues(fabric, hops))),
         fabric, limits, limit, steps=sending,
-        doing="queueing sends", chunk_type=demand.chunk_type, least_ticks=routes.peak_ticks,
+        doing="queueing sends", chunk_type=demand.chunk_type, least_ticks=routes.peak_ticks, begins=begins,
     )  # fmt: skip
     return found if found.finish_ticks >= 0 else None
+
+
+def _late_begins(fabric: Fabric, size: int, found: Sends) -> Ints | None:
+    """Ticks before which links are to send nothing, so that they and what they share wait for nothing later.
+
+    None if no link or shared resource is in use for longer than the busiest has work.
+
+    - `size`: Size of every chunk.
+    """
+    num_slots, slot = fabric.num_slots, _slots(fabric, found)
+    count, start = np.bincount(slot, minlength=num_slots), found.start.astype(np.int64)
+    first, last = np.full(num_slots, 2**62), np.full(num_slots, -(2**62))
+    np.minimum.at(first, slot, start)
+    np.maximum.at(last, slot, start)
+    own, took = fabric.own_alpha + size * fabric.own_beta, fabric.alpha + size * fabric.beta
+    user = np.repeat(np.arange(num_slots), np.diff(fabric.hold_of))
+    held = fabric.hold_alpha + size * fabric.hold_beta
+    lead = np.where(fabric.hold_receives, took[user] - held, 0)
+    # Links, and then shared resources.
+    load = np.concatenate((count * own, np.zeros(fabric.num_resources, np.int64)))
+    begin = np.concatenate((first, np.full(fabric.num_resources, 2**62)))
+    end = np.concatenate((last + own, np.full(fabric.num_resources, -(2**62))))
+    resource = num_slots + fabric.hold_resource
+    np.add.at(load, resource, count[user] * held)
+    np.minimum.at(begin, resource, first[user] + lead)
+    np.maximum.at(end, resource, last[user] + lead + held)
+    over = np.where(load > 0, end - begin - load.max(), 0)
+    if (over <= 0).all():
+        return None
+    begin = np.where(over > 0, begin + over, 0)
+    late = begin[:num_slots].copy()
+    np.maximum.at(late, user, begin[resource] - np.where(over[resource] > 0, lead, 0))
+    return late
+
+
+def _slots(fabric: Fabric, found: Sends) -> Ints:
+    """Slot of each send's link."""
+    slot_of_link = np.zeros(int(fabric.link.max()) + 1, np.int64)
+    slot_of_link[fabric.link] = np.arange(fabric.num_slots)
+    return slot_of_link[found.link]
 
 
 def _make_hops(

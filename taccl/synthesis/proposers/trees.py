@@ -31,7 +31,7 @@ from taccl.synthesis.kernels.flow_kernel import flow_up_to, largest_shortfall
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.kernels.queue_kernel import send_along
 from taccl.synthesis.proposers.large import effort
-from taccl.synthesis.proposers.queues import send_in_turn
+from taccl.synthesis.proposers.queues import send_in_turn, send_without_gaps
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import cut, told
 from taccl.synthesis.transforms.halves import join, split
@@ -45,8 +45,14 @@ if TYPE_CHECKING:
 
 #: Most ranks for which trees are packed (about 1 s at 64), and most sends of a schedule along them.
 _MOST_RANKS, _MOST_SENDS = 96, 350_000
-#: Share of the time left for trees; and share of the finish below which finer chunks count as a gain.
-_SHARE, _PAYS = 0.3, 0.999
+#: Sends of a schedule that is tried in any case.
+_FEW_SENDS = 10_000
+#: Share of the time left for trees; CPU seconds that they have in any case, and most of the time for these.
+_SHARE, _LEAST_S, _MOST_SHARE = 0.3, 2.0, 0.6
+#: Share of the finish below which finer chunks count as a gain.
+_PAYS = 0.999
+#: Share of the best finish up to which a schedule of the shortest steady interval is preferred.
+_STEADY = Fraction(1002, 1000)
 #: Numbers of chunks in a row that bring no gain, after which no finer ones are tried.
 _PATIENCE = 2
 #: Number of slow sends in a row that it takes about to fill the machine; and most times the best estimate of
@@ -87,7 +93,9 @@ def no_time(search: Search) -> str:
 def offer_trees(search: Search) -> None:
     """Offer schedules along trees, in finer chunks as long as that pays if their number is open."""
     since = time.monotonic()
-    until = search.deadline.sooner(_SHARE * search.deadline.left_s)
+    left_s = search.deadline.left_s
+    least_s = min(_LEAST_S * busy_factor(), _MOST_SHARE * left_s)
+    until = search.deadline.sooner(max(_SHARE * left_s, least_s))
     best, said, idle = None, "no packing found", 0
     search.report("spanning trees")
     with suppress(OutOfTime, InputError), until.enforced():
@@ -95,11 +103,19 @@ def offer_trees(search: Search) -> None:
             found = along_trees(problem, Limits(until, seed=search.options.seed))
             if found is None:
                 break
-            idle = 0 if best is None or found.finish < _PAYS * best.finish else idle + 1
+            if best is None or found.finish < _PAYS * best.finish:
+                idle = 0
+            elif found.num_transfers > _FEW_SENDS:
+                idle += 1
             if (best is None or found.finish < best.finish) and verify(found).ok:
                 best, said = found, share
             if idle >= _PATIENCE:
                 break
+        if best is not None:
+            limits = Limits(until, seed=search.options.seed)
+            steady = along_trees(best.problem, limits, gapless=True)
+            if steady is not None and steady.finish <= _STEADY * best.finish and verify(steady).ok:
+                best, said = steady, f"{said}; the steady interval is that of the busiest resource"
     if best is None:
         search.record("trees", "compiled", "no-solution", since, message=said)
         return
@@ -117,7 +133,8 @@ def _in_chunks(search: Search) -> Iterator[tuple[Problem, str]]:
     """The problem in the numbers of chunks to try, where trees may finish before the incumbent.
 
     Powers of two below the number with which trees reach the optimum, and that one's multiples, are compared
-    by an estimate; those far behind the best are left out. A description of the trees comes with each.
+    by an estimate. Those far behind the best are left out, unless they are quick to try. A description of the
+    trees comes with each.
     """
     whole = search.problem
     optimum, parts = Fraction(0), 1
@@ -134,7 +151,8 @@ def _in_chunks(search: Search) -> Iterator[tuple[Problem, str]]:
     times = [_busy_and_filling(each) for each in problems]
     enough_us = _FAR * min(busy + filling for busy, filling in times)
     for problem, (busy, filling) in zip(problems, times, strict=True):
-        if busy + filling <= enough_us and busy < search.finish:
+        is_quick = problem.collective.num_chunks * whole.topology.num_ranks <= _FEW_SENDS
+        if (is_quick or busy + filling <= enough_us) and busy < search.finish:
             described = _described(problem, busy, optimum, parts * whole.collective.chunks_per_rank)
             yield told(problem) if problem is not whole else whole, described
 
@@ -177,21 +195,28 @@ def _kernels(problem: Problem) -> list[Any]:
     return [flow_up_to, largest_shortfall, send_along, compiled_loop(loop)]
 
 
-def along_trees(problem: Problem, limits: Limits = Limits()) -> Schedule | None:
+def along_trees(problem: Problem, limits: Limits = Limits(), *, gapless: bool = False) -> Schedule | None:
     """A schedule of a problem's own chunks along trees that fill the machine; None if there are none.
+
+    - `gapless`: True for one whose steady interval is that of its busiest resource; None if none is found.
 
     Raises
     ------
     OutOfTime
         If it was stopped.
     """
-    found = []
-    for half in split(problem):
+    halves, found = split(problem), []
+    if gapless and len(halves) > 1:
+        return None
+    for half in halves:
         fabric, demand = problem_arrays(half.problem)
         trees = tree_routes(half.problem, fabric)
         if trees is None:
             return None
-        sends = send_in_turn(fabric, demand, trees.routes, trees.turn, limits)
+        send = send_without_gaps if gapless else send_in_turn
+        sends = send(fabric, demand, trees.routes, trees.turn, limits)
+        if sends is None and gapless:
+            return None
         if sends is None:
             raise OutOfTime("stopped before there was a schedule along trees")
         columns = sends.chunk, narrow(sends.link), sends.start
