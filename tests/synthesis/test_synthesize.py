@@ -612,9 +612,10 @@ class TestCtrlC:
     def test_chunks_are_chosen(self, next_tried, best, monkeypatch):
         """While their number is chosen, a schedule in the best that was tried by then is returned.
 
-        No baseline is cut before. The rank opposite is two hops away, which one chunk takes one after the other, and halves at once.
+        No baseline is cut before, and no trees are packed. The rank opposite is two hops away, which one chunk takes one after the other, and halves at once.
         """
         monkeypatch.setattr(table, "offer_cut", lambda search, cut, until: search)
+        monkeypatch.setattr(table, "offer_trees", lambda search: None)
         problem = taccl.make_problem(taccl.topologies.ring(4), "broadcast", size_bytes=10**9)
         result = synthesized(problem, progress=interrupt_once(next_tried))
         assert taccl.verify(result.schedule).ok and result.interrupted

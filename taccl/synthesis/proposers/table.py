@@ -145,6 +145,10 @@ def _is_free(search: Search) -> bool:
     return search.backend == "auto" and search.options.keeps_sends
 
 
+def _along_trees(search: Search) -> None:
+    offer_trees(search)
+
+
 def _may_grow_trees(search: Search) -> bool:
     return _is_free(search) and is_worthwhile(search)
 
@@ -261,7 +265,7 @@ FIRST: tuple[Turn, ...] = (
     Turn(OwnProposer("first baselines", _first_baselines), _competes_before),
     Turn(OwnProposer("baselines in finer chunks", _finer_first), _may_be_finer, improves=True),
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),
-    Turn(OwnProposer("trees", offer_trees, may_fill), _may_grow_trees, no_time, improves=True),
+    Turn(OwnProposer("trees", _along_trees, may_fill), _may_grow_trees, no_time, improves=True),
 )
 #: Those that the time left is for, once the search has ended.
 LAST: tuple[Turn, ...] = (
