@@ -8,7 +8,6 @@ shorter, on alternate sides.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from functools import partial
 from math import gcd
 from operator import itemgetter
@@ -20,13 +19,11 @@ from taccl._internal.arguments import checked
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.spread import (
     cut_while_it_pays,
-    fastest,
     fastest_form,
     held_at_start,
-    merging,
+    or_whole_sums,
     require_no_derivations,
     run,
-    without_sketch,
 )
 from taccl.errors import CollectiveError
 from taccl.topology.recognise import grid_of
@@ -38,9 +35,6 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
-
-#: Largest ratio of the finishes with all parts of the same size, and without, that counts as a gain.
-_PAYS_EVENLY = Fraction(999, 1000)
 
 #: Partner of each rank, in every turn of a step.
 Turns = list[list[int]]
@@ -126,7 +120,7 @@ def swing(problem: Problem, *, cut: bool = True) -> Schedule:
         return exchange(problem, [steps[::-1] for steps in parts]).schedule(problem, producer="swing")
 
     found = cut_while_it_pays(problem, swung, name="swing", cut=cut, parts=len(parts), merges=True)
-    return _or_whole_sums(found, problem, {"swing doubling": parts}, cut=cut)
+    return _or_doubling(found, problem, {"swing doubling": parts}, cut=cut)
 
 
 @checked
@@ -232,34 +226,22 @@ def _in_both_orders(problem: Problem, *partners: Partner, name: str, cut: bool) 
 
     found = cut_while_it_pays(problem, made, name=name, cut=cut, parts=max(2, len(parts)), merges=True)
     forms = {f"{name} doubling ({text})": each for text, each in orders.items()}
-    return _or_whole_sums(found, problem, forms, cut=cut)
+    return _or_doubling(found, problem, forms, cut=cut)
 
 
-def _or_whole_sums(
+def _or_doubling(
     found: Schedule, problem: Problem, forms: Mapping[str, Sequence[Partners]], *, cut: bool
 ) -> Schedule:
     """The schedule found, or one in which partners exchange whole sums, if that finishes sooner.
 
     - `forms`: The steps of each part of the chunks, by the name of the form.
     """
-    num_ranks, collective = problem.topology.num_ranks, problem.collective
-    if not collective.sums_up or any(
-        not len(chunk.origins) == len(chunk.destinations) == num_ranks for chunk in collective.chunks
-    ):
-        return found
-    name, parts = next(iter(forms.items()))
-    together = merging(problem) if cut else problem
-    least_ticks = doubling(without_sketch(together), parts).busy_ticks(together)
-    if Fraction(least_ticks) / problem.costs.ticks_per_us >= found.finish:
-        return found
-
-    def made(problem: Problem) -> Schedule:
-        return fastest_form(problem, ((name, doubling(problem, each)) for name, each in forms.items()))
-
-    # Chunks of any roots make a part, so that few chunks of each root deal them out evenly.
-    fewest = len(parts) // gcd(len(parts), num_ranks)
-    whole = cut_while_it_pays(problem, made, name=name, cut=cut, parts=fewest, pays=_PAYS_EVENLY, merges=True)
-    return fastest((found, whole))
+    for name, parts in forms.items():
+        # Chunks of any roots make a part, so that few chunks of each root deal them out evenly.
+        fewest = len(parts) // gcd(len(parts), problem.topology.num_ranks)
+        sends = partial(doubling, parts=parts)
+        found = or_whole_sums(found, problem, sends, name=name, fewest=fewest, cut=cut)
+    return found
 
 
 def _spread(problem: Problem, *, parts: Sequence[Partners], bound: Bound | None) -> Sends:

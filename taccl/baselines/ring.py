@@ -15,9 +15,7 @@ from taccl._internal.caching import cached
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import cut_while_it_pays, fastest_form, held_at_start, require_everywhere, run
-from taccl.errors import CollectiveError
 from taccl.topology.clusters import nested_order
-from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
     import random
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from taccl.baselines.moves import Ints, Row, Sends
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
-    from taccl.topology.products import Dimensions
     from taccl.topology.topology import Topology
 
     Nodes = Sequence[Sequence[int]]
@@ -92,84 +89,6 @@ def _fastest_rings(problem: Problem, *, num_rings: int) -> Schedule:
             spread = partial(_go_round, max_rings=most, ways=ways)
             forms.append((f"ring ({rings}, {text})", run(problem, spread)))
     return fastest_form(problem, forms)
-
-
-@checked
-def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule along the rings or lines of a torus or a mesh, one dimension after another, in all at once.
-
-    Chunks have two parts for each dimension, which begin along it, one upwards and one downwards. Along a
-    dimension they go round the ring one way, or half of the ring each way; along a line they go both ways.
-    What a rank sends over a link in a step is one message, where sends may merge. The `producer` names the
-    faster form. Only the merging clauses of the sketch apply.
-
-    An allreduce of n bytes on a torus of p ranks with D equal dimensions of size a takes
-    2 (D s alpha + n beta (p - 1) / (2 D p)), where s is a - 1 steps one way, and a // 2 both ways.
-    On a mesh s is a - 1, and the bytes take n beta (p - 1) / (D p).
-
-    Parameters
-    ----------
-    problem, cut
-        As in `ring`; chunks are cut so that every part has some.
-
-    Raises
-    ------
-    CollectiveError
-        If a chunk does not concern every rank, as in alltoall; or the topology is neither torus nor mesh.
-
-    References
-    ----------
-    N. Jain and Y. Sabharwal, "Optimal bucket algorithms for large MPI collectives on torus interconnects",
-    ICS 2010. P. Sack and W. Gropp, "Collective algorithms for multiported torus networks", ACM Transactions
-    on Parallel Computing 1 (2015).
-    """
-    require_everywhere(problem, baseline="bucket")
-    dims = grid_of(problem.topology)
-    if dims is None:
-        raise CollectiveError(
-            f"bucket needs a torus or a mesh, and found {problem.topology.name}; use ring", where="baseline"
-        )
-
-    def made(problem: Problem) -> Schedule:
-        forms = (
-            ((1, "one way"), (2, "both ways")) if any(each.kind == "ring" for each in dims) else ((2, ""),)
-        )
-        return fastest_form(
-            problem,
-            (
-                (f"bucket ({text})" if text else "bucket", run(problem, partial(_fill, dims=dims, ways=ways)))
-                for ways, text in forms
-            ),
-        )
-
-    return cut_while_it_pays(problem, made, name="bucket", cut=cut, parts=2 * len(dims), merges=True)
-
-
-def _fill(problem: Problem, *, dims: Dimensions, ways: int) -> Sends:
-    """Chunks go along the dimensions in turn; each dimension is the first of two parts of them."""
-    holder, chunk, place = held_at_start(problem)
-    moves: list[Row] = []
-    for part in range(len(dims)):
-        here, first = place % len(dims) == part, 0
-        at, what, up = holder[here], chunk[here], place[here] // len(dims) % 2 == 0
-        for k in (*range(part, len(dims)), *range(part)):
-            size, stride, is_ring = dims.sizes[k], dims.strides[k], dims.dims[k].kind == "ring"
-            held, digit = [(at, what, up)], at // stride % size
-            for way in (1, -1):
-                is_longer = up == (way > 0)
-                reach = (size - 1 + is_longer) // 2 if ways == 2 else (size - 1) * is_longer
-                if not is_ring:
-                    reach = size - 1 - digit if way > 0 else digit
-                for step in range(int(reach.max(initial=0))):
-                    goes = step < reach
-                    src, dst = (at + ((digit + way * s) % size - digit) * stride for s in (step, step + 1))
-                    moves.append((first + step, what[goes], src[goes], dst[goes], False))
-                    held.append((dst[goes], what[goes], up[goes]))
-            first += size - 1
-            at, what, up = (np.concatenate(each) for each in zip(*held, strict=True))
-            order = np.argsort(at, kind="stable")
-            at, what, up = at[order], what[order], up[order]
-    return routed(problem, Moves.of(moves))
 
 
 def around(

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _KEPT, _MOST_KEPT = f"{__name__}: whole chunks", 8
 #: Finer chunks must finish in this share of the time, or they are not worth their messages.
 _PAYS = Fraction(97, 100)
+#: The same for whole sums, whose parts have the same size then.
+_PAYS_EVENLY = Fraction(999, 1000)
 #: Schedules with more transfers are not cut further, by default; max transfers of a schedule that is cut.
 MANY_CUT, _MOST_CUT = 20_000, 100_000
 
@@ -131,6 +133,32 @@ def cut_while_it_pays(
     return fastest((found, together))
 
 
+def or_whole_sums(
+    found: Schedule, problem: Problem, sends: Callable[[Problem], Sends], *, name: str, fewest: int, cut: bool
+) -> Schedule:
+    """The schedule found, or one in which ranks exchange whole partial sums, if that finishes sooner.
+
+    - `sends`: From a problem to its sends.
+    - `fewest`: Number of parts of each chunk that give all ports as many, if chunks may be cut.
+    """
+    if not sums_everywhere(problem):
+        return found
+    merges = cut and may_merge(problem)
+    together = merging(problem) if merges else problem
+    even = without_sketch(together)
+    if cut and fewest <= min(problem.chunk_bytes):
+        even = cut_chunks(even, fewest)
+    if Fraction(sends(even).busy_ticks(even)) / even.costs.ticks_per_us >= found.finish:
+        return found
+
+    def made(problem: Problem) -> Schedule:
+        problem = merging(problem) if merges else problem
+        return sends(problem).schedule(problem, producer=name)
+
+    whole = cut_while_it_pays(together, made, name=name, cut=cut, parts=fewest, pays=_PAYS_EVENLY)
+    return fastest((found, whole))
+
+
 def _cut_while_it_pays(
     problem: Problem,
     make: Callable[[Problem], Schedule],
@@ -176,6 +204,14 @@ def may_merge(problem: Problem) -> bool:
         return False
     default = make_problem(problem.topology, problem.collective, size_bytes=problem.size_bytes)
     return problem.clauses == default.clauses
+
+
+def sums_everywhere(problem: Problem) -> bool:
+    """True if every rank contributes to every chunk and wants its sum."""
+    num_ranks, collective = problem.topology.num_ranks, problem.collective
+    return collective.sums_up and all(
+        len(chunk.origins) == len(chunk.destinations) == num_ranks for chunk in collective.chunks
+    )
 
 
 @cached

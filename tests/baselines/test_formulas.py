@@ -44,6 +44,15 @@ def bucket_us(sizes, num_bytes, *, is_mesh):
     return 2 * (steps * ALPHA + share * (1 - 1 / prod(sizes)))
 
 
+def whole_sums_us(size, num_dims, scattered, num_bytes, *, is_mesh):
+    """Buckets along some of the equal dimensions, whole sums along the others, half of a ring each way."""
+    steps = size - 1 if is_mesh else size // 2
+    share = num_bytes * BETA / num_dims * (2 if is_mesh else 1)
+    buckets = sum((size - 1) / size ** (k + 1) for k in range(scattered))
+    whole = (num_dims - scattered) * (size - 1) / (2 * size**scattered)
+    return (num_dims + scattered) * steps * ALPHA + share * (buckets + whole)
+
+
 def allreduce(sizes, num_bytes, make=taccl.topologies.torus):
     """An allreduce in chunks of any number."""
     return taccl.make_problem(make(*sizes), "allreduce", size_bytes=num_bytes)
@@ -58,6 +67,28 @@ def test_bucket_takes_what_its_formula_says(sizes, make, num_bytes):
     found = bucket(allreduce(sizes, num_bytes, make))
     assert found.finish_us <= 1.05 * bucket_us(sizes, num_bytes, is_mesh=make is mesh)
     assert taccl.verify(found).ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "num_bytes", "scattered"),
+    [((4, 4), 256_000, 1), ((8, 8), 64_000, 1), ((8, 8), 256_000, 1), ((4, 4, 4), 10**6, 2)],
+)
+@pytest.mark.parametrize("make", [taccl.topologies.torus, mesh])
+def test_buckets_with_whole_sums_take_what_their_formula_says(sizes, num_bytes, scattered, make):
+    """Sums of few bytes are scattered along some dimensions alone, and finish within 1 % of the formula."""
+    found = bucket(allreduce(sizes, num_bytes, make))
+    least = whole_sums_us(sizes[0], len(sizes), scattered, num_bytes, is_mesh=make is mesh)
+    assert found.finish_us <= 1.01 * least and taccl.verify(found).ok
+
+
+@pytest.mark.parametrize("make", [taccl.topologies.torus, mesh])
+@pytest.mark.parametrize("sizes", [(3, 5), (2, 3, 4), (4, 3)])
+def test_whole_sums_of_unlike_dimensions_are_valid(sizes, make):
+    """Buckets of 1 KB over dimensions of any sizes reach every rank, in the problem's own chunks, too."""
+    problem = allreduce(sizes, 2_400, make)
+    for cut in (False, True):
+        assert taccl.verify(bucket(problem, cut=cut)).ok
 
 
 @pytest.mark.slow

@@ -1,0 +1,226 @@
+"""The bucket algorithm on tori and meshes: along one dimension after another, in all at once."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+from math import gcd, prod
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl._internal.arguments import checked
+from taccl.baselines.moves import Moves, routed
+from taccl.baselines.spread import (
+    cut_while_it_pays,
+    fastest_form,
+    held_at_start,
+    or_whole_sums,
+    require_everywhere,
+    run,
+)
+from taccl.errors import CollectiveError
+from taccl.topology.recognise import grid_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from taccl.baselines.moves import Flags, Ints, Row, Sends
+    from taccl.problem.problem import Problem
+    from taccl.schedule.schedule import Schedule
+    from taccl.topology.products import Dimensions
+
+
+@checked
+def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
+    """A schedule along the rings or lines of a torus or a mesh, one dimension after another, in all at once.
+
+    Chunks have two parts for each dimension, which begin along it, one upwards and one downwards. Along a
+    dimension they go round the ring one way, or half of the ring each way; along a line they go both ways.
+    What a rank sends over a link in a step is one message, where sends may merge. The `producer` names the
+    faster form. Only the merging clauses of the sketch apply.
+
+    An allreduce of n bytes on a torus of p ranks with D equal dimensions of size a takes
+    2 (D s alpha + n beta (p - 1) / (2 D p)), where s is a - 1 steps one way, and a // 2 both ways.
+    On a mesh s is a - 1, and the bytes take n beta (p - 1) / (D p).
+
+    An allreduce of fewer bytes scatters sums along j dimensions of each part alone. Along the others, ranks
+    pass on whole partial sums, both ways at once, without a gather. There are (D + j) s steps then, and the
+    bytes take n beta (1 - 1 / a**j + (D - j) (a - 1) / (2 a**j)) / D on a torus, twice as long on a mesh.
+
+    Parameters
+    ----------
+    problem, cut
+        As in `ring`; chunks are cut so that every part has some.
+
+    Raises
+    ------
+    CollectiveError
+        If a chunk does not concern every rank, as in alltoall; or the topology is neither torus nor mesh.
+
+    References
+    ----------
+    N. Jain and Y. Sabharwal, "Optimal bucket algorithms for large MPI collectives on torus interconnects",
+    ICS 2010. P. Sack and W. Gropp, "Collective algorithms for multiported torus networks", ACM Transactions
+    on Parallel Computing 1 (2015).
+    """
+    require_everywhere(problem, baseline="bucket")
+    dims = grid_of(problem.topology)
+    if dims is None:
+        raise CollectiveError(
+            f"bucket needs a torus or a mesh, and found {problem.topology.name}; use ring", where="baseline"
+        )
+
+    def made(problem: Problem) -> Schedule:
+        forms = (
+            ((1, "one way"), (2, "both ways")) if any(each.kind == "ring" for each in dims) else ((2, ""),)
+        )
+        return fastest_form(
+            problem,
+            (
+                (f"bucket ({text})" if text else "bucket", run(problem, partial(_fill, dims=dims, ways=ways)))
+                for ways, text in forms
+            ),
+        )
+
+    found = cut_while_it_pays(problem, made, name="bucket", cut=cut, parts=2 * len(dims), merges=True)
+    for number in range(1, len(dims)):
+        parts = 2 * len(dims) * max(prod(dims.sizes[k] for k in along) for along in _orders(dims, number))
+        found = or_whole_sums(
+            found,
+            problem,
+            partial(_scatter_and_sum, dims=dims, number=number),
+            name=f"bucket (scatter along {number} of {len(dims)} dimensions, whole sums along the others)",
+            fewest=parts // gcd(parts, problem.topology.num_ranks),
+            cut=cut,
+        )
+    return found
+
+
+def _orders(dims: Dimensions, number: int) -> list[tuple[int, ...]]:
+    """First `number` dimensions of each part of the chunks."""
+    return [tuple((part + k) % len(dims) for k in range(number)) for part in range(len(dims))]
+
+
+def _fill(problem: Problem, *, dims: Dimensions, ways: int) -> Sends:
+    """Chunks go along the dimensions in turn; each dimension is the first of two parts of them."""
+    holder, chunk, place = held_at_start(problem)
+    moves: list[Row] = []
+    for part in range(len(dims)):
+        here, first = place % len(dims) == part, 0
+        at, what, up = holder[here], chunk[here], place[here] // len(dims) % 2 == 0
+        for k in (*range(part, len(dims)), *range(part)):
+            size, stride, is_ring = dims.sizes[k], dims.strides[k], dims.dims[k].kind == "ring"
+            held, digit = [(at, what, up)], at // stride % size
+            for way in (1, -1):
+                is_longer = up == (way > 0)
+                reach = (size - 1 + is_longer) // 2 if ways == 2 else (size - 1) * is_longer
+                if not is_ring:
+                    reach = size - 1 - digit if way > 0 else digit
+                for step in range(int(reach.max(initial=0))):
+                    goes = step < reach
+                    src, dst = (at + ((digit + way * s) % size - digit) * stride for s in (step, step + 1))
+                    moves.append((first + step, what[goes], src[goes], dst[goes], False))
+                    held.append((dst[goes], what[goes], up[goes]))
+            first += size - 1
+            at, what, up = (np.concatenate(each) for each in zip(*held, strict=True))
+            order = np.argsort(at, kind="stable")
+            at, what, up = at[order], what[order], up[order]
+    return routed(problem, Moves.of(moves))
+
+
+def _scatter_and_sum(problem: Problem, dims: Dimensions, number: int) -> Sends:
+    """Sums scattered along `number` dimensions of each part, summed whole along the others, and gathered."""
+    moves: list[Row] = []
+    carried: list[tuple[int, Ints]] = [(0, np.zeros(0, np.int64))]
+    sums: dict[tuple[int, ...], int] = {}
+    chunks = np.arange(problem.collective.num_chunks)
+    for part, along in enumerate(_orders(dims, number)):
+        for step, chunk, src, dst, number_of_sum in _part_of_sums(
+            dims, chunks[chunks % len(dims) == part], along, sums
+        ):
+            moves.append((step, chunk, src, dst, True))
+            carried.append((step, number_of_sum))
+    carried.sort(key=itemgetter(0))  # as moves are
+    return routed(
+        problem, Moves.of(moves), sums=list(sums), carries=np.concatenate([each for _, each in carried])
+    )
+
+
+def _part_of_sums(
+    dims: Dimensions, chunk: Ints, along: Sequence[int], sums: dict[tuple[int, ...], int]
+) -> Iterator[tuple[int, Ints, Ints, Ints, Ints]]:
+    """(step, chunk, source, destination, number in `sums`) of the moves of a part of the chunks, by step.
+
+    - `along`: Dimensions along which sums are scattered, in order; they are whole along the others.
+    - `sums`: {ranks whose contributions are added up: number}, which grows.
+    """
+    digits, value = dims.digits(np.arange(dims.num_ranks)), np.arange(len(chunk))
+    target = np.zeros((len(dims), len(chunk)), np.int64)
+    for k in along:
+        target[k], value = value % dims.sizes[k], value // dims.sizes[k]
+    is_up, done, first = value % 2 == 0, set[int](), 0
+
+    def reach(k: int, way: int) -> Ints:
+        """Number of ranks on one side of each chunk's target along a dimension; half of a ring."""
+        size, to_end = dims.sizes[k], target[k] if way < 0 else dims.sizes[k] - 1 - target[k]
+        found: Ints = (size - 1 + (is_up == (way > 0))) // 2 if dims.dims[k].kind == "ring" else to_end
+        return found
+
+    def moved(
+        step: int, k: int, way: int, goes: Flags, length: Ints | int
+    ) -> tuple[int, Ints, Ints, Ints, Ints]:
+        """Moves from ranks (rows of `goes`) to the next: sums of `length` ranks in a row to the source."""
+        src, row = np.nonzero(goes)
+        size, stride = dims.sizes[k], dims.strides[k]
+        dst = src + ((digits[k][src] + way) % size - digits[k][src]) * stride
+        some = np.broadcast_to(length, len(chunk))[row]
+        pairs, inverse = np.unique(np.stack((src, some)), axis=1, return_inverse=True)
+        others = [j for j in range(len(dims)) if j != k and j not in done]
+        found = []
+        for rank, count in pairs.T.tolist():
+            in_row = np.zeros(size, bool)
+            in_row[(digits[k][rank] - way * np.arange(count)) % size] = True
+            adds = in_row[digits[k]] & (digits[others] == digits[others][:, [rank]]).all(axis=0)
+            found.append(sums.setdefault(tuple(np.flatnonzero(adds).tolist()), len(sums)))
+        return step, chunk[row], src, dst, np.array(found, np.int64)[inverse.ravel()]
+
+    def at(some: Iterable[int]) -> Flags:
+        """True for each rank and chunk if the rank has the digits of the chunk's target."""
+        some = list(some)
+        return np.asarray((digits[some][:, :, None] == target[some][:, None, :]).all(axis=0))
+
+    def away(k: int, way: int, hops: int) -> Flags:
+        """True for each rank and chunk if the rank is so many hops from the chunk's target on one side."""
+        there = target[k] + way * hops
+        is_far = digits[k][:, None] == (there % dims.sizes[k] if dims.dims[k].kind == "ring" else there)
+        return np.asarray(is_far & (hops <= reach(k, way)))
+
+    for place, k in enumerate(along):
+        most = _steps(dims, k)
+        for way, hops in product((1, -1), range(most, 0, -1)):
+            goes = at(along[:place]) & away(k, -way, hops)
+            yield moved(first + most - hops, k, way, goes, reach(k, -way) - hops + 1)
+        first += most
+        done.add(k)
+    for k in (k for k in range(len(dims)) if k not in along):
+        for way, step in product((1, -1), range(_steps(dims, k))):
+            goes = at(along)
+            if dims.dims[k].kind == "ring":
+                goes &= step < reach(k, way)
+            else:  # what comes from an end goes on with what it passes
+                goes &= (digits[k] == (step if way > 0 else dims.sizes[k] - 1 - step))[:, None]
+            yield moved(first + step, k, way, goes, step + 1)
+        first += _steps(dims, k)
+        done.add(k)
+    for place, k in reversed([*enumerate(along)]):
+        for way, hops in product((1, -1), range(_steps(dims, k))):
+            goes = at(along[:place]) & away(k, way, hops) & (hops < reach(k, way))
+            yield moved(first + hops, k, way, goes, dims.sizes[k])
+        first += _steps(dims, k)
+
+
+def _steps(dims: Dimensions, k: int) -> int:
+    """Number of steps along a dimension, half of a ring each way."""
+    return dims.sizes[k] // 2 if dims.dims[k].kind == "ring" else dims.sizes[k] - 1
