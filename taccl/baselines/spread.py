@@ -34,6 +34,8 @@ _KEPT, _MOST_KEPT = f"{__name__}: whole chunks", 8
 _PAYS = Fraction(97, 100)
 #: The same for whole sums, whose parts have the same size then.
 _PAYS_EVENLY = Fraction(999, 1000)
+#: Max pairs of a chunk and a rank for which whole sums compete (some 500,000 transfers).
+_MOST_OF_WHOLE_SUMS = 80_000
 #: Schedules with more transfers are not cut further, by default; max transfers of a schedule that is cut.
 MANY_CUT, _MOST_CUT = 20_000, 100_000
 
@@ -148,7 +150,13 @@ def or_whole_sums(
     even = without_sketch(together)
     if cut and fewest <= min(problem.chunk_bytes):
         even = cut_chunks(even, fewest)
-    if Fraction(sends(even).busy_ticks(even)) / even.costs.ticks_per_us >= found.finish:
+    if even.collective.num_chunks * problem.topology.num_ranks > _MOST_OF_WHOLE_SUMS:
+        return found
+    try:
+        least_ticks = sends(even).busy_ticks(even)
+    except CollectiveError:  # relays make too many transfers
+        return found
+    if Fraction(least_ticks) / even.costs.ticks_per_us >= found.finish:
         return found
 
     def made(problem: Problem) -> Schedule:

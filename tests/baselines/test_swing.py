@@ -89,3 +89,10 @@ def test_other_numbers_of_ranks_are_refused(function, make, unit_costs):
     """Six ranks are no power of two."""
     with pytest.raises(CollectiveError, match=f"{function.__name__} needs a power of two, and found 6 ranks"):
         function(make("allgather", fabrics.ring(6, **unit_costs)))
+
+
+@pytest.mark.slow
+def test_whole_sums_of_too_many_transfers_are_left_out():
+    """On 256 ranks, relays of whole sums would take more transfers than a baseline may have; halving does not."""
+    found = swing(make_problem(fabrics.torus(16, 16), "allreduce", size_bytes=16_000))
+    assert found.producer == "swing" and verify(found).ok
