@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import networkx
 import numpy as np
 from scipy.optimize import linprog
-from scipy.sparse import block_diag, csr_matrix, hstack, vstack
+from scipy.sparse import block_diag, csr_matrix, hstack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,12 +111,6 @@ def multicommodity(graph: networkx.DiGraph) -> float:
     balance = hstack([balance, csr_matrix((balance.shape[0], 1))])
     loads = hstack([*[csr_matrix(np.eye(len(edges)))] * num_ranks, -np.ones((len(edges), 1))])
     objective = np.r_[np.zeros(num_ranks * len(edges)), 1]
-    found = linprog(
-        objective,
-        vstack([loads]),
-        np.zeros(len(edges)),
-        balance,
-        np.ones(balance.shape[0]),
-        method="highs-ipm",
-    )
+    equal = np.ones(balance.shape[0])
+    found = linprog(objective, loads, np.zeros(len(edges)), balance, equal, method="highs-ipm")
     return float(found.fun)

@@ -129,13 +129,13 @@ def comparisons() -> Iterator[Comparison]:
             )  # fmt: skip
     times = [("allgather", name, 1) for name in _BFB_ALLGATHERS]
     for collective, name, passes in [*times, *(("allreduce", name, 2) for name in _BFB_ALLREDUCES)]:
-        depth, volume = bfb(GRAPHS[name])
-        us = passes * (depth * _GRAPH_ALPHA_US + volume * _us_of_part(name))
+        num_steps, num_rounds = bfb(GRAPHS[name])
+        us = passes * (num_steps * _GRAPH_ALPHA_US + num_rounds * _us_of_part(name))
         yield Comparison("BFB", name, partial(_graph, name), collective, 1000 * MB, us, 1)
     for name in _MCF_ALLTOALLS:
-        least_us = multicommodity(GRAPHS[name]) * _us_of_part(name)
-        yield Comparison("MCF", name, partial(_graph, name), "alltoall", 1000 * MB, least_us, 1.007)
-    for nodes, limit_s in _FAST_NODES.items():
+        us = multicommodity(GRAPHS[name]) * _us_of_part(name)
+        yield Comparison("MCF", name, partial(_graph, name), "alltoall", 1000 * MB, us, 1.007)
+    for nodes, most_s in _FAST_NODES.items():
         topology, num_ranks = partial(taccl.topologies.dgx_h100, nodes), 8 * nodes
         one = np.full((num_ranks, num_ranks), MB)
         one[0, -1] = _FAST_BYTES
@@ -146,7 +146,7 @@ def comparisons() -> Iterator[Comparison]:
             yield Comparison(
                 "FAST", f"dgx-h100 x{nodes} {name}", topology, "alltoallv",
                 int(sizes.sum(axis=1).max()), _between_nodes_us(sizes, topology()), _FAST_GAP,
-                sizes=sizes, cpu_s_at_most=limit_s,
+                sizes=sizes, cpu_s_at_most=most_s,
             )  # fmt: skip
 
 

@@ -267,7 +267,7 @@ def holds_of(fabric: Fabric, units: Ints, routes: Routes) -> tuple[Ints, Ints, F
     ticks = fabric.hold_alpha[hold] + size[hop] * fabric.hold_beta[hold]
     alone = fabric.own_alpha[slot] + size * fabric.own_beta[slot]
     own = np.nonzero(alone)[0]
-    resource = np.append(fabric.hold_resource[hold], fabric.num_resources + slot[own]).astype(np.int64)
+    resource: Ints = np.append(fabric.hold_resource[hold], fabric.num_resources + slot[own].astype(np.int64))
     return np.append(hop, own), resource, np.append(ticks, alone[own]).astype(np.float64)
 
 
