@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-#: Divisors of the usual size of chunks that are tried in turn, up to a number of chunks; and multiple of the
+#: Shares of the usual size of chunks that are tried in turn, up to a number of chunks; and multiple of the
 #: bound at borders that ends the tries.
-_FINER, _MOST_CHUNKS, _ENOUGH = (1, 4, 16), 30_000, 1.04
+_SHARES, _MOST_CHUNKS, _ENOUGH = (1.0, 0.25, 4.0, 0.0625), 30_000, 1.04
 
 
 @checked
@@ -30,8 +30,8 @@ class AllToAllV:
     """Scheduler of exchanges over one topology: a verified schedule for each matrix of sizes.
 
     Chunks of a pair with much data take ways over other ranks and their NICs, so that all NICs of a node are
-    about as busy. What is known of the topology is worked out once. Finer chunks and other orders are tried
-    until a schedule is within 4 % of a bound. `taccl.synthesize` takes longer, and may find a schedule that
+    about as busy. What is known of the topology is worked out once. Other sizes of chunks and other orders
+    are tried until a schedule is within 4 % of a bound. `taccl.synthesize` takes longer, and may find a schedule that
     finishes sooner.
 
     Parameters
@@ -98,12 +98,12 @@ class AllToAllV:
         return best
 
     def _chunk_sizes(self, table: NDArray[np.int64]) -> list[int]:
-        """Bytes of chunks to try, largest first."""
+        """Bytes of chunks to try, in order."""
         if self.chunk_bytes is not None:
             return [self.chunk_bytes]
-        first = usual_chunk_bytes(self.topology, table)
-        finer = {max(1, first // divisor): None for divisor in _FINER[1:]}
-        return [first, *(each for each in finer if (-(-table // each)).sum() <= _MOST_CHUNKS)]
+        usual = usual_chunk_bytes(self.topology, table)
+        sizes = dict.fromkeys(max(1, int(usual * share)) for share in _SHARES)
+        return [each for each in sizes if each >= usual or (-(-table // each)).sum() <= _MOST_CHUNKS]
 
     def __repr__(self) -> str:
         return f"AllToAllV({self.topology.name})"
