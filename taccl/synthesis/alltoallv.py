@@ -30,9 +30,8 @@ class AllToAllV:
     """Scheduler of exchanges over one topology: a verified schedule for each matrix of sizes.
 
     Chunks of a pair with much data take ways over other ranks and their NICs, so that all NICs of a node are
-    about as busy. What is known of the topology is worked out once. Other sizes of chunks and other orders
-    are tried until a schedule is within 4 % of a bound. `taccl.synthesize` takes longer, and may find a schedule that
-    finishes sooner.
+    about as busy. The topology is prepared once. Several sizes of chunks and orders of sends are tried, until
+    a schedule is within 4 % of a bound. `taccl.synthesize` takes longer, and may find a better one.
 
     Parameters
     ----------
