@@ -179,7 +179,7 @@ def _peers(data: dict[str, Any]) -> str:
     columns = (
         ("peer", "peer", ""), _CASE, ("collective", "collective", ""), ("size", "size", ""),
         ("chunks per rank", "chunks", ""), ("theirs us", "peer_us", ".6g"), ("ours us", "ours_us", ".6g"),
-        ("ratio", "ratio", ".4f"), ("at most", "most", ""), ("bound us", "bound_us", ".6g"),
+        ("ratio", "ratio", ".4f"), ("at most", "most", ".6g"), ("bound us", "bound_us", ".6g"),
         ("gap", "gap", ".2%"), ("CPU s", "cpu_s", ".3g"), ("missed", "missed", ""),
     )  # fmt: skip
     rows = [row | {"missed": verdict(row)} for row in data["rows"]]

@@ -145,7 +145,7 @@ def comparisons() -> Iterator[Comparison]:
         for name, sizes in {**matrices, "one hot pair": one}.items():
             yield Comparison(
                 "FAST", f"dgx-h100 x{nodes} {name}", topology, "alltoallv",
-                int(sizes.sum(axis=1).max()), _between_nodes_us(sizes, topology()), _FAST_GAP,
+                int(round(sizes.sum() / num_ranks, -3)), _between_nodes_us(sizes, topology()), _FAST_GAP,
                 sizes=sizes, cpu_s_at_most=most_s,
             )  # fmt: skip
 
