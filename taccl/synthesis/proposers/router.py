@@ -132,7 +132,7 @@ def find_trees(
                 break
     if not np.isfinite(least):
         raise OutOfTime("stopped before every chunk had a tree; give more time")
-    hop_of = np.concatenate(([0], np.cumsum((best >= 0).sum(axis=1)))).astype(np.int64)
+    hop_of = _starts_of_hops(best)
     slot = np.empty(int(hop_of[-1]), np.int32)
     list_trees(fabric, nets, best, hop_of, slot)
     return Routes(hop_of, slot, round(least))
@@ -225,24 +225,26 @@ def reroute(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Lim
     way = np.full((demand.num_chunks, fabric.num_ranks), -1, np.int32)
     way[routes.chunk, fabric.dst[routes.slot]] = routes.slot
     state, rng = _routing(fabric, way), np.random.default_rng(limits.seed)
-    hop, resource, ticks = holds_of(fabric, demand.units, routes)
+    _, resource, ticks = holds_of(fabric, demand.units, routes)
     load = np.bincount(resource, ticks, minlength=fabric.num_resources + fabric.num_slots)
     state.resource_load[:], state.load[:] = np.split(load, [fabric.num_resources])
     best, peak, idle, left = way.copy(), _peak(state), 0, 2 * _MOST_OWN_STEPS // fabric.num_slots
     with limits.deadline.stopping(signal):
         for exponent, weight, share in _EVENING + _LOWERING_PEAKS:
             load = np.append(state.resource_load, state.load)
-            chunks = np.unique(routes.chunk[hop[load[resource] > share * _peak(state)]])
+            now = Routes(_starts_of_hops(way), way[way >= 0], 0)
+            hop, resource, _ = holds_of(fabric, demand.units, now)
+            chunks = np.unique(now.chunk[hop[load[resource] > share * _peak(state)]])
             order = rng.permutation(chunks)[:left]
             prices = CongestionPrices(exponent, weight, _WAITING, peak)
             if not route(fabric, nets, state, prices, order, signal):
                 break
             left, idle = left - len(order), idle + (weight > _TREE_WEIGHT)
             if _peak(state) < peak:
-                best, peak, idle = state.way.copy(), _peak(state), 0
+                best, peak, idle = way.copy(), _peak(state), 0
             if idle == _REROUTING_PATIENCE or left <= 0 or peak <= limits.target_ticks:
                 break
-    hop_of = np.concatenate(([0], np.cumsum((best >= 0).sum(axis=1)))).astype(np.int64)
+    hop_of = _starts_of_hops(best)
     slot = np.empty(int(hop_of[-1]), np.int32)
     list_trees(fabric, nets, best, hop_of, slot)
     return Routes(hop_of, slot, round(peak))
@@ -269,6 +271,11 @@ def holds_of(fabric: Fabric, units: Ints, routes: Routes) -> tuple[Ints, Ints, F
     own = np.nonzero(alone)[0]
     resource: Ints = np.append(fabric.hold_resource[hold], fabric.num_resources + slot[own].astype(np.int64))
     return np.append(hop, own), resource, np.append(ticks, alone[own]).astype(np.float64)
+
+
+def _starts_of_hops(way: Int32s) -> Ints:
+    """First hop of each chunk, (num_chunks + 1,), of trees by chunk and rank."""
+    return np.concatenate(([0], np.cumsum((way >= 0).sum(axis=1)))).astype(np.int64)
 
 
 def _hops_of(fabric: Fabric, paths: Paths) -> Ints:
