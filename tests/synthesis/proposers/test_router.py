@@ -226,14 +226,13 @@ def test_rerouted_chunks_relieve_the_busiest_part():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("parts", "rounds"), [(7, 53), (24, 182)])
-def test_the_last_passes_reach_the_least_whole_number_of_chunks(parts, rounds):
-    """An alltoall on GenKautz(4,16) takes 53/7 rounds of a pair's data by the multicommodity flow."""
+def test_the_last_passes_reach_the_least_whole_number_of_chunks():
+    """An alltoall on GenKautz(4,16) takes 53/7 rounds of a pair's data: in 24 chunks a pair, 182 at least."""
     links = [(u, (-4 * u - a) % 16) for u in range(16) for a in range(1, 5) if 5 * u % 16 != -a % 16]
     graph = linked("GenKautz", [0] * 16, links, alpha_us=0, beta_us_per_mb=1)
-    fabric, demand, problem = arrays(graph, collectives.alltoall(16, chunks_per_rank=parts))
+    fabric, demand, problem = arrays(graph, collectives.alltoall(16, chunks_per_rank=24))
     paths = reroute(fabric, demand, find_paths(fabric, demand))
-    assert paths.peak_ticks == rounds * problem.costs.ticks_per_us
+    assert paths.peak_ticks == 182 * problem.costs.ticks_per_us
 
 
 def test_paths_without_better_ones_are_kept():
