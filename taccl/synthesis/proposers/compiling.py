@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl._internal.cpu_share import busy_factor
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl._internal.interrupts import start
 from taccl._internal.kernels import is_compiled
 from taccl.analysis.verification.loops import accept_copies, accept_trees, compiled_loop
 from taccl.analysis.verification.verify import compile_verifier
@@ -60,7 +61,7 @@ _NOTABLE_S = 0.005
 #: Longest time for a worker to compile, and seconds between two looks at it.
 _LONGEST_S, _TICK_S = 900.0, 0.05
 #: Nice value of workers: the search goes first.
-_NICE = 10
+_NICE = 5
 
 
 def needed(problem: Problem) -> tuple[str, ...]:
@@ -122,7 +123,7 @@ class Compilation:
         self.names, self.began_s = names, time.monotonic()
         self.outcome: Outcome | None = None
         self.is_told = False
-        threading.Thread(target=self._run, name="taccl-kernels", daemon=True).start()
+        start(threading.Thread(target=self._run, name="taccl-kernels", daemon=True))
 
     def wait(self, deadline: Deadline) -> None:
         """Wait until it has ended; `OutOfTime` at the deadline."""
