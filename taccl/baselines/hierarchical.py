@@ -217,14 +217,10 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
         form = "hierarchical (chunk by chunk)", run(problem, _chunk_by_chunk)
         return fastest_form(problem, (form,), lists=True)
 
-    return fastest(
-        (
-            cut_while_it_pays(problem, in_turn, name="two levels", cut=cut, merges=True),
-            cut_while_it_pays(
-                problem, at_once, name="chunk by chunk", cut=cut, pays=_PAYS, most_transfers=2 * MANY_CUT
-            ),
-        )
+    found = cut_while_it_pays(
+        problem, at_once, name="hierarchical", cut=cut, pays=_PAYS, most_transfers=2 * MANY_CUT
     )
+    return fastest((cut_while_it_pays(problem, in_turn, name="two levels", cut=cut, merges=True), found))
 
 
 def _two_levels(problem: Problem, *, inside: str) -> Sends:

@@ -3,7 +3,7 @@
 import pytest
 
 import taccl
-from taccl.baselines import hierarchical
+from taccl.baselines import hierarchical, spread
 from taccl.errors import CollectiveError
 from taccl.topology import fabrics
 
@@ -50,3 +50,15 @@ def test_one_node_is_refused(make, unit_costs):
     """A single node has no second level."""
     with pytest.raises(CollectiveError, match="two or more nodes of one size, and found 1 of 4 ranks"):
         hierarchical(make("allgather", fabrics.ring(4, **unit_costs)))
+
+
+@pytest.mark.slow
+def test_what_was_cut_before_an_interrupt_is_found_under_its_name(monkeypatch):
+    """Finer chunks of the two-level baseline are kept where the search looks for them once time is up."""
+    problem = taccl.make_problem(taccl.topologies.dgx_a100(2), "allgather", size_bytes=16 * 10**6)
+    made = spread.listed
+    calls = iter([made, made])
+    monkeypatch.setattr(spread, "listed", lambda *given, **named: next(calls)(*given, **named))
+    with pytest.raises(RuntimeError):
+        hierarchical(problem)
+    assert spread.finest(problem)["hierarchical"].problem.collective.chunks_per_rank == 2
