@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import Seconds, checked, known_name
 from taccl._internal.deadline import Deadline, OutOfTime
@@ -69,8 +69,9 @@ def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
     cut : bool
         True if chunks may be cut, while that pays.
     """
-    known: dict[str, Callable[..., Schedule]] = {**BASELINES, "best": best, "nccl": nccl}
-    return known[known_name(name, known, "baseline")](problem, cut=cut)
+    known: dict[str, Any] = {**BASELINES, "best": best, "nccl": nccl}
+    found: Schedule = known[known_name(name, known, "baseline")](problem, cut=cut)
+    return found
 
 
 #: Order in which `best` makes baselines, those without a number in the middle: first one that is quick to

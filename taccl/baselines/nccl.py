@@ -12,6 +12,8 @@ from fractions import Fraction
 from math import ceil, log2
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+import numpy as np
+
 from taccl._internal.arguments import checked
 from taccl._internal.units import format_us
 from taccl.baselines.channel_schedules import over_channels, predict
@@ -21,14 +23,21 @@ from taccl.baselines.straight import exchange_us, pairwise
 from taccl.baselines.tree import two_trees
 from taccl.errors import CollectiveError
 from taccl.measure.machine import machine_of
-from taccl.measure.model import COLLECTIVES, Way, nvls_way, ways
+from taccl.measure.model import COLLECTIVES, Way, further_channels, nvls_way, ways
 from taccl.schedule.timing import exact_times
 from taccl.topology.machines import SHAPES
 from taccl.topology.parts import thousandths
 from taccl.topology.profiles import find_profile, profile_of
 from taccl.topology.registry import parse
 from taccl.topology.transform import rescaled
-from taccl.topology.tuning import CHANNEL_GB_PER_S, MAX_CHANNELS, NVLS_US, PROTOCOLS, TREE_SHARE
+from taccl.topology.tuning import (
+    CHANNEL_BYTES,
+    CHANNEL_GB_PER_S,
+    MAX_CHANNELS,
+    NVLS_US,
+    PROTOCOLS,
+    TREE_SHARE,
+)
 
 if TYPE_CHECKING:
     from taccl.baselines.lanes import Algorithm
@@ -87,13 +96,15 @@ def nccl_choices(problem: Problem, *, nvls: bool = True) -> tuple[Considered, ..
     found = []
     for protocol in _protocols(topology, name, size):
         for way in ways(name, *sizes):
-            on = _topology(topology, protocol, way.algorithm)
+            on = _topology(topology, protocol, way.algorithm, size)
             if way.algorithm in ("ring", "tree"):
                 found.append(_over_channels(problem, way.algorithm, protocol, on))
             else:
                 found.append(_by_volume(problem, way, protocol, on))
         for way in _nvls_ways(switched) if nvls and protocol in ("", "simple") else ():
-            found.append(_by_volume(switched, way, protocol, _topology(switched.topology, protocol, "nvls")))
+            found.append(
+                _by_volume(switched, way, protocol, _topology(switched.topology, protocol, "nvls", size))
+            )
     return tuple(sorted(found, key=lambda each: each.time_us))
 
 
@@ -160,7 +171,8 @@ def nccl(problem: Problem, *, cut: bool = True, nvls: bool = True) -> Schedule:
     """
     best = nccl_choices(problem, nvls=nvls)[0]
     problem = _with_switches(problem) if best.algorithm == "nvls" else problem
-    on = _topology(problem.topology, best.protocol, best.algorithm)
+    assert problem.size_bytes is not None, "checked"
+    on = _topology(problem.topology, best.protocol, best.algorithm, problem.size_bytes)
     if best.algorithm in ("ring", "tree"):
         schedule = over_channels(problem, cast("Algorithm", best.algorithm), on, cut=cut)
     else:
@@ -339,11 +351,15 @@ def _hop_us(topology: Topology, *, between: bool) -> float:
     return max((float(e.alpha_us) for e in links), default=0.0)
 
 
-def _topology(topology: Topology, protocol: str, algorithm: str) -> Topology:
-    """The topology under a protocol; for trees with hops, base and bandwidth as the tables have them."""
+def _topology(topology: Topology, protocol: str, algorithm: str, size: int) -> Topology:
+    """The topology under a protocol, with the channels that a message uses; trees as the tables have them."""
     if not protocol:
         return topology
-    found = topology.under(protocol)
+    found, profile = topology.under(protocol), profile_of(topology)
+    if profile is not None and profile.channel is not None and protocol in CHANNEL_BYTES:
+        further = float(further_channels(protocol, np.array([float(size)]))[0])
+        ramp_us = thousandths(profile.channel.value * Fraction(further))
+        found = replace(found, launch_us=found.launch_us + ramp_us)
     if algorithm == "nvls":
         wide, hop_us = shared_links(found), Fraction(NVLS_US, 2)
         slower = (replace(e, alpha_us=hop_us) if i in wide else e for i, e in enumerate(found.links))

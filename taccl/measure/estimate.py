@@ -20,14 +20,20 @@ from taccl.measure.model import LATENCIES, PARAMETERS, CostTerms, Parameter, tim
 _DETERMINED = 0.5
 #: Max increase of the cost (half a sum of squares) when a parameter is fixed at its prior: 1 by Akaike's
 #: criterion.
-_CONTRADICTED = 1.0
+CONTRADICTED = 1.0
 #: Max exponent of the growth of times with sizes at which latencies are visible.
 _FLAT = 0.5
 #: Relative scale of the penalty if the observed protocol is slower than the fastest one. A library chooses
 #: the protocol that it predicts to be the fastest. Own choice.
 _CHOICE = 0.1
 _MAX_ROUNDS = 4
-_LEAST_SHARE = 1e-4
+#: {parameter: least and most}, by physics: LL sends a flag with each word, and no hop takes more than 5 times
+#: what NCCL's table says.
+LIMITS = {
+    **dict.fromkeys(("ll_latency", "ll128_latency", "simple_latency"), (1e-3, 5.0)),
+    "ll_share": (0.2, 0.5), "ll128_share": (0.2, 1.0),
+}  # fmt: skip
+_NO_LIMIT = (1e-6, 1e9)
 #: Step in the logarithm of a parameter for finite differences of residuals.
 _STEP = 1e-7
 
@@ -119,11 +125,16 @@ def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estim
         fewer[worst] = False
         without[worst] = task.means[worst]
         without = task.solve(protocols, fewer, without)
-        if task.cost(protocols, without) > task.cost(protocols, logs) + _CONTRADICTED:
+        if task.cost(protocols, without) > task.cost(protocols, logs) + CONTRADICTED:
             needed[worst] = True  # the data contradict its prior: other parameters cannot compensate
         else:
             free, logs = fewer, without
     return Estimate(logs, free, protocols)
+
+
+def cost_of(observed: Sequence[Observed], found: Estimate, priors: Sequence[Parameter]) -> float:
+    """Half the sum of squared residuals of an estimate."""
+    return _task(observed, priors).cost(found.protocols, found.logs)
 
 
 def refit(
@@ -222,9 +233,7 @@ class _Fitting:
             logs[free] = values
             return logs
 
-        shares = np.array([name.endswith("_share") for name in PARAMETERS])[free]
-        low = np.where(shares, np.log(_LEAST_SHARE), -np.inf)
-        high = np.where(shares, 0.0, np.inf)
+        low, high = np.log([LIMITS.get(name, _NO_LIMIT) for name in PARAMETERS]).T[:, free]
         begin = np.clip(start[free], low + 1e-9, high - 1e-9)
         found = least_squares(
             lambda values: self.residuals(protocols, at(values)), begin,

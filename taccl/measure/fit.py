@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,20 @@ from taccl._internal.arguments import Bytes, Count, Natural, checked
 from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
 from taccl.measure.calibrate import calibrated
-from taccl.measure.estimate import Estimate, Observed, estimate, refit, shows_latency
+from taccl.measure.estimate import (
+    CONTRADICTED,
+    LIMITS,
+    Estimate,
+    Observed,
+    cost_of,
+    estimate,
+    refit,
+    shows_latency,
+)
 from taccl.measure.library import Costs
 from taccl.measure.logs import joined, read_log
-from taccl.measure.machine import find_machine, mismatches
-from taccl.measure.model import COLLECTIVES, Parameter, priors, terms_of, times_us
+from taccl.measure.machine import Machine, find_machine, mismatches
+from taccl.measure.model import COLLECTIVES, PARAMETERS, Parameter, priors, terms_of, times_us
 from taccl.measure.predict import costs_of, predicted_us
 from taccl.measure.series import Series
 
@@ -29,6 +38,8 @@ _FOLDS = 10
 COUNTABLE = 64
 _RESAMPLES = 100
 _INTERVAL = (5, 95)
+#: Max rate of a link over that in NCCL's tables; beyond, a switch must have added (our choice).
+MOST_OF_LINK = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,8 @@ class Fit:
     costs : Costs, optional
         Figures of the machine as far as the logs calibrate them, for collectives and numbers of nodes that
         no log has.
+    nvls_share : float
+        Share of a rank's rate that sums in switches reach; 0 if the logs show none.
     """
 
     machine: str
@@ -90,6 +103,7 @@ class Fit:
     protocols: tuple[int, ...] = (0, 1, 2)
     notes: tuple[str, ...] = ()
     costs: Costs | None = None
+    nvls_share: float = 0.0
 
     @property
     def median_error(self) -> float:
@@ -134,8 +148,7 @@ class Fit:
             return float(predicted_us(self.costs, collective, num_ranks, num_nodes, size)[0])
         asked = Series(collective, num_ranks, num_nodes, (size_bytes,), (1.0,), "asked")
         logs = np.log([each.value for each in self.parameters])
-        machine = find_machine(self.machine)
-        terms = terms_of(asked, machine.ranks_per_nic, machine.nvls_share)
+        terms = terms_of(asked, find_machine(self.machine).ranks_per_nic, self.nvls_share)
         return float(np.min(times_us(terms, np.array([float(size_bytes)]), logs)[list(self.protocols)]))
 
     def to_toml(self, *, accept: bool = False) -> str:
@@ -234,12 +247,8 @@ def fit(
     before = priors(machine.node_gb_per_s, machine.network_gb_per_s, f"profile nominal of {machine.name}")
     series = [_placed(each, machine.ranks_per_node, nodes) for log in read for each in log.series]
     kept = tuple(joined(series))
-    observed = []
-    for each in kept:
-        sizes, times = np.array(each.size_bytes, float), np.array(each.times_us)
-        terms = terms_of(each, machine.ranks_per_nic, machine.nvls_share)
-        observed.append(Observed(terms, sizes, times))
-    found = estimate(observed, before)
+    costs = costs_of(machine.name)
+    observed, found, share = _estimated(kept, machine, before, MOST_OF_LINK * costs.node_gb_per_s)
     fitted, errors = [], []
     for each, seen, protocols in zip(kept, observed, found.protocols, strict=True):
         predicted = seen.predicted_us(found.logs)[protocols, np.arange(len(protocols))]
@@ -256,11 +265,46 @@ def fit(
         for each, prior in zip(parameters, before, strict=True)
         if each.determined and each.name.endswith("_gb_per_s")
     ]
-    notes = mismatches(read, kept, machine, rates)
+    notes = (*mismatches(read, kept, machine, rates), *_at_limits(parameters))
     return Fit(
         machine.name, parameters, tuple(fitted), tuple(errors), tuple(_left_out(observed, before)), rows,
-        taken, notes, calibrated(costs_of(machine.name), kept),
+        taken, notes, calibrated(replace(costs, nvls=costs.nvls and share > 0), kept), share,
     )  # fmt: skip
+
+
+def _estimated(
+    series: Sequence[Series], machine: Machine, before: Sequence[Parameter], most_gb_per_s: float
+) -> tuple[list[Observed], Estimate, float]:
+    """Observations, their estimate, and the share of a rank's rate in sums in switches.
+
+    With switches that can add, the estimate without such sums counts unless it costs `CONTRADICTED` more, or
+    needs a link above `most_gb_per_s`.
+    """
+    found = []
+    for share in dict.fromkeys((0.0, machine.nvls_share)):
+        observed = []
+        for each in series:
+            terms = terms_of(each, machine.ranks_per_nic, share)
+            observed.append(Observed(terms, np.array(each.size_bytes, float), np.array(each.times_us)))
+        found.append((observed, estimate(observed, before), share))
+    plain, best = found[0], found[-1]
+    rate = float(np.exp(plain[1].logs[PARAMETERS.index("node_gb_per_s")]))
+    is_plain = rate <= most_gb_per_s and (
+        cost_of(*plain[:2], before) <= cost_of(*best[:2], before) + CONTRADICTED
+    )
+    return plain if is_plain else best
+
+
+def _at_limits(parameters: Sequence[FittedParameter]) -> Iterator[str]:
+    """Yield a sentence for each parameter that physics stops: which assumption of the model fails."""
+    for each in parameters:
+        least, most = LIMITS.get(each.name, (0.0, np.inf))
+        if not each.determined or least * 1.01 < each.value < most * 0.99:
+            continue
+        why = "another algorithm, or fewer channels, carried these sizes"
+        if each.name.endswith("_latency"):
+            why = "a slower path than the machine's links answered, or hosts took part"
+        yield f"{each.name} is at its limit of {each.value:.3g}, where physics stops: {why}"
 
 
 def _placed(each: Series, ranks_per_node: int, nodes: int | None) -> Series:

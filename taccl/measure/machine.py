@@ -26,9 +26,8 @@ _OTHER_BOARD = re.compile(r"\b(?:PCIe?|NVL)\b", re.IGNORECASE)
 #: Min credible time of a collective on GPUs in us. It lasts at least about 4 us, mostly for the kernel
 #: launch.
 _LEAST_US = 3.0
-#: Min and max credible ratio of a fitted rate to the data sheet's. With in-network reduction, ranks send half
-#: as much.
-_LEAST_RATE, _MOST_RATE = 0.2, 2.0
+#: Min and max credible ratio of a fitted rate to the data sheet's: no wire carries more than it promises.
+_LEAST_RATE, _MOST_RATE = 0.2, 1.05
 #: Min credible ratio for the network, as networks of one machine model differ more.
 _LEAST_NETWORK_RATE = 0.05
 

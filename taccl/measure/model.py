@@ -1,12 +1,12 @@
 """Cost model for fits: time of a collective of a stock library, by protocol p.
 
     time = launch + scale_p * (base_p + node * hops * hop_p) + network * network hops * network hop_p
-           + bytes / (bandwidth * share_p)
+           + channel * further channels + bytes / (bandwidth * share_p)
 
 Hops and bytes are those of a ring, a tree or sums in a switch, whichever is the fastest; a tree passes
 through a node along a chain. One node says nothing of the network's latency, as no protocol scales it.
 The latencies base_p, hop_p and network hop_p are from NCCL's tables. The parameters to fit are launch,
-scale_p, node, network, bandwidth and share_p. NCCL chooses algorithm and protocol by a model of this form.
+scale_p, node, network, channel, bandwidth and share_p. NCCL chooses by a model of this form.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from taccl.measure.series import POINT_TO_POINT, Series
 from taccl.topology.tuning import (
+    CHANNEL_BYTES,
     LAUNCH,
     LAUNCH_US,
     NVLS_NETWORK_US,
@@ -43,7 +44,9 @@ class Parameter(NamedTuple):
 
 
 LATENCIES = ("launch_us", "node_latency", "network_latency", "ll_latency", "ll128_latency", "simple_latency")
-PARAMETERS = (*LATENCIES, "node_gb_per_s", "network_gb_per_s", "ll_share", "ll128_share")
+PARAMETERS = (*LATENCIES, "node_gb_per_s", "network_gb_per_s", "ll_share", "ll128_share", "channel_us")
+#: Channels that a library takes into use one by one as messages grow.
+RAMP_CHANNELS = 8
 
 
 def priors(node_gb_per_s: float, network_gb_per_s: float, rates_source: str) -> tuple[Parameter, ...]:
@@ -57,6 +60,7 @@ def priors(node_gb_per_s: float, network_gb_per_s: float, rates_source: str) -> 
         ("node_gb_per_s", node_gb_per_s, 0.3, "GB/s", rates_source),
         ("network_gb_per_s", network_gb_per_s, 1.0, "GB/s", rates_source),
         *((f"{p.name}_share", p.bandwidth_share, 2.0, "of it", SOURCE) for p in PROTOCOLS[:-1]),
+        ("channel_us", 0.3, 1.5, "us", "our choice: a further channel's part in a message"),
     ]
     return tuple(Parameter(*row) for row in rows)
 
@@ -160,7 +164,7 @@ def times_us(
     values = np.exp(logs)
     launch, node, network, in_node, across = np.moveaxis(values[..., [0, 1, 2, 6, 7], None], -2, 0)
     scales = values[..., None, 3:6]
-    shares = np.append(values[..., 8:], np.ones_like(values[..., :1]), axis=-1)
+    shares = np.append(values[..., 8:10], np.ones_like(values[..., :1]), axis=-1)
     us_per_byte = np.maximum(terms.volumes[0] / in_node, terms.volumes[1] / across) / 1000
     if terms.streams:
         slowest = us_per_byte.min(axis=-1)[..., None, None] * size_bytes
@@ -170,4 +174,12 @@ def times_us(
     latency = launch[..., None] + hops
     rates = us_per_byte[..., None] / shares[..., None, :]
     fastest: NDArray[np.float64] = (latency[..., None] + rates[..., None] * size_bytes).min(axis=-3)
-    return fastest
+    further = np.array([further_channels(p.name, size_bytes) for p in PROTOCOLS])
+    times: NDArray[np.float64] = fastest + values[..., 10, None, None] * further
+    return times
+
+
+def further_channels(protocol: str, size_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Number of channels beyond the first that messages of some sizes use, up to `RAMP_CHANNELS`."""
+    used: NDArray[np.float64] = np.clip(size_bytes / CHANNEL_BYTES[protocol], 1, RAMP_CHANNELS)
+    return used - 1

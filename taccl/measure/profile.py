@@ -40,7 +40,9 @@ def profile_toml(fit: Fit, name: str) -> str:
         constants[constant.name] = told
     return toml_document({
         "machine": fit.machine, "source": name, "constants": constants,
-        "launch": {"latency_us": _measured([found["launch_us"]])},
+        "launch": {
+            "latency_us": _measured([found["launch_us"]]), "channel_us": _measured([found["channel_us"]]),
+        },
         "protocol": {PROTOCOLS[i].name: _protocol(PROTOCOLS[i], found) for i in fit.protocols},
         "range": [each for series in fit.series for each in _ranges(series)],
     })  # fmt: skip

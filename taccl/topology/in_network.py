@@ -83,7 +83,7 @@ class InNetwork:
 PROFILES: Mapping[str, InNetwork] = {
     "switchml-10g": InNetwork(128, 128, "int32", 10),
     "switchml-100g": InNetwork(512, 1024, "int32", 10),
-    "nvls-hopper": InNetwork(dtype="float32", efficiency="0.708"),
-    "nvls-blackwell": InNetwork(dtype="float32", efficiency="0.648"),
+    "nvls-hopper": InNetwork(dtype="float32", efficiency=Fraction(17, 24)),
+    "nvls-blackwell": InNetwork(dtype="float32", efficiency=Fraction(259, 400)),
     "sharp": InNetwork(dtype="float32", efficiency="0.95"),
 }

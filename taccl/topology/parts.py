@@ -171,9 +171,7 @@ def add_aggregation(
 
     Returns the links: rank by rank, the one that adds and the one that multicasts.
     """
-    port_beta = cost.beta_us_per_mb
-    if reduces.efficiency != 1:
-        port_beta = thousandths(port_beta / Fraction(reduces.efficiency))
+    port_beta = cost.beta_us_per_mb / Fraction(reduces.efficiency)
     alpha = cost.alpha_us if reduces.rtt_us is None else Fraction(reduces.rtt_us) / 2
     pool_beta = reduces.pool_beta_us_per_mb
     pool = None if pool_beta is None or len(port_out) < 3 else builder.add_resource(f"pool ({name})")

@@ -71,6 +71,7 @@ class Profile:
     - `protocols`: Available protocols; none if the constants hold for all messages.
     - `ranges`: Protocols that a library used, by size.
     - `protocol`: The protocol of the constants; empty before one was chosen.
+    - `channel`: Time of each further channel that a library takes into use as messages grow.
     """
 
     machine: str
@@ -80,6 +81,7 @@ class Profile:
     protocols: tuple[ProtocolCosts, ...] = ()
     ranges: tuple[Range, ...] = ()
     protocol: str = ""
+    channel: Constant | None = None
 
     def __getitem__(self, name: str) -> Fraction:
         """The value of a constant; `KeyError` if there is none of that name."""
@@ -98,7 +100,8 @@ class Profile:
             for constant in (getattr(each, field.name) for field in fields(each))
             if isinstance(constant, Constant)
         )
-        return (*self.constants, *(() if self.launch is None else (self.launch,)), *of_protocols)
+        starts = (each for each in (self.launch, self.channel) if each is not None)
+        return (*self.constants, *starts, *of_protocols)
 
     @property
     def launch_us(self) -> Fraction:

@@ -41,9 +41,10 @@ class Share(Measured):
 
 
 class LaunchTable(Table):
-    """Time of every collective before its first step."""
+    """Time of every collective before its first step, and of each further channel."""
 
     latency_us: Measured
+    channel_us: Measured | None = None
 
 
 class ProtocolTable(Table):
@@ -125,4 +126,6 @@ def load_profile(path: str, nominal: Profile) -> Profile:
         None if file.launch is None else file.launch.latency_us.constant("launch_us"),
         tuple(file.protocol[each].costs(each) for each in get_args(ProtocolName) if each in file.protocol),
         tuple(file.range),
-    )
+        channel=None if file.launch is None or file.launch.channel_us is None
+        else file.launch.channel_us.constant("channel_us"),
+    )  # fmt: skip
