@@ -70,7 +70,22 @@ def measured() -> dict[str, Axes]:
         "p5": taccl.plot.measured(taccl.fit([str(published)], "dgx-h100"), ax=figure()),
         "measured": taccl.plot.measured(fit, ax=figure()),
         "beside": beside,
+        **diagnoses(pages.read_text()),
     }
+
+
+def diagnoses(page: str) -> dict[str, Axes]:
+    """Pictures of the diagnoses of the logs in `real-machines.md`."""
+    with TemporaryDirectory() as made:
+        found = {}
+        for name, topology in (("nvls", None), ("lanes", "dgx-a100"), ("numa", None)):
+            text = re.search(rf'title="{name}.log"\n(.*?)```', page, re.DOTALL)
+            assert text is not None, "the page has these logs"
+            log = Path(made) / f"{name}.log"
+            log.write_text(text[1])
+            series = taccl.diagnose([str(log)], topology, budget_s=0).series[0]
+            found[f"diagnose-{name}"] = taccl.plot.diagnosis(series, ax=figure(width=7, height=3.6))
+    return found
 
 
 def dimensions() -> Axes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from statistics import median
@@ -14,7 +15,7 @@ from taccl._internal.names import first_of
 from taccl._internal.units import format_size
 from taccl.analysis.simulation.simulate import simulate
 from taccl.baselines import best
-from taccl.errors import CollectiveError, FormatError
+from taccl.errors import CollectiveError, FormatError, NumericsWarning
 from taccl.explore.expectation import Expectation
 from taccl.explore.measured_machine import Machine, read_logs, topology_of
 from taccl.measure.causes import HEALTHY, WITHIN_ERROR, Cause, Facts, causes_of, sizes_off
@@ -81,6 +82,15 @@ def diagnose(
         If the machine is unknown, or has other ranks than a log.
     """
     machine = Machine(topology, nodes, profile, ranks, without_ranks)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericsWarning)  # picoseconds do not matter beside measurements
+        return _diagnosis(logs, machine, collective, budget_s, in_place=in_place)
+
+
+def _diagnosis(
+    logs: Sequence[str], machine: Machine, collective: str | None, budget_s: float, *, in_place: bool
+) -> Diagnosis:
+    """The diagnosis of logs of a machine."""
     read = read_logs(logs, collective=collective, in_place=in_place)
     gpus = next((log.gpus for log in read if log.gpus), frozenset())
     placed = [(each, *topology_of(each, machine, gpus)) for each in _series(read)]
@@ -101,7 +111,7 @@ def diagnose(
             for other, part in zip(expectations, shares, strict=True)
             if other.series.collective == each.series.collective and part is not None
         }
-        facts = _facts(each, share, same, nics, named=topology is not None)
+        facts = _facts(each, share, same, nics, named=machine.topology is not None)
         found.append(_judged(each, facts, deadline, placed[index][2], machine))
     notes = [f"{log.path}: {said}" for log in read for said in (*log.notes, *log.left_out)]
     return Diagnosis(tuple(found), tuple(links), tuple(notes))
@@ -207,7 +217,16 @@ def _judged(
         for place, found in zip(expected.places, expected.choices, strict=True)
     )
     verdict = "; ".join(_clauses(expected, facts, bound_us, factor)) + _conclusion(facts, causes)
-    gains, expected_us = tuple(_gains(expected, deadline, machine)), tuple(expected.expected_us.tolist())
+    gains: tuple[Gain, ...] = ()
+    is_faulty = facts.is_late or facts.share is not None and facts.share < WITHIN_ERROR
+    if is_faulty:
+        notes = [
+            *notes,
+            "better schedules are sought once the machine is as expected: a fault slows them as well",
+        ]
+    else:
+        gains = tuple(_gains(expected, deadline, machine))
+    expected_us = tuple(expected.expected_us.tolist())
     return SeriesDiagnosis(
         series, on.name, factor, points, expected_us, bound_us, facts.share, small_us, usual_us, limits,
         causes, tuple(sizes_off(facts)), gains, verdict, tuple(notes),

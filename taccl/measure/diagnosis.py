@@ -48,6 +48,11 @@ class Gain(NamedTuple):
     command: str
 
     @property
+    def text(self) -> str:
+        """Part of the measured time that is saved, if that is sure."""
+        return f"{1 - self.predicted_us / self.measured_us:.0%} less" if self.is_sure else "within the error"
+
+    @property
     def is_sure(self) -> bool:
         """True if the gain exceeds the error of the prediction."""
         return self.predicted_us * self.error < self.measured_us
@@ -145,12 +150,12 @@ class SeriesDiagnosis:
         return [(each.resource, f"{each.gb_per_s:.4g} GB/s", f"{each.use:.0%} used") for each in self.limits]
 
     def gain_rows(self) -> list[tuple[str, ...]]:
-        """Rows of size, runtime, times and error; of gains within the error it is said."""
+        """Rows of size, runtime, times and gain."""
         return [
             (
                 format_size(each.size_bytes), each.runtime, f"{each.measured_us:.4g} us",
                 f"{each.predicted_us:.4g} us, at most {each.predicted_us * each.error:.4g}",
-                each.command if each.is_sure else "within the error: no gain is claimed",
+                each.text,
             )
             for each in self.gains
         ]  # fmt: skip
@@ -176,6 +181,7 @@ class SeriesDiagnosis:
             lines += ["", table([SIZE_HEAD, *rows[-_MOST_ROWS:]], indent="    ")]
         if self.gains:
             lines += ["", "  a better schedule", table([GAIN_HEAD, *self.gain_rows()], indent="    ")]
+            lines += [f"    {each.command}" for each in self.gains if each.is_sure]
         return "\n".join([*lines, *note_lines(self.notes)])
 
     def _repr_html_(self) -> str:
@@ -187,11 +193,12 @@ class SeriesDiagnosis:
             (SIZE_HEAD, self.size_rows()), (GAIN_HEAD, self.gain_rows()),
         ):  # fmt: skip
             parts += [html_table(head, rows)] if rows else []
+        parts += [facts([("command", each.command) for each in self.gains if each.is_sure])]
         return card(f"{self.series.title}, {self.topology}", *parts, notes=self.notes)
 
 
 SIZE_HEAD = ("size", "measured us", "expected us", "off", "busbw GB/s", "expected", "NCCL's best")
-GAIN_HEAD = ("size", "runtime", "measured", "predicted", "command")
+GAIN_HEAD = ("size", "runtime", "measured", "predicted", "gain")
 CAUSE_HEAD = ("grade", "cause", "evidence", "what to try")
 
 

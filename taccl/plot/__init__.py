@@ -8,6 +8,7 @@ is too much for one picture, a part is drawn, and the picture says so.
 from __future__ import annotations
 
 from taccl.plot.comparison import backends, comparison
+from taccl.plot.diagnosis import diagnosis
 from taccl.plot.dimensions import dimensions
 from taccl.plot.gantt import gantt
 from taccl.plot.measured import measured
@@ -19,6 +20,6 @@ from taccl.plot.style import render, save
 from taccl.plot.topology import topology
 
 __all__ = [
-    "backends", "bandwidth", "bandwidths", "comparison", "dimensions", "gantt",
+    "backends", "bandwidth", "bandwidths", "comparison", "diagnosis", "dimensions", "gantt",
     "measured", "performance_profile", "progress", "render", "save", "step", "topology",
 ]  # fmt: skip

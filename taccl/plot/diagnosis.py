@@ -8,15 +8,24 @@ from taccl._internal.arguments import checked
 from taccl._internal.units import format_size
 from taccl.measure.diagnosis import Diagnosis, SeriesDiagnosis
 from taccl.plot.page import html_page, picture
-from taccl.plot.style import GREY, OKABE_ITO, axes, drawing, dress, figure, plain_log
+from taccl.plot.style import GREY, OKABE_ITO, axes, drawing, dress, figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 @drawing
-def bandwidth_of(found: SeriesDiagnosis, *, ax: Axes | None = None) -> Axes:
-    """Draw measured and expected bus bandwidth over size, and the bound of the largest size."""
+@checked
+def diagnosis(found: SeriesDiagnosis, *, ax: Axes | None = None) -> Axes:
+    """Draw measured and expected bus bandwidth of a series over size, and the bound of its largest size.
+
+    Parameters
+    ----------
+    found : SeriesDiagnosis
+        One of the series of a `taccl.diagnose`.
+    ax : Axes, optional
+        Axes to draw on; by default those of a new figure.
+    """
     ax = axes(ax)
     sizes, measured_us = found.series.size_bytes, found.series.times_us
     pairs = zip(sizes, measured_us, found.expected_us, strict=True)
@@ -28,10 +37,9 @@ def bandwidth_of(found: SeriesDiagnosis, *, ax: Axes | None = None) -> Axes:
             found.busbw(sizes[-1], found.bound_us), color=GREY, linestyle="--", linewidth=1, label="bound"
         )
     ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
-    plain_log(ax.yaxis)
+    ax.set_ylim(bottom=0)
     ax.xaxis.set_major_formatter(lambda value, _: format_size(round(value)))
-    ax.legend(fontsize=8, frameon=False, loc="upper left")
+    ax.legend(fontsize=8, frameon=False, loc="center left")
     dress(ax, f"{found.series.title}, {found.topology}", "size", "bus bandwidth in GB/s")
     return ax
 
@@ -42,7 +50,7 @@ def diagnosis_page(found: Diagnosis) -> str:
     """HTML page of a diagnosis: verdict, limits, causes, sizes and gains of each series, with a picture."""
     parts = []
     for number, each in enumerate(found.series):
-        drawn = bandwidth_of(each, ax=figure(width=7, height=4))
+        drawn = diagnosis(each, ax=figure(width=7, height=4))
         parts.append(
             f'<section class="wide">{each._repr_html_()}</section>{picture(drawn, f"series-{number}")}'
         )

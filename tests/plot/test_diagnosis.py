@@ -1,0 +1,16 @@
+"""The picture of a diagnosis has measured points, the expected curve and the bound."""
+
+import pytest
+
+import taccl
+from tests.explore.degraded import RINGS, SIZES, node_log
+
+
+@pytest.mark.slow
+def test_measured_expected_and_bound_are_drawn(tmp_path):
+    """One point a size, a curve through as many, and a line at the bound of the largest size."""
+    (tmp_path / "a.log").write_text(node_log(RINGS))
+    (found,) = taccl.diagnose([str(tmp_path / "a.log")], budget_s=0).series
+    expected, measured, bound = taccl.plot.diagnosis(found).lines
+    assert len(expected.get_xdata()) == len(measured.get_xdata()) == len(SIZES)
+    assert max(measured.get_ydata()) < max(expected.get_ydata()) <= max(bound.get_ydata()) * 1.01
