@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @checked
 def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule along the rings or lines of a torus or a mesh, one dimension after another, in all at once.
+    """A schedule along the rings or lines of a torus or a mesh: each part of the chunks begins along another.
 
     Chunks have two parts for each dimension, which begin along it, one upwards and one downwards. Along a
     dimension they go round the ring one way, or half of the ring each way; along a line they go both ways.

@@ -47,8 +47,7 @@ class FlowTime(Witness):
     """Two ranks, resources that cover the links out of the first and into the second, and prices.
 
     - `leaving`, `entering`: The resources, in the order in which they cover the links.
-    - `prices`: Ticks that a byte may at most wait and travel, of the marginal one: out of `source`, and into
-      `target`.
+    - `prices`: Dual prices in ticks: times of the marginal byte out of `source`, and into `target`.
     """
 
     kind = proves = "mean flow time"
@@ -179,7 +178,7 @@ def _mean_ticks(lanes: Sequence[Lane], units: int) -> tuple[Fraction, Fraction]:
 
 
 def _carried(lane: Lane, price: Fraction) -> tuple[Fraction, Fraction, Fraction]:
-    """Units that a lane carries at a price, their increase with it, and their gain: price less time, summed.
+    """Units that a lane carries at a price, their derivative, and their total gain: price less time.
 
     Sends shrink by alpha / beta from one to the next, as each unit of a send delays all later ones.
     """
@@ -229,7 +228,7 @@ def _least_ticks(facts: Facts, witness: FlowTime) -> Fraction:
 
 
 def _gained(facts: Facts, links: Sequence[int], resources: Sequence[int], price: Fraction) -> Fraction | None:
-    """Most that units gain by a price: of each, the price less the time at which it has left, if positive.
+    """Largest total gain of units at a price; a unit gains the price less the time at which it has left.
 
     None if some link holds none of the resources, or if a resource passes any number of units in less time.
     """

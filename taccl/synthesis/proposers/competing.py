@@ -75,8 +75,8 @@ _BASELINE_S_PER_ARRIVAL, _BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-
 _LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.25, 0.9
 #: Work on a transfer balanced over dimensions; what takes less than the second is tried after the time, too.
 _BALANCED_S_PER_TRANSFER, _BALANCED_LEAST_S = 5e-6, 0.3
-#: Most transfers of a baseline that is tried in finer chunks.
-_CUT_TRANSFERS = MANY_CUT
+#: Most transfers of a baseline that is tried in finer chunks: those of whole sums on 64 ranks.
+_CUT_TRANSFERS = 64 * 64 * 6
 #: Seconds to verify one in finer chunks that time ended, at least.
 _CUT_VERIFY_S = 0.5
 
