@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,7 +67,8 @@ def under_protocols_of(
 ) -> list[Topology]:
     """The topology under each protocol that competes: of those that were asked for, the runtime's.
 
-    LL of MSCCL++ is left out if packets are not safe.
+    LL of MSCCL++ is left out if packets are not safe. Its launch takes the place of a library's launch and
+    base latency, if the topology has these.
     """
     asked = [str(lowering["protocol"])] if lowering.get("protocol") else []
     asked += [] if protocol == "auto" else [fabric.protocol or protocol]
@@ -78,9 +80,12 @@ def under_protocols_of(
             runs = f"{runtime.title} runs {collective.name} on {fabric.name}"
             said = f"found {each}; {runs} by {' or '.join(known)}"
             raise InputError(said, where="protocol")
-    return [fabric.under(each) for each in fabric.protocols if protocol == "auto" and each in known] or [
-        fabric
-    ]
+    named = [each for each in fabric.protocols if protocol == "auto" and each in known]
+    found = [fabric.under(each) for each in named] or [fabric]
+    if runtime.launch_us is None:
+        return found
+    launch_us = Fraction(str(runtime.launch_us))
+    return [replace(each, launch_us=launch_us) if each.launch_us else each for each in found]
 
 
 def coverage_text(runtime: Runtime, plan: Plan, served: Sequence[ServedSizes]) -> str:

@@ -15,7 +15,7 @@ from taccl.measure.model import COLLECTIVES
 from taccl.topology.machines import SHAPES
 from taccl.topology.networks import INSTANCES, NETWORKS
 from taccl.topology.profiles import NVLINKS, PROFILES
-from taccl.topology.tuning import LAUNCH_US, LL_GB_PER_S, NVLINK_GB_PER_S, PROTOCOLS
+from taccl.topology.tuning import KERNEL_LAUNCH_US, LAUNCH_US, LL_GB_PER_S, NVLINK_GB_PER_S, PROTOCOLS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,7 +39,7 @@ RUNTIMES = {
     "rccl": Runtime(7.0, False, "prior of fits to published logs, which replace it"),
     "torch": Runtime(LAUNCH_US, False, "NCCL's: the host's time in Python is not counted"),
     "msccl-xml": Runtime(LAUNCH_US, False, "its interpreter is a kernel of NCCL"),
-    "mscclpp": Runtime(4.95, True, _KERNEL),
+    "mscclpp": Runtime(KERNEL_LAUNCH_US, True, _KERNEL),
 }
 """Runtimes by name."""
 #: Launch of one process per node, for each of its ranks, as benchmarks ran before Ampere (our choice: the

@@ -21,6 +21,7 @@ from taccl._internal.arguments import known_name
 from taccl.program.program import Program
 from taccl.program.split import weight
 from taccl.topology.topology import Topology
+from taccl.topology.tuning import KERNEL_LAUNCH_US
 
 #: Limits of the parsers and kernels of MSCCL XML: number of a threadblock that a step waits for, peers over
 #: one channel, chunks per message, and elements of a rank.
@@ -43,6 +44,8 @@ class Runtime:
     - `renamed`: {MSCCL's name of a collective: the runtime's name}.
     - `takes_custom`: True if it accepts custom collectives.
     - `includes_most`: True if it also uses a file at its largest size.
+    - `launch_us`: Launch of a kernel that runs a whole collective; None if it runs in kernels of a library,
+      with that library's launch and base latency.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Runtime:
     renamed: Mapping[str, str] = field(default_factory=dict)
     takes_custom: bool = True
     includes_most: bool = False
+    launch_us: float | None = None
 
     @property
     def reads_xml(self) -> bool:
@@ -78,7 +82,9 @@ RUNTIMES = {
             "rccl", "RCCL", max_steps=64, max_threadblocks=64, max_channels=128, renamed=_RENAMED,
             takes_custom=False, includes_most=True,
         ),
-        Runtime("mscclpp", "MSCCL++", protocols=("Simple", "LL"), max_threadblocks=80),
+        Runtime(
+            "mscclpp", "MSCCL++", protocols=("Simple", "LL"), max_threadblocks=80, launch_us=KERNEL_LAUNCH_US
+        ),
     )
 }  # fmt: skip
 
@@ -96,7 +102,7 @@ def runtime_named(word: str, *, xml: bool = False) -> Runtime:
 
 def usual_runtimes(topology: Topology) -> tuple[Runtime, ...]:
     """Usual runtimes for a machine: RCCL if it has AMD GPUs by its name, else MSCCL; and MSCCL++."""
-    is_amd = re.match(r"mi\d", topology.machine or topology.name, re.IGNORECASE) is not None
+    is_amd = re.search(r"\bmi\d", topology.machine or topology.name, re.IGNORECASE) is not None
     return RUNTIMES["rccl" if is_amd else "msccl"], RUNTIMES["mscclpp"]
 
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from taccl.errors import TopologyError
-from taccl.topology.networks import INSTANCES
+from taccl.topology.networks import INSTANCES, NETWORKS
 from taccl.topology.parts import OVERHEAD_US, beta_of_bandwidth
 from taccl.topology.profile import Constant, Profile, ProtocolCosts
 from taccl.topology.tuning import (
@@ -109,16 +109,22 @@ def _by_protocol(
 ) -> Profile:
     """A profile with the rate of a link in a node, and base, hop and share by protocol.
 
-    NICs are as promised, hops between nodes as in NCCL's tables; `most` is what LL moves in a node.
+    NICs are as promised, hops between nodes as in NCCL's tables, and of an instance type's network as of its
+    class; `most` is what LL moves in a node.
     """
+    network = NETWORKS[INSTANCES[nominal.machine].network] if nominal.machine in INSTANCES else None
 
     def costs_of(table: Protocol) -> ProtocolCosts:
         base, hop, share = (Fraction(str(value)) for value in costs[table.name])
+        network_us, said = Fraction(str(table.ring_network_us)), SOURCE
+        if network is not None and network.hop_us:  # simple waits for its data and for its flush
+            network_us += Fraction(str(network.hop_us)) * (2 if table.name == "simple" else 1)
+            said = f"{SOURCE}, and a hop of {network.name}: {network.source}"
         return ProtocolCosts(
             table.name,
             Constant("base_us", base, source),
             Constant("node_hop_us", hop, source),
-            Constant("network_hop_us", Fraction(str(table.ring_network_us)), SOURCE),
+            Constant("network_hop_us", network_us, said),
             Constant("bandwidth_share", share, source),
             most if table.name == "ll" else None,
         )

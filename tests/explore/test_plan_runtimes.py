@@ -11,7 +11,7 @@ import pytest
 import taccl
 from taccl.errors import InputError
 from taccl.explore.plan_files import save_plan
-from taccl.explore.plan_runtimes import ServedSizes, coverage_text, serving_counts
+from taccl.explore.plan_runtimes import ServedSizes, coverage_text, serving_counts, under_protocols_of
 from taccl.formats.mscclpp.executor import verify_plan
 from taccl.formats.mscclpp.registration import unit_bytes
 from taccl.program.runtimes import RUNTIMES, runtime_named, usual_runtimes
@@ -199,6 +199,8 @@ def test_machines_have_their_makers_runtime():
     own = replace(taccl.topologies.ring(2), name="mi250x2", machine="")
     assert [each.name for each in usual_runtimes(own)] == ["rccl", "mscclpp"]
     assert [each.name for each in usual_runtimes(taccl.topologies.dgx2())] == ["msccl", "mscclpp"]
+    instance = parse("nd-mi300x-v5")
+    assert [each.name for each in usual_runtimes(instance)] == ["rccl", "mscclpp"]
 
 
 def test_roots_that_no_runtime_of_xml_looks_at_are_said(tmp_path):
@@ -296,3 +298,14 @@ def test_the_folder_of_algorithms_is_replaced_only_as_it_was(tmp_path):
     (folder / "msccl-algorithms" / "mine.xml").write_text("mine")
     with pytest.raises(InputError, match=r"'mine\.xml'"):
         plan.save(folder, overwrite=True)
+
+
+def test_kernels_of_a_whole_collective_have_their_own_launch():
+    """MSCCL++ launches one kernel; files for MSCCL run in a kernel of NCCL, with its launch and base."""
+    fabric, kind = taccl.topologies.dgx_a100(), taccl.collectives.allgather(8)
+    launches = {
+        name: {float(e.launch_us) for e in under_protocols_of(RUNTIMES[name], fabric, kind, "auto", {})}
+        for name in ("msccl", "mscclpp")
+    }
+    assert launches["mscclpp"] == {4.95}
+    assert min(launches["msccl"]) == pytest.approx(1.8 + 6.6)

@@ -16,6 +16,8 @@ from taccl.topologies import (
     mi300x,
     mi355x,
 )
+from taccl.topology.networks import NETWORKS
+from taccl.topology.registry import parse
 
 
 @pytest.mark.parametrize(
@@ -110,3 +112,11 @@ def test_an_overhead_is_part_of_alpha():
     held = {hold.alpha_us for hold in dgx_h100(constants={"nvswitch_alpha_us": "0.01"}).holds}
     assert held == {Fraction("0.01")}
     assert {hold.alpha_us for hold in dgx_h100(profile="nccl", alpha_meaning="pipelined").holds} == {0}
+
+
+@pytest.mark.parametrize(("protocol", "tabled_us", "times"), [("ll", 2.7, 1), ("simple", 14, 2)])
+def test_instance_types_have_the_hops_of_their_network(protocol, tabled_us, times):
+    """TCPXO adds its hop to NCCL's table, twice under simple, which waits for a flush."""
+    topology = parse("a3-megagpu-8g", nodes=2, protocol=protocol)
+    alpha_us = topology.links[topology.internode_links[0]].alpha_us
+    assert float(alpha_us) == pytest.approx(tabled_us + times * NETWORKS["tcpxo"].hop_us)
