@@ -56,10 +56,10 @@ def test_no_protocols_are_compared_if_estimates_would_end_late(run, monkeypatch)
 
 @pytest.mark.slow
 def test_a_protocol_can_be_asked_for(run_json):
-    """One step of 3.4 us under simple, and 15.4 us before it."""
+    """One step of 3.4 us under simple, and 10.2 us before it."""
     code, found = run_json("baseline", "one-shot", *H100, "--size", "8B", "--protocol", "Simple")
-    assert (code, found["protocol"], found["launch_us"]) == (0, "simple", 15.4)
-    assert found["predicted_us"] == pytest.approx(15.4 + found["finish_us"])
+    assert (code, found["protocol"], found["launch_us"]) == (0, "simple", 10.2)
+    assert found["predicted_us"] == pytest.approx(10.2 + found["finish_us"])
 
 
 @pytest.mark.slow

@@ -97,12 +97,13 @@ def test_a_page_of_many_bars_is_small(monkeypatch, found):
 
 
 @pytest.mark.slow
-def test_a_report_of_thousands_of_transfers_is_below_a_megabyte():
-    """3,840 transfers between 16 GPUs, in three timelines and three other pictures."""
+def test_a_report_of_thousands_of_transfers_is_below_a_megabyte(monkeypatch):
+    """3,840 transfers between 16 GPUs, in three timelines and a picture of links."""
+    monkeypatch.setattr("taccl.plot.report._MOST_REPLAYED", 0)  # no bandwidths over size, which take long
     problem = taccl.make_problem(taccl.topologies.ndv2(2), "allgather", size_bytes=10**6, chunks_per_rank=16)
-    page = taccl.report(taccl.baselines.ring(problem, cut=False), budget_s=5)
-    assert len(page) < 1_000_000
-    assert 4 <= page.count("<svg ") <= 6
+    page = taccl.report(taccl.baselines.ring(problem, cut=False), budget_s=120)
+    assert len(page) < 800_000
+    assert page.count("<svg ") == 4
 
 
 def test_every_bar_has_a_text(page, found):
