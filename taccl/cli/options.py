@@ -16,18 +16,15 @@ from taccl._internal.deadline import OutOfTime
 from taccl._internal.names import did_you_mean, in_runs, matching
 from taccl._internal.units import format_size, format_us, parse_size
 from taccl.cli import things
+from taccl.cli.exchanges import BY_MATRIX, MATRICES, USUAL_SIZE, sizes_of_pairs
 from taccl.cli.output import picked, say
 from taccl.errors import CollectiveError, InputError
-from taccl.problem.alltoallv import is_skew, load_sizes, skewed_sizes
+from taccl.problem.alltoallv import is_skew
 
 if TYPE_CHECKING:
     from typing import Any
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from taccl._internal.deadline import Deadline
-    from taccl.problem.collective import Collective
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.sketch.sketch import Sketch
@@ -100,10 +97,6 @@ def sizes(text: str) -> tuple[int, ...]:
     return tuple(found[:-1])
 
 
-#: Collective whose sizes are those of a matrix.
-_BY_MATRIX = "alltoallv"
-
-
 def _collective(word: str, *more: str) -> str:
     """The name of a collective, or of one `more`, however it is spelt."""
     known = (*taccl.collectives.COLLECTIVES, *more)
@@ -124,12 +117,9 @@ _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK = 8e-5, 2e-5
 LEAST_S = 0.1
 #: Share of a verb's time limit for that comparison.
 _PROTOCOL_SHARE = 0.3
-#: Size if neither a sketch nor an option states one.
-_USUAL_SIZE = "64MB"
 A_TOPOLOGY = "a file, a machine (ndv2), or a fabric (torus:4x4)"
 _COLLECTIVES = ", ".join(taccl.collectives.COLLECTIVES)
 _PROTOCOL = "by which messages are sent (default auto: the one that promises least for the size)"
-_MATRICES = "a CSV or .npy file, or a skew such as zipf:0.8 or hot:64"
 _SIZE = "larger of one rank's input and output buffer, e.g. 16MB (default: the sketch's, or 64MB)"
 #: Options of several verbs: what the value is called, the help, and what else argparse is told.
 _SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -254,11 +244,11 @@ def refuse(options: argparse.Namespace, names: Iterable[str], why: str) -> None:
 
 def add_collective(parser: argparse._ActionsContainer, *, required: bool = True) -> None:
     """Declare the collective, and the matrix of an exchange."""
-    help = f"{_COLLECTIVES}, or {_BY_MATRIX} with --matrix"
+    help = f"{_COLLECTIVES}, or {BY_MATRIX} with --matrix"
     add_options(
-        parser, "--collective", help=help, required=required, type=lambda word: _collective(word, _BY_MATRIX)
+        parser, "--collective", help=help, required=required, type=lambda word: _collective(word, BY_MATRIX)
     )
-    option(parser, "--matrix FILE|SKEW", f"bytes from each rank (row) to each, of {_BY_MATRIX}: {_MATRICES}")
+    option(parser, "--matrix FILE|SKEW", f"bytes from each rank (row) to each, of {BY_MATRIX}: {MATRICES}")
 
 
 def add_problem_options(
@@ -300,7 +290,7 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
     topology = topology_for(options, sketch)
     if options.ranks is not None or options.without_rank:
         topology = _subset_of(topology, options)
-    if options.collective == _BY_MATRIX or options.matrix is not None:
+    if options.collective == BY_MATRIX or options.matrix is not None:
         return _under_best_protocol(_exchange(options, topology), options)
     cut = picked(options, "chunks_per_rank", "root", "roots")
     if sketch is not None:
@@ -327,39 +317,11 @@ def _subset_of(topology: Topology, options: argparse.Namespace) -> Topology:
     return found
 
 
-def collective_from_options(options: argparse.Namespace, topology: Topology) -> Collective | str:
-    """The collective by name; that of a matrix in chunks of one size."""
-    if options.collective != _BY_MATRIX and options.matrix is None:
-        name: str = options.collective
-        return name
-    sizes = _sizes_of_pairs(options, topology.num_ranks)
-    collective = taccl.alltoallv_collective(sizes)
-    busiest = max(sizes.sum(axis=0).max(), sizes.sum(axis=1).max())
-    say(
-        f"note: {_BY_MATRIX} in chunks of one size, {collective.size_chunks} at the busiest rank for "
-        f"{format_size(int(busiest))}; each pair is rounded up to whole chunks, and sizes scale all alike"
-    )
-    return collective
-
-
-def _sizes_of_pairs(options: argparse.Namespace, num_ranks: int) -> NDArray[np.int64]:
-    """Matrix of an exchange: from a file, or of a skew, whose mean per rank is the size."""
-    if options.collective != _BY_MATRIX:
-        raise InputError(f"found one of {options.collective}; only {_BY_MATRIX} has one", where="--matrix")
-    if options.matrix is None:
-        raise InputError(f"found none; {_BY_MATRIX} takes its sizes from {_MATRICES}", where="--matrix")
-    if is_skew(options.matrix):
-        return skewed_sizes(
-            num_ranks, getattr(options, "size", None) or parse_size(_USUAL_SIZE), options.matrix
-        )
-    return load_sizes(options.matrix)
-
-
 def _exchange(options: argparse.Namespace, topology: Topology) -> Problem:
     """The exchange whose sizes are given."""
-    sizes = _sizes_of_pairs(options, topology.num_ranks)
+    sizes = sizes_of_pairs(options, topology.num_ranks)
     unused = ("sketch", "chunks_per_rank", "root", "roots") + ("size",) * (not is_skew(options.matrix))
-    refuse(options, unused, f"{_BY_MATRIX} takes none; leave it out")
+    refuse(options, unused, f"{BY_MATRIX} takes none; leave it out")
     return taccl.alltoallv_problem(topology, sizes, chunk_bytes=options.chunk_size)
 
 
@@ -444,8 +406,8 @@ def settle_topology(options: argparse.Namespace) -> None:
 def settle_size(options: argparse.Namespace) -> None:
     """Take the usual size where there is no sketch and no option that says one, and say so."""
     if options.size is None and options.chunk_size is None:
-        options.size = parse_size(_USUAL_SIZE)
-        say(f"note: found neither --size nor --chunk-size; {_USUAL_SIZE} is taken")
+        options.size = parse_size(USUAL_SIZE)
+        say(f"note: found neither --size nor --chunk-size; {USUAL_SIZE} is taken")
 
 
 def topology_for(options: argparse.Namespace, sketch: Sketch | None) -> Topology:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import taccl
 from taccl._internal.deadline import leave, signals_to
 from taccl._internal.names import shown
+from taccl.cli.exchanges import collective_of
 from taccl.cli.options import (
     LEAST_S,
     add_collective,
     add_limit,
     add_options,
-    collective_from_options,
     option,
     positive,
     reader,
@@ -75,7 +75,7 @@ def run(options: Namespace) -> Answer:
         check_folder(options.output, overwrite=options.overwrite)
     asked, options.protocol = options.protocol, "auto"
     topology, sketches = _topology_and_sketches(options)
-    collective = collective_from_options(options, topology)
+    collective = collective_of(options, topology)
     lowering = picked(options, "instances")
     if options.in_place and options.out_of_place:
         raise InputError("was given beside --in-place; leave out both for all", where="--out-of-place")
