@@ -1,0 +1,99 @@
+"""Collectives of one to eight nodes at all sizes: default synthesis against the bound for its own chunks.
+
+A row misses its figure if the gap to that bound is above the limit of its size, or if another number of
+chunks per rank finishes more than 1 % earlier.
+
+Examples
+--------
+    python -m benchmarks.nodes --machine "dgx-a100 x4 allreduce 16MB"
+    python -m benchmarks.nodes --machine "x2 allgather" --others 1 4 32
+    python -m benchmarks.nodes --output benchmarks/results/nodes.json
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import taccl
+from benchmarks.report import parser_of, shown, summed_up, wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.report import Column
+
+MACHINES = ("dgx-a100", "dgx-h100", "b200", "mi300x")
+NODES = (1, 2, 3, 4, 8)
+COLLECTIVES = ("allreduce", "allgather", "reduce-scatter")
+#: {size: largest gap to the bound for the chunks used}.
+GAPS = {
+    "16KB": 0.1, "64KB": 0.1, "256KB": 0.1, "1MB": 0.05,
+    "16MB": 0.03, "64MB": 0.03, "256MB": 0.01, "1GB": 0.01,
+}  # fmt: skip
+#: Largest gain by another number of chunks per rank, as a share of the finish.
+GAIN = 0.01
+#: Seconds for the bound of the chunks used.
+BOUND_S = 5.0
+COLUMNS: tuple[Column, ...] = (
+    ("case", "case", "<34"), ("chunks", "chunks", ">6"), ("finish", "finish_us", ">11.5g"),
+    ("bound", "bound_us", ">11.5g"), ("gap", "gap", ">8.2%"), ("limit", "limit", ">6.0%"),
+    ("kind", "kind", "<16"), ("seconds", "seconds", ">8.1f"), ("producer", "producer", "<44"),
+)  # fmt: skip
+
+
+def measured(case: str, *, limit_s: float, others: Sequence[int]) -> dict[str, Any]:
+    """Row of a case, such as ``dgx-a100 x2 allreduce 16MB``: finish and bound in us, and missed figures."""
+    machine, nodes, collective, size = case.split()
+    topology = getattr(taccl.topologies, machine.replace("-", "_"))(int(nodes[1:]))
+    result = taccl.synthesize(taccl.make_problem(topology, collective, size_bytes=size), time_limit_s=limit_s)
+    schedule = result.schedule
+    own = taccl.lower_bound(schedule.problem, divisible=False, budget_s=BOUND_S, finish=schedule.finish)
+    bound_us = max(own.bound_us, result.bound_us)
+    gap, missed = result.finish_us / bound_us - 1, []
+    if gap > GAPS[size]:
+        missed.append("gap")
+    for count in others:
+        cut = taccl.make_problem(topology, collective, size_bytes=size, chunks_per_rank=count)
+        other_us = taccl.synthesize(cut, time_limit_s=limit_s).finish_us
+        if other_us < (1 - GAIN) * result.finish_us:
+            missed.append(f"{count} chunks per rank: {other_us:.5g} us")
+    return {
+        "case": case,
+        "chunks": schedule.problem.collective.chunks_per_rank,
+        "finish_us": result.finish_us,
+        "bound_us": bound_us,
+        "gap": gap,
+        "limit": GAPS[size],
+        "kind": own.kind,
+        "seconds": round(result.seconds, 2),
+        "producer": schedule.producer,
+        "missed": missed,
+    }
+
+
+def main() -> int:
+    """Run, print the table, and write the results; return 1 if a row misses its figure."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--machine", action="append", help="part of a case's name; default: all")
+    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds of each search")
+    parser.add_argument("--others", type=int, nargs="*", default=(), help="other numbers of chunks to try")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    cases = (
+        f"{machine} x{nodes} {collective} {size}"
+        for machine, nodes, collective, size in product(MACHINES, NODES, COLLECTIVES, GAPS)
+    )
+    rows = (
+        measured(case, limit_s=options.time_limit, others=options.others)
+        for case in cases
+        if wanted(case, options.machine)
+    )
+    results = {"rows": shown(COLUMNS, rows, head="(times in us)")}
+    return summed_up(options.output, results, time_limit_s=options.time_limit, others=[*options.others])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
