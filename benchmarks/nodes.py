@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import taccl
 from benchmarks.report import parser_of, shown, summed_up, wanted
+from taccl._internal.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +49,10 @@ def measured(case: str, *, limit_s: float, others: Sequence[int]) -> dict[str, A
     """Row of a case, such as ``dgx-a100 x2 allreduce 16MB``: finish and bound in us, and missed figures."""
     machine, nodes, collective, size = case.split()
     topology = getattr(taccl.topologies, machine.replace("-", "_"))(int(nodes[1:]))
-    result = taccl.synthesize(taccl.make_problem(topology, collective, size_bytes=size), time_limit_s=limit_s)
+    size_bytes = parse_size(size, where="size")
+    result = taccl.synthesize(
+        taccl.make_problem(topology, collective, size_bytes=size_bytes), time_limit_s=limit_s
+    )
     schedule = result.schedule
     own = taccl.lower_bound(schedule.problem, divisible=False, budget_s=BOUND_S, finish=schedule.finish)
     bound_us = max(own.bound_us, result.bound_us)
@@ -56,7 +60,7 @@ def measured(case: str, *, limit_s: float, others: Sequence[int]) -> dict[str, A
     if gap > GAPS[size]:
         missed.append("gap")
     for count in others:
-        cut = taccl.make_problem(topology, collective, size_bytes=size, chunks_per_rank=count)
+        cut = taccl.make_problem(topology, collective, size_bytes=size_bytes, chunks_per_rank=count)
         other_us = taccl.synthesize(cut, time_limit_s=limit_s).finish_us
         if other_us < (1 - GAIN) * result.finish_us:
             missed.append(f"{count} chunks per rank: {other_us:.5g} us")
