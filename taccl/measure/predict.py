@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from taccl._internal.arguments import Bytes, Count, Number, checked
-from taccl._internal.names import did_you_mean, matching, shown
+from taccl._internal.arguments import Bytes, Count, Number, checked, known_name
 from taccl.errors import InputError
 from taccl.measure.library import Costs, candidates, chosen
 from taccl.measure.model import COLLECTIVES
@@ -72,7 +71,8 @@ class Prediction(NamedTuple):
 @checked
 def predict(
     machine: str, collective: str, size: Bytes, *, ranks: Count | None = None, nodes: Count = 1,
-    runtime: str | None = None, network_gb_per_s: Number | None = None, nvls: bool = True,
+    runtime: str | None = None, network: str | None = None, network_gb_per_s: Number | None = None,
+    nvls: bool = True,
 ) -> Prediction:  # fmt: skip
     """Predict the time of a collective without any measurement.
 
@@ -89,6 +89,8 @@ def predict(
     runtime : str, optional
         ``"nccl"``, ``"rccl"``, ``"torch"``, ``"msccl-xml"`` or ``"mscclpp"``; by default the library of the
         machine's GPUs.
+    network : str, optional
+        Class of the network between nodes, such as ``"roce"`` or ``"slingshot"``; by default the machine's.
     network_gb_per_s : float, optional
         Rate of a NIC, one way; by default the machine's.
     nvls : bool
@@ -99,14 +101,14 @@ def predict(
     InputError
         If a name is unknown, the runtime does not run on the machine, or ranks and nodes do not fit it.
     """
-    if collective not in COLLECTIVES:
-        said = f"found {shown(repr(collective), 80)}; expected one of {', '.join(COLLECTIVES)}"
-        raise InputError(f"{said}{did_you_mean(collective, COLLECTIVES)}", where="collective")
-    costs = costs_of(machine, network_gb_per_s=None if network_gb_per_s is None else float(network_gb_per_s))
+    collective = known_name(collective, COLLECTIVES, "collective")
+    rate = None if network_gb_per_s is None else float(network_gb_per_s)
+    costs = costs_of(machine, network=network, network_gb_per_s=rate)
     num_ranks = ranks_per_node(machine) * nodes if ranks is None else ranks
     if num_ranks < 2 or num_ranks % nodes or num_ranks > nodes * ranks_per_node(machine):
         said = f"found {num_ranks} in {nodes} nodes; expected 2 or more, as many in each node"
         raise InputError(f"{said}, at most {ranks_per_node(machine)}", where="ranks")
+    runtime = None if runtime is None else known_name(runtime, RUNTIMES, "runtime")
     costs = _under(costs if nvls else replace(costs, nvls=False), runtime, machine)
     sizes = np.array([float(size)])
     if runtime is not None and RUNTIMES[runtime].one_kernel:
@@ -136,28 +138,22 @@ _PCIE = {
 }
 
 
-def _named(machine: str) -> str:
-    name = matching(machine, known_machines())
-    if name is None:
-        said = f"found {shown(repr(machine), 80)}; expected one of {', '.join(known_machines())}"
-        raise InputError(f"{said}{did_you_mean(machine, known_machines())}", where="machine")
-    return name
-
-
 def ranks_per_node(machine: str) -> int:
     """Ranks of a full node of a machine or an instance type."""
-    name = _named(machine)
+    name = known_name(machine, known_machines(), "machine")
     return _PCIE[name][0] if name in _PCIE else SHAPES[name].ranks_per_node
 
 
-def costs_of(machine: str, *, network_gb_per_s: float | None = None) -> Costs:
+def costs_of(machine: str, *, network: str | None = None, network_gb_per_s: float | None = None) -> Costs:
     """Figures of a machine, or an instance type, under the library of its GPUs."""
-    name = _named(machine)
+    name = known_name(machine, known_machines(), "machine")
     if name in _PCIE:
         ranks, rate, nic, _ = _PCIE[name]
         costs = Costs("Ampere", rate, 2, nic, ranks, NETWORKS["roce-pcie"], pcie=True)
     else:
         costs = _of_model(name)
+    if network is not None:
+        costs = replace(costs, network=NETWORKS[known_name(network, NETWORKS, "network")])
     return costs if network_gb_per_s is None else replace(costs, nic_gb_per_s=network_gb_per_s)
 
 
@@ -193,9 +189,6 @@ def _under(costs: Costs, runtime: str | None, machine: str) -> Costs:
     """The figures under a runtime; `InputError` if it does not run there."""
     if runtime is None:
         return costs
-    if runtime not in RUNTIMES:
-        said = f"found {shown(repr(runtime), 80)}; expected one of {', '.join(RUNTIMES)}"
-        raise InputError(f"{said}{did_you_mean(runtime, RUNTIMES)}", where="runtime")
     is_amd = costs.fitted is not None
     if (runtime == "nccl" and is_amd) or (runtime == "rccl" and not is_amd):
         other = "rccl" if is_amd else "nccl"

@@ -346,7 +346,7 @@ GIVEN: dict[str, dict[str, object]] = {
     },
     "predict": {
         "machine": "dgx-a100", "collective": "allgather", "size": 64, "ranks": 8, "nodes": 1, "runtime": "nccl",
-        "network_gb_per_s": 25, "nvls": True,
+        "network": "roce", "network_gb_per_s": 25, "nvls": True,
     },
     "fit": {
         "logs": ["here.txt"], "topology": "dgx-h100", "nodes": 1, "collective": None, "in_place": False, "seed": 0,

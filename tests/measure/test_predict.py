@@ -53,6 +53,14 @@ def test_the_network_rate_can_be_given():
     assert times[0] / times[1] == pytest.approx(2, rel=0.02)
 
 
+def test_the_class_of_the_network_can_be_given():
+    """Slingshot's hop is beyond InfiniBand's, and it starts as that does: two hops up and down a tree."""
+    small, other = (
+        us("dgx-a100", "allreduce", 8, nodes=2, network=name) for name in ("infiniband", "slingshot")
+    )
+    assert other - small == pytest.approx(2 * costs_of("dgx-a100", network="slingshot").network.hop_us)
+
+
 def test_one_kernel_has_no_base():
     """Two steps of 0.6 us after 4.95 us: 7/4 of the bytes at half of LL's rate."""
     size = 8 << 10
@@ -97,6 +105,7 @@ def test_the_library_chooses_by_its_own_model():
         ("mi300x", "allreduce", {"runtime": "nccl"}, "rccl"),
         ("dgx-h100", "allreduce", {"runtime": "gloo"}, "mscclpp"),
         ("dgx-h100", "allreduce", {"ranks": 9}, "at most 8"),
+        ("dgx-h100", "allreduce", {"network": "myrinet"}, "slingshot"),
         ("dgx-h100", "broadcast", {"runtime": "mscclpp"}, "one-kernel"),
     ],
 )
