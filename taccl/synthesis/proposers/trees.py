@@ -14,16 +14,19 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
+from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from taccl._internal.cpu_share import busy_factor
 from taccl._internal.deadline import OutOfTime
 from taccl._internal.kernels import is_compiled
 from taccl._internal.units import format_count, format_gap
 from taccl.analysis.verification.loops import accept_copies, accept_trees, compiled_loop
-from taccl.analysis.verification.verify import verify
-from taccl.errors import InputError
+from taccl.analysis.verification.verify import compile_verifier, verify
+from taccl.errors import InputError, NoSolutionError
+from taccl.problem.collectives import make
+from taccl.problem.problem import make_problem
 from taccl.schedule.columns import narrow
 from taccl.schedule.schedule import MANY, Schedule
 from taccl.synthesis.kernels.fabric import problem_arrays
@@ -37,6 +40,7 @@ from taccl.synthesis.suggesting.chunks import cut, told
 from taccl.synthesis.transforms.halves import join, split
 from taccl.synthesis.trees.network import least_time, network_of, trees_per_chunk
 from taccl.synthesis.trees.routes import tree_counts, tree_routes
+from taccl.topology.fabrics import ring
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,18 +64,19 @@ _PATIENCE = 2
 _HOPS, _FAR = 8, Fraction(105, 100)
 #: Relative difference of times that is due to whole bytes.
 _ROUNDED = Fraction(1, 10_000)
-#: CPU seconds to compile the kernels, which are kept on disk.
-_COMPILE_S = 8.0
+#: CPU seconds to compile the kernels, which are kept on disk; and the most of the time left for that.
+_COMPILE_S, _COMPILE_SHARE = 9.0, 0.5
 
 
 def may_fill(problem: Problem) -> bool:
     """True if trees can carry a problem's chunks, and these are large enough that throughput counts.
 
     Chunks go from one rank each to all, or sums come from all ranks. Over some link a chunk takes longer than
-    its latency.
+    its latency. A sketch says no more than which links may be used.
     """
     topology, costs = problem.topology, problem.costs
-    if topology.num_ranks > _MOST_RANKS or problem.collective.is_met:
+    plain = replace(problem.clauses, links_allowed=None)
+    if topology.num_ranks > _MOST_RANKS or problem.collective.is_met or plain != plain.only("merge"):
         return False
     is_long = costs.link_beta * int(costs.chunk_units.max(initial=0)) > costs.link_alpha
     return bool(is_long.any()) and all(tree_counts(half.problem) is not None for half in split(problem))
@@ -85,20 +90,21 @@ def is_worthwhile(search: Search) -> bool:
 def no_time(search: Search) -> str:
     """The reason why there is no time to compile kernels; empty if there is, or they are compiled."""
     needed_s, left_s = busy_factor() * _COMPILE_S, search.deadline.left_s
-    if all(map(is_compiled, _kernels(search.problem))) or left_s * _SHARE >= needed_s:
+    if _are_compiled(search.problem) or left_s * _COMPILE_SHARE >= needed_s:
         return ""
     return f"its kernels are not compiled, which takes {needed_s:.2g} s, and {left_s:.2g} s are left"
 
 
 def offer_trees(search: Search) -> None:
     """Offer schedules along trees, in finer chunks as long as that pays if their number is open."""
-    since = time.monotonic()
-    left_s = search.deadline.left_s
+    if not _compiled(search):
+        return
+    since, left_s = time.monotonic(), search.deadline.left_s
     least_s = min(_LEAST_S * busy_factor(), _MOST_SHARE * left_s)
     until = search.deadline.sooner(max(_SHARE * left_s, least_s))
-    best, said, idle = None, "no packing found", 0
+    best, said, idle = None, "", 0
     search.report("spanning trees")
-    with suppress(OutOfTime, InputError), until.enforced():
+    with suppress(NoSolutionError, InputError), until.enforced():  # out of time, too
         for problem, share in _in_chunks(search):
             found = along_trees(problem, Limits(until, seed=search.options.seed))
             if found is None:
@@ -117,6 +123,7 @@ def offer_trees(search: Search) -> None:
             if steady is not None and steady.finish <= _STEADY * best.finish and verify(steady).ok:
                 best, said = steady, f"{said}; the steady interval is that of the busiest resource"
     if best is None:
+        said = "no schedule in time" if until.has_passed else "none found that may finish sooner"
         search.record("trees", "compiled", "no-solution", since, message=said)
         return
     search.record("trees", "compiled", "done", since, finish_us=best.finish_us, message=said)
@@ -137,15 +144,17 @@ def _in_chunks(search: Search) -> Iterator[tuple[Problem, str]]:
     trees comes with each.
     """
     whole = search.problem
-    optimum, parts = Fraction(0), 1
+    optimum, parts, is_shared = Fraction(0), 1, False
     for half in split(whole):
         network, counts = network_of(half.problem), tree_counts(half.problem)
         if network is None or counts is None:
             return
         time_per_unit, enough = trees_per_chunk(network, counts)
         optimum += half.problem.costs.us(1) * time_per_unit * int(half.problem.costs.chunk_units[0])
-        parts = math.lcm(parts, enough)
+        parts, is_shared = math.lcm(parts, enough), is_shared or min(network.share) < 1
     num_sends = whole.collective.num_chunks * whole.topology.num_ranks
+    if num_sends > _MOST_SENDS:
+        return
     most = max(1, min(_MOST_SENDS // num_sends, *whole.chunk_bytes)) if search.is_open else 1
     problems = [whole if count == 1 else cut(whole, count) for count in _numbers(parts, most)]
     times = [_busy_and_filling(each) for each in problems]
@@ -154,6 +163,7 @@ def _in_chunks(search: Search) -> Iterator[tuple[Problem, str]]:
         is_quick = problem.collective.num_chunks * whole.topology.num_ranks <= _FEW_SENDS
         if (is_quick or busy + filling <= enough_us) and busy < search.finish:
             described = _described(problem, busy, optimum, parts * whole.collective.chunks_per_rank)
+            described += ", for equal shares of what ranks share" * is_shared
             yield told(problem) if problem is not whole else whole, described
 
 
@@ -178,8 +188,9 @@ def _described(problem: Problem, least: Fraction, optimum: Fraction, enough: int
     trees = f"{format_count(problem.collective.chunks_per_rank, 'tree')} per rank"
     if least <= optimum * (1 + _ROUNDED):
         return f"{trees}, throughput-optimal"
-    said = f"{trees}, {format_gap(float(least / optimum - 1))} above the least time" if optimum else trees
-    return f"{said}; {enough} reach it without latency" if enough else said
+    above = format_gap(float(least / optimum - 1)) if optimum else "latency"
+    said = f"{trees}, {above} above the optimum without latency"
+    return f"{said}, which {enough} reach" if enough else said
 
 
 def _numbers(parts: int, most: int) -> list[int]:
@@ -189,10 +200,33 @@ def _numbers(parts: int, most: int) -> list[int]:
     return sorted({*multiples, *(each for each in powers if not multiples or each < parts)})
 
 
-def _kernels(problem: Problem) -> list[Any]:
-    """Kernels that compute and verify schedules along trees."""
+def _are_compiled(problem: Problem) -> bool:
+    """True if the kernels that compute and verify schedules along trees are compiled."""
     loop = accept_trees if problem.collective.combining else accept_copies
-    return [flow_up_to, largest_shortfall, send_along, compiled_loop(loop)]
+    return all(map(is_compiled, (flow_up_to, largest_shortfall, send_along, compiled_loop(loop))))
+
+
+def _compiled(search: Search) -> bool:
+    """Have the kernels compiled on two ranks, as a row of the stages; true if they are."""
+    if _are_compiled(search.problem):
+        return True
+    since, limit_s = time.monotonic(), _COMPILE_SHARE * search.deadline.left_s
+    name = "allreduce" if search.problem.collective.combining else "allgather"
+    pair = make_problem(ring(2), make(name, 2), chunk_bytes=1)
+
+    def run_once() -> None:
+        found = along_trees(pair)
+        assert found is not None, "two ranks in a ring have trees"
+        compile_verifier(found)
+
+    search.report("compiling, for this time only")
+    try:
+        search.deadline.sooner(limit_s).run(run_once)
+    except OutOfTime:
+        search.record("kernels", "compiled", "no-solution", since, message="not compiled in time")
+        return False
+    search.record("kernels", "compiled", "done", since, message="compiled, once")
+    return True
 
 
 def along_trees(problem: Problem, limits: Limits = Limits(), *, gapless: bool = False) -> Schedule | None:

@@ -54,7 +54,7 @@ def test_a_given_number_of_chunks_is_kept():
     search = search_of(taccl.make_problem(uneven(), collective, size_bytes="400MB"))
     offer_trees(search)
     assert search.best.problem is search.problem
-    assert "above the least time" in search.stages[-1].message
+    assert "above the optimum" in search.stages[-1].message
 
 
 @pytest.mark.slow
