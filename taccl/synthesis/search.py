@@ -89,6 +89,7 @@ class Search:
     kept_s: float = 0.0  # of the time, for what comes after what is being done
     backend: str = ""  # by default the one that was asked for
     limit_s: float = 0.0  # the time that it had when its proposers began
+    turn_s: float = 0.0  # the time that shares of its stages are of
     is_large: bool | None = None  # whether only the compiled search would end in time; None: not decided yet
     proposals: Sequence[SketchProposal] = ()  # sketches to search under
     solve: Solve | None = None  # the search of a problem that is made of this one

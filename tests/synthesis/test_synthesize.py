@@ -481,7 +481,7 @@ class TestFallbacks:
         assert_sound(result, problem)
         assert stage(result, "joint").status in ("crashed", "out-of-memory")
         assert "SIGKILL" in stage(result, "joint").message
-        assert stage(result, "routing").status in ("optimal", "feasible")
+        assert stage(result, "routing").status in ("optimal", "feasible", "no-solution")
 
 
 def _kill_workers():

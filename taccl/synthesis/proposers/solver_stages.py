@@ -30,6 +30,9 @@ _LEAST_S, _LEAST_CONTIGUITY_S = 0.2, 1.0
 #: Part of a tick by which a solver's bound may lie above a whole one and be that one.
 _TICK_SLACK = 1e-3
 
+#: Distance of the seeds of rounds that go on later.
+_NEXT_SEED = 1_000_003
+
 # Improvement by the job shop: the routes that are freed in every round.
 
 #: Share of chunk-rank states that are free at first, at least and at most; and factors on the share after
@@ -219,9 +222,10 @@ def improve_by_job_shop(search: Search, patience_s: float | None = None) -> None
     if patience_s is None:
         portfolio = search.parameters.portfolio
         share = portfolio.half_improve_share if search.half else portfolio.improve_share
-        patience_s = max(portfolio.least_improve_s, share * search.limit_s)
+        patience_s = max(portfolio.least_improve_s, share * search.turn_s)
     patience_s = min(busy_factor() * patience_s, search.idle_s)
-    rng = random.Random(search.options.seed + len(search.stages) * (search.rival is not None))
+    again = sum(each.name == f"{search.prefix}improve" for each in search.stages)
+    rng = random.Random(search.options.seed + _NEXT_SEED * again)
     quotient, start_us = search.quotient, float(search.problem.costs.us(current.finish_ticks))
     rounds, share, better, last_share = 0, _FREE_FIRST, 0, _LAST_SHARE
     search.last_improved = time.monotonic()

@@ -21,7 +21,7 @@ from taccl.problem.problem import Problem
 from taccl.solvers.worker import warm_up
 from taccl.synthesis.budget import Turn, run
 from taccl.synthesis.explaining.explain import infeasible
-from taccl.synthesis.improve.improvement import improve_schedule, is_quick
+from taccl.synthesis.improve.improvement import improve_schedule, is_quick, suits_improvement
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.parameters import DEFAULTS, ListParameters, SearchParameters
 from taccl.synthesis.proposers.benders import alone
@@ -40,6 +40,10 @@ _HOPS_PER_S = 50_000
 #: CPU seconds of a run of the list scheduler per hop, by which a budget becomes a number of runs; and how
 #: many times the budget the runs may take on a busy machine.
 _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
+#: Seconds of the first turn of the portfolio's stages; the first stage that later turns repeat.
+_FIRST_TURN_S, _REPEATED = 4.0, 2
+#: Share of the time for ruin and recreate after a named solver.
+_IMPROVED_SHARE = 0.25
 #: Least seconds for restarts of the list scheduler before a named solver.
 _LEAST_RESTARTS_S = 0.2
 #: Noise of the list scheduler's priorities, relative, in turn.
@@ -57,7 +61,7 @@ def _first(search: Search) -> None:
 def _first_s(search: Search) -> float:
     """Seconds of the list scheduler before other stages."""
     scheduling = search.parameters.list
-    return min(scheduling.most_s, scheduling.share * search.limit_s)
+    return min(scheduling.most_s, scheduling.share * search.turn_s)
 
 
 def _alone(search: Search) -> None:
@@ -66,7 +70,7 @@ def _alone(search: Search) -> None:
 
 
 def _compiled(search: Search, *, share: float) -> None:
-    offer_compiled(search, budget_s=share * search.limit_s)
+    offer_compiled(search, budget_s=share * search.turn_s)
 
 
 def _detour(search: Search) -> None:
@@ -85,10 +89,10 @@ def _detour(search: Search) -> None:
 
 def _joint(search: Search) -> None:
     """One job shop with every hop optional, where there are few."""
-    limit_s, portfolio, num_hops = search.limit_s, search.parameters.portfolio, len(search.quotient.hops)
+    portfolio, num_hops = search.parameters.portfolio, len(search.quotient.hops)
     if num_hops > portfolio.joint_hops or search.best_on_quotient is None:
         return
-    budget_s = busy_factor() * min(_MOST_JOINT_S, portfolio.joint_share * limit_s)
+    budget_s = busy_factor() * min(_MOST_JOINT_S, portfolio.joint_share * search.turn_s)
     job_shop(
         search,
         "joint",
@@ -102,15 +106,24 @@ def _joint(search: Search) -> None:
 
 def _routed(search: Search) -> None:
     """Routing, then ordering and contiguity as one job shop."""
-    limit_s, portfolio = search.limit_s, search.parameters.portfolio
-    budget_s = min(busy_factor() * portfolio.routing_share * limit_s, search.deadline.left_s)
+    turn_s, portfolio = search.turn_s, search.parameters.portfolio
+    budget_s = min(busy_factor() * portfolio.routing_share * turn_s, search.deadline.left_s)
     routed = route(search, "highs", budget_s=budget_s)
     if routed is not None and not search.done:
-        budget_s = busy_factor() * min(_MOST_JOB_SHOP_S, portfolio.job_shop_share * limit_s)
+        budget_s = busy_factor() * min(_MOST_JOB_SHOP_S, portfolio.job_shop_share * turn_s)
         schedule_routed(search, routed, "cpsat", budget_s)
 
 
 def _one_solver(search: Search) -> None:
+    """The loop of one solver, then ruin and recreate if its kernels are there."""
+    may_improve = suits_improvement(search.problem) and not _too_short(search)
+    with search.keeping(may_improve * _IMPROVED_SHARE * search.limit_s):
+        _solve_alone(search)
+    if may_improve and search.best is not None and not search.done:
+        ruin_and_recreate(search)
+
+
+def _solve_alone(search: Search) -> None:
     """Routing, ordering and contiguity on one solver, from the list scheduler's schedule."""
     solver, budget_s = search.backend, _first_s(search)
     greedy(search, budget_s=budget_s, max_runs=1 if budget_s < _LEAST_RESTARTS_S else 10_000)
@@ -317,6 +330,27 @@ def search_plain(search: Search) -> None:
         search_apart(search, _search_spreading)
 
 
+def _in_turns(search: Search) -> None:
+    """The stages of a backend; those of the portfolio in turns, each twice as long as the one before.
+
+    The length of the first turn is fixed, so that what is found by some time does not depend on the limit.
+    The search ends with a turn that finds nothing, or once one job shop of all hops is proven.
+    """
+    search.limit_s = search.turn_s = search.deadline.left_s
+    stages = STAGES.get(search.backend, ONE_SOLVER)
+    if search.backend != "auto":
+        run(search, stages)
+        return
+    search.turn_s = _FIRST_TURN_S
+    run(search, stages)
+    proven = f"{search.prefix}joint", "optimal"
+    while not search.done and proven not in ((each.name, each.status) for each in search.stages):
+        before, search.turn_s = search.finish, 2 * search.turn_s
+        run(search, stages[_REPEATED:])
+        if search.finish >= before:
+            return
+
+
 def _search_spreading(search: Search) -> None:
     """The stages of a backend, on a problem whose chunks spread; after Ctrl-C the first schedule will do."""
     first = partial(greedy, search, budget_s=0.0, max_runs=1)
@@ -325,8 +359,7 @@ def _search_spreading(search: Search) -> None:
         if search.interrupted or search.problem.collective.is_met:  # or nothing is to be sent
             first()
         else:
-            search.limit_s = search.deadline.left_s
-            run(search, STAGES.get(search.backend, ONE_SOLVER))
+            _in_turns(search)
     except KeyboardInterrupt:
         search.interrupt()
         if search.best is None and search.half == "spread":  # the other half is there

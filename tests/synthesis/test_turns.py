@@ -1,0 +1,40 @@
+"""Turns of the portfolio: what it has found by some time does not depend on the time limit."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from taccl.synthesis.proposers import stages
+
+
+@pytest.fixture
+def turns(monkeypatch):
+    """Lengths of the turns of a search until a limit, in which the stages find nothing."""
+
+    def lengths(limit_s, backend="auto", found=()):
+        asked = []
+        monkeypatch.setattr(stages, "run", lambda search, stages: asked.append(search.turn_s))
+        deadline = SimpleNamespace(left_s=limit_s)
+        search = SimpleNamespace(
+            deadline=deadline, backend=backend, done=False, finish=1, prefix="", stages=found
+        )
+        stages._in_turns(search)
+        return asked
+
+    return lengths
+
+
+@pytest.mark.parametrize("limit_s", [3.0, 12.0, 30.0])
+def test_turns_are_as_long_at_every_limit(limit_s, turns):
+    """The first has four seconds, the next twice as much; one that finds nothing is the last."""
+    assert turns(limit_s) == [4.0, 8.0]
+
+
+def test_a_proven_job_shop_of_all_hops_ends_the_turns(turns):
+    """No model finds anything better."""
+    assert turns(12.0, found=[SimpleNamespace(name="joint", status="optimal")]) == [4.0]
+
+
+def test_a_named_backend_has_one_turn(turns):
+    """The list scheduler's shares are of the limit."""
+    assert turns(12.0, "greedy") == [12.0]
