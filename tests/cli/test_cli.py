@@ -353,13 +353,14 @@ class TestBaseline:
     @pytest.mark.slow
     def test_what_nccl_considered_is_shown(self, run_json, run):
         """A table of all algorithms and protocols with their times, and why there is no NVLS."""
-        words = ("nccl", "dgx-a100", "--profile", "nccl", "--collective", "allreduce", "--size", "1KB")
-        code, values = run_json("baseline", *words)
-        assert code == 0
-        assert {(each["algorithm"], each["protocol"]) for each in values["considered"]} == {
-            (a, p) for a in ("ring", "tree") for p in ("ll", "ll128", "simple")
-        }
-        assert "nvls: none" in run("baseline", *words)[1]
+        words = ("nccl", "dgx-h100", "--profile", "nccl", "--collective", "allreduce", "--size", "1KB")
+        every = {(a, p) for a in ("ring", "tree") for p in ("ll", "ll128", "simple")}
+        for added, sums in (((), {("nvls", "simple")}), (("--no-nvls",), set())):
+            code, values = run_json("baseline", *words, *added)
+            assert code == 0
+            found = {(each["algorithm"], each["protocol"]) for each in values["considered"]}
+            assert found == every | sums
+        assert "nvls: none, by --no-nvls" in run("baseline", *words, "--no-nvls")[1]
 
 
 def test_backends(run, run_json):

@@ -81,7 +81,8 @@ def run(options: Namespace) -> Answer:
         names = ("algorithm", "protocol", "channels", "latency_us", "gb_per_s", "time_us")
         text = f"{answer.text}\n\n{figures_table(choices, names)}"
         if "nvls" not in {each["algorithm"] for each in choices}:
-            text += "\nnvls: none, as no switch here adds up all ranks' data"
+            why = "by --no-nvls" if options.no_nvls else "as no switch here adds up all ranks' data"
+            text += f"\nnvls: none, {why}"
         answer = Answer(text, answer.values | {"considered": choices})
     return with_file(answer, schedule, options)
 
