@@ -248,7 +248,7 @@ def fit(
     series = [_placed(each, machine.ranks_per_node, nodes) for log in read for each in log.series]
     kept = tuple(joined(series))
     costs = costs_of(machine.name)
-    observed, found, share = _estimated(kept, machine, before, MOST_OF_LINK * costs.node_gb_per_s)
+    observed, found, share, is_off = _estimated(kept, machine, before, MOST_OF_LINK * costs.node_gb_per_s)
     fitted, errors = [], []
     for each, seen, protocols in zip(kept, observed, found.protocols, strict=True):
         predicted = seen.predicted_us(found.logs)[protocols, np.arange(len(protocols))]
@@ -268,14 +268,14 @@ def fit(
     notes = (*mismatches(read, kept, machine, rates), *_at_limits(parameters))
     return Fit(
         machine.name, parameters, tuple(fitted), tuple(errors), tuple(_left_out(observed, before)), rows,
-        taken, notes, calibrated(replace(costs, nvls=costs.nvls and share > 0), kept), share,
+        taken, notes, calibrated(replace(costs, nvls=costs.nvls and not is_off), kept), share,
     )  # fmt: skip
 
 
 def _estimated(
     series: Sequence[Series], machine: Machine, before: Sequence[Parameter], most_gb_per_s: float
-) -> tuple[list[Observed], Estimate, float]:
-    """Observations, their estimate, and the share of a rank's rate in sums in switches.
+) -> tuple[list[Observed], Estimate, float, bool]:
+    """Observations, their estimate, the share of a rank's rate in sums in switches; True if logs show none.
 
     With switches that can add, the estimate without such sums counts unless it costs `CONTRADICTED` more, or
     needs a link above `most_gb_per_s`.
@@ -288,11 +288,11 @@ def _estimated(
             observed.append(Observed(terms, np.array(each.size_bytes, float), np.array(each.times_us)))
         found.append((observed, estimate(observed, before), share))
     plain, best = found[0], found[-1]
+    plain_cost, best_cost = (cost_of(*each[:2], before) for each in (plain, best))
     rate = float(np.exp(plain[1].logs[PARAMETERS.index("node_gb_per_s")]))
-    is_plain = rate <= most_gb_per_s and (
-        cost_of(*plain[:2], before) <= cost_of(*best[:2], before) + CONTRADICTED
-    )
-    return plain if is_plain else best
+    is_plain = rate <= most_gb_per_s and plain_cost <= best_cost + CONTRADICTED
+    against = is_plain and plain_cost + CONTRADICTED < best_cost
+    return *(plain if is_plain else best), against
 
 
 def _at_limits(parameters: Sequence[FittedParameter]) -> Iterator[str]:

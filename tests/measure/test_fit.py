@@ -132,6 +132,14 @@ def test_sums_in_switches_are_an_algorithm_of_their_own():
 
 
 @pytest.mark.slow
+def test_an_allgather_says_nothing_of_sums_in_switches(log):
+    """8 H100 are predicted to add up in their switch, whatever a log of another collective says."""
+    text = table(redop="none").replace("all_reduce", "all_gather")
+    fit = taccl.fit([log(text)], "dgx-h100", collective="allgather")
+    assert (fit.nvls_share, fit.costs.nvls) == (0.0, True)
+
+
+@pytest.mark.slow
 def test_shares_stop_where_physics_does(log):
     """Times that grow tenfold within LL's sizes are no bandwidth of LL: a note says so."""
     small = "".join(f"{2**power} 1 float sum -1 {20 + 2**power / 200:.2f}\n" for power in range(3, 14))
