@@ -6,6 +6,7 @@ import pytest
 
 import taccl
 from benchmarks.fit import SWEEPS, WORST_LEFT_OUT, WORST_MEDIAN, WORST_P90, model_of, predicted_row
+from benchmarks.unseen import WORST_DEFAULT, default_rows
 from taccl.measure.logs import read_log
 from tests.fuzzing import thinned
 
@@ -55,6 +56,14 @@ def test_the_fastest_protocol_is_the_one_that_was_taken(fits, name):
 def test_two_nodes_are_predicted_from_one(shared_data):
     """One node's log and the rate of a NIC tell what two nodes take for 1 GiB."""
     assert predicted_row(shared_data / "nccl-tests")["met"]
+
+
+@pytest.mark.slow
+def test_default_figures_predict_what_no_fit_has_seen(shared_data):
+    """Every machine but outliers of its class, and all points together, without any measurement."""
+    rows = [row for row in default_rows(shared_data / "nccl-tests") if not row["outlier"]]
+    assert all(row["met"] for row in rows)
+    assert statistics.median([error for row in rows for error in row["errors"]]) <= WORST_DEFAULT
 
 
 def test_every_log_is_read(shared_data):
