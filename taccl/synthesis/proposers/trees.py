@@ -156,15 +156,18 @@ def _in_chunks(search: Search) -> Iterator[tuple[Problem, str]]:
     if num_sends > _MOST_SENDS:
         return
     most = max(1, min(_MOST_SENDS // num_sends, *whole.chunk_bytes)) if search.is_open else 1
-    problems = [whole if count == 1 else cut(whole, count) for count in _numbers(parts, most)]
-    times = [_busy_and_filling(each) for each in problems]
-    enough_us = _FAR * min(busy + filling for busy, filling in times)
-    for problem, (busy, filling) in zip(problems, times, strict=True):
-        is_quick = problem.collective.num_chunks * whole.topology.num_ranks <= _FEW_SENDS
-        if (is_quick or busy + filling <= enough_us) and busy < search.finish:
-            described = _described(problem, busy, optimum, parts * whole.collective.chunks_per_rank)
-            described += ", for equal shares of what ranks share" * is_shared
-            yield told(problem) if problem is not whole else whole, described
+    numbers = _numbers(parts, most)
+    # The few that are quick come at once, before the others are compared.
+    quick = [count for count in numbers if num_sends * count <= _FEW_SENDS]
+    for some in (*([count] for count in quick), numbers[len(quick) :]):
+        problems = [whole if count == 1 else cut(whole, count) for count in some]
+        times = [_busy_and_filling(each) for each in problems]
+        most_us = _FAR * min((busy + filling for busy, filling in times), default=Fraction(0))
+        for problem, (busy, filling) in zip(problems, times, strict=True):
+            if busy + filling <= most_us and busy < search.finish:
+                described = _described(problem, busy, optimum, parts * whole.collective.chunks_per_rank)
+                described += ", for equal shares of what ranks share" * is_shared
+                yield told(problem) if problem is not whole else whole, described
 
 
 def _busy_and_filling(problem: Problem) -> tuple[Fraction, Fraction]:
