@@ -23,6 +23,7 @@ from taccl.measure.curve import kinks, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
 from taccl.measure.machine import machine_of
 from taccl.measure.model import COLLECTIVES
+from taccl.measure.predict import RUNTIMES
 from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.problem.collective import busbw_factor
 from taccl.program.runtimes import Runtime, usual_runtimes
@@ -170,7 +171,7 @@ def _small(expected: Expectation) -> tuple[float | None, float | None]:
     series = expected.series
     rows = zip(series.size_bytes, series.times_us, expected.expected_us.tolist(), strict=True)
     small = [(time_us, wanted_us) for size, time_us, wanted_us in rows if size <= _SMALL]
-    if not small or not expected.topology.protocols:
+    if not small or not expected.knows_latencies:
         return None, None
     measured, usual = zip(*small, strict=True)
     return median(measured), median(usual)
@@ -184,14 +185,17 @@ def _facts(
     small_us, usual_us = _small(expected)
     is_slow = share is not None and share < HEALTHY
     figures = machine_of(on)
-    kinked = [*kinks(series), *(slow_middle(series, expected.expected_us.tolist()) if on.protocols else ())]
+    kinked = [
+        *kinks(series),
+        *(slow_middle(series, expected.expected_us.tolist()) if expected.knows_latencies else ()),
+    ]
     joint = next(
         (word for word in ("NVSwitch", "NVLink", "xGMI") if any(word in r.name for r in on.resources)), "PCIe"
     )
     return Facts(
         series.collective, on.num_nodes, share, small_us / usual_us if small_us and usual_us else None,
         expected.network_share(series.times_us[-1]) if is_slow else None,
-        figures.network_gb_per_s,
+        expected.nic_gb_per_s,
         len(on.ranks_of_node[0]) // figures.ranks_per_nic if on.num_nodes > 1 else 0, joint,
         on.machine.startswith("mi"), expected.shares() if is_slow else {}, share_of_nodes, nics, named,
         tuple(kinked),
@@ -244,6 +248,7 @@ def _clauses(expected: Expectation, facts: Facts, bound_us: float | None, factor
         most = size / best_choice.time_us / 1000 * factor
         name = best_choice.algorithm.upper() if best_choice.algorithm == "nvls" else best_choice.algorithm
         bound = f", {bound_us / time_us:.0%} of the bound" if bound_us is not None else ""
+        bound += " on the rates of the model" if bound_us is not None and bound_us > time_us else ""
         best_of_all = f"what NCCL's best algorithm can do here ({name}, {most:.4g})"
         yield f"{rate} is {facts.share:.0%} of {best_of_all}{bound}"
     small_us, usual_us = _small(expected)
@@ -293,14 +298,13 @@ def _gains(expected: Expectation, deadline: Deadline, machine: Machine) -> Itera
             with deadline.enforced():
                 made = best(expected.problem(size), time_limit_s=max(0.1, deadline.left_s / 4))
                 under = {each: on.under(each) if each else on for each in protocols}
-                times_us = {
-                    each: simulate(made, topology=there).finish_us + float(there.launch_us)
-                    for each, there in under.items()
-                }
+                times_us = {each: simulate(made, topology=there).finish_us for each, there in under.items()}
         except (CollectiveError, OutOfTime):
             continue
         for runtime in usual_runtimes(on):
-            able = [us for each, us in times_us.items() if not each or _has(runtime, each)]
+            able = [
+                us + _launch_us(runtime, under[each]) for each, us in times_us.items() if _has(runtime, each)
+            ]
             if able:
                 command = _command(expected, machine, size, runtime.name)
                 yield Gain(
@@ -314,7 +318,13 @@ def _gains(expected: Expectation, deadline: Deadline, machine: Machine) -> Itera
 
 
 def _has(runtime: Runtime, protocol: str) -> bool:
-    return protocol in [each.lower() for each in runtime.protocols]
+    return not protocol or protocol in [each.lower() for each in runtime.protocols]
+
+
+def _launch_us(runtime: Runtime, on: Topology) -> float:
+    """Launch of a runtime in us: its own if one kernel runs all, else the library's with its base."""
+    own = RUNTIMES.get(runtime.name)
+    return own.launch_us if own is not None and own.one_kernel else float(on.launch_us)
 
 
 def _command(expected: Expectation, machine: Machine, size: int, runtime: str) -> str:

@@ -1,26 +1,32 @@
-"""Expected times of a measured collective on its machine, by NCCL's model; its bound and its limits."""
+"""Expected times of a measured collective on its machine, by models of NCCL and RCCL; bound and limits."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.baselines.nccl import Considered, nccl, nccl_choices
+from taccl.baselines.nccl import nccl, nccl_choices
 from taccl.measure.diagnosis import Limit
+from taccl.measure.library import candidates, chosen
+from taccl.measure.machine import machine_of
+from taccl.measure.predict import costs_of
 from taccl.measure.series import Series
 from taccl.problem.collectives import ROOTED
 from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.bars import busy_shares
+from taccl.topology.profiles import PROFILES
 from taccl.topology.topology import Topology
 from taccl.topology.transform import rescaled
 
 #: Factor by which links between nodes are slowed to see the rate that they alone would limit.
-_SLOWED = Fraction(16)
+_SLOWED = 16
 #: Numbers in names of resources.
 _NUMBERS = re.compile(r"\d+")
 #: Max ranks for which NCCL's schedule is cut into the parts of all its channels (about 1 s).
@@ -31,34 +37,80 @@ _BOUND_S = 2.0
 _SIZES, _FEW_SIZES = ((16, 8), (64, 5)), 3
 
 
+class Choice(NamedTuple):
+    """An algorithm under a protocol, and its time in us at one size."""
+
+    algorithm: str
+    protocol: str
+    time_us: float
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.algorithm, self.protocol)))
+
+
 class Expectation:
-    """NCCL's expected behaviour for one collective on one topology."""
+    """Expected behaviour of a stock library for one collective on one topology.
+
+    Machines and instance types by name follow the library's choice and pipeline (`taccl.measure.library`);
+    other topologies, and profiles from files, the baseline `nccl`, which goes over their links.
+    """
 
     def __init__(self, series: Series, topology: Topology) -> None:
         self.series, self.topology = series, topology
         most = next((most for ranks, most in _SIZES if topology.num_ranks <= ranks), _FEW_SIZES)
         count = len(series.size_bytes)
-        #: Indices of the sizes at which the model is evaluated: the largest three, and others evenly.
+        #: Indices of the sizes that are predicted: the largest three, and others evenly.
         self.places = sorted(
             {*range(max(count - 3, 0), count), *np.linspace(0, count - 1, most).astype(int).tolist()}
         )
+        built_in = [each.name for each in PROFILES.get(topology.machine, ())]
+        self._costs = costs_of(topology.machine) if topology.profile in built_in else None
+
+    @property
+    def knows_latencies(self) -> bool:
+        """True if times of small messages are expected."""
+        return self._costs is not None or bool(self.topology.protocols)
+
+    @property
+    def nic_gb_per_s(self) -> float:
+        """Rate of a NIC that large messages reach, in GB/s; 0 in a single node."""
+        if self.topology.num_nodes == 1:
+            return 0.0
+        if self._costs is None:
+            return machine_of(self.topology).network_gb_per_s
+        return self._costs.nic_gb_per_s * self._costs.network.efficiency
 
     def problem(self, size_bytes: int, topology: Topology | None = None) -> Problem:
         """The collective at a size."""
         name = self.series.collective
-        return make_problem(
-            topology or self.topology, name, size_bytes=size_bytes, root=0 if name in ROOTED else None
-        )
+        root = 0 if name in ROOTED else None
+        return make_problem(topology or self.topology, name, size_bytes=size_bytes, root=root)
 
     @cached_property
-    def choices(self) -> tuple[tuple[Considered, ...], ...]:
-        """NCCL's choices at each of `places`, the fastest first."""
-        sizes = [self.series.size_bytes[place] for place in self.places]
-        return tuple(nccl_choices(self.problem(size)) for size in sizes)
+    def choices(self) -> tuple[tuple[Choice, ...], ...]:
+        """Algorithms and protocols at each of `places`, the library's own choice first, then the fastest."""
+        return tuple(self._choices(self.series.size_bytes[place]) for place in self.places)
+
+    def _choices(self, size_bytes: int, *, slowed: bool = False) -> tuple[Choice, ...]:
+        """Algorithms and protocols at a size.
+
+        - `slowed`: True to slow links between nodes.
+        """
+        on = self.topology
+        if self._costs is None:
+            on = rescaled(on, {(True, "beta"): Fraction(_SLOWED)}) if slowed else on
+            found = nccl_choices(self.problem(size_bytes, on))
+            return tuple(Choice(each.algorithm, each.protocol, each.time_us) for each in found)
+        costs = replace(self._costs, network_rate=1 / _SLOWED) if slowed else self._costs
+        sizes = np.array([float(size_bytes)])
+        able = candidates(costs, self.series.collective, on.num_ranks, on.num_nodes, sizes)
+        own = able[int(chosen(able)[0])]
+        every = sorted(able, key=lambda each: (each is not own, float(each.time_us[0])))
+        return tuple(Choice(each.algorithm, each.protocol, float(each.time_us[0])) for each in every)
 
     @property
-    def best(self) -> Considered:
-        """NCCL's best choice at the largest size."""
+    def best(self) -> Choice:
+        """The library's choice at the largest size."""
         return self.choices[-1][0]
 
     @cached_property
@@ -81,10 +133,10 @@ class Expectation:
         """Least share of the NICs' rate that explains a time of the largest size; None in a single node."""
         if self.topology.num_nodes == 1:
             return None
-        slower = self.problem(self.series.size_bytes[-1], rescaled(self.topology, {(True, "beta"): _SLOWED}))
-        slowed = {(each.algorithm, each.protocol): each.time_us for each in nccl_choices(slower)}
+        least = self._choices(self.series.size_bytes[-1], slowed=True)
+        slowed = {(each.algorithm, each.protocol): each.time_us for each in least}
         shares = [
-            slowed[each.algorithm, each.protocol] / float(_SLOWED) / measured_us
+            slowed[each.algorithm, each.protocol] / _SLOWED / measured_us
             for each in self.choices[-1]
             if each.time_us <= measured_us and (each.algorithm, each.protocol) in slowed
         ]

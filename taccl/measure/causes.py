@@ -57,7 +57,7 @@ class Facts:
     - `share`: Measured over expected bandwidth of large messages; None without large messages.
     - `small_ratio`: Measured over usual time of small messages; None if either is unknown.
     - `network_share`: Share of the NICs' rate that explains `share`; None in a single node.
-    - `nic_gb_per_s`, `nics_per_node`: NICs of a node, by the topology.
+    - `nic_gb_per_s`, `nics_per_node`: Rate that messages reach on a NIC, and NICs of a node.
     - `joint`: Links of a node: ``"NVSwitch"``, ``"NVLink"``, ``"xGMI"`` or ``"PCIe"``.
     - `shares`: {protocol, or ``"no nvls"``: expected bandwidth under it over that of the best}.
     - `share_of_nodes`: {number of nodes: share}, of all series of this collective.

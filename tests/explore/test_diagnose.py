@@ -51,7 +51,7 @@ def test_a_switch_that_does_not_add_is_named(log):
 
 @pytest.mark.slow
 def test_a_healthy_network_is_as_expected(log):
-    """24.6 of 25 GB/s of every NIC are no fault."""
+    """23.3 of 25 GB/s of every NIC are no fault."""
     found = judged(log(network_log([NIC] * 8)), topology="dgx-a100")
     assert found.share > 0.93
     assert not rates(found, "possible")
@@ -113,7 +113,7 @@ def test_limits_are_resources_with_rate_and_use(log):
     limits = judged(log(network_log([NIC] * 8)), topology="dgx-a100").limits
     assert limits[0].resource.startswith("NIC ")
     assert limits[0].gb_per_s == 25
-    assert 0.93 < limits[0].use <= 1.05
+    assert 0.9 < limits[0].use <= 1.05
 
 
 @pytest.mark.slow
