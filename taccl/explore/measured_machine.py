@@ -10,9 +10,8 @@ from taccl._internal.names import first_of, in_runs, shown
 from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
 from taccl.formats.registry import foreign_topology, load_topology
-from taccl.measure.fit import COUNTABLE
 from taccl.measure.logs import read_log
-from taccl.measure.machine import gpu_models, machine_by_gpus
+from taccl.measure.machine import COUNTABLE, gpu_models, machine_by_gpus
 from taccl.measure.series import Log, Series
 from taccl.topology.machines import SHAPES
 from taccl.topology.registry import machine_names, parse

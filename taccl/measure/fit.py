@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from taccl._internal.arguments import Bytes, Count, Natural, checked
-from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
 from taccl.measure.calibrate import calibrated
 from taccl.measure.estimate import (
@@ -25,17 +24,20 @@ from taccl.measure.estimate import (
 )
 from taccl.measure.library import Costs
 from taccl.measure.logs import joined, read_log
-from taccl.measure.machine import Machine, find_machine, mismatches
+from taccl.measure.machine import Machine, find_machine, machine_of, mismatches, placed
+from taccl.measure.missing import missing_measurements
 from taccl.measure.model import COLLECTIVES, PARAMETERS, Parameter, priors, terms_of, times_us
 from taccl.measure.predict import costs_of, predicted_us
 from taccl.measure.series import Series
+from taccl.topology.topology import Topology
 
 #: Max median relative error of a fit that describes the machine.
 WORST_MEDIAN = 0.15
+#: Max 90th percentile of the relative errors without a note.
+WORST_P90 = 0.2
 _FOLDS = 10
-#: Max ranks whose exact number follows from bandwidths with two decimals. A larger number is rounded to equal
-#: nodes.
-COUNTABLE = 64
+#: Rate of a NIC in GB/s as the prior of a topology without a network, which nothing then determines.
+_USUAL_NIC = 25.0
 _RESAMPLES = 100
 _INTERVAL = (5, 95)
 #: Max rate of a link over that in NCCL's tables; beyond, a switch must have added (our choice).
@@ -92,6 +94,8 @@ class Fit:
         no log has.
     nvls_share : float
         Share of a rank's rate that sums in switches reach; 0 if the logs show none.
+    figures : Machine, optional
+        Figures of a topology that is no machine model; None for machines by name.
     """
 
     machine: str
@@ -104,6 +108,7 @@ class Fit:
     notes: tuple[str, ...] = ()
     costs: Costs | None = None
     nvls_share: float = 0.0
+    figures: Machine | None = None
 
     @property
     def median_error(self) -> float:
@@ -114,6 +119,11 @@ class Fit:
     def left_out_median_error(self) -> float | None:
         """Median relative error in cross-validation; None if there are too few sizes for that."""
         return float(np.median(self.left_out_errors)) if self.left_out_errors else None
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Measurements that would determine parameters at their priors, one sentence each."""
+        return missing_measurements([each.name for each in self.parameters if not each.determined])
 
     @property
     def complaint(self) -> str:
@@ -148,7 +158,8 @@ class Fit:
             return float(predicted_us(self.costs, collective, num_ranks, num_nodes, size)[0])
         asked = Series(collective, num_ranks, num_nodes, (size_bytes,), (1.0,), "asked")
         logs = np.log([each.value for each in self.parameters])
-        terms = terms_of(asked, find_machine(self.machine).ranks_per_nic, self.nvls_share)
+        machine = self.figures or find_machine(self.machine)
+        terms = terms_of(asked, machine.ranks_per_nic, self.nvls_share)
         return float(np.min(times_us(terms, np.array([float(size_bytes)]), logs)[list(self.protocols)]))
 
     def to_toml(self, *, accept: bool = False) -> str:
@@ -162,10 +173,13 @@ class Fit:
         Raises
         ------
         InputError
-            If the fit is poor and not accepted.
+            If the fit is poor and not accepted, or of a topology that is no machine model.
         """
         from taccl.measure.profile import profile_toml
 
+        if self.figures is not None:
+            said = f"found a fit to {self.machine}; a profile holds constants of a machine model, by name"
+            raise InputError(f"{said}: put the fitted rates into the topology file", where="fit")
         if self.complaint and not accept:
             raise InputError(self.complaint, where="fit")
         left = self.left_out_median_error
@@ -190,6 +204,7 @@ class Fit:
                 }
                 for each in self.series
             ],
+            "missing": list(self.missing),
             "rows_left_out": list(self.rows_left_out),
             "notes": list(self.notes),
         }  # fmt: skip
@@ -197,8 +212,8 @@ class Fit:
 
 @checked
 def fit(
-    logs: Sequence[str], topology: str, *, nodes: Count | None = None, collective: str | None = None,
-    in_place: bool = False, seed: Natural = 0,
+    logs: Sequence[str], topology: Topology | str, *, nodes: Count | None = None,
+    collective: str | None = None, in_place: bool = False, seed: Natural = 0,
 ) -> Fit:  # fmt: skip
     """Fit the cost model of a machine to benchmark logs.
 
@@ -207,11 +222,13 @@ def fit(
     logs : sequence of str
         Paths of logs of nccl-tests, rccl-tests, perftest, OSU micro-benchmarks, or ``taccl run --json``, all
         measured on one machine.
-    topology : str
-        Name of a machine model, such as ``"dgx-h100"``; its constants are the priors.
+    topology : Topology or str
+        Name of a machine model, such as ``"dgx-h100"``, whose constants are the priors; or a topology, such
+        as that of a file, whose rates are. Profiles are of machine models only.
     nodes : int, optional
-        Max number of nodes. If a log does not state its number of ranks, it is taken to have this many full
-        nodes; by default one.
+        Number of nodes of the largest log, where logs do not list their hosts or a node is a rack; others
+        have in proportion. By default as many as their ranks fill. Logs that list their hosts have this many
+        nodes at most.
     collective : str, optional
         Collective that was measured, for logs that do not state it.
     in_place : bool
@@ -243,12 +260,16 @@ def fit(
             here, there = (", ".join(sorted(each.gpus)) for each in (log, first))
             said = f"found {here}, but {first.path} is of {there}; expected logs of one machine"
             raise FormatError(f"{said}: fit them apart", where=log.path)
-    machine = find_machine(topology)
-    before = priors(machine.node_gb_per_s, machine.network_gb_per_s, f"profile nominal of {machine.name}")
-    series = [_placed(each, machine.ranks_per_node, nodes) for log in read for each in log.series]
+    is_named = isinstance(topology, str)
+    machine = find_machine(topology) if isinstance(topology, str) else machine_of(topology)
+    rates_source = f"profile nominal of {machine.name}" if is_named else machine.name
+    before = priors(machine.node_gb_per_s, machine.network_gb_per_s or _USUAL_NIC, rates_source)
+    most = max(each.num_ranks for log in read for each in log.series)
+    series = [placed(each, machine.ranks_per_node, nodes, most) for log in read for each in log.series]
     kept = tuple(joined(series))
-    costs = costs_of(machine.name)
-    observed, found, share, is_off = _estimated(kept, machine, before, MOST_OF_LINK * costs.node_gb_per_s)
+    costs = costs_of(machine.name) if is_named else None
+    rate = machine.node_gb_per_s if costs is None else costs.node_gb_per_s
+    observed, found, share, is_off = _estimated(kept, machine, before, MOST_OF_LINK * rate)
     fitted, errors = [], []
     for each, seen, protocols in zip(kept, observed, found.protocols, strict=True):
         predicted = seen.predicted_us(found.logs)[protocols, np.arange(len(protocols))]
@@ -265,10 +286,18 @@ def fit(
         for each, prior in zip(parameters, before, strict=True)
         if each.determined and each.name.endswith("_gb_per_s")
     ]
-    notes = (*mismatches(read, kept, machine, rates), *_at_limits(parameters))
+    p90 = float(np.percentile(errors, 90))
+    poor = f"the 90th percentile of the errors is {p90:.0%}: some sizes are not described; see their table"
+    notes = (
+        *mismatches(read, kept, machine, rates),
+        *_at_limits(parameters),
+        *([poor] if p90 > WORST_P90 else []),
+    )
+    if costs is not None:
+        costs = calibrated(replace(costs, nvls=costs.nvls and not is_off), kept)
     return Fit(
         machine.name, parameters, tuple(fitted), tuple(errors), tuple(_left_out(observed, before)), rows,
-        taken, notes, calibrated(replace(costs, nvls=costs.nvls and not is_off), kept), share,
+        taken, notes, costs, share, None if is_named else machine,
     )  # fmt: skip
 
 
@@ -305,28 +334,6 @@ def _at_limits(parameters: Sequence[FittedParameter]) -> Iterator[str]:
         if each.name.endswith("_latency"):
             why = "a slower path than the machine's links answered, or hosts took part"
         yield f"{each.name} is at its limit of {each.value:.3g}, where physics stops: {why}"
-
-
-def _placed(each: Series, ranks_per_node: int, nodes: int | None) -> Series:
-    """The series with its numbers of ranks and nodes, assumed if the log does not state them.
-
-    Above `COUNTABLE` ranks the number is rounded to equal nodes.
-    """
-    n = each.num_ranks or ranks_per_node * (nodes or 1)
-    if each.collective not in COLLECTIVES or n < 2:
-        known = f"one of {', '.join(COLLECTIVES)}, on two ranks or more"
-        raise FormatError(f"found {each.collective!r} on {n} ranks; expected {known}", where=each.source)
-    m = each.num_nodes or -(-n // ranks_per_node)
-    if ranks_per_node > COUNTABLE:  # a node is a rack, and a log lists each of its trays as a host
-        m = -(-n // ranks_per_node)
-    if n > COUNTABLE:
-        n = m * round(n / m)
-    if n > m * ranks_per_node or (nodes is not None and m > nodes and not each.streams):
-        found = f"found {format_count(n, 'rank')} in {format_count(m, 'node')}"
-        most = f"{format_count(nodes or m, 'node')} of {format_count(ranks_per_node, 'rank')}"
-        said = f"{found}; expected at most {most}; check --topology and --nodes"
-        raise InputError(said, where=each.source)
-    return each.on(n, m)
 
 
 def _left_out(observed: Sequence[Observed], before: Sequence[Parameter]) -> list[float]:

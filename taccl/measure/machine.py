@@ -8,7 +8,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from taccl._internal.names import did_you_mean, first_of, shown
-from taccl.errors import InputError
+from taccl._internal.units import format_count
+from taccl.errors import FormatError, InputError
+from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.topology.networks import INSTANCES
 from taccl.topology.topology import Topology
@@ -21,6 +23,9 @@ _GPUS = {
 }  # fmt: skip
 #: Model in the name of a GPU: H100, GB300, MI300X, L40S.
 _MODEL = re.compile(r"\b(MI\d{2,3}[A-Z]?|[A-Z]{1,2}\d{1,3}[A-Z]?)\b")
+#: Max ranks whose exact number follows from bandwidths with two decimals. A larger number is rounded to equal
+#: nodes.
+COUNTABLE = 64
 #: Boards without NVSwitch, in names of GPUs.
 _OTHER_BOARD = re.compile(r"\b(?:PCIe?|NVL)\b", re.IGNORECASE)
 #: Min credible time of a collective on GPUs in us. It lasts at least about 4 us, mostly for the kernel
@@ -87,6 +92,32 @@ def machine_of(topology: Topology) -> Machine:
     nics = [len(users[each]) for each, betas in holds.items() if set(across) & set(betas)]
     per_node = len(topology.ranks_of_node[0])
     return Machine(topology.machine, per_node, max(nics, default=1), rate(inside), rate(across))
+
+
+def placed(each: Series, ranks_per_node: int, nodes: int | None, most_ranks: int) -> Series:
+    """The series with its numbers of ranks and nodes, assumed if the log does not state them.
+
+    - `most_ranks`: Number of ranks of the largest log, which has `nodes` nodes.
+
+    Above `COUNTABLE` ranks the number is rounded to equal nodes.
+    """
+    n = each.num_ranks or ranks_per_node * (nodes or 1)
+    if each.collective not in COLLECTIVES or n < 2:
+        known = f"one of {', '.join(COLLECTIVES)}, on two ranks or more"
+        raise FormatError(f"found {each.collective!r} on {n} ranks; expected {known}", where=each.source)
+    m = each.num_nodes or -(-n // ranks_per_node)
+    if ranks_per_node > COUNTABLE:  # a node is a rack, and a log lists each of its trays as a host
+        m = -(-n // ranks_per_node)
+    if nodes is not None and most_ranks and (ranks_per_node > COUNTABLE or not each.num_nodes):
+        m = max(m, round(n * nodes / most_ranks))
+    if n > COUNTABLE:
+        n = m * round(n / m)
+    if n > m * ranks_per_node or (nodes is not None and m > nodes and not each.streams):
+        found = f"found {format_count(n, 'rank')} in {format_count(m, 'node')}"
+        most = f"{format_count(nodes or m, 'node')} of {format_count(ranks_per_node, 'rank')}"
+        said = f"{found}; expected at most {most}; check --topology and --nodes"
+        raise InputError(said, where=each.source)
+    return each.on(n, m)
 
 
 def gpu_models(gpus: Iterable[str]) -> set[str]:

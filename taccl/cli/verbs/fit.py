@@ -9,14 +9,16 @@ from taccl._internal.names import note_lines, shown, table
 from taccl._internal.units import format_count
 from taccl.cli.options import add_options, add_output, option
 from taccl.cli.output import Answer, check_output, notes_shown, picked, with_content
+from taccl.cli.things import is_file, topology_from_word
 
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     help = "nccl-tests, rccl-tests, perftest or OSU output, or reports of `taccl run --json`"
     verb.add_argument("logs", nargs="+", metavar="LOG", help=help)
-    add_options(verb, "--topology", required=True, metavar="NAME", help="the machine, e.g. dgx-h100")
-    add_options(verb, "--nodes", help="nodes of the machine at most")
+    help = "the machine, e.g. dgx-h100, or a topology file, whose fit has no profile"
+    add_options(verb, "--topology", required=True, help=help)
+    add_options(verb, "--nodes", help="nodes of the largest log, where logs do not list their hosts")
     help = "what was measured, where a log does not say"
     add_options(verb, "--collective", required=False, type=str, help=help)
     add_output(verb, "the profile, e.g. mine.toml")
@@ -32,7 +34,8 @@ def run(options: argparse.Namespace) -> Answer:
     with notes_shown() as note:
         note("reading and fitting")
         given = picked(options, "nodes", "collective", "in_place", "seed")
-        found = taccl.fit(options.logs, options.topology, **given)
+        on = topology_from_word(options.topology) if is_file(options.topology) else options.topology
+        found = taccl.fit(options.logs, on, **given)
     complaint = "" if options.accept else found.complaint
     answer = Answer(_text(found), found.to_dict(), complaint)
     if complaint:
@@ -65,6 +68,7 @@ def _text(found: taccl.Fit) -> str:
     head = ("parameter", "value", "90 %", "unit", "source")
     lines = [f"{found.machine}: {titles}", table(errors, indent="  "), ""]
     lines.append(table([head, *parameters], indent="  "))
+    lines += ["", *(f"  missing: {each}" for each in found.missing)] if found.missing else []
     for each in found.series:
         sizes, measured = each.series.size_bytes, each.series.times_us
         rows = [

@@ -1,0 +1,61 @@
+"""A fit says which measurement would determine what it does not."""
+
+import pytest
+
+import taccl
+from taccl.errors import InputError
+from taccl.measure.machine import placed
+from taccl.measure.missing import missing_measurements
+from taccl.measure.model import PARAMETERS
+from taccl.measure.series import Series
+from tests.measure.logs import table
+
+
+def test_every_parameter_has_its_measurement():
+    """Each undetermined parameter is in exactly one sentence; none is needed if all are determined."""
+    told = " ".join(missing_measurements(PARAMETERS)).replace(",", " ").split()
+    assert all(told.count(name) == 1 for name in PARAMETERS)
+    assert missing_measurements([]) == ()
+
+
+@pytest.mark.slow
+def test_one_node_lacks_the_network(tmp_path):
+    """A log of one node asks for two."""
+    (tmp_path / "a.log").write_text(table())
+    missing = taccl.fit([str(tmp_path / "a.log")], "dgx-h100").missing
+    assert (
+        "large sizes (64 MB and more) on two nodes, or ib_write_bw would determine network_gb_per_s"
+        in missing
+    )
+
+
+@pytest.mark.slow
+def test_topologies_are_fitted_without_a_profile(tmp_path):
+    """The rates of a topology are the priors; its fit predicts, and has no profile."""
+    (tmp_path / "a.log").write_text(table())
+    fit = taccl.fit([str(tmp_path / "a.log")], taccl.topologies.fully_connected(8))
+    assert fit.predict_us("allreduce", 8, 1, 2**33) == pytest.approx(2**33 / 200e3, rel=0.05)
+    with pytest.raises(InputError, match="a profile holds constants of a machine model"):
+        fit.to_toml()
+
+
+def test_a_number_of_nodes_replaces_guessed_racks():
+    """16 ranks of GB200 on 4 racks are 4 nodes if one says so, and half as many ranks are 2."""
+    log = Series("allreduce", 16, 4, (1,), (1.0,), "a.log")
+    assert placed(log, 72, None, 16).num_nodes == 1
+    assert placed(log, 72, 4, 16).num_nodes == 4
+    assert placed(Series("allreduce", 8, 2, (1,), (1.0,), "b.log"), 72, 4, 16).num_nodes == 2
+
+
+@pytest.mark.slow
+def test_large_errors_at_some_sizes_are_noted(tmp_path):
+    """A 90th percentile above 20 % is a note beside a good median."""
+    lines = table().splitlines()
+    for place in (4, 9, 14, 19, 24):
+        cells = lines[place].split()
+        cells[5] = f"{3 * float(cells[5]):.2f}"
+        cells[6] = f"{int(cells[0]) / float(cells[5]) / 1000:.2f}"
+        lines[place] = " ".join(cells)
+    (tmp_path / "a.log").write_text("\n".join(lines))
+    notes = taccl.fit([str(tmp_path / "a.log")], "dgx-h100").notes
+    assert any("90th percentile of the errors" in note for note in notes)
