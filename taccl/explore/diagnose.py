@@ -23,7 +23,6 @@ from taccl.measure.curve import kinks, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
 from taccl.measure.machine import machine_of
 from taccl.measure.model import COLLECTIVES
-from taccl.measure.predict import RUNTIMES
 from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.problem.collective import busbw_factor
 from taccl.program.runtimes import Runtime, usual_runtimes
@@ -197,7 +196,7 @@ def _facts(
         expected.network_share(series.times_us[-1]) if is_slow else None,
         expected.nic_gb_per_s,
         len(on.ranks_of_node[0]) // figures.ranks_per_nic if on.num_nodes > 1 else 0, joint,
-        on.machine.startswith("mi"), expected.shares() if is_slow else {}, share_of_nodes, nics, named,
+        joint == "xGMI", expected.shares() if is_slow else {}, share_of_nodes, nics, named,
         tuple(kinked),
     )  # fmt: skip
 
@@ -301,30 +300,20 @@ def _gains(expected: Expectation, deadline: Deadline, machine: Machine) -> Itera
                 times_us = {each: simulate(made, topology=there).finish_us for each, there in under.items()}
         except (CollectiveError, OutOfTime):
             continue
+        error = max(expected_us / measured_us, measured_us / expected_us)
         for runtime in usual_runtimes(on):
             able = [
-                us + _launch_us(runtime, under[each]) for each, us in times_us.items() if _has(runtime, each)
+                us + float(under[each].launch_us if runtime.launch_us is None else runtime.launch_us)
+                for each, us in times_us.items()
+                if _has(runtime, each)
             ]
             if able:
                 command = _command(expected, machine, size, runtime.name)
-                yield Gain(
-                    size,
-                    runtime.name,
-                    measured_us,
-                    min(able),
-                    max(expected_us / measured_us, measured_us / expected_us),
-                    command,
-                )
+                yield Gain(size, runtime.name, measured_us, min(able), error, command)
 
 
 def _has(runtime: Runtime, protocol: str) -> bool:
     return not protocol or protocol in [each.lower() for each in runtime.protocols]
-
-
-def _launch_us(runtime: Runtime, on: Topology) -> float:
-    """Launch of a runtime in us: its own if one kernel runs all, else the library's with its base."""
-    own = RUNTIMES.get(runtime.name)
-    return own.launch_us if own is not None and own.one_kernel else float(on.launch_us)
 
 
 def _command(expected: Expectation, machine: Machine, size: int, runtime: str) -> str:
