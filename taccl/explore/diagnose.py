@@ -21,7 +21,7 @@ from taccl.explore.measured_machine import Machine, read_logs, topology_of
 from taccl.measure.causes import HEALTHY, WITHIN_ERROR, Cause, Facts, causes_of, sizes_off
 from taccl.measure.curve import kinks, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
-from taccl.measure.machine import machine_of
+from taccl.measure.machine import machine_of, mismatches
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.problem.collective import busbw_factor
@@ -113,7 +113,10 @@ def _diagnosis(
         }
         facts = _facts(each, share, same, nics, named=machine.topology is not None)
         found.append(_judged(each, facts, deadline, placed[index][2], machine))
-    notes = [f"{log.path}: {said}" for log in read for said in (*log.notes, *log.left_out)]
+    notes = [f"{log.path}: left out: {row}" for log in read for row in log.left_out]
+    if expectations:
+        judged = [each.series for each in expectations]
+        notes += mismatches(read, judged, machine_of(expectations[0].topology), ())
     return Diagnosis(tuple(found), tuple(links), tuple(notes))
 
 

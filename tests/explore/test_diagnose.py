@@ -150,6 +150,13 @@ def test_logs_of_several_machines_are_refused(log):
         taccl.diagnose(paths)
 
 
+@pytest.mark.slow
+def test_gpus_of_another_machine_are_noted(log):
+    """A log of H100 on a topology of A100 is judged, and the note says that GPUs differ."""
+    notes = taccl.diagnose([log(node_log(NVLS))], "dgx-a100", budget_s=0).notes
+    assert any("found GPUs NVIDIA H100 80GB HBM3; dgx-a100 has A100" in note for note in notes)
+
+
 def test_a_mixed_machine_is_refused(log):
     """One log with two kinds of GPUs is of a mixed machine."""
     text = node_log(NVLS).replace("device 7 [0000:00:00] NVIDIA H100", "device 7 [0000:00:00] NVIDIA A100")
