@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 #: A schedule and the model agree within this part.
 _AGREES = 0.1
+#: Finer chunks of sums in switches must finish in this share of the time.
+_PAYS = Fraction(99, 100)
 
 
 class Considered(NamedTuple):
@@ -263,7 +265,7 @@ def _with_switches(problem: Problem) -> Problem:
     plain, profile = without_sketch(problem), profile_of(topology)
     if profile is None or plain != problem:
         return problem
-    for rails in (True, False):
+    for rails in {shape.has_rails, False}:
         made = parse(
             topology.machine, nodes=topology.num_nodes, profile=profile.name, rails=rails, nvls=True,
             protocol=topology.protocol or None, alpha_meaning=topology.alpha_meaning,
@@ -315,8 +317,9 @@ def _nvls(problem: Problem, *, cut: bool) -> Schedule:
     with several nodes each rank in turn, so that every card has its share.
     """
     return cut_while_it_pays(
-        problem, _through_switches, name="nvls", cut=cut, parts=len(problem.topology.ranks_of_node[0])
-    )
+        problem, _through_switches, name="nvls", cut=cut, parts=len(problem.topology.ranks_of_node[0]),
+        pays=_PAYS,
+    )  # fmt: skip
 
 
 def _through_switches(problem: Problem) -> Schedule:

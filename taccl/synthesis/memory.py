@@ -23,6 +23,7 @@ from taccl.problem.costs import hold_columns, link_ends
 from taccl.problem.problem import Problem
 from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.synthesis.proposers.chunk_masks import has_chunk_masks
+from taccl.synthesis.proposers.router import MOST_REROUTED
 
 if TYPE_CHECKING:  # running programs needs to know what is free, and no search
     from taccl.synthesis.options import Options
@@ -34,6 +35,8 @@ _FILE_BYTES = 400
 _HOP_BYTES, _SENT_BYTES = 37, 12
 #: Trees of ways that are kept for every set of origins.
 _NUM_TREES = 8
+#: Per rank and chunk whose path may be replaced: the paths, their best, and those in the search.
+_REROUTED_BYTES = 14
 #: Per rank and chunk that goes to some: the best trees so far, those that grow, and who wants the chunk.
 _TREE_BYTES = 12
 #: Per row of a block that the verifier reads, and for every resource that is held until its end; and rows.
@@ -236,7 +239,9 @@ class _Half:
         if self.to_one or self.masked:
             trees = 8 * self.num_chunks if self.masked else 4 * _NUM_TREES * self.num_trees
             hop_bytes = _HOP_BYTES + _SENT_BYTES * num_kept
-            return fabric + trees * self.num_ranks + hop_bytes * self.num_sends
+            pairs = self.num_chunks * self.num_ranks
+            rerouted = _REROUTED_BYTES * pairs if self.to_one and pairs <= MOST_REROUTED else 0
+            return fabric + trees * self.num_ranks + rerouted + hop_bytes * self.num_sends
         bits = self.num_chunks * self.num_ranks // 8
         log = self._small * (self.num_sends + self.num_chunks)
         columns = self.columns * num_kept

@@ -60,6 +60,8 @@ _LOWERING_PEAKS = ((7, 1000.0, 0.97),) * 12
 _REROUTING_PATIENCE = 4
 #: Most links that a pass visits in which each chunk gets a path of its own; nanoseconds for each, about.
 _MOST_OWN_STEPS, _OWN_LINK_NS = 20_000_000, 4
+#: Max pairs of a chunk and a rank for which paths are rerouted one by one.
+MOST_REROUTED = 20_000_000
 #: Nanoseconds, about: to visit a link in the search for a tree; for a hop, a tree and a resource in a
 #: choice; and to send a hop. No pass begins that leaves less than `margin` times its
 #: estimated time for sending.
@@ -219,7 +221,7 @@ def reroute(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Lim
     """
     is_good = routes.peak_ticks <= limits.target_ticks
     is_late = limits.deadline.left_s < _MARGIN * 2 * _MOST_OWN_STEPS * _OWN_LINK_NS / 10**9
-    if is_good or is_late or demand.num_chunks * fabric.num_ranks > _MOST_OWN_STEPS:
+    if is_good or is_late or demand.num_chunks * fabric.num_ranks > MOST_REROUTED:
         return routes
     nets, signal = _nets(fabric, demand), np.array([0, 0, -1])
     way = np.full((demand.num_chunks, fabric.num_ranks), -1, np.int32)

@@ -36,12 +36,12 @@ def test_the_pool_or_the_line_is_what_limits(slots):
 
 @pytest.mark.slow
 def test_only_the_switch_is_bounded_by_the_switch():
-    """Eight chunks of 1 MB over 0.85 of 450 GB/s: 8 / 0.3825 us at least, and one chunk's way back more."""
+    """Eight chunks of 1 MB over 0.85 * 5/6 of 450 GB/s, and one chunk's way back more."""
     result = synthesize(
         allreduce(dgx_h100(1, nvls=True, profile="nominal"), "8MB", chunks_per_rank=1), in_network="only"
     )
-    assert result.bound.bound_us == pytest.approx(8 / 0.3825)
-    assert result.schedule.finish_us == pytest.approx(9 / 0.3825)
+    assert result.bound.bound_us == pytest.approx(8 / 0.31875)
+    assert result.schedule.finish_us == pytest.approx(9 / 0.31875)
     assert result.schedule.producer == "in-network"
 
 
