@@ -149,11 +149,12 @@ def test_the_number_of_chunks_is_chosen_where_nothing_says_it():
 
 
 @pytest.mark.slow
-def test_compare_gives_all_runs_the_same_chunks():
-    """An open number of chunks is chosen before any backend runs."""
+def test_compare_gives_all_backends_the_chunks_of_a_synthesis():
+    """An open number of chunks is chosen alike for each backend; the portfolio may find better ones."""
     problem = taccl.make_problem(taccl.topologies.ring(4), "broadcast", size_bytes=10**9)
     table = taccl.compare(
         problem, backends=["greedy", "auto"], parameters=[BRIEF], num_workers=1, cache=False, full=True
     )
-    assert table.chunks_per_rank.nunique() == 1
-    assert table.chunks_per_rank[0] > 1
+    assert (table.chunks_per_rank > 1).all()
+    greedy, auto = table.finish_us
+    assert table.chunks_per_rank.nunique() == 1 or auto < greedy

@@ -117,7 +117,7 @@ def routings(result):
 @pytest.mark.usefixtures("_one_bound")
 def test_backends_agree():
     """On what can be solved, on the optimum of each routing model, and with exhaustive search."""
-    for seed in cases("problems that all backends are asked about", few=5, many=150):
+    for seed in cases("problems that all backends are asked about", few=2, many=150):
         problem = sketched_problem(seed)
         asked = [*ALWAYS, others()[seed % len(others())]]
         results = {backend: answer(problem, backend) for backend in asked}
