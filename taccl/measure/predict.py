@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -49,7 +49,8 @@ SERIAL_LAUNCH_US = 4.0
 _KERNEL_LL_SHARE = 0.5
 
 
-class Prediction(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Prediction:
     """Predicted time of a collective, and how it runs.
 
     Parameters
