@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
@@ -88,6 +88,33 @@ def estimated_us(problem: Problem) -> float:
     return min(map(times.ticks, few), default=math.inf) / problem.costs.ticks_per_us
 
 
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """The plan of `multiplying` that is estimated to finish first, in given chunks, not yet a schedule.
+
+    - `us`: The estimated finish; list scheduling may find a sooner one.
+    """
+
+    us: float
+    times: StepTimes
+    plan: StepPlan
+
+    @classmethod
+    def of(cls, problem: Problem) -> Estimated:
+        """The plan for a problem; raises `CollectiveError` if none supports it."""
+        _require_supported(problem)
+        times, plans = _plans_of(without_sketch(problem))
+        for ticks, plan in times.ranked(plans):
+            return cls(ticks / problem.costs.ticks_per_us, times, plan)
+        raise _too_many_sends(problem)
+
+    def schedule(self) -> Schedule:
+        """The schedule of the plan."""
+        found = _sooner(self.times, self.plan, _sends(self.times, self.plan, 1), None)
+        assert found is not None, "there is no sooner one"
+        return _plain_trees(found, self.times, self.plan)
+
+
 def _is_plain(part: PlanPart) -> bool:
     """True if a part has at most two steps in nodes and two between them, along digits of similar bases."""
     digits = (*part.scattered, *part.summed)
@@ -143,11 +170,7 @@ def _fastest_plan(problem: Problem) -> Schedule:
             if found is not None:
                 best, best_plan = found, plan
     if best is None:
-        raise CollectiveError(
-            f"multiplying takes more than {MOST_SENDS} sends in a step of {problem.title}; use ring or "
-            "hierarchical",
-            where="baseline",
-        )
+        raise _too_many_sends(problem)
     # More parts behind one another start to cross between nodes sooner, and end later.
     while (
         best_plan.how == BEHIND
@@ -158,12 +181,25 @@ def _fastest_plan(problem: Problem) -> Schedule:
         if found is None:
             break
         best = found
-    # Sums that gather along trees, and spread from their roots, need no named contributions.
-    is_tree = best.carries is not None and all(
+    return _plain_trees(best, times, best_plan)
+
+
+def _plain_trees(found: Schedule, times: StepTimes, plan: StepPlan) -> Schedule:
+    """The schedule, without named contributions if sums gather along trees and spread from their roots."""
+    is_tree = found.carries is not None and all(
         not part.summed and all(len(times.hops(digit)) == 1 for digit in part.scattered)
-        for part in best_plan.parts
+        for part in plan.parts
     )
-    return replace(best, carries=None, sums=()) if is_tree else best
+    return replace(found, carries=None, sums=()) if is_tree else found
+
+
+def _too_many_sends(problem: Problem) -> CollectiveError:
+    """The error of a problem that no plan supports."""
+    return CollectiveError(
+        f"multiplying takes more than {MOST_SENDS} sends in a step of {problem.title}; use ring or "
+        "hierarchical",
+        where="baseline",
+    )
 
 
 def _sooner(times: StepTimes, plan: StepPlan, sends: Sends, best: Schedule | None) -> Schedule | None:

@@ -385,7 +385,10 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
     chosen = min(promised, key=promised.__getitem__)
     said = ", ".join(f"{name} {format_us(us)}" for name, us in promised.items())
     say(f"note: protocol {chosen} promises least for {format_size(size)} ({said})")
-    return replace(problem, topology=problem.topology.under(chosen))
+    topology = problem.topology.under(chosen)
+    is_plain = problem.clauses == plain(problem.topology).clauses  # the defaults differ by protocol
+    clauses = plain(topology).clauses if is_plain else problem.clauses
+    return replace(problem, topology=topology, clauses=clauses)
 
 
 def _baselines_of(problem: Problem) -> list[Schedule]:

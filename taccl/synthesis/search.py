@@ -52,7 +52,7 @@ _MOST_EVERY_SHARE = 0.3
 #: Least seconds for improvement to find something.
 _LEAST_IDLE_S = 1.0
 #: Most times its least seconds that this bound gets past the limit, where the machine is busy.
-_LATE_TIMES = 1.6
+_LATE_TIMES = 1.0
 
 
 @dataclass

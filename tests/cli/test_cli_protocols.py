@@ -116,3 +116,11 @@ def test_a_plan_takes_no_other_protocol_than_asked(run_json):
     words = ("--collective", "allgather", "--sizes", "1KB,1MB", "--time-limit", "30", "--protocol", "LL128")
     code, found = run_json("plan", "dgx-h100", *words)
     assert (code, {each["protocol"] for each in found["ranges"]}) == (0, {"ll128"})
+
+
+@pytest.mark.slow
+def test_a_protocol_that_is_chosen_has_its_own_default_clauses(run_json):
+    """Baselines finish as under ``--protocol ll`` where ll is chosen, although simple's messages merge."""
+    words = ("baseline", "multiplying", *H100, "--size", "64KB")
+    (_, chosen), (_, named) = run_json(*words), run_json(*words, "--protocol", "ll")
+    assert chosen["finish_us"] == named["finish_us"]

@@ -16,9 +16,11 @@ from taccl._internal.cpu_share import busy_factor
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline
+from taccl.baselines.multiplying import Estimated
 from taccl.baselines.spread import (
     MANY_CUT,
     complete_so_far,
+    cut_chunks,
     finest,
     may_merge,
     merging,
@@ -60,8 +62,12 @@ _BEST = _RANKED[0]
 _BEST_FIRST_SHARE = 0.2
 #: Those that finish first in finer chunks as a rule, on tori and over nodes, and are quick to build.
 _BEST_CUT = ("bucket", "hierarchical")
-#: The one that finishes first elsewhere where messages may merge, and the name of that try.
-_BEST_MERGED, _MERGED = "recursive", "merged messages"
+#: Forms of recursive multiplying by estimate: parts of each chunk, and True if messages merge; CPU seconds
+#: to build and verify one, for each arrival; and the most that list scheduling gains on an estimate.
+_FORMS = ((1, True), (2, True), (2, False), (4, True), (4, False))
+_ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 4e-5, 1.2
+#: The name of that try.
+_BY_ESTIMATE = "multiplying by estimate"
 #: The compiled list scheduler among them: CPU seconds to load it, and per 10,000 arrivals for chunks that
 #: only spread, and for sums.
 _COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
@@ -137,27 +143,47 @@ def offer_rest(search: Search, found: Schedule | None) -> None:
         _offer_quickest(search, until, until, apart=(_COMPILED,))
 
 
-def offer_merged(search: Search, cut: Callable[[Problem, int], Problem]) -> Search | None:
-    """Make the baseline of merged messages that finishes first as a rule; a search for it.
+def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> Search | None:
+    """Make the schedules of recursive multiplying that are estimated to finish first; a search for the best.
 
-    None where messages may not merge, or the best as a rule of the other baselines is quicker to build.
+    First one of merged messages, which is quick to build; then others in finer chunks, or with a message for
+    each chunk, where their estimates are sooner. None where messages may not merge, or on tori and meshes
+    and for sums at one rank, where others finish first.
+
+    - `cut`: From a problem to the same in chunks of so many parts.
     """
-    problem, since = search.problem, time.monotonic()
-    open_problem = replace(problem, chunks_open=True)
-    if not _may_merge(open_problem):
+    problem, since, best = search.problem, time.monotonic(), None
+    open_problem, ends = replace(problem, chunks_open=True), problem.collective.destination_sets.sets
+    if not may_merge(open_problem) or grid_of(problem.topology) is not None or len(ends) == len(ends[0]) == 1:
         return None
-    builds_s = _build_times(problem, search.parameters.portfolio.first_transfers, 2**63)
-    if builds_s.get(_BEST_MERGED, math.inf) > builds_s.get(_BEST, 0.0):
+    arrivals, least_s = _arrivals(problem), _BASELINE_S_PER_LINK * len(problem.topology.links)
+    if arrivals * 2 > search.parameters.portfolio.first_transfers:
         return None
+    until = search.deadline.sooner(for_baselines_s(search.deadline, search.parameters.portfolio.best_share))
     late = search.deadline.later(search.parameters.budget.late_s * busy_factor())
-    with suppress(InputError, OutOfTime), late.enforced():
-        _tried_finer(problem).add(_MERGED)
-        best = _search_for(search, _merged(open_problem), cut)
-        if best is not None:
-            message = f"first: {_BEST_MERGED}, {_MERGED}"
-            search.record("baselines", "taccl", "done", since, finish_us=best.best_us, message=message)
-        return best
-    return None
+    finish_us = search.earliest_us
+    with suppress(InputError, OutOfTime):
+        for parts, merges in _FORMS:
+            takes_s = least_s + _ESTIMATED_S_PER_ARRIVAL * arrivals * parts
+            is_late = best is not None and busy_factor() * takes_s > until.left_s
+            if is_late or parts > min(problem.chunk_bytes):
+                continue
+            finer = cut_chunks(open_problem, parts) if parts > 1 else open_problem
+            limit = until if best is not None else late
+            with limit.enforced():
+                form = Estimated.of(merging(finer) if merges else finer)
+            if form.us >= (1.0 if merges else _LISTED_GAIN) * finish_us:
+                continue
+            with limit.enforced():
+                found = form.schedule()
+                made = _search_for(search, found, cut) if found.finish_us < finish_us else None
+            if made is not None:
+                best, finish_us = made, found.finish_us
+    if best is not None and best.best is not None:
+        _tried_finer(problem).add(_BY_ESTIMATE)
+        message = f"first: {best.best.producer}"
+        search.record("baselines", "taccl", "done", since, finish_us=best.best_us, message=message)
+    return best
 
 
 def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Deadline) -> Search:
@@ -184,10 +210,6 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
         for name, whole in _made(problem).items()
         if whole.num_transfers <= _CUT_TRANSFERS and name not in tried
     ]
-    if not tried & {_MERGED, _BEST_MERGED} and _may_merge(open_problem):
-        builds_s = _build_times(problem, DEFAULTS.portfolio.first_transfers, 2**63)
-        if builds_s.get(_BEST_MERGED, math.inf) <= most_s:
-            few.insert(0, (False, False, 0.0, _MERGED))
     for _, _, soonest_us, name in sorted(few):
         if until.has_passed:
             break
@@ -195,7 +217,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
             continue
         found = None
         with suppress(InputError, OutOfTime), until.enforced():
-            found = _merged(open_problem) if name == _MERGED else baseline(name, open_problem)
+            found = baseline(name, open_problem)
             tried.add(name)
         found = found or finest(open_problem).get(name)  # what there is of a baseline that time ended
         if found is None or found.finish_us >= finish_us:
@@ -228,16 +250,6 @@ def _search_for(search: Search, found: Schedule, cut: Callable[[Problem, int], P
     return best
 
 
-def _may_merge(problem: Problem) -> bool:
-    """True if a baseline of merged messages is the best as a rule: on no torus or mesh."""
-    return may_merge(problem) and grid_of(problem.topology) is None
-
-
-def _merged(problem: Problem) -> Schedule:
-    """The best baseline of merged messages, in the chunks that there are."""
-    return baseline(_BEST_MERGED, merging(problem), cut=False)
-
-
 def _offer_quickest(
     search: Search, until: Deadline, until_best: Deadline, *, apart: tuple[str, ...] = ()
 ) -> None:
@@ -252,6 +264,8 @@ def _offer_quickest(
         return
     builds_s = _build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
     left = sorted(builds_s.keys() - {*_made(problem), *apart}, key=_rank)
+    if not apart and _BY_ESTIMATE in _tried_finer(problem):  # its other plans may wait
+        left = [name for name in left if name != _BEST]
     late_s = parameters.budget.late_s * busy_factor()
     late = search.deadline.later(late_s)
     skipped: list[str] = []

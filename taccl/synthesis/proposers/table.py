@@ -20,8 +20,8 @@ from taccl.synthesis.proposers.competing import (
     is_small,
     offer_baselines,
     offer_cut,
+    offer_estimated,
     offer_first,
-    offer_merged,
     offer_rest,
     reserve_s,
     share_baselines,
@@ -91,8 +91,8 @@ def _first_baselines(search: Search) -> None:
     offer_first(search)
 
 
-def _merged_first(search: Search) -> None:
-    found = offer_merged(search, _cut_and_told)
+def _estimated_first(search: Search) -> None:
+    found = offer_estimated(search, _cut_and_told)
     if found is not None:
         search.others.append(found)
 
@@ -261,7 +261,7 @@ APART: tuple[Turn, ...] = (
 )
 #: Those before the number of chunks is chosen, so that a schedule exists.
 FIRST: tuple[Turn, ...] = (
-    Turn(OwnProposer("merged messages", _merged_first), _may_be_finer),
+    Turn(OwnProposer("recursive multiplying by estimate", _estimated_first), _may_be_finer),
     Turn(OwnProposer("first baselines", _first_baselines), _competes_before),
     Turn(OwnProposer("baselines in finer chunks", _finer_first), _may_be_finer, improves=True),
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),

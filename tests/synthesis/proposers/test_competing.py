@@ -205,20 +205,33 @@ def test_merged_messages_compete_where_chunks_are_open():
 
 
 @pytest.mark.slow
-def test_merged_messages_come_first_off_tori():
-    """Recursive doubling of merged messages between 32 GPUs is made before any other baseline."""
-    problem = taccl.make_problem(taccl.topologies.dgx2(2), "allreduce", size_bytes=10**6)
+def test_multiplying_by_estimate_comes_first_off_tori():
+    """On four DGX-2, the best baseline of 1 MB comes first, in merged messages of half chunks."""
+    problem = taccl.make_problem(taccl.topologies.dgx2(4), "allreduce", size_bytes=10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
-    found = competing.offer_merged(search, cut)
-    assert found.best.producer.startswith("recursive") and taccl.verify(found.best).ok
-    assert not competing._made(search.problem)
+    found = competing.offer_estimated(search, cut)
+    assert found.best.finish_us < 33 and taccl.verify(found.best).ok
+    assert found.problem.collective.chunks_per_rank == 2 and not competing._made(search.problem)
 
 
-def test_merged_messages_wait_where_a_torus_has_better(monkeypatch):
-    """A bucket on a torus finishes before merged messages of recursive doubling, which are not made first."""
-    problem = taccl.make_problem(taccl.topologies.torus(4, 4), "allreduce", size_bytes=64_000)
-    monkeypatch.setattr(competing, "baseline", lambda *_, **__: pytest.fail("made"))
-    assert competing.offer_merged(Search(problem.in_its_chunks, Options(), NEVER), cut) is None
+def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
+    """Where a second schedule would come late, the first one by estimate is not followed by another."""
+    monkeypatch.setattr(competing, "busy_factor", lambda: 1e4)
+    problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(1), asked=problem)
+    found = competing.offer_estimated(search, cut)
+    assert found.problem.collective.chunks_per_rank == 1 and taccl.verify(found.best).ok
+
+
+@pytest.mark.parametrize(
+    ("topology", "collective"),
+    [(taccl.topologies.torus(4, 4), "allreduce"), (taccl.topologies.ndv2(2), "reduce")],
+)
+def test_multiplying_waits_where_others_finish_first(topology, collective, monkeypatch):
+    """On tori, and for sums at one rank, nothing is made by estimate."""
+    problem = taccl.make_problem(topology, collective, size_bytes=64_000)
+    monkeypatch.setattr(competing.Estimated, "of", lambda *_: pytest.fail("made"))
+    assert competing.offer_estimated(Search(problem.in_its_chunks, Options(), NEVER), cut) is None
 
 
 @pytest.mark.slow
