@@ -119,8 +119,18 @@ def test_a_plan_takes_no_other_protocol_than_asked(run_json):
 
 
 @pytest.mark.slow
-def test_a_protocol_that_is_chosen_has_its_own_default_clauses(run_json):
-    """Baselines finish as under ``--protocol ll`` where ll is chosen, although simple's messages merge."""
-    words = ("baseline", "multiplying", *H100, "--size", "64KB")
-    (_, chosen), (_, named) = run_json(*words), run_json(*words, "--protocol", "ll")
-    assert chosen["finish_us"] == named["finish_us"]
+def test_a_protocol_that_is_chosen_has_its_own_default_clauses(run, monkeypatch):
+    """Messages of simple merge in an allreduce of 64 KB, and those of ll, which is chosen, do not."""
+    made = []
+    make = taccl.baselines.baseline
+    monkeypatch.setattr(
+        "taccl.baselines.baseline",
+        lambda name, problem, **how: (made.append(problem), make(name, problem, **how))[1],
+    )
+    code, _, err = run("baseline", "pairwise", *H100, "--size", "64KB")
+    assert (code, "protocol ll promises least" in err) == (0, True)
+    plain = {
+        each: taccl.make_problem(taccl.topologies.dgx_h100().under(each), "allreduce", size_bytes=64_000)
+        for each in ("simple", "ll")
+    }
+    assert plain["simple"].clauses != plain["ll"].clauses == made[-1].clauses
