@@ -9,26 +9,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, log2
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl.measure.in_switch import switch_collectives
+from taccl.measure.library_costs import Candidate, Costs
 from taccl.measure.series import POINT_TO_POINT
 from taccl.topology.tuning import (
     CHANNEL_BYTES,
-    LAUNCH_US,
     LL_GB_PER_S,
     LL_NETWORK_GB_PER_S,
     NET_POST_US,
-    NVLS_BLOCKS,
-    NVLS_CHANNEL,
-    NVLS_CHANNELS,
-    NVLS_CHUNK_BYTES,
-    NVLS_CHUNKS,
-    NVLS_NETWORK_US,
-    NVLS_SHARE,
-    NVLS_US,
     PAIR_LL_BYTES,
+    PAT_BASE_US,
+    PAT_HOPS,
+    PAT_RANK_US,
+    PAT_SHARE,
     PCIE_HOPS_US,
     PLATEAU_BYTES,
     PROTOCOLS,
@@ -45,70 +42,22 @@ from taccl.topology.tuning import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from taccl.topology.networks import Network
-
-    Floats = NDArray[np.float64]
+    from taccl.measure.library_costs import Floats
 
 #: Part of a node's rate that a single pair reaches, and that all pairs of an alltoall reach (our choice: 0.81
 #: on 8 A100, 0.93 on H100; 0.85 to 1.06 for all pairs).
 PAIR_SHARE, ALL_PAIRS_SHARE = 0.87, 0.93
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Figures of a machine under a stock library; rates in GB/s, one way.
-
-    - `generation`: Generation of NVIDIA's GPUs; empty for AMD's.
-    - `node_gb_per_s`, `num_links`: Rate of a rank inside its node by the library's tables, and its NVLinks.
-    - `nic_gb_per_s`, `ranks_per_nic`: Wire rate of a NIC, and ranks that share it.
-    - `nvls`: True if switches add up.
-    - `pcie`: True if ranks of a node talk over PCIe.
-    - `fitted`: {protocol: (base us, hop us, share)} of libraries without a table, such as RCCL.
-    - `launch_us`: Time before the first step; `serial_launch_us` more for each further rank of a node.
-    - `launch_scale`, `node_latency`, `network_latency`: Factors of the launch and of latencies.
-    - `node_rate`, `network_rate`: Factors of rates.
-    """
-
-    generation: str
-    node_gb_per_s: float
-    num_links: int
-    nic_gb_per_s: float
-    ranks_per_nic: int
-    network: Network
-    nvls: bool = False
-    pcie: bool = False
-    launch_us: float = LAUNCH_US
-    serial_launch_us: float = 0.0
-    fitted: Mapping[str, tuple[float, float, float]] | None = None
-    launch_scale: float = 1.0
-    node_latency: float = 1.0
-    network_latency: float = 1.0
-    node_rate: float = 1.0
-    network_rate: float = 1.0
-
-
-class Candidate(NamedTuple):
-    """An algorithm under a protocol, at several sizes.
-
-    - `model_us`: Time by the library's own model, by which it chooses.
-    - `time_us`: Time by its pipeline, launch included.
-    """
-
-    algorithm: str
-    protocol: str
-    model_us: Floats
-    time_us: Floats
-
-
 def candidates(
     costs: Costs, collective: str, num_ranks: int, num_nodes: int, size_bytes: Floats
 ) -> list[Candidate]:
     """Every algorithm under every protocol; the library takes the one of the least `model_us`."""
-    run = _Run(costs, collective, num_ranks, num_nodes, size_bytes)
+    run = Run(costs, collective, num_ranks, num_nodes, size_bytes)
     start_us = (costs.launch_us + costs.serial_launch_us * (run.per_node - 1)) * costs.launch_scale
     if num_nodes > 1:
         start_us += costs.network.start_us * costs.network_latency
@@ -122,7 +71,7 @@ def chosen(found: list[Candidate]) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class Run:
     """A collective of `num_ranks` ranks in equal nodes, at several sizes."""
 
     costs: Costs
@@ -133,6 +82,7 @@ class _Run:
 
     @property
     def per_node(self) -> int:
+        """Ranks of a node."""
         return self.num_ranks // self.num_nodes
 
     @property
@@ -142,11 +92,12 @@ class _Run:
 
     @property
     def network(self) -> float:
-        """What large messages reach of it."""
+        """GB/s of these that large messages reach."""
         return self.wires * self.costs.network.efficiency * self.costs.network_rate
 
     @property
     def node(self) -> float:
+        """GB/s of a rank inside its node."""
         return self.costs.node_gb_per_s * self.costs.node_rate
 
     @property
@@ -158,10 +109,12 @@ class _Run:
 
     @property
     def num_steps(self) -> int:
+        """Steps of a ring."""
         n = self.num_ranks
         return {"allreduce": 2 * (n - 1), "allgather": n - 1, "reduce-scatter": n - 1}.get(self.collective, n)
 
     def all(self) -> Iterator[Candidate]:
+        """Yield the algorithms that the library has for the collective, without its launch."""
         if self.collective in ("alltoall", POINT_TO_POINT):
             yield from self._pairs()
             return
@@ -171,14 +124,18 @@ class _Run:
             yield self._ring(p)
             if self.collective == "allreduce" and self.costs.fitted is None:
                 yield self._tree(p)
-        is_many = self.collective == "allreduce" and self.per_node > 2
-        if is_many and self.costs.nvls and self.costs.generation in NVLS_SHARE:
-            yield self._nvls()
+        if self.collective in ("allgather", "reduce-scatter") and self._has_pat():
+            yield self._pat()
+        yield from switch_collectives(self)
+
+    def _has_pat(self) -> bool:
+        """True if NCCL has parallel aggregated trees (PAT, since 2.23): with one GPU per node only."""
+        return self.costs.fitted is None and self.num_ranks == self.num_nodes
 
     def _sends_ll128(self) -> bool:
         return not self.costs.pcie and (self.num_nodes == 1 or self.costs.network.ll128)
 
-    def _network_us(self, p: int, algorithm: str, *, model: bool) -> float:
+    def network_us(self, p: int, algorithm: str, *, model: bool) -> float:
         """Latency of a hop between nodes, as the library takes it or as it is."""
         row, times = PROTOCOLS[p], 2 if PROTOCOLS[p].name == "simple" else 1
         is_alone = model and self.per_node == 1  # its model takes a tree's hop then
@@ -232,10 +189,10 @@ class _Run:
             hop = max(hop, NET_POST_US * (SIMPLE_POSTS if is_simple else 1))
         across = (m - 1) * (2 if self.collective == "allreduce" else 1)
         inside = (self.num_ranks - 1 if self.collective in ("broadcast", "reduce") else steps) - across
-        model_us = base + inside * hop + across * self._network_us(p, "ring", model=True)
+        model_us = base + inside * hop + across * self.network_us(p, "ring", model=True)
         if self.collective in ("broadcast", "reduce"):
-            model_us = base + (hop if m == 1 else self._network_us(p, "ring", model=True))
-        network_us = self._network_us(p, "ring", model=False) + self._posts_us(p, "ring")
+            model_us = base + (hop if m == 1 else self.network_us(p, "ring", model=True))
+        network_us = self.network_us(p, "ring", model=False) + self._posts_us(p, "ring")
         latency_us = (base + inside * hop) * costs.node_latency + across * network_us
         by_model = np.full(self.size.shape, model_us)
         if self.collective == "allreduce" and m > 1 and is_simple:
@@ -266,10 +223,10 @@ class _Run:
             min(rate * scale, wires / across if m > 1 else np.inf)
             for scale, wires in ((1.0, self.wires), (costs.node_rate, self.network))
         )
-        model_us = base + 2 * ((g - 1) * hop + levels * self._network_us(p, "tree", model=True))
-        network_us = self._network_us(p, "tree", model=False) + self._posts_us(p, "tree")
+        model_us = base + 2 * ((g - 1) * hop + levels * self.network_us(p, "tree", model=True))
+        network_us = self.network_us(p, "tree", model=False) + self._posts_us(p, "tree")
         time_us = (base + 2 * (g - 1) * hop) * costs.node_latency + 2 * levels * network_us
-        correction, kb = self._corrected(p), self.size / 1000
+        correction, kb = self.corrected(p), self.size / 1000
         if name == "simple":  # the first step of each channel passes all hops
             step_kb = np.minimum(STEP_BYTES * num, self.size) / 1000
             across_us = step_kb / self.network if m > 1 else 0.0
@@ -278,48 +235,23 @@ class _Run:
             time_us = time_us + kb / (real * correction)
         return Candidate("tree", name, model_us + kb / (model_rate * correction), time_us)
 
-    def _corrected(self, p: int) -> Floats:
+    def corrected(self, p: int) -> Floats:
         """Part of the bandwidth that trees reach, by size."""
         table = np.array(TREE_CORRECTION[p], float)
         place = np.floor(np.log2(np.maximum(self.size / 64, 1e-9))).astype(int)
         return np.where((place >= 0) & (place < len(table)), table[np.clip(place, 0, len(table) - 1)], 1.0)
 
-    def _nvls(self) -> Candidate:
-        costs, m, n, g = self.costs, self.num_nodes, self.num_ranks, self.per_node
-        share, (channels, speed) = NVLS_SHARE[costs.generation], NVLS_CHANNELS[costs.generation]
-        # NCCL's bus bandwidth, of which all ranks of a node take part; no more than ports carry.
-        rate = channels * speed * share * (channels - 1) / channels * n / (n - 1)
-        rate = min(rate, costs.node_gb_per_s * share)
-        across, levels = 2 * (m - 1) / m, int(log2(m))
-        model_rate = rate
-        if m > 1:
-            per_channel = NVLS_CHANNEL[costs.generation][min(m, 3) - 1]
-            model_rate = min(rate, per_channel * min(g, 8) * n / (2 * (n - 1)), self.wires / across)
-        stated = 2 * costs.network.stated_us
-        model_us = NVLS_US + 2 * levels * (NVLS_NETWORK_US + stated)
-        has_correction = m > 1 and costs.generation == "Blackwell"
-        correction = self._corrected(2) if has_correction else np.ones_like(self.size)
-        kb = self.size / 1000
-        # Chunks of all blocks and ranks follow one another: in, over the network, and out.
-        turn_kb = np.minimum(self._nvls_chunk() * NVLS_BLOCKS[costs.generation][m > 1] * g, self.size) / 1000
-        hop_us = PROTOCOLS[2].ring_hop_us * costs.node_latency
-        turn_us = turn_kb / (rate * costs.node_rate) + hop_us
-        network_us = turn_kb * across / self.network if m > 1 else np.zeros_like(kb)
-        num_turns = kb / np.maximum(turn_kb, 1e-9)
-        latency_us = NVLS_US * costs.node_latency + turn_us * (2 if m > 1 else 1)
-        latency_us = latency_us + 2 * levels * (self._network_us(2, "tree", model=False) + network_us)
-        time_us = latency_us + num_turns * np.maximum(turn_us, network_us)
-        return Candidate("nvls", "simple", model_us + kb / (model_rate * correction), time_us)
-
-    def _nvls_chunk(self) -> Floats:
-        """Bytes of a chunk of sums in the switch, by size."""
-        several = self.num_nodes > 1
-        own = NVLS_CHUNK_BYTES[self.costs.generation][several]
-        chunk = np.full(self.size.shape, float(self.costs.network.nvls_chunk_bytes or own))
-        blocks = NVLS_BLOCKS[self.costs.generation][several] * self.per_node
-        for most, num in NVLS_CHUNKS[several]:
-            chunk = np.where((self.size < num * blocks * chunk) & (chunk > most), float(most), chunk)
-        return chunk
+    def _pat(self) -> Candidate:
+        """Trees of all ranks at once (PAT); latency and bandwidth are those of NCCL's model."""
+        costs, kb, hops = self.costs, self.size / 1000, int(log2(self.num_nodes)) / PAT_HOPS
+        linear_us = PAT_BASE_US + PAT_RANK_US * self.num_ranks
+        model_us = linear_us + hops * self.network_us(2, "tree", model=True)
+        time_us = linear_us * costs.node_latency + hops * self.network_us(2, "tree", model=False)
+        model_us, time_us = (
+            model_us + kb / (self.wires * PAT_SHARE),
+            time_us + kb / (self.network * PAT_SHARE),
+        )
+        return Candidate("pat", "simple", model_us, time_us)
 
     def _pairs(self) -> Iterator[Candidate]:
         """Messages between pairs: each peer on another node takes a hop of its own, as hosts post them."""

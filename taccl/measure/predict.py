@@ -73,7 +73,7 @@ class Prediction:
 def predict(
     machine: str, collective: str, size: Bytes, *, ranks: Count | None = None, nodes: Count = 1,
     runtime: str | None = None, network: str | None = None, network_gb_per_s: Number | None = None,
-    nvls: bool = True,
+    nvls: bool = True, sharp: bool = False,
 ) -> Prediction:  # fmt: skip
     """Predict the time of a collective without any measurement.
 
@@ -96,6 +96,9 @@ def predict(
         Rate of a NIC, one way; by default the machine's.
     nvls : bool
         False if switches do not add up, as with ``NCCL_NVLS_ENABLE=0``.
+    sharp : bool
+        True if switches of InfiniBand add up between nodes (SHARP), as with its plugin and
+        ``NCCL_COLLNET_ENABLE=1``.
 
     Raises
     ------
@@ -110,7 +113,10 @@ def predict(
         said = f"found {num_ranks} in {nodes} nodes; expected 2 or more, as many in each node"
         raise InputError(f"{said}, at most {ranks_per_node(machine)}", where="ranks")
     runtime = None if runtime is None else known_name(runtime, RUNTIMES, "runtime")
-    costs = _under(costs if nvls else replace(costs, nvls=False), runtime, machine)
+    if sharp and (costs.network.name != "infiniband" or costs.fitted is not None):
+        said = f"found True; NCCL sums in switches of InfiniBand only, and {machine} has {costs.network.name}"
+        raise InputError(f"{said}; leave it out, or give network='infiniband'", where="sharp")
+    costs = _under(replace(costs, nvls=costs.nvls and nvls, sharp=sharp), runtime, machine)
     sizes = np.array([float(size)])
     if runtime is not None and RUNTIMES[runtime].one_kernel:
         return _in_one_kernel(costs, collective, num_ranks, nodes, float(size))
@@ -169,7 +175,7 @@ def _of_model(name: str) -> Costs:
         is_old = generation == "Volta"
         return Costs(
             generation, links * float(NVLINK_GB_PER_S[generation]), links, nic, shape.ranks_per_nic,
-            network, nvls=bool(shape.nvls),
+            network, nvls=bool(shape.nvls), nvswitch=shape.joint == "NVSwitch",
             launch_us=SERIAL_LAUNCH_US if is_old else LAUNCH_US,
             serial_launch_us=SERIAL_LAUNCH_US if is_old else 0.0,
         )  # fmt: skip

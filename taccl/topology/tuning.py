@@ -51,6 +51,17 @@ LL_NETWORK_GB_PER_S = (39.0, 20.4)
 TREE_SHARE, NVLS_US = 0.92, 25
 #: us of a hop between nodes for sums in switches that trees join.
 NVLS_NETWORK_US = 20.9
+#: Most ranks of a node for copies by the switch (``src/include/device.h``).
+NVLS_RANKS = 32
+#: us of a hop between nodes for sums of NVLS that switches of the network (SHARP) join.
+NVLS_SHARP_US = 18.0
+#: Sums in switches of the network alone (CollNet): us in a node and between nodes, directly and along chains;
+#: us for each peer, part of the bandwidth since Hopper, and most ranks of a node (``src/include/device.h``).
+COLLNET_DIRECT_US, COLLNET_CHAIN_US, COLLNET_ARITY_US = (3.7, 31.0), (2.8, 30.0), 0.4
+COLLNET_DIRECT_SHARE, COLLNET_DIRECT_RANKS = 0.85, 8
+#: Parallel aggregated trees (PAT) for one GPU per node: base, us for each rank, hops that one latency covers,
+#: and part of the bandwidth.
+PAT_BASE_US, PAT_RANK_US, PAT_HOPS, PAT_SHARE = 8.0, 2.8, 3.5, 0.75
 #: Part of a tree's bandwidth under LL, and under LL128 in one node and on several.
 TREE_LL_SHARE, TREE_LL128_SHARES = 1 / 3.8, (7 / 9, 120 / 128)
 #: GB/s of a channel at most, on one node, two nodes and more: trees, trees under LL128, rings under LL128.

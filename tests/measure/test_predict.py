@@ -33,6 +33,46 @@ def test_nvls_can_be_turned_off():
     assert taccl.predict("dgx-h100", "allreduce", "1GB", nvls=False).algorithm == "ring"
 
 
+def test_one_gpu_per_node_takes_parallel_trees():
+    """NCCL's PAT: 8 of base, 4 levels of 14 us over 3.5, 2.8 us a rank; at most 8 ranks take rings."""
+    found = taccl.predict("dgx-h100", "allgather", 8, ranks=16, nodes=16)
+    start = 1.8 + costs_of("dgx-h100").network.start_us
+    assert found.algorithm == "pat"
+    assert found.time_us == pytest.approx(start + 8 + 4 * 14 / 3.5 + 16 * 2.8, rel=1e-3)
+    assert taccl.predict("dgx-h100", "allgather", 8, ranks=8, nodes=8).algorithm == "ring"
+    assert taccl.predict("dgx-h100", "allgather", 8, nodes=2).algorithm == "ring"
+
+
+def test_sharp_sums_in_the_network():
+    """8 A100 in each of 16 nodes: 2 * (3.7 + 7 * 0.4) us in nodes, 31 between them; trees take longer."""
+    found = taccl.predict("dgx-a100", "allreduce", 8, nodes=16, sharp=True)
+    assert found.algorithm == "collnet-direct"
+    start = 1.8 + costs_of("dgx-a100").network.start_us
+    assert found.time_us == pytest.approx(start + 2 * (3.7 + 7 * 0.4) + 31, rel=1e-3)
+    assert us("dgx-a100", "allreduce", 8, nodes=16) > found.time_us
+
+
+def test_sharp_joins_the_sums_of_nodes():
+    """On Hopper NVLS hands the sum of a node to the network: 25 us in nodes and 18 between them."""
+    found = taccl.predict("dgx-h100", "allreduce", 8, nodes=16, sharp=True)
+    assert found.algorithm == "nvls-sharp"
+    assert found.time_us == pytest.approx(1.8 + costs_of("dgx-h100").network.start_us + 25 + 18, rel=1e-3)
+
+
+def test_sharp_carries_what_the_formula_says():
+    """Half of a bus of 8 NICs of 25 GB/s, with what large messages reach of them."""
+    size = 8 << 30
+    rate = 0.5 * 8 * 25e3 * costs_of("dgx-a100").network.efficiency
+    assert us("dgx-a100", "allreduce", size, nodes=16, sharp=True) == pytest.approx(size / rate, rel=0.01)
+
+
+def test_switches_copy_in_a_node():
+    """An allgather of 16 MB on 16 GB200 takes NVLS: 25 us, then 8 channels of 90 GB/s, 0.74 * 7/8 * 15/16."""
+    found = taccl.predict("gb200-nvl72", "allgather", 16_000_000, ranks=16)
+    assert found.algorithm == "nvls"
+    assert found.time_us == pytest.approx(1.8 + 25 + 16e3 / (8 * 90 * 0.74 * 7 / 8 * 15 / 16), rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("instance", "network"), [("p4d.24xlarge", 75), ("p5.48xlarge", 75), ("p5en.48xlarge", 35)]
 )
@@ -107,6 +147,8 @@ def test_the_library_chooses_by_its_own_model():
         ("dgx-h100", "allreduce", {"ranks": 9}, "at most 8"),
         ("dgx-h100", "allreduce", {"network": "myrinet"}, "slingshot"),
         ("dgx-h100", "broadcast", {"runtime": "mscclpp"}, "one-kernel"),
+        ("p5.48xlarge", "allreduce", {"sharp": True, "nodes": 2}, "network='infiniband'"),
+        ("mi300x", "allreduce", {"sharp": True, "nodes": 2}, "leave it out"),
     ],
 )
 def test_what_is_not_known_is_said(machine, collective, options, said):

@@ -1,0 +1,148 @@
+"""Collectives of NCCL that switches compute: NVLS in nodes, SHARP between nodes, and both."""
+
+from __future__ import annotations
+
+from math import log2
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.measure.library_costs import Candidate
+from taccl.topology.tuning import (
+    COLLNET_ARITY_US,
+    COLLNET_CHAIN_US,
+    COLLNET_DIRECT_RANKS,
+    COLLNET_DIRECT_SHARE,
+    COLLNET_DIRECT_US,
+    NVLS_BLOCKS,
+    NVLS_CHANNEL,
+    NVLS_CHANNELS,
+    NVLS_CHUNK_BYTES,
+    NVLS_CHUNKS,
+    NVLS_NETWORK_US,
+    NVLS_RANKS,
+    NVLS_SHARE,
+    NVLS_SHARP_US,
+    NVLS_US,
+    PROTOCOLS,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taccl.measure.library import Run
+    from taccl.measure.library_costs import Floats
+
+#: Index of the protocol of all of these.
+_SIMPLE = 2
+
+
+def switch_collectives(run: Run) -> Iterator[Candidate]:
+    """Yield the algorithms of switches that the machine, the network and the collective allow."""
+    costs = run.costs
+    has_nvls = costs.nvls and costs.generation in NVLS_SHARE and run.per_node > 2
+    has_sharp = costs.sharp and costs.fitted is None and run.num_nodes > 1
+    if run.collective in ("allgather", "reduce-scatter") and has_nvls:
+        if run.num_nodes == 1 and run.per_node <= NVLS_RANKS:
+            yield _nvls_copies(run)
+    elif run.collective == "allreduce":
+        if has_nvls:
+            yield _nvls(run)
+        if has_nvls and has_sharp:
+            yield _nvls_sharp(run)
+        if has_sharp and run.per_node <= COLLNET_DIRECT_RANKS:
+            yield _collnet(run)
+
+
+def _nvls_rate(run: Run) -> float:
+    """GB/s of one way through a switch by NCCL's model."""
+    generation = run.costs.generation
+    channels, speed = NVLS_CHANNELS[generation]
+    return channels * speed * NVLS_SHARE[generation] * (channels - 1) / channels
+
+
+def _nvls(run: Run) -> Candidate:
+    """Sums in the switch of each node, which trees join between nodes."""
+    costs, m, n, g = run.costs, run.num_nodes, run.num_ranks, run.per_node
+    # NCCL's bus bandwidth, of which all ranks of a node take part; no more than ports carry.
+    rate = min(_nvls_rate(run) * n / (n - 1), costs.node_gb_per_s * NVLS_SHARE[costs.generation])
+    across, levels = 2 * (m - 1) / m, int(log2(m))
+    model_rate = rate
+    if m > 1:
+        per_channel = NVLS_CHANNEL[costs.generation][min(m, 3) - 1]
+        model_rate = min(rate, per_channel * min(g, 8) * n / (2 * (n - 1)), run.wires / across)
+    model_us = NVLS_US + 2 * levels * (NVLS_NETWORK_US + 2 * costs.network.stated_us)
+    has_correction = m > 1 and costs.generation == "Blackwell"
+    correction = run.corrected(_SIMPLE) if has_correction else np.ones_like(run.size)
+    kb = run.size / 1000
+    # Chunks of all blocks and ranks follow one another: in, over the network, and out.
+    turn_kb = np.minimum(_nvls_chunk(run) * NVLS_BLOCKS[costs.generation][m > 1] * g, run.size) / 1000
+    hop_us = PROTOCOLS[_SIMPLE].ring_hop_us * costs.node_latency
+    turn_us = turn_kb / (rate * costs.node_rate) + hop_us
+    network_us = turn_kb * across / run.network if m > 1 else np.zeros_like(kb)
+    num_turns = kb / np.maximum(turn_kb, 1e-9)
+    latency_us = NVLS_US * costs.node_latency + turn_us * (2 if m > 1 else 1)
+    latency_us = latency_us + 2 * levels * (run.network_us(_SIMPLE, "tree", model=False) + network_us)
+    time_us = latency_us + num_turns * np.maximum(turn_us, network_us)
+    return Candidate("nvls", "simple", model_us + kb / (model_rate * correction), time_us)
+
+
+def _nvls_chunk(run: Run) -> Floats:
+    """Bytes of a chunk of sums in the switch, by size."""
+    several = run.num_nodes > 1
+    own = NVLS_CHUNK_BYTES[run.costs.generation][several]
+    chunk = np.full(run.size.shape, float(run.costs.network.nvls_chunk_bytes or own))
+    blocks = NVLS_BLOCKS[run.costs.generation][several] * run.per_node
+    for most, num in NVLS_CHUNKS[several]:
+        chunk = np.where((run.size < num * blocks * chunk) & (chunk > most), float(most), chunk)
+    return chunk
+
+
+def _nvls_copies(run: Run) -> Candidate:
+    """Multicast of each rank's part by the switch, or its sum, in one node: NCCL counts one way."""
+    costs, g, kb = run.costs, run.per_node, run.size / 1000
+    rate = _nvls_rate(run) * (g - 1) / g
+    time_us = NVLS_US * costs.node_latency + kb / (rate * costs.node_rate)
+    return Candidate("nvls", "simple", NVLS_US + kb / rate, time_us)
+
+
+def _nvls_sharp(run: Run) -> Candidate:
+    """Sums in the switches of nodes, then between nodes; rates are those of NCCL's model."""
+    costs, n = run.costs, run.num_ranks
+    model_us = NVLS_US + NVLS_SHARP_US + 2 * costs.network.stated_us
+    network_us = (NVLS_SHARP_US + 2 * costs.network.hop_us) * costs.network_latency
+    return _rated(run, "nvls-sharp", (model_us, NVLS_US * costs.node_latency + network_us),
+                  (2 * _nvls_rate(run), 1.0), n / (2 * (n - 1)))  # fmt: skip
+
+
+def _collnet(run: Run) -> Candidate:
+    """Sums in switches between nodes: a GPU for each NIC, or chains of GPUs in nodes without NVSwitch."""
+    costs, g = run.costs, run.per_node
+    if costs.nvswitch:
+        node_us = 2 * (min(1, g - 1) * COLLNET_DIRECT_US[0] + (g - 1) * COLLNET_ARITY_US)
+        hop_us, name = COLLNET_DIRECT_US[1], "collnet-direct"
+        excess = g / run.num_channels  # GPUs for each channel
+        share = 1 / (excess - (excess - 1) / 2)
+        share *= 1.0 if costs.generation in ("Volta", "Ampere") else COLLNET_DIRECT_SHARE
+    else:
+        node_us, hop_us, name, share = 2 * (g - 1) * COLLNET_CHAIN_US[0], COLLNET_CHAIN_US[1], "collnet", 1.0
+    model_us = node_us + hop_us + 2 * costs.network.stated_us
+    network_us = (hop_us + 2 * costs.network.hop_us) * costs.network_latency
+    latencies = model_us, node_us * costs.node_latency + network_us
+    return _rated(run, name, latencies, (costs.node_gb_per_s * g, share), 0.5)
+
+
+def _rated(
+    run: Run, name: str, latencies_us: tuple[float, float], inside: tuple[float, float], factor: float
+) -> Candidate:
+    """Candidate by NCCL's bus bandwidth: the lesser of a node's and of its NICs', times a share and a factor.
+
+    - `latencies_us`: By the model, and as they are.
+    - `inside`: GB/s of the node, and the share.
+    """
+    kb, (node, share) = run.size / 1000, inside
+    model, real = (
+        min(node * scale, wires) * share * factor
+        for scale, wires in ((1.0, run.wires), (run.costs.node_rate, run.network))
+    )
+    return Candidate(name, "simple", latencies_us[0] + kb / model, latencies_us[1] + kb / real)

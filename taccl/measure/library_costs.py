@@ -1,0 +1,68 @@
+"""Figures of a machine under a stock library, and one algorithm with its times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from taccl.topology.tuning import LAUNCH_US
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from taccl.topology.networks import Network
+
+    Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Figures of a machine under a stock library; rates in GB/s, one way.
+
+    - `generation`: Generation of NVIDIA's GPUs; empty for AMD's.
+    - `node_gb_per_s`, `num_links`: Rate of a rank inside its node by the library's tables, and its NVLinks.
+    - `nic_gb_per_s`, `ranks_per_nic`: Wire rate of a NIC, and ranks that share it.
+    - `nvls`: True if switches in nodes add up.
+    - `sharp`: True if switches between nodes add up, by a plugin that users turn on.
+    - `nvswitch`: True if a switch joins the ranks of a node.
+    - `pcie`: True if ranks of a node talk over PCIe.
+    - `fitted`: {protocol: (base us, hop us, share)} of libraries without a table, such as RCCL.
+    - `launch_us`: Time before the first step; `serial_launch_us` more for each further rank of a node.
+    - `launch_scale`, `node_latency`, `network_latency`: Factors of the launch and of latencies.
+    - `node_rate`, `network_rate`: Factors of rates.
+    """
+
+    generation: str
+    node_gb_per_s: float
+    num_links: int
+    nic_gb_per_s: float
+    ranks_per_nic: int
+    network: Network
+    nvls: bool = False
+    sharp: bool = False
+    nvswitch: bool = False
+    pcie: bool = False
+    launch_us: float = LAUNCH_US
+    serial_launch_us: float = 0.0
+    fitted: Mapping[str, tuple[float, float, float]] | None = None
+    launch_scale: float = 1.0
+    node_latency: float = 1.0
+    network_latency: float = 1.0
+    node_rate: float = 1.0
+    network_rate: float = 1.0
+
+
+class Candidate(NamedTuple):
+    """An algorithm under a protocol, at several sizes.
+
+    - `model_us`: Time by the library's own model, by which it chooses.
+    - `time_us`: Time by its pipeline, launch included.
+    """
+
+    algorithm: str
+    protocol: str
+    model_us: Floats
+    time_us: Floats
