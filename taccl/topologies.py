@@ -10,16 +10,21 @@ from taccl.topology.builder import TopologyBuilder, from_networkx
 from taccl.topology.fabrics import fully_connected, hypercube, mesh, multidim, ring, star, torus
 from taccl.topology.in_network import InNetwork
 from taccl.topology.machines import (
+    a100_pcie,
     b200,
     dgx1,
     dgx2,
     dgx_a100,
     dgx_h100,
     gb200_nvl72,
+    h100_pcie,
     h200,
+    l40s,
     mi300x,
     mi355x,
     ndv2,
+    t4,
+    v100_pcie,
 )
 from taccl.topology.racks import in_network, rack
 from taccl.topology.registry import fabric_names, machine_names, parse
@@ -29,10 +34,10 @@ if TYPE_CHECKING:
     from os import PathLike
 
 __all__ = [
-    "InNetwork", "Topology", "TopologyBuilder", "b200", "dgx1", "dgx2", "dgx_a100", "dgx_h100",
-    "fabric_names", "from_networkx", "fully_connected", "gb200_nvl72", "h200", "hypercube", "in_network",
-    "load", "machine_names", "mesh", "mi300x", "mi355x", "multidim", "ndv2", "parse", "rack", "ring", "star",
-    "torus",
+    "InNetwork", "Topology", "TopologyBuilder", "a100_pcie", "b200", "dgx1", "dgx2", "dgx_a100",
+    "dgx_h100", "fabric_names", "from_networkx", "fully_connected", "gb200_nvl72", "h100_pcie", "h200",
+    "hypercube", "in_network", "l40s", "load", "machine_names", "mesh", "mi300x", "mi355x", "multidim",
+    "ndv2", "parse", "rack", "ring", "star", "t4", "torus", "v100_pcie",
 ]  # fmt: skip
 
 

@@ -287,9 +287,7 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         said = f"{name} needs an upstream topology file; give one with --topology, or leave it out"
         raise InputError(said, where=name.partition(" ")[0])
     sketch = things.sketch_from_word(options.sketch)
-    topology = topology_for(options, sketch)
-    if options.ranks is not None or options.without_rank:
-        topology = _subset_of(topology, options)
+    topology = subset_for(options, topology_for(options, sketch), sketch)
     if options.collective == BY_MATRIX or options.matrix is not None:
         return _under_best_protocol(_exchange(options, topology), options)
     cut = picked(options, "chunks_per_rank", "root", "roots")
@@ -304,11 +302,13 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
     return _under_best_protocol(problem, options)
 
 
-def _subset_of(topology: Topology, options: argparse.Namespace) -> Topology:
+def subset_for(options: argparse.Namespace, topology: Topology, sketch: Sketch | None) -> Topology:
     """The topology of the ranks that take part; says how they are renumbered."""
     from taccl.topology.transform import subset
 
-    if options.sketch is not None:
+    if options.ranks is None and not options.without_rank:
+        return topology
+    if sketch is not None:
         said = "a sketch speaks of all ranks of its nodes; leave it out, or take all ranks"
         raise InputError(said, where="--ranks" if options.ranks is not None else "--without-rank")
     kept = sorted(set(options.ranks or range(topology.num_ranks)) - set(options.without_rank))

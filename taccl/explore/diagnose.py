@@ -11,7 +11,7 @@ from statistics import median
 
 from taccl._internal.arguments import Count, Duration, checked
 from taccl._internal.deadline import Deadline, OutOfTime
-from taccl._internal.names import first_of
+from taccl._internal.names import first_of, in_runs
 from taccl._internal.units import format_size
 from taccl.analysis.simulation.simulate import simulate
 from taccl.baselines import best
@@ -299,7 +299,7 @@ def _gains(expected: Expectation, deadline: Deadline, machine: Machine) -> Itera
         try:
             with deadline.enforced():
                 made = best(expected.problem(size), time_limit_s=max(0.1, deadline.left_s / 4))
-                under = {each: on.under(each) if each else on for each in protocols}
+                under = {each: expected.carried(on.under(each) if each else on) for each in protocols}
                 times_us = {each: simulate(made, topology=there).finish_us for each, there in under.items()}
         except (CollectiveError, OutOfTime):
             continue
@@ -326,5 +326,7 @@ def _command(expected: Expectation, machine: Machine, size: int, runtime: str) -
     words = ["taccl", "plan", "--topology", word]
     words += ["--nodes", str(on.num_nodes)] if on.num_nodes > 1 and not os.path.isfile(word) else []
     words += ["--profile", machine.profile] if machine.profile else []
+    kept = on.cache.get("kept_ranks")
+    words += ["--ranks", in_runs(kept).replace(" ", "")] if kept else []
     words += ["--collective", expected.series.collective, "--sizes", format_size(size)]
     return shlex.join([*words, "--runtime", runtime, "-o", "plan"])

@@ -21,6 +21,7 @@ from taccl.measure.series import Series
 from taccl.problem.collectives import ROOTED
 from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.bars import busy_shares
+from taccl.topology.parts import thousandths
 from taccl.topology.profiles import PROFILES
 from taccl.topology.topology import Topology
 from taccl.topology.transform import rescaled
@@ -79,6 +80,11 @@ class Expectation:
         if self._costs is None:
             return machine_of(self.topology).network_gb_per_s
         return self._costs.nic_gb_per_s * self._costs.network.efficiency
+
+    def carried(self, topology: Topology) -> Topology:
+        """The topology with what large messages reach of its network, where that is known."""
+        share = 1.0 if self._costs is None else self._costs.network.efficiency
+        return rescaled(topology, {(True, "beta"): 1 / Fraction(str(share))}, thousandths)
 
     def problem(self, size_bytes: int, topology: Topology | None = None) -> Problem:
         """The collective at a size."""

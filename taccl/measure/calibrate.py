@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.measure.library import Costs
+    from taccl.measure.library_costs import Costs
     from taccl.measure.series import Series
 
 #: {factor: deviation of its logarithm's prior} (our choice): networks vary more than nodes, and hosts more

@@ -22,7 +22,7 @@ from taccl.measure.estimate import (
     refit,
     shows_latency,
 )
-from taccl.measure.library import Costs
+from taccl.measure.library_costs import Costs
 from taccl.measure.logs import joined, read_log
 from taccl.measure.machine import Machine, find_machine, machine_of, mismatches, placed
 from taccl.measure.missing import missing_measurements

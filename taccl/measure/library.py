@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.measure.in_switch import switch_collectives
-from taccl.measure.library_costs import Candidate, Costs
+from taccl.measure.library_costs import Candidate
 from taccl.measure.series import POINT_TO_POINT
 from taccl.topology.tuning import (
     CHANNEL_BYTES,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.measure.library_costs import Floats
+    from taccl.measure.library_costs import Costs, Floats
 
 #: Part of a node's rate that a single pair reaches, and that all pairs of an alltoall reach (our choice: 0.81
 #: on 8 A100, 0.93 on H100; 0.85 to 1.06 for all pairs).
@@ -247,11 +247,8 @@ class Run:
         linear_us = PAT_BASE_US + PAT_RANK_US * self.num_ranks
         model_us = linear_us + hops * self.network_us(2, "tree", model=True)
         time_us = linear_us * costs.node_latency + hops * self.network_us(2, "tree", model=False)
-        model_us, time_us = (
-            model_us + kb / (self.wires * PAT_SHARE),
-            time_us + kb / (self.network * PAT_SHARE),
-        )
-        return Candidate("pat", "simple", model_us, time_us)
+        wires, network = self.wires * PAT_SHARE, self.network * PAT_SHARE
+        return Candidate("pat", "simple", model_us + kb / wires, time_us + kb / network)
 
     def _pairs(self) -> Iterator[Candidate]:
         """Messages between pairs: each peer on another node takes a hop of its own, as hosts post them."""

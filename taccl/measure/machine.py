@@ -15,19 +15,24 @@ from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.topology.networks import INSTANCES
 from taccl.topology.topology import Topology
 
-#: GPU models of the machines.
+#: GPU models of the machines; of one machine where their links in a node are alike.
 _GPUS = {
     "ndv2": ("V100",), "dgx1": ("V100",), "dgx2": ("V100",), "dgx-a100": ("A100",), "dgx-h100": ("H100",),
-    "h200": ("H200",), "b200": ("B200",), "gb200-nvl72": ("GB200",), "mi300x": ("MI300X",),
-    "mi355x": ("MI355X",),
+    "h200": ("H200",), "b200": ("B200", "B300"), "gb200-nvl72": ("GB200", "GB300"),
+    "mi300x": ("MI300X", "MI325X"), "mi355x": ("MI355X", "MI350X"),
+}  # fmt: skip
+#: The same of GPUs that talk over PCIe, boards of the above among them.
+_PCIE_GPUS = {
+    "v100-pcie": ("V100",), "a100-pcie": ("A100",), "h100-pcie": ("H100",), "t4": ("T4",),
+    "l40s": ("L40S", "L40", "L4", "A10", "A10G", "A40"),
 }  # fmt: skip
 #: Model in the name of a GPU: H100, GB300, MI300X, L40S.
 _MODEL = re.compile(r"\b(MI\d{2,3}[A-Z]?|[A-Z]{1,2}\d{1,3}[A-Z]?)\b")
 #: Max ranks whose exact number follows from bandwidths with two decimals. A larger number is rounded to equal
 #: nodes.
 COUNTABLE = 64
-#: Boards without NVSwitch, in names of GPUs.
-_OTHER_BOARD = re.compile(r"\b(?:PCIe?|NVL)\b", re.IGNORECASE)
+#: Boards without NVSwitch, in names of GPUs: on PCIe, and in pairs on bridges of NVLink.
+_ON_PCIE, _ON_BRIDGE = re.compile(r"\bPCIe?\b", re.IGNORECASE), re.compile(r"\bNVL\b", re.IGNORECASE)
 #: Min credible time of a collective on GPUs in us. It lasts at least about 4 us, mostly for the kernel
 #: launch.
 _LEAST_US = 3.0
@@ -128,11 +133,13 @@ def gpu_models(gpus: Iterable[str]) -> set[str]:
 def machine_by_gpus(gpus: Collection[str]) -> str | None:
     """The one machine model whose nodes have such GPUs; None if no model or several models have them."""
     models = gpu_models(gpus)
-    if len(models) != 1 or any(_OTHER_BOARD.search(name) for name in gpus):
+    if len(models) != 1 or any(_ON_BRIDGE.search(name) for name in gpus):
         return None
     if any("SXM3" in name for name in gpus):
         return "dgx2"  # the only machine with that board of V100
-    found = [machine for machine, own in _GPUS.items() if models <= set(own)]
+    is_board = any(models <= set(own) for own in _GPUS.values())
+    table = _PCIE_GPUS if any(_ON_PCIE.search(name) for name in gpus) or not is_board else _GPUS
+    found = [machine for machine, own in table.items() if models <= set(own)]
     return found[0] if len(found) == 1 else None
 
 
@@ -170,7 +177,7 @@ def _of_ranks(logs: Sequence[Log], series: Sequence[Series]) -> Iterable[str]:
 
 def _of_gpus(logs: Sequence[Log], machine: Machine) -> Iterable[str]:
     named = INSTANCES[machine.name].machine if machine.name in INSTANCES else machine.name
-    ours = _GPUS.get(named, ())
+    ours = {**_GPUS, **_PCIE_GPUS}.get(named, ())
     for log in logs:
         models = gpu_models(log.gpus)
         if models and ours and not models & set(ours):

@@ -9,11 +9,12 @@ import numpy as np
 
 from taccl._internal.arguments import Bytes, Count, Number, checked, known_name
 from taccl.errors import InputError
-from taccl.measure.library import Costs, candidates, chosen
+from taccl.measure.library import candidates, chosen
+from taccl.measure.library_costs import Costs
 from taccl.measure.model import COLLECTIVES
 from taccl.topology.machines import SHAPES
 from taccl.topology.networks import INSTANCES, NETWORKS
-from taccl.topology.profiles import NVLINKS, PROFILES
+from taccl.topology.profiles import NVLINKS, PCIE, PROFILES
 from taccl.topology.tuning import KERNEL_LAUNCH_US, LAUNCH_US, LL_GB_PER_S, NVLINK_GB_PER_S, PROTOCOLS
 
 if TYPE_CHECKING:
@@ -134,31 +135,18 @@ def predicted_us(
 
 
 def known_machines() -> tuple[str, ...]:
-    """Names of machines and instance types that predictions know."""
-    return (*SHAPES, *_PCIE)
-
-
-#: Servers whose GPUs talk over PCIe: GPUs of a node, GB/s of PCIe, of a NIC, and the source.
-_PCIE = {
-    "l40s": (8, 22.0, 12.5, "PCIe 4.0 x16; one NIC of 100 Gb/s for each node: our choice"),
-    "t4": (4, 6.0, 6.25, "PCIe 3.0 through the host; one NIC of 50 Gb/s (g4dn.12xlarge): our choice"),
-}
+    """Names of machines and instance types that predictions know, those of all machine models."""
+    return tuple(SHAPES)
 
 
 def ranks_per_node(machine: str) -> int:
     """Ranks of a full node of a machine or an instance type."""
-    name = known_name(machine, known_machines(), "machine")
-    return _PCIE[name][0] if name in _PCIE else SHAPES[name].ranks_per_node
+    return SHAPES[known_name(machine, SHAPES, "machine")].ranks_per_node
 
 
 def costs_of(machine: str, *, network: str | None = None, network_gb_per_s: float | None = None) -> Costs:
     """Figures of a machine, or an instance type, under the library of its GPUs."""
-    name = known_name(machine, known_machines(), "machine")
-    if name in _PCIE:
-        ranks, rate, nic, _ = _PCIE[name]
-        costs = Costs("Ampere", rate, 2, nic, ranks, NETWORKS["roce-pcie"], pcie=True)
-    else:
-        costs = _of_model(name)
+    costs = _of_model(known_name(machine, SHAPES, "machine"))
     if network is not None:
         costs = replace(costs, network=NETWORKS[known_name(network, NETWORKS, "network")])
     return costs if network_gb_per_s is None else replace(costs, nic_gb_per_s=network_gb_per_s)
@@ -170,6 +158,9 @@ def _of_model(name: str) -> Costs:
     nic = 1000 / float(nominal["internode_beta_us_per_mb"])
     usual = "infiniband" if name in NVLINKS else "rccl"
     network = NETWORKS[INSTANCES[name].network if name in INSTANCES else usual]
+    if name in PCIE:
+        generation, rate = PCIE[name][0], 1000 / float(default["pcie_beta_us_per_mb"])
+        return Costs(generation, rate, 2, nic, shape.ranks_per_nic, NETWORKS["roce-pcie"], pcie=True)
     if name in NVLINKS:
         generation, links = NVLINKS[name]
         is_old = generation == "Volta"

@@ -3,7 +3,8 @@
 What all of them share:
 
 - Within a node, ranks are joined pair by pair, by NVLink (NDv2, DGX-1) or xGMI (MI300X, MI355X), or by
-  NVSwitch, where every rank has one port out and one port in, each held by one send at a time.
+  NVSwitch or PCIe, where every rank has one port out and one port in, each held by one send at a time. Links
+  between the switches of PCIe are taken to be as fast as their ports.
 - Between nodes there is one link for every pair of ranks that may talk, with the alpha and the beta of the
   network. A send over it holds the egress of the source's NIC and the ingress of the destination's NIC,
   which ranks of that NIC share. Egress and ingress are separate. The network between NICs never blocks.
@@ -25,7 +26,7 @@ from taccl.topology.builder import TopologyBuilder
 from taccl.topology.in_network import PROFILES as SWITCHES
 from taccl.topology.networks import INSTANCES
 from taccl.topology.parts import LinkCost, Network, add_nodes, check_num_links
-from taccl.topology.profiles import PROFILES, find_profile
+from taccl.topology.profiles import PCIE, PROFILES, find_profile
 from taccl.topology.topology import AlphaMeaning, Topology
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ SHAPES = {
     "gb200-nvl72": NodeShape(72, 1, nvls="nvls-blackwell"),
     "mi300x": NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
     "mi355x": NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
+    "t4": NodeShape(4, 4, joint="PCIe", network="Ethernet"),
+    **{name: NodeShape(8, 8, joint="PCIe", network="Ethernet") for name in PCIE if name != "t4"},
 }
 SHAPES |= {
     name: SHAPES[each.machine]._replace(ranks_per_nic=each.ranks_per_nic) for name, each in INSTANCES.items()
@@ -192,6 +195,12 @@ b200 = _machine("b200", f"B200 server (DGX B200, HGX B200): 8 B200 a node behind
 gb200_nvl72 = _machine("gb200-nvl72", f"GB200 NVL72: nodes are racks of 72 GPUs behind NVSwitch{_RAILED}")
 mi300x = _machine("mi300x", f"MI300X server: 8 MI300X a node, each joined to each by xGMI{_RAILED}")
 mi355x = _machine("mi355x", f"MI355X server: 8 MI355X a node, each joined to each by xGMI{_RAILED}")
+_PCIE_NODE = "a node, each on PCIe, and one NIC of 100 Gb/s that all share."
+v100_pcie = _machine("v100-pcie", f"Server of 8 V100 with PCIe boards {_PCIE_NODE}")
+a100_pcie = _machine("a100-pcie", f"Server of 8 A100 with PCIe boards {_PCIE_NODE}")
+h100_pcie = _machine("h100-pcie", f"Server of 8 H100 with PCIe boards {_PCIE_NODE}")
+l40s = _machine("l40s", f"Server of 8 L40S, or of other boards on PCIe 4.0 {_PCIE_NODE}")
+t4 = _machine("t4", "Server of 4 T4 a node, each on PCIe, and one NIC of 50 Gb/s that all share.")
 INSTANCE_TYPES = {
     name: _machine(name, f"{name}: a node as `{each.machine}`, with NICs of its own: {each.source}.")
     for name, each in INSTANCES.items()

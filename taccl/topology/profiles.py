@@ -21,6 +21,7 @@ from taccl.topology.tuning import (
     LAUNCH_US,
     LL_GB_PER_S,
     NVLINK_GB_PER_S,
+    PCIE_HOPS_US,
     PROTOCOLS,
     SOURCE,
     Protocol,
@@ -163,6 +164,18 @@ _V100_LINKS = {"nvlink": (25, _V100), "nvlink_double": (50, f"two links; {_V100}
 _GB200 = "NVIDIA, DGX GB Rack Scale Systems User Guide:"
 _MI355X = "AMD, Instinct MI355X data sheet (2025)"
 _AMD = "AMD, ROCm documentation (2026): eight"
+#: Servers whose GPUs talk over PCIe: generation of the GPUs, version of PCIe, GB/s that it promises, GB/s
+#: that NCCL takes it for (``src/graph/topo.cc``, then the next lower speed of ``src/graph/search.cc``), GB/s
+#: of the NIC of a node and its source.
+_ONE_NIC = ("12.5", "one NIC of 100 Gb/s for each node: our choice")
+PCIE: Mapping[str, tuple[str, str, str, str, str, str]] = {
+    "v100-pcie": ("Volta", "3.0", "15.75", "12", *_ONE_NIC),
+    "a100-pcie": ("Ampere", "4.0", "31.5", "20", *_ONE_NIC),
+    "h100-pcie": ("Hopper", "5.0", "63", "40", *_ONE_NIC),
+    "l40s": ("Ampere", "4.0", "31.5", "20", *_ONE_NIC),
+    # GPUs of g4dn.12xlarge have no peer-to-peer access; NCCL copies through memory of the host.
+    "t4": ("Volta", "3.0", "15.75", "6", "6.25", "Amazon, g4dn.12xlarge: one NIC of 50 Gb/s"),
+}
 _SHEETS: Mapping[str, _Sheet] = {
     "ndv2": (_V100_LINKS, ("12.5", f"Microsoft, Azure NDv2-series: one {_EDR}, for the virtual machine")),
     "dgx1": (_V100_LINKS, ("12.5", f"NVIDIA, DGX-1 With Tesla V100 System Architecture (2017): four {_EDR}")),
@@ -194,6 +207,10 @@ _SHEETS: Mapping[str, _Sheet] = {
         {"xgmi": (64, "AMD, Instinct MI300X data sheet (2023): 7 links to GPUs, 128 GB/s both ways each")},
         (50, f"{_AMD} 400 Gb/s NICs, one for each GPU"),
     ),
+    **{
+        name: ({"pcie": (rate, f"PCI-SIG, PCI Express {version} x16")}, (nic, said))
+        for name, (_, version, rate, _, nic, said) in PCIE.items()
+    },
     "mi355x": (
         {"xgmi": ("76.8", f"{_MI355X}: 7 links to GPUs, 153.6 GB/s both ways each")},
         (50, f"{_AMD} Pollara 400, one for each GPU"),
@@ -231,13 +248,19 @@ def _profiles(machine: str, sheet: _Sheet) -> tuple[Profile, ...]:
     nominal = _nominal(machine, *sheet)
     if machine in _PUBLISHED:
         return _published(machine, *_PUBLISHED[machine]), nominal
-    if machine in NVLINKS:
-        generation, num_links = NVLINKS[machine]
+    if machine in NVLINKS or machine in PCIE:
         costs = {each.name: (each.ring_base_us, each.ring_hop_us, each.bandwidth_share) for each in PROTOCOLS}
+        if machine in PCIE:
+            generation, version, _, rate, *_ = PCIE[machine]
+            said, rates = f"PCIe {version}: {SOURCE}", Fraction(rate)
+            hops = zip(PROTOCOLS, PCIE_HOPS_US["ring"], strict=True)
+            costs = {each.name: (each.ring_base_us, hop, each.bandwidth_share) for each, hop in hops}
+        else:
+            generation, num_links = NVLINKS[machine]
+            rate = NVLINK_GB_PER_S[generation]
+            said, rates = f"{num_links} NVLinks of {rate} GB/s: {SOURCE}", num_links * Fraction(rate)
         most = Constant("node_gb_per_s", Fraction(LL_GB_PER_S[generation]), SOURCE)
         launch = Constant("launch_us", Fraction(str(LAUNCH_US)), LAUNCH)
-        rate, said = NVLINK_GB_PER_S[generation], f"{num_links} NVLinks of {NVLINK_GB_PER_S[generation]} GB/s"
-        said, rates = f"{said}: {SOURCE}", num_links * Fraction(rate)
         return _by_protocol(nominal, "nccl", launch, rates, said, costs, SOURCE, most), nominal
     launch_us, rate, logs, fitted = _RCCL[INSTANCES[machine].machine if machine in INSTANCES else machine]
     source = f"taccl fit of published rccl-tests logs of one node: {logs}"

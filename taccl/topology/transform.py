@@ -101,7 +101,11 @@ def subset(
     check_ranks(kept, topology.num_ranks, where=f"{topology.name}: ranks")
     check_ranks(without_ranks, topology.num_ranks, where=f"{topology.name}: ranks")
     gone = set(range(topology.num_ranks)) - set(kept) | set(without_ranks)
-    return without(_narrowed(topology, gone), ranks=sorted(gone)) if gone else topology
+    if not gone:
+        return topology
+    found = without(_narrowed(topology, gone), ranks=sorted(gone))
+    found.cache["kept_ranks"] = tuple(rank for rank in range(topology.num_ranks) if rank not in gone)
+    return found
 
 
 def _narrowed(topology: Topology, gone: Collection[int]) -> Topology:

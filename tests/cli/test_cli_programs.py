@@ -194,3 +194,12 @@ def test_plan_of_sketches_takes_their_topology(run_json):
     )  # fmt: skip
     assert (code, found["topology"], found["num_ranks"]) == (0, "ndv2 x2", 16)
     assert found["ranges"][0]["source"].startswith("sketch ndv2-sk")
+
+
+def test_plan_takes_some_ranks(run, tmp_path):
+    """Two of four GPUs, renumbered from 0; a note says which."""
+    words = ("--collective", "allgather", "--sizes", "1MB", "--backend", "greedy", "--time-limit", "2")
+    code, out, err = run("plan", "fully-connected:4", "--ranks", "1,3", *words, "--no-baselines")
+    assert code == 0
+    assert "ranks 1, 3 of 4 take part" in err
+    assert "Plan(allgather on" in out

@@ -109,6 +109,7 @@ REFUSED = {
     "plan": [
         ("plan ndv2/sk9 --collective allgather", "did you mean"),
         ("plan --collective allgather", "neither a sketch nor --topology"),
+        ("plan ndv2/sk1 --nodes 2 --collective allgather --ranks 0-3", "a sketch speaks of all ranks"),
         ("plan ring:4 --collective allsheep", "--collective: found 'allsheep'"),
         ("plan ring:4 --collective allgather --sizes 1GB:1KB", "--sizes: found '1GB:1KB'"),
         ("plan ring:4 --collective allgather -o no/such/folder", "there is no folder"),

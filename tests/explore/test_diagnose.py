@@ -183,8 +183,8 @@ def test_another_collective_is_refused(log):
 
 def test_unknown_gpus_ask_for_a_topology(log):
     """GPUs without a machine model are named, with the machines that are known."""
-    with pytest.raises(InputError, match="found no model of NVIDIA L40S; name a topology file"):
-        taccl.diagnose([log(node_log(20.0).replace("NVIDIA H100 80GB HBM3", "NVIDIA L40S"))])
+    with pytest.raises(InputError, match="found no model of NVIDIA GeForce RTX 4090; name a topology file"):
+        taccl.diagnose([log(node_log(20.0).replace("NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090"))])
 
 
 def test_another_number_of_ranks_is_refused(log):
@@ -193,13 +193,22 @@ def test_another_number_of_ranks_is_refused(log):
         taccl.diagnose([log(node_log(NVLS))], without_ranks=[6, 7])
 
 
+@pytest.mark.slow
+def test_better_schedules_are_for_the_ranks_of_the_log(log):
+    """A log of eight GPUs of a rack of 72: the command plans for these eight."""
+    text = node_log(830.0).replace("NVIDIA H100 80GB HBM3", "NVIDIA GB200")
+    found = taccl.diagnose([log(text)], budget_s=5).series[0]
+    assert found.gains
+    assert all("--ranks 0-7 " in each.command for each in found.gains)
+
+
 #: {published log: (arguments, part of its verdict)}. Verdicts that change with NCCL's model are not here.
 PUBLISHED = {
     "unseen/mi300x_azure_x1_allreduce": ({}, "small messages: likely NUMA balancing"),
     "mi300x_x1_allreduce_rccl": ({}, "off the curve"),
     "unseen/dgx2_12gpu_broadcast": ({}, "; as expected"),
     "unseen/dgx2_12gpu_allreduce": ({}, "off the curve: 16MiB"),
-    "unseen/l40s_2x1_allreduce": ({"topology": "dgx-a100", "ranks": (0, 8)}, "off the curve: 512KiB"),
+    "unseen/l40s_2x1_allreduce": ({}, "8.106 GB/s bus at 8GiB is 100% of what NCCL"),
 }
 
 

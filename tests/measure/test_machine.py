@@ -2,8 +2,10 @@
 
 import pytest
 
+import taccl
 from taccl.errors import InputError
-from taccl.measure.machine import find_machine
+from taccl.measure.machine import find_machine, machine_by_gpus
+from taccl.measure.predict import costs_of, known_machines
 
 
 @pytest.mark.parametrize(("name", "ranks_per_node", "ranks_per_nic", "node", "network"), [
@@ -16,6 +18,25 @@ def test_promises(name, ranks_per_node, ranks_per_nic, node, network):
     found = find_machine(name)
     assert (found.ranks_per_node, found.ranks_per_nic) == (ranks_per_node, ranks_per_nic)
     assert (found.node_gb_per_s, found.network_gb_per_s) == pytest.approx((node, network))
+
+
+@pytest.mark.parametrize(("gpu", "machine"), [
+    ("NVIDIA A100-SXM4-80GB", "dgx-a100"), ("NVIDIA A100-PCIE-40GB", "a100-pcie"),
+    ("NVIDIA A100 80GB PCIe", "a100-pcie"), ("NVIDIA H100 PCIe", "h100-pcie"), ("NVIDIA H100 NVL", None),
+    ("Tesla V100-PCIE-16GB", "v100-pcie"), ("Tesla V100-SXM2-16GB", None), ("NVIDIA L40S", "l40s"),
+    ("NVIDIA A10G", "l40s"), ("Tesla T4", "t4"), ("NVIDIA GB300", "gb200-nvl72"), ("NVIDIA RTX 4090", None),
+    ("AMD Instinct MI325X OAM", "mi300x"),
+])  # fmt: skip
+def test_gpus_tell_their_machine(gpu, machine):
+    """A board on PCIe is no board behind NVSwitch; two machines of one board are none."""
+    assert machine_by_gpus([gpu]) == machine
+
+
+def test_predictions_know_every_machine():
+    """One table of machines serves predictions, diagnoses and schedules."""
+    names = taccl.topologies.machine_names()
+    assert set(known_machines()) == set(names)
+    assert all(costs_of(name).node_gb_per_s <= find_machine(name).node_gb_per_s for name in names)
 
 
 @pytest.mark.parametrize("name", ["ring:4", "links.toml", "nowhere"])

@@ -15,10 +15,12 @@ from taccl.cli.options import (
     add_collective,
     add_limit,
     add_options,
+    add_subset,
     option,
     positive,
     reader,
     resized,
+    subset_for,
     topology_for,
     whole,
 )
@@ -47,6 +49,7 @@ def add(verb: ArgumentParser) -> None:
     group = verb.add_argument_group("problem")
     add_options(group, "--topology", help="a file, a machine, or a fabric (default: the sketch's)")
     add_options(group, "--nodes", "--profile", "--root")
+    add_subset(group)
     group = verb.add_argument_group("search")
     option(group, "--no-baselines", "leave the well-known algorithms out")
     add_options(group, "--backend")
@@ -121,5 +124,6 @@ def _topology_and_sketches(options: Namespace) -> tuple[Topology, list[Sketch | 
     if not words and options.topology is None:
         raise InputError("found neither a sketch nor --topology; give at least one", where="SKETCH")
     sketches = [sketch for sketch in map(sketch_from_word, words) if sketch is not None]
-    topology = topology_for(options, sketches[0] if sketches else None)
+    first = sketches[0] if sketches else None
+    topology = subset_for(options, topology_for(options, first), first)
     return topology, [resized(each, options, topology) for each in sketches] or [None]
