@@ -48,10 +48,6 @@ if TYPE_CHECKING:
 
     from taccl.measure.library_costs import Costs, Floats
 
-#: Part of a node's rate that a single pair reaches, and that all pairs of an alltoall reach (our choice: 0.81
-#: on 8 A100, 0.93 on H100; 0.85 to 1.06 for all pairs).
-PAIR_SHARE, ALL_PAIRS_SHARE = 0.87, 0.93
-
 
 def candidates(
     costs: Costs, collective: str, num_ranks: int, num_nodes: int, size_bytes: Floats
@@ -256,7 +252,7 @@ class Run:
         is_pair = self.collective == POINT_TO_POINT
         inside, outside = (float(m == 1), float(m > 1)) if is_pair else ((g - 1) / n, (n - g) / n)
         peers = outside if is_pair else float(n - g)
-        node = self.node * (PAIR_SHARE if is_pair else ALL_PAIRS_SHARE)
+        node = self.node * (costs.pair_share if is_pair else costs.all_pairs_share)
         network = self.network / ceil(g / costs.ranks_per_nic)
         shared = 1 if is_pair else min(g, costs.ranks_per_nic)
         kb = self.size / 1000

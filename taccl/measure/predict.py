@@ -42,9 +42,9 @@ RUNTIMES = {
     "mscclpp": Runtime(KERNEL_LAUNCH_US, True, _KERNEL),
 }
 """Runtimes by name."""
-#: Launch of one process per node, for each of its ranks, as benchmarks ran before Ampere (our choice: the
-#: host launches kernels one by one).
-SERIAL_LAUNCH_US = 4.0
+#: Launch of one process per node, for each of its ranks, as benchmarks ran before Ampere: the host launches
+#: kernels one by one (NVIDIA, Getting Started with CUDA Graphs, 2019: 3.8 us each on a V100).
+SERIAL_LAUNCH_US = 3.8
 #: Part of NCCL's rates under LL in kernels of few threadblocks (our choice: with it an allreduce of 8 to
 #: 48 KiB on 8 A100 takes what MSCCL++'s page says).
 _KERNEL_LL_SHARE = 0.5

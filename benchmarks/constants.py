@@ -1,0 +1,76 @@
+"""Constants of predictions that were taken from published logs, and the same without a machine's own logs.
+
+A row of `benchmarks.unseen` whose log is the source of a constant is no test of it. Its second figure has the
+constants of other machines in their place: leave-one-machine-out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from taccl.measure.predict import costs_of
+from taccl.topology.networks import NETWORKS
+from taccl.topology.profiles import PROFILES
+
+if TYPE_CHECKING:
+    from taccl.measure.library_costs import Costs
+    from taccl.topology.networks import Network
+
+#: {log: what was taken from it}; the first word is the kind.
+SOURCE_OF = {
+    "a100_p4de.24xlarge_x2_allreduce_aws": "network efa",
+    "b200_lambda_x2_allreduce": "network infiniband",
+    "h100_p5.48xlarge_x2_allreduce_aws": "network efa-rdma",
+    "h100_a3mega_gke_x2_allgather_full": "network tcpxo",
+    "h100_a3mega_x2_allreduce_gcp": "network tcpxo",
+    "mi300x_x1_allreduce_rccl": "protocols",
+    "mi300x_x2_allreduce_rccl": "network rccl",
+    "mi355x_x1_allreduce_full": "protocols",
+    "mi355x_x1_alltoall_full": "protocols",
+    "p5_x1_allreduce_aws_batch": "launch",
+    "unseen/l40s_2x1_allreduce": "network roce-pcie",
+    "unseen/a100_x1_sendrecv_large": "pairs",
+    "unseen/ndmv4_x1_alltoall": "pairs",
+    "unseen/ndmv4_x2_alltoall": "pairs",
+}
+#: Classes of networks with a log of their own.
+_MEASURED = [word.split()[1] for word in dict.fromkeys(SOURCE_OF.values()) if word.startswith("network")]
+#: us of a launch without the log of 8 H100: the median of three collectives of 1 KB on 8 A100.
+_OTHER_LAUNCH_US = 1.9
+#: {machine of AMD: the other one}.
+_OTHER = {"mi300x": "mi355x", "mi355x": "mi300x"}
+
+
+def costs_without(topology: str, log: str) -> Costs:
+    """Figures of a machine, with constants of others in place of those that a log is the source of."""
+    costs, kind = costs_of(topology), SOURCE_OF[log].split()[0]
+    if kind == "network":
+        return replace(costs, network=_other_network(costs.network.name))
+    if kind == "launch":
+        return replace(costs, launch_us=_OTHER_LAUNCH_US)
+    if kind == "pairs":
+        return replace(costs, pair_share=1.0, all_pairs_share=1.0)
+    other = costs_of(_OTHER[topology])
+    share = other.node_gb_per_s / _promised(_OTHER[topology])
+    return replace(
+        costs, launch_us=other.launch_us, fitted=other.fitted, node_gb_per_s=share * _promised(topology)
+    )
+
+
+def _other_network(name: str) -> Network:
+    """A class of networks without its log: the latency of its plugin, and medians of other classes."""
+    own, others = NETWORKS[name], [NETWORKS[each] for each in _MEASURED if each != name]
+    return own._replace(
+        hop_us=own.stated_us,
+        start_us=median(each.start_us for each in others),
+        post_us=median(each.post_us for each in others),
+        efficiency=median(each.efficiency for each in others),
+    )
+
+
+def _promised(machine: str) -> float:
+    """GB/s of a rank inside its node, by data sheet."""
+    nominal = PROFILES[machine][-1]
+    return 7 * 1000 / float(nominal["xgmi_beta_us_per_mb"])

@@ -1,0 +1,21 @@
+"""The benchmark of unseen logs says which rows judge constants that were taken from them."""
+
+import pytest
+
+from benchmarks.constants import SOURCE_OF, costs_without
+from benchmarks.unseen import CASES
+from taccl.measure.predict import costs_of
+
+TOPOLOGIES = {case.log: case.topology for case in CASES}
+
+
+@pytest.mark.parametrize("log", SOURCE_OF)
+def test_constants_of_own_logs_are_replaced(log):
+    """Without its log a machine has other figures, and everything else as before."""
+    assert costs_without(TOPOLOGIES[log], log) != costs_of(TOPOLOGIES[log])
+
+
+def test_a_network_without_its_log_is_of_other_classes():
+    """EFA of p4d without its log: the 75 us that its plugin states, and medians of the other five."""
+    found = costs_without("p4de.24xlarge", "a100_p4de.24xlarge_x2_allreduce_aws").network
+    assert (found.hop_us, found.start_us, found.efficiency) == (75, 9, 0.93)
