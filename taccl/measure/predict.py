@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil, log2
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from taccl.errors import InputError
 from taccl.measure.library import candidates, chosen
 from taccl.measure.library_costs import Costs
 from taccl.measure.model import COLLECTIVES
+from taccl.measure.series import POINT_TO_POINT
 from taccl.topology.machines import SHAPES
 from taccl.topology.networks import INSTANCES, NETWORKS
 from taccl.topology.profiles import NVLINKS, PCIE, PROFILES
@@ -25,29 +27,42 @@ class Runtime(NamedTuple):
     """Launch of a runtime in us, and its source.
 
     - `one_kernel`: True if one kernel runs the whole collective, without a library's base latency.
+    - `hops_us`: Latency of a step of all pairs under LL and simple.
+    - `shares`: Part of NCCL's rate under LL, and of a node's rate under simple, that its copies reach.
+    - `one_shot`: True if sums also take one step, in which all pairs exchange whole buffers.
+    - `falls_back`: True if the library's own algorithms run where these are faster or have no file.
     """
 
     launch_us: float
     one_kernel: bool
     source: str
+    hops_us: tuple[float, float] = (PROTOCOLS[0].ring_hop_us, PROTOCOLS[2].ring_hop_us)
+    shares: tuple[float, float] = (0.5, 1.0)
+    one_shot: bool = True
+    falls_back: bool = False
 
 
 _NCCL = "our choice: with NCCL's base and hops, an allreduce on 8 H100 takes what a published log says"
-_KERNEL = "published times of MSCCL++ on A100: one kernel, without NCCL's base"
+_KERNEL = "published times of MSCCL++ on A100: one kernel, without NCCL's base; half of LL's rate"
+_XML = "Azure/msccl, README.md: 1 KB to 8 MB on 8 H100; copies through NCCL's buffers reach 0.6 of the links"
+_MPI = "our choice, compared with no log: messages between pairs, and sums in memory of the host"
 RUNTIMES = {
     "nccl": Runtime(LAUNCH_US, False, _NCCL),
     "rccl": Runtime(7.0, False, "prior of fits to published logs, which replace it"),
     "torch": Runtime(LAUNCH_US, False, "NCCL's: the host's time in Python is not counted"),
-    "msccl-xml": Runtime(LAUNCH_US, False, "its interpreter is a kernel of NCCL"),
+    "msccl-xml": Runtime(3.6, True, _XML, (PROTOCOLS[1].ring_hop_us, 3.4), (1.0, 0.6), False, True),
     "mscclpp": Runtime(KERNEL_LAUNCH_US, True, _KERNEL),
+    "mpi": Runtime(0.0, False, _MPI),
 }
 """Runtimes by name."""
+#: us of a message of MPI in a node, and between nodes beside the hop of the network (our choice: a copy by
+#: CUDA IPC, and GPUDirect RDMA).
+MPI_HOPS_US = (10.0, 5.0)
+#: GB/s of a rank that sums in memory of the host, over PCIe and back (our choice).
+MPI_SUM_GB_PER_S = 6.0
 #: Launch of one process per node, for each of its ranks, as benchmarks ran before Ampere: the host launches
 #: kernels one by one (NVIDIA, Getting Started with CUDA Graphs, 2019: 3.8 us each on a V100).
 SERIAL_LAUNCH_US = 3.8
-#: Part of NCCL's rates under LL in kernels of few threadblocks (our choice: with it an allreduce of 8 to
-#: 48 KiB on 8 A100 takes what MSCCL++'s page says).
-_KERNEL_LL_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +77,15 @@ class Prediction:
         Those that the runtime takes.
     launch_us : float
         Part of the time before the first step, without the base of a protocol.
+    source : str
+        Origin of the runtime's figures; of ``"mpi"`` they are a choice that no log confirms.
     """
 
     time_us: float
     algorithm: str
     protocol: str
     launch_us: float
+    source: str = ""
 
 
 @checked
@@ -89,8 +107,8 @@ def predict(
     ranks, nodes : int
         Numbers of ranks and of equal nodes; by default all ranks of one node.
     runtime : str, optional
-        ``"nccl"``, ``"rccl"``, ``"torch"``, ``"msccl-xml"`` or ``"mscclpp"``; by default the library of the
-        machine's GPUs.
+        ``"nccl"``, ``"rccl"``, ``"torch"``, ``"msccl-xml"``, ``"mscclpp"`` or ``"mpi"``; by default the
+        library of the machine's GPUs.
     network : str, optional
         Class of the network between nodes, such as ``"roce"`` or ``"slingshot"``; by default the machine's.
     network_gb_per_s : float, optional
@@ -118,12 +136,22 @@ def predict(
         said = f"found True; NCCL sums in switches of InfiniBand only, and {machine} has {costs.network.name}"
         raise InputError(f"{said}; leave it out, or give network='infiniband'", where="sharp")
     costs = _under(replace(costs, nvls=costs.nvls and nvls, sharp=sharp), runtime, machine)
-    sizes = np.array([float(size)])
-    if runtime is not None and RUNTIMES[runtime].one_kernel:
-        return _in_one_kernel(costs, collective, num_ranks, nodes, float(size))
-    found = candidates(costs, collective, num_ranks, nodes, sizes)
+    found = candidates(costs, collective, num_ranks, nodes, np.array([float(size)]))
     best = found[int(chosen(found)[0])]
-    return Prediction(float(best.time_us[0]), best.algorithm, best.protocol, costs.launch_us)
+    used = RUNTIMES[runtime or ("nccl" if costs.fitted is None else "rccl")]
+    own = Prediction(float(best.time_us[0]), best.algorithm, best.protocol, costs.launch_us, used.source)
+    if runtime == "mpi":
+        return _by_mpi(costs, collective, num_ranks, nodes, float(size))
+    if not used.one_kernel:
+        return own
+    if nodes > 1 or collective not in _ALL_PAIRS:
+        if used.falls_back:
+            return own
+        found_on = f"found {collective} on {nodes} nodes"
+        said = f"{found_on}; one-kernel runtimes are known for sums and copies in one node"
+        raise InputError(said, where="runtime")
+    all_pairs = _in_one_kernel(costs, collective, num_ranks, float(size), used)
+    return own if used.falls_back and own.time_us < all_pairs.time_us else all_pairs
 
 
 def predicted_us(
@@ -191,27 +219,55 @@ def _under(costs: Costs, runtime: str | None, machine: str) -> Costs:
     if (runtime == "nccl" and is_amd) or (runtime == "rccl" and not is_amd):
         other = "rccl" if is_amd else "nccl"
         raise InputError(f"found {runtime!r}; {machine} runs {other}: name that, or none", where="runtime")
-    return replace(costs, launch_us=RUNTIMES[runtime].launch_us) if RUNTIMES[runtime].one_kernel else costs
+    return costs
 
 
-def _in_one_kernel(costs: Costs, collective: str, n: int, m: int, size: float) -> Prediction:
+#: Collectives of one kernel: all pairs at once.
+_ALL_PAIRS = ("allreduce", "allgather", "reduce-scatter", "alltoall")
+
+
+def _in_one_kernel(costs: Costs, collective: str, n: int, size: float, runtime: Runtime) -> Prediction:
     """Time in one kernel: all pairs at once, in one step or in two, under LL or simple."""
-    if m > 1 or collective not in ("allreduce", "allgather", "reduce-scatter", "alltoall"):
-        said = (
-            f"found {collective} on {m} nodes; one-kernel runtimes are known for sums and copies in one node"
-        )
-        raise InputError(said, where="runtime")
     ways = {"allreduce": ((1, n - 1.0), (2, 2 * (n - 1) / n))}.get(collective, ((1, (n - 1) / n),))
-    rates = {"simple": costs.node_gb_per_s}
-    if costs.generation:
-        rates["ll"] = float(LL_GB_PER_S[costs.generation]) * _KERNEL_LL_SHARE
-    else:
-        rates["ll"] = costs.node_gb_per_s * PROTOCOLS[0].bandwidth_share * _KERNEL_LL_SHARE
-    hops = {each.name: each.ring_hop_us for each in PROTOCOLS}
+    if not runtime.one_shot:
+        ways = ways[-1:]
+    ll_rate = (
+        float(LL_GB_PER_S[costs.generation])
+        if costs.generation
+        else costs.node_gb_per_s * PROTOCOLS[0].bandwidth_share
+    )
+    rates = dict(
+        zip(("ll", "simple"), np.multiply(runtime.shares, (ll_rate, costs.node_gb_per_s)), strict=True)
+    )
+    hops = dict(zip(rates, runtime.hops_us, strict=True))
     times = {
         ("one-shot" if num == 1 else "two-shot", protocol): num * hops[protocol] + volume * size / rate / 1000
         for num, volume in ways
         for protocol, rate in rates.items()
     }
     (algorithm, protocol), time_us = min(times.items(), key=lambda each: each[1])
-    return Prediction(costs.launch_us + time_us, algorithm, protocol, costs.launch_us)
+    launch_us = runtime.launch_us
+    return Prediction(launch_us + float(time_us), algorithm, protocol, launch_us, runtime.source)
+
+
+def _by_mpi(costs: Costs, collective: str, n: int, m: int, size: float) -> Prediction:
+    """Time of messages between pairs, one after another: by doubling, or in a ring of n parts."""
+    adds = collective in ("allreduce", "reduce-scatter", "reduce")
+    hop_us = MPI_HOPS_US[0] if m == 1 else MPI_HOPS_US[1] + costs.network.hop_us
+    g = n // m
+    network = costs.nic_gb_per_s * costs.network.efficiency / min(g, costs.ranks_per_nic)
+    rate = min(costs.node_gb_per_s, network if m > 1 else np.inf, MPI_SUM_GB_PER_S if adds else np.inf)
+    twice = 2 if collective == "allreduce" else 1
+    rounds, kb = ceil(log2(n)), size / 1000
+    rooted = collective in ("broadcast", "reduce", "allreduce")
+    volume = float(rounds) if rooted else (n - 1) / n  # whole data in each round, or growing parts
+    ways = {
+        "doubling": rounds * hop_us + volume * kb / rate,
+        "ring": twice * (n - 1) * (hop_us + kb / n / rate),
+    }
+    if collective == POINT_TO_POINT:
+        ways = {"message": hop_us + kb / rate}
+    elif collective == "alltoall":
+        ways = {"pairwise": (n - 1) * (hop_us + kb / n / rate)}
+    algorithm, time_us = min(ways.items(), key=lambda each: each[1])
+    return Prediction(time_us, algorithm, "", 0.0, RUNTIMES["mpi"].source)

@@ -101,6 +101,36 @@ def test_the_class_of_the_network_can_be_given():
     assert other - small == pytest.approx(2 * costs_of("dgx-a100", network="slingshot").network.hop_us)
 
 
+#: {KiB: us} of MSCCL's own page, allreduce and allgather of 8 H100 (Azure/msccl, README.md).
+MSCCL = {
+    "allreduce": {1: 7.5, 8: 7.67, 64: 10.36, 256: 12.86, 1024: 22.31, 8192: 68.16, 1 << 20: 4026.8},
+    "allgather": {1: 5.65, 8: 5.47, 64: 5.95, 256: 7.26, 1024: 12.3, 8192: 38.54, 1 << 20: 2633},
+}
+
+
+@pytest.mark.parametrize(("collective", "most"), [("allreduce", 0.13), ("allgather", 0.03)])
+def test_msccl_takes_what_its_page_says(collective, most):
+    """Its launch, its steps, and copies through NCCL's buffers; NCCL's own algorithms for large messages."""
+    found = {kib: us("nd-h100-v5", collective, kib << 10, runtime="msccl-xml") for kib in MSCCL[collective]}
+    off = [abs(found[kib] / time_us - 1) for kib, time_us in MSCCL[collective].items()]
+    assert np.median(off) <= most
+
+
+def test_msccl_leaves_calls_without_a_file_to_nccl():
+    """Several nodes and broadcasts take NCCL's algorithms and time."""
+    for given in ({"nodes": 2, "collective": "allreduce"}, {"collective": "broadcast"}):
+        times = [us("dgx-h100", size=1024, runtime=name, **given) for name in ("msccl-xml", "nccl")]
+        assert times[0] == times[1]
+
+
+def test_messages_of_mpi_take_turns():
+    """8 bytes to 8 ranks by doubling: three messages of 10 us; its figures are a choice, and say so."""
+    found = taccl.predict("dgx-h100", "broadcast", 8, runtime="mpi")
+    assert found.time_us == pytest.approx(3 * 10, rel=1e-3)
+    assert "our choice" in found.source
+    assert us("dgx-h100", "allreduce", "1GB", runtime="mpi") > us("dgx-h100", "allreduce", "1GB") * 10
+
+
 def test_one_kernel_has_no_base():
     """Two steps of 0.6 us after 4.95 us: 7/4 of the bytes at half of LL's rate."""
     size = 8 << 10
