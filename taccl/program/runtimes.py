@@ -5,7 +5,7 @@ Versions of their sources:
 - ``msccl``: microsoft/msccl, a fork of NCCL 2.12.12; reads MSCCL XML.
 - ``msccl-executor``: Azure/msccl-executor-nccl, on NCCL 2.23.4; reads MSCCL XML.
 - ``rccl``: RCCL 2.21.5 (ROCm 6.3) up to 2.27.7 (ROCm 7.2); reads MSCCL XML. 2.28.3 (ROCm 7.13) removed it.
-- ``mscclpp``: MSCCL++ 0.10; reads execution plans.
+- ``mscclpp``: MSCCL++ 0.9.0; reads execution plans.
 """
 
 from __future__ import annotations

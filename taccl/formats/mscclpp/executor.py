@@ -20,6 +20,7 @@ from typing import Any
 
 from taccl._internal.units import format_count
 from taccl.errors import FormatError, TacclError, VerificationError
+from taccl.formats.mscclpp.limits import check_gpu
 from taccl.formats.program_kind import ProgramKind, collective_of
 from taccl.problem.collective import Collective
 from taccl.program.execution import Content, content_at_start, contents_of
@@ -27,11 +28,6 @@ from taccl.program.layout import RankLayout, layout
 from taccl.program.program import Slot
 from taccl.program.races import Event, unordered
 
-#: Operations that can be run.
-OPERATIONS = (
-    "nop", "put", "ppkt", "copy", "upkt", "re", "repkt", "signal", "wait", "flush", "sem_acquire",
-    "sem_release",
-)  # fmt: skip
 #: {name in plans: collective that gives the required outputs}.
 _KINDS = {
     "allgather": "allgather", "allreduce": "allreduce", "reducescatter": "reduce_scatter",
@@ -41,8 +37,6 @@ _ROOTED = ("broadcast", "reduce")
 _BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
 #: {operation on packets: number of sources before the packets}.
 _FIRST_PACKET = {"upkt": 0, "repkt": 1}
-_MAX_OPERATIONS, _MAX_IDS = 64, 16
-
 Op = dict[str, Any]
 #: Place of a chunk: (rank, memory, index).
 Place = tuple[int, str, int]
@@ -91,7 +85,7 @@ class _PlanRun:
         self.in_place, self.packed = bool(plan["inplace"]), plan["protocol"] == "LL"
         self.blocks: dict[tuple[int, int], Mapping[str, Any]] = {}
         for r, gpu in enumerate(self.gpus):
-            _check_gpu(gpu, r)
+            check_gpu(gpu, r)
             self.blocks |= {(r, t): threadblock for t, threadblock in enumerate(gpu["threadblocks"])}
         self.collective = _collective(plan, root)
         self.layouts = (RankLayout((), ()),) * len(self.gpus)
@@ -375,33 +369,3 @@ def verify_plan(plan: Mapping[str, Any]) -> bool:
             except VerificationError:
                 continue
         raise
-
-
-def _check_gpu(gpu: Mapping[str, Any], r: int) -> None:
-    """Raise `FormatError` if a rank's part exceeds a limit of the executor or has unsupported operations."""
-    if gpu["id"] != r:
-        raise FormatError(f"found gpu {gpu['id']} in place {r}; expected them in order", where="plan")
-    if gpu["input_chunks"] < 1 or gpu["output_chunks"] < 1:
-        raise FormatError(
-            f"gpu {r} has {gpu['input_chunks']} input and {gpu['output_chunks']} output chunks; expected at "
-            "least one each",
-            where="plan",
-        )
-    for t, threadblock in enumerate(gpu["threadblocks"]):
-        where, ops = f"threadblock {t} of gpu {r}", threadblock["ops"]
-        lists = [each["channel_ids"] for each in threadblock["channels"]]
-        lists += [each["remote_buffer_ids"] for each in threadblock["remote_buffer_refs"]]
-        lists += [op.get("semaphore_ids", ()) for op in ops]
-        if threadblock["id"] != t:
-            raise FormatError(f"found id {threadblock['id']}; expected {t}", where=where)
-        for found, most, what in (
-            (len(ops), _MAX_OPERATIONS, "operations"),
-            (max(map(len, lists), default=0), _MAX_IDS, "channels, buffers or semaphores in a list"),
-        ):
-            if found > most:
-                raise FormatError(f"found {found} {what}; expected at most {most}", where=where)
-        unknown = next((op["name"] for op in ops if op["name"] not in OPERATIONS), None)
-        if unknown is not None:
-            raise FormatError(
-                f"found operation {unknown!r}; expected one of {', '.join(OPERATIONS)}", where=where
-            )

@@ -8,7 +8,7 @@ from typing import Any
 
 from taccl.errors import InputError
 
-_SNIPPET = '''"""Registers execution plans with MSCCL++ 0.10, which then serve torch.distributed.
+_SNIPPET = '''"""Registers execution plans with MSCCL++ 0.9.0, which then serve torch.distributed.
 
 In the program, before `init_process_group`: `import {module}; {module}.register(rank)`.
 Run it with MSCCL++ in NCCL's place, and the library itself for calls that no plan serves (on AMD's GPUs
