@@ -1,0 +1,1 @@
+"""Scripts for machines with GPUs, which the tests do not run."""

@@ -1,0 +1,47 @@
+"""Scripts for GPUs: as far as a machine without any can run them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from taccl.program.runtimes import RUNTIMES
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ROOT / "benchmarks" / "gpu"
+
+
+@pytest.mark.slow
+def test_training_runs_on_two_cpus():
+    """Two ranks end with the same parameters and a smaller loss, by gloo."""
+    torch = os.environ.get("TACCL_TORCH")
+    if torch is None:
+        pytest.skip("TACCL_TORCH names no environment with PyTorch")
+    words = [f"{torch}/bin/torchrun", "--standalone", "--nproc-per-node", "2", SCRIPTS / "train.py"]
+    found = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("parameters as rank 0: True") == 2
+
+
+@pytest.mark.slow
+def test_the_smoke_test_loads_without_a_gpu():
+    """Its options are shown where neither MSCCL++ nor a GPU is installed; the page says that it was not run."""
+    words = [sys.executable, SCRIPTS / "smoke.py", "--help"]
+    found = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    assert "has not been run" in " ".join(found.stdout.split())
+    assert "**It has not been run**" in (ROOT / "docs" / "runtimes.md").read_text(encoding="utf-8")
+
+
+def test_the_page_has_the_limits_of_runtimes():
+    """Steps, threadblocks and channels in the table are those that files are checked against."""
+    page = (ROOT / "docs" / "runtimes.md").read_text(encoding="utf-8")
+    names = ("msccl", "msccl-executor", "rccl")
+    for head, field in (
+        ("steps or operations of a threadblock", "max_steps"),
+        ("threadblocks of a rank", "max_threadblocks"),
+        ("channels", "max_channels"),
+    ):
+        cells = " | ".join(str(getattr(RUNTIMES[name], field)) for name in names)
+        assert f"| {head} | {cells} |" in page
