@@ -223,6 +223,26 @@ def test_lists_of_machines_are_current(page, line):
     assert set(re.findall(r"\b[a-z][a-z-]*\d[\w-]*", listed)) == models
 
 
+@pytest.mark.slow
+def test_quoted_verdicts_are_those_of_diagnose(tmp_path, monkeypatch):
+    """Each verdict on the page of real machines is what the command before it says, to the digit."""
+    page = ROOT / "docs" / "real-machines.md"
+    text = page.read_text(encoding="utf-8")
+    for block in blocks_of(page):
+        if block.title:
+            (tmp_path / block.title).write_text(block.content)
+    monkeypatch.chdir(tmp_path)
+    parts = re.split(r"^(taccl diagnose .*)$", text, flags=re.MULTILINE)
+    commands = list(zip(parts[1::2], parts[2::2], strict=True))
+    assert len(commands) == 4
+    for command, after in commands:
+        quote = " ".join(re.findall(r"^> (.*)$", after, re.MULTILINE))
+        words = shlex.split(command)[2:]
+        logs = [word for word in words if word.endswith((".log", ".txt"))]
+        topology = words[words.index("--topology") + 1] if "--topology" in words else None
+        assert taccl.diagnose(logs, topology, budget_s=0).series[0].verdict == quote
+
+
 def test_instance_types_are_current():
     """The page of real machines has a row for every instance type and for every class of networks."""
     page = (ROOT / "docs" / "real-machines.md").read_text(encoding="utf-8")
