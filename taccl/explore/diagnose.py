@@ -18,6 +18,7 @@ from taccl.baselines import best
 from taccl.errors import CollectiveError, FormatError, NumericsWarning
 from taccl.explore.expectation import Expectation
 from taccl.explore.measured_machine import Machine, read_logs, topology_of
+from taccl.explore.plan_runtimes import under_launch
 from taccl.measure.causes import HEALTHY, WITHIN_ERROR, Cause, Facts, causes_of, sizes_off
 from taccl.measure.curve import kinks, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
@@ -306,7 +307,7 @@ def _gains(expected: Expectation, deadline: Deadline, machine: Machine) -> Itera
         error = max(expected_us / measured_us, measured_us / expected_us)
         for runtime in usual_runtimes(on):
             able = [
-                us + float(under[each].launch_us if runtime.launch_us is None else runtime.launch_us)
+                us + float(under_launch(runtime, under[each]).launch_us)
                 for each, us in times_us.items()
                 if _has(runtime, each)
             ]

@@ -20,6 +20,7 @@ from taccl.formats.program_kind import kind_of, serves_powers_of_two
 from taccl.problem.collective import Collective
 from taccl.program.runtimes import Runtime
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.topology.profiles import profile_of
 from taccl.topology.topology import Topology
 
 if TYPE_CHECKING:
@@ -82,10 +83,19 @@ def under_protocols_of(
             raise InputError(said, where="protocol")
     named = [each for each in fabric.protocols if protocol == "auto" and each in known]
     found = [fabric.under(each) for each in named] or [fabric]
-    if runtime.launch_us is None:
-        return found
-    launch_us = Fraction(str(runtime.launch_us))
-    return [replace(each, launch_us=launch_us) if each.launch_us else each for each in found]
+    return [under_launch(runtime, each) for each in found]
+
+
+def under_launch(runtime: Runtime, fabric: Topology) -> Topology:
+    """The topology with the launch of the runtime in place of a library's launch and base, if it has these.
+
+    It is the profile's for that runtime, or else the usual one.
+    """
+    if runtime.launch_us is None or not fabric.launch_us:
+        return fabric
+    profile = profile_of(fabric)
+    own = None if profile is None else profile.launch_under(runtime.name)
+    return replace(fabric, launch_us=Fraction(str(runtime.launch_us)) if own is None else own)
 
 
 def coverage_text(runtime: Runtime, plan: Plan, served: Sequence[ServedSizes]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl._internal.reading import toml_document
 from taccl.measure.machine import find_machine
-from taccl.topology.profiles import find_profile
+from taccl.topology.profiles import PROFILES, find_profile
 from taccl.topology.tuning import PROTOCOLS, SOURCE, Protocol
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def profile_toml(fit: Fit, name: str) -> str:
             told = {"value": _number(value), "source": constant.source}
         constants[constant.name] = told
     return toml_document({
-        "machine": fit.machine, "source": name, "constants": constants,
+        "machine": fit.machine, "source": name, "runtime": PROFILES[fit.machine][0].runtime or "nccl",
+        "constants": constants,
         "launch": {
             "latency_us": _measured([found["launch_us"]]), "channel_us": _measured([found["channel_us"]]),
         },

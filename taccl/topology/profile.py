@@ -72,6 +72,8 @@ class Profile:
     - `ranges`: Protocols that a library used, by size.
     - `protocol`: The protocol of the constants; empty before one was chosen.
     - `channel`: Time of each further channel that a library takes into use as messages grow.
+    - `runtime`: Runtime that the launch and the protocols are of, such as ``"nccl"``; empty if unknown.
+    - `launches`: Launches of other runtimes, named such as ``"mscclpp.launch_us"``.
     """
 
     machine: str
@@ -82,6 +84,8 @@ class Profile:
     ranges: tuple[Range, ...] = ()
     protocol: str = ""
     channel: Constant | None = None
+    runtime: str = ""
+    launches: tuple[Constant, ...] = ()
 
     def __getitem__(self, name: str) -> Fraction:
         """The value of a constant; `KeyError` if there is none of that name."""
@@ -101,13 +105,17 @@ class Profile:
             if isinstance(constant, Constant)
         )
         starts = (each for each in (self.launch, self.channel) if each is not None)
-        return (*self.constants, *starts, *of_protocols)
+        return (*self.constants, *starts, *self.launches, *of_protocols)
 
     @property
     def launch_us(self) -> Fraction:
         """Time of a collective before its first step, with the base of the protocol."""
         bases = [each.base_us.value for each in self.protocols if each.name == self.protocol]
         return sum(bases, Fraction(0) if self.launch is None else self.launch.value)
+
+    def launch_under(self, runtime: str) -> Fraction | None:
+        """Launch of another runtime in us, without the base of a protocol; None if the profile has none."""
+        return next((each.value for each in self.launches if each.name == f"{runtime}.launch_us"), None)
 
     def under(self, protocol: str | None = None) -> Profile:
         """The profile with the constants of one of its protocols, by default ``"simple"``, if it has any.

@@ -17,6 +17,8 @@ from taccl.topology.networks import INSTANCES, NETWORKS
 from taccl.topology.parts import OVERHEAD_US, beta_of_bandwidth
 from taccl.topology.profile import Constant, Profile, ProtocolCosts
 from taccl.topology.tuning import (
+    KERNEL_LAUNCH,
+    KERNEL_LAUNCH_US,
     LAUNCH,
     LAUNCH_US,
     LL_GB_PER_S,
@@ -138,7 +140,9 @@ def _by_protocol(
     }
     simple, ll, ll128 = (costs_of(table) for table in (PROTOCOLS[2], *PROTOCOLS[:2]))
     constants = tuple(simple.of(given.get(each.name, each)) for each in nominal.constants)
-    return Profile(nominal.machine, name, constants, launch, (simple, ll, ll128))
+    launches = (Constant("mscclpp.launch_us", Fraction(str(KERNEL_LAUNCH_US)), KERNEL_LAUNCH),)
+    protocols = (simple, ll, ll128)
+    return Profile(nominal.machine, name, constants, launch, protocols, runtime=name, launches=launches)
 
 
 def _published(machine: str, file: str, betas: Mapping[str, tuple[str, str]]) -> Profile:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 SOURCE = "NCCL 2.30, tuning tables"
 #: With it, LL's base and hops, an allreduce of 1 to 16 KB on 8 H100 takes what a published log says: 17 us.
 LAUNCH_US = 1.8
-#: Launch of a kernel that runs a whole collective, without NCCL's base latency: published times of MSCCL++ on
-#: A100.
-KERNEL_LAUNCH_US = 4.95
+#: Launch of a kernel that runs a whole collective, without NCCL's base latency.
+KERNEL_LAUNCH_US, KERNEL_LAUNCH = 4.95, "published times of MSCCL++ on A100, docs/performance-ndmv4.md"
 LAUNCH = "our choice: from the call to the first step of a kernel"
 
 

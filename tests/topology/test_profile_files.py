@@ -4,6 +4,8 @@ import pytest
 
 import taccl
 from taccl.errors import TopologyError
+from taccl.explore.plan_runtimes import under_launch
+from taccl.program.runtimes import RUNTIMES
 from tests.measure.logs import table
 
 
@@ -21,6 +23,19 @@ def profile(fitted, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(fitted)
     return path
+
+
+@pytest.mark.slow
+def test_a_runtime_has_its_own_launch(profile):
+    """The file says which library was measured; a launch that it gives for MSCCL++ takes the place of 4.95 us."""
+    assert 'runtime = "nccl"' in profile.read_text()
+    topology = taccl.topologies.parse("dgx-h100", profile=str(profile))
+    assert float(under_launch(RUNTIMES["mscclpp"], topology).launch_us) == 4.95
+    given = "[launch.runtime]\nmscclpp = { value = 3.5, source = 'mine' }\n\n[protocol.simple]"
+    profile.write_text(profile.read_text().replace("[protocol.simple]", given, 1))
+    topology = taccl.topologies.parse("dgx-h100", profile=str(profile))
+    assert float(under_launch(RUNTIMES["mscclpp"], topology).launch_us) == 3.5
+    assert under_launch(RUNTIMES["msccl"], topology).launch_us == topology.launch_us
 
 
 @pytest.mark.slow
