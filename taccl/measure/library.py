@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.measure.in_switch import switch_collectives
-from taccl.measure.library_costs import Candidate
+from taccl.measure.library_costs import Candidate as Candidate
+from taccl.measure.library_costs import Costs as Costs
 from taccl.measure.series import POINT_TO_POINT
 from taccl.topology.tuning import (
     CHANNEL_BYTES,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.measure.library_costs import Costs, Floats
+    from taccl.measure.library_costs import Floats
 
 
 def candidates(
