@@ -20,6 +20,8 @@ from tests.fuzzing import MANY, TRIED
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from taccl.measure.fit import Fit
+
 
 def pytest_configure() -> None:
     """Let Ctrl-C reach tests that send it: a shell has what it starts in the background ignore it."""
@@ -230,6 +232,24 @@ def exchange():
         problem, chunk=[0, 1, 0], link=[0, 1, 0], start=[0, 0, problem.costs.ticks_per_us],
         end=[problem.costs.ticks_per_us] * 2 + [2 * problem.costs.ticks_per_us], producer="by hand",
     )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def line_log(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Log of 20 us and 200 GB/s of algbw on 8 ranks."""
+    from tests.measure.logs import table
+
+    log = tmp_path_factory.mktemp("line") / "a.log"
+    log.write_text(table())
+    return str(log)
+
+
+@pytest.fixture(scope="session")
+def line_fit(line_log: str) -> Fit:
+    """Fit of that log to a DGX H100."""
+    import taccl
+
+    return taccl.fit([line_log], "dgx-h100")
 
 
 @pytest.fixture(scope="session")

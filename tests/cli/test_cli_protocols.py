@@ -5,7 +5,6 @@ import json
 import pytest
 
 import taccl
-from tests.measure.logs import table
 
 H100 = ("--topology", "dgx-h100", "--collective", "allreduce")
 
@@ -63,11 +62,10 @@ def test_a_protocol_can_be_asked_for(run_json):
 
 
 @pytest.mark.slow
-def test_show_names_constants_launch_and_protocols(run, tmp_path):
+def test_show_names_constants_launch_and_protocols(run, line_fit, tmp_path):
     """Each with its source; those of a fit with the interval."""
-    (tmp_path / "a.log").write_text(table())
     profile = tmp_path / "mine.toml"
-    profile.write_text(taccl.fit([str(tmp_path / "a.log")], "dgx-h100").to_toml())
+    profile.write_text(line_fit.to_toml())
     code, out, _ = run("show", "dgx-h100", "--profile", profile)
     assert code == 0
     for name in ("nvswitch_overhead_us", "launch_us", "simple.node_hop_us", "simple.bandwidth_share"):

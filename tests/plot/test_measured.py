@@ -3,14 +3,13 @@
 import pytest
 
 import taccl
-from tests.measure.logs import SIZES, table
+from tests.measure.logs import SIZES
 
 
 @pytest.mark.slow
-def test_points_and_curve_of_every_series(tmp_path):
+def test_points_and_curve_of_every_series(line_fit):
     """One series is one row of points and one curve, over all of its sizes; the title tells the error."""
-    (tmp_path / "a.log").write_text(table())
-    ax = taccl.plot.measured(taccl.fit([str(tmp_path / "a.log")], "dgx-h100"))
+    ax = taccl.plot.measured(line_fit)
     points, curve = ax.get_lines()
     assert tuple(points.get_xdata()) == tuple(curve.get_xdata()) == SIZES
     assert "median error" in ax.get_title(loc="left")

@@ -3,7 +3,6 @@
 import pytest
 
 import taccl
-from tests.measure.logs import table
 
 
 def predicted_us(name, topology, collective, size):
@@ -50,14 +49,12 @@ def test_an_allgather_takes_one_alpha_and_not_seven():
 
 
 @pytest.mark.slow
-def test_a_fitted_profile_predicts_what_its_fit_does(tmp_path):
+def test_a_fitted_profile_predicts_what_its_fit_does(line_fit, tmp_path):
     """A ring on 8 ranks, large messages, by baseline and by plan: within 3 %."""
-    (tmp_path / "a.log").write_text(table())
-    fit = taccl.fit([str(tmp_path / "a.log")], "dgx-h100")
-    (tmp_path / "mine.toml").write_text(fit.to_toml())
+    (tmp_path / "mine.toml").write_text(line_fit.to_toml())
     topology = taccl.topologies.parse("dgx-h100", profile=str(tmp_path / "mine.toml"))
     for size in (2**28, 2**30, 2**32):
-        expected = fit.predict_us("allreduce", 8, 1, size)
+        expected = line_fit.predict_us("allreduce", 8, 1, size)
         assert predicted_us("ring", topology, "allreduce", size) == pytest.approx(expected, rel=0.03)
-    launch = next(each for each in fit.parameters if each.name == "launch_us").value
+    launch = next(each for each in line_fit.parameters if each.name == "launch_us").value
     assert float(topology.launch_us) > launch  # the base of simple is a part

@@ -6,15 +6,12 @@ import taccl
 from taccl.errors import TopologyError
 from taccl.explore.plan_runtimes import under_launch
 from taccl.program.runtimes import RUNTIMES
-from tests.measure.logs import table
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory):
+def fitted(line_fit):
     """The profile that a fit writes, as text."""
-    log = tmp_path_factory.mktemp("fit") / "a.log"
-    log.write_text(table())
-    return taccl.fit([str(log)], "dgx-h100").to_toml()
+    return line_fit.to_toml()
 
 
 @pytest.fixture
