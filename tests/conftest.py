@@ -256,7 +256,8 @@ def line_fit(line_log: str) -> Fit:
 def found():
     """An allreduce over two nodes of two ranks, searched in two halves."""
     import taccl
+    from tests.effort import brief_synthesis
     from tests.synthesis.small_problems import problem_of, two_nodes
 
     problem = problem_of(two_nodes(), taccl.collectives.allreduce(4))
-    return taccl.synthesize(problem, backend="greedy", time_limit_s=1)
+    return brief_synthesis(problem, backend="greedy")

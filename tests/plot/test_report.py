@@ -20,7 +20,7 @@ SECTIONS = (
 
 @pytest.fixture(scope="module")
 def page(found):
-    return taccl.report(found, command="taccl report out.json -o report.html", budget_s=5)
+    return taccl.report(found, command="taccl report out.json -o report.html", budget_s=0.5)
 
 
 def section(page, name):
