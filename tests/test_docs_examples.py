@@ -119,8 +119,10 @@ def run_command(command, where, capsys):
     """Run one command, and compare its exit code with the one that the page promises."""
     promised = _EXITS.search(command)
     command = re.sub(r"--budget \S+", f"--budget {MOST_SECONDS}", command)
-    if "--time-limit" not in command:  # named solvers use up what they have
-        command = re.sub(r"^taccl (compare|sweep)", r"taccl \1 --time-limit 1", command)
+    command = re.sub(r"--step-s \S+", "--step-s 1", command)
+    # Named solvers use up what they have.
+    command = re.sub(r"^(taccl (?:compare|sweep) .*)--time-limit \S+", r"\1", command)
+    command = re.sub(r"^taccl (compare|sweep)", r"taccl \1 --time-limit 1", command)
     code = main(shlex.split(command, comments=True)[1:])
     said = capsys.readouterr()
     assert code == int(promised[1] if promised else 0), f"{where}: {command}\n{said.err}"

@@ -26,18 +26,24 @@ def test_rounds_of_a_multicommodity_flow(name, rounds):
     assert multicommodity(GRAPHS[name]) == pytest.approx(rounds)
 
 
+@pytest.fixture(scope="module")
+def every_comparison():
+    """All comparisons; making them builds the graphs of some."""
+    return list(comparisons())
+
+
 @pytest.mark.slow
-def test_every_comparison_has_a_name_of_its_own():
+def test_every_comparison_has_a_name_of_its_own(every_comparison):
     """Rows are stored under their names."""
-    names = [each.name for each in comparisons()]
+    names = [each.name for each in every_comparison]
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_data")
-def test_all_machines_can_be_made():
+def test_all_machines_can_be_made(every_comparison):
     """Files, fabrics and graphs have the ranks that their collectives need."""
-    assert all(each.machine().num_ranks > 1 for each in comparisons())
+    assert all(each.machine().num_ranks > 1 for each in every_comparison)
 
 
 @pytest.mark.slow

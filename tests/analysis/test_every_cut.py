@@ -21,7 +21,7 @@ from taccl.analysis.certificates.every_cut import (
 )
 from taccl.cli.text import result_answer
 from taccl.synthesis.suggesting.chunks import merged
-from tests.effort import brief_synthesis
+from tests.effort import HASTY, brief_synthesis
 from tests.fuzzing import by_turns, cases
 
 #: Without latency, and 20 us a MB: times are those of the data alone.
@@ -58,7 +58,8 @@ def test_both_bounds_are_told_where_they_differ():
 
 def test_the_bound_over_all_chunkings_precedes_the_choice_of_chunks():
     """Where time is short, the bound over all chunkings is found before the search takes what is left."""
-    result = brief_synthesis(taccl.make_problem(RING, "allreduce", size_bytes=4_000_000))
+    problem = taccl.make_problem(RING, "allreduce", size_bytes=4_000_000)
+    result = brief_synthesis(problem, parameters=HASTY)
     names = [stage.name for stage in result.stages]
     assert names.index("bound over all chunkings") < names.index("chunks")
     assert names.count("bound over all chunkings") == 1

@@ -22,7 +22,7 @@ def step(tmp_path):
 def test_a_step_is_transformed_and_executed(run_json, step):
     """Every output is that of the program as it stands; float64, so within 256 times 2.2e-16."""
     pytest.importorskip("mpi4py")
-    code, values = run_json("run", step, "--topology", "fully_connected:4", "--step-s", 5)
+    code, values = run_json("run", step, "--topology", "fully_connected:4", "--step-s", 1)
     assert code == 0
     assert values["ok"]
     assert values["difference"] <= values["most"] == pytest.approx(256 * 2**-52)

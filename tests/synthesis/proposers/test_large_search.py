@@ -73,7 +73,7 @@ class TestPhases:
         [("balancing routes", pytest.raises(KeyboardInterrupt)), ("queueing sends", nullcontext())],
     )
     def test_ctrl_c_ends_it_at_once(self, phase, ends, monkeypatch):
-        """An alltoall on 20 x 20 ranks; where routes are known, each hop is sent along them once."""
+        """An alltoall on 16 x 16 ranks; where routes are known, each hop is sent along them once."""
         monkeypatch.setattr(deadline, "_TICK_S", 0.01)
         if phase != "balancing routes":
             monkeypatch.setattr(router, "_PATH_EXPONENTS", (0,))
@@ -83,7 +83,7 @@ class TestPhases:
             if doing.startswith(phase):
                 raise KeyboardInterrupt
 
-        problem = problem_of(topologies.mesh(20, 20), "alltoall")
+        problem = problem_of(topologies.mesh(16, 16), "alltoall")
         never = Deadline()
         with ends:
             found = never.run(
@@ -285,7 +285,7 @@ class TestLimits:
 
         monkeypatch.setattr(large_search, "schedule_large", second_time)
         result = synthesize(
-            problem_of(topologies.mesh(7, 9), "allreduce"), backend="greedy", time_limit_s=AMPLE_S
+            problem_of(topologies.mesh(5, 5), "allreduce"), backend="greedy", time_limit_s=AMPLE_S
         )
         assert result.stopped == "interrupted"
         assert taccl.verify(result.schedule).ok

@@ -15,7 +15,7 @@ from taccl.synthesis.proposers import compiling
 from taccl.synthesis.search import Options
 from taccl.synthesis.suggesting import chunks, suggest
 from taccl.synthesis.suggesting.chunks import merged
-from tests.effort import AMPLE_S, BRIEF, brief_synthesis
+from tests.effort import AMPLE_S, BRIEF, HASTY, brief_synthesis
 from tests.fuzzing import thinned
 
 #: No time suffices to compile kernels.
@@ -301,7 +301,7 @@ def test_small_chunks_merge_in_a_node_where_that_is_sooner(collective, most_us):
     steps.
     """
     problem = make_problem(taccl.topologies.dgx2(), collective, size_bytes=16_000)
-    result = brief_synthesis(problem)
+    result = brief_synthesis(problem, parameters=HASTY)
     found = result.schedule.problem
     assert result.finish_us <= most_us
     assert found.clauses.merging == frozenset(range(len(problem.topology.links)))

@@ -13,7 +13,7 @@ from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.transforms.halves import search_apart
 from taccl.topology.builder import TopologyBuilder
-from tests.effort import brief_synthesis
+from tests.effort import HASTY, brief_synthesis
 from tests.fuzzing import by_turns, some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import custom, linked, problem_of, random_problem, ring, star, two_nodes
@@ -141,7 +141,7 @@ class TestBothHalves:
         problem = taccl.make_problem(
             taccl.topologies.ndv2(2), collectives.allreduce(16, chunks_per_rank=1), size_bytes=64_000
         )
-        result = brief_synthesis(problem)
+        result = brief_synthesis(problem, parameters=HASTY)
         assert_sound(result, problem)
         [first] = improved
         multiplying = taccl.baselines.baseline("multiplying", problem, cut=False)
