@@ -42,8 +42,9 @@ def autotransform(
     """The fastest step found over combinations of all transformations.
 
     Each allreduce is split or kept whole. After a split, every operation that can move between reduce-scatter
-    and allgather does. State is sliced, and point-wise operations are fused into collectives. Then operations
-    that depend on each other tile by tile overlap. The number of tiles grows until the step gets no faster.
+    and allgather does. State is sliced. Point-wise operations are fused into collectives, and the rest into
+    kernels of computation. Then operations that depend on each other tile by tile overlap. The number of
+    tiles grows until the step gets no faster.
 
     Parameters
     ----------
@@ -120,30 +121,58 @@ def _variants(workload: Workload) -> Iterator[Workload]:
         itertools.combinations(sums, count) for count in range(len(sums), -1, -1)
     )
     for chosen in choices if len(sums) <= _MOST_APART else (sums, ()):
-        found = workload
-        for name in chosen:
-            with contextlib.suppress(WorkloadError):
-                found = split(found, name)
-        if chosen:
-            for name in [each.name for each in found.operations if each.kind == "norm"]:
-                found = split(found, name)
-            for name in [each.name for each in found.operations if each.is_collective]:
-                if name in found.operation:
-                    found = reorder(found, name)
-            for old, _ in workload.state:
-                with contextlib.suppress(WorkloadError):
-                    found = slice_state(found, old)
-        yield _fused(found)
+        yield fused(sharded(workload, chosen) if chosen else workload)
 
 
-def _fused(workload: Workload) -> Workload:
-    """The step with every point-wise operation fused into a collective where that is legal."""
-    for collective in [each.name for each in workload.operations if each.is_collective]:
-        for operation in workload.operations:
-            if operation.kind in POINTWISE and not operation.fused:
-                with contextlib.suppress(WorkloadError):
-                    workload = fuse(workload, collective, operation.name)
+def sharded(workload: Workload, sums: Sequence[str]) -> Workload:
+    """The step with allreduces split, and everything between reduce-scatter and allgather that can be there.
+
+    State is sliced where possible. Of an optimiser, this is ZeRO-1 (Rajbhandari et al. 2020).
+
+    - `sums`: Names of the allreduces; those that no axis permits to split stay whole.
+    """
+    for name in sums:
+        with contextlib.suppress(WorkloadError):
+            workload = split(workload, name)
+    for name in [each.name for each in workload.operations if each.kind == "norm"]:
+        workload = split(workload, name)
+    for name in [each.name for each in workload.operations if each.is_collective]:
+        if name in workload.operation:
+            workload = reorder(workload, name)
+    for old, _ in workload.state:
+        with contextlib.suppress(WorkloadError):
+            workload = slice_state(workload, old)
     return workload
+
+
+def fused(workload: Workload, *, collectives: bool = True) -> Workload:
+    """The step with point-wise operations fused where that is legal: into collectives, then into kernels.
+
+    - `collectives`: False to fuse computation only.
+    """
+    heads = [each.name for each in workload.operations if each.is_collective and collectives]
+    for head in heads + [each.name for each in workload.operations if not each.is_collective]:
+        if not workload.operation[head].fused:
+            workload = _grown(workload, head)
+    return workload
+
+
+def _grown(workload: Workload, head: str) -> Workload:
+    """The step with everything fused into a kernel that can be: readers first, then what the kernel reads."""
+    group, tried = [head], set[str]()
+    while True:
+        readers = (name for each in group for name in workload.readers[each])
+        read = (name for each in reversed(group) for name in workload.operation[each].inputs)
+        is_free = (each for each in (*readers, *read) if each in workload.operation)
+        name = next((each for each in is_free if each not in tried and each not in group), None)
+        if name is None:
+            return workload
+        tried.add(name)
+        if workload.operation[name].kind in POINTWISE and not workload.operation[name].fused:
+            with contextlib.suppress(WorkloadError):
+                workload = fuse(workload, head, name)
+                group.append(name)
+                tried.clear()
 
 
 def overlapped(workload: Workload, tiles: int, axis: int) -> Workload | None:

@@ -71,7 +71,8 @@ class StepBound:
         self.cache: dict[Any, Any] = {}
         self.tile = dict(costs)
         self.whole = {name: us * workload.tiling(name).tiles for name, us in costs.items()}
-        self.before = {each.name: [i for i in each.inputs if i in costs] for each in workload.operations}
+        self.before = {name: [i for i in names if i in costs] for name, names in workload.waits.items()}
+        self.behind = {name: [i for i, names in self.before.items() if name in names] for name in costs}
         self.starts: dict[str, list[Fraction]] = {}
         self.ends: dict[str, list[Fraction]] = {}
         self.last: dict[str, Fraction] = {}
@@ -143,7 +144,7 @@ class StepBound:
         """Find tails and spans, against the program's order."""
         ranks, own = range(self.topology.num_ranks), dict[str, set[str]]()
         for each in reversed(self.workload.operations):
-            name, readers = each.name, self.workload.readers[each.name]
+            name, readers = each.name, self.behind[each.name]
             own[name] = set[str]().union(*(own[i] | {i} for i in readers if not self._is_send(i)))
             computed = [i for i in own[name] if not self.workload.operation[i].is_collective]
             least = Fraction(sum(self.takes(i, name) for i in computed))
@@ -164,8 +165,7 @@ class StepBound:
         if not self.workload.operation[reader].is_collective:
             return [self.takes(reader, name) + tail for tail in self.tails[reader]]
         given = self.transfers(reader, one=self.together(name, reader)).from_us
-        behind = self.workload.readers[reader]
-        spans = [self.spans[each] for each in behind if not self.together(reader, each)]
+        spans = [self.spans[each] for each in self.behind[reader] if not self.together(reader, each)]
         results = self._everyones(reader, max([*self.tails[reader], *spans]))
         least = min(self.tails[reader])
         return [max(results, us + least) for us in given]

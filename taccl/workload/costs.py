@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from taccl._internal.arguments import checked_as
 from taccl._internal.units import exact
 from taccl.errors import WorkloadError
+from taccl.workload.kernels import bytes_written, is_computed, kernel
 from taccl.workload.meaning import places_read
 from taccl.workload.operations import DTYPE_BYTES
 
@@ -44,19 +45,18 @@ RATES = {
 def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
     """Floating-point operations and bytes of memory traffic of an operation at one rank.
 
-    Every input is read once, even if it is named twice, and the result is written once. An operation that is
-    fused into a collective does not read the collective's result from memory, nor results of operations fused
-    before it. It writes its own result only where that is kept (`_fused_bytes_written`).
+    Every input is read once, even if it is named twice, and the result is written once. An operation in a
+    kernel of several does not read from memory what the kernel has at hand: its results, and what an earlier
+    operation has read. It writes its result only where that is kept (`taccl.workload.kernels.bytes_written`).
     """
     ranks, out, tensors = workload.num_ranks, workload.tensors[operation.name], workload.operands(operation)
     written, *held = ([*map(range, each.local_shape(ranks))] for each in (out, *tensors))
     read = places_read(operation, out, tensors, held, written)
     size = math.prod(map(len, written))
     flops = 2.0 * size * len(read[0][-1]) if operation.kind == "matmul" else 0.0
-    in_hand = _fused_group(workload, operation.fused) if operation.fused else ()
-    num_bytes = float(
-        _fused_bytes_written(workload, operation) if operation.fused else size * DTYPE_BYTES[out.dtype]
-    )
+    in_hand = _at_hand(workload, operation)
+    is_alone = not operation.fused and not is_computed(workload, operation.name)
+    num_bytes = float(size * DTYPE_BYTES[out.dtype] if is_alone else bytes_written(workload, operation))
     reads: dict[str, int] = {}
     for tensor, here in zip(tensors, read, strict=True):
         # A product of a tensor with itself reads no more than the larger of its two operands.
@@ -69,36 +69,19 @@ def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
     )
 
 
-def _fused_group(workload: Workload, collective: str) -> list[str]:
-    """Names of a collective and of the operations that are fused into it, in program order."""
-    return [each.name for each in workload.operations if collective in (each.name, each.fused)]
-
-
-def _fused_bytes_written(workload: Workload, operation: Operation) -> int:
-    """Number of bytes that a rank writes of the result of a fused operation.
-
-    0 if only operations fused into the same collective read the result. State is written in full. The buffer
-    that the collective's transfers fill can hold one more result: the last one, other than state, that is
-    read elsewhere. Only the bytes of that result that exceed the buffer are written.
-    """
-    group = _fused_group(workload, operation.fused)
-    state = {new for _, new in workload.state}
-    kept = [
-        name for name in group if name in workload.outputs or not set(workload.readers[name]) <= set(group)
-    ]
-    num_bytes = {name: workload.tensors[name].local_bytes(workload.num_ranks) for name in group}
-    if operation.name not in kept:
-        return 0
-    buffered = next((name for name in reversed(kept) if name not in state), "")
-    if operation.name == buffered and operation.fused not in kept:
-        return max(0, num_bytes[operation.name] - num_bytes[operation.fused])
-    return num_bytes[operation.name]
+def _at_hand(workload: Workload, operation: Operation) -> set[str]:
+    """Tensors that an operation's kernel has in registers when the operation runs."""
+    group = kernel(workload, operation.name)
+    earlier = group[: group.index(operation.name)]
+    return {*group, *(name for each in earlier for name in workload.operation[each].inputs)}
 
 
 def tile_costs(
     workload: Workload, rates: Rates | None, communication_share: float = 0.0
 ) -> dict[str, Fraction]:
     """{operation: time of one tile at a rank in us}, without communication; 0 for collectives.
+
+    The head of a computed kernel has the time of the whole kernel, and the others 0.
 
     Raises `WorkloadError` if neither the cost of an operation nor the machine's rates are known.
     """
@@ -112,14 +95,20 @@ def tile_costs(
 def _whole_us(workload: Workload, operation: Operation, rates: Rates | None) -> Fraction:
     if operation.is_collective:
         return Fraction(0)
-    if operation.cost_us is not None:
-        return Fraction(operation.cost_us)
-    flops, num_bytes = work_of(workload, operation)
+    group = [operation]
+    if is_computed(workload, operation.name):
+        if operation.fused:
+            return Fraction(0)
+        group = [workload.operation[name] for name in kernel(workload, operation.name)]
+    stated = sum((Fraction(each.cost_us) for each in group if each.cost_us is not None), Fraction(0))
+    work = [work_of(workload, each) for each in group if each.cost_us is None]
+    flops, num_bytes = (sum(each) for each in zip(*work, strict=True)) if work else (0.0, 0.0)
     if not flops and not num_bytes:
-        return Fraction(0)
+        return stated
     if rates is None:
+        named = next(each.name for each in group if each.cost_us is None)
         said = "has no cost_us, and the machine's rates are not known; give one, or rates="
-        raise WorkloadError(f"{said}Rates(tflops, gb_per_s)", where=operation.name)
+        raise WorkloadError(f"{said}Rates(tflops, gb_per_s)", where=named)
     # Rounded up to the picosecond, as times of sends have no finer ticks.
     picoseconds = max(flops / rates.tflops, num_bytes * 1e3 / rates.gb_per_s)
-    return Fraction(math.ceil(picoseconds), 10**6)
+    return stated + Fraction(math.ceil(picoseconds), 10**6)

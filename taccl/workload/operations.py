@@ -31,8 +31,9 @@ DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 UNARY = ("relu", "gelu", "tanh", "square", "sqrt", "scale", "offset", "dropout")
 BINARY = ("add", "subtract", "multiply", "divide", "maximum")
 POINTWISE = UNARY + BINARY
+REDUCTIONS = ("norm", "sum_of_squares")
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "alltoall", "send")
-KINDS = ("matmul", "compute", *POINTWISE, "layernorm", "norm", "sum_of_squares", *COLLECTIVES)
+KINDS = ("matmul", "compute", *POINTWISE, "layernorm", *REDUCTIONS, *COLLECTIVES)
 #: {kind: its options}; those in capitals are required.
 _OPTIONS = {
     "reduce_scatter": ("AXIS",), "alltoall": ("AXIS",), "send": ("shift",), "scale": ("VALUE",),
@@ -131,7 +132,8 @@ class Operation:
     flops, memory_bytes : float, optional
         Floating-point operations and bytes of memory traffic of one rank, instead of those from the shapes.
     fused : str
-        Name of the collective into whose last step the operation is fused; empty if none.
+        Name of the collective into whose last step the operation is fused, or of the first operation of its
+        kernel; empty if none.
     """
 
     name: str
@@ -197,7 +199,7 @@ def operand_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor, at
             return [*range(len(shape) - 1), None]
         return [*(range(places - 2) if len(shape) > 2 else ()), None, places - 1]
     is_apart = kind == "compute" and (shape != out.shape or inputs[at].axis not in (None, out.axis))
-    if kind in ("norm", "sum_of_squares") or is_apart:
+    if kind in REDUCTIONS or is_apart:
         return [None] * len(shape)
     off = places - len(shape)
     axes = [axis + off if length == out.shape[axis + off] else None for axis, length in enumerate(shape)]
@@ -234,7 +236,7 @@ def _refused(operation: Operation, said: str) -> WorkloadError:
 
 def _shape(operation: Operation, inputs: Sequence[Tensor]) -> tuple[int, ...]:
     shapes = [each.shape for each in inputs]
-    if operation.kind in ("norm", "sum_of_squares"):
+    if operation.kind in REDUCTIONS:
         return ()
     if operation.kind == "layernorm" and not shapes[0]:
         raise _refused(operation, "needs an axis; found a scalar")

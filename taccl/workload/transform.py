@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from taccl._internal.arguments import checked_as
 from taccl._internal.names import did_you_mean
 from taccl.errors import WorkloadError
+from taccl.workload.kernels import kernel
 from taccl.workload.operations import POINTWISE, Operation, Tensor, infer, refuse_first
 from taccl.workload.workload import Overlap, Workload
 
@@ -140,30 +141,47 @@ def _reordered(workload: Workload, collective: str, operation: str) -> Workload:
 
 @checked_as(WorkloadError)
 def fuse(workload: Workload, collective: str, *operations: str) -> Workload:
-    """Fuse point-wise operations into the last step of a collective, which has the data at hand.
+    """Fuse point-wise operations into the last step of a collective, or operations into one kernel.
 
-    Fused operations do not read the collective's result from memory; they do read their other inputs.
+    Fused operations do not read from memory what their kernel has at hand. They read their other inputs, and
+    write what is read elsewhere. A kernel that computes only is one launch: it waits for everything that it
+    reads, and reads each tensor once. The first of its operations in program order is its head. A norm or a
+    sum of squares may end it.
 
     Parameters
     ----------
     workload : Workload
         The step that contains them.
     collective : str
-        Name of the collective that they are fused into.
+        Name of the collective that they are fused into, or of an operation of the kernel.
     *operations : str
-        Names of the operations. Each reads the collective's result or an operation fused before it.
+        Names of the operations. Each reads, or is read by, the named one or an operation fused before it.
 
     Raises
     ------
     WorkloadError
-        If an operation is not point-wise, or reads neither the collective nor an operation fused into it.
-        Also if it reads a result that depends on the collective, or has another layout.
+        If an operation is not point-wise, or is not connected with the kernel. Also if it reads a result that
+        depends on the kernel, or has another layout.
     """
     _of(workload, collective)
     for name in operations:
-        if into := _of(workload, name).fused:
+        found = _of(workload, name)
+        if into := found.fused:
             raise WorkloadError(f"is fused into {into} already; leave it there", where=name)
-    return _with(workload, {name: [replace(_of(workload, name), fused=collective)] for name in operations})
+        if found.is_collective or any(each.fused == name for each in workload.operations):
+            raise WorkloadError("is the head of a kernel of its own; fuse others into it", where=name)
+    head, order = workload.operation[collective].fused or collective, list(workload.operation)
+    names = {head, *operations}
+    if not workload.operation[head].is_collective:
+        names |= {*kernel(workload, head)}
+        head = min(names, key=order.index)
+    instead = {
+        name: [replace(workload.operation[name], fused="" if name == head else head)] for name in names
+    }
+    # An operation that the kernel reads may stand before the head; it then runs behind it.
+    early = [name for name in order[: order.index(head)] if name in names]
+    instead[head] += [new for name in early for new in instead[name]]
+    return _with(workload, instead | dict.fromkeys(early, ()))
 
 
 @checked_as(WorkloadError)
@@ -175,7 +193,8 @@ def overlap(workload: Workload, operations: Sequence[str], *, tiles: Count, axis
     workload : Workload
         The step that contains them.
     operations : sequence of str
-        Names of the operations. Each but the first reads results of others among them.
+        Names of the operations. Each but the first reads results of others among them. Operations in the
+        same kernels overlap, too.
     tiles : int
         Number of tiles that the first operation's result is cut into.
     axis : int
@@ -191,7 +210,8 @@ def overlap(workload: Workload, operations: Sequence[str], *, tiles: Count, axis
         _of(workload, name)
     if not operations:
         raise WorkloadError("found no operations; name those that are to overlap", where="overlap")
-    inside = tuple(each.name for each in workload.operations if each.name in operations)
+    heads = {workload.operation[name].fused or name for name in operations}  # kernels overlap as a whole
+    inside = tuple(each.name for each in workload.operations if heads & {each.name, each.fused})
     return replace(
         workload, returned=_asked(workload), overlaps=(*workload.overlaps, Overlap(inside, tiles, axis))
     )

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from taccl._internal.arguments import checked_as, known_word, quoted
 from taccl._internal.names import did_you_mean
 from taccl.errors import WorkloadError
-from taccl.workload.operations import POINTWISE, Operation, Tensor, infer, operand_axes, refuse_first
+from taccl.workload.kernels import check_kernels, waits
+from taccl.workload.operations import Operation, Tensor, infer, operand_axes, refuse_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -116,28 +117,8 @@ class Workload:
                 raise WorkloadError(f"is no operation of {self.name}; overlap what it makes", where=name)
             if times > 1:
                 raise WorkloadError("is in two overlaps; put it into one", where=name)
-        for each in self.operations:
-            if each.fused:
-                self._check_fused(each)
+        check_kernels(self)
         _ = self._tilings, self.tiles  # these raise if tiles do not divide, or would wait for themselves
-
-    def _check_fused(self, operation: Operation) -> None:
-        """Raise `WorkloadError` unless a fused operation can run in the last step of its collective."""
-        into = operation.fused
-        if into not in self.operation or not self.operation[into].is_collective:
-            raise WorkloadError("is no collective; name the one that others are fused into", where=into)
-        inside = {into, *(each.name for each in self.operations if each.fused == into)}
-        beside = [name for name in operation.inputs if name not in inside]
-        late = next((name for name in beside if name in self.operation and into in self.needed(name)), "")
-        is_apart = self.tensors[operation.name].layout != self.tensors[into].layout
-        refuse_first(
-            operation.name,
-            (operation.kind not in POINTWISE, f"is a {operation.kind}, which needs more than the element in "
-             "hand; only point-wise ones are fused"),
-            (beside == [*operation.inputs], f"does not read {into} or what is fused into it; fuse what does"),
-            (late, f"reads {late}, which is made after {into}; it stays behind it"),
-            (is_apart, f"is laid out otherwise than {into}; it stays behind it"),
-        )  # fmt: skip
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -192,6 +173,11 @@ class Workload:
         }
 
     @cached_property
+    def waits(self) -> dict[str, tuple[str, ...]]:
+        """{operation: tensors that must be ready before it starts}; see `kernels.waits`."""
+        return waits(self)
+
+    @cached_property
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs: returned tensors and replacements of state.
 
@@ -244,6 +230,8 @@ class Workload:
             both = zip(operation.inputs, to_axes, strict=True)
             read = {name: to_axis[axes[name]] for name, to_axis in both if name in axes}
             found = set(read.values()) if axes else {overlap.axis}
+            if not found and operation.fused in axes:  # only its kernel connects it with the overlap
+                found = {axes[operation.fused]}
             axis = min((each for each in found if each is not None), default=0)
             whole = next((name for name, each in read.items() if each is None), None)
             shape = out.shape
@@ -283,7 +271,7 @@ class Workload:
         graph = nx.DiGraph()
         graph.add_nodes_from(members)
         for each in self.operations:
-            sources = {unit[name] for name in each.inputs if name in unit} - {unit[each.name]}
+            sources = {unit[name] for name in self.waits[each.name] if name in unit} - {unit[each.name]}
             graph.add_edges_from((source, unit[each.name]) for source in sources)
         try:
             order = list(nx.lexicographical_topological_sort(graph))
@@ -297,13 +285,22 @@ class Workload:
             (name, tile): tuple(self._reads(name, tile))
             for number in order
             for tile in range(self.tiling(members[number][0]).tiles)
-            for name in members[number]
+            for name in self._in_order(members[number])
         }
 
+    def _in_order(self, names: Sequence[str]) -> list[str]:
+        """Operations of one overlap, each after those that it waits for, else in program order."""
+        left, order = list(names), list[str]()
+        while left:
+            ready = next(name for name in left if not set(left).intersection(self.waits[name]))
+            left.remove(ready)
+            order.append(ready)
+        return order
+
     def _reads(self, operation: str, tile: int) -> Iterator[tuple[str, int]]:
-        """Yield the tiles that a tile reads: of operands in its overlap the same number, else all tiles."""
+        """Yield the tiles that a tile waits for: in its overlap those of the same number, else all."""
         overlap = self.tiling(operation).overlap
-        for name in dict.fromkeys(self.operation[operation].inputs):
+        for name in self.waits[operation]:
             cut = self.tiling(name)
             within = overlap is not None and cut.overlap is overlap
             yield from ((name, each) for each in ([tile] if within else range(cut.tiles)))

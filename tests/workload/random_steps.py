@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from taccl import Workload
 from taccl.errors import InputError, WorkloadError
 from taccl.topology.builder import TopologyBuilder
-from taccl.workload import overlap
+from taccl.workload import fuse, overlap
 from taccl.workload.costs import tile_costs
 from taccl.workload.exchange import sends_of
 from taccl.workload.schedule import _StepTasks
@@ -74,6 +74,11 @@ def random_step(rng: np.random.Generator, num_ranks: int) -> Workload:
     if rng.random() < 0.5:
         read, cost = ends[: rng.integers(1, 3)], float(rng.integers(0, 12))
         step = step.then("z", "compute", *read, shape=shape, layout="sliced(0)", cost_us=cost)
+    for one in [each.name for each in step.operations if not each.is_collective]:
+        for two in step.readers[one]:
+            if step.operation[two].kind == "relu" and rng.random() < 0.5:
+                with suppress(WorkloadError):
+                    step = fuse(step, one, two)
     return step
 
 

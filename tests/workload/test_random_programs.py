@@ -10,6 +10,7 @@ import pytest
 from taccl import Workload
 from taccl.errors import WorkloadError
 from taccl.workload import fuse, overlap, reorder, split
+from taccl.workload.autotransform import fused
 from taccl.workload.meaning import random_inputs
 from taccl.workload.operations import BINARY, COLLECTIVES, Operation
 from tests.fuzzing import cases
@@ -125,6 +126,9 @@ def attempts(step, rng):
         for reader in step.readers[each.name]:
             if each.is_collective:
                 yield "fuse", lambda c=each.name, o=reader: fuse(step, c, o), None
+            else:
+                yield "kernel", lambda c=each.name, o=reader: fuse(step, c, o), None
+                yield "kernel", lambda c=reader, o=each.name: fused(step, collectives=o < c), None
     names = [each.name for each in step.operations]
     for _ in range(4):
         some = sorted(rng.sample(names, min(len(names), rng.randint(2, 4))), key=names.index)
@@ -159,9 +163,9 @@ def test_random_programs_keep_their_meaning():
             redone = naively(other, other.operations)
             assert same(step, plain, redone), (seed, what, step, other)
             assert not changes, (seed, what, step, other)
-    for what in ("reorder", "split", "fuse", "overlap"):
+    for what in ("reorder", "split", "fuse", "kernel", "overlap"):
         assert seen[what, "accepted"] > 3, seen
-    for what in ("reorder", "fuse", "overlap"):
+    for what in ("reorder", "fuse", "kernel", "overlap"):
         assert seen[what, "refused"] > 3, seen
     assert seen["refused what changes it"] > 10, seen
 

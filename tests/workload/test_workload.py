@@ -1,8 +1,11 @@
 """Steps: what they say, what they mean, how they are kept, and what is wrong with those that are none."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
+from benchmarks.workload import CASES
 from taccl import Workload
 from taccl.errors import WorkloadError
 from taccl.workload import (
@@ -15,7 +18,8 @@ from taccl.workload import (
     slice_state,
     split,
 )
-from taccl.workload.costs import work_of
+from taccl.workload.autotransform import fused, sharded
+from taccl.workload.costs import tile_costs, work_of
 from taccl.workload.files import schema
 
 
@@ -180,6 +184,56 @@ def test_one_result_takes_the_place_of_the_sum(layer):
     assert bytes_of(with_sum, "out") == 4 * 32
 
 
+def test_one_kernel_reads_and_writes_each_tensor_once(adam):
+    """Moments and parameters of 8 floats: three tensors are read, two written; `old` stays in registers."""
+    fused = fuse(adam, "m_new", "old", "p_new")
+    assert sum(bytes_of(fused, name) for name in ("old", "m_new", "p_new")) == 4 * 8 * (3 + 2)
+    assert [each.fused for each in fused.operations] == ["", "", "old", "old"]
+
+
+def test_a_kernel_costs_its_head_what_all_of_it_takes(adam):
+    """At 1 GB/s 160 bytes take 160 ns; the other operations of the kernel take nothing of their own."""
+    costs = tile_costs(fuse(adam, "old", "m_new", "p_new"), Rates(1, 1))
+    assert costs == {"sum": 0, "old": Fraction(160, 1000), "m_new": 0, "p_new": 0}
+
+
+def test_a_kernel_waits_for_all_that_it_reads(adam):
+    """The head alone reads `m`; its kernel also reads the sum and the parameters."""
+    fused = fuse(adam, "old", "m_new", "p_new")
+    assert fused.waits["old"] == ("m", "sum", "p")
+    assert list(fused.operation) == ["sum", "old", "m_new", "p_new"]
+    assert ("sum", 0) in fused.tiles["old", 0]
+
+
+def test_a_norm_may_end_a_kernel():
+    """8 floats are read once, and two results written: the square and one number."""
+    step = Workload("norms", 2).input("x", (8,)).then("y", "square", "x").then("n", "norm", "y")
+    fused = fuse(step.returning("y", "n"), "y", "n")
+    assert bytes_of(fused, "y") + bytes_of(fused, "n") == 4 * (8 + 8 + 1)
+
+
+def test_what_a_collective_is_to_combine_with_is_fused_too(adam):
+    """`old` reads no sum; it runs when the sum has come, and is not written."""
+    fused = fuse(adam, "sum", "m_new", "old", "p_new")
+    assert bytes_of(fused, "old") == 4 * 8
+    assert fused.waits["old"] == ("m", "sum")
+    inputs = {"g": [np.ones(8), np.arange(8.0)], "m": [np.ones(8)] * 2, "p": [np.zeros(8)] * 2}
+    np.testing.assert_allclose(fused.run(inputs)["p_new"][0], adam.run(inputs)["p_new"][0])
+
+
+def test_fair_baselines_of_adam():
+    """One fused kernel moves 7 tensors through memory; ZeRO-1 an eighth of that, and the plain program 30."""
+    adam = CASES["adam"](8)
+    one, zero = fused(adam, collectives=False), fused(sharded(adam, ["sum"]), collectives=False)
+    size = adam.tensors["p"].num_bytes
+    moved = [sum(bytes_of(step, each.name) for each in step.operations if not each.is_collective) / size
+             for step in (adam, one, zero)]  # fmt: skip
+    assert moved == [30, 7, 7 / 8]
+    assert [
+        sum(not (each.fused or each.is_collective) for each in step.operations) for step in (one, zero)
+    ] == [1, 1]
+
+
 def test_a_larger_result_than_the_buffer_is_written_for_the_rest(layer):
     """A float64 bias makes `z` 4 x 8 numbers of 8 bytes, where the sum's buffer has 4 bytes for each."""
     step = Workload("wide", 2).input("x", (4, 8), layout="partial").input("b", (8,), dtype="float64")
@@ -210,6 +264,21 @@ def test_a_larger_result_than_the_buffer_is_written_for_the_rest(layer):
         (lambda s: reorder(s, "sum", "z"), "z: add of y, which is partial"),
         (lambda s: reorder(s, "sum", "out"), "out: does not read sum"),
         (lambda s: fuse(s, "sum", "out"), "out: does not read sum"),
+        (lambda s: fuse(s, "z", "y"), "z: does not read y or what is fused into it"),
+        (
+            lambda s: fuse(s.then("n", "norm", "z").then("q", "divide", "z", "n"), "z", "q"),
+            "q: reads n, which is made after z",
+        ),
+        (
+            lambda s: fuse(s.then("n", "norm", "z").then("q", "divide", "z", "n"), "z", "n", "q"),
+            "n: is a norm, which q reads in the same kernel",
+        ),
+        (
+            lambda s: fuse(s.then("n", "norm", "z").then("q", "scale", "n", value=2), "n", "q"),
+            "n: is a norm, which can only end a kernel",
+        ),
+        (lambda s: fuse(s.then("q", "relu", "w"), "z", "q"), "q: does not read z"),
+        (lambda s: fuse(fuse(s, "z", "out"), "sum", "z"), "z: is the head of a kernel of its own"),
         (lambda s: overlap(s, ["y", "sum"], tiles=8), "more tiles than chunks"),
         (lambda s: overlap(s, ["y", "sum"], tiles=3), "y: axis 0 of length 4 does not divide into 3 tiles"),
         (lambda s: overlap(s, ["y", "out"], tiles=2), "out: reads nothing that the overlap makes"),

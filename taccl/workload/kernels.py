@@ -1,0 +1,111 @@
+"""Kernels: a collective or a computation, with the operations that are fused into it.
+
+The first operation of a kernel is its *head*. If that is a collective, the others run in its last step, on
+each element that has arrived. Otherwise the kernel is one launch: it starts when everything that it reads is
+ready, and reads and writes each tensor at most once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taccl.errors import WorkloadError
+from taccl.workload.operations import POINTWISE, REDUCTIONS, refuse_first
+
+if TYPE_CHECKING:
+    from taccl.workload.operations import Operation
+    from taccl.workload.workload import Workload
+
+
+def kernel(workload: Workload, name: str) -> list[str]:
+    """Names of the operations in the kernel of one operation, the head first."""
+    head = workload.operation[name].fused or name
+    return [each.name for each in workload.operations if head in (each.name, each.fused)]
+
+
+def is_computed(workload: Workload, name: str) -> bool:
+    """True if an operation is in a kernel of several operations that computes only."""
+    head = workload.operation[workload.operation[name].fused or name]
+    return not head.is_collective and len(kernel(workload, name)) > 1
+
+
+def waits(workload: Workload) -> dict[str, tuple[str, ...]]:
+    """{operation: tensors that must be ready before it starts}.
+
+    A fused operation also waits for its head. The head of a computed kernel waits for all that the kernel
+    reads.
+    """
+    found = {each.name: [*each.inputs, *([each.fused] if each.fused else [])] for each in workload.operations}
+    for each in workload.operations:
+        if each.fused and not workload.operation[each.fused].is_collective:
+            inside = {each.fused, *(one.name for one in workload.operations if one.fused == each.fused)}
+            found[each.fused] += [name for name in each.inputs if name not in inside]
+    return {name: tuple(dict.fromkeys(names)) for name, names in found.items()}
+
+
+def bytes_written(workload: Workload, operation: Operation) -> int:
+    """Number of bytes that a rank writes of the result of an operation in a kernel of several.
+
+    0 if only operations of the same kernel read the result. State is written in full. The buffer that a
+    collective's transfers fill can hold one more result: the last one, other than state, that is read
+    elsewhere. Only the bytes of that result that exceed the buffer are written.
+    """
+    group = kernel(workload, operation.name)
+    state = {new for _, new in workload.state}
+    kept = [
+        name for name in group if name in workload.outputs or not set(workload.readers[name]) <= set(group)
+    ]
+    num_bytes = {name: workload.tensors[name].local_bytes(workload.num_ranks) for name in group}
+    if operation.name not in kept:
+        return 0
+    buffered = next((name for name in reversed(kept) if name not in state), "")
+    has_buffer = workload.operation[group[0]].is_collective and group[0] not in kept
+    if operation.name == buffered and has_buffer:
+        return max(0, num_bytes[operation.name] - num_bytes[group[0]])
+    return num_bytes[operation.name]
+
+
+def check_kernels(workload: Workload) -> None:
+    """Raise `WorkloadError` unless every fused operation can run in the kernel of its head."""
+    for each in workload.operations:
+        if each.fused:
+            _check_fused(workload, each)
+
+
+def _check_fused(workload: Workload, operation: Operation) -> None:
+    into = operation.fused
+    if into not in workload.operation:
+        raise WorkloadError("is no operation; name the one that others are fused into", where=into)
+    head, inside = workload.operation[into], kernel(workload, into)
+    order = list(workload.operation)
+    refuse_first(
+        into,
+        (head.fused, f"is itself fused into {head.fused}; fuse into that"),
+        (head.kind in REDUCTIONS, f"is a {head.kind}, which can only end a kernel; name another"),
+        (order.index(into) > order.index(operation.name), f"is behind {operation.name}; name the first one"),
+    )  # fmt: skip
+    beside = [name for name in operation.inputs if name not in inside]
+    late = next(
+        (name for name in beside if name in workload.operation and workload.needed(name) & set(inside)), ""
+    )
+    is_fed = beside != [*operation.inputs]
+    fed = [name for name in workload.readers[operation.name] if name in inside]
+    ends_kernel = operation.kind in REDUCTIONS and not head.is_collective
+    # A reduction is of the layout that its operand has; its result is one number.
+    laid_out = operation.inputs[0] if ends_kernel else operation.name
+    is_apart = workload.tensors[laid_out].layout != workload.tensors[into].layout
+    refuse_first(
+        operation.name,
+        (operation.kind not in POINTWISE and not ends_kernel, f"is a {operation.kind}, which needs more than "
+         "the element in hand; only point-wise ones are fused"),
+        (ends_kernel and fed, f"is a {operation.kind}, which {next(iter(fed), '')} reads in the same kernel; "
+         "fuse that elsewhere"),
+        (not is_fed and not fed, f"does not read {into} or what is fused into it; fuse "
+         "what does"),
+        (not is_fed and workload.tensors[operation.name].shape != workload.tensors[into].shape,
+         f"has another shape than {into}, and reads nothing of its kernel; leave it before it"),
+        (late, f"reads {late}, which is made after {into}; it stays behind it"),
+        (is_apart, f"is laid out otherwise than {into}; it stays behind it"),
+        (workload.tiling(into).overlap is not workload.tiling(operation.name).overlap,
+         f"is fused into {into}, and only one of them overlaps with others; overlap both"),
+    )  # fmt: skip
