@@ -14,7 +14,7 @@ import numpy as np
 
 from taccl._internal.arguments import checked_as
 from taccl.errors import WorkloadError
-from taccl.workload.operations import operand_axes
+from taccl.workload.operations import REDUCTIONS, ROWWISE, operand_axes, permutation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -107,7 +107,7 @@ def given_parts(
             if np.shape(array) != wanted:
                 said = f"found shape {np.shape(array)} at rank {rank}; expected {wanted}"
                 raise WorkloadError(said, where=where)
-            found[tensor.name].append(Piece(np.asarray(array, dtype=dtype_of(tensor)), here))
+            found[tensor.name].append(Piece(rounded(array, tensor), here))
     return found
 
 
@@ -119,7 +119,7 @@ def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Ar
     for tensor in workload.inputs:
         count = workload.num_ranks if tensor.layout == "partial" else 1
         # Whole arrays are drawn, so values do not depend on slicing.
-        drawn = [source.normal(size=tensor.shape).astype(dtype_of(tensor)) for _ in range(count)]
+        drawn = [rounded(source.normal(size=tensor.shape), tensor) for _ in range(count)]
         if tensor.axis is not None:
             drawn = np.split(drawn[0], workload.num_ranks, axis=tensor.axis)
         found[tensor.name] = [drawn[rank % len(drawn)].copy() for rank in range(workload.num_ranks)]
@@ -166,10 +166,25 @@ def dtype_of(tensor: Tensor) -> str:
     return "float32" if tensor.dtype == "bfloat16" else tensor.dtype
 
 
+#: {element type: largest difference that counts as rounding, relative to the largest value}. Own choice: 256
+#: distances of adjacent numbers, and of the short types 32 and 8.
+TOLERANCE = {"float64": 2.0**-44, "float32": 2.0**-15, "float16": 2.0**-5, "bfloat16": 2.0**-4}
+
+
+def rounded(values: Any, tensor: Tensor) -> Array:
+    """Values in a tensor's element type; those of bfloat16 are rounded to nearest, ties to even."""
+    array = np.asarray(values, dtype=dtype_of(tensor))
+    if tensor.dtype != "bfloat16":
+        return array
+    bits = np.ascontiguousarray(array).view(np.uint32)
+    near = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return np.where(np.isnan(array), array, near.view(np.float32)).reshape(array.shape)
+
+
 def _whole(tensor: Tensor, parts: Sequence[Piece]) -> Piece:
     """The whole tensor from the pieces of all ranks: their sum if partial, else joined slices."""
     if tensor.layout == "partial":
-        return Piece(np.sum([part.array for part in parts], axis=0), parts[0].places)
+        return Piece(rounded(np.sum([part.array for part in parts], axis=0), tensor), parts[0].places)
     return parts[0] if tensor.axis is None else join(parts, tensor.axis)
 
 
@@ -215,7 +230,7 @@ def _calculated(
     if operation.kind == "compute":  # operands that match no axis of the result enter by their mean
         apart = (set(operand_axes(operation, tensors, out, at)) == {None} for at in range(len(read)))
         read = [value.mean() if each else value for value, each in zip(read, apart, strict=True)]
-    return Piece(np.asarray(_value(operation, out, read, rank, wanted), dtype=dtype_of(out)), wanted)
+    return Piece(rounded(_value(operation, out, read, rank, wanted), out), wanted)
 
 
 def _value(operation: Operation, out: Tensor, read: Sequence[Array], rank: int, wanted: Places) -> Any:
@@ -228,17 +243,29 @@ def _value(operation: Operation, out: Tensor, read: Sequence[Array], rank: int, 
     if kind == "compute":  # a stand-in for an unknown kernel: random numbers plus the operands
         return sum(read, start=drawn(rank if out.layout == "partial" else 0))
     a = read[0]
-    if kind == "layernorm":
-        rows = (a - a.mean(axis=-1, keepdims=True)) / np.sqrt(a.var(axis=-1, keepdims=True) + 1e-5)
+    if kind in ROWWISE:
+        rows = _normed(a) if kind == "layernorm" else _softmax(a)
         # A tile of columns needs whole rows.
         return rows[..., wanted[-1]]
     if kind == "gelu":
         return a / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a**3)))
-    if kind in ("norm", "sum_of_squares"):
+    if kind == "transpose":
+        return np.transpose(a, permutation(operation, a.ndim))
+    if kind in REDUCTIONS:
         total = np.sum(np.square(a))
         return np.sqrt(total) if kind == "norm" else total
     simple: dict[str, Any] = {
-        "relu": lambda: np.maximum(a, 0), "scale": lambda: a * value, "offset": lambda: a + value,
+        "cast": lambda: a, "relu": lambda: np.maximum(a, 0), "scale": lambda: a * value,
+        "offset": lambda: a + value,
         "dropout": lambda: np.where(drawn() >= value, a / (1 - value), 0),
     }  # fmt: skip
     return simple[kind]() if kind in simple else getattr(np, kind)(*read)
+
+
+def _normed(rows: Array) -> Any:
+    return (rows - rows.mean(axis=-1, keepdims=True)) / np.sqrt(rows.var(axis=-1, keepdims=True) + 1e-5)
+
+
+def _softmax(rows: Array) -> Any:
+    powers = np.exp(rows - rows.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)

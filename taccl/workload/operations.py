@@ -28,16 +28,19 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Natural
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-UNARY = ("relu", "gelu", "tanh", "square", "sqrt", "scale", "offset", "dropout")
+UNARY = ("relu", "gelu", "tanh", "square", "sqrt", "scale", "offset", "dropout", "cast")
 BINARY = ("add", "subtract", "multiply", "divide", "maximum")
 POINTWISE = UNARY + BINARY
 REDUCTIONS = ("norm", "sum_of_squares")
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "alltoall", "send")
-KINDS = ("matmul", "compute", *POINTWISE, "layernorm", *REDUCTIONS, *COLLECTIVES)
+#: Kinds that need whole rows: all elements along the last axis.
+ROWWISE = ("layernorm", "softmax")
+KINDS = ("matmul", "compute", *POINTWISE, *ROWWISE, "transpose", *REDUCTIONS, *COLLECTIVES)
 #: {kind: its options}; those in capitals are required.
 _OPTIONS = {
     "reduce_scatter": ("AXIS",), "alltoall": ("AXIS",), "send": ("shift",), "scale": ("VALUE",),
     "offset": ("VALUE",), "dropout": ("VALUE", "seed"), "compute": ("shape", "dtype", "layout", "seed"),
+    "cast": ("dtype",), "transpose": ("axes",),
 }  # fmt: skip
 _COSTS = ("cost_us", "flops", "memory_bytes")
 
@@ -124,8 +127,11 @@ class Operation:
         their index in the global array.
     shift : int
         Number of ranks by which `send` moves slices on, cyclically.
+    axes : tuple of int
+        Order of the operand's axes in the result of `transpose`; by default the last two are exchanged.
     shape, dtype, layout
-        Shape, element type and layout of the result of `compute`, a kernel whose function is unknown.
+        Shape, element type and layout of the result of `compute`, a kernel whose function is unknown. `cast`
+        has a `dtype`, too.
     cost_us : float, optional
         Time of the whole operation at one rank, in microseconds. The default is the longer of its FLOPs and
         its memory bytes at the machine's rates.
@@ -143,6 +149,7 @@ class Operation:
     value: float | None = None
     seed: Natural | None = None
     shift: int = 1
+    axes: tuple[Natural, ...] = ()
     shape: tuple[Count, ...] = ()
     dtype: str = "float32"
     layout: str = "replicated"
@@ -199,11 +206,19 @@ def operand_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor, at
             return [*range(len(shape) - 1), None]
         return [*(range(places - 2) if len(shape) > 2 else ()), None, places - 1]
     is_apart = kind == "compute" and (shape != out.shape or inputs[at].axis not in (None, out.axis))
+    if kind == "transpose":
+        order = permutation(operation, len(shape))
+        return [order.index(axis) for axis in range(len(shape))]
     if kind in REDUCTIONS or is_apart:
         return [None] * len(shape)
     off = places - len(shape)
     axes = [axis + off if length == out.shape[axis + off] else None for axis, length in enumerate(shape)]
-    return [*axes[:-1], None] if kind == "layernorm" else axes
+    return [*axes[:-1], None] if kind in ROWWISE else axes
+
+
+def permutation(operation: Operation, count: int) -> tuple[int, ...]:
+    """The axis of the operand, of `count` axes, that each axis of a transpose's result is."""
+    return operation.axes or (*range(count - 2), count - 1, count - 2)
 
 
 def infer(operation: Operation, inputs: Sequence[Tensor], num_ranks: int) -> Tensor:
@@ -222,6 +237,7 @@ def infer(operation: Operation, inputs: Sequence[Tensor], num_ranks: int) -> Ten
         out, layout = inputs[0], _of_collective(operation, inputs[0])
     else:
         dtype = max((each.dtype for each in inputs), key=lambda name: DTYPE_BYTES[name])
+        dtype = operation.dtype if kind == "cast" else dtype
         out = Tensor(operation.name, _shape(operation, inputs), dtype)
         if any(each.layout == "partial" for each in inputs):
             layout = _of_partial(operation, inputs)
@@ -238,8 +254,15 @@ def _shape(operation: Operation, inputs: Sequence[Tensor]) -> tuple[int, ...]:
     shapes = [each.shape for each in inputs]
     if operation.kind in REDUCTIONS:
         return ()
-    if operation.kind == "layernorm" and not shapes[0]:
+    if operation.kind in ROWWISE and not shapes[0]:
         raise _refused(operation, "needs an axis; found a scalar")
+    if operation.kind == "transpose":
+        count = len(shapes[0])
+        order = permutation(operation, count)
+        if sorted(order) != [*range(count)]:
+            said = f"found axes {order} for {shapes[0]}; name each of its axes once"
+            raise _refused(operation, said)
+        return tuple(shapes[0][axis] for axis in order)
     if operation.kind == "matmul":
         a, b = shapes
         if len(a) >= 2 and len(b) >= 2 and a[-1] == b[-2] and (len(b) == 2 or a[:-2] == b[:-2]):
@@ -279,13 +302,18 @@ def _of_partial(operation: Operation, inputs: Sequence[Tensor]) -> str:
     kind, layouts = operation.kind, [each.layout for each in inputs]
     partial = next(each for each in inputs if each.layout == "partial").name
     both, one = layouts == ["partial", "partial"], "replicated" in layouts
+    before, after = DTYPE_BYTES[inputs[0].dtype], DTYPE_BYTES.get(operation.dtype, 0)
     is_linear = {
         "scale": True, "dropout": True, "add": both, "subtract": both, "multiply": one, "matmul": one,
-        "divide": layouts[-1] == "replicated",
+        "divide": layouts[-1] == "replicated", "transpose": True,
+        # A wider type holds every part exactly.
+        "cast": before < after or inputs[0].dtype == operation.dtype,
     }  # fmt: skip
     if is_linear.get(kind, False):
         return "partial"
     said = f"of these is not linear in {partial}, which is partial; it needs its sum first"
+    if kind == "cast":
+        said = f"to {operation.dtype} rounds each part of {partial}, which is partial; it needs its sum first"
     if kind in ("add", "subtract"):
         said = f"of {partial}, which is partial, and a tensor that is not, would count the latter "
         said += "once for every rank; add them behind the sum"
@@ -298,7 +326,7 @@ def _of_slices(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> s
     for at, each in enumerate(inputs):
         if each.axis is not None:
             axis = operand_axes(operation, inputs, out, at)[each.axis]
-            if axis is None and operation.kind in ("norm", "layernorm"):
+            if axis is None and operation.kind in ("norm", *ROWWISE):
                 said = f"is over axis {each.axis} of {each.name}, of which a rank has a slice"
                 raise _refused(operation, f"{said}; it needs a collective first, or to be split")
             found.add("partial" if axis is None else f"sliced({axis})")

@@ -13,7 +13,7 @@ import numpy as np
 from taccl._internal.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.workload.exchange import parts_by_chunk
-from taccl.workload.meaning import Piece, RankTiles, dtype_of, given_parts, places, sent_from, taken
+from taccl.workload.meaning import Piece, RankTiles, dtype_of, given_parts, places, rounded, sent_from, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -120,7 +120,8 @@ class StepRank(RankTiles):
             for chunk in self.step.chunks[key]:
                 if self.rank in self.ends[chunk].destinations:
                     whole.reshape(-1)[self._spots(chunk)] = self.held(chunk)
-            self.made[key] = Piece(whole[np.ix_(*wanted)] if wanted else whole, wanted)
+            here = whole[np.ix_(*wanted)] if wanted else whole
+            self.made[key] = Piece(rounded(here, out), wanted)
         return super().tile(name, number)
 
     def _places(self, chunk: int) -> Places:

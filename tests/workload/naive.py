@@ -43,10 +43,14 @@ def one_rank(operation, read, rank, ranks, whole):
         return a @ b
     if kind == "layernorm":
         return (a - a.mean(-1, keepdims=True)) / np.sqrt(a.var(-1, keepdims=True) + 1e-5)
+    if kind == "softmax":
+        return np.exp(a) / np.exp(a).sum(-1, keepdims=True)
     if kind == "dropout":
         kept = np.random.default_rng(operation.seed).random(whole) >= value
         return np.where(sliced_like(kept, a.shape, rank, ranks), a / (1 - value), 0)
     return {
+        "transpose": lambda: a.swapaxes(-1, -2),
+        "cast": lambda: a.astype(operation.dtype),
         "relu": lambda: a * (a > 0),
         "tanh": lambda: np.tanh(a),
         "gelu": lambda: 0.5 * a * (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a**3))),

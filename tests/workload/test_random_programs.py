@@ -32,7 +32,18 @@ def random_step(rng):
         for _ in range(30):
             names = list(step.tensors)
             kind = rng.choice(
-                (*UNARY, *BINARY[:3], "matmul", "layernorm", "norm", "sum_of_squares", *2 * COLLECTIVES)
+                (
+                    *UNARY,
+                    *BINARY[:3],
+                    "matmul",
+                    "layernorm",
+                    "softmax",
+                    "transpose",
+                    "cast",
+                    "norm",
+                    "sum_of_squares",
+                    *4 * COLLECTIVES,
+                )
             )
             count = 2 if kind in (*BINARY, "matmul") else 1
             read = [rng.choice(names[-4:] if rng.random() < 0.7 else names) for _ in range(count)]
@@ -41,6 +52,8 @@ def random_step(rng):
                 options["axis"] = rng.randrange(2)
             if kind in ("scale", "offset", "dropout"):
                 options["value"] = rng.choice((0.25, 0.5))
+            if kind == "cast":
+                options["dtype"] = "float64"
             try:
                 step = step.then(f"t{i}", kind, *read, **options)
                 break

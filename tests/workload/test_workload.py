@@ -125,6 +125,45 @@ def test_a_tile_of_columns_is_normed_by_whole_rows():
         assert np.allclose(once, twice)
 
 
+def test_casts_move_before_what_gathers_them():
+    """Parameters in bfloat16 travel in half the bytes; their slices are cast first."""
+    step = Workload("cast", 2).input("p", (8,), layout="sliced(0)").then("all", "allgather", "p")
+    step = reorder(step.then("low", "cast", "all", dtype="bfloat16"), "all", "low")
+    assert [each.kind for each in step.operations] == ["cast", "allgather"]
+    assert step.tensors["low"].num_bytes == 16
+    values = step.run({"p": [np.full(4, 1.003), np.full(4, 1 + 2**-8)]})["low"][0]
+    np.testing.assert_array_equal(values, 1)  # neighbours are 2**-7 apart, and ties go to even numbers
+
+
+def test_casts_of_partial_sums_only_widen():
+    """Rounded parts do not add up to the rounded sum."""
+    step = Workload("cast", 2).input("g", (8,), layout="partial").then("sum", "allreduce", "g")
+    low = step.then("low", "cast", "sum", dtype="bfloat16")
+    with pytest.raises(WorkloadError, match="low: cast to bfloat16 rounds each part of g"):
+        reorder(low, "sum", "low")
+    wide = step.then("wide", "cast", "sum", dtype="float64")
+    assert [each.kind for each in reorder(wide, "sum", "wide").operations] == ["cast", "allreduce"]
+
+
+def test_slices_follow_a_transpose():
+    """Axis 0 of three becomes axis 2; gathered behind it, values are those of numpy."""
+    step = Workload("turn", 2).input("x", (4, 2, 3), layout="sliced(0)").then("all", "allgather", "x")
+    step = step.then("t", "transpose", "all", axes=(2, 1, 0))
+    turned = reorder(step, "all", "t")
+    assert turned.tensors["t_slice"].layout == "sliced(2)"
+    x = np.arange(24.0).reshape(4, 2, 3)
+    np.testing.assert_array_equal(turned.run({"x": np.split(x, 2)})["t"][1], x.T)
+
+
+def test_softmax_is_over_whole_rows():
+    """Rows add up to 1, tile by tile as well; slices of rows are refused."""
+    step = Workload("rows", 2).input("x", (4, 6), layout="sliced(0)").then("s", "softmax", "x")
+    tiled = overlap(step.then("all", "allgather", "s"), ["s", "all"], tiles=2)
+    np.testing.assert_allclose(tiled.run()["all"][0].sum(axis=-1), 1, rtol=1e-6)
+    with pytest.raises(WorkloadError, match="s: softmax is over axis 0 of x.*needs a collective first"):
+        Workload("rows", 2).input("x", (4,), layout="sliced(0)").then("s", "softmax", "x")
+
+
 def test_work_follows_from_shapes(layer):
     """One rank computes 2 x 4 x 3 x 8 operations, reads 4 x 3 + 3 x 8 floats and writes 4 x 8."""
     assert work_of(layer, layer.operation["y"]) == (192, 4 * (12 + 24 + 32))

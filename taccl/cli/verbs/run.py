@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from taccl.program.program import Program
     from taccl.runtime.report import Execution, Times
 
-#: Largest error that counts as rounding, in relative errors of one operation; our choice.
-_MOST_EPS = 256
-
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -61,13 +58,11 @@ def run(options: argparse.Namespace) -> Answer:
 
 def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answer:
     """Transform and schedule a step, and execute it with ranks of this machine."""
-    import numpy as np
-
     from taccl.formats.registry import read
     from taccl.runtime.environment import launched_by
     from taccl.runtime.step import execute_step
     from taccl.workload import autotransform
-    from taccl.workload.meaning import dtype_of
+    from taccl.workload.meaning import TOLERANCE
     from taccl.workload.workload import Workload
 
     if launched_by() is not None or options.in_place:
@@ -82,8 +77,8 @@ def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answe
     step = autotransform(program, topology, time_limit_s=options.step_s, note=note)
     given = picked(options, "seed", "timeout_s")
     difference = execute_step(step, reference=program, **given, note=note)
-    eps = max(float(np.finfo(dtype_of(each)).eps) for each in program.tensors.values())
-    most, says = _MOST_EPS * eps, f"within {difference:.2g} of its largest value"
+    most = max(TOLERANCE[each.dtype] for each in program.tensors.values())
+    says = f"within {difference:.2g} of its largest value"
     ok = difference <= most
     text = (
         f"{step!r}\n{step.workload!r}\n  {'correct' if ok else 'wrong'}: every output is {says} (at most "
