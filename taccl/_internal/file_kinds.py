@@ -134,6 +134,7 @@ _ADVICE = {
 _TEXTS = (
     # Kinds of taccl itself, and those that it reads.
     _Text("program", rf"\A{_BEFORE_ELEMENT}<algo\b", _SHOW),
+    _Text("module for PyTorch", r"\A\"\"\"[^\n]*; for PyTorch\.$", f"{_WRITTEN}; Python imports it"),
     _Text("table of transfers", r"\Atransfer,chunk,", _WRITTEN),
     _Text("comparison", rf"\A{_COMPARISON_HEAD}", "pandas reads it, and taccl does not"),
     _Text("NCCL topology", rf"\A{_BEFORE_ELEMENT}<(system|cpu|pci)\b", _SHOW),

@@ -349,12 +349,13 @@ def _write(
     said: tuple[str, ...] = ()
     for step in route:
         given = _taken(step, options)
-        if "in_place" in _options(step) and "in_place" not in given and _is_usually_in_place(thing):
+        usual = not target.any_call and "in_place" in _options(step) and "in_place" not in given
+        if usual and _is_usually_in_place(thing):
             given["in_place"] = True
             said = ("in place, as PyTorch calls it; in_place=false is for calls with two buffers",)
         thing = step(thing, **given)
     notes = (*getattr(thing, "notes", ()), *said) if route else ()
-    if isinstance(thing, Program) and (note := note_of_multiples(thing)):
+    if isinstance(thing, Program) and not target.any_call and (note := note_of_multiples(thing)):
         notes = (*notes, note)
     taken = _taken(dump, options)
     if "path" in inspect.signature(dump).parameters:

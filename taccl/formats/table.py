@@ -28,6 +28,7 @@ class FileFormat:
       any value.
     - `begins`: A regular expression that the first lines of other files match.
     - `loses`: Losses of every file of this format, stated by `convert` if the writer itself states none.
+    - `any_call`: True if a file of a program serves data of every length, in place and out of place.
     """
 
     name: str
@@ -39,6 +40,7 @@ class FileFormat:
     fields: Mapping[str, Any] = field(default_factory=dict)
     begins: str = ""
     loses: str = ""
+    any_call: bool = False
 
 
 _VIEW = "the topology's costs, the collective and the sketch; it cannot be read back"
@@ -113,6 +115,13 @@ FORMATS = (
         dump="taccl.formats.mscclpp.plan:dump_mscclpp_plan",
         fields=MARKS["plan for MSCCL++"],
         loses="the schedule's times, the topology's costs and the sketch; it cannot be read back",
+    ),
+    FileFormat(
+        "torch", "program", "a Python module that needs PyTorch alone", (".py",),
+        dump="taccl.formats.torch.module:dump_torch_module",
+        begins=tells("module for PyTorch"),
+        loses="the schedule's times, the topology's costs and the sketch; it cannot be read back",
+        any_call=True,
     ),
     FileFormat(
         "nccl-topology", "topology", "a server, as NCCL or RCCL dumps it",

@@ -28,6 +28,7 @@ _ELSEWHERE = {
     "taccl-topology": "tests/topology/test_topology_file_writer.py",
     "msccl-xml": "tests/formats/msccl",
     "mscclpp": "tests/formats/mscclpp",
+    "torch": "tests/formats/torch",
 }
 
 

@@ -1,0 +1,1 @@
+"""Programs as modules for PyTorch: rounds of messages, the places of their data, and the code around them."""

@@ -1,0 +1,207 @@
+"""Places of values in tensors: the user's where they are free, else staged ones, one for each message.
+
+The user's input is only read. An input that is also an output of its rank is in the output from the start. So
+one list of steps serves calls in place and out of place.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from taccl.formats.torch.rounds import Rounds, Value
+
+
+class Place(NamedTuple):
+    """Slots that follow one another in a buffer.
+
+    - `buffer`: ``"input"``, ``"output"``, or the number of a staged tensor.
+    """
+
+    buffer: str | int
+    first: int
+    num: int = 1
+
+
+class Local(NamedTuple):
+    """Operation within a rank: `target` becomes the sum of the operands, or a copy of the only one."""
+
+    target: Place
+    operands: tuple[Place, ...]
+
+
+@dataclass(slots=True)
+class RankRound:
+    """Part of one rank in a round.
+
+    - `stage` ({number of a staged tensor: part of a block of each slot}): Tensors to allocate first.
+    - `send`, `receive` ({peer: places}): One message each; received chunks are in one place.
+    - `then`: Operations once all messages have arrived, in order.
+    """
+
+    stage: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    send: dict[int, tuple[Place, ...]] = field(default_factory=dict)
+    receive: dict[int, Place] = field(default_factory=dict)
+    then: list[Local] = field(default_factory=list)
+
+
+def place(found: Rounds) -> list[dict[int, RankRound]]:
+    """{round: the rank's part in it}, by rank; the number of rounds stands for what follows the last."""
+    return _Placing(found).run()
+
+
+class _Placing:
+    """Pass over all rounds, with the place of each value so far and the tensors that are in use."""
+
+    def __init__(self, found: Rounds) -> None:
+        self.found = found
+        self.at: dict[int, Place] = {}
+        #: {(rank, output slot): the value that it holds}.
+        self.occupant: dict[tuple[int, int], Value] = {}
+        #: {number: last round that reads the staged tensor}, by rank.
+        self.in_use: list[dict[int, int]] = [{} for _ in found.layouts]
+        self.rounds: list[dict[int, RankRound]] = [defaultdict(RankRound) for _ in found.layouts]
+
+    def run(self) -> list[dict[int, RankRound]]:
+        for rank, values in enumerate(self.found.inputs):
+            outputs = {chunk: slot for slot, chunk in enumerate(self.found.layouts[rank].outputs)}
+            for value in values:
+                slot = outputs.get(value.chunk)
+                self.at[value.number] = (
+                    Place("input", value.input_slot) if slot is None else Place("output", slot)
+                )
+                if slot is not None:
+                    self.occupant[rank, slot] = value
+        messages: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for number, src, dst in self.found.arrivals:
+            messages[number].append((src, dst))
+        for number in range(self.found.num_rounds):
+            for src, dst in sorted(messages[number]):
+                self._message(number, src, dst, self.found.arrivals[number, src, dst])
+            for rank in range(len(self.found.layouts)):
+                for value in self.found.sums.get((number, rank), ()):
+                    self._sum(number, value)
+                self._join(self.rounds[rank].get(number))
+        for rank, values in enumerate(self.found.outputs):
+            end = self.found.num_rounds
+            for value in values:
+                home = Place("output", value.output_slot)
+                if self.at[value.number] != home:
+                    self.rounds[rank][end].then.append(Local(home, (self.at[value.number],)))
+            self._join(self.rounds[rank].get(end))
+        return self.rounds
+
+    def _message(self, number: int, src: int, dst: int, arrivals: Sequence[Value]) -> None:
+        """Place the values of a message: in the output if all go to slots there that follow one another."""
+        mine = self.rounds[dst][number]
+        before = (number, -1)
+        homes = [value.output_slot for value in arrivals]
+        direct = all(self._is_free(value, before) for value in arrivals)
+        ordered = sorted(arrivals, key=lambda value: value.output_slot if direct else self._order(value))
+        if direct and max(homes) - min(homes) + 1 == len(homes):
+            target = Place("output", min(homes), len(homes))
+            for value in arrivals:
+                self._put(value, value.output_slot)
+        else:
+            moved = [value for value in ordered if self._is_free(value, (number, 0))]
+            target = Place(self._staged(dst, number, ordered, moved), 0, len(ordered))
+            for i, value in enumerate(ordered):
+                self.at[value.number] = Place(target.buffer, i)
+            for value in moved:
+                mine.then.append(Local(Place("output", value.output_slot), (self.at[value.number],)))
+                self._put(value, value.output_slot)
+        mine.receive[src] = target
+        sources = [self.at[value.source.number] for value in ordered if value.source is not None]
+        self.rounds[src][number].send[dst] = joined(sources)
+
+    def _sum(self, number: int, value: Value) -> None:
+        """Place a sum: in the output if it belongs there, in place of a summand, or in a new tensor."""
+        now = (number, value.turn)
+        operands = tuple(self.at[each.number] for each in value.summands)
+        if self._is_free(value, now):
+            self._put(value, value.output_slot)
+        else:
+            unread = (
+                at
+                for at, each in zip(operands, value.summands, strict=True)
+                if at.buffer != "input" and each.last_read <= now
+            )
+            target = next(unread, None)
+            if target is None:
+                target = Place(self._staged(value.rank, number, [value]), 0)
+            self.at[value.number] = target
+            if isinstance(target.buffer, int):
+                self._keep(value.rank, target.buffer, value)
+            else:
+                self.occupant[value.rank, target.first] = value
+        self.rounds[value.rank][number].then.append(Local(self.at[value.number], operands))
+
+    def _order(self, value: Value) -> tuple[str, int, int]:
+        """Sort key of a value by its place at the source of its message."""
+        assert value.source is not None, "it arrived"
+        at = self.at[value.source.number]
+        return (at.buffer, 0, at.first) if isinstance(at.buffer, str) else ("", at.buffer, at.first)
+
+    def _is_free(self, value: Value, time: tuple[int, int]) -> bool:
+        """True if a value has a slot in the output that nothing reads after a time.
+
+        The occupant may still be read by the very sum that the value is.
+        """
+        if value.output_slot < 0:
+            return False
+        held = self.occupant.get((value.rank, value.output_slot))
+        return held is None or held.last_read < time or (held in value.summands and held.last_read == time)
+
+    def _put(self, value: Value, slot: int) -> None:
+        self.occupant[value.rank, slot] = value
+        self.at[value.number] = Place("output", slot)
+
+    def _staged(self, rank: int, number: int, values: Sequence[Value], moved: Sequence[Value] = ()) -> int:
+        """Number of a staged tensor for some values, the least that is free in a round.
+
+        It is not kept for values that are moved out in that round.
+        """
+        busy = self.in_use[rank]
+        free = next(i for i in range(len(busy) + 1) if busy.get(i, -1) < number)
+        busy[free] = number
+        for value in values:
+            if value not in moved:
+                self._keep(rank, free, value)
+        parts = self.found.call.parts
+        self.rounds[rank][number].stage[free] = tuple(value.chunk % parts for value in values)
+        return free
+
+    def _keep(self, rank: int, staged: int, value: Value) -> None:
+        """Keep a staged tensor for all reads of a value."""
+        last = value.last_read[0]
+        self.in_use[rank][staged] = max(self.in_use[rank][staged], last)
+
+    def _join(self, mine: RankRound | None) -> None:
+        """Join operations of a round on slots that follow one another everywhere into one."""
+        if mine is None:
+            return
+        done: list[Local] = []
+        for each in mine.then:
+            before = done[-1] if done else None
+            if before is not None and len(before.operands) == len(each.operands):
+                pairs = zip((before.target, *before.operands), (each.target, *each.operands), strict=True)
+                if all(a.buffer == b.buffer and a.first + a.num == b.first for a, b in pairs):
+                    wider = [a._replace(num=a.num + 1) for a in (before.target, *before.operands)]
+                    done[-1] = Local(wider[0], tuple(wider[1:]))
+                    continue
+            done.append(each)
+        mine.then[:] = done
+
+
+def joined(places: Sequence[Place]) -> tuple[Place, ...]:
+    """Places of single slots, in order; those that follow one another as one."""
+    runs: list[Place] = []
+    for each in places:
+        last = runs[-1] if runs else None
+        if last is not None and last.buffer == each.buffer and last.first + last.num == each.first:
+            runs[-1] = last._replace(num=last.num + 1)
+        else:
+            runs.append(each)
+    return tuple(runs)
