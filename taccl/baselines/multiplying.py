@@ -13,19 +13,27 @@ import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl.baselines.moves import Moves, routed
+from taccl.baselines.multiplying_mixes import best_mix
 from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, Digit, PlanPart, StepPlan, all_plans
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
 from taccl.baselines.recursive import after_exchange, exchange, swaps
 from taccl.baselines.spread import (
     complete_so_far,
+    cut_chunks,
     cut_while_it_pays,
+    fastest,
+    finest,
     held_at_start,
+    may_merge,
+    merging,
     require_no_derivations,
     run,
+    sums_everywhere,
     timed,
     without_sketch,
 )
 from taccl.errors import CollectiveError
+from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,6 +49,11 @@ _MOST_PLANS, _MOST_ALIKE, _MOST_TRANSFERS, _LATE = 3, 3, 24_000, 1.2
 _ALIKE = 2
 #: Largest ratio of the finishes, with finer chunks and without, that counts as a gain.
 _PAYS = Fraction(99, 100)
+#: Blocks of as many chunks as a node has ranks that a mixed plan should have; its max transfers, and about as
+#: many of each chunk for every rank.
+_MIXED_BLOCKS, _MIXED_TRANSFERS, _TRANSFERS_EACH = 16, 50_000, 3
+#: Single plans are not tried in further chunks if a mixed plan takes less than this share of their time.
+_MIX_PAYS = Fraction(98, 100)
 #: Numbers of pieces that messages of sums are cut into, so that the first ones are passed on earlier.
 _PIECES = (1, 4)
 
@@ -50,7 +63,9 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
     """A schedule in steps, in each of which groups of ranks exchange all that they hold.
 
     Groups have two ranks or more, and any number of ranks is supported. The plans that are estimated to be
-    the fastest become schedules. The one that finishes first is returned, and its `producer` names its plan
+    the fastest become schedules. An allreduce whose chunks may be cut also mixes plans: parts of the chunks
+    cross between nodes while others are summed or spread inside (`taccl.baselines.multiplying_mixes`). The
+    schedule that finishes first is returned, and its `producer` names its plan
     (`taccl.baselines.multiplying_plans`). Only the merging clauses of the sketch apply.
 
     Parameters
@@ -74,7 +89,40 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
     simulation", Parallel Computing 69 (2017).
     """
     _require_supported(problem)
-    return cut_while_it_pays(problem, _fastest_plan, name="multiplying", cut=cut, pays=_PAYS, merges=True)
+    finer = _to_mix(problem) if cut and sums_everywhere(problem) else None
+    found = [] if finer is None else _mixed(finer)
+    cut = cut and (len(found) < 2 or found[1].finish > _MIX_PAYS * found[0].finish)
+    if found:  # chunks are cut on from there, and callers find it if time ends that
+        finest(problem).setdefault("multiplying", fastest(found))
+    single = cut_while_it_pays(problem, _fastest_plan, name="multiplying", cut=cut, pays=_PAYS, merges=True)
+    return fastest((single, *found))
+
+
+def _to_mix(problem: Problem) -> Problem | None:
+    """The problem in finer chunks for mixed plans, whose messages merge where they may.
+
+    None on tori and meshes, and if there would be too many transfers.
+    """
+    problem = without_sketch(merging(problem) if may_merge(problem) else problem)
+    if grid_of(problem.topology) is not None:  # where no part has to wait for a slower link
+        return None
+    num_ranks, num_chunks = problem.topology.num_ranks, problem.collective.num_chunks
+    fewest = _MIXED_BLOCKS * num_ranks // problem.topology.num_nodes
+    most = min(_MIXED_TRANSFERS // (_TRANSFERS_EACH * num_ranks), num_chunks * min(problem.chunk_bytes))
+    parts = 1
+    while parts * num_chunks < fewest and 2 * parts * num_chunks <= most:
+        parts *= 2
+    if parts * num_chunks > most:
+        return None
+    return cut_chunks(problem, parts) if parts > 1 else problem
+
+
+def _mixed(problem: Problem) -> list[Schedule]:
+    """Schedules of single plans and of a mixed one; none if resources differ too much to estimate mixes."""
+    times = StepTimes(problem, Grid(problem))
+    plan = best_mix(times)
+    mixed = None if plan is None else _sooner(times, plan, _sends(times, plan, 1), None)
+    return [] if mixed is None else [_fastest_plan(problem), mixed]
 
 
 def estimated_us(problem: Problem) -> float:
@@ -187,7 +235,8 @@ def _fastest_plan(problem: Problem) -> Schedule:
 def _plain_trees(found: Schedule, times: StepTimes, plan: StepPlan) -> Schedule:
     """The schedule, without named contributions if sums gather along trees and spread from their roots."""
     is_tree = found.carries is not None and all(
-        not part.summed and all(len(times.hops(digit)) == 1 for digit in part.scattered)
+        not (part.summed or part.before or part.after)
+        and all(len(times.hops(digit)) == 1 for digit in part.scattered)
         for part in plan.parts
     )
     return replace(found, carries=None, sums=()) if is_tree else found
@@ -229,7 +278,7 @@ def _sends(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
 
 def _summed(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
     """Sends of sums with named contributions: in a step, ranks add up what the others of a group hold."""
-    grid, num_parts = times.grid, len(plan.parts)
+    grid, num_parts, part_of = times.grid, len(plan.parts), times.part_of_chunks(plan)
     summed: list[list[tuple[int, ...]]] = [[(rank,) for rank in range(len(grid.place))]] * num_parts
     done: list[tuple[Digit, ...]] = [()] * num_parts
     sums: dict[tuple[int, ...], int] = {}
@@ -249,7 +298,7 @@ def _summed(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
                 order = np.argsort(src, kind="stable")
                 src, sent = src[order], some[order]
                 moves.append((step, sent, src, np.array(turn)[src], True))
-                carries.append(number[sent // plan.block % num_parts, src])
+                carries.append(number[part_of[sent], src])
         for part in parts:
             if verb == "gather":
                 done[part] = done[part][:-1]

@@ -15,7 +15,9 @@ The chunks may be divided into parts with plans of their own, so that all links 
 - *round about*, on a torus: each part begins along another dimension;
 - *one behind another*: one part crosses between nodes while the next is scattered in its node;
 - *node by node*, without sums or with one destination each: chunks of one node are gathered while those of
-  the next node arrive.
+  the next node arrive;
+- *mixed*: parts of any plans and sizes, so that one crosses while another is summed or gathered
+  (`taccl.baselines.multiplying_mixes`). A part may also cross before it is summed in nodes, or at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 #: Kinds of plans whose parts share no messages.
-BEHIND, BY_NODE = "one behind another", "node by node"
+BEHIND, BY_NODE, MIXED = "one behind another", "node by node", "mixed"
 
 
 class Digit(NamedTuple):
@@ -53,27 +55,47 @@ class Digit(NamedTuple):
 class PlanPart(NamedTuple):
     """Plan of a part of the chunks: digits along which sums are scattered, and then summed.
 
-    Last, chunks are gathered along the first digits, in the opposite order.
+    Then chunks are gathered along the first digits, in the opposite order. Whole chunks may also be summed
+    before they are scattered, and after they are gathered.
     """
 
     scattered: tuple[Digit, ...]
     summed: tuple[Digit, ...] = ()
+    before: tuple[Digit, ...] = ()
+    after: tuple[Digit, ...] = ()
 
     def __str__(self) -> str:
-        named = ("scatter", self.scattered), ("sum", self.summed)
+        named = ("sum", self.before), ("scatter", self.scattered), ("sum", self.summed), ("sum", self.after)
         return ", ".join(f"{name} {' x '.join(map(str, some))}" for name, some in named if some)
+
+    def steps(self, *, spreads: bool = False, to_one: bool = False) -> list[tuple[str, Digit]]:
+        """Verb and digit of each step, in order.
+
+        - `spreads`: True for chunks without sums, which are only gathered.
+        - `to_one`: True for sums that stay where they are scattered to.
+        """
+        gathered = () if to_one and not spreads else self.scattered[::-1]
+        verbs = ("scatter", () if spreads else self.scattered), ("sum", self.summed), ("gather", gathered)
+        steps = ("sum", self.before), *verbs, ("sum", self.after)
+        return [(verb, digit) for verb, digits in steps for digit in digits]
 
 
 class StepPlan(NamedTuple):
-    """Plans of parts with equal numbers of chunks; `how` names the kind of division.
+    """Plans of parts of the chunks; `how` names the kind of division.
 
-    Parts that take the same step share its messages, except `BEHIND` and `BY_NODE`.
+    Parts that take the same step share its messages, except `BEHIND`, `BY_NODE` and `MIXED`.
+
+    - `sizes`: Number of chunks of each part of `MIXED`; those of other plans are equal.
     """
 
     parts: tuple[PlanPart, ...]
     how: str = ""
+    sizes: tuple[int, ...] = ()
 
     def __str__(self) -> str:
+        if self.how == MIXED:
+            largest = self.parts[self.sizes.index(max(self.sizes))]
+            return f"{largest}, mixed with {len({*self.parts}) - 1} other plans in {len(self.parts)} parts"
         return f"{self.parts[-1]}{self.how and ', '}{self.how}"
 
     @property
@@ -118,6 +140,24 @@ def all_plans(num_nodes: int, num_local: int, *, sums: bool, to_one: bool, most:
             for i in range(len(local) + 1):
                 for j in range(len(far) + 1):
                     yield from _plans_of_sums(local, far, i, j)
+
+
+def all_mixable(num_nodes: int, num_local: int, *, most: int) -> Iterator[PlanPart]:
+    """All plans of parts of sums for all ranks, in nodes of equal size; some are listed twice.
+
+    - `most`: Largest base.
+    """
+    for inner in _all_bases(num_local, most):
+        local = tuple(_digits(inner, across=False))
+        for outer in _all_bases(num_nodes, most):
+            far = tuple(_digits(outer, across=True))
+            for i in range(len(local) + 1):
+                for j in range(len(far) + 1):
+                    scattered, near, out = (*local[:i], *far[:j]), local[i:], far[j:]
+                    yield PlanPart(scattered, (*near, *out))
+                    yield PlanPart(scattered, (*out, *near))
+                    yield PlanPart(scattered, near, before=out)
+                    yield PlanPart(scattered, near, after=out)
 
 
 def _plans_of_sums(local: tuple[Digit, ...], far: tuple[Digit, ...], i: int, j: int) -> Iterator[StepPlan]:

@@ -11,6 +11,7 @@ from taccl._internal.caching import cached
 from taccl.baselines.multiplying_plans import (
     BEHIND,
     BY_NODE,
+    MIXED,
     Digit,
     PlanPart,
     PlanStep,
@@ -90,7 +91,7 @@ class StepTimes:
 
     def __init__(self, problem: Problem, grid: Grid) -> None:
         self.problem, self.grid, self.cache = problem, grid, dict[Any, Any]()
-        #: Arguments of `_step`, and what it returns: all plans together take few steps.
+        #: Arguments of `step`, and what it returns: all plans together take few steps.
         self._steps: dict[tuple[int, Digit, bool], tuple[float, Floats, Ints]] = {}
         self.sums = problem.collective.combining
         self.to_one = all(len(ranks) == 1 for ranks in problem.collective.destination_sets.sets)
@@ -125,9 +126,9 @@ class StepTimes:
         if self.grid.straight in digits:  # at the same time as what goes on in the nodes
             local = StepPlan((PlanPart(digits[:-1]),))
             share = count / num_ranks ** (1 if self.sums or not self.to_one else 2)
-            return max(self.ticks(local) / len(self.grid.ranks), self._step(share, self.grid.straight)[0])
+            return max(self.ticks(local) / len(self.grid.ranks), self.step(share, self.grid.straight)[0])
         if self.to_one and not self.sums:  # a rank always holds as many chunks, and passes on its partners'
-            return sum(self._step(count / num_ranks / each.base, each)[0] for each in digits)
+            return sum(self.step(count / num_ranks / each.base, each)[0] for each in digits)
         return self.timeline(plan, most)[0]
 
     @cached
@@ -137,9 +138,9 @@ class StepTimes:
         Parts take each step together where they then end no later.
         """
         spreads, by_node = not self.sums or plan.how == BY_NODE, plan.how == BY_NODE
-        left = [self._steps_of(part, spreads) for part in plan.parts]
+        left = [part.steps(spreads=spreads, to_one=self.to_one) for part in plan.parts]
         num_chunks = self.problem.collective.num_chunks
-        counts = np.bincount(self._part_of_chunks(plan), minlength=len(left)).tolist()
+        counts = np.bincount(self.part_of_chunks(plan), minlength=len(left)).tolist()
         for k, part in enumerate(plan.parts if spreads else ()):
             held_by = len(self.grid.place) if by_node else math.prod(digit.base for digit in part.scattered)
             counts[k] = -(-num_chunks // held_by)
@@ -150,7 +151,7 @@ class StepTimes:
             share = sum(-(-counts[k] // digit.base) if verb == "scatter" else counts[k] for k in some)
             key = share, digit, verb != "scatter"
             if key not in self._steps:
-                self._steps[key] = self._step(*key)
+                self._steps[key] = self.step(*key)
             return self._steps[key]
 
         order = []
@@ -164,7 +165,7 @@ class StepTimes:
             since, first = min(starts)
             head, some = left[first][0], [first]
             alike = [k for _, k in starts if left[k][0] == head and k != first]
-            for k in sorted(alike, key=ready.__getitem__) if plan.how not in (BEHIND, BY_NODE) else ():
+            for k in sorted(alike, key=ready.__getitem__) if plan.how not in (BEHIND, BY_NODE, MIXED) else ():
                 then, alone = max(since, ready[k]), since + float(takes(head, some)[1].max())
                 if then + takes(head, [*some, k])[0] <= max(alone, ready[k]) + takes(head, [k])[0]:
                     since, some = then, [*some, k]
@@ -181,23 +182,18 @@ class StepTimes:
             order.append(PlanStep(*head, tuple(some)))
         return max(ready), order
 
-    def _steps_of(self, part: PlanPart, spreads: bool) -> list[tuple[str, Digit]]:
-        """Verb and digit of each step of a part, in order; chunks without sums are only gathered."""
-        scattered = () if spreads else part.scattered
-        gathered = part.scattered[::-1] if spreads or not self.to_one else ()
-        verbs = ("scatter", scattered), ("sum", part.summed), ("gather", gathered)
-        return [(verb, digit) for verb, digits in verbs for digit in digits]
-
     def dealt(self, part: int, plan: StepPlan) -> Ints:
-        """Chunks of a part of a plan: blocks of chunks are dealt out to the parts."""
-        return np.flatnonzero(self._part_of_chunks(plan) == part)
+        """Chunks of a part of a plan."""
+        return np.flatnonzero(self.part_of_chunks(plan) == part)
 
-    def _part_of_chunks(self, plan: StepPlan) -> Ints:
-        """(num_chunks,) part of a plan to which each chunk is dealt."""
+    def part_of_chunks(self, plan: StepPlan) -> Ints:
+        """(num_chunks,) part of a plan to which each chunk is dealt, in blocks unless parts have sizes."""
+        if plan.sizes:
+            return np.repeat(np.arange(len(plan.parts)), plan.sizes)
         found: Ints = np.arange(self.problem.collective.num_chunks) // plan.block % len(plan.parts)
         return found
 
-    def _step(self, count: float, digit: Digit, is_same: bool = False) -> tuple[float, Floats, Ints]:
+    def step(self, count: float, digit: Digit, is_same: bool = False) -> tuple[float, Floats, Ints]:
         """Ticks of an exchange of messages of `count` chunks, by estimate, and holds of resources.
 
         Returns the ticks, those for which each used resource is held, and the numbers of these resources.
@@ -210,7 +206,7 @@ class StepTimes:
     def _exchange(self, num_chunks: int, digit: Digit, is_same: bool) -> tuple[float, Floats, Ints]:
         ticks = 0.0 if self.hops(digit, is_same) else math.inf
         sends = np.ceil(num_chunks / np.array([1, self.problem.clauses.max_merge]))
-        used, kinds, alpha, beta = self._loads(digit, is_same)
+        used, kinds, alpha, beta = self.loads(digit, is_same)
         for plain, merging, per_chunk, merges, rest_alpha, rest_beta in kinds:
             each = np.where(merges > 0, num_chunks / sends[1], num_chunks / sends[0])
             busy: Floats = sends[0] * plain + sends[1] * merging + num_chunks * per_chunk
@@ -219,7 +215,7 @@ class StepTimes:
         return ticks, total, used
 
     @cached
-    def _loads(self, digit: Digit, is_same: bool) -> tuple[Ints, list[Ints], Ints, Ints]:
+    def loads(self, digit: Digit, is_same: bool) -> tuple[Ints, list[Ints], Ints, Ints]:
         """Ticks for which the sends of an exchange hold each resource, and by which they take longer.
 
         - First, (num_used,): The resources that are held.

@@ -8,7 +8,8 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.baselines import multiplying, one_shot, recursive, spread
-from taccl.baselines.multiplying_plans import all_plans
+from taccl.baselines.multiplying_mixes import MixTimes, best_mix
+from taccl.baselines.multiplying_plans import Digit, PlanPart, all_plans
 from taccl.baselines.multiplying_times import Grid, StepTimes
 from taccl.errors import CollectiveError
 from taccl.problem.problem import Clauses, make_problem
@@ -240,3 +241,60 @@ def test_plans_far_behind_are_estimated_when_they_are_reached():
     next(times.ranked(all_plans(*grid.ranks.shape, sums=True, to_one=False, most=16)))
     begun = {key: found[0] for key, found in times.cache.items() if "timeline" in key[0]}
     assert sum(ticks < math.inf for ticks in begun.values()) < len(begun) / 2
+
+
+def eight_ranks(*, parts):
+    """An allreduce of 1 MB in a node of eight, in parts of each chunk whose messages merge."""
+    problem = make_problem(taccl.topologies.dgx_h100(1), collectives.allreduce(8), size_bytes=10**6)
+    return spread.cut_chunks(spread.without_sketch(spread.merging(problem)), parts)
+
+
+@pytest.mark.slow
+def test_a_mix_uses_ports_that_a_single_plan_leaves_idle():
+    """Eight ranks behind ports scatter and gather 1 MB in k pieces, one behind another.
+
+    Seven messages of 125/k kB take 7 (0.02 + 337.1 / 1000 k) us each time, and a link 3.4 us more: no number k
+    of pieces ends before 6.8 + (k + 1) such times. Between scattering and gathering ports are idle, and a mix
+    sends other chunks whole then.
+    """
+    problem, beta = eight_ranks(parts=16), Fraction(2500, 927)
+    singles = [2 * Fraction("3.4") + (k + 1) * 7 * (Fraction("0.02") + beta / 8 / k) for k in range(1, 33)]
+    mixed = multiplying(problem)
+    assert taccl.verify(mixed).ok
+    assert mixed.producer == "multiplying (scatter 8, mixed with 1 other plans in 5 parts)"
+    assert mixed.finish < min(singles)
+
+
+@pytest.mark.slow
+def test_estimates_of_mixes_are_exact_behind_ports():
+    """Where all ranks have alike ports, a mix ends as `MixTimes` and the timeline of its steps say."""
+    problem = eight_ranks(parts=16)
+    times = StepTimes(problem, Grid(problem))
+    plan = best_mix(times)
+    mix = list(zip(plan.parts, plan.sizes, strict=True))
+    assert multiplying(problem).finish_ticks == MixTimes(times, plan.parts).finish(mix) == times.ticks(plan)
+
+
+def test_a_mix_has_all_chunks():
+    """The sizes of the parts add up to the number of chunks, also where that is no power of two."""
+    problem = eight_ranks(parts=3)
+    assert sum(best_mix(StepTimes(problem, Grid(problem))).sizes) == 24
+
+
+def test_parts_may_cross_before_and_after_the_sums_in_nodes():
+    """Steps of a part that sums between nodes first, and of one that does so last."""
+    far, near = Digit(True, 2, 1), Digit(False, 8, 1)
+    begun = ("scatter", near), ("gather", near)
+    assert PlanPart((near,), before=(far,)).steps() == [("sum", far), *begun]
+    assert PlanPart((near,), after=(far,)).steps() == [*begun, ("sum", far)]
+
+
+def test_estimates_of_mixes_leave_covered_resources_out():
+    """Links of a node are held no longer than ports, and all ports alike: one resource remains."""
+    times = StepTimes(eight_ranks(parts=3), Grid(eight_ranks(parts=3)))
+    assert len(MixTimes(times, [PlanPart((Digit(False, 8, 1),))]).resources) == 1
+
+
+def test_fixed_chunks_are_not_mixed():
+    """Where chunks may not be cut, parts of a plan have equal numbers of them."""
+    assert "mixed" not in multiplying(eight_ranks(parts=16), cut=False).producer
