@@ -101,12 +101,13 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
 def _to_mix(problem: Problem) -> Problem | None:
     """The problem in finer chunks for mixed plans, whose messages merge where they may.
 
-    None on tori and meshes, and if there would be too many transfers.
+    None for one rank, on tori and meshes, and if there would be too many transfers.
     """
     problem = without_sketch(merging(problem) if may_merge(problem) else problem)
-    if grid_of(problem.topology) is not None:  # where no part has to wait for a slower link
-        return None
     num_ranks, num_chunks = problem.topology.num_ranks, problem.collective.num_chunks
+    # On tori and meshes no part has to wait for a slower link.
+    if num_ranks < 2 or grid_of(problem.topology) is not None:
+        return None
     fewest = _MIXED_BLOCKS * num_ranks // problem.topology.num_nodes
     most = min(_MIXED_TRANSFERS // (_TRANSFERS_EACH * num_ranks), num_chunks * min(problem.chunk_bytes))
     parts = 1
