@@ -118,17 +118,18 @@ def test_a_plan_takes_no_other_protocol_than_asked(run_json):
 
 @pytest.mark.slow
 def test_a_protocol_that_is_chosen_has_its_own_default_clauses(run, monkeypatch):
-    """Messages of simple merge in an allreduce of 64 KB, and those of ll, which is chosen, do not."""
+    """Messages of simple merge in an allreduce of 256 KB, and those of ll, which is chosen, do not."""
     made = []
     make = taccl.baselines.baseline
     monkeypatch.setattr(
         "taccl.baselines.baseline",
         lambda name, problem, **how: (made.append(problem), make(name, problem, **how))[1],
     )
-    code, _, err = run("baseline", "pairwise", *H100, "--size", "64KB")
+    code, _, err = run("baseline", "pairwise", *H100, "--size", "256KB")
     assert (code, "protocol ll promises least" in err) == (0, True)
     plain = {
-        each: taccl.make_problem(taccl.topologies.dgx_h100().under(each), "allreduce", size_bytes=64_000)
+        each: taccl.make_problem(taccl.topologies.dgx_h100().under(each), "allreduce", size_bytes=256_000)
         for each in ("simple", "ll")
     }
-    assert plain["simple"].clauses != plain["ll"].clauses == made[-1].clauses
+    assert plain["simple"].clauses != plain["ll"].clauses
+    assert made[-1].clauses == plain["ll"].clauses and made[-1].topology.protocol == "ll"
