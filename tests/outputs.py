@@ -6,6 +6,7 @@ ROW = "  1048576  262144  float  sum  -1  33.27  31.52  55.16  0  33.10  31.68  
 
 #: Texts that are neither JSON nor TOML.
 TEXTS = {
+    "module for PyTorch": '"""allreduce on ring:2: 4 messages; for PyTorch.\n\nMade by taccl.\n"""\n',
     "program": '<!-- made by hand -->\n<algo name="x" nchunksperloop="2" nchannels="1" proto="Simple">\n',
     "table of transfers": "transfer,chunk,src,dst\n0,0,0,1\n",
     "comparison": "collective,topology,backend,seed,finish_us,gap\nallgather,ring,auto,0,1.0,0\n",
