@@ -37,6 +37,7 @@ class Process:
         # Output of native code, and Python's last words: read if the process dies.
         self._quiet = open(os.path.join(self._folder, "output"), "a+b", buffering=0)  # noqa: SIM115
         self._channel, theirs = Pipe()
+        self._closing = threading.RLock()  # one thread may end it while another one listens, as at exit
         try:
             with theirs:
                 self._popen = _start_python(family, theirs.fileno(), self._quiet.fileno(), self._folder)
@@ -68,7 +69,8 @@ class Process:
         there = False
         try:
             there = self._channel.poll(timeout_s)
-            return decode(self._channel.recv_bytes()) if there else None
+            with self._closing:
+                return decode(self._channel.recv_bytes()) if there else None
         except OSError:  # closed, or reset
             raise EOFError from None
         except KeyboardInterrupt:
@@ -86,10 +88,11 @@ class Process:
         """The exit code, and the end of what was printed, of the process, which is no more then."""
         self.kill()
         code, tail = self._popen.wait(), b""
-        if not self._quiet.closed:
-            size = os.fstat(self._quiet.fileno()).st_size
-            tail = os.pread(self._quiet.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        self._close()
+        with self._closing:
+            if not self._quiet.closed:
+                size = os.fstat(self._quiet.fileno()).st_size
+                tail = os.pread(self._quiet.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+            self._close()
         return code, tail.decode(errors="replace")
 
     def forget(self) -> None:

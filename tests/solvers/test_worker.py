@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError, Event
 
 import numpy as np
 import pytest
 
 from taccl._internal.address_space import tells_of_memory
+from taccl.solvers.process import Process
 from taccl.solvers.worker import run_task
 from tests.effort import AMPLE_S
 
@@ -190,6 +192,7 @@ def test_log_shows_native_output():
 #: Tells once that a task runs, as an interrupt in the middle of a word would leave half of it.
 INTERRUPTED = f"""
 from taccl.solvers import worker
+from taccl.solvers.process import Process
 from taccl.solvers.worker import run_task
 worker._INTERRUPT_S = %r
 def tell(news):
@@ -218,6 +221,7 @@ def test_interrupt_of_a_task(grace_s, drill, said):
 INTERRUPTED_SOON = f"""
 import os, signal, threading
 import numpy as np
+from taccl.solvers.process import Process
 from taccl.solvers.worker import run_task
 def interrupt(*_):
     os.kill(os.getpid(), signal.SIGINT)
@@ -251,6 +255,7 @@ def test_forked_child_has_workers_of_its_own():
     printed = run_script(
         f"""
 import os
+from taccl.solvers.process import Process
 from taccl.solvers.worker import run_task
 def pid():
     return run_task("pulp", "{DRILLS}echo", {{}}, time_limit_s=9).result["pid"]
@@ -298,3 +303,30 @@ def is_running(pid):
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+class Meeting:
+    """A channel whose closing waits a while for another thread to close it as well, as the system's may."""
+
+    def __init__(self, channel):
+        self.channel, self.together, self.is_open = channel, Barrier(2), True
+
+    def close(self):
+        """Close the channel; `OSError` if another thread began to close it and ends first."""
+        if self.is_open:
+            with suppress(BrokenBarrierError):
+                self.together.wait(0.2)
+            if not self.is_open:
+                raise OSError(errno.EBADF, "closed twice")
+            self.is_open = False
+            self.channel.close()
+
+
+@pytest.mark.slow
+def test_two_threads_may_end_a_process():
+    """At exit, the main thread ends what another one listens to: both get its exit code."""
+    process = Process("pulp", None)
+    process._channel = Meeting(process._channel)
+    with ThreadPoolExecutor(2) as threads:
+        ended = [each.result()[0] for each in [threads.submit(process.end) for _ in range(2)]]
+    assert ended == [-signal.SIGKILL] * 2
