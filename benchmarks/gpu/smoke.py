@@ -1,4 +1,4 @@
-"""Run an MSCCL++ plan on one GPU, with several ranks on it, and compare its sums with the exact ones.
+"""Run an MSCCL++ plan with several ranks on one GPU, and compare its sums with exact ones.
 
 Each rank is a process, and all share device 0: memory of one is open to another by CUDA IPC. Times there say
 nothing of machines with a GPU for each rank, so none is printed.

@@ -1,4 +1,4 @@
-"""A small network under DistributedDataParallel, whose gradients MSCCL++ sums by the plans of `taccl plan`.
+"""Train a small network under DistributedDataParallel; MSCCL++ sums its gradients by plans.
 
 On GPUs, with MSCCL++ in NCCL's place (`docs/runtimes.md`); on CPUs with gloo, without plans:
 

@@ -135,7 +135,7 @@ def _collnet(run: Run) -> Candidate:
 def _rated(
     run: Run, name: str, latencies_us: tuple[float, float], inside: tuple[float, float], factor: float
 ) -> Candidate:
-    """Candidate by NCCL's bus bandwidth: the lesser of a node's and of its NICs', times a share and a factor.
+    """Candidate by the bus bandwidth of the node or of its NICs, whichever is less, as NCCL rates it.
 
     - `latencies_us`: By the model, and as they are.
     - `inside`: GB/s of the node, and the share.

@@ -1,4 +1,4 @@
-"""Times of a stock library, NCCL or RCCL, from facts of its source: choice by model, time by pipeline.
+"""Predicted times of NCCL and RCCL, from the tuning models in their source.
 
 A library picks the algorithm and the protocol that are fastest by a model of its own, which leaves the launch
 out and knows a network by what its plugin states. The time is another one: launch, latencies of all hops, the

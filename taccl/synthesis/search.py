@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 #: A function that finds a schedule of a problem, until a deadline.
 Solve = Callable[[Problem, Options, Deadline], Schedule]
-#: Problems with at most so many hops have as long for their bound as it takes.
+#: Max hops of a problem whose bound has no time limit.
 _BRIEF_HOPS = 5_000
 #: Largest share of the time left that a busy machine adds to the bound over all chunkings.
 _MOST_EVERY_SHARE = 0.3

@@ -86,8 +86,8 @@ TREE_CORRECTION = (
 RING_PLATEAU, PLATEAU_BYTES = (1.9, 1.4), 64
 #: us in which a host posts a message to a NIC (hosts with Intel processors); simple posts three.
 NET_POST_US, SIMPLE_POSTS = 1.0, 3
-#: Bytes of a channel at least, threads times the threshold of each: fewer channels are used below
-#: (``src/enqueue.cc``); of rings under LL for each rank. Messages between pairs take LL up to so many bytes.
+#: Min bytes per channel: NCCL uses fewer channels for fewer bytes (``src/enqueue.cc``). For rings under LL,
+#: the bytes are per rank. Then the max bytes of a message between two ranks that LL carries.
 CHANNEL_BYTES, PAIR_LL_BYTES = {"ll": 512 * 8, "ll128": 640 * 8, "simple": 512 * 64}, 16 << 10
 #: Sums in a switch, by generation: part of the bandwidth, channels and GB/s of each that the search finds
 #: (``src/graph/search.cc``: the highest speed in its table, as often as the NVLinks carry it), and

@@ -125,7 +125,7 @@ def _variants(workload: Workload) -> Iterator[Workload]:
 
 
 def sharded(workload: Workload, sums: Sequence[str]) -> Workload:
-    """The step with allreduces split, and everything between reduce-scatter and allgather that can be there.
+    """The step with some allreduces split into reduce-scatter and allgather, and operations between them.
 
     State is sliced where possible. Of an optimiser, this is ZeRO-1 (Rajbhandari et al. 2020).
 

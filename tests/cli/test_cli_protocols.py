@@ -9,6 +9,18 @@ import taccl
 H100 = ("--topology", "dgx-h100", "--collective", "allreduce")
 
 
+@pytest.fixture
+def made(monkeypatch):
+    """Names and problems of the baselines that a command makes, in order."""
+    found = []
+    make = taccl.baselines.baseline
+    monkeypatch.setattr(
+        "taccl.baselines.baseline",
+        lambda name, problem, **how: (found.append((name, problem)), make(name, problem, **how))[1],
+    )
+    return found
+
+
 @pytest.mark.slow
 def test_the_protocol_that_promises_least_is_taken_and_said(run):
     """8 bytes by ll, 1 GB by simple; what each promises is a note, and the answer says launch and prediction."""
@@ -20,17 +32,11 @@ def test_the_protocol_that_promises_least_is_taken_and_said(run):
 
 
 @pytest.mark.slow
-def test_baselines_are_made_once_for_all_protocols(run, monkeypatch):
+def test_baselines_are_made_once_for_all_protocols(run, made):
     """They are re-timed under each, which takes a fraction of the time."""
-    made = []
-    make = taccl.baselines.baseline
-    monkeypatch.setattr(
-        "taccl.baselines.baseline",
-        lambda name, *rest, **how: (made.append(name), make(name, *rest, **how))[1],
-    )
     code, _, err = run("bound", *H100, "--size", "1MB")
     assert (code, "promises least" in err) == (0, True)
-    assert sorted(made) == sorted(taccl.baselines.BASELINES)
+    assert sorted(name for name, _ in made) == sorted(taccl.baselines.BASELINES)
 
 
 @pytest.mark.slow
@@ -117,14 +123,8 @@ def test_a_plan_takes_no_other_protocol_than_asked(run_json):
 
 
 @pytest.mark.slow
-def test_a_protocol_that_is_chosen_has_its_own_default_clauses(run, monkeypatch):
+def test_a_protocol_that_is_chosen_has_its_own_default_clauses(run, made):
     """Messages of simple merge in an allreduce of 256 KB, and those of ll, which is chosen, do not."""
-    made = []
-    make = taccl.baselines.baseline
-    monkeypatch.setattr(
-        "taccl.baselines.baseline",
-        lambda name, problem, **how: (made.append(problem), make(name, problem, **how))[1],
-    )
     code, _, err = run("baseline", "pairwise", *H100, "--size", "256KB")
     assert (code, "protocol ll promises least" in err) == (0, True)
     plain = {
@@ -132,4 +132,5 @@ def test_a_protocol_that_is_chosen_has_its_own_default_clauses(run, monkeypatch)
         for each in ("simple", "ll")
     }
     assert plain["simple"].clauses != plain["ll"].clauses
-    assert made[-1].clauses == plain["ll"].clauses and made[-1].topology.protocol == "ll"
+    _, problem = made[-1]
+    assert problem.clauses == plain["ll"].clauses and problem.topology.protocol == "ll"

@@ -62,9 +62,9 @@ _BEST = _RANKED[0]
 _BEST_FIRST_SHARE = 0.2
 #: Those that finish first in finer chunks as a rule, on tori and over nodes, and are quick to build.
 _BEST_CUT = ("bucket", "hierarchical")
-#: Forms of recursive multiplying by estimate: parts of each chunk, and True if messages merge; CPU seconds
-#: to build and verify one, for each arrival; and the most that list scheduling gains on an estimate.
+#: Forms of recursive multiplying that are estimated: (parts of each chunk, True if messages merge).
 _FORMS = ((1, True), (2, True), (2, False), (4, True), (4, False))
+#: CPU seconds per arrival to build and verify one; max ratio of an estimate to a list scheduler's finish.
 _ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 4e-5, 1.2
 #: The name of that try.
 _BY_ESTIMATE = "multiplying by estimate"
@@ -130,7 +130,7 @@ def for_baselines_s(limit: Deadline, share: float) -> float:
 
 
 def offer_rest(search: Search, found: Schedule | None) -> None:
-    """Offer the baselines that were not made yet, in the time that a search has left, by rank.
+    """Offer the remaining baselines in the time that the search has left, by rank.
 
     - `found`: What the search found, if anything, in its own chunks.
     """
@@ -146,9 +146,9 @@ def offer_rest(search: Search, found: Schedule | None) -> None:
 def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> Search | None:
     """Make the schedules of recursive multiplying that are estimated to finish first; a search for the best.
 
-    First one of merged messages, which is quick to build; then others in finer chunks, or with a message for
-    each chunk, where their estimates are sooner. None where messages may not merge, or on tori and meshes
-    and for sums at one rank, where others finish first.
+    The first one merges messages and is quick to build. Others have finer chunks or one message per chunk.
+    They are built if they are estimated to finish sooner. The result is None where messages may not merge,
+    and on tori, on meshes and for sums at one rank, where other baselines finish first as a rule.
 
     - `cut`: From a problem to the same in chunks of so many parts.
     """
