@@ -7,14 +7,14 @@ from taccl import topologies as topologies
 from taccl import workload as workload
 from taccl.analysis.certificates.bounds import lower_bound as lower_bound
 from taccl.analysis.certificates.certificate import Certificate as Certificate
-from taccl.analysis.certificates.cost_of_sketch import Prices as Prices
-from taccl.analysis.certificates.cost_of_sketch import prices as prices
+from taccl.analysis.certificates.scopes import Prices as Prices
+from taccl.analysis.certificates.scopes import prices as prices
 from taccl.analysis.simulation.simulate import simulate as simulate
 from taccl.analysis.simulation.simulation import Simulation as Simulation
 from taccl.analysis.simulation.steady import SteadyState as SteadyState
 from taccl.analysis.simulation.steady import initiation_interval as initiation_interval
+from taccl.analysis.verification.findings import Verification as Verification
 from taccl.analysis.verification.verify import verify as verify
-from taccl.analysis.verification.violation import Verification as Verification
 from taccl.errors import AssumptionWarning as AssumptionWarning
 from taccl.errors import CacheWarning as CacheWarning
 from taccl.errors import CollectiveError as CollectiveError

@@ -298,7 +298,7 @@ def _value(cell, values):
 
 def test_kinds_of_violation_are_current():
     """The table in the concepts names every kind of violation, and no other."""
-    from taccl.analysis.verification.violation import KINDS
+    from taccl.analysis.verification.findings import KINDS
 
     _, _, section = (
         (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8").partition("the verifier checks")

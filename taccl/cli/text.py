@@ -14,7 +14,7 @@ from taccl.cli.output import Answer, picked
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
-    from taccl.analysis.verification.violation import Verification
+    from taccl.analysis.verification.findings import Verification
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.result import Result

@@ -18,7 +18,7 @@ from taccl._internal.caching import cached
 from taccl._internal.names import shown
 from taccl._internal.reading import parse_json, read_text, reads
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.every_cut import bound_of_every_cut, standing, stronger
+from taccl.analysis.certificates.scopes import bound_of_every_cut, standing, stronger
 from taccl.errors import FormatError, InputError
 from taccl.formats.files import write_whole
 from taccl.problem.problem import Problem

@@ -20,7 +20,7 @@ from taccl._internal.names import first_of, listed, shown, shown_lines
 from taccl._internal.units import format_count, format_size
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import ALL_CHUNKINGS, Certificate
-from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, gap_text, stronger
+from taccl.analysis.certificates.scopes import bound_of_every_cut, bound_rows, gap_text, stronger
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.errors import TacclError

@@ -18,8 +18,7 @@ from taccl._internal.arguments import Duration, Size, checked
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.units import format_count, format_size, gb_per_s, parse_size
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.simulation.assumptions import assume
-from taccl.analysis.simulation.simulate import simulate
+from taccl.analysis.simulation.simulate import assume, simulate
 from taccl.baselines import BASELINES
 from taccl.baselines.spread import without_sketch
 from taccl.errors import CollectiveError, InputError

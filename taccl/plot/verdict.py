@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from taccl.analysis.certificates.certificate import Certificate
-    from taccl.analysis.verification.violation import Verification
+    from taccl.analysis.verification.findings import Verification
     from taccl.schedule.schedule import Schedule
 
 #: Gap above which a longer search is the first advice; and ratio of bandwidths that counts as a difference.

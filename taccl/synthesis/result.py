@@ -12,7 +12,7 @@ from taccl._internal.names import note_lines, table
 from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
-from taccl.analysis.certificates.every_cut import (
+from taccl.analysis.certificates.scopes import (
     bound_of_every_cut,
     bound_rows,
     gap_text,

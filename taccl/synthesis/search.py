@@ -23,7 +23,7 @@ from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
-from taccl.analysis.certificates.every_cut import bound_of_every_cut, stronger
+from taccl.analysis.certificates.scopes import bound_of_every_cut, stronger
 from taccl.analysis.verification.verify import verify
 from taccl.errors import FallbackWarning, warn
 from taccl.problem.problem import Problem

@@ -19,7 +19,7 @@ from taccl._internal.cpu_share import busy_factor
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate
-from taccl.analysis.certificates.every_cut import share_bound_of_every_cut
+from taccl.analysis.certificates.scopes import share_bound_of_every_cut
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError, TopologyError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule

@@ -11,8 +11,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taccl.analysis.certificates.certificate import Certificate
-    from taccl.analysis.certificates.witness import Claim
+    from taccl.analysis.certificates.certificate import Certificate, Claim
     from taccl.problem.problem import Problem
 
 

@@ -6,23 +6,21 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from taccl.analysis.certificates.borders import Border, SingleMachine
 from taccl.analysis.certificates.byte_counting import ByteCounting
-from taccl.analysis.certificates.counting import Border
 from taccl.analysis.certificates.cuts import CutDual, SetCharge
-from taccl.analysis.certificates.dissemination import Dissemination
 from taccl.analysis.certificates.dynamic_cut import DynamicCut
+from taccl.analysis.certificates.first_arrivals import Dissemination, Path
 from taccl.analysis.certificates.flow_time import FlowTime
 from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.gossip import Gossip
-from taccl.analysis.certificates.latency import Path
 from taccl.analysis.certificates.pair_counting import PairCounting
-from taccl.analysis.certificates.single_machine import SingleMachine
 from taccl.analysis.certificates.spread_tail import SpreadTail
 
 if TYPE_CHECKING:
     import random
 
-    from taccl.analysis.certificates.witness import Labels, Witness
+    from taccl.analysis.certificates.certificate import Labels, Witness
     from taccl.problem.problem import Problem
 
 

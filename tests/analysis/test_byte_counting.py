@@ -20,10 +20,10 @@ from taccl.analysis.certificates.byte_counting import (
     sums_served,
 )
 from taccl.analysis.certificates.certificate import Certificate
-from taccl.analysis.certificates.every_cut import bound_of_every_cut, gap_text
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.pair_counting import windows_of
 from taccl.analysis.certificates.readings import as_spreading, merging_freely
+from taccl.analysis.certificates.scopes import bound_of_every_cut, gap_text
 from taccl.synthesis.synthesize import synthesize
 from tests.fuzzing import cases, some
 from tests.synthesis.brute_force import TooLarge, finishes_by

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from taccl import baselines, collectives, topologies
 from taccl._internal.deadline import OutOfTime
-from taccl.analysis.certificates import bounds, cost_of_sketch, cuts, flows, latency
+from taccl.analysis.certificates import bounds, cuts, first_arrivals, flows, scopes
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.cost_of_sketch import prices
+from taccl.analysis.certificates.scopes import prices
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.errors import CollectiveError, InputError, TopologyError
@@ -80,7 +80,7 @@ def every_claim(problem, **way):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bounds, "_claims", recorded)
         for name in [name for name in way if name.isupper()]:
-            patch.setattr(latency if hasattr(latency, name) else bounds, name, way.pop(name))
+            patch.setattr(first_arrivals if hasattr(first_arrivals, name) else bounds, name, way.pop(name))
         best = lower_bound(problem, **way)
     return [
         replace(best, bound=Fraction(each.ticks) / problem.costs.ticks_per_us, kind=each.kind,
@@ -433,7 +433,7 @@ def test_prices_without_a_bound_in_time_name_the_limit(monkeypatch):
     def late(*_, **__):
         raise OutOfTime("the time limit came first")
 
-    monkeypatch.setattr(cost_of_sketch, "lower_bound", late)
+    monkeypatch.setattr(scopes, "lower_bound", late)
     problem = problem_of(ring(3), collectives.allgather(3))
     with pytest.raises(OutOfTime, match=r"time_limit_s: no bound in 0\.5 s; give more time"):
         prices(problem, time_limit_s=0.5)

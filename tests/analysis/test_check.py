@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taccl import collectives
+from taccl.analysis.certificates.borders import Border, SingleMachine
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.counting import Border
 from taccl.analysis.certificates.cuts import CutDual, SetCharge
+from taccl.analysis.certificates.first_arrivals import Path
 from taccl.analysis.certificates.flows import FlowDual
-from taccl.analysis.certificates.latency import Path
-from taccl.analysis.certificates.single_machine import SingleMachine
 from taccl.analysis.certificates.spread_tail import SpreadTail
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.tampering import changed, made_up

@@ -8,8 +8,8 @@ import pytest
 
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.dissemination import Dissemination, dissemination_bounds
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
+from taccl.analysis.certificates.first_arrivals import Dissemination, dissemination_bounds
 from taccl.analysis.certificates.readings import as_spreading
 from taccl.synthesis.synthesize import synthesize
 from tests.analysis.claimed import claimed

@@ -10,8 +10,8 @@ import networkx
 import pytest
 
 import taccl
-from taccl.analysis.certificates import bounds, every_cut
-from taccl.analysis.certificates.every_cut import (
+from taccl.analysis.certificates import bounds, scopes
+from taccl.analysis.certificates.scopes import (
     bound_of_every_cut,
     bound_rows,
     gap_text,
@@ -73,7 +73,7 @@ def test_a_bound_that_used_up_its_time_is_sought_again(monkeypatch):
         budgets.append(budget_s)
         return bounds.lower_bound(problem, **options, budget_s=budget_s)
 
-    monkeypatch.setattr(every_cut, "lower_bound", found)
+    monkeypatch.setattr(scopes, "lower_bound", found)
     bound = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
     bound_of_every_cut(bound, budget_s=0.0)
     first = bound_of_every_cut(bound)
@@ -223,7 +223,7 @@ def test_none_is_looked_for_after_ctrl_c(monkeypatch):
         asked.append(problem)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(every_cut, "lower_bound", interrupted)
+    monkeypatch.setattr(scopes, "lower_bound", interrupted)
     answer = result_answer(result)
     assert len(asked) == 1
     assert answer.values["bound_of_every_cut_us"] is None

@@ -6,10 +6,10 @@ from fractions import Fraction
 import pytest
 
 from taccl import collectives, topologies
+from taccl.analysis.certificates.borders import Border
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.counting import Border
+from taccl.analysis.certificates.finding.distances import least_time
 from taccl.analysis.certificates.finding.gates import FOREVER
-from taccl.analysis.certificates.finding.heads_tails import least_time
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.problem.problem import make_problem
 from taccl.topology.builder import TopologyBuilder

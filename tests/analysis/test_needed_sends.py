@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from taccl import collectives
+from taccl.analysis.certificates.borders import Border
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.counting import Border
+from taccl.analysis.certificates.certificate import BorderJob
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
-from taccl.analysis.certificates.witness import BorderJob
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES
 from taccl.errors import CollectiveError

@@ -6,8 +6,7 @@ from fractions import Fraction
 import pytest
 
 from taccl import baselines, collectives, topologies
-from taccl.analysis.simulation.assumptions import assume
-from taccl.analysis.simulation.simulate import simulate
+from taccl.analysis.simulation.simulate import assume, simulate
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError
 from taccl.problem.problem import Clauses, make_problem

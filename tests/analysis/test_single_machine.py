@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.finding.needed_sends import NeededSends
-from taccl.analysis.certificates.single_machine import (
+from taccl.analysis.certificates.borders import (
     SingleMachine,
     batch_ends,
     machine_ticks,
     single_machine,
 )
-from taccl.analysis.certificates.witness import BorderJob
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.certificate import BorderJob
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.verification.verify import verify
 from taccl.schedule.timing import exact_times
 from taccl.topology.builder import TopologyBuilder

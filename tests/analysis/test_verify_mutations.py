@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from taccl.analysis.verification.findings import KINDS
 from taccl.analysis.verification.verify import verify
-from taccl.analysis.verification.violation import KINDS
 from tests.analysis import valid_schedules as valid
 from tests.analysis.tick_simulation import is_valid
 from tests.analysis.valid_schedules import SMALL, Row, build, rows_of

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import taccl
-from taccl.analysis.certificates.cost_of_sketch import prices
+from taccl.analysis.certificates.scopes import prices
 from tests.cli.words import SKETCH, SMALL
 
 RING = ("--topology", "ring:4", "--size", "4KB")

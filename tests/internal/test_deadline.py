@@ -22,7 +22,7 @@ from taccl._internal import deadline
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates import bounds
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.every_cut import bound_of_every_cut
+from taccl.analysis.certificates.scopes import bound_of_every_cut
 from taccl.errors import NoSolutionError
 from taccl.problem.problem import make_problem
 from taccl.sketch.group import find_symmetries

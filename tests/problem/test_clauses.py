@@ -16,8 +16,8 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.findings import KINDS
 from taccl.analysis.verification.verify import verify
-from taccl.analysis.verification.violation import KINDS
 from taccl.errors import InfeasibleError, InputError
 from taccl.problem.clauses import CLAUSES, Clauses, SwitchPolicy
 from taccl.problem.collective import Chunk, Collective

@@ -7,7 +7,7 @@ import pytest
 
 import taccl
 from taccl import collectives, topologies
-from taccl.analysis.certificates.witness import Late
+from taccl.analysis.certificates.certificate import Late
 from taccl.problem.collective import Chunk, Collective, Derivation
 from taccl.schedule.listing import Tasks
 from taccl.schedule.schedule import make_schedule

@@ -17,23 +17,21 @@ from typing import Any
 
 from taccl._internal.arguments import Duration, checked
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl.analysis.certificates.borders import counted, counting, single_machine
 from taccl.analysis.certificates.byte_counting import byte_counting_bounds
-from taccl.analysis.certificates.certificate import Certificate
-from taccl.analysis.certificates.counting import counted, counting
+from taccl.analysis.certificates.certificate import Certificate, Claim, Late
 from taccl.analysis.certificates.cuts import throughput
-from taccl.analysis.certificates.dissemination import dissemination_bounds
 from taccl.analysis.certificates.dynamic_cut import dynamic_cut_bounds
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import Volume
+from taccl.analysis.certificates.first_arrivals import dissemination_bounds
+from taccl.analysis.certificates.first_arrivals import latency as latency_of
 from taccl.analysis.certificates.flow_time import flow_time_bounds
 from taccl.analysis.certificates.flows import multicommodity
-from taccl.analysis.certificates.latency import latency as latency_of
 from taccl.analysis.certificates.level_sets import level_cut
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
 from taccl.analysis.certificates.readings import as_spreading, late_part, merging_freely, moments
-from taccl.analysis.certificates.single_machine import single_machine
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
-from taccl.analysis.certificates.witness import Claim, Late
 from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.sketch.reachability import check_possible

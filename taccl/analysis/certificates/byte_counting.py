@@ -18,11 +18,18 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
+from taccl.analysis.certificates.certificate import Claim, Labels, OfRanks
 from taccl.analysis.certificates.evaluation.arrivals import reached
 from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
-from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts, labels_of
+from taccl.analysis.certificates.finding.gates import (
+    FOREVER,
+    GateCosts,
+    Served,
+    Time,
+    first_served,
+    labels_of,
+)
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
-from taccl.analysis.certificates.finding.served import Served, Time, first_served
 from taccl.analysis.certificates.finding.volume import cover_of, crossing_links, largest_piece
 from taccl.analysis.certificates.pair_counting import (
     Windows,
@@ -32,7 +39,6 @@ from taccl.analysis.certificates.pair_counting import (
     times_of,
     windows_of,
 )
-from taccl.analysis.certificates.witness import Claim, Labels, OfRanks
 
 #: Max ranks, and nodes, to examine.
 _MOST_SETS = 8

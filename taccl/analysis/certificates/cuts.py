@@ -21,11 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.graph_algorithms import maximum_flow
-from taccl.analysis.certificates.evaluation.facts import Facts
-from taccl.analysis.certificates.evaluation.prices import pays, soonest
-from taccl.analysis.certificates.finding.heads_tails import idle_at_most, least_time, proven_in_rounds
+from taccl.analysis.certificates.certificate import Witness
+from taccl.analysis.certificates.evaluation.facts import Facts, pays, soonest
+from taccl.analysis.certificates.finding.distances import idle_at_most, least_time, proven_in_rounds
 from taccl.analysis.certificates.finding.volume import Volume, crossing_links
-from taccl.analysis.certificates.witness import Witness
 from taccl.problem.costs import link_ends
 from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl.analysis.certificates.certificate import Claim, Witness
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.evaluation.passages import passages_of
 from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts, Ints, first_tick, gates_of
-from taccl.analysis.certificates.witness import Claim, Witness
 from taccl.problem.problem import Problem
 
 if TYPE_CHECKING:

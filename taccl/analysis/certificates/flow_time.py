@@ -18,11 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl.analysis.certificates.certificate import Claim, Witness
 from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
 from taccl.analysis.certificates.finding.distances import shortest_times
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import cover_of, crossing_links
-from taccl.analysis.certificates.witness import Claim, Witness
 from taccl.problem.costs import link_ends
 from taccl.problem.problem import Problem
 

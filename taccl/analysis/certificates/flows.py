@@ -21,12 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.graph_algorithms import paths_from_nearest
-from taccl.analysis.certificates.evaluation.facts import Facts, shortest_ways
-from taccl.analysis.certificates.evaluation.prices import merged, pays, soonest
-from taccl.analysis.certificates.finding.distances import Arcs
-from taccl.analysis.certificates.finding.heads_tails import idle_at_most, least_time, proven_in_rounds
+from taccl.analysis.certificates.certificate import Witness
+from taccl.analysis.certificates.evaluation.facts import Facts, merged, pays, shortest_ways, soonest
+from taccl.analysis.certificates.finding.distances import Arcs, idle_at_most, least_time, proven_in_rounds
 from taccl.analysis.certificates.finding.volume import Volume
-from taccl.analysis.certificates.witness import Witness
 from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.solvers.linear_program import minimise

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.caching import cached
+from taccl.analysis.certificates.certificate import Claim, Labels, OfRanks
 from taccl.analysis.certificates.evaluation.arrivals import reached
 from taccl.analysis.certificates.evaluation.facts import Facts
-from taccl.analysis.certificates.evaluation.jobs import fills
-from taccl.analysis.certificates.evaluation.passages import GatePassage, passages
+from taccl.analysis.certificates.evaluation.passages import GatePassage, fills, passages
 from taccl.analysis.certificates.finding.gates import (
     GateCosts,
     Ints,
@@ -33,7 +33,6 @@ from taccl.analysis.certificates.finding.gates import (
     passed_by,
     waking,
 )
-from taccl.analysis.certificates.witness import Claim, Labels, OfRanks
 from taccl.problem.collective import Chunk
 from taccl.problem.costs import link_ends
 from taccl.schedule.combine import reduction_half

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from taccl._internal.graph_algorithms import fiedler_vector, paths_from_nearest
 from taccl.analysis.certificates.cuts import CutDual, SetCharge
-from taccl.analysis.certificates.finding.distances import arcs_of
-from taccl.analysis.certificates.finding.heads_tails import least_time
+from taccl.analysis.certificates.finding.distances import arcs_of, least_time
 from taccl.analysis.certificates.finding.volume import Volume
 
 Floats = NDArray[np.float64]

@@ -18,6 +18,7 @@ from functools import cache
 import numpy as np
 
 from taccl._internal.units import format_count
+from taccl.analysis.certificates.certificate import Claim, Labels, OfRanks
 from taccl.analysis.certificates.evaluation.arrivals import reached
 from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
 from taccl.analysis.certificates.evaluation.passages import passages
@@ -33,7 +34,6 @@ from taccl.analysis.certificates.finding.gates import (
 )
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import crossing_links
-from taccl.analysis.certificates.witness import Claim, Labels, OfRanks
 from taccl.schedule.combine import reduction_half
 
 #: Max ranks, and nodes, to examine.

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.units import part_of
-from taccl.analysis.certificates.evaluation.arrivals import steps
-from taccl.analysis.certificates.evaluation.entries import Entries, Pairs
+from taccl.analysis.certificates.certificate import Claim, Labels, Witness
+from taccl.analysis.certificates.evaluation.arrivals import Entries, Pairs, steps
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.finding.gates import (
     FOREVER,
@@ -40,7 +40,6 @@ from taccl.analysis.certificates.finding.gates import (
 )
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import set_of_rank
-from taccl.analysis.certificates.witness import Claim, Labels, Witness
 from taccl.problem.problem import Problem
 
 #: Numbers of last chunks to try: every number up to the first value, some up to the second.

@@ -3,7 +3,7 @@
 An event is a send or a join. The order of a schedule is stored separately from its times;
 `taccl.schedule.precedence` defines a wait. The waits here follow the schedule's own order. Their lengths come
 from the costs of a problem whose sizes and costs may differ from the schedule's
-(`taccl.analysis.simulation.assumptions`).
+(`taccl.analysis.simulation.simulate`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,15 @@
-"""Checks of a schedule against its sketch's clauses, as defined in the docstring of `Clauses`.
+"""Checks of a schedule against its sketch's clauses, as defined in the docstring of `Clauses`, and of dates.
 
 Some clauses come in two versions, for chunks on their way to the root and on their way from it. What
 transfers carry selects the version (`Replay.reducing`, `NamedSums.reducing`); their own flag is ignored.
+
+Data that a rank starts with is neither sent nor added to before its release date. Each chunk with a due date
+is complete at its rank by then.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,7 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.verification.columns import BLOCK, Columns, pairs, roots_of
+from taccl.analysis.verification.data import arrivals, by_chunk, places_of
 from taccl.analysis.verification.findings import Findings
+from taccl.analysis.verification.loops import count_links, fitted
+from taccl.analysis.verification.named_sums import NamedSums
 
 #: The check of one clause: True for each send of a block that breaks it, and the message for one of them.
 _Breaks: TypeAlias = "Callable[[Sends], NDArray[np.bool_]]"
@@ -236,3 +243,80 @@ def check_order(columns: Columns, findings: Findings, reducing: NDArray[np.bool_
 
 def _list(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
+
+
+def check_paths(
+    columns: Columns, findings: Findings, reducing: NDArray[np.bool_], named: NamedSums | None
+) -> None:
+    """Report the transfers whose chunk has passed more links than a clause allows, that link included."""
+    limits = [(each, getattr(columns.clauses, each.field)) for each in columns.clauses.said("path")]
+    if not limits:
+        return
+    least = min(most for _, most in limits)
+    if named is None:
+        far = _far(columns, reducing, least)
+    else:
+        far = [(i, passed) for i, passed in enumerate(named.links_passed()) if passed > least]
+    for i, passed in sorted(far):
+        for clause, most in limits:
+            if passed > most:
+                text = f"is the {_ordinal(passed)} link on the chunk's path; expected at most {most}"
+                findings.report(clause.violation, text, i, clause=clause.field)
+
+
+def _far(columns: Columns, reducing: NDArray[np.bool_], most: int) -> list[tuple[int, int]]:
+    """(transfer, number of links passed) of transfers beyond a number of links."""
+    copies, summed = np.empty((2, columns.topology.num_ranks), np.int64)
+    far = []
+    for some in by_chunk(columns, columns.start_sets()):
+        sums = some.sums._replace(gathers=reducing[some.at]) if len(reducing) else some.sums
+        passed = np.empty(len(some.at), np.int64)
+        fitted(count_links, columns.is_large)(sums, some.chunks, columns.ends, copies, summed, passed)
+        at = np.flatnonzero(passed > most)
+        far += list(zip(some.at[at].tolist(), passed[at].tolist(), strict=True))
+    return far
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def check_dates(columns: Columns, findings: Findings, dates: Mapping[tuple[int, int], int] | None) -> None:
+    """Report transfers before release dates, and chunks after due dates.
+
+    - `dates`: `Replay.dates` of copies; None for sums, which are whole with their last arrival.
+    """
+    problem, ticks, num_ranks = columns.problem, columns.ticks, columns.topology.num_ranks
+    if not problem.release_us and not problem.due_us:
+        return
+    release = {(chunk, rank): us * ticks.per_us for chunk, rank, us in problem.release_us}
+    released = np.array([c * num_ranks + rank for c, rank in release], np.int64)
+    # Times of sends are whole, so that dates may be rounded up for them.
+    release_ticks = np.array([math.ceil(each) for each in release.values()], np.int64)
+    for block in columns.blocks() if release else ():
+        leaves, src = columns.ends.sources(block.link)
+        lands, dst = columns.ends.destinations(block.link)
+        adds = columns.adds(block.rows)[lands]
+        early = []
+        for time, i, at, text in (
+            (block.start, leaves, src, "leaves before {us} us, when the rank has it"),
+            (block.end, lands[adds], dst[adds], "is added to what the rank has only from {us} us on"),
+        ):
+            place, is_known = places_of(released, block.chunk[i] * num_ranks + at)
+            is_early = np.flatnonzero(is_known)
+            is_early = is_early[time[i[is_early]] < release_ticks[place[is_early]]]
+            early += [(int(i[k]), int(at[k]), text) for k in is_early.tolist()]
+        for k, r, text in sorted(early, key=lambda each: each[0]):
+            when = f"{float(release[int(block.chunk[k]), r] / ticks.per_us):.6g}"
+            findings.report("release", text.format(us=when), block.first + k, rank=r)
+    arrived = arrivals(columns, [(chunk, rank) for chunk, rank, _ in problem.due_us], last=dates is None)
+    for chunk, rank, us in problem.due_us:
+        own = release.get((chunk, rank), (dates or {}).get((chunk, rank)))
+        if (chunk, rank) not in release and rank in columns.collective.chunks[chunk].origins:
+            own = 0
+        times = [ticks for ticks in (own, arrived.get((chunk, rank))) if ticks is not None]
+        there = max(times, default=0) if dates is None else min(times, default=0)
+        if there > us * ticks.per_us:
+            text = f"is there at {ticks.us(there)} us; it is due at {float(us):.6g} us"
+            findings.report("due", text, rank=rank, chunk=chunk)

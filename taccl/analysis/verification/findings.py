@@ -1,12 +1,119 @@
-"""Violations found so far, and their messages."""
+"""Results of the verifier: kinds of violation, those found so far, and the verdict on a schedule."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from fractions import Fraction
 
+from taccl._internal.names import listed, shown
+from taccl._internal.units import format_count
 from taccl.analysis.verification.columns import Columns
-from taccl.analysis.verification.violation import KINDS, Violation
+from taccl.errors import VerificationError
+from taccl.problem.clauses import CLAUSES
+
+#: Every kind of violation that `verify` reports.
+KINDS = (
+    "index",  # a chunk or link that does not exist
+    "interval",  # a start before time 0, or an end that is not after its start
+    "times",  # end - start differs from the cost model
+    "merge",  # transfers of one group that cannot be one send
+    "presence",  # the source does not hold the chunk when its send starts
+    "contention",  # two sends hold one resource at once
+    "postcondition",  # a destination ends without the chunk, or without its whole sum
+    "double-count",  # a contribution is reduced a second time
+    "lost-contribution",  # a copy wipes out contributions that it does not bring
+    "race",  # simultaneous arrivals whose order decides what the buffer holds
+    "release",  # a chunk leaves, or is added to, before its rank has it
+    "due",  # a chunk arrives after its due date
+    "update",  # a worker keeps or receives a sum that its chunk's server has not updated
+    "reduce",  # a reduction in a collective that does not combine
+    *dict.fromkeys(each.violation for each in CLAUSES.values() if each.violation not in ("", "merge")),
+    "symmetry",  # implicit schedules only: a permutation of ranks that the fabric does not have
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken rule; fields that do not apply are None.
+
+    - `kind`: One of `KINDS`.
+    - `rank`: The rank at fault: the sender, or the receiver for faults on arrival or at the end.
+    - `link`: Index of the link in the topology.
+    - `start_us`, `end_us`: The interval of the send.
+    - `clause`: The field of `Clauses` that is broken.
+    """
+
+    kind: str
+    message: str
+    rank: int | None = None
+    chunk: int | None = None
+    link: int | None = None
+    start_us: float | None = None
+    end_us: float | None = None
+    clause: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {shown(self.message, 1000)}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Verification:
+    """Result of `verify`: the violations, and figures of the schedule.
+
+    Parameters
+    ----------
+    finish_us : float
+        Last arrival, in microseconds.
+    num_sends : int
+        Sends, counting merged transfers once.
+    num_redundant : int
+        Arrivals that bring a rank what it already holds; they are allowed.
+    is_complete : bool
+        False if there are more violations of a kind than are listed.
+    """
+
+    violations: tuple[Violation, ...]
+    finish_us: float
+    num_transfers: int
+    num_sends: int
+    num_redundant: int
+    is_complete: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """True if the schedule breaks no rule."""
+        return not self.violations
+
+    def counted(self, noun: str) -> str:
+        """Number of violations as text, such as "2 rules" or "more than 1000 rules"."""
+        return ("" if self.is_complete else "more than ") + format_count(len(self.violations), noun)
+
+    def raise_if_failed(self) -> None:
+        """Raise an error if the schedule breaks a rule.
+
+        Raises
+        ------
+        VerificationError
+            If there are violations: their number, and the first ten.
+        """
+        if not self.ok:
+            raise VerificationError(self._text(), violations=self.violations)
+
+    def _text(self) -> str:
+        kinds = Counter(each.kind for each in self.violations)
+        tally = ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS if kinds[kind])
+        head = f"the schedule breaks {self.counted('rule')} ({tally}):"
+        return "\n".join([head, *listed(self.violations)])
+
+    def __repr__(self) -> str:
+        verdict = "ok" if self.ok else self._text()
+        extra = f", {format_count(self.num_redundant, 'redundant arrival')}" if self.num_redundant else ""
+        return (
+            f"Verification({format_count(self.num_transfers, 'transfer')} in "
+            f"{format_count(self.num_sends, 'send')}, finish {self.finish_us:.3f} us{extra}: {verdict})"
+        )
+
 
 #: Max violations of each kind that are listed.
 MOST_LISTED = 1000

@@ -37,17 +37,13 @@ from math import nan
 import numpy as np
 
 from taccl._internal.arguments import checked
-from taccl.analysis.verification.clauses import check_clauses, check_order
+from taccl.analysis.verification.clauses import check_clauses, check_dates, check_order, check_paths
 from taccl.analysis.verification.columns import Columns
-from taccl.analysis.verification.contention import Contention
 from taccl.analysis.verification.data import Replay
-from taccl.analysis.verification.dates import check_dates
-from taccl.analysis.verification.findings import Findings
+from taccl.analysis.verification.findings import Findings, Verification
 from taccl.analysis.verification.named_sums import NamedSums
-from taccl.analysis.verification.paths import check_paths
-from taccl.analysis.verification.sends import check_indices, check_merging, check_times
+from taccl.analysis.verification.sends import Contention, check_indices, check_merging, check_times
 from taccl.analysis.verification.verify_implicit import verify_implicit
-from taccl.analysis.verification.violation import Verification
 from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.schedule.schedule import Schedule
 

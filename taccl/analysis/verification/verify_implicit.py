@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from taccl.analysis.verification.columns import MANY, LinkEnds
 from taccl.analysis.verification.data import accept, landing_order, replay_sum
+from taccl.analysis.verification.findings import Verification, Violation
 from taccl.analysis.verification.loops import SumChunks, Sums, views
-from taccl.analysis.verification.violation import Verification, Violation
 from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.topology.named import NamedFabric
 from taccl.topology.regular import CyclicProduct

@@ -6,7 +6,7 @@ import pytest
 
 import taccl
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
-from taccl.analysis.certificates import every_cut
+from taccl.analysis.certificates import scopes
 from taccl.baselines import BASELINES
 from taccl.errors import InputError
 from taccl.synthesis.proposers import competing, table
@@ -246,7 +246,7 @@ def test_a_baseline_in_finer_chunks_has_the_bound_that_was_found_before(monkeypa
     def none(*_, **__):
         raise synthesizing.NoSolutionError("nothing")
 
-    monkeypatch.setattr(every_cut, "lower_bound", found)
+    monkeypatch.setattr(scopes, "lower_bound", found)
     monkeypatch.setattr(synthesizing, "propose_all", none)
     problem = taccl.make_problem(taccl.topologies.ring(6), "broadcast", size_bytes=10**6)
     result = taccl.synthesize(problem, time_limit_s=AMPLE_S, parameters=BRIEF)

@@ -3,18 +3,20 @@
 Ranks that hold data send it on, so the number that can hold data by a time depends on the numbers before. A
 witness states these numbers as labels. They hold if the senders that they admit cannot exceed them: the first
 arrival that exceeds a label would come from earlier ones, which exceed none. docs/formulation.md, "Checking",
-has the argument.
+has the argument. `Entries` counts the chunks that can have entered sets of ranks, and have spread there.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 
+from taccl.analysis.certificates.certificate import Labels
 from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
-from taccl.analysis.certificates.evaluation.passages import GatePassage, by_place, passages_of
-from taccl.analysis.certificates.witness import Labels
+from taccl.analysis.certificates.evaluation.passages import GatePassage, by_place, passages, passages_of
 
 #: Max starting ranks for which distances are used.
 _MOST_STARTS = 256
@@ -96,3 +98,152 @@ def reached(
     if not are_true(labels, arrived):
         return None
     return [since for since, more in awake for _ in range(more)]
+
+
+#: Max ranks for which distances from the entries are used.
+_MOST_RANKS = 4_000
+#: Equal passages, and their number.
+Passages = frozenset[tuple[GatePassage, int]]
+
+
+class Entries:
+    """Number of chunks that can have entered the sets, once for each set, by a time.
+
+    - `release`: {usable link: earliest time at which it can carry a chunk}.
+    - `num_first`: Number of outside ranks that hold some chunk initially.
+    - `num`: Number of entries that are needed; no send has more chunks.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        sets: Sequence[frozenset[int]],
+        release: Mapping[int, int],
+        num_first: int,
+        num: int,
+    ) -> None:
+        self.facts, self.release, self._num_first, self.num = facts, release, num_first, num
+        self.set_of = {r: i for i, ranks in enumerate(sets) for r in ranks}
+        self.border = self.links(lambda a, b: a != b is not None)
+        self._let_in = Counter(passages(facts, self.border, release))
+        self._num_sets, self._num_outside = len(sets), facts.topology.num_ranks - len(self.set_of)
+        #: False if all outside ranks can send into the only set from the start.
+        self._is_fed = len(sets) > 1 or num_first < self._num_outside
+        self._awake: Steps = ()
+        self._inside: Steps = ()
+        self._entered: Steps = ()
+        early = self.links(lambda a, b: a is None and b is not None)
+        self._through = Counter(passages(facts, early, release)) if self._is_fed else {}
+        self._outside = cache(lambda most: self.fastest(early, most))
+        onward = self.links(lambda a, b: None is not a != b is not None)
+        self._ranks = cache(lambda: self.fastest(onward, num))
+        self._sets = cache(lambda most: self.fastest(onward, most, of=self.set_of))
+        self.by = cache(self._by)
+
+    def limited_by(self, awake: Labels, inside: Labels, entered: Labels) -> bool:
+        """Limit entries by the number of ranks and sets that hold chunks; False if a label can be wrong.
+
+        - `awake`, `inside`, `entered`: Labels of the number of outside ranks, ranks of sets, and sets.
+        """
+        if not self._is_fed:
+            return True
+        back = self.links(lambda a, b: a is not None and b is None)
+        out_and_in = ((self.facts.took(e, self.facts.units[0]) for e in some) for some in (back, self.border))
+        again = sum(min(ticks, default=NEVER) for ticks in out_and_in)
+        outside = steps(awake, self._num_outside)
+        # Once an entered chunk can be out again, all outside ranks count as holding data.
+        self._awake = [(min(since, again), more) for since, more in outside]
+        self._inside, self._entered = steps(inside, len(self.set_of)), steps(entered, self._num_sets)
+        among_outside = self.fastest(self.links(lambda a, b: a is b is None), 1)
+        into_sets = self.fastest(self.links(lambda a, b: a is not None and b is not None), 1)
+        return (
+            are_true(awake, lambda t: self._num_first + among_outside.by(t, outside))
+            and are_true(inside, lambda t: self._early(t, 1) + into_sets.by(t, self._inside))
+            and are_true(entered, lambda t: self._early(t, 1) + self._sets(1).by(t, self._entered))
+        )
+
+    def _by(self, ticks: int) -> int:
+        """Max number of entries by `ticks`."""
+        let_in = sum(number * way.between(0, ticks) for way, number in self._let_in.items())
+        if not self._is_fed:
+            return let_in
+        by_ranks = self._ranks().by(ticks, self._inside)
+        onward = min(by_ranks, self._sets(self.num).by(ticks, self._entered))
+        return min(let_in, self._early(ticks, self.num) + onward)
+
+    def _early(self, ticks: int, most: int) -> int:
+        """Max number of entries from outside by `ticks`."""
+        through = sum(n * way.of_most(most).between(0, ticks) for way, n in self._through.items())
+        return min(through, self._outside(most).by(ticks, self._awake))
+
+    def links(self, belongs: Callable[[int | None, int | None], bool]) -> list[int]:
+        """Usable links whose ends satisfy `belongs`, given the indices of their sets; None: in no set."""
+        src, dst, set_of = self.facts.src, self.facts.dst, self.set_of
+        return [e for e in self.release if belongs(set_of.get(src[e]), set_of.get(dst[e]))]
+
+    def fastest(self, links: list[int], most: int, *, of: Mapping[int, int] | None = None) -> Fastest:
+        """Component-wise fastest sender of all ranks, or sets."""
+        label = [rank if of is None else of.get(rank, -1) for rank in self.facts.src]
+        return Fastest(passages_of(self.facts, links, label).values(), most)
+
+
+class Pairs:
+    """Number of pairs of a last entry and a rank of its set that can hold the chunk, by a time.
+
+    - `since`: Time before which none of the last chunks enters.
+    - `last`: Number of the last chunks.
+    """
+
+    def __init__(self, entries: Entries, since: int, last: int) -> None:
+        facts, border, set_of = entries.facts, entries.border, entries.set_of
+        self._entries, self._since, self._last, self._before = entries, since, last, entries.num - last
+        inside = entries.links(lambda a, b: a == b is not None)
+        into = passages_of(facts, border, [set_of.get(rank, -1) for rank in facts.dst]).values()
+        self._into = {_together(way.of_most(last) for way in ways) for ways in into}
+        self._num_entered = min(last, len(into))
+        near, direct = (
+            passages_of(facts, inside, facts.dst), passages_of(facts, border, facts.dst, entries.release)
+        )  # fmt: skip
+        to_rank = {r: (_together(near.get(r, ())), _together(direct.get(r, ()))) for r in set_of}
+        self._alike = cache(lambda ranks: Counter(to_rank[rank] for rank in ranks).items())
+        self._sender = entries.fastest(inside, last)
+        self._distances = Counter[int]()
+        if len(set_of) <= _MOST_RANKS:
+            self._distances.update(facts.nearest(inside, {facts.dst[e] for e in border}))
+        self._entered = cache(self._entered_by)
+
+    def limited_by(self, labels: Labels) -> bool:
+        """True if no chunk of the last enters too early, and no label of the number of pairs can be wrong."""
+        ranks = frozenset(self._entries.set_of)
+        made = steps(labels, len(ranks))  # each rank sends from its first pair on
+
+        def arrived(ticks: int) -> int:
+            sent = self._entered(ticks) + self._sender.by(ticks, made)
+            near = sum(number * self._entered(ticks - way) for way, number in self._distances.items())
+            return min(sent, near if self._distances else sent, self.room(ticks, ranks))
+
+        return self._entries.by(self._since - 1) <= self._before and are_true(labels, arrived)
+
+    def _entered_by(self, ticks: int) -> int:
+        """Max number of the last entries by `ticks`; each chunk enters a set once."""
+        if ticks < self._since:
+            return 0
+        into = max(sum(n * way.ending(self._since, ticks) for way, n in ways) for ways in self._into)
+        return min(max(0, self._entries.by(ticks) - self._before), self._num_entered * into)
+
+    def room(self, ticks: int, ranks: frozenset[int]) -> int:
+        """Max number of pairs that ranks can take by `ticks`.
+
+        Sends from inside start at `since` or later, and those over a border end then or later.
+        """
+        since, taken = self._since, 0
+        for (near, direct), number in self._alike(ranks):
+            some = sum(n * way.between(since, ticks) for way, n in near)
+            some += sum(n * min(way.ending(since, ticks), way.between(0, ticks)) for way, n in direct)
+            taken += number * min(self._last, some)
+        return taken
+
+
+def _together(ways: Iterable[GatePassage]) -> Passages:
+    """Passages, and the number of equal ones."""
+    return frozenset(Counter(ways).items())

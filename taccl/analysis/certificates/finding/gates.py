@@ -4,8 +4,6 @@ Each link is assigned to one gate that it holds. However sends are merged and or
 limit the number of chunks that pass a gate in a given time.
 """
 
-# e link, r resource, n chunks in a send, m at most
-
 from __future__ import annotations
 
 import heapq
@@ -13,6 +11,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import chain, count, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,12 +20,13 @@ from numpy.typing import NDArray
 
 from taccl._internal.graph_algorithms import shortest_paths
 from taccl._internal.units import format_count
-from taccl.analysis.certificates.witness import Labels
+from taccl.analysis.certificates.certificate import Labels
 from taccl.problem.costs import hold_columns, link_ends
 from taccl.problem.problem import Problem
 
 if TYPE_CHECKING:
     from collections import Counter
+
 
 Ints = NDArray[np.int64]
 
@@ -327,3 +327,36 @@ def labels_of(times: Iterable[int]) -> Labels:
 def sends_of(senders: list[Sender], awake: Iterable[int]) -> Iterator[int]:
     """Merged arrivals of what ranks send, each from the time at which it holds data."""
     return heapq.merge(*(each.since(moment) for moment in awake if moment < FOREVER for each in senders))
+
+
+#: Ticks, whole or not.
+Time = int | Fraction
+#: Pairs that sends serve by a time, as a sum of (gain, functions of time): gain times the least of them.
+Served = list[tuple[int, tuple[Callable[[Time], Time], ...]]]
+
+
+def first_served(served: Served, needed: int) -> Fraction:
+    """Least ticks by which enough is served, exact.
+
+    Between whole ticks every function is linear. The least of some is concave then, and so is their sum:
+    following its tangents from the left never leads too far.
+    """
+
+    def reached(ticks: int) -> bool:
+        return sum(gain * min(each(ticks) for each in least) for gain, least in served) >= needed
+
+    end = first_tick(reached)
+    if not end:
+        return Fraction(0)
+    start, middle = end - 1, end - Fraction(1, 2)
+    lines = [
+        (gain, [(each(start), 2 * (each(middle) - each(start))) for each in least]) for gain, least in served
+    ]
+    time = Fraction(0)
+    while time < 1:
+        now = [(gain, *min((value + rate * time, rate) for value, rate in some)) for gain, some in lines]
+        missing, rate = needed - sum(gain * value for gain, value, _ in now), sum(g * r for g, _, r in now)
+        if missing <= 0:
+            break
+        time = time + Fraction(missing) / rate if rate else Fraction(1)
+    return start + min(time, Fraction(1))

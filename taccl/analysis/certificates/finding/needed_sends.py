@@ -15,11 +15,11 @@ import numpy as np
 
 from taccl._internal.caching import cached
 from taccl._internal.deadline import NEVER
+from taccl.analysis.certificates.certificate import BorderJob
 from taccl.analysis.certificates.finding.distances import Distances
 from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts
 from taccl.analysis.certificates.finding.volume import crossing_links
 from taccl.analysis.certificates.readings import turned_round
-from taccl.analysis.certificates.witness import BorderJob
 from taccl.problem.costs import link_ends, wide_links
 from taccl.sketch.group import find_symmetries
 

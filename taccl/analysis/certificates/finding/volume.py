@@ -19,8 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.caching import cached
-from taccl.analysis.certificates.finding.distances import Arcs, Distances, arcs_of
-from taccl.analysis.certificates.finding.heads_tails import HeadsTails, heads_and_tails
+from taccl.analysis.certificates.finding.distances import (
+    Arcs,
+    Distances,
+    HeadsTails,
+    arcs_of,
+    heads_and_tails,
+)
 from taccl.problem.collective import RankSets
 from taccl.problem.costs import hold_columns, wide_links
 from taccl.problem.problem import Problem
