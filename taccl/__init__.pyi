@@ -75,8 +75,8 @@ from taccl.schedule.spill import load_spilled as load_spilled
 from taccl.sketch.library import load_sketch as load_sketch
 from taccl.sketch.library import shipped_sketches as shipped_sketches
 from taccl.sketch.sketch import Sketch as Sketch
+from taccl.solvers.registry import backends as backends
 from taccl.synthesis.alltoallv import AllToAllV as AllToAllV
-from taccl.synthesis.backends import backends as backends
 from taccl.synthesis.explaining.check import SketchReport as SketchReport
 from taccl.synthesis.explaining.check import check_sketch as check_sketch
 from taccl.synthesis.explaining.explain import Explanation as Explanation

@@ -10,8 +10,8 @@ import pytest
 from taccl import collectives
 from taccl.problem.problem import SwitchPolicy
 from taccl.sketch.group import symmetry_group
-from taccl.synthesis.milp import contiguity, routing
-from taccl.synthesis.milp.cuts import Cut
+from taccl.synthesis.milp import ordering, routing
+from taccl.synthesis.milp.jobshop import Cut
 from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
 from taccl.synthesis.symmetry.quotient import take_quotient
 from tests.synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
@@ -19,7 +19,7 @@ from tests.test_architecture import LINES
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 FORMULATION = DOCS / "formulation.md"
-TAGS = (*routing.TAGS, *contiguity.TAGS)
+TAGS = (*routing.TAGS, *ordering.TAGS)
 
 
 def problems():
@@ -53,7 +53,7 @@ def tags_of_rows(name):
         sequenced=range(quotient.num_resources),
         cuts=[Cut(frozenset({0}), schedule.finish_ticks)],
     ).model
-    return {*model.tags, *contiguity.ContiguityModel(quotient, schedule).model.tags}
+    return {*model.tags, *ordering.ContiguityModel(quotient, schedule).model.tags}
 
 
 def headings():

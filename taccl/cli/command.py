@@ -176,8 +176,7 @@ def _names_and_files(prefix: str, action: argparse.Action, **_: object) -> list[
     """Names of the kind of an option, or of any kind, that begin as what was typed does; and files."""
     from argcomplete.completers import FilesCompleter
 
-    from taccl.solvers.registry import known_solvers
-    from taccl.synthesis.backends import OWN_BACKENDS
+    from taccl.solvers.registry import OWN_BACKENDS, known_solvers
 
     fabrics = (f"{fabric}:" for fabric in taccl.topologies.fabric_names())
     machines, collectives = taccl.topologies.machine_names(), taccl.collectives.COLLECTIVES

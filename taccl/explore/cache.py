@@ -34,7 +34,7 @@ from taccl.formats.files import write_whole
 from taccl.formats.native import FORMAT, dump_schedule, load_schedule
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
-from taccl.synthesis.backends import package_versions
+from taccl.solvers.registry import package_versions
 from taccl.synthesis.proposing import registered
 
 _SCHEMA = 1

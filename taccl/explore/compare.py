@@ -21,8 +21,7 @@ from taccl.problem.collective import Collective
 from taccl.problem.problem import Problem, make_problem
 from taccl.sketch.apply import apply
 from taccl.sketch.library import load_sketch
-from taccl.solvers.registry import require_known
-from taccl.synthesis.backends import OWN_BACKENDS
+from taccl.solvers.registry import OWN_BACKENDS, require_known
 from taccl.synthesis.parameters import SearchParameters
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taccl.synthesis.backends import package_versions
+from taccl.solvers.registry import package_versions
 from taccl.synthesis.result import Result
 
 if TYPE_CHECKING:

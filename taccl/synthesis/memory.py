@@ -22,8 +22,8 @@ from taccl.errors import InputError
 from taccl.problem.costs import hold_columns, link_ends
 from taccl.problem.problem import Problem
 from taccl.schedule.combine import reduction_half, spreading_half
-from taccl.synthesis.proposers.chunk_masks import has_chunk_masks
 from taccl.synthesis.proposers.router import MOST_REROUTED
+from taccl.synthesis.proposers.spreading import has_chunk_masks
 
 if TYPE_CHECKING:  # running programs needs to know what is free, and no search
     from taccl.synthesis.options import Options
@@ -284,7 +284,7 @@ def _mean_hops(problem: Problem) -> float:
 def _has_implicit(problem: Problem) -> bool:
     """True if an implicit schedule of the problem certainly exists."""
     from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
-    from taccl.synthesis.symmetry.hamiltonian import has_hamiltonian_ring
+    from taccl.synthesis.symmetry.implicit import has_hamiltonian_ring
     from taccl.topology.named import as_named
 
     if problem.collective.name not in IMPLICIT_COLLECTIVES:

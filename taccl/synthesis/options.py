@@ -1,19 +1,126 @@
-"""Options of a search, and what is kept of its schedule."""
+"""Options of a search: what is kept of its schedule, callbacks, and the rule by which a caller may end it."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from taccl._internal.deadline import Cancellation
 from taccl._internal.units import format_size
 from taccl.schedule.schedule import Schedule
-from taccl.synthesis.observing import Observer
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.suggesting.proposals import SketchProposal
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from taccl.analysis.certificates.certificate import Certificate
+    from taccl.synthesis.result import Stage
+
+
+#: Why a search ended that its caller's rule ended.
+STOPPING_RULE = "stopping rule"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchState:
+    """State of a search, as a stopping rule sees it.
+
+    Parameters
+    ----------
+    seconds : float
+        Since the search began.
+    finish_us : float
+        Of the best schedule so far, in microseconds; infinite before the first.
+    bound_us : float
+        The highest bound so far, in microseconds; 0 before the first. Where a problem leaves the number of
+        chunks open, this is the bound for the chosen number.
+    """
+
+    seconds: float
+    finish_us: float
+    bound_us: float
+
+    @property
+    def gap(self) -> float:
+        """(finish - bound) / bound; infinite until there are both."""
+        return (self.finish_us - self.bound_us) / self.bound_us if self.bound_us > 0 else math.inf
+
+
+class Observer:
+    """Callbacks of one search. Each is called in the thread of the search, which waits for it.
+
+    Parameters
+    ----------
+    progress : callable, optional
+        Called with (what is being done, best finish in us or None, highest bound in us or None).
+    on_incumbent : callable, optional
+        Called with each schedule of the problem that finishes before all earlier ones.
+    on_bound : callable, optional
+        Called with each bound that is higher than all earlier ones.
+    on_stage : callable, optional
+        Called with each stage when it ends.
+    stop_when : callable, optional
+        Called with a `SearchState` after each of these; the search ends once it returns true.
+    """
+
+    def __init__(
+        self,
+        *,
+        progress: Callable[[str, float | None, float | None], None] | None = None,
+        on_incumbent: Callable[[Schedule], None] | None = None,
+        on_bound: Callable[[Certificate], None] | None = None,
+        on_stage: Callable[[Stage], None] | None = None,
+        stop_when: Callable[[SearchState], bool] | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> None:
+        self._progress, self._stop_when = progress, stop_when
+        self._on_incumbent, self._on_bound, self._on_stage = on_incumbent, on_bound, on_stage
+        self._cancellation = Cancellation() if cancellation is None else cancellation
+        self._began_s, self._finish_us, self._bound_us = time.monotonic(), math.inf, 0.0
+        self._told_finish_us, self._told_bound_us = math.inf, 0.0
+
+    def report(self, doing: str, finish_us: float | None, bound_us: float | None = None) -> None:
+        """Tell what is being done. Figures never get worse: searches in other chunks begin with their own."""
+        if self._progress is None:
+            return
+        self._told_finish_us = min(self._told_finish_us, math.inf if finish_us is None else finish_us)
+        self._told_bound_us = max(self._told_bound_us, bound_us or 0.0)
+        best_us = self._told_finish_us if self._told_finish_us < math.inf else None
+        self._progress(doing, best_us, self._told_bound_us or None)
+
+    def incumbent(self, schedule: Schedule) -> None:
+        """Tell of a schedule of the problem, if it is the best so far."""
+        if schedule.finish_us < self._finish_us:
+            self._finish_us = schedule.finish_us
+            if self._on_incumbent is not None:
+                self._on_incumbent(schedule)
+            self._judge()
+
+    def bound(self, bound: Certificate) -> None:
+        """Tell of a bound of the problem, if it is the highest so far."""
+        if bound.bound_us > self._bound_us:
+            self._bound_us = bound.bound_us
+            if self._on_bound is not None:
+                self._on_bound(bound)
+            self._judge()
+
+    def stage(self, stage: Stage) -> None:
+        """Tell of a stage that ended."""
+        if self._on_stage is not None:
+            self._on_stage(stage)
+        self._judge()
+
+    def _judge(self) -> None:
+        """End the search if the caller's rule says so; never before there is a schedule."""
+        if self._stop_when is None or self._finish_us == math.inf:
+            return
+        state = SearchState(time.monotonic() - self._began_s, self._finish_us, self._bound_us)
+        if self._stop_when(state):
+            self._cancellation.cancel(STOPPING_RULE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from taccl.errors import FallbackWarning, warn
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import MANY, Schedule
 from taccl.sketch.group import symmetry_group
-from taccl.synthesis.backends import package_versions
+from taccl.solvers.registry import package_versions
 from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import BudgetParameters, SearchParameters
 from taccl.synthesis.proposers.greedy import ListSchedule

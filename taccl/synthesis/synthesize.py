@@ -24,13 +24,11 @@ from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchErr
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable, is_possible
-from taccl.solvers.registry import require_known
-from taccl.synthesis.backends import OWN_BACKENDS
+from taccl.solvers.registry import OWN_BACKENDS, require_known
 from taccl.synthesis.budget import going_on, run
 from taccl.synthesis.explaining.explain import infeasible
 from taccl.synthesis.memory import check_memory
-from taccl.synthesis.observing import Observer, SearchState
-from taccl.synthesis.options import Options
+from taccl.synthesis.options import Observer, Options, SearchState
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.balanced import BALANCED, cut_balanced
 from taccl.synthesis.proposers.competing import obeying, reserve_s, share_baselines
@@ -44,8 +42,7 @@ from taccl.synthesis.suggesting.chunks import cut_as, with_chunks
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.sketched_search import check_proposal
 from taccl.synthesis.suggesting.suggest import quick_schedule
-from taccl.synthesis.transforms.release_dates import ReleaseDates
-from taccl.synthesis.transforms.roots import OtherRoots
+from taccl.synthesis.transforms.requirements import OtherRoots, ReleaseDates
 from taccl.synthesis.transforms.switches import InNetworkUse, PlainLinks, over_links
 from taccl.synthesis.transforms.transform import Transform
 

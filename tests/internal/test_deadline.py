@@ -32,7 +32,7 @@ from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.suggesting.chunks import choose_with_sketches
-from taccl.synthesis.suggesting.plans import find_shape
+from taccl.synthesis.suggesting.proposals import find_shape
 from taccl.synthesis.suggesting.suggest import suggest_for
 from taccl.synthesis.symmetry.quotient import take_quotient
 from tests.effort import AMPLE_S, cpu_s

@@ -11,7 +11,7 @@ from taccl.analysis.certificates.certificate import Late
 from taccl.problem.collective import Chunk, Collective, Derivation
 from taccl.schedule.listing import Tasks
 from taccl.schedule.schedule import make_schedule
-from taccl.synthesis.transforms.release_dates import ReleaseDates
+from taccl.synthesis.transforms.requirements import ReleaseDates
 from taccl.topology.builder import TopologyBuilder
 
 

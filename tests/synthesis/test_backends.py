@@ -10,8 +10,7 @@ import pytest
 
 import taccl
 from taccl.solvers import registry
-from taccl.solvers.registry import SolverInfo
-from taccl.synthesis.backends import Backends, package_versions
+from taccl.solvers.registry import Backends, SolverInfo, package_versions
 
 NAMES = ["auto", "greedy", "dimension-balanced", "highs", "scip", "cbc", "gurobi", "cpsat"]
 

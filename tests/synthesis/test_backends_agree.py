@@ -10,8 +10,8 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InfeasibleError, SketchError, TopologyError
 from taccl.sketch.reachability import check_reachable
+from taccl.solvers.registry import backends
 from taccl.synthesis import search as searching
-from taccl.synthesis.backends import backends
 from taccl.synthesis.synthesize import synthesize
 from tests.fuzzing import cases
 from tests.synthesis.brute_force import TooLarge, optimal_ticks

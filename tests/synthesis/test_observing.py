@@ -7,7 +7,7 @@ import pytest
 
 import taccl
 from taccl._internal.deadline import Cancellation
-from taccl.synthesis.observing import Observer, SearchState
+from taccl.synthesis.options import Observer, SearchState
 from taccl.synthesis.proposers import compiling, stages
 from tests.effort import brief_synthesis
 

@@ -120,7 +120,7 @@ def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
 
 def _text(topology: Topology, found: Sequence[taccl.SketchProposal], rival: Schedule | None) -> str:
     from taccl.cli.text import figures_table
-    from taccl.synthesis.suggesting.plans import find_shifts
+    from taccl.synthesis.suggesting.proposals import find_shifts
 
     shifts = ", ".join(f"{shift.offset} in {shift.group}" for shift in find_shifts(topology)) or "none"
     size = found[0].problem.size_bytes

@@ -31,7 +31,7 @@ from taccl.cli.output import Answer, check_output, picked, progress_shown, say, 
 from taccl.cli.things import is_file
 from taccl.errors import InputError
 from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
-from taccl.synthesis.backends import OWN_BACKENDS
+from taccl.solvers.registry import OWN_BACKENDS
 
 if TYPE_CHECKING:
     from taccl.synthesis.symmetry.implicit import ImplicitResult

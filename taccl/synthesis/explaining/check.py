@@ -27,8 +27,7 @@ from taccl.sketch.library import load_sketch
 from taccl.sketch.reachability import check_reachable, unmet
 from taccl.sketch.sketch import Internode, Intranode, Merging, Objective, Routing, Sketch
 from taccl.synthesis.explaining.explain import bound_by, bound_until, explain, price
-from taccl.synthesis.suggesting.plans import Shift, find_shifts
-from taccl.synthesis.suggesting.proposals import fitting_shifts
+from taccl.synthesis.suggesting.proposals import Shift, find_shifts, fitting_shifts
 from taccl.topology.topology import Topology
 
 #: Tables whose fields are clauses, and what they are without any, if they are there.

@@ -18,9 +18,8 @@ from functools import cached_property
 from itertools import product
 
 from taccl.solvers.model import MilpModel
-from taccl.synthesis.milp.cuts import Cut
-from taccl.synthesis.milp.loads import add_load_rows
-from taccl.synthesis.milp.sequencing import Pair, Windows, pairs_apart
+from taccl.synthesis.milp.jobshop import Cut
+from taccl.synthesis.milp.resource_rows import Pair, Windows, add_load_rows, pairs_apart
 from taccl.synthesis.symmetry.quotient import Quotient
 
 #: Every block of rows of the routing model.

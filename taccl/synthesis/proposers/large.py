@@ -28,9 +28,8 @@ from taccl.synthesis.kernels.fabric import (
 )
 from taccl.synthesis.kernels.limits import Limits, Sends
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.proposers.chunk_masks import has_chunk_masks, spread_masked, urgent_hops
 from taccl.synthesis.proposers.queues import routes_of, send_together
-from taccl.synthesis.proposers.spreading import spread
+from taccl.synthesis.proposers.spreading import has_chunk_masks, spread, spread_masked, urgent_hops
 from taccl.synthesis.transforms.halves import Half, join, split
 
 if TYPE_CHECKING:

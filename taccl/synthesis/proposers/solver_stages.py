@@ -1,6 +1,8 @@
 """The published pipeline on a solver: routing, ordering, contiguity; and the job shop that does them at once.
 
 Each function takes a `Search`, offers it what a solver finds, and records a stage with the size of its model.
+`alone` is the loop of named solvers, a logic-based Benders decomposition: its critical path returns a cut to
+routing, until no routing finishes sooner or the time ends. Sources: see `taccl.synthesis.milp.jobshop`.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from taccl._internal.cpu_share import busy_factor
 from taccl._internal.units import format_us
 from taccl.solvers.model import LinearModel
 from taccl.solvers.solver import Solution, solve
-from taccl.synthesis.milp import contiguity as contiguity_stage
 from taccl.synthesis.milp import jobshop, ordering, routing
-from taccl.synthesis.milp.cuts import Cut
+from taccl.synthesis.milp.jobshop import Cut, find_cut
+from taccl.synthesis.milp.resource_rows import Windows, num_pairs
 from taccl.synthesis.milp.solutions import needed_hops, project, routing_hint, routing_of
 from taccl.synthesis.proposers.greedy import ListSchedule, expand
 from taccl.synthesis.result import ModelRun
@@ -140,13 +142,13 @@ def schedule_routed(search: Search, routed: Routed, solver: str, budget_s: float
     search.record("ordering", "taccl", "done", since, finish_us=finish, message=rule)
     since = time.monotonic()
     search.report(f"contiguity on {solver}")
-    model = contiguity_stage.ContiguityModel(quotient, schedule)
+    model = ordering.ContiguityModel(quotient, schedule)
     limit_s = max(_LEAST_CONTIGUITY_S, min(budget_s, search.deadline.left_s))
     arrays = model.model.arrays()
     answer = solve(arrays, solver, time_limit_s=limit_s, **search.options.of_solvers)
     finish = None
     if answer.values is not None:
-        merged = contiguity_stage.merged(model, answer.values)
+        merged = ordering.merged(model, answer.values)
         producer = f"{solver} routing, {rule}, contiguity"
         merged, finish = _offer_restricted(search, quotient, merged, producer)
         if finish is not None and merged.finish_ticks <= found.finish_ticks:
@@ -305,3 +307,89 @@ def _record(
     )
     found: dict[str, Any] = {"bound_us": answer.bound, "message": message, "model": run}
     search.record(name, solver, answer.status, since, finish_us=finish_us, **found)
+
+
+#: Seconds of work for the first routing, and twice as many after each that was not proven; for a contiguity
+#: model; for the job shop of a routing; for a cut; and without improvement for the rounds of job shops.
+_ROUTING_S, _CONTIGUITY_S, _JOB_SHOP_S, _CUT_S, _ROUNDS_S = 5.0, 2.0, 3.0, 1.0, 4.0
+#: Most pairs of hops that share a resource for which routing also decides their order. Each requires up to
+#: a binary and two rows; with more pairs solvers mostly do not end within some seconds.
+_MOST_PAIRS = 1_000
+
+
+def alone(search: Search, solver: str) -> None:
+    """Routing on one solver, ordering and merging, and cuts, until bounds meet or the time ends."""
+    shares, routing_s = search.parameters.solver, _ROUTING_S
+    sequenced: frozenset[int] = frozenset()
+    cuts: list[Cut] = []
+    lower, is_first = 0, True
+    while is_first or search.deadline.left_s > shares.least_round_s:
+        budget_s = min(busy_factor() * routing_s, shares.routing_share * search.deadline.left_s)
+        routed = route(
+            search, solver, budget_s=budget_s, sequenced=sequenced, lower_ticks=lower, cuts=cuts,
+            sooner=not is_first,
+        )  # fmt: skip
+        found = None if routed is None else _sequenced(search, routed, solver)
+        if is_first and found is None or _is_over(search, routed):
+            return
+        is_first = False
+        if routed is None or not routed.is_optimal:
+            routing_s *= 2
+        elif not sequenced and (sequenced := _to_sequence(search, routed)):
+            lower = routed.bound_ticks
+            continue  # the order is decided in the model
+        improve_by_job_shop(search, _ROUNDS_S)
+        if search.stages[-1].status == "unavailable" or _is_over(search, routed):
+            return
+        if found is not None:
+            cuts += _cuts(search, found)
+
+
+def _is_over(search: Search, routed: Routed | None) -> bool:
+    """True if the best schedule, whoever made it, meets a bound of the problem or of the model."""
+    upper, _ = search.known
+    lower = search.bound_ticks if routed is None else max(search.bound_ticks, routed.bound_ticks)
+    return search.interrupted or upper <= lower or search.done
+
+
+def _sequenced(search: Search, routed: Routed, solver: str) -> ListSchedule | None:
+    """The schedule of a routing: ordered and merged by rules and the solver, then as a job shop."""
+    if not routed.starts:
+        return None
+    job_shop_s = busy_factor() * _JOB_SHOP_S
+    budget_s = job_shop_s
+    if solver != "cpsat":
+        share = search.parameters.solver.contiguity_share
+        budget_s = min(busy_factor() * _CONTIGUITY_S, share * search.deadline.left_s)
+    found = schedule_routed(search, routed, solver, budget_s)
+    if found is None or solver == "cpsat" or _is_over(search, routed):
+        return found
+    required = needed_hops(search.quotient, found)
+    better = job_shop(search, "job shop", required=required, optional=(), hint=found, budget_s=job_shop_s)
+    return better or found
+
+
+def _cuts(search: Search, found: ListSchedule) -> list[Cut]:
+    """The cut of a schedule, if one is proven in a second or so; recorded."""
+    since, (upper, _) = time.monotonic(), search.known
+    cut = find_cut(
+        search.quotient, found, upper_ticks=upper, lower_ticks=search.bound_ticks,
+        time_limit_s=min(busy_factor() * _CUT_S, search.deadline.left_s), **search.options.of_solvers,
+    )  # fmt: skip
+    message = "nothing proven" if cut is None else f"{len(cut.hops)} hops that take as long together"
+    ticks = None if cut is None else cut.ticks
+    search.record("cut", "cpsat", "done", since, ticks=ticks, message=message)
+    return [] if cut is None else [cut]
+
+
+def _to_sequence(search: Search, routed: Routed) -> frozenset[int]:
+    """The resources to put in order when routing is done again; none where that would not help."""
+    (upper, _), quotient = search.known, search.quotient
+    # Where sends merge their order is not that of hops by themselves: NDv2 x2 and x4 got no better by it.
+    merges = any(quotient.merging[hop.link_orbit] for hop in quotient.hops)
+    if merges or upper <= max(search.bound_ticks, routed.bound_ticks):
+        return frozenset()
+    windows = Windows(quotient, upper)
+    pairs = {resource: num_pairs(quotient, windows, resource) for resource in range(quotient.num_resources)}
+    too_large = sum(pairs.values()) > _MOST_PAIRS
+    return frozenset(resource for resource, count in pairs.items() if count and not too_large)

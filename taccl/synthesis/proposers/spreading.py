@@ -2,29 +2,36 @@
 
 `spread` runs the compiled kernel under several rules, and keeps the best. Its answer is columns, one row for
 every send and no Python object for any.
+
+`spread_masked` obeys what a sketch says of single chunks. Chunks to which the same links are open share a
+fabric of their own, on which their trees are grown; the load that earlier trees put on links and resources is
+common to all. Then comes the order of sends along the trees.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.deadline import OutOfTime
 from taccl.errors import CollectiveError
+from taccl.problem.problem import Problem
 from taccl.synthesis.kernels.events import STUCK, Timeline, run_events
+from taccl.synthesis.kernels.fabric import Demand, Fabric, starts
 from taccl.synthesis.kernels.limits import Limits, Sends, best_of
 from taccl.synthesis.kernels.spreading_kernel import SpreadingState, mark_needed, spread_chunks
 from taccl.synthesis.proposers.queues import MANY_STEPS, send_along_trees, send_queued, travel_ticks
-from taccl.synthesis.proposers.router import KEPT_STEPS, TREE_EXPONENTS, find_trees, search_steps
+from taccl.synthesis.proposers.router import KEPT_STEPS, TREE_EXPONENTS, Routes, find_trees, search_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from taccl.synthesis.kernels.fabric import Bytes, Demand, Fabric
-    from taccl.synthesis.proposers.router import Routes
+    from taccl.synthesis.kernels.fabric import Bytes
 
 
 #: Runs of open spreading at least; and, where rarest chunks are not looked for, after how many slow sends'
@@ -180,3 +187,73 @@ def _make_state(fabric: Fabric, demand: Demand, rule: Rule, seed: int) -> Spread
         active=np.arange(num_ranks),
         is_active=np.ones(num_ranks, bool),
     )
+
+
+def has_chunk_masks(problem: Problem) -> bool:
+    """True if a sketch restricts the links, or the times, of single chunks."""
+    return bool(problem.clauses.said("chunk", "group", "path", "order"))
+
+
+def spread_masked(problem: Problem, fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Sends:
+    """The best schedule of several along trees over the links that are open to each chunk.
+
+    - `problem`: One whose chunks spread; `fabric` and `demand` are its arrays.
+
+    Raises `CollectiveError` if a chunk cannot reach a rank that wants it over the links that are open to it.
+    `OutOfTime` if it was stopped before there was a schedule.
+    """
+    masks = _masks(problem, fabric)
+
+    def find(limits: Limits, *, waiting: float | None = None) -> Routes:
+        routes = find_trees(fabric, demand, limits, masks=masks, waiting=waiting)
+        return replace(routes, urgent=urgent_hops(problem, fabric, demand, routes))
+
+    with limits.deadline.scope("", ahead=1.0):
+        routes = find(limits)
+    with limits.deadline.scope(""):
+        best = send_along_trees(fabric, demand, limits, routes, find)
+    if best is None:
+        raise OutOfTime("stopped before there was a schedule along the trees; give more time")
+    return best
+
+
+def _masks(problem: Problem, fabric: Fabric) -> list[tuple[Fabric, NDArray[np.int64]]]:
+    """Chunks to which the same links are open, and the fabric of these links alone."""
+    chunks, most = problem.collective.chunks, problem.clauses.path_limit
+    members: dict[tuple[object, ...], list[int]] = {}
+    for c, chunk in enumerate(chunks):
+        members.setdefault((id(problem.open_links(c)), most and chunk.origins), []).append(c)
+    classes = []
+    for alike in members.values():
+        is_open = problem.open_links(alike[0])[fabric.link]
+        if most is not None:
+            is_open = is_open & _on_fewest_links(fabric, is_open, chunks[alike[0]].origins, most)
+        kept = fabric.out_slot[is_open[fabric.out_slot]]
+        out_of = starts(fabric.src[kept], fabric.num_ranks)
+        classes.append((fabric._replace(out_of=out_of, out_slot=kept), np.array(alike, np.int64)))
+    return classes
+
+
+def _on_fewest_links(
+    fabric: Fabric, is_open: NDArray[np.bool_], origins: Sequence[int], most: int
+) -> NDArray[np.bool_]:
+    """Slots on paths of the fewest links from some ranks: no tree of these is deeper than it must be."""
+    hops = np.full(fabric.num_ranks, most + 1)
+    hops[list(origins)] = 0
+    for passed in range(most):
+        ahead = is_open & (hops[fabric.src] == passed)
+        np.minimum.at(hops, fabric.dst[ahead], passed + 1)
+    found: NDArray[np.bool_] = hops[fabric.dst] == hops[fabric.src] + 1
+    return found & (hops[fabric.dst] <= most)
+
+
+def urgent_hops(problem: Problem, fabric: Fabric, demand: Demand, routes: Routes) -> NDArray[np.bool_] | None:
+    """Hops of a link's own chunks, where the sketch has these go first."""
+    if not problem.own_first:
+        return None
+    first = np.isin(fabric.link[routes.slot], sorted(problem.own_first))
+    chunk = np.repeat(np.arange(demand.num_chunks), np.diff(demand.origin_of))
+    is_own: NDArray[np.bool_] = np.isin(
+        routes.chunk * fabric.num_ranks + fabric.src[routes.slot], chunk * fabric.num_ranks + demand.origin
+    )
+    return first & is_own

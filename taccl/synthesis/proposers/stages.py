@@ -24,12 +24,17 @@ from taccl.synthesis.explaining.explain import infeasible
 from taccl.synthesis.improve.improvement import improve_schedule, is_quick, suits_improvement
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.parameters import DEFAULTS, ListParameters, SearchParameters
-from taccl.synthesis.proposers.benders import alone
 from taccl.synthesis.proposers.compiling import are_kept, have_compiled
 from taccl.synthesis.proposers.greedy import ListSchedule, critical_priorities, list_schedule
 from taccl.synthesis.proposers.large import effort, why_not
 from taccl.synthesis.proposers.large_search import offer_compiled, search_large
-from taccl.synthesis.proposers.solver_stages import improve_by_job_shop, job_shop, route, schedule_routed
+from taccl.synthesis.proposers.solver_stages import (
+    alone,
+    improve_by_job_shop,
+    job_shop,
+    route,
+    schedule_routed,
+)
 from taccl.synthesis.proposing import OwnProposer
 from taccl.synthesis.search import Search
 from taccl.synthesis.symmetry.timing_group import timing_group

@@ -39,7 +39,7 @@ from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import cut, told
 from taccl.synthesis.transforms.halves import join, split
 from taccl.synthesis.trees.network import least_time, network_of, trees_per_chunk
-from taccl.synthesis.trees.routes import tree_counts, tree_routes
+from taccl.synthesis.trees.packing import tree_counts, tree_routes
 from taccl.topology.fabrics import ring
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable
-from taccl.synthesis.observing import Observer
-from taccl.synthesis.options import Options
+from taccl.synthesis.options import Observer, Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.competing import baseline_us
 from taccl.synthesis.proposers.compiling import compile_in_a_row

@@ -26,16 +26,23 @@ from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.apply import apply
 from taccl.sketch.reachability import check_reachable
-from taccl.synthesis.observing import Observer
-from taccl.synthesis.options import Options
+from taccl.synthesis.options import Observer, Options
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers import stages
 from taccl.synthesis.proposers.balanced import balanced_schedule
 from taccl.synthesis.proposers.compiling import are_kept, compile_telling
 from taccl.synthesis.proposers.large import effort, schedule_large, suits
 from taccl.synthesis.search import Search
-from taccl.synthesis.suggesting.plans import InternodePlan, Shift, SketchShape, find_shape, relay_plans
-from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts, make_sketch
+from taccl.synthesis.suggesting.proposals import (
+    InternodePlan,
+    Shift,
+    SketchProposal,
+    SketchShape,
+    find_shape,
+    fitting_shifts,
+    make_sketch,
+    relay_plans,
+)
 from taccl.synthesis.symmetry.timing_group import timing_group
 from taccl.synthesis.transforms.halves import search_halves
 from taccl.topology.topology import Topology

@@ -9,7 +9,7 @@ import pytest
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.solvers.solver import solve
-from taccl.synthesis.milp.contiguity import TAGS, ContiguityModel, merged
+from taccl.synthesis.milp.ordering import TAGS, ContiguityModel, merged
 from taccl.synthesis.milp.solutions import needed_hops
 from taccl.synthesis.proposers.greedy import ListSchedule, Send, critical_priorities, expand, list_schedule
 from taccl.synthesis.symmetry.quotient import take_quotient

@@ -4,7 +4,7 @@ import pytest
 
 from taccl import collectives
 from taccl.solvers.solver import solve
-from taccl.synthesis.milp.cuts import critical_hops, find_cut
+from taccl.synthesis.milp.jobshop import critical_hops, find_cut
 from taccl.synthesis.milp.routing import RoutingModel
 from taccl.synthesis.milp.solutions import needed_entries
 from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule

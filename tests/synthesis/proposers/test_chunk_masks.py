@@ -9,8 +9,8 @@ import taccl
 from taccl import collectives
 from taccl.problem.problem import Clauses, make_problem
 from taccl.schedule.schedule import Schedule
-from taccl.synthesis.proposers.chunk_masks import has_chunk_masks
 from taccl.synthesis.proposers.large import effort, schedule_large, why_not
+from taccl.synthesis.proposers.spreading import has_chunk_masks
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.valid_schedules import full
 from tests.fuzzing import by_turns

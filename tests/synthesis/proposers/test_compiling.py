@@ -11,8 +11,7 @@ from taccl._internal.deadline import Deadline
 from taccl.errors import TacclError
 from taccl.problem.problem import make_problem
 from taccl.solvers.worker import Outcome
-from taccl.synthesis.observing import Observer
-from taccl.synthesis.options import Options
+from taccl.synthesis.options import Observer, Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers import competing, compiling, stages
 from taccl.synthesis.search import Search

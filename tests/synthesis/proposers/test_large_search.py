@@ -23,7 +23,7 @@ from taccl._internal.deadline import Deadline, OutOfTime
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem.problem import make_problem
 from taccl.schedule.summary import ScheduleSummary
-from taccl.synthesis.observing import Observer
+from taccl.synthesis.options import Observer
 from taccl.synthesis.parameters import SearchParameters
 from taccl.synthesis.proposers import compiling, large_search, queues, router, spreading, table
 from taccl.synthesis.proposers.large import schedule_large

@@ -4,7 +4,7 @@ import pytest
 
 import taccl
 from taccl.errors import TopologyError
-from taccl.synthesis.suggesting.plans import Shift, find_shape, find_shifts, relay_plans
+from taccl.synthesis.suggesting.proposals import Shift, find_shape, find_shifts, relay_plans
 from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import linked
 

@@ -8,8 +8,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.errors import TopologyError
-from taccl.synthesis.symmetry.hamiltonian import hamiltonian_ring, has_hamiltonian_ring
-from taccl.synthesis.symmetry.implicit import synthesize_implicit
+from taccl.synthesis.symmetry.implicit import hamiltonian_ring, has_hamiltonian_ring, synthesize_implicit
 from taccl.topology.named import parse_named
 
 DIMS = [

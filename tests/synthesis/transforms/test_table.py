@@ -12,8 +12,7 @@ from taccl.problem.problem import Problem
 from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
 from taccl.synthesis.transforms.fused import SingleChunk
 from taccl.synthesis.transforms.halves import ContributionsApart, Phases
-from taccl.synthesis.transforms.release_dates import ReleaseDates
-from taccl.synthesis.transforms.roots import OtherRoots
+from taccl.synthesis.transforms.requirements import OtherRoots, ReleaseDates
 from taccl.synthesis.transforms.switches import PlainLinks
 from taccl.synthesis.transforms.symmetry import Symmetry
 from taccl.synthesis.transforms.table import TRANSFORMS

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl.synthesis.trees.network import find_cut, least_time, network_of
-from taccl.synthesis.trees.splitting import split_switches
+from taccl.synthesis.trees.network import find_cut, least_time, network_of, split_switches
 from taccl.topologies import parse
 
 MACHINES = [
