@@ -19,7 +19,7 @@ from taccl._internal.deadline import NEVER, Deadline
 from taccl._internal.names import did_you_mean
 from taccl.cli.options import flag_of
 from taccl.cli.output import EXIT_INTERRUPTED, Answer, emit, explained, failed, hold_descriptors, show_warning
-from taccl.cli.verbs import EXAMPLES, VERBS
+from taccl.cli.verbs import EXAMPLES, SHARED, VERBS
 from taccl.errors import InputError, TacclWarning
 
 _INTERRUPTED = failed("interrupted, with nothing in hand", EXIT_INTERRUPTED)
@@ -139,8 +139,10 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         if only not in (None, name):
             verbs.add_parser(name)
             continue
-        module = import_module(f"taccl.cli.verbs.{name}")
-        help = module.run.__doc__ or ""  # which python -OO leaves out
+        module, suffix = (SHARED[name], f"_{name}") if name in SHARED else (name, "")
+        functions = vars(import_module(f"taccl.cli.verbs.{module}"))
+        add, run = functions[f"add{suffix}"], functions[f"run{suffix}"]
+        help = run.__doc__ or ""  # which python -OO leaves out
         examples = [line for line in EXAMPLES.splitlines() if line.split()[1:2] == [name]]
         verb = verbs.add_parser(
             name,
@@ -151,9 +153,9 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         verb.add_argument("--json", action="store_true", help="print one JSON object")
-        module.add(verb)
+        add(verb)
         flags = {action.dest for action in verb._actions if action.option_strings}
-        verb.set_defaults(run=module.run, flags=flags)
+        verb.set_defaults(run=run, flags=flags)
     return parser
 
 

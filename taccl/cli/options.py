@@ -1,34 +1,20 @@
-"""Options that verbs share, and from them to a problem."""
+"""Options that verbs share, as argparse reads them."""
 
 from __future__ import annotations
 
 import argparse
 import math
-import shlex
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import taccl
-from taccl._internal.cpu_share import busy_factor
-from taccl._internal.deadline import OutOfTime
-from taccl._internal.names import did_you_mean, in_runs, matching
-from taccl._internal.units import format_size, format_us, parse_size
-from taccl.cli import things
-from taccl.cli.exchanges import BY_MATRIX, MATRICES, USUAL_SIZE, sizes_of_pairs
-from taccl.cli.output import picked, say
-from taccl.errors import CollectiveError, InputError
-from taccl.problem.alltoallv import is_skew
+from taccl._internal.names import did_you_mean, matching
+from taccl._internal.units import parse_size
+from taccl.errors import InputError
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from taccl._internal.deadline import Deadline
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
-    from taccl.sketch.sketch import Sketch
-    from taccl.topology.topology import Topology
 
 T = TypeVar("T")
 
@@ -107,16 +93,12 @@ def _collective(word: str, *more: str) -> str:
     return name
 
 
-#: Most arrivals of chunks and contributions for which baselines compare protocols (about 2 s; 9 s if 32 ranks
-#: reduce), and most arrivals for which bounds do.
-_TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
-#: CPU seconds for the bound of a protocol, and for an estimate instead of it, for each link; what would end
-#: late is not begun.
-_BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK = 8e-5, 2e-5
+#: Collective whose sizes are those of a matrix, and how a matrix is given.
+BY_MATRIX, MATRICES = "alltoallv", "a CSV or .npy file, or a skew such as zipf:0.8 or hot:64"
+#: Size if neither a sketch nor an option states one.
+USUAL_SIZE = "64MB"
 #: Seconds for a verb's work in any case, however long what comes before it takes.
 LEAST_S = 0.1
-#: Share of a verb's time limit for that comparison.
-_PROTOCOL_SHARE = 0.3
 A_TOPOLOGY = "a file, a machine (ndv2), or a fabric (torus:4x4)"
 _COLLECTIVES = ", ".join(taccl.collectives.COLLECTIVES)
 _PROTOCOL = "by which messages are sent (default auto: the one that promises least for the size)"
@@ -204,27 +186,6 @@ def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
     add_options(group, "--chunk-size", "--time-unit-us")
 
 
-def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
-    """The schedule in a file, of whichever tool, with the options of `add_schedule`."""
-    from taccl.formats.registry import readable, wrong_format
-
-    given, found = picked(options, "topology", "chunk_size", "time_unit_us"), readable(file)
-    if found.name == "upstream-algorithm":
-        from taccl.formats.published.algorithm import load_upstream_algorithm
-
-        if options.topology is not None:
-            given["topology"] = things.topology_from_word(options.topology)
-        return load_upstream_algorithm(file, **given)
-    if found.holds == "program":
-        remedy = f"`taccl convert {shlex.quote(file)} OUT.json --topology NAME --size 1MB`"
-        raise InputError(f"found a program; make a schedule of it first: {remedy}", where=file)
-    if found.holds != "schedule":
-        raise wrong_format(file, found, "a schedule")
-    refuse(options, given, "found a schedule of taccl's own, whose file says it; leave the option out")
-    schedule: Schedule = taccl.load(file)
-    return schedule
-
-
 def flag_of(name: str) -> str:
     """The option as it is typed, by its name among the options."""
     return "--" + name.replace("_", "-")
@@ -267,181 +228,3 @@ def add_problem_options(
     add_size(parser.add_argument_group("size, one of"))
     add_options(group, "--chunks-per-rank", "--root")
     option(group, "--roots R,R", "ranks; of the multi-root collectives", _ranks)
-
-
-def problem_from_options(options: argparse.Namespace, *, reachable: bool = True) -> Problem:
-    """The problem that the options of `add_problem_options` describe.
-
-    - `reachable`: Whether a sketch that keeps a chunk from a destination is an error.
-    """
-    if options.collective is None:
-        raise InputError("found none; give one, e.g. --collective allgather", where="--collective")
-    settle_topology(options)
-    if options.topology is None and options.sketch is None:
-        raise InputError("found neither a sketch nor --topology; give at least one", where="SKETCH")
-    named = options.topology
-    if named is not None and things.is_file(named) and things.kind_of(named) == "upstream topology":
-        return _upstream_problem(options)
-    if options.cost_model == "upstream" or options.time_unit_us is not None:
-        name = "--time-unit-us" if options.cost_model != "upstream" else "--cost-model upstream"
-        said = f"{name} needs an upstream topology file; give one with --topology, or leave it out"
-        raise InputError(said, where=name.partition(" ")[0])
-    sketch = things.sketch_from_word(options.sketch)
-    topology = subset_for(options, topology_for(options, sketch), sketch)
-    if options.collective == BY_MATRIX or options.matrix is not None:
-        return _under_best_protocol(_exchange(options, topology), options)
-    cut = picked(options, "chunks_per_rank", "root", "roots")
-    if sketch is not None:
-        problem = resized(sketch, options, topology).apply(
-            topology, options.collective, **picked(options, "chunk_size", "size"), **cut, reachable=reachable
-        )
-    else:
-        settle_size(options)
-        given = {"size_bytes": options.size, "chunk_bytes": options.chunk_size}
-        problem = taccl.make_problem(topology, options.collective, **cut, **given)
-    return _under_best_protocol(problem, options)
-
-
-def subset_for(options: argparse.Namespace, topology: Topology, sketch: Sketch | None) -> Topology:
-    """The topology of the ranks that take part; says how they are renumbered."""
-    from taccl.topology.transform import subset
-
-    if options.ranks is None and not options.without_rank:
-        return topology
-    if sketch is not None:
-        said = "a sketch speaks of all ranks of its nodes; leave it out, or take all ranks"
-        raise InputError(said, where="--ranks" if options.ranks is not None else "--without-rank")
-    kept = sorted(set(options.ranks or range(topology.num_ranks)) - set(options.without_rank))
-    found = subset(topology, ranks=options.ranks, without_ranks=options.without_rank)
-    say(f"note: ranks {in_runs(kept)} of {topology.num_ranks} take part, renumbered from 0")
-    return found
-
-
-def _exchange(options: argparse.Namespace, topology: Topology) -> Problem:
-    """The exchange whose sizes are given."""
-    sizes = sizes_of_pairs(options, topology.num_ranks)
-    unused = ("sketch", "chunks_per_rank", "root", "roots") + ("size",) * (not is_skew(options.matrix))
-    refuse(options, unused, f"{BY_MATRIX} takes none; leave it out")
-    return taccl.alltoallv_problem(topology, sizes, chunk_bytes=options.chunk_size)
-
-
-def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
-    """The problem under the protocol that promises least, unless one is asked for; says so.
-
-    The promise of a protocol is the soonest finish of the baselines, re-timed under it; where these take
-    long, its bound, or in a short time the estimate of a baseline. Without time to compare protocols the
-    topology's own is taken.
-    """
-    protocols, size = problem.topology.protocols, problem.size_bytes
-    if options.protocol != "auto" or len(protocols) < 2 or size is None:
-        return problem
-    chunks = problem.collective.chunks
-    wanted = sum(len(chunk.destinations) for chunk in chunks)
-    arrivals = wanted + problem.collective.sums_up * sum(len(chunk.origins) for chunk in chunks)
-    if wanted > _BOUNDED_ARRIVALS:
-        taken = problem.topology.protocol
-        say(f"note: protocol {taken} is taken; so many ranks are not compared: --protocol takes others")
-        return problem
-
-    from taccl.baselines.multiplying import estimated_us
-
-    limit: Deadline = options.deadline
-    limit = limit.sooner(_PROTOCOL_SHARE * limit.left_s)
-    each_s = busy_factor() * len(problem.topology.links) * len(protocols)
-    is_even = len(set(problem.chunk_bytes)) < 2
-    is_short = is_even and arrivals > _TRIED_ARRIVALS and each_s * _BOUND_S_PER_LINK > limit.left_s
-    sized: dict[str, Any] = {"size_bytes": size} if is_even else {"chunk_bytes": problem.chunk_bytes}
-
-    def plain(topology: Topology) -> Problem:
-        return taccl.make_problem(topology, problem.collective, **sized)
-
-    def promise(topology: Topology, schedules: Iterable[Schedule]) -> float:
-        is_own = topology.protocol == problem.topology.protocol
-        finishes_us = [
-            each.finish_us if is_own else taccl.simulate(each, topology=topology).finish_us
-            for each in schedules
-        ]
-        least_us = min(finishes_us, default=None)
-        if least_us is None:
-            least_us = float(taccl.lower_bound(plain(topology), budget_s=0.1).bound)
-        return least_us + float(topology.launch_us)
-
-    def estimate(topology: Topology) -> float:
-        return estimated_us(plain(topology)) + float(topology.launch_us)
-
-    try:
-        with limit.enforced():
-            if is_short and each_s * _ESTIMATE_S_PER_LINK > limit.left_s:
-                raise OutOfTime("estimates would take longer")
-            made = _baselines_of(plain(problem.topology)) if arrivals <= _TRIED_ARRIVALS else []
-            promised = {
-                each: estimate(under) if is_short else promise(under, made)
-                for each, under in ((each, problem.topology.under(each)) for each in protocols)
-            }
-    except (CollectiveError, OutOfTime):
-        taken = problem.topology.protocol
-        say(f"note: protocol {taken} is used: too little time to compare protocols; --protocol chooses one")
-        return problem
-    chosen = min(promised, key=promised.__getitem__)
-    said = ", ".join(f"{name} {format_us(us)}" for name, us in promised.items())
-    say(f"note: protocol {chosen} promises least for {format_size(size)} ({said})")
-    topology = problem.topology.under(chosen)
-    is_plain = problem.clauses == plain(problem.topology).clauses  # the defaults differ by protocol
-    clauses = plain(topology).clauses if is_plain else problem.clauses
-    return replace(problem, topology=topology, clauses=clauses)
-
-
-def _baselines_of(problem: Problem) -> list[Schedule]:
-    """Schedules of all baselines that can do the problem, in its own chunks."""
-    found = []
-    for name in taccl.baselines.BASELINES:
-        with suppress(InputError):
-            found.append(taccl.baselines.baseline(name, problem, cut=False))
-    return found
-
-
-def settle_topology(options: argparse.Namespace) -> None:
-    """Take a topology that stands where a sketch may stand for what it is."""
-    if options.topology is None and options.sketch is not None and things.names_topology(options.sketch):
-        options.topology, options.sketch = options.sketch, None
-
-
-def settle_size(options: argparse.Namespace) -> None:
-    """Take the usual size where there is no sketch and no option that says one, and say so."""
-    if options.size is None and options.chunk_size is None:
-        options.size = parse_size(USUAL_SIZE)
-        say(f"note: found neither --size nor --chunk-size; {USUAL_SIZE} is taken")
-
-
-def topology_for(options: argparse.Namespace, sketch: Sketch | None) -> Topology:
-    """The topology of the options; of a machine, with the nodes and the profile of the sketch."""
-    nodes, profile, protocol = options.nodes, options.profile, options.protocol
-    if options.topology is None:
-        assert sketch is not None
-        return things.under_protocol(sketch.topology(nodes=nodes, profile=profile), protocol)
-    is_machine = not things.is_file(options.topology) and options.topology in taccl.topologies.machine_names()
-    if sketch is not None and is_machine:
-        nodes, profile = nodes or sketch.nodes, profile or sketch.profile or None
-    return things.topology_from_word(options.topology, nodes=nodes, profile=profile, protocol=protocol)
-
-
-def resized(sketch: Sketch, options: argparse.Namespace, topology: Topology) -> Sketch:
-    """The sketch for as many nodes as the options ask for, if they do."""
-    if options.nodes is None:
-        return sketch
-    return sketch.with_nodes(options.nodes, ranks_per_node=len(topology.ranks_of_node[0]))
-
-
-def _upstream_problem(options: argparse.Namespace) -> Problem:
-    """The problem on an upstream topology file; its costs are kept where the sketch is upstream's too."""
-    from taccl.sketch.upstream import load_problem
-
-    for name, given in (("profile", options.profile), ("protocol", options.protocol)):
-        if given not in (None, "auto"):
-            said = f"an upstream topology file has no {name}s; leave --{name} out"
-            raise InputError(said, where=f"--{name}")
-    both = options.sketch is not None and things.kind_of(options.sketch) == "upstream sketch"
-    names = ("collective", "nodes", "chunk_size", "size", "time_unit_us", "chunks_per_rank", "root", "roots")
-    given = picked(options, *names)
-    given["cost_model"] = options.cost_model or ("upstream" if both else "physical")
-    return load_problem(things.sketch_from_word(options.sketch) or taccl.Sketch(), options.topology, **given)

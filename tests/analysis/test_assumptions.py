@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import taccl
 from taccl.cli import main
-from taccl.cli.text import result_answer
+from taccl.cli.output import result_answer
 from tests.effort import brief_synthesis
 
 RING = taccl.topologies.ring(5, alpha_us=0)

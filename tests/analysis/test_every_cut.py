@@ -19,7 +19,7 @@ from taccl.analysis.certificates.scopes import (
     standing,
     stronger,
 )
-from taccl.cli.text import result_answer
+from taccl.cli.output import result_answer
 from taccl.synthesis.suggesting.chunks import merged
 from tests.effort import HASTY, brief_synthesis
 from tests.fuzzing import by_turns, cases

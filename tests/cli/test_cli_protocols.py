@@ -42,7 +42,7 @@ def test_baselines_are_made_once_for_all_protocols(run, made):
 @pytest.mark.slow
 def test_estimates_compare_protocols_if_bounds_would_end_late(run, monkeypatch):
     """At 64 KB the estimates of recursive multiplying name the protocol that bounds name."""
-    monkeypatch.setattr("taccl.cli.options._BOUND_S_PER_LINK", 1e9)
+    monkeypatch.setattr("taccl.cli.problems._BOUND_S_PER_LINK", 1e9)
     words = ("--topology", "dgx-h100", "--nodes", "8", "--collective", "allgather", "--size", "64KB")
     code, _, err = run("baseline", "pairwise", *words)
     assert code == 0
@@ -52,8 +52,8 @@ def test_estimates_compare_protocols_if_bounds_would_end_late(run, monkeypatch):
 @pytest.mark.slow
 def test_no_protocols_are_compared_if_estimates_would_end_late(run, monkeypatch):
     """The machine's own protocol is used at once, and a note says so."""
-    monkeypatch.setattr("taccl.cli.options._BOUND_S_PER_LINK", 1e9)
-    monkeypatch.setattr("taccl.cli.options._ESTIMATE_S_PER_LINK", 1e9)
+    monkeypatch.setattr("taccl.cli.problems._BOUND_S_PER_LINK", 1e9)
+    monkeypatch.setattr("taccl.cli.problems._ESTIMATE_S_PER_LINK", 1e9)
     words = ("--topology", "dgx-h100", "--nodes", "8", "--collective", "allgather", "--size", "64KB")
     code, _, err = run("baseline", "pairwise", *words)
     assert (code, "too little time to compare protocols" in err) == (0, True)

@@ -1,7 +1,7 @@
-"""The verbs, one module each: ``add(verb)`` declares its options, ``run(options)`` answers.
+"""The verbs, by subject: ``add(verb)`` declares the options of one, ``run(options)`` answers.
 
-The docstring of `run` is the help of the verb, which ends with its lines of ``EXAMPLES``. Heavy modules are
-imported inside it.
+In modules of several verbs, these functions end in the name of the verb (`SHARED`). The docstring of `run` is
+the help of the verb, which ends with its lines of ``EXAMPLES``. Heavy modules are imported inside it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,17 @@ VERBS = (
     "plan", "fit", "diagnose", "probe", "reorder", "backends", "compare", "sweep", "cache", "warmup", "plot",
     "report",
 )  # fmt: skip
+
+#: Modules of verbs that stand beside others.
+SHARED = {
+    "backends": "installation",
+    "cache": "installation",
+    "diagnose": "fit",
+    "explain": "suggest",
+    "report": "plot",
+    "sweep": "compare",
+    "warmup": "installation",
+}
 
 EXAMPLES = """
 taccl synthesize ndv2/sk1 --collective allgather --size 16MB -o schedule.json

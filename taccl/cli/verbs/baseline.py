@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING
 import taccl
 from taccl._internal.deadline import OutOfTime
 from taccl._internal.names import matching, table
-from taccl.cli.options import (
-    LEAST_S,
-    add_limit,
-    add_output,
-    add_problem_options,
-    option,
-    problem_from_options,
-)
+from taccl.cli.options import LEAST_S, add_limit, add_output, add_problem_options, option
 from taccl.cli.output import Answer, check_output, say, with_file
+from taccl.cli.problems import problem_from_options
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,7 +39,7 @@ def add(verb: ArgumentParser) -> None:
 def run(options: Namespace) -> Answer:
     """Show what a well-known algorithm, without a sketch, would take."""
     from taccl.baselines.nccl import Considered, nccl_bounded
-    from taccl.cli.text import figures_table, result_answer
+    from taccl.cli.output import figures_table, result_answer
     from taccl.synthesis.result import Result
 
     if options.list:

@@ -11,17 +11,9 @@ import taccl
 from taccl._internal.deadline import OutOfTime
 from taccl._internal.names import note_lines, table
 from taccl._internal.units import format_gap, format_us
-from taccl.cli.options import (
-    LEAST_S,
-    add_limit,
-    add_problem_options,
-    option,
-    problem_from_options,
-    refuse,
-    schedule_in,
-)
-from taccl.cli.output import Answer, picked, say
-from taccl.cli.text import following_values, title_of
+from taccl.cli.options import LEAST_S, add_limit, add_problem_options, option, refuse
+from taccl.cli.output import Answer, following_values, picked, say, title_of
+from taccl.cli.problems import problem_from_options, schedule_in
 from taccl.cli.things import followed, held_by, program_in
 
 if TYPE_CHECKING:

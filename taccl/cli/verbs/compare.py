@@ -1,4 +1,4 @@
-"""``taccl compare``: what several backends find for one problem, side by side; and what sweeps share."""
+"""``taccl compare`` and ``taccl sweep``: results side by side, for one problem or for every combination."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import taccl
 from taccl._internal.names import shown
 from taccl._internal.units import format_count, format_size
 from taccl.cli.options import (
+    A_TOPOLOGY,
     LEAST_S,
     add_limit,
     add_options,
@@ -20,12 +21,14 @@ from taccl.cli.options import (
     add_problem_options,
     option,
     positive,
-    problem_from_options,
     reader,
+    several,
+    sizes,
     whole,
 )
-from taccl.cli.output import Answer, check_output, with_content
-from taccl.cli.text import figures_table
+from taccl.cli.output import Answer, check_output, figures_table, picked, with_content
+from taccl.cli.problems import problem_from_options, resized
+from taccl.cli.things import sketch_from_word, topology_from_word
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
@@ -137,3 +140,29 @@ def _text(rows: list[dict[str, Any]], *, details: bool = False) -> str:
         f"{row['backend']}: {row['status']}: {row['error']}" for row in rows if row["error"] is not None
     )
     return "\n".join([shown(title), figures_table(told, columns), *(f"  {shown(each)}" for each in reasons)])
+
+
+def add_sweep(verb: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    verb.add_argument("topology", metavar="TOPOLOGY", help=A_TOPOLOGY)
+    group = verb.add_argument_group("combinations")
+    add_options(group, "--collective", "--nodes", "--profile", "--root")
+    add_options(group, "--protocol", default=None, help="by which messages are sent (default simple)")
+    help = "shipped names or files, with commas between; none for no sketch (the default)"
+    option(group, "--sketches A,B", help, words, default=("none",))
+    help = "e.g. 1KB,1MB; or FIRST:LAST[:FACTOR], 10 unless given: 1KB:1GB, 1KiB:1MiB:4"
+    option(group, "--sizes S,S|S:S", help, sizes)
+    add_options(group, "--chunks-per-rank", type=several(positive), metavar="K,K")
+    add_run_options(verb, backends="auto")
+
+
+def run_sweep(options: argparse.Namespace) -> Answer:
+    """Show what is found for every combination of sketches, sizes and backends."""
+    check_table(options)
+    topology = topology_from_word(options.topology, **picked(options, "nodes", "profile", "protocol"))
+    sketches = [sketch_from_word(None if word == "none" else word) for word in options.sketches]
+    found = taccl.sweep(
+        topology, options.collective, **picked(options, "sizes", "chunks_per_rank", "root"), full=True,
+        sketches=[each and resized(each, options, topology) for each in sketches], **run_options(options),
+    )  # fmt: skip
+    return table_answer(found, options)

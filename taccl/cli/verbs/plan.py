@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import taccl
 from taccl._internal.deadline import leave, signals_to
 from taccl._internal.names import shown
-from taccl.cli.exchanges import collective_of
 from taccl.cli.options import (
     LEAST_S,
     add_collective,
@@ -19,12 +18,10 @@ from taccl.cli.options import (
     option,
     positive,
     reader,
-    resized,
-    subset_for,
-    topology_for,
     whole,
 )
 from taccl.cli.output import Answer, picked, say
+from taccl.cli.problems import collective_of, resized, subset_for, topology_for
 from taccl.cli.things import names_topology, sketch_from_word
 from taccl.errors import InputError
 

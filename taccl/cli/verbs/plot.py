@@ -1,18 +1,22 @@
-"""``taccl plot``: a picture of a schedule, a topology, bandwidth over size, or the progress of a search."""
+"""``taccl plot`` and ``taccl report``: a picture of a schedule, topology or search; a page on a schedule."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING, Any
 
+import taccl
 from taccl._internal.names import shown
-from taccl.cli.options import add_options, add_output, add_schedule, option, refuse, schedule_in, sizes
-from taccl.cli.output import Answer, check_output, notes_shown
+from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, add_schedule, option, refuse, sizes
+from taccl.cli.output import Answer, check_output, notes_shown, picked
+from taccl.cli.problems import schedule_in
 from taccl.cli.things import held_by, is_file, kind_of, names_topology, topology_from_word
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 #: What may be drawn, with the options that no other picture has.
 _WHATS = {"gantt": ("by",), "topology": ("nodes",), "bandwidth": ("sizes", "measured"), "progress": ()}
@@ -92,3 +96,33 @@ def details_of(file: str) -> dict[str, Any]:
     if format_of_content(file).name != "taccl-schedule":
         return {}
     return read_document(file).get("result") or {}
+
+
+def add_report(verb: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_schedule(verb)
+    add_output(verb, "the page, e.g. report.html", required=True)
+    help = "a log of nccl-tests or the like, set beside the bandwidths; more than once for several"
+    option(verb, "--measured LOG", help, action="append", default=[])
+    add_limit(verb, option_name="--budget")
+
+
+def run_report(options: argparse.Namespace) -> Answer:
+    """Write a page in HTML about a schedule: figures, proof, pictures, load, bandwidth over size."""
+    from taccl.plot.report import report
+
+    check_output(options)
+    schedule = schedule_in(options.file, options)
+    with notes_shown() as note:
+        note("verifying, timing and drawing")
+        report(
+            schedule, options.output, overwrite=options.overwrite, details=details_of(options.file),
+            command=shlex.join(["taccl", "report", options.file, "-o", options.output]),
+            budget_s=max(LEAST_S, options.deadline.left_s), measured=options.measured,
+        )  # fmt: skip
+    verification = taccl.verify(schedule)
+    figures = picked(schedule, "finish_us", "launch_us", "predicted_us")
+    values = {"file": options.output, "ok": verification.ok, **figures}
+    broken = "" if verification.ok else verification.counted("rule")
+    complaint = f"{shown(options.file)}: the schedule breaks {broken}; the page says which" if broken else ""
+    return Answer(f"written to {shown(options.output)}", values, complaint)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from taccl._internal.names import note_lines, shown
 from taccl._internal.units import format_count
-from taccl.cli.options import add_options, add_schedule, jitter, option, positive, refuse, schedule_in, sizes
-from taccl.cli.output import Answer, picked
-from taccl.cli.text import figures_table, following_values, title_of
+from taccl.cli.options import add_options, add_schedule, jitter, option, positive, refuse, sizes
+from taccl.cli.output import Answer, figures_table, following_values, picked, title_of
+from taccl.cli.problems import schedule_in
 from taccl.cli.things import followed, program_in
 
 if TYPE_CHECKING:

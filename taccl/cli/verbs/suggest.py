@@ -1,4 +1,4 @@
-"""``taccl suggest``: sketches for a topology, a collective and a size; or what your own costs."""
+"""``taccl suggest`` and ``taccl explain``: sketches for a problem; the costs or the conflict of your own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import textwrap
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,13 +21,13 @@ from taccl.cli.options import (
     LEAST_S,
     add_limit,
     add_options,
+    add_problem_options,
     add_size,
     option,
     positive,
-    resized,
-    settle_size,
 )
 from taccl.cli.output import Answer, picked, progress_shown
+from taccl.cli.problems import problem_from_options, resized, settle_size
 from taccl.cli.things import sketch_from_word, topology_from_word
 from taccl.errors import InputError, NoSolutionError
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
+
 
 #: Baselines are tried for problems in which as many chunks must come anywhere, at most.
 _MOST_ARRIVALS = 6_000
@@ -119,7 +121,7 @@ def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
 
 
 def _text(topology: Topology, found: Sequence[taccl.SketchProposal], rival: Schedule | None) -> str:
-    from taccl.cli.text import figures_table
+    from taccl.cli.output import figures_table
     from taccl.synthesis.suggesting.proposals import find_shifts
 
     shifts = ", ".join(f"{shift.offset} in {shift.group}" for shift in find_shifts(topology)) or "none"
@@ -173,3 +175,21 @@ def _write(found: Sequence[taccl.SketchProposal], folder: Path, *, overwrite: bo
     schema = json.dumps(sketch_json_schema(), indent=2) + "\n"
     write_whole(folder / "sketch.schema.json", schema, overwrite=True)
     return files
+
+
+def add_explain(verb: ArgumentParser) -> None:
+    """Declare the options."""
+    add_problem_options(verb)
+    add_options(verb, "--backend", help="a solver (default highs)")
+    add_limit(verb)
+
+
+def run_explain(options: Namespace) -> Answer:
+    """Say why a sketch admits no schedule and what to change; or what each of its clauses costs."""
+    from taccl.synthesis.explaining.explain import explain
+
+    problem = problem_from_options(options, reachable=False)
+    left_s = max(LEAST_S, options.deadline.left_s)
+    found = explain(problem, backend=options.backend, time_limit_s=left_s)
+    complaint = "" if found.feasible else "no schedule exists"
+    return Answer(repr(found).removeprefix("Explanation: "), found.to_dict(), complaint)

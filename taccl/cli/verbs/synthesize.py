@@ -21,13 +21,11 @@ from taccl.cli.options import (
     add_output,
     add_problem_options,
     option,
-    problem_from_options,
-    settle_size,
-    settle_topology,
     size,
     was_given,
 )
 from taccl.cli.output import Answer, check_output, picked, progress_shown, say, with_file
+from taccl.cli.problems import problem_from_options, settle_size, settle_topology
 from taccl.cli.things import is_file
 from taccl.errors import InputError
 from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
@@ -71,7 +69,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Find a schedule, verify it, and say how good it is."""
-    from taccl.cli.text import result_answer
+    from taccl.cli.output import result_answer
     from taccl.synthesis.synthesize import IDLE_SHARE
 
     check_output(options)

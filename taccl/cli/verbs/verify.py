@@ -9,8 +9,9 @@ from dataclasses import asdict
 import taccl
 from taccl._internal.names import shown
 from taccl._internal.units import format_count, format_size, format_us
-from taccl.cli.options import add_schedule, schedule_in
+from taccl.cli.options import add_schedule
 from taccl.cli.output import Answer, picked
+from taccl.cli.problems import schedule_in
 from taccl.errors import FormatError, InputError, VerificationError
 
 
@@ -58,7 +59,7 @@ def _part(file: str, options: argparse.Namespace) -> Answer:
 
 def _file(file: str, options: argparse.Namespace) -> Answer:
     """Check the schedule, program or MSCCL++ plan in a file."""
-    from taccl.cli.text import transfers_text
+    from taccl.cli.output import transfers_text
     from taccl.formats.published.algorithm import retimed
     from taccl.formats.registry import format_of_content
 

@@ -6,9 +6,9 @@ problem", European Journal of Operational Research 11 (1), 1982, for sets of lat
 
 These rows leave the order to the next stage, which cannot keep what most of their optima promise. Rows
 tagged ``routing.sequence`` keep hops apart that are both made, by a binary for each pair. They need a
-quotient in which no two members of an orbit meet: that of times. Source: the disjunctive formulation of Manne,
-"On the job-shop scheduling problem", Operations Research 8 (2), 1960; windows and big-M here are those of each
-pair.
+quotient in which no two members of an orbit meet: that of times. Source: the disjunctive formulation of
+Manne, "On the job-shop scheduling problem", Operations Research 8 (2), 1960; windows and big-M here are those
+of each pair.
 """
 
 from __future__ import annotations
