@@ -34,7 +34,7 @@ import taccl
 from benchmarks.cases import CASES, PLAIN_CASES
 from benchmarks.report import keep, parser_of, shown, summed_up, wanted
 from benchmarks.work_clock import counted_work
-from taccl.synthesis.backends import package_versions
+from taccl.solvers.registry import package_versions
 from taccl.synthesis.proposers.compiling import compile_kernels
 
 if TYPE_CHECKING:

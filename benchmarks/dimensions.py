@@ -26,7 +26,7 @@ from benchmarks.report import parser_of, shown, summed_up
 from benchmarks.scale_fabrics import dragonfly
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.errors import TacclError, TopologyError
-from taccl.synthesis.backends import package_versions
+from taccl.solvers.registry import package_versions
 from taccl.synthesis.proposers.balanced import choose_num_chunks
 from taccl.topologies import dgx_h100, mesh, parse, torus
 

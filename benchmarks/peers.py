@@ -39,7 +39,7 @@ from benchmarks.cases import MB, data_folder
 from benchmarks.peer_graphs import GRAPHS, bfb, multicommodity
 from benchmarks.report import parser_of, shown, summed_up, wanted
 from taccl._internal.units import format_size
-from taccl.synthesis.backends import package_versions
+from taccl.solvers.registry import package_versions
 from taccl.synthesis.proposers.compiling import compile_kernels
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from typing import Any
 
 import taccl
 from benchmarks.report import keep, parser_of
-from taccl.synthesis.backends import package_versions
+from taccl.solvers.registry import package_versions
 
 SPEED_UP_AT_LEAST = 1.6
 CACHED_S_AT_MOST = 2.0
