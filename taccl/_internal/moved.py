@@ -51,6 +51,8 @@ _MOVED = {
     "taccl.measure.mismatch": "taccl.measure.machine",
     "taccl.measure.ranges": "taccl.measure.estimate",
     "taccl.plot.layout": "taccl.plot.topology",
+    "taccl.plot.profile": "taccl.plot.comparison",
+    "taccl.plot.verdict": "taccl.plot.report",
     "taccl.solvers.memory": "taccl._internal.address_space",
     "taccl.solvers.scaling": "taccl.solvers.cpsat",
     "taccl.synthesis.backends": "taccl.solvers.registry",
@@ -69,7 +71,10 @@ _MOVED = {
     "taccl.synthesis.transforms.roots": "taccl.synthesis.transforms.requirements",
     "taccl.synthesis.trees.routes": "taccl.synthesis.trees.packing",
     "taccl.synthesis.trees.splitting": "taccl.synthesis.trees.network",
+    "taccl.topology.clusters": "taccl.topology.recognise",
     "taccl.topology.graphs": "taccl.topology.builder",
+    "taccl.topology.profile_files": "taccl.topology.profile",
+    "taccl.topology.regular": "taccl.topology.translations",
     "taccl.units": "taccl._internal.units",
 }
 

@@ -21,8 +21,7 @@ from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.topology.named import NamedFabric
 from taccl.topology.recognise import links_along
-from taccl.topology.regular import CyclicProduct
-from taccl.topology.translations import translations_of_fabric, translations_of_topology
+from taccl.topology.translations import CyclicProduct, translations_of_fabric, translations_of_topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

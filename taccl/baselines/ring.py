@@ -15,7 +15,7 @@ from taccl._internal.caching import cached
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import cut_while_it_pays, fastest_form, held_at_start, require_everywhere, run
-from taccl.topology.clusters import nested_order
+from taccl.topology.recognise import nested_order
 
 if TYPE_CHECKING:
     import random

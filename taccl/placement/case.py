@@ -19,7 +19,7 @@ from taccl.placement.probe import Probe
 from taccl.program.lift import lift
 from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
-from taccl.topology.clusters import nested_order
+from taccl.topology.recognise import nested_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ import numpy as np
 from taccl._internal.address_space import require_address_space
 from taccl.placement.case import Case
 from taccl.placement.probe import REPEATS
-from taccl.topology.clusters import completed, levels
+from taccl.topology.recognise import completed, levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

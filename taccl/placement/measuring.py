@@ -21,7 +21,7 @@ from taccl.runtime.environment import joined, launched_by
 from taccl.runtime.launch import launched
 from taccl.runtime.rank_execution import agreed, gathered, patiently, placing, told
 from taccl.runtime.worker import serve
-from taccl.topology.clusters import completed, levels
+from taccl.topology.recognise import completed, levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -18,8 +18,8 @@ from taccl._internal.units import format_count
 from taccl.errors import InputError
 from taccl.formats.files import write_whole
 from taccl.topology.builder import TopologyBuilder
-from taccl.topology.clusters import asymmetry, completed, levels
 from taccl.topology.parts import exact_cost, hold_ends
+from taccl.topology.recognise import asymmetry, completed, levels
 
 if TYPE_CHECKING:
     import os

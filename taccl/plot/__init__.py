@@ -7,15 +7,9 @@ is too much for one picture, a part is drawn, and the picture says so.
 
 from __future__ import annotations
 
-from taccl.plot.comparison import backends, comparison
-from taccl.plot.diagnosis import diagnosis
-from taccl.plot.dimensions import dimensions
-from taccl.plot.gantt import gantt
-from taccl.plot.measured import measured
-from taccl.plot.profile import performance_profile
-from taccl.plot.progress import progress
-from taccl.plot.sizes import bandwidth, bandwidths
-from taccl.plot.step import step
+from taccl.plot.comparison import backends, comparison, performance_profile, progress
+from taccl.plot.gantt import dimensions, gantt, step
+from taccl.plot.sizes import bandwidth, bandwidths, diagnosis, measured
 from taccl.plot.style import render, save
 from taccl.plot.topology import topology
 

@@ -1,20 +1,37 @@
-"""Pictures of a comparison: gaps of runs over time, and ratios of finish to bound by backend."""
+"""Pictures of searches: progress of one; gaps, ratios to bounds and the performance profile of several."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl._internal.names import shown
 from taccl._internal.units import format_count, format_size, format_us
 from taccl.errors import InputError
 from taccl.plot import style
-from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, dress, in_key, plain_log, remark
+from taccl.plot.style import (
+    GREY,
+    INK,
+    OKABE_ITO,
+    axes,
+    drawing,
+    dress,
+    in_key,
+    legend,
+    mark,
+    plain_log,
+    remark,
+    title_of,
+)
+from taccl.synthesis.result import Result, TraceEntry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 _NEEDED = ("backend", "sketch", "seconds", "finish_us", "bound_us", "gap", "status")
 #: Max bars in a picture.
@@ -181,3 +198,127 @@ def _key(
         key.append((GREY, style.mark(number), _shape_text(shape_name, value)))
     look: dict[str, Any] = {"linestyle": ""}
     style.legend(ax, [Line2D([], [], color=c, marker=m, label=text, **look) for c, m, text in key])
+
+
+#: Columns that say which problem a run is of, if the table has them.
+_LABELS = ("topology", "collective", "num_ranks", "sketch", "size_bytes", "chunks_per_rank", "seed")
+
+
+@checked
+@drawing
+def performance_profile(table: Any, *, ax: Axes | None = None) -> Axes:
+    """Draw, for each backend, the share of runs whose finish is within a factor of the best of their problem.
+
+    A curve that starts higher is the best more often; one that is higher on the right fails less often. Each
+    seed of a problem counts as a run. Source: Dolan and More, "Benchmarking optimization software with
+    performance profiles", Mathematical Programming 91, 2002.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Result of `taccl.compare` or `taccl.sweep`.
+    ax : Axes, optional
+        Axes to draw on; by default those of a new figure.
+
+    Raises
+    ------
+    InputError
+        If the table has no rows, lacks one of their columns, or has no schedule.
+    """
+    problems: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows_of(table):
+        problems[tuple(row.get(name) for name in _LABELS)].append(row)
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for rows in problems.values():
+        best = min((row["finish_us"] for row in rows if row["finish_us"] is not None), default=None)
+        for row in rows:
+            is_none = row["finish_us"] is None or best is None
+            ratios[row["backend"]].append(np.inf if is_none else row["finish_us"] / best if best else 1.0)
+    largest = max((each for some in ratios.values() for each in some if each < np.inf), default=None)
+    if largest is None:
+        raise InputError("found no run with a schedule; expected one at least", where="table")
+    ax, end, lines = axes(ax, height=4.0), 1 + 1.08 * max(largest - 1, 0.01), []
+    for number, (backend, some) in enumerate(ratios.items()):
+        within = np.sort([each for each in some if each < np.inf])
+        share = np.arange(1, len(within) + 1) / len(some)
+        again, colour = divmod(number, len(OKABE_ITO))
+        lines += ax.step(
+            [1.0, *within, end], [0.0, *share, share[-1] if len(share) else 0.0], where="post",
+            color=OKABE_ITO[colour], marker=mark(number), markevery=slice(1, -1), markersize=5,
+            linestyle=("-", "--", ":")[again % 3], label=str(backend),
+        )  # fmt: skip
+    ax.set_xlim(1.0, end)
+    ax.set_ylim(0.0, 1.03)
+    ax.yaxis.set_major_formatter("{x:.0%}")
+    legend(ax, lines)
+    dress(ax, "performance profile of backends", "finish over the best of the problem", "share of runs")
+    remark(ax, format_count(len(problems), "problem"))
+    return ax
+
+
+_WORDS = {"": "whole", "reduce": "reduction half", "spread": "spreading half"}
+
+
+@checked
+def progress(result: Result, *, ax: Axes | None = None) -> Axes:
+    """Draw the best finish so far and the bound, over the seconds of a synthesis.
+
+    A reduction may be searched as a reduce phase and a broadcast phase. Each phase then has its own line
+    until they are joined.
+
+    Parameters
+    ----------
+    result : Result
+        Result of a synthesis.
+    ax : Axes, optional
+        Axes to draw on; by default those of a new figure.
+
+    Raises
+    ------
+    InputError
+        If the result has no trace of the search, for example because it was not made by a synthesis.
+    """
+    return draw_trace(result.trace, title_of(result.schedule.problem), ax=ax)
+
+
+@drawing
+def draw_trace(trace: Sequence[TraceEntry], title: str, *, ax: Axes | None = None) -> Axes:
+    """Draw a trace without a result; otherwise as `progress`."""
+    if not any(entry.finish_us is not None for entry in trace):
+        said = "the result does not say what was known when; synthesize it with this version"
+        raise InputError(said, where="progress")
+    ax = axes(ax, height=4.0)
+    halves = list(dict.fromkeys(entry.half for entry in trace))
+    several = len(halves) > 1
+    last = max(entry.seconds for entry in trace)
+    for number, half in enumerate(halves):
+        word, colour = (f"{_WORDS.get(half, half)}: " if several else ""), OKABE_ITO[number]
+        some = [entry for entry in trace if entry.half == half]
+        solid: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 4, "linewidth": 1.6}
+        dashed: dict[str, Any] = {"color": colour if several else INK, "linestyle": "--", "linewidth": 1.2}
+        for name, figure, how in (("best finish so far", "finish_us", solid), ("bound", "bound_us", dashed)):
+            known = [(m.seconds, getattr(m, figure)) for m in some if getattr(m, figure) is not None]
+            if known:
+                steps = zip(*known, (last, known[-1][1]), strict=True)
+                ax.step(*steps, where="post", label=word + name, **how)
+    ax.set_xlim(left=0)
+    ax.margins(y=0.12)
+    style.legend(ax, ax.get_legend_handles_labels()[0])
+    title = f"{title}\nbest finish and bound over time"
+    dress(ax, title, "seconds since the synthesis began", "finish in us")
+    return ax
+
+
+def trace_in(details: Mapping[str, Any]) -> tuple[TraceEntry, ...]:
+    """The trace in plain values from a file; empty unless every entry is valid."""
+    listed = details.get("trace")
+    trace = []
+    for each in listed if isinstance(listed, list) else ():
+        if not isinstance(each, dict) or not isinstance(each.get("half", ""), str):
+            return ()
+        seconds, finish_us, bound_us = (each.get(name) for name in ("seconds", "finish_us", "bound_us"))
+        known = [time for time in (finish_us, bound_us) if time is not None]
+        if not all(type(time) in (int, float) and 0 <= time < 1e15 for time in (seconds, *known)):
+            return ()
+        trace.append(TraceEntry(seconds, finish_us, bound_us, each.get("half", "")))  # type: ignore[arg-type]
+    return tuple(trace)

@@ -1,7 +1,8 @@
 """A report: one self-contained HTML page about a schedule, which loads nothing from files or servers.
 
 It combines the HTML that notebooks show of each object with pictures. There is no script: the text of a bar
-is its SVG title, which browsers show as a tooltip.
+is its SVG title, which browsers show as a tooltip. Its verdict is one sentence on how good the schedule is,
+and the next three actions.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import Duration, checked
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl._internal.html import as_html, facts, table
 from taccl._internal.names import first_of, listed, shown, shown_lines
-from taccl._internal.units import format_count, format_size
+from taccl._internal.units import format_count, format_size, format_us
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import ALL_CHUNKINGS, Certificate
 from taccl.analysis.certificates.scopes import bound_of_every_cut, bound_rows, gap_text, stronger
@@ -25,19 +26,24 @@ from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.errors import TacclError
 from taccl.formats.files import check_writable, write_whole
+from taccl.plot.comparison import draw_trace, trace_in
 from taccl.plot.gantt import COPIES, REDUCTIONS, draw_bars, rows_height
 from taccl.plot.page import folded, html_page, picture, with_commands
-from taccl.plot.progress import draw_trace, trace_in
 from taccl.plot.sizes import bandwidth, bandwidths, measured_points
 from taccl.plot.style import drawing, figure, title_of
 from taccl.plot.topology import height_of
 from taccl.plot.topology import topology as draw_topology
-from taccl.plot.verdict import verdict
 from taccl.problem.problem import Problem
 from taccl.schedule.bars import Bars, By, bars_of
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
 from taccl.synthesis.search import no_bound
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from taccl.analysis.verification.findings import Verification
+
 
 _VIEWS: tuple[By, ...] = ("rank", "link", "resource")
 _MOST_VIOLATIONS = 50
@@ -281,3 +287,61 @@ def _word(value: object) -> str:
     """A plain value from a file as text, cut at 2000 characters."""
     text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
     return shown(text, 2000)
+
+
+#: Gap above which a longer search is the first advice; and ratio of bandwidths that counts as a difference.
+_WIDE_GAP, _DIFFERS = 0.05, 1.005
+#: Max actions.
+_MOST = 3
+
+
+def verdict(
+    schedule: Schedule, judged: Verification, bound: Certificate, gap: str, rates: pd.DataFrame | None
+) -> tuple[str, list[str]]:
+    """A sentence on how good a schedule is, and what to do next, the most urgent first.
+
+    - `bound`, `gap`: The largest lower bound that is known, and the gap in words (`gap_text`).
+    - `rates`: Bandwidths by size (`taccl.plot.bandwidths`), with baselines; None if they were not computed.
+    """
+    if not judged.ok:
+        said = f"This schedule is not valid: it has {judged.counted('violation')}. Do not run it."
+        return said, [
+            "Read the violations below; `taccl verify FILE` lists them, too.",
+            "Find a valid schedule: `taccl synthesize` verifies what it returns.",
+        ]
+    problem = schedule.problem
+    said = f"It finishes after {format_us(schedule.finish)}; gap to the lower bound: {gap}."
+    actions = []
+    baseline = _best_baseline(schedule, rates)
+    if baseline is not None:
+        name, ratio = baseline
+        if ratio < 1 / _DIFFERS:
+            said += f" The baseline {name}, in the same chunks, is {1 / ratio:.3g} times as fast."
+            actions.append(f"Use the baseline {name} for this size: `taccl baseline` makes it.")
+        elif ratio > _DIFFERS:
+            said += f" It is {ratio:.3g} times as fast as the best baseline in the same chunks, {name}."
+        else:
+            said += f" It is as fast as the best baseline in the same chunks, {name}."
+    if bound.gap(schedule.finish) > _WIDE_GAP:
+        how = "`taccl synthesize` with a larger --time-limit, or another sketch (`taccl suggest`)"
+        actions.append(f"Search longer: {how}. No schedule finishes before {format_us(bound.bound)}.")
+    profile = f"the profile {problem.topology.profile}" if problem.topology.profile else "the topology"
+    fit = "`taccl fit LOG` fits them to your machine, and `taccl report --measured LOG` shows the log here"
+    actions += [
+        f"Check the costs, which come from {profile}: {fit}.",
+        "Run it: `taccl convert FILE OUT` writes it for MSCCL or MSCCL++, and `taccl run FILE` uses MPI.",
+        "Cover other sizes: `taccl plan` finds the best schedule for each size of a range.",
+    ]
+    return f"This schedule is valid. {said}", actions[:_MOST]
+
+
+def _best_baseline(schedule: Schedule, rates: pd.DataFrame | None) -> tuple[str, float] | None:
+    """The fastest baseline at the schedule's size, and the schedule's speedup over it; or None."""
+    size = schedule.problem.size_bytes
+    if rates is None or not rates.attrs["baselines"] or size not in rates.index:
+        return None
+    row = rates.loc[size].dropna()
+    known = row.reindex(rates.attrs["baselines"]).dropna()
+    if known.empty or "this schedule" not in row or not known.max():
+        return None
+    return str(known.idxmax()), float(row["this schedule"] / known.max())

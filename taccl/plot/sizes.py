@@ -1,4 +1,4 @@
-"""Bandwidth of a schedule, its bound and the baselines over message sizes, and the picture of them.
+"""Pictures over message size: bandwidth of a schedule, its bound and baselines; fits and diagnoses.
 
 A schedule keeps its order at every size (`taccl.simulate`). A baseline is built for three sizes: the
 smallest, the schedule's own, and the largest. At each size the fastest of the three is used, as a library
@@ -22,9 +22,23 @@ from taccl.analysis.simulation.simulate import assume, simulate
 from taccl.baselines import BASELINES
 from taccl.baselines.spread import without_sketch
 from taccl.errors import CollectiveError, InputError
+from taccl.measure.diagnosis import Diagnosis, SeriesDiagnosis
 from taccl.measure.logs import read_log
 from taccl.plot import style
-from taccl.plot.style import GREY, INK, MARKS, OKABE_ITO, axes, drawing, dress, remark, schedule_of
+from taccl.plot.page import html_page, picture
+from taccl.plot.style import (
+    GREY,
+    INK,
+    MARKS,
+    OKABE_ITO,
+    axes,
+    drawing,
+    dress,
+    figure,
+    plain_log,
+    remark,
+    schedule_of,
+)
 from taccl.problem.clauses import BINDING
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
@@ -33,6 +47,9 @@ from taccl.synthesis.result import Result
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+
+    from taccl.measure.fit import Fit
+
 
 T = TypeVar("T")
 
@@ -280,3 +297,76 @@ def _rates(name: str, problem: Problem, sizes: tuple[int, ...]) -> tuple[float |
         forms.setdefault((made.chunk.tobytes(), made.link.tobytes()), made)
     simulations = [[simulate(made, size=size) for made in forms.values()] for size in sizes]
     return tuple(min(each, key=lambda found: found.finish).predicted_busbw_gb_per_s for each in simulations)
+
+
+@drawing
+@checked
+def measured(fit: Fit, *, ax: Axes | None = None) -> Axes:
+    """Draw measured and predicted times over size, for each series of a fit.
+
+    Parameters
+    ----------
+    fit : Fit
+        Result of `taccl.fit`.
+    ax : Axes, optional
+        Axes to draw on; by default those of a new figure.
+    """
+    ax = axes(ax)
+    for number, each in enumerate(fit.series):
+        colour, mark = OKABE_ITO[number % len(OKABE_ITO)], MARKS[number % len(MARKS)]
+        sizes = each.series.size_bytes
+        ax.plot(sizes, each.series.times_us, mark, color=colour, markersize=4, label=each.series.title)
+        ax.plot(sizes, each.predicted_us, color=colour, linewidth=1.4)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    plain_log(ax.yaxis)
+    ax.xaxis.set_major_formatter(lambda value, _: format_size(round(value)))
+    ax.legend(fontsize=8, frameon=False, loc="upper left")
+    left = fit.left_out_median_error
+    told = "" if left is None else f", of sizes left out {left:.1%}"
+    title = f"{fit.machine}: measured (points) and fitted\nmedian error {fit.median_error:.1%}{told}"
+    dress(ax, title, "size", "time in us")
+    return ax
+
+
+@drawing
+@checked
+def diagnosis(found: SeriesDiagnosis, *, ax: Axes | None = None) -> Axes:
+    """Draw measured and expected bus bandwidth of a series over size, and the bound of its largest size.
+
+    Parameters
+    ----------
+    found : SeriesDiagnosis
+        One of the series of a `taccl.diagnose`.
+    ax : Axes, optional
+        Axes to draw on; by default those of a new figure.
+    """
+    ax = axes(ax)
+    sizes, measured_us = found.series.size_bytes, found.series.times_us
+    pairs = zip(sizes, measured_us, found.expected_us, strict=True)
+    measured, expected = zip(*((found.busbw(s, m), found.busbw(s, e)) for s, m, e in pairs), strict=True)
+    ax.plot(sizes, expected, color=OKABE_ITO[0], linewidth=1.4, label="expected of NCCL")
+    ax.plot(sizes, measured, "o", color=OKABE_ITO[5], markersize=4, label="measured")
+    if found.bound_us is not None:
+        ax.axhline(
+            found.busbw(sizes[-1], found.bound_us), color=GREY, linestyle="--", linewidth=1, label="bound"
+        )
+    ax.set_xscale("log", base=2)
+    ax.set_ylim(bottom=0)
+    ax.xaxis.set_major_formatter(lambda value, _: format_size(round(value)))
+    ax.legend(fontsize=8, frameon=False, loc="center left")
+    dress(ax, f"{found.series.title}, {found.topology}", "size", "bus bandwidth in GB/s")
+    return ax
+
+
+@checked
+@drawing
+def diagnosis_page(found: Diagnosis) -> str:
+    """HTML page of a diagnosis: verdict, limits, causes, sizes and gains of each series, with a picture."""
+    parts = []
+    for number, each in enumerate(found.series):
+        drawn = diagnosis(each, ax=figure(width=7, height=4))
+        parts.append(
+            f'<section class="wide">{each._repr_html_()}</section>{picture(drawn, f"series-{number}")}'
+        )
+    return html_page("Diagnosis of measured collectives", "".join([*parts, found.links_html()]))

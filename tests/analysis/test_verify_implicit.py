@@ -15,8 +15,7 @@ from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.errors import InputError, VerificationError
 from taccl.synthesis.symmetry.implicit import synthesize_implicit
 from taccl.topology.named import parse_named
-from taccl.topology.regular import CyclicProduct, PermutationGroup
-from taccl.topology.translations import ClassHold, translations_of_topology
+from taccl.topology.translations import ClassHold, CyclicProduct, PermutationGroup, translations_of_topology
 from tests.fuzzing import some
 
 COLLECTIVES = ("allgather", "reduce-scatter", "allreduce", "alltoall")

@@ -10,7 +10,7 @@ from taccl import Probe
 from taccl.errors import AssumptionWarning, FormatError, InputError
 from taccl.formats.registry import format_of_content
 from taccl.placement.matrices import load_probe
-from taccl.topology.clusters import _squares, completed, levels, nested_order
+from taccl.topology.recognise import _squares, completed, levels, nested_order
 from tests.foreign import OURS as FOREIGN
 
 OURS = [[0, 5, 9], [5, 0, 9], [9, 9, 0]]

@@ -5,7 +5,7 @@ import pytest
 
 import taccl
 from taccl.errors import TopologyError
-from taccl.plot.dimensions import dimension_use
+from taccl.plot.gantt import dimension_use
 from taccl.problem.problem import make_problem
 from taccl.topologies import multidim, parse
 

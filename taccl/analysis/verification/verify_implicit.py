@@ -32,9 +32,8 @@ from taccl.analysis.verification.findings import Verification, Violation
 from taccl.analysis.verification.loops import SumChunks, Sums, views
 from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.topology.named import NamedFabric
-from taccl.topology.regular import CyclicProduct
 from taccl.topology.topology import Topology
-from taccl.topology.translations import LinkClass, Translations
+from taccl.topology.translations import CyclicProduct, LinkClass, Translations
 
 #: Max rows at fault to list for each rule.
 _MOST = 5

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> Answer:
     if complaint:
         return answer
     if options.plot is not None:
-        from taccl.plot.measured import measured
+        from taccl.plot.sizes import measured
         from taccl.plot.style import figure, format_of, render
 
         content = render(measured(found, ax=figure()), format_of(options.plot))
@@ -110,6 +110,6 @@ def run_diagnose(options: argparse.Namespace) -> Answer:
     answer = Answer(repr(found), found.to_dict())
     if options.output is None:
         return answer
-    from taccl.plot.diagnosis import diagnosis_page
+    from taccl.plot.sizes import diagnosis_page
 
     return with_content(answer, options.output, diagnosis_page(found), options)

@@ -52,8 +52,8 @@ def run(options: argparse.Namespace) -> Answer:
 
 def _drawn(options: argparse.Namespace) -> Axes:
     import taccl.plot as plots
+    from taccl.plot.comparison import draw_trace, trace_in
     from taccl.plot.gantt import draw_bars, rows_height
-    from taccl.plot.progress import draw_trace, trace_in
     from taccl.plot.style import figure, title_of
     from taccl.plot.topology import height_of
     from taccl.schedule.bars import bars_of

@@ -30,9 +30,9 @@ from taccl.synthesis.proposers.balanced import balanced_implicit
 from taccl.synthesis.symmetry.translation import translate
 from taccl.topology.named import COSTS, NamedFabric, as_named, parse_named
 from taccl.topology.recognise import dimensions
-from taccl.topology.regular import CyclicProduct
 from taccl.topology.topology import Topology
 from taccl.topology.translations import (
+    CyclicProduct,
     Translations,
     along_ring,
     translations_of_fabric,

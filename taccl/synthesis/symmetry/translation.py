@@ -29,8 +29,7 @@ from taccl.schedule.implicit.pattern import ClassTicks, Pattern, ticks_of
 from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.synthesis.kernels.fabric import components
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.topology.regular import CyclicProduct
-from taccl.topology.translations import LinkClass, Translations
+from taccl.topology.translations import CyclicProduct, LinkClass, Translations
 
 _PRODUCER = "translation"
 _BYTES_PER_ROW = 100  # of memory, about, for each row of a pattern

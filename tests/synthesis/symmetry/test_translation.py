@@ -22,8 +22,7 @@ from taccl.synthesis.symmetry.translation import memory_needed, translate
 from taccl.topology import transform
 from taccl.topology.builder import TopologyBuilder, from_networkx
 from taccl.topology.named import as_named, parse_named
-from taccl.topology.regular import CyclicProduct, PermutationGroup
-from taccl.topology.translations import along_ring, translations_of_topology
+from taccl.topology.translations import CyclicProduct, PermutationGroup, along_ring, translations_of_topology
 from tests.fuzzing import some
 from tests.synthesis.small_problems import linked
 
