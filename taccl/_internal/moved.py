@@ -53,6 +53,10 @@ _MOVED = {
     "taccl.plot.layout": "taccl.plot.topology",
     "taccl.plot.profile": "taccl.plot.comparison",
     "taccl.plot.verdict": "taccl.plot.report",
+    "taccl.schedule.implicit.pattern": "taccl.schedule.implicit_schedule",
+    "taccl.schedule.implicit.schedule": "taccl.schedule.implicit_schedule",
+    "taccl.schedule.single_pass": "taccl.schedule.timing",
+    "taccl.schedule.summary": "taccl.schedule.spill",
     "taccl.solvers.memory": "taccl._internal.address_space",
     "taccl.solvers.scaling": "taccl.solvers.cpsat",
     "taccl.synthesis.backends": "taccl.solvers.registry",
@@ -78,20 +82,27 @@ _MOVED = {
     "taccl.units": "taccl._internal.units",
 }
 
+#: Earlier packages whose modules are listed above.
+_PACKAGES = ("taccl.schedule.implicit",)
+
 
 class _Finder:
     """Finder of these modules, after those of Python; it warns."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(name, _Finder()) if name in _MOVED else None  # type: ignore[arg-type]
+        if name not in _MOVED and name not in _PACKAGES:
+            return None
+        return ModuleSpec(name, _Finder(), is_package=name in _PACKAGES)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Have Python make an empty module."""
 
     def exec_module(self, module: Any) -> None:
-        """Put the module at its place instead of the empty one."""
+        """Put the module at its place instead of the empty one; a package stays empty."""
         name = module.__name__
+        if name in _PACKAGES:
+            return
         warnings.warn(f"{name} is {_MOVED[name]} now", DeprecationWarning, stacklevel=2)
         sys.modules[name] = import_module(_MOVED[name])
 

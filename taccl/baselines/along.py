@@ -15,8 +15,7 @@ from taccl.baselines.spread import fastest
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem.costs import hold_columns
 from taccl.schedule.columns import narrow
-from taccl.schedule.implicit.pattern import ClassTicks, Pattern
-from taccl.schedule.implicit.schedule import ImplicitSchedule
+from taccl.schedule.implicit_schedule import ClassTicks, ImplicitSchedule, Pattern
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.topology.named import NamedFabric

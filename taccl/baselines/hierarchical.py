@@ -28,8 +28,7 @@ from taccl.baselines.spread import (
 )
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem.collectives import make
-from taccl.schedule.implicit.pattern import ticks_of
-from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
+from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES, ticks_of
 from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions
 
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Size
     from taccl.baselines.moves import Row, Sends
     from taccl.problem.problem import Problem
-    from taccl.schedule.implicit.schedule import ImplicitSchedule
+    from taccl.schedule.implicit_schedule import ImplicitSchedule
     from taccl.schedule.schedule import Schedule
 
 

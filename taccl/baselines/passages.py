@@ -18,7 +18,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.errors import CollectiveError
-from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
+from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES
 from taccl.schedule.listing import Tasks
 
 if TYPE_CHECKING:

@@ -154,7 +154,7 @@ FORMATS = (
 #: {kind of object: its class}.
 KINDS = {
     "schedule": "taccl.schedule.schedule:Schedule",
-    "implicit schedule": "taccl.schedule.implicit.schedule:ImplicitSchedule",
+    "implicit schedule": "taccl.schedule.implicit_schedule:ImplicitSchedule",
     "simulation": "taccl.analysis.simulation.simulation:Simulation",
     "program": "taccl.program.program:Program",
     "topology": "taccl.topology.topology:Topology",
@@ -164,7 +164,7 @@ KINDS = {
 
 #: {(kind, other kind): function that converts an object of one into the other, with options}.
 WAYS = {
-    ("implicit schedule", "schedule"): "taccl.schedule.implicit.schedule:ImplicitSchedule.expand",
+    ("implicit schedule", "schedule"): "taccl.schedule.implicit_schedule:ImplicitSchedule.expand",
     ("simulation", "schedule"): "taccl.analysis.simulation.simulation:Simulation.as_schedule",
     ("schedule", "program"): "taccl.program.lower:lower",
     ("program", "schedule"): "taccl.program.lift:lift",

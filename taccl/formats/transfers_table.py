@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.errors import ExportError, InputError
-from taccl.schedule.precedence import check_indices
+from taccl.schedule.columns import check_indices
 from taccl.schedule.schedule import Schedule
 
 

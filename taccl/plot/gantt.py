@@ -26,7 +26,7 @@ from taccl.plot.style import (
 )
 from taccl.problem.costs import hold_columns, link_ends
 from taccl.schedule.bars import SEVERAL, Bars, By, bars_of
-from taccl.schedule.implicit.schedule import ImplicitSchedule
+from taccl.schedule.implicit_schedule import ImplicitSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
 from taccl.topology.products import Dimensions

@@ -11,7 +11,7 @@ from taccl.problem.collective import Collective
 from taccl.program.allocate import FOREVER, START, Value
 from taccl.program.layout import RankLayout
 from taccl.program.program import Slot
-from taccl.schedule.precedence import Arrival, bits_of, make_up
+from taccl.schedule.contributions import Arrival, bits_of, make_up
 from taccl.schedule.schedule import Schedule, Transfer
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from taccl._internal.arguments import checked
 from taccl._internal.names import shown as as_shown
 from taccl.problem.costs import hold_columns
-from taccl.schedule.precedence import check_indices
+from taccl.schedule.columns import check_indices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

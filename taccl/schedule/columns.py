@@ -12,6 +12,7 @@ from taccl._internal.names import first_of
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
 T = TypeVar("T", bound=np.generic)
@@ -184,3 +185,14 @@ def check_carries(schedule: Schedule) -> None:
             f"found the sum of ranks {first_of(twice, 8)}, which names one twice; name each rank once",
             where="schedule.sums",
         )
+
+
+def check_indices(problem: Problem, chunk: NDArray[np.integer], link: NDArray[np.integer]) -> None:
+    """Raise `InputError` if the chunk or the link of a transfer does not exist."""
+    for name, column, count in (
+        ("chunk", chunk, problem.collective.num_chunks),
+        ("link", link, len(problem.topology.links)),
+    ):
+        if len(column) and not (column.min() >= 0 and column.max() < count):
+            said = f"found a {name} outside 0-{count - 1}; verify the schedule to see where"
+            raise InputError(said, where="schedule")

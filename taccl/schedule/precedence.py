@@ -16,12 +16,12 @@ beyond the sends are joins, which occur once all their waits are over.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,14 +29,14 @@ from numpy.typing import ArrayLike, NDArray
 from taccl.errors import InputError
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Costs, Problem
+from taccl.schedule.columns import check_indices
+from taccl.schedule.contributions import Arrival, all_bits, make_up
 from taccl.schedule.schedule import Schedule, make_schedule
 
 #: Causes of a wait; a nonnegative cause is the index of a resource.
 DATA, SUM, CLAUSE = -1, -2, -3
 #: Max events that a send waits for individually; more are joined first.
 _FEW = 2
-#: Max arrivals tried for a sum before the search for its parts stops.
-_MOST_STEPS = 100_000
 #: (source, target, after, lead, extra, cause, tile); a plain tuple, as there are very many.
 Wait = tuple[int, int, int, int, int, int, int]
 
@@ -48,68 +48,6 @@ class Use:
     send: int
     begin: int
     until: int
-
-
-class Arrival(NamedTuple):
-    """A sum that arrived at a rank: time, contributing ranks as bits, and send (-1 for the rank's own)."""
-
-    end: int
-    bits: int
-    send: int
-
-
-def bits_of(ranks: Iterable[int]) -> int:
-    """A set of ranks as bits."""
-    return sum(1 << rank for rank in set(ranks))
-
-
-def all_bits(sets: Iterable[Collection[int]]) -> list[int]:
-    """Sets of ranks as bits; equal sets are converted once."""
-    rows = [tuple(ranks) for ranks in sets]
-    bits = {ranks: bits_of(ranks) for ranks in set(rows)}
-    return [bits[ranks] for ranks in rows]
-
-
-def make_up(wanted: int, arrivals: Sequence[Arrival]) -> list[Arrival] | None:
-    """Disjoint arrivals that make up a sum, with a preference for early ones; None if there are none.
-
-    This is an exact cover problem, searched depth first by the lowest missing rank. After `_MOST_STEPS` steps
-    the search stops and returns None, as if there were none.
-
-    - `wanted`: Contributing ranks of the sum, as bits.
-    """
-    parts, union = [], 0
-    for each in arrivals:
-        if not each.bits & ~wanted:
-            if each.bits & union:
-                break
-            union |= each.bits
-            parts.append(each)
-    else:
-        if union == wanted:  # all arrivals are disjoint, so no other parts make up the sum
-            return parts
-    by_lowest: dict[int, list[Arrival]] = defaultdict(list)
-    for each in sorted(set(arrivals)):
-        if not each.bits & ~wanted:
-            by_lowest[each.bits & -each.bits].append(each)
-    chosen: list[Arrival] = []
-    untried: list[tuple[int, Iterator[Arrival]]] = []
-    missing, steps = wanted, 0
-    while missing:
-        if len(untried) == len(chosen):
-            untried.append((missing, iter(by_lowest[missing & -missing])))
-        missing, candidates = untried[-1]
-        found = next((each for each in candidates if not each.bits & ~missing), None)
-        steps += 1
-        if found is not None:
-            chosen.append(found)
-            missing &= ~found.bits
-            continue
-        untried.pop()
-        if not untried or steps > _MOST_STEPS:
-            return None
-        chosen.pop()
-    return chosen
 
 
 class Precedence:
@@ -462,16 +400,6 @@ class Precedence:
         if reducing or (collective.combining and root is not None):
             return {root}
         return set(collective.starts[chunk])
-
-
-def check_indices(problem: Problem, chunk: NDArray[np.integer], link: NDArray[np.integer]) -> None:
-    """Raise `InputError` if the chunk or the link of a transfer does not exist."""
-    for name, column, count in (
-        ("chunk", chunk, problem.collective.num_chunks),
-        ("link", link, len(problem.topology.links)),
-    ):
-        if len(column) and not (column.min() >= 0 and column.max() < count):
-            raise _wrong(f"found a {name} outside 0-{count - 1}")
 
 
 def _absent(rank: int, chunk: int) -> InputError:

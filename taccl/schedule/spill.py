@@ -1,9 +1,9 @@
-"""Schedules in files: memory-mapped columns that may be larger than memory.
+"""Schedules whose transfers are not in memory: in files, as memory-mapped columns, or summarized.
 
 A folder holds ``chunk.npy``, ``link.npy``, ``start.npy`` and other columns that are kept, which `numpy.load`
 also reads. ``schedule.json`` holds everything else, and is written last. It omits the problem if that is very
 large; the caller then supplies it on loading. During a search, columns are in unnamed temporary files, which
-vanish with the process however it ends.
+vanish with the process however it ends. A summary has figures and a digest only.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import json
 import os
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -176,3 +177,43 @@ def _over_files(problem: Problem, path: Path, index: dict[str, Any]) -> Schedule
             columns[name] = np.load(path / file, mmap_mode="r", allow_pickle=False)
     sums = tuple(map(tuple, index.get("sums", ())))
     return Schedule(problem, producer=index["producer"], sums=sums, **columns)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScheduleSummary(Schedule):
+    """Figures and digest of a schedule; whatever needs its transfers raises `InputError`."""
+
+    num_transfers: int = 0
+    num_sends: int = 0
+    finish_ticks: int = 0
+    num_bytes: int = 0
+    content_digest: str = ""
+
+    def __post_init__(self) -> None:
+        """Check nothing: there are no columns."""
+
+    @property
+    def kept(self) -> NoReturn:
+        """Raise `InputError`: a summary has no transfers."""
+        raise InputError(
+            f"only a summary was kept of these {self.num_transfers} transfers; synthesize again without "
+            "keep='summary', or with spill_dir= to keep them in files",
+            where="schedule",
+        )
+
+    def digest(self) -> str:
+        """Digest of the summarized schedule."""
+        return self.content_digest
+
+
+def summarize(schedule: Schedule) -> ScheduleSummary:
+    """Summary of a schedule."""
+    return ScheduleSummary(
+        schedule.problem,
+        *(np.zeros(0, np.int32),) * 3,
+        producer=schedule.producer,
+        num_transfers=schedule.num_transfers,
+        num_sends=schedule.num_sends,
+        finish_ticks=schedule.finish_ticks,
+        content_digest=schedule.digest(),
+    )

@@ -1,21 +1,224 @@
-"""Exact times of an order of sends: longest paths in its precedence graph.
+"""Exact times of an order of sends: longest paths in its precedence graph, or one pass over the order.
 
 The producer decides the link of each chunk, the merged sends, and the order on every resource. Here each send
 starts as early as its chunks and its resources permit, in exact ticks.
+
+One pass is serial schedule generation: each send starts once its data is available and its resources are
+free. `Precedence` lists all waits of an order first, and also permits orders in which sends wait for later
+ones. Most orders of baselines do not need that, and both methods give them the same times.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
+from taccl.schedule.columns import check_indices
+from taccl.schedule.contributions import Arrival, all_bits, make_up
 from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import Schedule, lacking, make_schedule
-from taccl.schedule.single_pass import times_in_order
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+
+#: Tick before all events.
+_NEVER = -(2**62)
+
+
+class _Contents(Protocol):
+    """Content of ranks during the pass over the sends in order."""
+
+    def ready(self, rank: int, chunk: int, transfer: int, place: int) -> int | None:
+        """Earliest tick at which a rank can send a chunk; None if its data arrives later in the order."""
+
+    def read(self, rank: int, chunk: int, tick: int) -> None:
+        """Record that a rank sends a chunk from this tick on."""
+
+    def changes(self, rank: int, chunk: int, transfer: int) -> int:
+        """Earliest tick at which a transfer may arrive."""
+
+    def arrive(self, rank: int, chunk: int, transfer: int, place: int, tick: int) -> None:
+        """Record an arrival at a tick."""
+
+
+class _Copies:
+    """Copied chunks: the first arrival counts."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._since = {
+            (rank, c): 0 for c, chunk in enumerate(problem.collective.chunks) for rank in chunk.origins
+        }
+
+    def ready(self, rank: int, chunk: int, transfer: int, place: int) -> int | None:
+        return self._since.get((rank, chunk))
+
+    def read(self, rank: int, chunk: int, tick: int) -> None:
+        pass
+
+    def changes(self, rank: int, chunk: int, transfer: int) -> int:
+        return _NEVER
+
+    def arrive(self, rank: int, chunk: int, transfer: int, place: int, tick: int) -> None:
+        self._since.setdefault((rank, chunk), tick)
+
+
+class _Sums:
+    """Chunks reduced in place: a send includes all earlier arrivals."""
+
+    def __init__(self, reduce: Sequence[bool]) -> None:
+        self._reduce = reduce
+        #: {(rank, chunk): tick} of the last included arrival, the last copy, and the last read.
+        self._included, self._copied, self._read = (
+            defaultdict[tuple[int, int], int](lambda: _NEVER) for _ in range(3)
+        )
+
+    def ready(self, rank: int, chunk: int, transfer: int, place: int) -> int | None:
+        return self._included.get((rank, chunk), 0)
+
+    def read(self, rank: int, chunk: int, tick: int) -> None:
+        self._read[rank, chunk] = max(self._read[rank, chunk], tick)
+
+    def changes(self, rank: int, chunk: int, transfer: int) -> int:
+        replaced = self._copied if self._reduce[transfer] else self._included
+        return max(self._read[rank, chunk], replaced[rank, chunk]) + 1
+
+    def arrive(self, rank: int, chunk: int, transfer: int, place: int, tick: int) -> None:
+        if self._reduce[transfer]:
+            self._included[rank, chunk] = max(self._included[rank, chunk], tick)
+        else:
+            self._included[rank, chunk] = self._copied[rank, chunk] = tick
+
+
+class _Named:
+    """Sums of named contributions, which ranks keep unreduced."""
+
+    def __init__(self, problem: Problem, contributions: Sequence[Collection[int]]) -> None:
+        self._bits = all_bits(contributions)
+        self._since: dict[tuple[int, int, int], int] = {}
+        self._arrivals: dict[tuple[int, int], list[Arrival]] = defaultdict(list)
+        self._ends: dict[int, int] = {}
+        for c, chunk in enumerate(problem.collective.chunks):
+            for rank in chunk.origins:
+                self._since[rank, c, 1 << rank] = 0
+                self._arrivals[rank, c].append(Arrival(-1, 1 << rank, -1))
+
+    def ready(self, rank: int, chunk: int, transfer: int, place: int) -> int | None:
+        key = (rank, chunk, self._bits[transfer])
+        if key not in self._since:  # later sends of the same sum use the same parts
+            parts = make_up(self._bits[transfer], self._arrivals[rank, chunk])
+            if parts is None:
+                return None
+            self._since[key] = max(self._ends[part.end] if part.send >= 0 else 0 for part in parts)
+        return self._since[key]
+
+    def read(self, rank: int, chunk: int, tick: int) -> None:
+        pass
+
+    def changes(self, rank: int, chunk: int, transfer: int) -> int:
+        return _NEVER
+
+    def arrive(self, rank: int, chunk: int, transfer: int, place: int, tick: int) -> None:
+        bits = self._bits[transfer]
+        self._arrivals[rank, chunk].append(Arrival(place, bits, transfer))
+        self._ends[place] = tick
+        self._since.setdefault((rank, chunk, bits), tick)  # relayed sums are sent unchanged
+
+
+def times_in_order(
+    problem: Problem,
+    *,
+    chunk: Ints,
+    link: Ints,
+    send: Ints,
+    reduce: NDArray[np.bool_],
+    place: Ints,
+    contributions: Sequence[Collection[int]] | None = None,
+) -> tuple[Ints, Ints] | None:
+    """Start and end of each transfer in ticks, (num_transfers,); None if one pass does not determine them.
+
+    - `chunk`, `link`, `send`, `reduce`, (num_transfers,) array: Columns of the transfers.
+    - `place`, (num_transfers,) array: Place of the transfer's send in the order.
+    - `contributions`: As in `make_schedule`.
+    """
+    check_indices(problem, chunk, link)
+    collective = problem.collective
+    is_special = collective.derivations or collective.update_us_per_mb or problem.clauses.own_first
+    if is_special or problem.release_ticks or not len(chunk):
+        return None
+    _, first = np.unique(send, return_index=True)
+    places = np.full(len(first), -1)
+    np.maximum.at(places, send, place)
+    alike = (link == link[first][send]).all() and (reduce == reduce[first][send]).all()
+    if not alike or len(np.unique(places)) < len(places):
+        return None
+    contents: _Contents
+    if contributions is not None:
+        contents = _Named(problem, contributions)
+    else:
+        contents = _Sums(reduce.tolist()) if collective.combining else _Copies(problem)
+    return _pass(problem, contents, chunk=chunk, send=send, link=link[first], place=places)
+
+
+def _pass(
+    problem: Problem, contents: _Contents, *, chunk: Ints, send: Ints, link: Ints, place: Ints
+) -> tuple[Ints, Ints] | None:
+    """Start and end of each transfer in ticks, computed send by send; None if data arrives too late.
+
+    - `chunk`, `send`, (num_transfers,) array: Columns of the transfers.
+    - `link`, `place`, (num_sends,) array: Columns of the sends.
+    """
+    costs, links = problem.costs, problem.topology.links
+    units = np.zeros(len(link), dtype=np.int64)
+    np.add.at(units, send, costs.chunk_units[chunk])
+    duration = costs.link_alpha[link] + units * costs.link_beta[link]
+    holds = hold_columns(problem.topology)
+    holder, hold = holds.of_sends(link)
+    held = costs.hold_alpha[hold] + units[holder] * costs.hold_beta[hold]
+    receives, last = holds.receives[hold], duration[holder]
+    begin, until = np.where(receives, last - held, 0), np.where(receives, last, held)
+    rows = list(zip(holds.resource[hold].tolist(), begin.tolist(), until.tolist(), strict=True))
+    bounds = np.searchsorted(holder, np.arange(len(link) + 1)).tolist()
+    uses = [rows[a:b] for a, b in pairwise(bounds)]
+    by_send = np.argsort(send, kind="stable")
+    counts = np.searchsorted(send[by_send], np.arange(len(link) + 1)).tolist()
+    carried = list(zip(by_send.tolist(), chunk[by_send].tolist(), strict=True))
+    over, lasts = link.tolist(), duration.tolist()
+    free, start = [0] * len(problem.topology.resources), [0] * len(link)
+    for number, s in enumerate(np.argsort(place, kind="stable").tolist()):
+        ends, us = links[over[s]], lasts[s]
+        srcs, dsts, transfers = ends.srcs, ends.dsts, carried[counts[s] : counts[s + 1]]
+        at = 0
+        for transfer, c in transfers:
+            for rank in srcs:
+                ready = contents.ready(rank, c, transfer, number)
+                if ready is None:
+                    return None
+                at = max(at, ready)
+            for rank in dsts:
+                at = max(at, contents.changes(rank, c, transfer) - us)
+        for resource, before, _ in uses[s]:
+            at = max(at, free[resource] - before)
+        for resource, _, after in uses[s]:
+            free[resource] = max(free[resource], at + after)
+        for transfer, c in transfers:
+            for rank in srcs:
+                contents.read(rank, c, at)
+            for rank in dsts:
+                contents.arrive(rank, c, transfer, number, at + us)
+        start[s] = at
+    begun = np.array(start, dtype=np.int64)[send]
+    return begun, begun + duration[send]
 
 
 def exact_times(

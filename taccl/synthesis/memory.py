@@ -283,7 +283,7 @@ def _mean_hops(problem: Problem) -> float:
 
 def _has_implicit(problem: Problem) -> bool:
     """True if an implicit schedule of the problem certainly exists."""
-    from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
+    from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES
     from taccl.synthesis.symmetry.implicit import has_hamiltonian_ring
     from taccl.topology.named import as_named
 

@@ -164,7 +164,7 @@ class Options:
     def kept(self, schedule: Schedule) -> tuple[Schedule, list[str]]:
         """The schedule as the caller wants it kept, and what to say of that."""
         if self.keep == "summary":
-            from taccl.schedule.summary import summarize
+            from taccl.schedule.spill import summarize
 
             said = f"the {schedule.num_transfers} transfers were verified and then dropped, as asked"
             return summarize(schedule), [said]

@@ -23,8 +23,7 @@ from taccl.baselines import baseline
 from taccl.errors import CollectiveError, InputError
 from taccl.problem.collective import Chunk, Collective
 from taccl.problem.problem import Clauses, make_problem
-from taccl.schedule.implicit.pattern import Pattern
-from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
+from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES, Pattern
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.symmetry.implicit import synthesize_implicit

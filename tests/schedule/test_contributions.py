@@ -13,7 +13,8 @@ from taccl.errors import InputError
 from taccl.problem.collective import Chunk, Collective
 from taccl.problem.problem import make_problem
 from taccl.schedule.combine import contributions_apart, summed_at_destinations
-from taccl.schedule.precedence import Arrival, Precedence, make_up
+from taccl.schedule.contributions import Arrival, make_up
+from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.topology.builder import TopologyBuilder

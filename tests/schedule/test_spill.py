@@ -13,8 +13,7 @@ from taccl.problem.problem import make_problem
 from taccl.schedule import spill as spilling
 from taccl.schedule.combine import naming_contributions
 from taccl.schedule.schedule import Schedule
-from taccl.schedule.spill import check_folder, load_spilled, room_for, spill
-from taccl.schedule.summary import summarize
+from taccl.schedule.spill import check_folder, load_spilled, room_for, spill, summarize
 from taccl.synthesis.proposers.large import schedule_large
 from tests.analysis import valid_schedules as valid
 

@@ -20,8 +20,7 @@ from taccl._internal.graph_algorithms import shortest_paths
 from taccl._internal.units import format_us
 from taccl.analysis.certificates.finding.gates import first_tick
 from taccl.errors import TopologyError
-from taccl.schedule.implicit.pattern import ClassTicks, ticks_of
-from taccl.schedule.implicit.schedule import ImplicitSchedule
+from taccl.schedule.implicit_schedule import ClassTicks, ImplicitSchedule, ticks_of
 from taccl.topology.named import NamedFabric
 from taccl.topology.products import Dimension
 from taccl.topology.translations import Translations
@@ -62,7 +61,7 @@ def collective_bound(
 ) -> FabricBound:
     """Larger of the latency and the counting bound; it holds for the host, not only for a ring through it.
 
-    - `collective`: One of `taccl.schedule.implicit.schedule.IMPLICIT_COLLECTIVES`.
+    - `collective`: One of `taccl.schedule.implicit_schedule.IMPLICIT_COLLECTIVES`.
 
     Raises `TopologyError` if links do not lead to every rank.
     """

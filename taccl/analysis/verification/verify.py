@@ -44,7 +44,7 @@ from taccl.analysis.verification.findings import Findings, Verification
 from taccl.analysis.verification.named_sums import NamedSums
 from taccl.analysis.verification.sends import Contention, check_indices, check_merging, check_times
 from taccl.analysis.verification.verify_implicit import verify_implicit
-from taccl.schedule.implicit.schedule import ImplicitSchedule
+from taccl.schedule.implicit_schedule import ImplicitSchedule
 from taccl.schedule.schedule import Schedule
 
 

@@ -30,7 +30,7 @@ from taccl.analysis.verification.columns import MANY, LinkEnds
 from taccl.analysis.verification.data import accept, landing_order, replay_sum
 from taccl.analysis.verification.findings import Verification, Violation
 from taccl.analysis.verification.loops import SumChunks, Sums, views
-from taccl.schedule.implicit.schedule import ImplicitSchedule
+from taccl.schedule.implicit_schedule import ImplicitSchedule
 from taccl.topology.named import NamedFabric
 from taccl.topology.topology import Topology
 from taccl.topology.translations import CyclicProduct, LinkClass, Translations

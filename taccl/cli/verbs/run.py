@@ -97,7 +97,7 @@ def _program(options: argparse.Namespace) -> Program:
     from taccl.formats.registry import format_of_content, read, wrong_format
     from taccl.program.lower import lower
     from taccl.program.program import Program
-    from taccl.schedule.implicit.schedule import ImplicitSchedule
+    from taccl.schedule.implicit_schedule import ImplicitSchedule
     from taccl.schedule.schedule import Schedule
 
     found = read(options.file)

@@ -28,7 +28,7 @@ from taccl.cli.output import Answer, check_output, picked, progress_shown, say, 
 from taccl.cli.problems import problem_from_options, settle_size, settle_topology
 from taccl.cli.things import is_file
 from taccl.errors import InputError
-from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
+from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES
 from taccl.solvers.registry import OWN_BACKENDS
 
 if TYPE_CHECKING:

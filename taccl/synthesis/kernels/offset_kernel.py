@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.kernels import compiled, inner
-from taccl.schedule.implicit.pattern import ClassTicks
+from taccl.schedule.implicit_schedule import ClassTicks
 
 _RANDOM_MASK = (1 << 31) - 1  # bits of a random number
 

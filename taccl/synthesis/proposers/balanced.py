@@ -23,8 +23,7 @@ from taccl.baselines.spread import cut_chunks
 from taccl.errors import CollectiveError, InputError
 from taccl.problem.costs import Costs, exact_costs
 from taccl.problem.problem import Problem
-from taccl.schedule.implicit.pattern import ClassTicks, ticks_of
-from taccl.schedule.implicit.schedule import ImplicitSchedule
+from taccl.schedule.implicit_schedule import ClassTicks, ImplicitSchedule, ticks_of
 from taccl.schedule.schedule import MANY, Schedule
 from taccl.synthesis.search import Search
 from taccl.topology.named import NamedFabric

@@ -23,7 +23,7 @@ from taccl.analysis.certificates.dimension_bound import DimensionBound, dimensio
 from taccl.analysis.certificates.translation_bound import FabricBound, bound_of
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.errors import InputError, TopologyError
-from taccl.schedule.implicit.schedule import ImplicitSchedule
+from taccl.schedule.implicit_schedule import ImplicitSchedule
 from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permutation
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.balanced import balanced_implicit

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from taccl._internal.units import format_size
 from taccl.analysis.certificates.translation_bound import collective_bound
 from taccl.errors import InputError, TopologyError
-from taccl.schedule.implicit.pattern import ClassTicks, Pattern, ticks_of
-from taccl.schedule.implicit.schedule import ImplicitSchedule
+from taccl.schedule.implicit_schedule import ClassTicks, ImplicitSchedule, Pattern, ticks_of
 from taccl.synthesis.kernels.fabric import components
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.topology.translations import CyclicProduct, LinkClass, Translations

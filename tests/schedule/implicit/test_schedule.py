@@ -10,8 +10,7 @@ from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, TopologyError
 from taccl.problem.problem import make_problem
-from taccl.schedule.implicit.pattern import Pattern, ticks_of
-from taccl.schedule.implicit.schedule import ImplicitSchedule
+from taccl.schedule.implicit_schedule import ImplicitSchedule, Pattern, ticks_of
 from taccl.synthesis.symmetry.implicit import synthesize_implicit
 from taccl.synthesis.symmetry.translation import translate
 from taccl.topology.fabrics import multidim

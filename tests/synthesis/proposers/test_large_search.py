@@ -22,7 +22,7 @@ from taccl._internal import deadline
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem.problem import make_problem
-from taccl.schedule.summary import ScheduleSummary
+from taccl.schedule.spill import ScheduleSummary
 from taccl.synthesis.options import Observer
 from taccl.synthesis.parameters import SearchParameters
 from taccl.synthesis.proposers import compiling, large_search, queues, router, spreading, table
