@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
 
     Ints = NDArray[np.int64]
-    Ints = NDArray[np.int64]
 
 
 #: Capacities above this are not computed, so that sums of them stay whole 64-bit numbers.

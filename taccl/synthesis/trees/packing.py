@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.kernels.fabric import Fabric
 
     Ints = NDArray[np.int64]
-    Ints = NDArray[np.int64]
 
 
 #: Edges tried for one that extends all trees that are built together, before these are parted.
