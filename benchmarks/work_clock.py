@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import taccl.synthesis.synthesize  # noqa: F401  its modules hold the functions that are replaced
-from taccl._internal import cpu_share
+from taccl._internal import deadline
 from taccl._internal.deadline import Deadline
 from taccl.solvers import worker
 from taccl.synthesis.improve.improvement import Improvement
@@ -71,8 +71,8 @@ def counted_work() -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, replacement in (
             (time, "monotonic", clock),
-            (cpu_share, "_RUN_TIMES", ""),
-            (cpu_share, "_load_factor", lambda: 1.0),
+            (deadline, "_RUN_TIMES", ""),
+            (deadline, "_load_factor", lambda: 1.0),
             (Deadline, "run", lambda self, work, **_: work()),
             (Deadline, "enforced", _checked),
             (Deadline, "stopping", lambda self, signal: nullcontext()),

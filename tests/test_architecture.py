@@ -17,13 +17,11 @@ LINES = (
     ("errors",),
     (
         "_internal.caching",
-        "_internal.cpu_share",
         "_internal.deadline",
         "_internal.file_kinds",
         "_internal.graph_algorithms",
         "_internal.html",
         "_internal.kernel_cache",
-        "_internal.kernel_pipeline",
         "_internal.units",
     ),
     ("_internal.readers",),

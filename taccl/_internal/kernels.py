@@ -129,8 +129,7 @@ def _dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Dispatcher of a function, with a cache of ours; the function itself under ``NUMBA_DISABLE_JIT=1``."""
     import numba
 
-    from taccl._internal.kernel_cache import KernelCache
-    from taccl._internal.kernel_pipeline import InnerCompiler
+    from taccl._internal.kernel_cache import InnerCompiler, KernelCache
 
     _teach_numba()
     is_inner = "no_cpython_wrapper" in options

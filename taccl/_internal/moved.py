@@ -10,6 +10,8 @@ from typing import Any
 
 #: {earlier name of a module: its name}.
 _MOVED = {
+    "taccl._internal.cpu_share": "taccl._internal.deadline",
+    "taccl._internal.kernel_pipeline": "taccl._internal.kernel_cache",
     "taccl.aggregation.layers": "taccl.aggregation.shards",
     "taccl.aggregation.serving": "taccl.aggregation.shards",
     "taccl.analysis.certificates.cost_of_sketch": "taccl.analysis.certificates.scopes",
@@ -50,13 +52,18 @@ _MOVED = {
     "taccl.formats.runtimes": "taccl.program.runtimes",
     "taccl.measure.mismatch": "taccl.measure.machine",
     "taccl.measure.ranges": "taccl.measure.estimate",
+    "taccl.placement.tuner": "taccl.placement.files",
     "taccl.plot.layout": "taccl.plot.topology",
     "taccl.plot.profile": "taccl.plot.comparison",
     "taccl.plot.verdict": "taccl.plot.report",
+    "taccl.program.allocate": "taccl.program.layout",
+    "taccl.program.queues": "taccl.program.checks",
+    "taccl.program.races": "taccl.program.execution",
     "taccl.schedule.implicit.pattern": "taccl.schedule.implicit_schedule",
     "taccl.schedule.implicit.schedule": "taccl.schedule.implicit_schedule",
     "taccl.schedule.single_pass": "taccl.schedule.timing",
     "taccl.schedule.summary": "taccl.schedule.spill",
+    "taccl.solvers.linear_program": "taccl.solvers.highs",
     "taccl.solvers.memory": "taccl._internal.address_space",
     "taccl.solvers.scaling": "taccl.solvers.cpsat",
     "taccl.synthesis.backends": "taccl.solvers.registry",

@@ -18,7 +18,7 @@ from taccl._internal.caching import cached
 from taccl.baselines.ring import near_nodes, walk
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.tree import two_trees
-from taccl.solvers.linear_program import minimise
+from taccl.solvers.highs import minimise
 from taccl.topology.tuning import MAX_CHANNELS
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from taccl._internal.cpu_share import process_began_s
-from taccl._internal.deadline import await_left_behind, signals_to
+from taccl._internal.deadline import await_left_behind, process_began_s, signals_to
 
 #: Objects made between two collections: Python's 700 cost a fifth of the time of large topologies.
 _COLLECT_EVERY = 100_000

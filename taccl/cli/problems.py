@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl._internal.cpu_share import busy_factor
-from taccl._internal.deadline import OutOfTime
+from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl._internal.names import in_runs
 from taccl._internal.units import format_size, format_us, parse_size
 from taccl.cli import things

@@ -18,7 +18,17 @@ from taccl._internal.names import first_of, listed
 from taccl._internal.units import format_count, format_size
 from taccl.errors import VerificationError
 from taccl.problem.collective import Collective
-from taccl.program.checks import ProgramFault, check_queues, check_sizes, check_steps
+from taccl.program.checks import (
+    LIBRARIES,
+    MAX_CHUNKS,
+    NO_LIMIT,
+    ProgramFault,
+    check_queues,
+    check_sizes,
+    check_steps,
+    fewest_chunks,
+    first_size,
+)
 from taccl.program.execution import (
     ANYONE,
     Content,
@@ -27,11 +37,10 @@ from taccl.program.execution import (
     content_at_start,
     contents_of,
     execute,
+    find_races,
 )
 from taccl.program.layout import RankLayout, layouts_of
 from taccl.program.program import Program, Slot
-from taccl.program.queues import LIBRARIES, MAX_CHUNKS, NO_LIMIT, fewest_chunks, first_size
-from taccl.program.races import find_races
 
 #: Max faults listed, and max contributions named in one.
 _MOST_FAULTS, _MOST_NAMED = 100, 4
@@ -120,7 +129,7 @@ def interpret(program: Program, *, capacity: int | None = None) -> Interpretatio
     """Run a program symbolically, and check it for all of its sizes (`Program.sizes_bytes`).
 
     Only hangs depend on the size: the larger the chunks, the fewer of them fit into one message
-    (`taccl.program.queues`). The verdict is the stricter of those for the default buffers of NCCL and RCCL.
+    (`taccl.program.checks`). The verdict is the stricter of those for the default buffers of NCCL and RCCL.
 
     Parameters
     ----------

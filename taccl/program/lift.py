@@ -20,11 +20,10 @@ from taccl.errors import InputError
 from taccl.problem.collective import Collective
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Clauses, Problem, make_problem
-from taccl.program.checks import parcels_of
+from taccl.program.checks import MAX_CHUNKS, parcels_of
 from taccl.program.execution import Content, contents_of, execute
 from taccl.program.interpret import interpret
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, Queue, StepAddress
-from taccl.program.queues import MAX_CHUNKS
 from taccl.schedule.listing import Tasks
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.topology.topology import Topology

@@ -20,9 +20,8 @@ from typing import Literal, NamedTuple
 
 from taccl._internal.arguments import Count, checked
 from taccl.errors import InputError, LossyConversionWarning, warn
-from taccl.program.allocate import FOREVER, START, Allocator, Value
 from taccl.program.emit import Draft, Key, assemble
-from taccl.program.layout import RankLayout, layout
+from taccl.program.layout import FOREVER, START, Allocator, RankLayout, Value, layout
 from taccl.program.messages import (
     Message,
     MessagePart,

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from taccl.errors import InputError
 from taccl.problem.collective import Collective
-from taccl.program.allocate import FOREVER, START, Value
-from taccl.program.layout import RankLayout
+from taccl.program.layout import FOREVER, START, RankLayout, Value
 from taccl.program.program import Slot
 from taccl.schedule.contributions import Arrival, bits_of, make_up
 from taccl.schedule.schedule import Schedule, Transfer

@@ -26,7 +26,7 @@ BUFFERS = ("input", "output", "scratch")
 #: (rank, number of the threadblock at that rank).
 Block = tuple[int, int]
 
-#: {protocol: number of messages that a queue holds} (`taccl.program.queues`).
+#: {protocol: number of messages that a queue holds} (`taccl.program.checks`).
 PROTOCOLS = {"Simple": 2, "LL": 8, "LL128": 8}
 
 

@@ -1,6 +1,6 @@
 """The progress engine of one rank: its threadblocks in turns, its queues as MPI messages.
 
-A step's chunks travel as messages of as many as fit into one at the size (`taccl.program.queues`), tagged
+A step's chunks travel as messages of as many as fit into one at the size (`taccl.program.checks`), tagged
 with its channel.
 
 A queue holds the messages that its sender has copied out and its receiver has not received: a synchronous

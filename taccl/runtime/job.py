@@ -11,10 +11,9 @@ from taccl._internal.arguments import checked, known_word
 from taccl._internal.names import listed
 from taccl._internal.units import format_count, format_size, parse_size
 from taccl.errors import InputError, VerificationError
-from taccl.program.checks import check_queues, check_sizes, check_steps
+from taccl.program.checks import check_queues, check_sizes, check_steps, fewest_chunks
 from taccl.program.layout import layouts_of
 from taccl.program.program import PROTOCOLS, Program
-from taccl.program.queues import fewest_chunks
 
 if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Natural, Seconds, Size

@@ -15,8 +15,8 @@ import numpy as np
 from taccl import errors
 from taccl._internal.units import format_count
 from taccl.errors import ExecutionError, InputError
+from taccl.program.checks import fewest_chunks
 from taccl.program.layout import layouts_of
-from taccl.program.queues import fewest_chunks
 from taccl.runtime.buffers import Buffers, Data
 from taccl.runtime.engine import Engine, Stuck
 from taccl.runtime.job import RunJob

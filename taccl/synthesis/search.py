@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from taccl._internal.cpu_share import busy_factor
-from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound

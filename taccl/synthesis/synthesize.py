@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from taccl._internal.arguments import Count, Megabytes, Natural, Seconds, checked, known_word
-from taccl._internal.cpu_share import busy_factor
-from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.scopes import share_bound_of_every_cut

@@ -4,51 +4,51 @@ import time
 
 import pytest
 
-from taccl._internal import cpu_share
+from taccl._internal import deadline
 
 
 @pytest.fixture
 def run_times(tmp_path, monkeypatch):
     """Function that sets the seconds for which this thread ran and waited for a core."""
     path = tmp_path / "schedstat"
-    monkeypatch.setattr(cpu_share, "_RUN_TIMES", str(path))
-    monkeypatch.setattr(cpu_share, "_seen", cpu_share._Seen())
-    monkeypatch.setattr(cpu_share._Seen, "factor", 1.0)
+    monkeypatch.setattr(deadline, "_RUN_TIMES", str(path))
+    monkeypatch.setattr(deadline, "_seen", deadline._Seen())
+    monkeypatch.setattr(deadline._Seen, "factor", 1.0)
     return lambda ran_s, waited_s: path.write_text(f"{ran_s * 10**9:.0f} {waited_s * 10**9:.0f} 7\n")
 
 
 def test_the_busy_factor_is_of_the_last_work(run_times):
     """A second of work that waits 3 s for a core takes 4 s; the next, without a wait, takes 1 s."""
     run_times(1.0, 3.0)
-    assert cpu_share.busy_factor() == pytest.approx(4.0)
+    assert deadline.busy_factor() == pytest.approx(4.0)
     run_times(2.0, 3.0)
-    assert cpu_share.busy_factor() == pytest.approx(1.0)
+    assert deadline.busy_factor() == pytest.approx(1.0)
 
 
 def test_the_busy_factor_stays_until_more_work_is_done(run_times):
     """A wait right after the last look does not count until some work is measured with it."""
     run_times(1.0, 3.0)
-    cpu_share.busy_factor()
+    deadline.busy_factor()
     run_times(1.05, 9.0)
-    assert cpu_share.busy_factor() == pytest.approx(4.0)
+    assert deadline.busy_factor() == pytest.approx(4.0)
 
 
 def test_without_run_times_the_load_of_the_machine_counts(tmp_path, monkeypatch):
     """Eight tasks on two cores make a second of work take 4 s."""
-    monkeypatch.setattr(cpu_share, "_RUN_TIMES", str(tmp_path / "none"))
+    monkeypatch.setattr(deadline, "_RUN_TIMES", str(tmp_path / "none"))
     monkeypatch.setattr("os.getloadavg", lambda: (8.0, 0.0, 0.0))
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert cpu_share.busy_factor() == 4.0
+    assert deadline.busy_factor() == 4.0
 
 
 def test_a_program_began_before_it_ran_and_waited(run_times):
     """A shell that made way for it after other commands has slept, and neither ran nor waited for a core."""
     run_times(0.1, 300.0)
-    assert time.monotonic() - cpu_share.process_began_s() == pytest.approx(300.1, abs=5)
+    assert time.monotonic() - deadline.process_began_s() == pytest.approx(300.1, abs=5)
 
 
 def test_without_run_times_a_program_began_its_cpu_time_ago(tmp_path, monkeypatch):
     """The CPU time of the process, where the platform tells no waits."""
-    monkeypatch.setattr(cpu_share, "_RUN_TIMES", str(tmp_path / "none"))
+    monkeypatch.setattr(deadline, "_RUN_TIMES", str(tmp_path / "none"))
     monkeypatch.setattr("time.process_time", lambda: 200.0)
-    assert time.monotonic() - cpu_share.process_began_s() == pytest.approx(200.0, abs=5)
+    assert time.monotonic() - deadline.process_began_s() == pytest.approx(200.0, abs=5)

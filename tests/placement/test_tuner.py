@@ -10,7 +10,7 @@ import pytest
 
 import taccl
 from taccl.errors import InputError
-from taccl.placement.tuner import nccl_tuner
+from taccl.placement.files import nccl_tuner
 from tests.fuzzing import thinned
 
 COLLECTIVES = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")

@@ -1,7 +1,6 @@
 """Scratch: no more than what is alive at once."""
 
-from taccl.program.allocate import FOREVER, START, Allocator, Value
-from taccl.program.layout import RankLayout
+from taccl.program.layout import FOREVER, START, Allocator, RankLayout, Value
 from taccl.program.program import Slot
 
 

@@ -7,10 +7,10 @@ import pytest
 
 import taccl
 from taccl.errors import VerificationError
+from taccl.program.checks import LIBRARIES, MAX_CHUNKS, NO_LIMIT, chunks_per_message, first_size
 from taccl.program.execution import execute
 from taccl.program.interpret import interpret
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
-from taccl.program.queues import LIBRARIES, MAX_CHUNKS, NO_LIMIT, chunks_per_message, first_size
 from tests.fuzzing import cases
 from tests.program.examples import exchange
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from taccl.solvers.linear_program import minimise
+from taccl.solvers.highs import minimise
 
 
 def test_solution_and_duals_are_those_by_hand():

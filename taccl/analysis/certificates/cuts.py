@@ -28,7 +28,7 @@ from taccl.analysis.certificates.finding.volume import Volume, crossing_links
 from taccl.problem.costs import link_ends
 from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
-from taccl.solvers.linear_program import minimise
+from taccl.solvers.highs import minimise
 
 Parts = tuple[frozenset[int], ...]
 

@@ -23,7 +23,7 @@ import numpy as np
 from taccl._internal.units import BYTES_PER_MB, format_us
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem.problem import Problem
-from taccl.solvers.linear_program import minimise
+from taccl.solvers.highs import minimise
 from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions
 

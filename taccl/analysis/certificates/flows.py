@@ -27,7 +27,7 @@ from taccl.analysis.certificates.finding.distances import Arcs, idle_at_most, le
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
-from taccl.solvers.linear_program import minimise
+from taccl.solvers.highs import minimise
 
 #: Max flow variables of a program that is solved.
 _MAX_FLOWS = 400_000

@@ -181,7 +181,7 @@ def _start(
 
 def _contents(found: taccl.Placement, hosts: list[str], options: argparse.Namespace) -> dict[str, str]:
     """The content of every file that launchers and libraries are to be told by, by its path."""
-    from taccl.placement import files, launchers, tuner
+    from taccl.placement import files, launchers
 
     def choices(library: str) -> Any:
         return files.choose(found.topology, options.collective, library=library, order=found.order)
@@ -192,7 +192,7 @@ def _contents(found: taccl.Placement, hosts: list[str], options: argparse.Namesp
         "rankfile": lambda: launchers.rankfile(found, hosts),
         "openmpi_rules": lambda: files.openmpi_rules(choices("openmpi"), count),
         "mpich_selection": lambda: files.mpich_selection(choices("mpich"), count, base=options.mpich_base),
-        "nccl_tuner": lambda: tuner.nccl_tuner(found.topology, found.order, num_nodes=num_servers),
+        "nccl_tuner": lambda: files.nccl_tuner(found.topology, found.order, num_nodes=num_servers),
     }
     paths = {name: getattr(options, name) for name in writers}
     return {path: writers[name]() for name, path in paths.items() if path is not None}

@@ -19,9 +19,8 @@ from taccl.errors import FormatError
 from taccl.formats.program_kind import ProgramKind, collective_of
 from taccl.formats.xml_elements import XmlElement, parse_xml
 from taccl.problem.collective import Collective
-from taccl.program.checks import check_ends, check_steps
+from taccl.program.checks import NO_LIMIT, check_ends, check_steps
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, RankProgram, Slot, Step, Threadblock
-from taccl.program.queues import NO_LIMIT
 from taccl.program.runtimes import (
     MAX_ATTRIBUTES,
     MAX_COUNT,

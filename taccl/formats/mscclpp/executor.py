@@ -5,7 +5,7 @@ threadblock has a first thread, which alone signals, waits and posts requests to
 and reduce together with the first; they synchronise at ``nop`` only. A NIC processes the requests of its
 channel in order. Their completion is unknown until a ``flush``, or a signal sent over the same channel. User
 buffers are accessed by the user before a rank begins, and again when its threadblocks have ended. One run
-finds all unordered accesses, as in programs (`taccl.program.races`).
+finds all unordered accesses, as in programs (`taccl.program.execution`).
 
 Only operations that `taccl.formats.mscclpp.plan` writes can be run; others raise an error that names them.
 """
@@ -24,10 +24,9 @@ from taccl.formats.mscclpp.limits import OPERATIONS as OPERATIONS
 from taccl.formats.mscclpp.limits import check_gpu
 from taccl.formats.program_kind import ProgramKind, collective_of
 from taccl.problem.collective import Collective
-from taccl.program.execution import Content, content_at_start, contents_of
+from taccl.program.execution import Content, Event, content_at_start, contents_of, unordered
 from taccl.program.layout import RankLayout, layout
 from taccl.program.program import Slot
-from taccl.program.races import Event, unordered
 
 #: {name in plans: collective that gives the required outputs}.
 _KINDS = {

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from taccl.formats.nccl.pcie import PcieServer, WayStep
-from taccl.solvers.linear_program import minimise
+from taccl.solvers.highs import minimise
 from taccl.topology.topology import Side
 
 _SIDES: tuple[Side, ...] = ("send", "receive")

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.caching import cached
-from taccl._internal.cpu_share import busy_factor
-from taccl._internal.deadline import Deadline, OutOfTime
+from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline
 from taccl.baselines.multiplying import Estimated

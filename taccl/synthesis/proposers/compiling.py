@@ -15,8 +15,7 @@ import time
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from taccl._internal.cpu_share import busy_factor
-from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl._internal.interrupts import start
 from taccl._internal.kernels import is_compiled
 from taccl.analysis.verification.loops import accept_copies, accept_trees, compiled_loop

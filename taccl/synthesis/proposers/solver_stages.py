@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from taccl._internal.cpu_share import busy_factor
+from taccl._internal.deadline import busy_factor
 from taccl._internal.units import format_us
 from taccl.solvers.model import LinearModel
 from taccl.solvers.solver import Solution, solve

@@ -13,8 +13,7 @@ from contextlib import suppress
 from fractions import Fraction
 from functools import partial
 
-from taccl._internal.cpu_share import busy_factor
-from taccl._internal.deadline import NEVER, OutOfTime
+from taccl._internal.deadline import NEVER, OutOfTime, busy_factor
 from taccl._internal.units import format_us
 from taccl.errors import NoSolutionError, SolverUnavailableError
 from taccl.problem.problem import Problem

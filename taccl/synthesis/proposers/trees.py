@@ -18,8 +18,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from taccl._internal.cpu_share import busy_factor
-from taccl._internal.deadline import OutOfTime
+from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl._internal.kernels import is_compiled
 from taccl._internal.units import format_count, format_gap
 from taccl.analysis.verification.loops import accept_copies, accept_trees, compiled_loop
