@@ -84,7 +84,6 @@ _MOVED = {
     "taccl.synthesis.trees.splitting": "taccl.synthesis.trees.network",
     "taccl.topology.clusters": "taccl.topology.recognise",
     "taccl.topology.graphs": "taccl.topology.builder",
-    "taccl.topology.profile_files": "taccl.topology.profile",
     "taccl.topology.regular": "taccl.topology.translations",
     "taccl.units": "taccl._internal.units",
 }

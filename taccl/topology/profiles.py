@@ -56,7 +56,7 @@ def find_profile(machine: str, profile: str) -> Profile:
     """The profile of a machine by name, or from a file; `TopologyError` names the known ones."""
     known = {each.name: each for each in PROFILES[machine]}
     if profile not in known and _is_file(profile):
-        from taccl.topology.profile import load_profile
+        from taccl.topology.profile_files import load_profile
 
         return load_profile(profile, known["nominal"])
     if profile not in known:

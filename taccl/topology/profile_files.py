@@ -1,0 +1,131 @@
+"""Profiles in files, as `taccl fit` writes them: constants of a machine, each with its source and interval.
+
+They also hold the costs of a launch and of each protocol, and the protocols used by size.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from taccl._internal.reading import parse, read_text, reads
+from taccl._internal.units import format_count, format_size
+from taccl._internal.validation import Cost, Positive, Table, validated
+from taccl.errors import TopologyError
+from taccl.topology.profile import Constant, Profile, ProtocolCosts
+
+ProtocolName = Literal["simple", "ll", "ll128"]
+
+
+class Measured(Table):
+    """A value, the interval that holds it with 90 %, and where it comes from."""
+
+    value: Cost
+    low: Cost | None = None
+    high: Cost | None = None
+    source: str
+
+    def constant(self, name: str) -> Constant:
+        """The constant of that name, with the interval behind its source."""
+        source = self.source
+        if self.low is not None and self.high is not None:
+            source += f" (90 %: {float(self.low):.4g} to {float(self.high):.4g})"
+        return Constant(name, self.value, source)
+
+
+class Share(Measured):
+    """A part of what is promised."""
+
+    value: Annotated[Cost, Field(gt=0, le=1)]
+
+
+class LaunchTable(Table):
+    """Time of every collective before its first step, and of each further channel."""
+
+    latency_us: Measured
+    channel_us: Measured | None = None
+
+
+class ProtocolTable(Table):
+    """Costs of a protocol: a scale of tabled latencies, the resulting values, and its share of bandwidth."""
+
+    latency_scale: Measured
+    base_us: Measured
+    node_hop_us: Measured
+    network_hop_us: Measured
+    bandwidth_share: Share
+
+    def costs(self, name: str) -> ProtocolCosts:
+        """The costs of the protocol of that name."""
+        fields = ("base_us", "node_hop_us", "network_hop_us", "bandwidth_share")
+        return ProtocolCosts(name, *(getattr(self, field).constant(field) for field in fields))
+
+
+class Range(Table):
+    """Protocol used in a range of sizes."""
+
+    collective: str
+    ranks: Positive
+    nodes: Positive
+    protocol: ProtocolName
+    from_bytes: Positive
+    up_to_bytes: Positive
+
+    def told(self) -> str:
+        """Text of the range: its collective, ranks, protocol and sizes."""
+        where = (
+            f"{self.collective} on {format_count(self.ranks, 'rank')} in {format_count(self.nodes, 'node')}"
+        )
+        return (
+            f"{where}: {self.protocol} from {format_size(self.from_bytes)} to {format_size(self.up_to_bytes)}"
+        )
+
+
+class ProfileFile(Table):
+    """The whole file."""
+
+    machine: str
+    source: str = ""
+    constants: dict[str, Measured]
+    launch: LaunchTable | None = None
+    protocol: dict[ProtocolName, ProtocolTable] = {}
+    range: list[Range] = []
+
+
+@reads("profile")
+def load_profile(path: str, nominal: Profile) -> Profile:
+    """The profile in a file, under the path as its name, of the machine that `nominal` is of.
+
+    Raises `FormatError` if the file cannot be read. Raises `TopologyError` if it is of another machine, or a
+    constant is unknown, missing (but for overheads) or no bandwidth.
+    """
+    file = validated(
+        ProfileFile, parse(read_text(path), source=path, exact=True), source=path, error=TopologyError
+    )
+    machine = nominal.machine
+    if file.machine != machine:
+        said = f"found a profile of {file.machine}; expected one of {machine}: give another file"
+        raise TopologyError(said, where=f"{path}: machine")
+    known = {constant.name: constant for constant in nominal.constants}
+    overheads = {name: each for name, each in known.items() if name.endswith("_overhead_us")}
+    for name in (*(each for each in known if each not in file.constants), *file.constants):
+        where = f"{path}: constants.{name}"
+        if name not in file.constants and name not in overheads:
+            raise TopologyError("found nothing; this constant is required; add it", where=where)
+        if name not in known:
+            said = f"found an unknown constant; {machine} has {', '.join(known)}: remove it"
+            raise TopologyError(said, where=where)
+        if "_beta_" in name and not file.constants[name].value:
+            raise TopologyError("found 0 us per MB; expected a positive number", where=where)
+    found = overheads | {name: each.constant(name) for name, each in file.constants.items()}
+    return Profile(
+        machine,
+        path,
+        tuple(found[name] for name in known),
+        None if file.launch is None else file.launch.latency_us.constant("launch_us"),
+        tuple(file.protocol[each].costs(each) for each in get_args(ProtocolName) if each in file.protocol),
+        tuple(file.range),
+        channel=None if file.launch is None or file.launch.channel_us is None
+        else file.launch.channel_us.constant("channel_us"),
+    )  # fmt: skip
