@@ -41,10 +41,11 @@ class Share(Measured):
 
 
 class LaunchTable(Table):
-    """Time of every collective before its first step, and of each further channel."""
+    """Time of every collective before its first step, of each further channel, and in other runtimes."""
 
     latency_us: Measured
     channel_us: Measured | None = None
+    runtime: dict[Literal["mscclpp"], Measured] = {}
 
 
 class ProtocolTable(Table):
@@ -87,6 +88,7 @@ class ProfileFile(Table):
 
     machine: str
     source: str = ""
+    runtime: str = ""
     constants: dict[str, Measured]
     launch: LaunchTable | None = None
     protocol: dict[ProtocolName, ProtocolTable] = {}
@@ -128,4 +130,8 @@ def load_profile(path: str, nominal: Profile) -> Profile:
         tuple(file.range),
         channel=None if file.launch is None or file.launch.channel_us is None
         else file.launch.channel_us.constant("channel_us"),
+        runtime=file.runtime,
+        launches=() if file.launch is None else tuple(
+            each.constant(f"{name}.launch_us") for name, each in file.launch.runtime.items()
+        ),
     )  # fmt: skip
