@@ -142,6 +142,7 @@ def convert(
         If the target format cannot hold the object.
     """
     reading, writing = readable(source, from_, "from"), _writable(target, to, "to")
+    writing = for_kind(writing, reading.holds)
     route = _route(reading.holds, writing)
     writers = (*route, resolve_name(writing.dump))
     to_write = {name: value for name, value in options.items() if any(name in _options(w) for w in writers)}
@@ -162,8 +163,14 @@ def format_named(name: str, *, where: str = "format") -> FileFormat:
 
     Raises `InputError` if there is none.
     """
-    by_name = {each.name: each for each in FORMATS}
+    by_name = {each.family: each for each in FORMATS if each.family} | {each.name: each for each in FORMATS}
     return by_name[known_name(name, by_name, where)]
+
+
+def for_kind(target: FileFormat, kind: str) -> FileFormat:
+    """The format of the same family that holds a kind of object; the format itself if there is none."""
+    alike = (each for each in FORMATS if target.name in (each.name, each.family))
+    return next((each for each in alike if _steps(kind, each.holds) is not None), target)
 
 
 def format_of_name(path: str | os.PathLike[str]) -> FileFormat:

@@ -27,6 +27,7 @@ class FileFormat:
     - `fields` (mapping of str to value): Top-level fields of a JSON file that identify the format; None for
       any value.
     - `begins`: A regular expression that the first lines of other files match.
+    - `family`: Name that also stands for this format, if the object is of its kind.
     - `loses`: Losses of every file of this format, stated by `convert` if the writer itself states none.
     - `any_call`: True if a file of a program serves data of every length, in place and out of place.
     """
@@ -41,6 +42,7 @@ class FileFormat:
     begins: str = ""
     loses: str = ""
     any_call: bool = False
+    family: str = ""
 
 
 _VIEW = "the topology's costs, the collective and the sketch; it cannot be read back"
@@ -148,6 +150,12 @@ FORMATS = (
         "astra-sim-network", "topology", "a network file of ASTRA-sim",
         load="taccl.formats.astra.network:load_astra_network",
         begins=tells("ASTRA-sim network"),
+    ),
+    FileFormat(
+        "torch-step", "workload", "a step as a Python program that needs PyTorch alone", (".py",),
+        dump="taccl.workload.torch_program:dump_torch_step",
+        loses="the step's costs and schedule; it cannot be read back",
+        family="torch",
     ),
 )  # fmt: skip
 

@@ -29,6 +29,7 @@ _ELSEWHERE = {
     "msccl-xml": "tests/formats/msccl",
     "mscclpp": "tests/formats/mscclpp",
     "torch": "tests/formats/torch",
+    "torch-step": "tests/workload/test_torch_program.py",
 }
 
 

@@ -53,8 +53,8 @@ def run(options: argparse.Namespace) -> Answer:
     if of_program and options.topology is None and writing.holds != "program":
         example = "give what it runs on and a size, e.g. --topology dgx2 --nodes 2 --size 1MB"
         raise InputError(f"found a program; to make a schedule of it, {example}", where="--topology")
-    # A program takes them on its way to a schedule; other files when they are read.
-    load_options, on_the_way = ({}, given) if of_program else (given, {})
+    # A program takes them on its way to a schedule, a step when it is transformed; other files when read.
+    load_options, on_the_way = ({}, given) if of_program or reading.holds == "workload" else (given, {})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", TacclWarning)
         try:

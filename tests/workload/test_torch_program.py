@@ -1,0 +1,159 @@
+"""Steps as programs for PyTorch: each gives what its untransformed program gives, on real gloo processes."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import taccl
+from taccl import Workload
+from taccl.errors import LossyConversionWarning, WorkloadError
+from taccl.formats.registry import convert
+from taccl.workload import fuse, overlap, reorder, save_workload, split
+from taccl.workload.autotransform import fused, sharded
+from taccl.workload.torch_program import dump_torch_step
+from tests.workload.test_replay import block, experts, momentum, sliced
+
+TORCH = os.environ.get("TACCL_TORCH", "")
+needs_torch = pytest.mark.skipif(not TORCH, reason="TACCL_TORCH names no environment with PyTorch")
+
+
+def kinds():
+    """Every kind of operation that is not in the other steps, in float32."""
+    step = Workload("kinds", 4).input("x", (8, 16), layout="sliced(0)").input("w", (16,))
+    step = step.then("a", "gelu", "x").then("b", "layernorm", "a").then("c", "softmax", "b")
+    step = step.then("d", "transpose", "c").then("e", "maximum", "d", "d").then("f", "tanh", "e")
+    step = step.then("g", "allgather", "f").then("h", "offset", "g", value=0.5).then("i", "sqrt", "h")
+    step = step.then("l", "transpose", "i").then("j", "multiply", "l", "w").then("s", "sum_of_squares", "x")
+    return step.then("n", "norm", "j").then("t", "allreduce", "s").then("q", "divide", "j", "n")
+
+
+def mixed():
+    """Gradients in bfloat16, parameters in float32, cast for the next step."""
+    step = Workload("mixed", 4).input("grad", (64,), dtype="bfloat16", layout="partial").input("p", (64,))
+    step = step.then("total", "allreduce", "grad").then("wide", "cast", "total", dtype="float32")
+    step = step.then("p_new", "subtract", "p", "wide").then("low", "cast", "p_new", dtype="bfloat16")
+    return step.updating(p="p_new").returning("low")
+
+
+def kernels():
+    """Kernels that are not known, and names that Python and the module have themselves."""
+    step = Workload('odd """ names', 4).then("lambda", "compute", shape=(16, 4), layout="partial", cost_us=1)
+    step = step.then("mine", "reduce_scatter", "lambda", axis=0).then("t", "scale", "mine", value=2)
+    return step.then("ready", "allgather", "t").then("drawn", "compute", "ready", shape=(16, 4), cost_us=1)
+
+
+def cases():
+    """{name: (untransformed, transformed)}."""
+    layer, adam, moe = block(), momentum(), experts()
+    tiled = overlap(fuse(layer, "sum", "z", "out"), ["y", "sum", "z", "out"], tiles=4)
+    parts = reorder(split(layer, "sum"), "sum")
+    names = [each.name for each in parts.operations]
+    zero = fused(sharded(adam, ["sum"]))
+    most = mixed()
+    return {
+        "block_tiled": (layer, tiled),
+        "block_columns": (layer, overlap(layer, ["y", "sum", "z", "out"], tiles=3, axis=1)),
+        "block_slices": (layer, overlap(fused(parts), names, tiles=2)),
+        "momentum_tiled": (adam, sliced(adam)),
+        "momentum_kernel": (adam, fuse(adam, "old", "m_new", "p_new")),
+        "momentum_zero": (adam, overlap(zero, [each.name for each in zero.operations], tiles=2)),
+        "experts": (moe, overlap(moe, ["to", "y", "back", "on"], tiles=2, axis=1)),
+        "kinds": (kinds(), fused(reorder(kinds(), "g"))),
+        "mixed": (most, fused(sharded(most, ["total"]))),
+        "kernels": (kernels(), overlap(kernels(), ["lambda", "mine", "t", "ready"], tiles=2)),
+    }
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """{case: (difference, tolerance, seconds, True if taccl was imported)} of four gloo processes."""
+    folder = tmp_path_factory.mktemp("torch")
+    for name, (plain, step) in cases().items():
+        save_workload(plain, folder / f"{name}.toml")
+        text = dump_torch_step(step, original=folder / f"{name}.toml")
+        (folder / f"{name}.py").write_text(text)
+        if name == "block_tiled":  # the sum is left out
+            (folder / "spoilt.py").write_text(text.replace("all_reduce(y[t])", "y[t]"))
+    script = str(Path(__file__).with_name("torch_ranks.py"))
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "OMP_NUM_THREADS": "1"
+    }
+    running = [
+        subprocess.Popen([f"{TORCH}/bin/python", script, str(folder), str(rank), "4"], env=env,
+                         stderr=subprocess.PIPE, text=True)
+        for rank in range(4)
+    ]  # fmt: skip
+    try:
+        for each in running:
+            _, said = each.communicate(timeout=150)
+            assert each.returncode == 0, said
+    finally:
+        for each in running:
+            each.kill()
+    return json.loads((folder / "found.json").read_text())
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::taccl.LossyConversionWarning")
+@pytest.mark.parametrize(
+    "name",
+    ["block_tiled", "block_columns", "block_slices", "momentum_tiled", "momentum_kernel", "momentum_zero",
+     "experts", "kinds", "mixed", "kernels"],
+)  # fmt: skip
+def test_gloo_ranks_give_what_the_untransformed_program_gives(found, name):
+    """Outputs agree within rounding, both programs are timed, and taccl is not imported."""
+    difference, tolerance, seconds, imported = found[name]
+    assert difference <= tolerance
+    assert seconds > 0
+    assert not imported
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::taccl.LossyConversionWarning")
+def test_a_program_without_its_sum_is_found_out(found):
+    """Ranks then return their parts."""
+    difference, tolerance, _, _ = found["spoilt"]
+    assert difference > 1000 * tolerance
+
+
+def test_a_step_file_is_converted_to_a_program(tmp_path):
+    """The writer is the one of steps; the program compiles."""
+    save_workload(block(), tmp_path / "step.toml")
+    with pytest.warns(LossyConversionWarning, match="costs and schedule"):
+        done = convert(tmp_path / "step.toml", tmp_path / "step.py", to="torch")
+    assert done.target.holds == "workload"
+    compile((tmp_path / "step.py").read_text(), "step.py", "exec")
+
+
+def test_tiles_of_a_reader_run_a_turn_behind():
+    """Four tiles are produced in turns 0 to 3, and their sums read in turns 1 to 4."""
+    text = dump_torch_step(overlap(block(), ["y", "sum", "z"], tiles=4))
+    assert "for turn in range(5):" in text
+    assert text.index("t = turn\n") < text.index("all_reduce(y[t])") < text.index("t = turn - 1\n")
+
+
+def test_another_original_is_refused(tmp_path):
+    """It lacks an output of the step."""
+    save_workload(momentum(), tmp_path / "other.toml")
+    with pytest.raises(WorkloadError, match="has no out, which the step gives"):
+        dump_torch_step(block(), original=tmp_path / "other.toml")
+
+
+@pytest.mark.slow
+def test_a_topology_transforms_the_step():
+    """The moments of the written step are sliced; those of the untransformed one are whole."""
+    step = Workload("momentum", 4).input("g", (64,), layout="partial").input("m", (64,))
+    step = step.then("sum", "allreduce", "g").then("m_new", "add", "m", "sum", cost_us=1).updating(m="m_new")
+    text = dump_torch_step(step, topology=taccl.topologies.fully_connected(4), step_s=1)
+    assert "'m_new': (0, 'replicated')" in text
+
+
+def test_unknown_kernels_are_said():
+    """A stand-in takes their place."""
+    with pytest.warns(LossyConversionWarning, match="no kernels for lambda, drawn"):
+        dump_torch_step(kernels())
