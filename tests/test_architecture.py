@@ -39,7 +39,7 @@ LINES = (
     ("aggregation", "formats"),
     ("workload",),
     ("explore", "plot", "runtime"),
-    ("placement",),
+    ("placement", "torch"),
     ("__init__", "topologies"),
     ("cli", "__main__"),
 )

@@ -1,0 +1,110 @@
+"""Collectives of PyTorch by taccl's names: their tensors, the stock call, and schedules as modules."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import ExecutionError
+from taccl.formats.torch.module import METHODS, dump_torch_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.program.program import Program
+
+INSTALL = "pip install 'taccl[torch]'"
+#: {collective: whether the input and the output have a block for every rank}; False: one block.
+_BLOCKS = {
+    "allgather": (False, True), "reduce-scatter": (True, False), "alltoall": (True, True),
+    "gather": (False, True), "scatter": (True, False),
+}  # fmt: skip
+
+
+def import_torch() -> Any:
+    """PyTorch, with its module of collectives.
+
+    Raises `ExecutionError` if it cannot be loaded, or was built without them.
+    """
+    try:
+        import torch
+        import torch.distributed
+    except ImportError as error:
+        raise ExecutionError(f"this needs PyTorch, which cannot be loaded ({error}); {INSTALL}") from None
+    if not torch.distributed.is_available():
+        raise ExecutionError(f"this PyTorch was built without torch.distributed; {INSTALL}")
+    return torch
+
+
+def module_of(program: Program, name: str = "taccl_collective") -> ModuleType:
+    """The module that `taccl convert --to torch` writes for a program, loaded."""
+    text = dump_torch_module(program)
+    module = ModuleType(name)
+    sys.modules[name] = module  # where annotations of its classes are looked up
+    exec(compile(text, f"<{name}>", "exec"), vars(module))
+    return module
+
+
+def call_of(module: ModuleType, collective: str) -> Callable[..., Any]:
+    """The method of a module's collective, on all ranks."""
+    call: Callable[..., Any] = getattr(module.Collective(), METHODS[collective][0])
+    return call
+
+
+def has_root(collective: str) -> bool:
+    """True if one rank has the data, or gets it."""
+    return collective in ("broadcast", "reduce", "gather", "scatter")
+
+
+def num_elements(collective: str, num_ranks: int, size_bytes: int, item_bytes: int) -> int:
+    """Elements of a block, at least 1, so that the larger buffer has a size, or little more."""
+    blocks = num_ranks if any(_BLOCKS.get(collective, ())) else 1
+    return max(1, -(-size_bytes // (item_bytes * blocks)))
+
+
+def tensors_of(collective: str, source: Any, num_ranks: int, *, is_root: bool) -> tuple[Any, ...]:
+    """Arguments of a call whose input begins with the elements of `source`; outputs are zero.
+
+    - `source`: As many elements as the input has.
+    """
+    if collective in ("allreduce", "reduce", "broadcast"):
+        return (source.clone(),)
+    if collective in ("gather", "scatter"):
+        blocks = list(source.view(num_ranks, -1)) if collective == "scatter" else [source] * num_ranks
+        every = [each.clone() if collective == "scatter" else each.new_zeros(each.shape) for each in blocks]
+        mine = source.clone() if collective == "gather" else blocks[0].new_zeros(blocks[0].shape)
+        return mine, every if is_root else None
+    has_many, gives_many = _BLOCKS[collective]
+    elements = source.numel() // (num_ranks if has_many else 1)
+    return source.new_zeros(elements * (num_ranks if gives_many else 1)), source.clone()
+
+
+def num_inputs(collective: str, num_ranks: int, elements: int) -> int:
+    """Elements of a rank's input, of blocks of so many."""
+    return elements * (num_ranks if _BLOCKS.get(collective, (False,))[0] else 1)
+
+
+def result_of(collective: str, tensors: tuple[Any, ...], *, is_root: bool) -> list[Any]:
+    """Tensors that a call must have written at this rank."""
+    if collective in ("reduce", "gather") and not is_root:
+        return []
+    return list(tensors[1]) if collective == "gather" else [tensors[0]]
+
+
+def size_of(collective: str, tensors: tuple[Any, ...], num_ranks: int) -> int:
+    """Bytes of the larger of a rank's buffers in a call, as nccl-tests counts them."""
+    sizes = [int(each.numel() * each.element_size()) for each in tensors if hasattr(each, "numel")]
+    return max(sizes) * (num_ranks if collective in ("gather", "scatter") else 1)
+
+
+def stock_call(collective: str, group: Any = None, root: int = 0) -> Callable[..., Any]:
+    """PyTorch's own collective, called like the schedule's; `root` is a rank of all."""
+    dist = import_torch().distributed
+    if not has_root(collective):
+        # PyTorch 2.13 renamed two, whose earlier names warn.
+        name = next(each for each in reversed(METHODS[collective]) if hasattr(dist, each))
+        call = getattr(dist, name)
+        return lambda *tensors, **options: call(*tensors, group=group, **options)
+    call, place = getattr(dist, collective), "src" if collective in ("broadcast", "scatter") else "dst"
+    return lambda *tensors, **options: call(*tensors, group=group, **{place: root, **options})

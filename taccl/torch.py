@@ -1,0 +1,230 @@
+"""Plans and schedules in PyTorch: `load` takes a plan's folder, and picks the schedule of every call by size.
+
+`hook_of` makes a communication hook of DDP, and `shard_with` gives FSDP2 its collectives.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from taccl._internal.arguments import checked
+from taccl._internal.reading import parse_json, read_text
+from taccl._internal.units import format_count, format_size
+from taccl.errors import FallbackWarning, FormatError, InputError, warn
+from taccl.formats.saved import load as load_saved
+from taccl.formats.torch.module import METHODS
+from taccl.program.lower import lower
+from taccl.runtime.torch_calls import has_root, import_torch, module_of, size_of, stock_call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["PlannedCollective", "hook_of", "load", "shard_with"]
+
+
+@checked
+def load(
+    folder: str | os.PathLike[str], group: Any = None, *, check_placement: bool = True
+) -> PlannedCollective:
+    """The collective of a plan on a process group; called by every rank of it.
+
+    Parameters
+    ----------
+    folder : path
+        A folder that `taccl plan -o` wrote.
+    group : ProcessGroup, optional
+        By default all ranks.
+    check_placement : bool
+        False to run a plan for several nodes on ranks that are placed otherwise.
+
+    Returns
+    -------
+    PlannedCollective
+        With the methods of `torch.distributed` for the plan's collective.
+
+    Raises
+    ------
+    InputError
+        If the plan is for another number of ranks, or for ranks that are otherwise placed on nodes.
+    FormatError
+        If the folder holds no plan.
+    ExportError
+        If PyTorch has no such collective.
+    """
+    dist = import_torch().distributed
+    path = Path(folder)
+    index = parse_json(read_text(path / "plan.json"), source=str(path / "plan.json"))
+    if index.get("format") != "taccl-plan":
+        raise FormatError("found no plan; expected a folder of `taccl plan -o`", where=str(path))
+    found = dist.get_world_size(group)
+    if found != index["num_ranks"]:
+        said = f"found {format_count(found, 'rank')}; the plan is for {index['num_ranks']}: plan for {found}"
+        raise InputError(said, where=str(path))
+    ranges, nodes = [], None
+    for number, each in enumerate(index["ranges"]):
+        schedule = load_saved(path / each["files"]["schedule"])
+        nodes = schedule.problem.topology.node_of_rank
+        module = module_of(lower(schedule), f"taccl_{index['collective'].replace('-', '_')}_{number}")
+        ranges.append((int(each["min_bytes"]), int(each["max_bytes"]), module))
+    if check_placement and nodes is not None:
+        _check_placement(tuple(nodes), group, str(path))
+    return PlannedCollective(index["collective"], ranges, group)
+
+
+def _check_placement(nodes: tuple[int, ...], group: Any, where: str) -> None:
+    """Raise `InputError` unless ranks share hosts just as the plan's ranks share nodes."""
+    dist = import_torch().distributed
+    hosts: list[Any] = [None] * len(nodes)
+    dist.all_gather_object(hosts, socket.gethostname(), group=group)
+    planned, found = (_grouped(each) for each in (nodes, hosts))
+    if planned != found:
+        said = f"found ranks on hosts as {_shown(found)}; the plan is for {_shown(planned)}"
+        raise InputError(f"{said}: plan for these hosts, or pass check_placement=False", where=where)
+
+
+def _grouped(places: Any) -> list[list[int]]:
+    groups: dict[Any, list[int]] = {}
+    for rank, place in enumerate(places):
+        groups.setdefault(place, []).append(rank)
+    return list(groups.values())
+
+
+def _shown(groups: list[list[int]]) -> str:
+    some = [",".join(map(str, each)) for each in groups[:4]]
+    return " | ".join([*some, "..."] if len(groups) > len(some) else some)
+
+
+class PlannedCollective:
+    """A plan's collective on a process group, with the methods of `torch.distributed` for it.
+
+    A call outside the plan's sizes goes to the stock collective; a warning says so once.
+
+    - `ranges` (list of (smallest, largest size in bytes, module)): In order of size.
+    """
+
+    def __init__(self, collective: str, ranges: list[tuple[int, int, Any]], group: Any = None) -> None:
+        dist = import_torch().distributed
+        self.collective, self.group = collective, group
+        self.num_ranks = dist.get_world_size(group)
+        self.ranges = [(low, high, module.Collective(group)) for low, high, module in ranges]
+        root = ranges[0][2].ROOT
+        if root is not None and group is not None:
+            root = dist.get_global_rank(group, root)
+        self._stock = stock_call(collective, group, root or 0)
+        self._has_warned = False
+        for name in METHODS[collective]:
+            setattr(self, name, self._call)
+
+    def schedule_of(self, size_bytes: int) -> Any:
+        """The ``Collective`` for a size; None if the stock one runs."""
+        return next((each for low, high, each in self.ranges if low <= size_bytes <= high), None)
+
+    def _call(self, *tensors: Any, **options: Any) -> Any:
+        """Run the schedule for the size of the tensors, or the stock collective."""
+        # A reduction operator may follow the tensors, as in PyTorch's own calls.
+        given = tuple(each for each in tensors if hasattr(each, "numel") or isinstance(each, list))
+        size = size_of(self.collective, given or tuple(options.values()), self.num_ranks)
+        found = self.schedule_of(size)
+        if found is not None:
+            return getattr(found, METHODS[self.collective][0])(*tensors, **options)
+        if not self._has_warned:
+            self._has_warned = True
+            ends = f"{format_size(self.ranges[0][0])} to {format_size(self.ranges[-1][1])}"
+            said = f"{self.collective} of {format_size(size)} is not in the plan, which is for {ends}; "
+            warn(f"{said}the stock collective runs there", FallbackWarning)
+        return self._stock(*tensors, **options)
+
+    @cached_property
+    def as_comm(self) -> _Comm:
+        """The collective as FSDP2 takes it."""
+        return _Comm(self)
+
+    def __repr__(self) -> str:
+        ends = f"{format_size(self.ranges[0][0])} to {format_size(self.ranges[-1][1])}"
+        return f"PlannedCollective({self.collective}, {format_count(self.num_ranks, 'rank')}, {ends})"
+
+
+class _Comm:
+    """A collective under FSDP2's interface for custom communication: `allocate`, and a call."""
+
+    def __init__(self, planned: PlannedCollective) -> None:
+        self._planned = planned
+
+    def allocate(self, size: Any, *, dtype: Any, device: Any) -> Any:
+        """Allocate a tensor as FSDP2 does by default."""
+        return import_torch().empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Any, input_tensor: Any, group: Any, op: Any = None, async_op: bool = False
+    ) -> Any:
+        """Run the collective as FSDP2 calls it."""
+        dist = import_torch().distributed
+        if dist.get_world_size(group) != self._planned.num_ranks:
+            said = f"found {dist.get_world_size(group)} ranks; the plan is for {self._planned.num_ranks}"
+            raise InputError(f"{said}: shard over the group that the plan was loaded for", where="mesh")
+        call = getattr(self._planned, METHODS[self._planned.collective][0])
+        further = {} if op is None else {"op": op}
+        return call(output_tensor, input_tensor, async_op=async_op, **further)
+
+
+def hook_of(planned: PlannedCollective) -> Callable[[Any, Any], Any]:
+    """A communication hook for ``DistributedDataParallel.register_comm_hook(None, hook)``.
+
+    It takes the mean of gradients as DDP does: divided by the number of ranks, then summed.
+
+    Raises `InputError` for another collective than an allreduce.
+    """
+    _require(planned, "allreduce")
+
+    def taccl_allreduce(state: Any, bucket: Any) -> Any:
+        del state
+        tensor = bucket.buffer().div_(planned.num_ranks)
+        work = planned.all_reduce(tensor, async_op=True)  # type: ignore[attr-defined]
+        return work.get_future().then(lambda future: future.value()[0])
+
+    taccl_allreduce.__annotations__ = {}  # DDP takes its own types or none
+    return taccl_allreduce
+
+
+def shard_with(
+    model: Any,
+    *,
+    all_gather: PlannedCollective | None = None,
+    reduce_scatter: PlannedCollective | None = None,
+) -> None:
+    """Let the modules of a model that ``fully_shard`` was applied to communicate by plans.
+
+    Parameters
+    ----------
+    model : Module
+        Each of its modules that is sharded by itself takes the collectives.
+    all_gather, reduce_scatter : PlannedCollective, optional
+        Plans of an allgather and of a reduce-scatter, on the group of the model's mesh.
+
+    Raises
+    ------
+    InputError
+        If a plan is of another collective, or no module is sharded by an FSDP2 that takes collectives.
+    """
+    sharded = [each for each in model.modules() if hasattr(each, "set_custom_all_gather")]
+    if not sharded:
+        said = "found no module that takes collectives; apply fully_shard first, of PyTorch 2.9 or newer"
+        raise InputError(said, where="model")
+    if all_gather is not None:
+        _require(all_gather, "allgather")
+    if reduce_scatter is not None:
+        _require(reduce_scatter, "reduce-scatter")
+    for each in sharded:
+        if all_gather is not None:
+            each.set_custom_all_gather(all_gather.as_comm)
+        if reduce_scatter is not None:
+            each.set_custom_reduce_scatter(reduce_scatter.as_comm)
+
+
+def _require(planned: PlannedCollective, collective: str) -> None:
+    if planned.collective != collective or has_root(planned.collective):
+        raise InputError(f"found a plan of {planned.collective}; expected one of {collective}", where="plan")

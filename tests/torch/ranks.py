@@ -1,0 +1,116 @@
+"""Two ranks that load plans: ``ranks.py FOLDER``; each writes what went wrong to ``found-RANK.json``."""
+
+import json
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import taccl.torch
+from taccl.errors import FallbackWarning, InputError
+
+
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(33, 65), torch.nn.ReLU(), torch.nn.Linear(65, 7))
+
+
+def trained(model, steps=3):
+    """Parameters after some steps on data of this rank."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(1 + dist.get_rank())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(5, 33)).square().sum().backward()
+        optimizer.step()
+    return [getattr(each, "full_tensor", lambda each=each: each)().detach() for each in model.parameters()]
+
+
+def same(mine, due):
+    return all(torch.equal(a, b) for a, b in zip(mine, due, strict=True))
+
+
+def sizes(folder):
+    """A schedule within the plan's sizes, and the stock collective outside, with one warning."""
+    planned = taccl.torch.load(folder / "allreduce")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for count in (1024, 4, 1, 1 << 20):
+            tensor = torch.full((count,), dist.get_rank() + 1.0)
+            planned.all_reduce(tensor)
+            assert tensor.eq(3.0).all()
+            is_planned = planned.schedule_of(4 * count) is not None
+            assert is_planned == (count == 1024)
+    said = [str(each.message) for each in caught if issubclass(each.category, FallbackWarning)]
+    assert said == [
+        "allreduce of 16B is not in the plan, which is for 1KB to 64KB; the stock collective runs there"
+    ], said
+
+
+def data_parallel(folder):
+    """DDP under the hook trains to the same bits as without."""
+    due = trained(DistributedDataParallel(network()))
+    model = DistributedDataParallel(network())
+    model.register_comm_hook(None, taccl.torch.hook_of(taccl.torch.load(folder / "allreduce")))
+    assert same(trained(model), due)
+
+
+def sharded(folder):
+    """FSDP2 under plans trains to the same bits as without."""
+
+    def shards():
+        model = network()
+        for each in (model[0], model[2], model):
+            fully_shard(each, mesh=mesh)
+        return model
+
+    mesh = dist.init_device_mesh("cpu", (2,))
+    due = trained(shards())
+    model, calls = shards(), []
+    planned = [taccl.torch.load(folder / name) for name in ("allgather", "reduce-scatter")]
+    for each in planned:
+        plain = each.schedule_of
+        each.schedule_of = lambda size, plain=plain: calls.append(size) or plain(size)
+    taccl.torch.shard_with(model, all_gather=planned[0], reduce_scatter=planned[1])
+    assert same(trained(model), due)
+    assert calls
+
+
+def refused(folder):
+    """A plan for other ranks or another placement is refused in a sentence."""
+    for name, said in (
+        ("four", "found 2 ranks; the plan is for 4: plan for 2"),
+        ("apart", "found ranks on hosts as 0,1; the plan is for 0 | 1: plan for these hosts, or pass check"),
+    ):
+        try:
+            taccl.torch.load(folder / name)
+        except InputError as error:
+            assert said in str(error), error
+        else:
+            raise AssertionError(f"{name} was taken")
+    assert taccl.torch.load(folder / "apart", check_placement=False).num_ranks == 2
+
+
+def main(folder):
+    dist.init_process_group("gloo")
+    found = {}
+    for check in (sizes, data_parallel, sharded, refused):
+        try:
+            check(folder)
+            found[check.__name__] = ""
+        except Exception:
+            found[check.__name__] = traceback.format_exc()
+    (folder / f"found-{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))
+    os._exit(0)

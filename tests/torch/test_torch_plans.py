@@ -1,0 +1,33 @@
+"""Plans in PyTorch, by two ranks of gloo: sizes, DDP, FSDP2, and plans for others."""
+
+import json
+
+import pytest
+
+import taccl
+from tests.effort import brief_plan
+from tests.pytorch import needs_torch, started
+
+CHECKS = ("sizes", "data_parallel", "sharded", "refused")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """What two ranks found; one start for all checks."""
+    folder = tmp_path_factory.mktemp("plans")
+    for name, topology, collective in (
+        ("allreduce", "ring:2", "allreduce"), ("allgather", "ring:2", "allgather"),
+        ("reduce-scatter", "ring:2", "reduce-scatter"), ("four", "ring:4", "allreduce"),
+        ("apart", taccl.topologies.ring(2, ranks_per_node=1), "broadcast"),
+    ):  # fmt: skip
+        brief_plan(topology, collective, sizes="1KB:64KB", max_ranges=2).save(folder / name)
+    started(2, "tests/torch/ranks.py", folder)
+    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(2)]
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("check", CHECKS)
+def test_ranks_take_a_plan(two_ranks, check):
+    """What `check` of tests/torch/ranks.py says holds at both ranks."""
+    assert [found[check] for found in two_ranks] == ["", ""]
