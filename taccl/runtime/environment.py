@@ -38,6 +38,7 @@ _LAUNCHERS = (
     ("Open MPI's mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MPICH's mpiexec, or one of its kind", "PMI_RANK", "PMI_SIZE"),
     ("a launcher that speaks PMIx", "PMIX_RANK", ""),
+    ("torchrun", "RANK", "WORLD_SIZE"),
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 
@@ -49,6 +50,9 @@ def launched_by(environ: dict[str, str] | os._Environ[str] = os.environ) -> Laun
             continue
         given = environ.get(size, "") if size else ""
         num_ranks = int(given) if given.isdigit() else None
+        # Many tools set these variables; torchrun sets the one with its run, too.
+        if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environ:
+            continue
         # A batch script, and a shell that srun started, have these variables too.
         if launcher == "srun" and (num_ranks or 0) < 2:
             continue

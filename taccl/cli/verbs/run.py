@@ -10,26 +10,37 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from taccl._internal.arguments import known_name
 from taccl._internal.names import shown, table
 from taccl._internal.units import format_count, format_size
-from taccl.cli.options import add_options, option, positive, seconds
-from taccl.cli.output import Answer, is_first_rank, notes_shown, picked
+from taccl.cli.options import add_options, option, positive, seconds, sizes
+from taccl.cli.output import Answer, is_first_rank, notes_shown, picked, with_content
 from taccl.cli.things import topology_from_word
 from taccl.errors import InputError
+from taccl.formats.files import check_writable
 
 if TYPE_CHECKING:
     from taccl.program.program import Program
     from taccl.runtime.report import Execution, Times
+
+#: Ways to execute a program.
+ENGINES = ("mpi", "torch")
 
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument("file", metavar="FILE", help="a schedule, a program such as MSCCL XML, or a step")
     option(verb, "--topology NAME|FILE", "for a step of operations: what it is transformed and scheduled for")
-    add_options(verb, "--size", default="1MB", help="larger of a rank's input and output")
+    add_options(verb, "--size", help="larger of a rank's input and output (default 1MB)")
+    option(
+        verb, "--engine NAME", "mpi (default), or torch: PyTorch, beside its stock collective", default="mpi"
+    )
+    option(verb, "--sizes S:S", "with --engine torch: from:to[:factor], or S,S,...", sizes)
+    option(verb, "--log FILE", "with --engine torch: the stock times, for `taccl fit` and `taccl diagnose`")
+    option(verb, "--overwrite", "replace the log if it exists")
     option(verb, "--ranks N", "refuse a file for another number of ranks", positive)
-    help = "int32 (default), int64, float32, float64, or fixed32: reals sent as int32"
-    option(verb, "--dtype T", help, default="int32")
+    help = "int32, int64, float32, float64, or with mpi fixed32: reals sent as int32 (default int32, or "
+    option(verb, "--dtype T", f"{help}float32 with torch, which has float16 and bfloat16, too)")
     option(verb, "--repetitions N", "timed runs, after one more", positive, default=10)
     option(verb, "--timeout-s S", "seconds for one run", seconds, default=60.0)
     option(verb, "--step-s S", "for a step: seconds of the search for transformations", seconds, default=60.0)
@@ -39,6 +50,12 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Execute a schedule or a program with MPI ranks, and compare it with MPI's own collective."""
+    if known_name(options.engine, ENGINES, "--engine") == "torch":
+        return _run_in_torch(options)
+    if options.sizes is not None or options.log is not None:
+        where = "--log" if options.sizes is None else "--sizes"
+        raise InputError("is of --engine torch; add that, or leave this out", where=where)
+    options.size, options.dtype = options.size or "1MB", options.dtype or "int32"
     from taccl.runtime.execute import execute_job
     from taccl.runtime.job import make_job
 
@@ -54,6 +71,33 @@ def run(options: argparse.Namespace) -> Answer:
         "mpi_times": _figures(execution, execution.mpi_times), "failure": execution.failure(),
     }  # fmt: skip
     return Answer(_text(execution), values, complaint)
+
+
+def _run_in_torch(options: argparse.Namespace) -> Answer:
+    """Execute a schedule or a program in PyTorch, and compare it with the stock collective."""
+    from taccl._internal.units import parse_size
+    from taccl.runtime.torch_run import execute_in_torch
+
+    if options.topology is not None or options.in_place:
+        where = "--topology" if options.topology is not None else "--in-place"
+        raise InputError("is of --engine mpi; leave it out", where=where)
+    if options.log is not None:
+        check_writable(options.log, overwrite=options.overwrite)
+    is_first = is_first_rank()
+    chosen = options.sizes or (parse_size(options.size or "1MB"),)
+    with notes_shown(wanted=is_first) as note:
+        program = _program(options)
+        if options.ranks not in (None, program.num_ranks):
+            said = f"found {options.ranks}; the program is for {format_count(program.num_ranks, 'rank')}"
+            raise InputError(said, where="ranks")
+        given = picked(options, "repetitions", "timeout_s", "seed")
+        report = execute_in_torch(program, chosen, dtype=options.dtype or "float32", **given, note=note)
+    values = {"ok": report.ok, **report.to_dict(), "round_us": report.round_us(), "failure": report.failure()}
+    complaint = "" if report.ok else f"{shown(options.file)}: {report.failure()}"
+    answer = Answer(report.text(), values, complaint)
+    if options.log is None or not is_first:
+        return answer
+    return with_content(answer, options.log, report.log(), options)
 
 
 def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answer:

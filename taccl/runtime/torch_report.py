@@ -1,0 +1,163 @@
+"""Report of a schedule that ran in PyTorch beside the stock collective: text, plain values, and a log."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from taccl._internal.names import table
+from taccl._internal.units import format_count, format_size
+from taccl.errors import VerificationError
+from taccl.formats.torch.module import METHODS
+
+#: {type: its name in nccl-tests}, where they differ.
+_TYPES = {"float32": "float", "float64": "double", "float16": "half"}
+
+
+@dataclass(frozen=True, slots=True)
+class TimedSize:
+    """Times of one size, each of the slowest rank, in microseconds.
+
+    - `count`: Number of elements of the larger buffer.
+    - `num_wrong`: Elements of all ranks that differ from those of the stock collective, over all runs.
+    """
+
+    size_bytes: int
+    count: int
+    times_us: tuple[float, ...]
+    stock_us: tuple[float, ...]
+    num_wrong: int
+
+
+@dataclass(frozen=True, slots=True)
+class TorchReport:
+    """A schedule in PyTorch beside the stock collective.
+
+    - `num_rounds`: Rounds of messages of the schedule.
+    - `devices`: Line of the list of devices for each rank: host, index, name (empty for a CPU).
+    - `crowded`: True if ranks shared cores.
+    """
+
+    program: str
+    collective: str
+    num_ranks: int
+    num_rounds: int
+    root: int
+    dtype: str
+    backend: str
+    version: str
+    busbw_factor: float
+    devices: tuple[tuple[str, int, str], ...]
+    crowded: bool
+    sizes: tuple[TimedSize, ...]
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> TorchReport:
+        """The report that `to_dict` wrote."""
+        sizes = tuple(
+            TimedSize(**{**each, "times_us": tuple(each["times_us"]), "stock_us": tuple(each["stock_us"])})
+            for each in data["sizes"]
+        )
+        return cls(**{**data, "devices": tuple(map(tuple, data["devices"])), "sizes": sizes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values."""
+        return asdict(self)
+
+    @property
+    def ok(self) -> bool:
+        """True if every output was that of the stock collective, bit for bit."""
+        return not self.failure()
+
+    def failure(self) -> str:
+        """Fault in a sentence; empty if there is none."""
+        wrong = [each for each in self.sizes if each.num_wrong]
+        if not wrong:
+            return ""
+        said = f"{format_count(wrong[0].num_wrong, 'element')} of {format_size(wrong[0].size_bytes)}"
+        return f"{said} differ from those of the stock {METHODS[self.collective][0]}"
+
+    def raise_if_failed(self) -> None:
+        """Raise `VerificationError` if an output was wrong."""
+        if not self.ok:
+            raise VerificationError(self.failure(), violations=())
+
+    def round_us(self) -> float | None:
+        """Time of a round without data in us, by a fit of time = rounds * cost + size * rate over the sizes.
+
+        None with fewer than two sizes, or for a schedule without messages. Errors are relative, so that small
+        sizes count; neither term is negative.
+        """
+        if len(self.sizes) < 2 or not self.num_rounds:
+            return None
+        sizes = np.array([float(each.size_bytes) for each in self.sizes])
+        times = np.array([statistics.median(each.times_us) for each in self.sizes])
+        columns = np.stack([self.num_rounds / times, sizes / times], axis=1)
+        cost, rate = np.linalg.lstsq(columns, np.ones(len(times)), rcond=None)[0]
+        if rate < 0:  # times do not grow with the size
+            cost = 1 / float(columns[:, 0].mean())
+        return max(float(cost), 0.0)
+
+    def text(self) -> str:
+        """The report for people."""
+        ranks, hosts = format_count(self.num_ranks, "rank"), len({host for host, _, _ in self.devices})
+        where = f"{ranks} on {format_count(hosts, 'machine')}, {self.dtype}, {self.backend}"
+        lines = [f"{self.program}: {where}, {format_count(self.num_rounds, 'round')}"]
+        if self.ok:
+            lines.append(f"  correct: every output agrees bit for bit with {METHODS[self.collective][0]}")
+        rows = [("size", "schedule", "stock", "stock/schedule", "busbw", "stock busbw", "wrong")]
+        for each in self.sizes:
+            ours, stock = statistics.median(each.times_us), statistics.median(each.stock_us)
+            rates = (each.size_bytes / time_us / 1000 * self.busbw_factor for time_us in (ours, stock))
+            ours_rate, stock_rate = (f"{rate:.4g} GB/s" for rate in rates)
+            rows.append(
+                (format_size(each.size_bytes), f"{ours:.1f} us", f"{stock:.1f} us", f"{stock / ours:.2f}",
+                 ours_rate, stock_rate, str(each.num_wrong))
+            )  # fmt: skip
+        lines.append(table(rows, indent="  "))
+        cost = self.round_us()
+        if cost is not None:
+            lines.append(f"  fitted: a round costs {cost:.1f} us")
+        if self.crowded:
+            lines.append("  ranks share cores here: times say little of what either takes where they do not")
+        lines.append(f"  PyTorch {self.version}")
+        return "\n".join(lines)
+
+    def log(self) -> str:
+        """The stock collective's times as nccl-tests prints them, for `taccl fit` and `taccl diagnose`.
+
+        A comment holds the schedule's report as JSON.
+        """
+        sums = self.collective in ("allreduce", "reduce", "reduce-scatter")
+        name = METHODS[self.collective][0].removesuffix("_into_tensor").removesuffix("_tensor")
+        name = {"all_to_all_single": "alltoall"}.get(name, name)
+        lines = [
+            f"# {name}_perf by `taccl run`: the stock collective of PyTorch {self.version}, {self.backend}",
+            "# Using devices",
+        ]
+        for rank, (host, device, gpu) in enumerate(self.devices):
+            lines.append(f"#  Rank {rank:2} Group  0 Pid 0 on {host} device {device:2} [0x00] {gpu}".rstrip())
+        lines.append(f"# taccl {json.dumps(self.to_dict(), allow_nan=False)}")
+        head = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong")
+        units = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "")
+        lines += [_row(head, "#"), _row(units, "#")]
+        for each in self.sizes:
+            time_us = statistics.median(each.stock_us)
+            algbw = each.size_bytes / time_us / 1000
+            cells = (
+                str(each.size_bytes), str(each.count), _TYPES.get(self.dtype, self.dtype),
+                "sum" if sums else "none", str(self.root), f"{time_us:.2f}", f"{algbw:.4f}",
+                f"{algbw * self.busbw_factor:.4f}", "0",
+            )  # fmt: skip
+            lines.append(_row(cells, " "))
+        return "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str], first: str) -> str:
+    widths = (12, 13, 10, 7, 7, 11, 10, 10, 7)
+    return first + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))

@@ -1,0 +1,163 @@
+"""``taccl run --engine torch``: by its own ranks of gloo and by torchrun; its report, its log, and a killed rank."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import taccl
+from taccl.cli import main
+from taccl.measure.logs import log_of_text, read_log
+from taccl.runtime.environment import launched_by
+from taccl.runtime.torch_report import TimedSize, TorchReport
+from tests.pytorch import PYTHON, environment, needs_torch
+from tests.runtime.small_programs import schedule_for
+
+TIMED = (TimedSize(1000, 250, (110.0,), (50.0,), 0), TimedSize(100_000, 25_000, (200.0,), (60.0,), 0))
+
+
+def report_of(*sizes, **options):
+    given = {
+        "program": "p", "collective": "allreduce", "num_ranks": 2, "num_rounds": 10, "root": -1,
+        "dtype": "float32", "backend": "nccl", "version": "2.13.0", "busbw_factor": 1.0, "crowded": False,
+        "devices": (("a", 0, "NVIDIA H100"), ("b", 0, "NVIDIA H100")), **options,
+    }  # fmt: skip
+    return TorchReport(**given, sizes=sizes)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A schedule of an allreduce on two ranks."""
+    taccl.save(schedule_for("allreduce", "ring:2"), tmp_path / "two.json")
+    return tmp_path / "two.json"
+
+
+def ran(*words, command=("-m", "taccl")):
+    """A command in the environment with PyTorch."""
+    words = [PYTHON, *command, *map(str, words)]
+    return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300)
+
+
+def test_a_log_holds_the_stock_times():
+    """`fit` and `diagnose` read sizes, times, ranks, nodes and GPUs of the stock collective from it."""
+    log = log_of_text(report_of(*TIMED).log(), "stock.log")
+    [series] = log.series
+    assert (series.collective, series.num_ranks, series.num_nodes) == ("allreduce", 2, 2)
+    assert (series.size_bytes, series.times_us) == ((1000, 100_000), (50.0, 60.0))
+    assert log.gpus == {"NVIDIA H100"}
+
+
+@pytest.mark.parametrize("name", ["allgather", "reduce-scatter", "alltoall", "broadcast", "reduce", "gather"])
+def test_a_log_names_its_collective(name):
+    """By the words that nccl-tests has for it."""
+    factor = 1.0 if name in ("broadcast", "reduce") else 0.5
+    [series] = log_of_text(report_of(*TIMED, collective=name, busbw_factor=factor).log(), "a.log").series
+    assert series.collective == name
+
+
+def test_the_cost_of_a_round():
+    """Of 10 rounds: 110 us at 1000 B and 200 us at 100 kB lie on 109.09 us + size / 1.1 GB/s: 10.909 us a round."""
+    assert report_of(*TIMED).round_us() == pytest.approx(10.909, rel=1e-3)
+    assert report_of(TIMED[0]).round_us() is None
+
+
+def test_wrong_elements_are_a_failure():
+    """The report names how many, and at which size."""
+    report = report_of(replace(TIMED[0], num_wrong=3))
+    assert not report.ok
+    assert report.failure() == "3 elements of 1KB differ from those of the stock all_reduce"
+    with pytest.raises(taccl.errors.VerificationError):
+        report.raise_if_failed()
+
+
+def test_torchrun_is_a_launcher():
+    """By the variable of its run, as other tools set RANK, too."""
+    given = {"RANK": "1", "WORLD_SIZE": "4"}
+    assert launched_by(given) is None
+    found = launched_by({**given, "TORCHELASTIC_RUN_ID": "none"})
+    assert (found.launcher, found.rank, found.num_ranks) == ("torchrun", 1, 4)
+
+
+def test_without_pytorch_it_says_what_to_install(file, capsys, monkeypatch):
+    """One sentence, and no traceback."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["run", str(file), "--engine", "torch"]) == 1
+    assert "pip install 'taccl[torch]'" in capsys.readouterr().err
+
+
+@needs_torch
+@pytest.mark.slow
+def test_ranks_of_its_own(file, tmp_path):
+    """Two ranks of gloo agree with the stock collective bit for bit; the log is read back."""
+    words = ("run", file, "--engine", "torch", "--sizes", "1KB,40KB", "--repetitions", 2, "--json")
+    done = ran(*words, "--dtype", "bfloat16", "--log", tmp_path / "stock.log")
+    assert done.returncode == 0, done.stderr
+    values = json.loads(done.stdout)
+    assert (values["ok"], values["backend"], values["num_ranks"]) == (True, "gloo", 2)
+    assert [each["size_bytes"] for each in values["sizes"]] == [1000, 40_000]
+    assert all(len(each["times_us"]) == 2 for each in values["sizes"])
+    [series] = read_log(tmp_path / "stock.log").series
+    assert (series.collective, series.num_ranks, series.size_bytes) == ("allreduce", 2, (1000, 40_000))
+
+
+@needs_torch
+@pytest.mark.slow
+def test_ranks_of_torchrun(file):
+    """torchrun starts the ranks; rank 0 alone prints the report."""
+    start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "taccl")
+    done = ran("run", file, "--engine", "torch", "--size", "1KB", "--repetitions", 1, command=start)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("correct: every output agrees bit for bit with all_reduce") == 1
+
+
+@needs_torch
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_run(file):
+    """Rank 1 is killed: the message names it, and no process is left."""
+    words = [PYTHON, "-m", "taccl", "run", str(file), "--engine", "torch", "--repetitions", "1000000"]
+    run = subprocess.Popen(
+        words,
+        env={**environment(), "TACCL_TEST_OF": str(file)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not (found := [pid for pid in ranks(file) if has_variable(pid, b"RANK=1")]):
+            assert run.poll() is None, run.stderr.read()
+            time.sleep(0.1)
+        os.kill(found[0], signal.SIGKILL)
+        _, complaint = run.communicate(timeout=120)
+    finally:
+        run.kill()
+    assert run.returncode == 1
+    assert "rank 1 ended with exit code -9" in complaint
+    assert not ranks(file)
+
+
+def ranks(file):
+    """Processes of a test, by its file, that run one rank of the engine."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = each.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        pid = int(each.parent.name)
+        is_rank = b"taccl.runtime.torch_run" in words and b"taccl.runtime.rank_starter" not in words
+        if is_rank and has_variable(pid, f"TACCL_TEST_OF={file}".encode()):
+            found.append(pid)
+    return found
+
+
+def has_variable(pid, setting):
+    try:
+        return setting in (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
