@@ -149,17 +149,25 @@ class Estimated:
     plan: StepPlan
 
     @classmethod
-    def of(cls, problem: Problem) -> Estimated:
-        """The plan for a problem; raises `CollectiveError` if none supports it."""
+    def of(cls, problem: Problem, likely: StepPlan | None = None) -> Estimated:
+        """The plan for a problem; raises `CollectiveError` if none supports it.
+
+        - `likely`: Plan to estimate first, which saves time if it is among the best.
+        """
         _require_supported(problem)
         times, plans = _plans_of(without_sketch(problem))
-        for ticks, plan in times.ranked(plans):
-            return cls(ticks / problem.costs.ticks_per_us, times, plan)
-        raise _too_many_sends(problem)
+        found = times.soonest(plans, likely)
+        if found is None:
+            raise _too_many_sends(problem)
+        return cls(found[0] / problem.costs.ticks_per_us, times, found[1])
 
-    def schedule(self) -> Schedule:
-        """The schedule of the plan."""
-        found = _sooner(self.times, self.plan, _sends(self.times, self.plan, 1), None)
+    def schedule(self, *, lists: bool = True) -> Schedule:
+        """The schedule of the plan.
+
+        - `lists`: True to time it by list scheduling, too, which takes as long again.
+        """
+        sends = _sends(self.times, self.plan, 1)
+        found = _sooner(self.times, self.plan, sends, None, lists=lists)
         assert found is not None, "there is no sooner one"
         return _plain_trees(found, self.times, self.plan)
 
@@ -252,13 +260,18 @@ def _too_many_sends(problem: Problem) -> CollectiveError:
     )
 
 
-def _sooner(times: StepTimes, plan: StepPlan, sends: Sends, best: Schedule | None) -> Schedule | None:
-    """Schedule of a plan's sends if it finishes before the best so far, or None."""
+def _sooner(
+    times: StepTimes, plan: StepPlan, sends: Sends, best: Schedule | None, *, lists: bool = True
+) -> Schedule | None:
+    """Schedule of a plan's sends if it finishes before the best so far, or None.
+
+    - `lists`: True to time the sends by list scheduling, too.
+    """
     least, found = sends.busy_ticks(times.problem), None
     if best is not None and least >= best.finish_ticks:
         return None
     producer = f"multiplying ({str(plan).replace('scatter', 'scatter' if times.sums else 'gather')})"
-    for each in timed(times.problem, sends, producer, least=least):
+    for each in timed(times.problem, sends, producer, least=least if lists else None):
         if best is None or each.finish_ticks < best.finish_ticks:
             best = found = each
             complete_so_far(times.problem).append(each)

@@ -119,6 +119,21 @@ class StepTimes:
                 plan: self.ticks(plan, most) if known[plan] == math.inf else known[plan] for plan in left
             }
 
+    def soonest(
+        self, plans: Iterable[StepPlan], likely: StepPlan | None = None
+    ) -> tuple[float, StepPlan] | None:
+        """The plan with the earliest estimated finish, and that in ticks; None if all have too many sends.
+
+        - `likely`: Plan to estimate first if it is among the others, which are broken off beyond the best.
+        """
+        place = {plan: i for i, plan in enumerate(dict.fromkeys(plans))}
+        best, most = None, math.inf
+        for plan in sorted(place, key=lambda plan: (plan != likely, len(plan.parts))):
+            ticks = self.ticks(plan, most)
+            if ticks < math.inf and (best is None or (ticks, place[plan]) < best):
+                best, found, most = (ticks, place[plan]), plan, ticks
+        return None if best is None else (best[0], found)
+
     def ticks(self, plan: StepPlan, most: float = math.inf) -> float:
         """Estimated finish of a plan; infinite beyond `most`, or if a step has too many sends."""
         digits, count = plan.parts[0].scattered, float(self.problem.collective.num_chunks)

@@ -231,6 +231,8 @@ def test_plans_are_ranked_as_by_their_whole_estimates(name):
     plans = list(all_plans(*grid.ranks.shape, sums=times.sums, to_one=times.to_one, most=16))
     whole = sorted((times.ticks(plan), i, plan) for i, plan in enumerate(dict.fromkeys(plans)))
     assert list(times.ranked(plans)) == [(ticks, plan) for ticks, _, plan in whole]
+    for likely in (None, plans[-1], whole[-1][2]):
+        assert times.soonest(plans, likely) == (whole[0][0], whole[0][2])
 
 
 def test_plans_far_behind_are_estimated_when_they_are_reached():

@@ -215,12 +215,13 @@ def test_multiplying_by_estimate_comes_first_off_tori():
 
 
 def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
-    """Where a second schedule would come late, the first one by estimate is not followed by another."""
+    """Where a second schedule would come late, there is one by estimate, and the stage says what is left out."""
     monkeypatch.setattr(competing, "busy_factor", lambda: 1e4)
     problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1), asked=problem)
     found = competing.offer_estimated(search, cut)
     assert found.problem.collective.chunks_per_rank == 1 and taccl.verify(found.best).ok
+    assert search.stages[-1].message.endswith("; no time for 2 parts of each chunk, 4 parts of each chunk")
 
 
 @pytest.mark.parametrize(
