@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,15 +15,8 @@ from taccl._internal.caching import cached
 from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline
-from taccl.baselines.multiplying import Estimated
 from taccl.baselines.spread import (
-    MANY_CUT,
     complete_so_far,
-    cut_chunks,
-    finest,
-    may_merge,
-    merging,
-    soonest_cut_us,
     without_sketch,
 )
 from taccl.errors import InputError
@@ -35,18 +28,18 @@ from taccl.synthesis.proposers.compiling import are_kept
 from taccl.synthesis.proposers.large import effort, suits
 from taccl.synthesis.proposers.large_search import offer_compiled
 from taccl.synthesis.search import Search
-from taccl.topology.recognise import dimensions, grid_of
+from taccl.topology.recognise import dimensions
 
 #: Baselines for searches by switches and servers only.
 _APART = ("in-network", "servers")
 #: Those that name what travels, and how many transfers they have at most.
 _NAMED, _MOST_NAMED = ("one-shot", "multiplying"), 400_000
 #: CPU seconds per 10,000 transfers that each baseline takes to build and verify, roughly.
-_BUILD_S = {
+BUILD_S = {
     "one-shot": 0.12, "swing": 0.12, "bine": 0.14, "tree": 0.14, "recursive": 0.14, "hierarchical": 0.45,
     "pairwise": 0.2, "bucket": 0.12, "multiplying": 0.33, "ring": 0.4,
 }  # fmt: skip
-_OTHER_BUILD_S = 0.3  # the same for any other
+OTHER_BUILD_S = 0.3  # the same for any other
 #: CPU seconds to verify a transfer, roughly.
 _VERIFY_S = 6e-6
 #: Those that finish first as a rule, the best first.
@@ -59,14 +52,8 @@ _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
 _BEST = _RANKED[0]
 #: Share of the time in which the best as a rule comes before quicker ones.
 _BEST_FIRST_SHARE = 0.2
-#: Those that finish first in finer chunks as a rule, on tori and over nodes, and are quick to build.
-_BEST_CUT = ("bucket", "hierarchical")
-#: Forms of recursive multiplying that are estimated: (parts of each chunk, True if messages merge).
-_FORMS = ((1, True), (2, True), (2, False), (4, True), (4, False))
-#: CPU seconds per arrival to build and verify one; max ratio of an estimate to a list scheduler's finish.
-_ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 2.5e-5, 1.2
 #: The name of that try.
-_BY_ESTIMATE = "multiplying by estimate"
+BY_ESTIMATE = "multiplying by estimate"
 #: The compiled list scheduler among them: CPU seconds to load it, and per 10,000 arrivals for chunks that
 #: only spread, and for sums.
 _COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
@@ -75,15 +62,11 @@ _COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
 #: Work on the verifier and the bound at the end, for each link and transfer; and its largest share of time.
 _RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5, 0.4
 #: Work on a baseline, for each arrival, link, and transfer that names what travels.
-_BASELINE_S_PER_ARRIVAL, _BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
+_BASELINE_S_PER_ARRIVAL, BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
 #: Seconds of work for baselines before the search in any case, but at most this share of the time.
 _LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.25, 0.9
 #: Work on a transfer balanced over dimensions; what takes less than the second is tried after the time, too.
 _BALANCED_S_PER_TRANSFER, _BALANCED_LEAST_S = 5e-6, 0.3
-#: Most transfers of a baseline that is tried in finer chunks: those of whole sums on 64 ranks.
-_CUT_TRANSFERS = 64 * 64 * 6
-#: Seconds to verify one in finer chunks that time ended, at least.
-_CUT_VERIFY_S = 0.5
 
 
 def is_small(problem: Problem) -> bool:
@@ -102,7 +85,7 @@ def is_small(problem: Problem) -> bool:
 
 def reserve_s(problem: Problem, left_s: float, budget: BudgetParameters) -> float:
     """Seconds to keep back for the verifier and the bound, of those that are left."""
-    transfers, links = _arrivals(problem) * (1 + problem.collective.sums_up), len(problem.topology.links)
+    transfers, links = num_arrivals(problem) * (1 + problem.collective.sums_up), len(problem.topology.links)
     work_s = _RESERVE_S_PER_LINK * links + _RESERVE_S_PER_TRANSFER * transfers
     kept_s = busy_factor() * max(budget.reserve_s, work_s)
     return max(budget.reserve_s, min(kept_s, _MOST_RESERVE_SHARE * left_s))
@@ -142,119 +125,6 @@ def offer_rest(search: Search, found: Schedule | None) -> None:
         _offer_quickest(search, until, until, apart=(_COMPILED,))
 
 
-def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> Search | None:
-    """Make the schedules of recursive multiplying that are estimated to finish first; a search for the best.
-
-    The first one merges messages and is quick to build. Others have finer chunks or one message per chunk.
-    They are built if they are estimated to finish sooner. The result is None where messages may not merge,
-    and on tori, on meshes and for sums at one rank, where other baselines finish first as a rule.
-
-    - `cut`: From a problem to the same in chunks of so many parts.
-    """
-    problem, since, best = search.problem, time.monotonic(), None
-    open_problem, ends = replace(problem, chunks_open=True), problem.collective.destination_sets.sets
-    if not may_merge(open_problem) or grid_of(problem.topology) is not None or len(ends) == len(ends[0]) == 1:
-        return None
-    arrivals, least_s = _arrivals(problem), _BASELINE_S_PER_LINK * len(problem.topology.links)
-    if arrivals * 2 > search.parameters.portfolio.first_transfers:
-        return None
-    until = search.deadline.sooner(for_baselines_s(search.deadline, search.parameters.portfolio.best_share))
-    late = search.deadline.later(search.parameters.budget.late_s * busy_factor())
-    finish_us, likely = search.earliest_us, None
-    settled: set[bool] = set()  # True: finer chunks bring merged messages nothing; False: others likewise
-    skipped: list[str] = []
-    with suppress(InputError, OutOfTime):
-        for parts, merges in _FORMS:
-            takes_s = least_s + _ESTIMATED_S_PER_ARRIVAL * arrivals * parts
-            if merges in settled or parts > min(problem.chunk_bytes):
-                continue
-            if best is not None and busy_factor() * takes_s > until.left_s:
-                skipped.append(f"{parts} parts of each chunk")
-                continue
-            finer = cut_chunks(open_problem, parts) if parts > 1 else open_problem
-            limit = until if best is not None else late
-            with limit.enforced():
-                form = Estimated.of(merging(finer) if merges else finer, likely)
-            likely = form.plan
-            if form.us >= (1.0 if merges else _LISTED_GAIN) * finish_us:
-                settled.add(merges)
-                continue
-            with limit.enforced():
-                found = form.schedule(lists=not merges)
-                made = _search_for(search, found, cut) if found.finish_us < finish_us else None
-            if made is not None:
-                best, finish_us = made, found.finish_us
-    if best is not None and best.best is not None:
-        _tried_finer(problem).add(_BY_ESTIMATE)
-        message = f"first: {best.best.producer}{_left_out(list(dict.fromkeys(skipped)))}"
-        search.record("baselines", "taccl", "done", since, finish_us=best.best_us, message=message)
-    return best
-
-
-def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Deadline) -> Search:
-    """Make baselines of few transfers in finer chunks; a search for the best of these, or the same one.
-
-    Those that may finish first come first, of those that time suffices for; those that cannot gain anything
-    are left out.
-
-    - `cut`: From a problem to the same in chunks of so many parts.
-    """
-    if not search.has_found:
-        return search
-    problem, since, best, finish_us = search.problem, time.monotonic(), search, search.earliest_us
-    open_problem = replace(problem, chunks_open=True)  # whose messages may merge
-    producer, tried = "", _tried_finer(problem)
-    most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000  # each cut doubles the one before
-    few = [
-        (
-            factor * _BUILD_S.get(name, _OTHER_BUILD_S) > most_s,
-            name not in _BEST_CUT,
-            soonest_cut_us(whole),
-            name,
-        )
-        for name, whole in _made(problem).items()
-        if whole.num_transfers <= _CUT_TRANSFERS and name not in tried
-    ]
-    for _, _, soonest_us, name in sorted(few):
-        if until.has_passed:
-            break
-        if soonest_us >= finish_us:
-            continue
-        found = None
-        with suppress(InputError, OutOfTime), until.enforced():
-            found = baseline(name, open_problem)
-            tried.add(name)
-        found = found or finest(open_problem).get(name)  # what there is of a baseline that time ended
-        if found is None or found.finish_us >= finish_us:
-            continue
-        with suppress(InputError, OutOfTime), until.at_least(_CUT_VERIFY_S).enforced():
-            finer = _search_for(search, found, cut)
-            if finer is not None:
-                best, finish_us, producer = finer, found.finish_us, found.producer
-    message = f"in finer chunks: {producer or 'none better'}"
-    search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
-    return best
-
-
-def _search_for(search: Search, found: Schedule, cut: Callable[[Problem, int], Problem]) -> Search | None:
-    """A search with a schedule in finer chunks; None if it may not have so many, or is refused."""
-    suggesting = search.parameters.suggesting
-    count = found.problem.collective.chunks_per_rank // search.problem.collective.chunks_per_rank
-    if suggesting.counts_only and count not in suggesting.counts:
-        return None
-    finer, clauses = cut(search.problem, count), found.problem.clauses
-    if clauses.merging - finer.clauses.merging or clauses.max_merge > finer.clauses.max_merge:
-        finer = merging(finer)
-    if finer.chunk_bytes != found.problem.chunk_bytes:
-        return None
-    found = found.under(finer)
-    if not verify(found).ok:
-        return None
-    best = Search(finer, search.options, search.deadline, stages=search.stages)
-    best.offer_whole(found, producer=found.producer, verified=True)
-    return best
-
-
 def _offer_quickest(
     search: Search, until: Deadline, until_best: Deadline, *, apart: tuple[str, ...] = ()
 ) -> None:
@@ -268,8 +138,8 @@ def _offer_quickest(
     if problem.collective.is_met:
         return
     builds_s = _build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
-    left = sorted(builds_s.keys() - {*_made(problem), *apart}, key=_rank)
-    if not apart and _BY_ESTIMATE in _tried_finer(problem):  # its other plans may wait
+    left = sorted(builds_s.keys() - {*made_of(problem), *apart}, key=_rank)
+    if not apart and BY_ESTIMATE in tried_finer(problem):  # its other plans may wait
         left = [name for name in left if name != _BEST]
     late_s = parameters.budget.late_s * busy_factor()
     late = search.deadline.later(late_s)
@@ -288,18 +158,18 @@ def _offer_quickest(
         if name == _COMPILED:
             offer_compiled(search, budget_s=until.left_s, num_runs=1, late_s=late_s)
             continue
-        verify_s = factor * _VERIFY_S * _arrivals(problem) * (1 + problem.collective.sums_up)
+        verify_s = factor * _VERIFY_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
         found = _in_time(name, problem, limit.later(-verify_s) if is_known else late)
         with suppress(OutOfTime), (limit.at_least(verify_s) if is_known else late).enforced():
             is_better = found is not None and (search.best is None or found.finish < search.best.finish)
             if found is not None and is_better and verify(found).ok:
                 search.offer_whole(found, producer=found.producer, verified=True)
                 best = name
-    message = f"{'last' if apart else 'first'}: {best or 'none better'}{_left_out(skipped)}"
+    message = f"{'last' if apart else 'first'}: {best or 'none better'}{left_out(skipped)}"
     search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
 
 
-def _left_out(names: Sequence[str]) -> str:
+def left_out(names: Sequence[str]) -> str:
     """Baselines that there was no time for, for the message of a stage."""
     return f"; no time for {', '.join(names)}" if names else ""
 
@@ -338,26 +208,26 @@ def _build_times(problem: Problem, most_transfers: int, few_hops: int) -> dict[s
     starting, ending = _ends(problem)
     phases = 1 + problem.collective.sums_up
     transfers = {
-        name: int(starting @ ending) if name == "one-shot" else _arrivals(problem) * phases
+        name: int(starting @ ending) if name == "one-shot" else num_arrivals(problem) * phases
         for name in BASELINES
         if name not in _APART
     }
     found = {
-        name: per_link_s + _BUILD_S.get(name, _OTHER_BUILD_S) * count / 10_000
+        name: per_link_s + BUILD_S.get(name, OTHER_BUILD_S) * count / 10_000
         for name, count in transfers.items()
         if count <= most_transfers
     }
     if effort(problem) > few_hops and suits(problem) and are_kept(problem):
         each_s = _RUN_S[problem.collective.combining]
-        found[_COMPILED] = _LOAD_S + each_s * _arrivals(problem) / 10_000
+        found[_COMPILED] = _LOAD_S + each_s * num_arrivals(problem) / 10_000
     return found
 
 
 def share_baselines(problem: Problem, other: Problem) -> None:
     """Take over the baselines that were made of an equal problem, which may differ in its notes."""
     if problem is not other and problem == other:
-        for name, made in _made(other).items():
-            _made(problem).setdefault(name, made.under(problem))
+        for name, made in made_of(other).items():
+            made_of(problem).setdefault(name, made.under(problem))
 
 
 def offer_baselines(search: Search, share: float = 1.0) -> None:
@@ -385,7 +255,7 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
     until = search.deadline.sooner(share * search.deadline.left_s)
     best, skipped = "", []
     for name in names:
-        begun, made = time.monotonic(), name in _made(problem)
+        begun, made = time.monotonic(), name in made_of(problem)
         takes_s = 0.0 if made else max(longest_s, _takes_s(name, problem, parameters))
         left_s = (search.deadline if name == names[0] else until).left_s  # the first is the best as a rule
         # A very quick baseline is tried even if the search used up the time.
@@ -402,7 +272,7 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
                 best = name
         if name not in _NAMED:  # which take longer than others
             longest_s = max(longest_s, time.monotonic() - begun)
-    message = f"{best or 'none better'}{_left_out(skipped)}"
+    message = f"{best or 'none better'}{left_out(skipped)}"
     search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
 
 
@@ -440,13 +310,13 @@ def obeying(name: str, problem: Problem) -> Schedule | None:
 def _takes_s(name: str, problem: Problem, parameters: SearchParameters) -> float:
     """About what a baseline takes; infinity where too much is sent for it to compete."""
     portfolio, collective, topology = parameters.portfolio, problem.collective, problem.topology
-    links_s = len(topology.links) * _BASELINE_S_PER_LINK
+    links_s = len(topology.links) * BASELINE_S_PER_LINK
     if name == BALANCED:  # once the dimensions are found
         transfers = 2 * collective.chunks_per_rank * topology.num_ranks**2
         is_long = transfers > portfolio.balanced_transfers
         return math.inf if is_long else transfers * _BALANCED_S_PER_TRANSFER + links_s
     starting, ending = _ends(problem)
-    arrivals = _arrivals(problem)
+    arrivals = num_arrivals(problem)
     if arrivals > portfolio.baseline_arrivals:
         return math.inf
     if name in _NAMED:
@@ -464,7 +334,7 @@ def _ends(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return starting, ending
 
 
-def _arrivals(problem: Problem) -> int:
+def num_arrivals(problem: Problem) -> int:
     """Number of arrivals of chunks, or of contributions to their sums where these are more."""
     starting, ending = _ends(problem)
     return int(np.maximum(ending, starting * problem.collective.sums_up).sum())
@@ -472,19 +342,19 @@ def _arrivals(problem: Problem) -> int:
 
 def _as_asked(name: str, problem: Problem) -> Schedule:
     """A baseline of the problem's own chunks, made once, to be judged by all that its sketch says."""
-    made = _made(problem)
+    made = made_of(problem)
     if name not in made:
         made[name] = replace(baseline(name, problem, cut=False), problem=problem)
     return made[name]
 
 
 @cached
-def _made(problem: Problem) -> dict[str, Schedule]:
+def made_of(problem: Problem) -> dict[str, Schedule]:
     """The baselines of a problem that were made, by name."""
     return {}
 
 
 @cached
-def _tried_finer(problem: Problem) -> set[str]:
+def tried_finer(problem: Problem) -> set[str]:
     """The baselines that were made in finer chunks, where that pays."""
     return set()

@@ -19,13 +19,12 @@ from taccl.synthesis.proposers.competing import (
     for_baselines_s,
     is_small,
     offer_baselines,
-    offer_cut,
-    offer_estimated,
     offer_first,
     offer_rest,
     reserve_s,
     share_baselines,
 )
+from taccl.synthesis.proposers.finer import offer_cut, offer_estimated
 from taccl.synthesis.proposers.stages import ruin_and_recreate, search_plain
 from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
 from taccl.synthesis.proposing import OwnProposer, registered

@@ -6,12 +6,10 @@ import pytest
 
 import taccl
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
-from taccl.analysis.certificates import scopes
 from taccl.baselines import BASELINES
 from taccl.errors import InputError
 from taccl.synthesis.proposers import competing, table
 from taccl.synthesis.search import Options, Search
-from taccl.synthesis.suggesting.chunks import cut
 from tests.effort import AMPLE_S, BRIEF, PATIENT
 
 synthesizing = import_module("taccl.synthesis.synthesize")
@@ -69,7 +67,7 @@ def test_the_best_baseline_as_a_rule_has_a_larger_share(monkeypatch):
     monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
     monkeypatch.setattr(competing, "_build_times", lambda *_: builds_s)
     competing.offer_first(search)
-    assert set(competing._made(problem)) == {"pairwise", "multiplying"}
+    assert set(competing.made_of(problem)) == {"pairwise", "multiplying"}
 
 
 def test_baselines_that_take_long_come_last(monkeypatch):
@@ -81,34 +79,9 @@ def test_baselines_that_take_long_come_last(monkeypatch):
         competing, "_build_times", lambda *_: {"pairwise": 0.0, "ring": 500.0, "tree": 2000.0}
     )
     competing.offer_first(search)
-    assert set(competing._made(problem)) == {"pairwise"}
+    assert set(competing.made_of(problem)) == {"pairwise"}
     competing.offer_rest(search, search.best)
-    assert set(competing._made(problem)) == {"pairwise", "ring"}
-
-
-@pytest.mark.slow
-def test_baselines_in_finer_chunks_come_last():
-    """A ring that passes on 64 pieces of a broadcast, one behind another, is offered for its own chunks."""
-    topology = taccl.topologies.ring(6)
-    problem = taccl.make_problem(topology, "broadcast", size_bytes=10**6, chunks_per_rank=1)
-    search = Search(problem, Options(), Deadline.after(1000))
-    competing.offer_first(search)
-    found = competing.offer_cut(search, cut, search.deadline)
-    assert found.problem.collective.chunks_per_rank > 1
-    assert found.best.finish < search.best.finish
-    assert found.best.finish == taccl.baselines.best(problem).finish
-    assert competing.offer_cut(search, cut, search.deadline) is search, "none is made in finer chunks again"
-
-
-@pytest.mark.slow
-def test_baselines_of_many_transfers_are_cut_finer_too():
-    """A ring of 2,256 transfers finishes three times earlier in finer chunks."""
-    problem = taccl.make_problem(taccl.topologies.fully_connected(48), "allgather", size_bytes=4 * 10**6)
-    search = Search(problem.in_its_chunks, Options(), Deadline.after(1000))
-    ring = competing._as_asked("ring", search.problem)
-    search.offer_whole(ring, producer="ring", verified=True)
-    found = competing.offer_cut(search, cut, search.deadline)
-    assert found.best.finish * 3 < ring.finish
+    assert set(competing.made_of(problem)) == {"pairwise", "ring"}
 
 
 def test_a_result_is_no_later_than_the_first_schedule(monkeypatch):
@@ -191,65 +164,3 @@ def test_a_search_that_ends_without_a_schedule_says_so(monkeypatch):
     monkeypatch.setattr(synthesizing, "propose_all", lambda *_: None)
     with pytest.raises(synthesizing.NoSolutionError, match="give more time"):
         taccl.synthesize(problem_of("allgather"), backend="highs")
-
-
-@pytest.mark.slow
-def test_merged_messages_compete_where_chunks_are_open():
-    """On a torus of 4 x 4, merged messages of 64 KB finish in 4.6 us before the search."""
-    problem = taccl.make_problem(taccl.topologies.torus(4, 4), "allreduce", size_bytes=64_000)
-    search = Search(problem.in_its_chunks, Options(), Deadline.after(60))
-    competing.offer_first(search)
-    found = competing.offer_cut(search, cut, search.deadline)
-    assert found.best.finish_us <= 4.6 and taccl.verify(found.best).ok
-    assert found.best.problem.clauses.merging and found.best.problem == found.problem
-
-
-@pytest.mark.slow
-def test_multiplying_by_estimate_comes_first_off_tori():
-    """On four DGX-2, the best baseline of 1 MB comes first, in merged messages of half chunks."""
-    problem = taccl.make_problem(taccl.topologies.dgx2(4), "allreduce", size_bytes=10**6)
-    search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
-    found = competing.offer_estimated(search, cut)
-    assert found.best.finish_us < 33 and taccl.verify(found.best).ok
-    assert found.problem.collective.chunks_per_rank == 2 and not competing._made(search.problem)
-
-
-def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
-    """Where a second schedule would come late, there is one by estimate, and the stage says what is left out."""
-    monkeypatch.setattr(competing, "busy_factor", lambda: 1e4)
-    problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
-    search = Search(problem.in_its_chunks, Options(), Deadline.after(1), asked=problem)
-    found = competing.offer_estimated(search, cut)
-    assert found.problem.collective.chunks_per_rank == 1 and taccl.verify(found.best).ok
-    assert search.stages[-1].message.endswith("; no time for 2 parts of each chunk, 4 parts of each chunk")
-
-
-@pytest.mark.parametrize(
-    ("topology", "collective"),
-    [(taccl.topologies.torus(4, 4), "allreduce"), (taccl.topologies.ndv2(2), "reduce")],
-)
-def test_multiplying_waits_where_others_finish_first(topology, collective, monkeypatch):
-    """On tori, and for sums at one rank, nothing is made by estimate."""
-    problem = taccl.make_problem(topology, collective, size_bytes=64_000)
-    monkeypatch.setattr(competing.Estimated, "of", lambda *_: pytest.fail("made"))
-    assert competing.offer_estimated(Search(problem.in_its_chunks, Options(), NEVER), cut) is None
-
-
-@pytest.mark.slow
-def test_a_baseline_in_finer_chunks_has_the_bound_that_was_found_before(monkeypatch):
-    """However soon the bound over all chunkings was broken off, one synthesis seeks it once."""
-    sought = []
-
-    def found(problem, **options):
-        sought.append(problem)
-        return taccl.lower_bound(problem, **options)
-
-    def none(*_, **__):
-        raise synthesizing.NoSolutionError("nothing")
-
-    monkeypatch.setattr(scopes, "lower_bound", found)
-    monkeypatch.setattr(synthesizing, "propose_all", none)
-    problem = taccl.make_problem(taccl.topologies.ring(6), "broadcast", size_bytes=10**6)
-    result = taccl.synthesize(problem, time_limit_s=AMPLE_S, parameters=BRIEF)
-    assert result.schedule.problem.collective.chunks_per_rank > 1
-    assert len(sought) == 1

@@ -1,0 +1,163 @@
+"""Baselines in finer chunks than those of a search, where these finish sooner."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from taccl._internal.deadline import OutOfTime, busy_factor
+from taccl.analysis.verification.verify import verify
+from taccl.baselines import baseline
+from taccl.baselines.multiplying import Estimated
+from taccl.baselines.spread import MANY_CUT, cut_chunks, finest, may_merge, merging, soonest_cut_us
+from taccl.errors import InputError
+from taccl.synthesis.proposers.competing import (
+    BASELINE_S_PER_LINK,
+    BUILD_S,
+    BY_ESTIMATE,
+    OTHER_BUILD_S,
+    for_baselines_s,
+    left_out,
+    made_of,
+    num_arrivals,
+    tried_finer,
+)
+from taccl.synthesis.search import Search
+from taccl.topology.recognise import grid_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl._internal.deadline import Deadline
+    from taccl.problem.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+#: Those that finish first in finer chunks as a rule, on tori and over nodes, and are quick to build.
+_BEST_CUT = ("bucket", "hierarchical")
+
+#: Forms of recursive multiplying that are estimated: (parts of each chunk, True if messages merge).
+_FORMS = ((1, True), (2, True), (2, False), (4, True), (4, False))
+
+#: CPU seconds per arrival to build and verify one; max ratio of an estimate to a list scheduler's finish.
+_ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 2.5e-5, 1.2
+
+#: Most transfers of a baseline that is tried in finer chunks: those of whole sums on 64 ranks.
+_CUT_TRANSFERS = 64 * 64 * 6
+
+#: Seconds to verify one in finer chunks that time ended, at least.
+_CUT_VERIFY_S = 0.5
+
+
+def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> Search | None:
+    """Make the schedules of recursive multiplying that are estimated to finish first; a search for the best.
+
+    The first one merges messages and is quick to build. Others have finer chunks or one message per chunk.
+    They are built if they are estimated to finish sooner. The result is None where messages may not merge,
+    and on tori, on meshes and for sums at one rank, where other baselines finish first as a rule.
+
+    - `cut`: From a problem to the same in chunks of so many parts.
+    """
+    problem, since, best = search.problem, time.monotonic(), None
+    open_problem, ends = replace(problem, chunks_open=True), problem.collective.destination_sets.sets
+    if not may_merge(open_problem) or grid_of(problem.topology) is not None or len(ends) == len(ends[0]) == 1:
+        return None
+    arrivals, least_s = num_arrivals(problem), BASELINE_S_PER_LINK * len(problem.topology.links)
+    if arrivals * 2 > search.parameters.portfolio.first_transfers:
+        return None
+    until = search.deadline.sooner(for_baselines_s(search.deadline, search.parameters.portfolio.best_share))
+    late = search.deadline.later(search.parameters.budget.late_s * busy_factor())
+    finish_us, likely = search.earliest_us, None
+    settled: set[bool] = set()  # True: finer chunks bring merged messages nothing; False: others likewise
+    skipped: list[str] = []
+    with suppress(InputError, OutOfTime):
+        for parts, merges in _FORMS:
+            takes_s = least_s + _ESTIMATED_S_PER_ARRIVAL * arrivals * parts
+            if merges in settled or parts > min(problem.chunk_bytes):
+                continue
+            if best is not None and busy_factor() * takes_s > until.left_s:
+                skipped.append(f"{parts} parts of each chunk")
+                continue
+            finer = cut_chunks(open_problem, parts) if parts > 1 else open_problem
+            limit = until if best is not None else late
+            with limit.enforced():
+                form = Estimated.of(merging(finer) if merges else finer, likely)
+            likely = form.plan
+            if form.us >= (1.0 if merges else _LISTED_GAIN) * finish_us:
+                settled.add(merges)
+                continue
+            with limit.enforced():
+                found = form.schedule(lists=not merges)
+                made = _search_for(search, found, cut) if found.finish_us < finish_us else None
+            if made is not None:
+                best, finish_us = made, found.finish_us
+    if best is not None and best.best is not None:
+        tried_finer(problem).add(BY_ESTIMATE)
+        message = f"first: {best.best.producer}{left_out(list(dict.fromkeys(skipped)))}"
+        search.record("baselines", "taccl", "done", since, finish_us=best.best_us, message=message)
+    return best
+
+
+def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Deadline) -> Search:
+    """Make baselines of few transfers in finer chunks; a search for the best of these, or the same one.
+
+    Those that may finish first come first, of those that time suffices for; those that cannot gain anything
+    are left out.
+
+    - `cut`: From a problem to the same in chunks of so many parts.
+    """
+    if not search.has_found:
+        return search
+    problem, since, best, finish_us = search.problem, time.monotonic(), search, search.earliest_us
+    open_problem = replace(problem, chunks_open=True)  # whose messages may merge
+    producer, tried = "", tried_finer(problem)
+    most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000  # each cut doubles the one before
+    few = [
+        (
+            factor * BUILD_S.get(name, OTHER_BUILD_S) > most_s,
+            name not in _BEST_CUT,
+            soonest_cut_us(whole),
+            name,
+        )
+        for name, whole in made_of(problem).items()
+        if whole.num_transfers <= _CUT_TRANSFERS and name not in tried
+    ]
+    for _, _, soonest_us, name in sorted(few):
+        if until.has_passed:
+            break
+        if soonest_us >= finish_us:
+            continue
+        found = None
+        with suppress(InputError, OutOfTime), until.enforced():
+            found = baseline(name, open_problem)
+            tried.add(name)
+        found = found or finest(open_problem).get(name)  # what there is of a baseline that time ended
+        if found is None or found.finish_us >= finish_us:
+            continue
+        with suppress(InputError, OutOfTime), until.at_least(_CUT_VERIFY_S).enforced():
+            finer = _search_for(search, found, cut)
+            if finer is not None:
+                best, finish_us, producer = finer, found.finish_us, found.producer
+    message = f"in finer chunks: {producer or 'none better'}"
+    search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
+    return best
+
+
+def _search_for(search: Search, found: Schedule, cut: Callable[[Problem, int], Problem]) -> Search | None:
+    """A search with a schedule in finer chunks; None if it may not have so many, or is refused."""
+    suggesting = search.parameters.suggesting
+    count = found.problem.collective.chunks_per_rank // search.problem.collective.chunks_per_rank
+    if suggesting.counts_only and count not in suggesting.counts:
+        return None
+    finer, clauses = cut(search.problem, count), found.problem.clauses
+    if clauses.merging - finer.clauses.merging or clauses.max_merge > finer.clauses.max_merge:
+        finer = merging(finer)
+    if finer.chunk_bytes != found.problem.chunk_bytes:
+        return None
+    found = found.under(finer)
+    if not verify(found).ok:
+        return None
+    best = Search(finer, search.options, search.deadline, stages=search.stages)
+    best.offer_whole(found, producer=found.producer, verified=True)
+    return best

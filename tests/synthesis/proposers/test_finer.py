@@ -1,0 +1,102 @@
+"""Baselines in finer chunks than those of a search."""
+
+from importlib import import_module
+
+import pytest
+
+import taccl
+from taccl._internal.deadline import NEVER, Deadline
+from taccl.analysis.certificates import scopes
+from taccl.synthesis.proposers import competing, finer
+from taccl.synthesis.search import Options, Search
+from taccl.synthesis.suggesting.chunks import cut
+from tests.effort import AMPLE_S, BRIEF
+
+synthesizing = import_module("taccl.synthesis.synthesize")
+
+
+@pytest.mark.slow
+def test_baselines_in_finer_chunks_come_last():
+    """A ring that passes on 64 pieces of a broadcast, one behind another, is offered for its own chunks."""
+    topology = taccl.topologies.ring(6)
+    problem = taccl.make_problem(topology, "broadcast", size_bytes=10**6, chunks_per_rank=1)
+    search = Search(problem, Options(), Deadline.after(1000))
+    competing.offer_first(search)
+    found = finer.offer_cut(search, cut, search.deadline)
+    assert found.problem.collective.chunks_per_rank > 1
+    assert found.best.finish < search.best.finish
+    assert found.best.finish == taccl.baselines.best(problem).finish
+    assert finer.offer_cut(search, cut, search.deadline) is search, "none is made in finer chunks again"
+
+
+@pytest.mark.slow
+def test_baselines_of_many_transfers_are_cut_finer_too():
+    """A ring of 2,256 transfers finishes three times earlier in finer chunks."""
+    problem = taccl.make_problem(taccl.topologies.fully_connected(48), "allgather", size_bytes=4 * 10**6)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(1000))
+    ring = competing._as_asked("ring", search.problem)
+    search.offer_whole(ring, producer="ring", verified=True)
+    found = finer.offer_cut(search, cut, search.deadline)
+    assert found.best.finish * 3 < ring.finish
+
+
+@pytest.mark.slow
+def test_merged_messages_compete_where_chunks_are_open():
+    """On a torus of 4 x 4, merged messages of 64 KB finish in 4.6 us before the search."""
+    problem = taccl.make_problem(taccl.topologies.torus(4, 4), "allreduce", size_bytes=64_000)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(60))
+    competing.offer_first(search)
+    found = finer.offer_cut(search, cut, search.deadline)
+    assert found.best.finish_us <= 4.6 and taccl.verify(found.best).ok
+    assert found.best.problem.clauses.merging and found.best.problem == found.problem
+
+
+@pytest.mark.slow
+def test_multiplying_by_estimate_comes_first_off_tori():
+    """On four DGX-2, the best baseline of 1 MB comes first, in merged messages of half chunks."""
+    problem = taccl.make_problem(taccl.topologies.dgx2(4), "allreduce", size_bytes=10**6)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
+    found = finer.offer_estimated(search, cut)
+    assert found.best.finish_us < 33 and taccl.verify(found.best).ok
+    assert found.problem.collective.chunks_per_rank == 2 and not competing.made_of(search.problem)
+
+
+def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
+    """Where a second schedule would come late, there is one by estimate, and the stage says what is left out."""
+    monkeypatch.setattr(finer, "busy_factor", lambda: 1e4)
+    problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(1), asked=problem)
+    found = finer.offer_estimated(search, cut)
+    assert found.problem.collective.chunks_per_rank == 1 and taccl.verify(found.best).ok
+    assert search.stages[-1].message.endswith("; no time for 2 parts of each chunk, 4 parts of each chunk")
+
+
+@pytest.mark.parametrize(
+    ("topology", "collective"),
+    [(taccl.topologies.torus(4, 4), "allreduce"), (taccl.topologies.ndv2(2), "reduce")],
+)
+def test_multiplying_waits_where_others_finish_first(topology, collective, monkeypatch):
+    """On tori, and for sums at one rank, nothing is made by estimate."""
+    problem = taccl.make_problem(topology, collective, size_bytes=64_000)
+    monkeypatch.setattr(finer.Estimated, "of", lambda *_: pytest.fail("made"))
+    assert finer.offer_estimated(Search(problem.in_its_chunks, Options(), NEVER), cut) is None
+
+
+@pytest.mark.slow
+def test_a_baseline_in_finer_chunks_has_the_bound_that_was_found_before(monkeypatch):
+    """However soon the bound over all chunkings was broken off, one synthesis seeks it once."""
+    sought = []
+
+    def found(problem, **options):
+        sought.append(problem)
+        return taccl.lower_bound(problem, **options)
+
+    def none(*_, **__):
+        raise synthesizing.NoSolutionError("nothing")
+
+    monkeypatch.setattr(scopes, "lower_bound", found)
+    monkeypatch.setattr(synthesizing, "propose_all", none)
+    problem = taccl.make_problem(taccl.topologies.ring(6), "broadcast", size_bytes=10**6)
+    result = taccl.synthesize(problem, time_limit_s=AMPLE_S, parameters=BRIEF)
+    assert result.schedule.problem.collective.chunks_per_rank > 1
+    assert len(sought) == 1
