@@ -327,8 +327,13 @@ class Search:
         self.options.observer.stage(stage)
 
     def look_for_bound(self) -> None:
-        """A lower bound in the part of the time that is meant for it, unless there is one."""
-        if self.bound is None and not self.interrupted:
+        """A lower bound in the part of the time that is meant for it, unless there is one.
+
+        Where time is up, the bound over all chunkings, which holds for these chunks, too, is the only one,
+        unless both are quick.
+        """
+        is_late = self.deadline.has_passed and not _is_brief(self.problem)
+        if self.bound is None and not (self.interrupted or is_late):
             since = time.monotonic()
             found = bound_within(self.problem, self.deadline, self.parameters.budget, kept_s=self.kept_s)
             self.prove(found, since)
@@ -409,8 +414,11 @@ class Search:
         assert self.best is not None, "there is a schedule"
         if not (self.interrupted or self._is_strengthened):
             self._is_strengthened = True
-            known = self.bound or lower_bound(self.problem, budget_s=0.0, limit_s=0.0)
-            self.bound = stronger(known, self.look_over_all_chunkings(known))
+            every = self.look_over_all_chunkings(self.bound)
+            known = self.bound
+            if known is None and every is None:
+                known = lower_bound(self.problem, budget_s=0.0, limit_s=0.0)
+            self.bound = stronger(known or no_bound(self.problem), every)
         if self.bound is None:
             fault = "it was stopped before a lower bound was proven; give more time, or ask lower_bound"
         elif self.best.finish >= self.bound.bound:
@@ -433,14 +441,18 @@ def bound_within(
     """
     left_s, share = limit.left_s, budget.bound_share
     limit_s = max(budget.least_bound_s, budget.most_bound_share * left_s, share * (left_s + kept_s))
-    is_brief = problem.collective.num_chunks * len(problem.links_allowed) <= _BRIEF_HOPS
-    end_s = None if is_brief else max(left_s, budget.last_bound_s / busy_factor())
+    end_s = None if _is_brief(problem) else max(left_s, budget.last_bound_s / busy_factor())
     try:
         if limit.cancellation.why:
             limit.check()
         return lower_bound(problem, budget_s=share * left_s, limit_s=limit_s, end_s=end_s)
     except OutOfTime:
         return no_bound(problem)
+
+
+def _is_brief(problem: Problem) -> bool:
+    """True if a bound takes fractions of a second, whatever the time limit."""
+    return problem.collective.num_chunks * len(problem.links_allowed) <= _BRIEF_HOPS
 
 
 def no_bound(problem: Problem, *, divisible: bool = False) -> Certificate:

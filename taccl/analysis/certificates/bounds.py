@@ -20,7 +20,7 @@ from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates.borders import counted, counting, single_machine
 from taccl.analysis.certificates.byte_counting import byte_counting_bounds
 from taccl.analysis.certificates.certificate import Certificate, Claim, Late
-from taccl.analysis.certificates.cuts import throughput
+from taccl.analysis.certificates.cuts import CutDual, throughput
 from taccl.analysis.certificates.dynamic_cut import dynamic_cut_bounds
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import Volume
@@ -266,36 +266,59 @@ def _prices(
     in_network: bool,
     deadline: float,
     known: int,
-) -> list[Claim]:
-    """Throughput claims from level sets and linear programs, largest first, found until `deadline`.
+) -> Iterator[Claim]:
+    """Yield throughput claims from level sets and linear programs as they are found, until `deadline`.
 
-    Bounds are rounded up to whole ticks if chunks of one size travel whole.
+    Of cuts, a claim is yielded only if it is larger than the one before. Bounds are rounded up to whole ticks
+    if chunks of one size travel whole.
     """
-    claims: list[Claim] = []
 
     def ticks(bound: Fraction) -> int | Fraction:
         return math.ceil(bound) if volume.by_chunk else bound
 
-    def left() -> float:
-        return max(deadline - time.monotonic(), 0.0)
+    def left(share: float) -> float:
+        return max(share * (deadline - time.monotonic()), 0.0)
 
+    def levels(share: float) -> tuple[Fraction, CutDual] | None:
+        return level_cut(volume, budget_s=left(share))
+
+    def programs(share: float) -> tuple[Fraction, CutDual] | None:
+        return throughput(volume, symmetries, in_network=in_network, budget_s=left(share), known=known)
+
+    yield from _of_flows(volume, symmetries, ticks, budget_s=left(_FLOWS_SHARE), known=known)
+    cuts = [(levels, _LEVELS_SHARE), (programs, 1.0)]
+    if volume.problem.topology.num_nodes > 1:  # the first linear program prices what leaves nodes
+        cuts = [(programs, 1 - _LEVELS_SHARE), (levels, 1.0)]
+    best = Fraction(0)
+    for find, share in cuts:
+        found = find(share)
+        if found is not None and found[0] > best:
+            best, cut = found
+            dearest = max(cut.charges, key=lambda each: (each.charge, len(each.parts)))
+            yield Claim(ticks(best), _what_crosses(volume, dearest.parts), cut)
+
+
+def _of_flows(
+    volume: Volume,
+    symmetries: Symmetries,
+    ticks: Callable[[Fraction], int | Fraction],
+    *,
+    budget_s: float,
+    known: int,
+) -> Iterator[Claim]:
+    """Yield the claim of flows along all ways, where chunks go to at most two destinations."""
     one_way = volume.spreads and all(len(chunk.destinations) <= 2 for chunk in volume.collective.chunks)
-    found = [level_cut(volume, budget_s=_LEVELS_SHARE * left())]
-    flowed = None
-    if one_way and left():
-        flowed = multicommodity(volume, symmetries, budget_s=_FLOWS_SHARE * left(), known=known)
-    found.append(throughput(volume, symmetries, in_network=in_network, budget_s=left(), known=known))
-    for bound, cut in sorted((each for each in found if each), key=lambda each: -each[0])[:1]:
-        dearest = max(cut.charges, key=lambda each: (each.charge, len(each.parts)))
-        claims.append(Claim(ticks(bound), _what_crosses(volume, dearest.parts), cut))
-    if flowed is not None:
-        bound, paths, is_best = flowed
-        dear = max(range(len(paths.prices)), key=lambda r: paths.prices[r])
-        count = sum(price > 0 for price in paths.prices)
-        what = f"all ways together, over the rate of {volume.problem.topology.resources[dear].name}"
-        what += f" and {count - 1} resources like it" if count > 1 else ""
-        claims.append(Claim(ticks(bound), what if is_best else f"distance times volume: {what}", paths))
-    return sorted(claims, key=lambda claim: -claim.ticks)
+    if not one_way or budget_s <= 0:
+        return
+    flowed = multicommodity(volume, symmetries, budget_s=budget_s, known=known)
+    if flowed is None:
+        return
+    bound, paths, is_best = flowed
+    dear = max(range(len(paths.prices)), key=lambda r: paths.prices[r])
+    count = sum(price > 0 for price in paths.prices)
+    what = f"all ways together, over the rate of {volume.problem.topology.resources[dear].name}"
+    what += f" and {count - 1} resources like it" if count > 1 else ""
+    yield Claim(ticks(bound), what if is_best else f"distance times volume: {what}", paths)
 
 
 def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:

@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taccl._internal.deadline import Deadline
+    from taccl.problem.collective import RankSets
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: Those that finish first in finer chunks as a rule, on tori and over nodes, and are quick to build.
-_BEST_CUT = ("bucket", "hierarchical")
+#: Those that finish first in finer chunks as a rule, on tori and over nodes, and are quick to build; the same
+#: where one rank has all data, or gets it.
+_BEST_CUT, _BEST_CUT_OF_ROOT = ("bucket", "hierarchical"), ("tree",)
 
 #: Forms of recursive multiplying that are estimated: (parts of each chunk, True if messages merge).
 _FORMS = ((1, True), (2, True), (2, False), (4, True), (4, False))
@@ -60,8 +62,8 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
     - `cut`: From a problem to the same in chunks of so many parts.
     """
     problem, since, best = search.problem, time.monotonic(), None
-    open_problem, ends = replace(problem, chunks_open=True), problem.collective.destination_sets.sets
-    if not may_merge(open_problem) or grid_of(problem.topology) is not None or len(ends) == len(ends[0]) == 1:
+    open_problem, ends = replace(problem, chunks_open=True), problem.collective.destination_sets
+    if not may_merge(open_problem) or grid_of(problem.topology) is not None or _is_one_rank(ends):
         return None
     arrivals, least_s = num_arrivals(problem), BASELINE_S_PER_LINK * len(problem.topology.links)
     if arrivals * 2 > search.parameters.portfolio.first_transfers:
@@ -113,10 +115,11 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     open_problem = replace(problem, chunks_open=True)  # whose messages may merge
     producer, tried = "", tried_finer(problem)
     most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000  # each cut doubles the one before
+    best_names = _BEST_CUT_OF_ROOT if _is_at_one_rank(problem) else _BEST_CUT
     few = [
         (
             factor * BUILD_S.get(name, OTHER_BUILD_S) > most_s,
-            name not in _BEST_CUT,
+            name not in best_names,
             soonest_cut_us(whole),
             name,
         )
@@ -161,3 +164,13 @@ def _search_for(search: Search, found: Schedule, cut: Callable[[Problem, int], P
     best = Search(finer, search.options, search.deadline, stages=search.stages)
     best.offer_whole(found, producer=found.producer, verified=True)
     return best
+
+
+def _is_at_one_rank(problem: Problem) -> bool:
+    """True if one rank has all data, or gets it."""
+    return any(map(_is_one_rank, (problem.collective.origin_sets, problem.collective.destination_sets)))
+
+
+def _is_one_rank(ends: RankSets) -> bool:
+    """True if all chunks start, or end, at the same rank alone."""
+    return len(ends.sets) == len(ends.sets[0]) == 1
