@@ -8,67 +8,15 @@ from __future__ import annotations
 
 import io
 from importlib import import_module
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from taccl.errors import ExportError, InputError
-from taccl.schedule.columns import check_indices
+from taccl.errors import ExportError
 from taccl.schedule.schedule import Schedule
-
-
-def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:
-    """{name: column}, with rows in order of start; ``pandas.DataFrame(transfers_table(s))`` makes a frame.
-
-    Raises `ExportError` if the chunk or the link of a transfer does not exist.
-    """
-    problem = schedule.problem
-    topology = problem.topology
-    try:
-        check_indices(problem, schedule.chunk, schedule.link)
-    except InputError as error:
-        raise ExportError(error.message) from None
-    pairs = [[(src, dst) for src in e.srcs for dst in e.dsts] for e in topology.links]
-    first = np.cumsum([0, *map(len, pairs)])
-    every = np.array([pair for each in pairs for pair in each], dtype=np.int64).reshape(-1, 2)
-    num_rows = np.diff(first)[schedule.link]
-    transfer = np.repeat(np.arange(len(schedule)), num_rows)
-    place = np.arange(len(transfer)) - np.repeat(np.cumsum(num_rows) - num_rows, num_rows)
-    chunk, link = schedule.chunk[transfer], schedule.link[transfer]
-    ends = every[first[link] + place]
-    node = np.array(topology.node_of_rank, dtype=np.int64)
-    us = {
-        name: np.array([float(problem.costs.us(ticks)) for ticks in column.tolist()], dtype=np.float64)
-        for name, column in (("start_us", schedule.start), ("end_us", schedule.end))
-    }
-    named: dict[str, NDArray[Any]] = {}
-    if schedule.carries is not None:
-        sums = np.array([" ".join(map(str, ranks)) for ranks in schedule.sums], dtype=object)
-        named["contributions"] = sums[schedule.carries[transfer]]
-    return {
-        "transfer": transfer,
-        "chunk": chunk,
-        "chunk_bytes": np.array(problem.chunk_bytes, dtype=np.int64)[chunk],
-        "src_rank": ends[:, 0],
-        "dst_rank": ends[:, 1],
-        "src_node": node[ends[:, 0]],
-        "dst_node": node[ends[:, 1]],
-        "link": link,
-        "link_name": np.array([str(e) for e in topology.links], dtype=object)[link],
-        "group": schedule.group[transfer],
-        "operation": np.where(schedule.reduce[transfer], "reduce", "copy").astype(object),
-        **named,
-        "start_us": us["start_us"][transfer],
-        "end_us": us["end_us"][transfer],
-    }
+from taccl.schedule.transfers import transfers_table as transfers_table
 
 
 def csv_text(schedule: Schedule) -> str:
     """The table as comma-separated values: a line of names, then a line per row."""
-    import pandas
-
-    text: str = pandas.DataFrame(transfers_table(schedule)).to_csv(index=False, lineterminator="\n")
+    text: str = schedule.to_frame().to_csv(index=False, lineterminator="\n")
     return text
 
 

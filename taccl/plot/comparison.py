@@ -27,7 +27,7 @@ from taccl.plot.style import (
     remark,
     title_of,
 )
-from taccl.synthesis.result import Result, TraceEntry
+from taccl.synthesis.result import Result, Trace, TraceEntry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -309,16 +309,16 @@ def draw_trace(trace: Sequence[TraceEntry], title: str, *, ax: Axes | None = Non
     return ax
 
 
-def trace_in(details: Mapping[str, Any]) -> tuple[TraceEntry, ...]:
+def trace_in(details: Mapping[str, Any]) -> Trace:
     """The trace in plain values from a file; empty unless every entry is valid."""
     listed = details.get("trace")
     trace = []
     for each in listed if isinstance(listed, list) else ():
         if not isinstance(each, dict) or not isinstance(each.get("half", ""), str):
-            return ()
+            return Trace()
         seconds, finish_us, bound_us = (each.get(name) for name in ("seconds", "finish_us", "bound_us"))
         known = [time for time in (finish_us, bound_us) if time is not None]
         if not all(type(time) in (int, float) and 0 <= time < 1e15 for time in (seconds, *known)):
-            return ()
+            return Trace()
         trace.append(TraceEntry(seconds, finish_us, bound_us, each.get("half", "")))  # type: ignore[arg-type]
-    return tuple(trace)
+    return Trace(trace)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,6 +31,9 @@ from taccl.schedule.columns import (
     narrow,
 )
 from taccl.schedule.figures import Figures
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _BLOCK = 1 << 18
 #: Rows per block in the digest of a bare schedule, which depends on it.
@@ -278,6 +281,18 @@ class Schedule(Figures):
         """Table of the transfers as text, with times in microseconds; at most `limit` rows."""
         rows = [("start_us", "end_us", "chunk", "link", "group", "op"), *self._rows(limit)]
         return numbers_table(rows, hidden=self.num_transfers + 1 - len(rows))
+
+    def to_frame(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row per transfer and pair of ranks, with times in microseconds.
+
+        Its columns are those of CSV files, which ``docs/formats.md`` lists. Raises `ExportError` if the chunk
+        or the link of a transfer does not exist.
+        """
+        import pandas as pd
+
+        from taccl.schedule.transfers import transfers_table
+
+        return pd.DataFrame(transfers_table(self))
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: figures and the first transfers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -97,6 +97,39 @@ class TraceEntry:
     half: str = ""
 
 
+class Stages(tuple[Stage, ...]):
+    """Stages of a synthesis in the order in which they ended."""
+
+    __slots__ = ()
+
+    def to_frame(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row per stage: seconds, and its finish and bound in us.
+
+        A stage's seconds are those that no stage within it has, so that rows add up to the time of the
+        search.
+        """
+        return _frame(self, "name solver status began_s seconds finish_us bound_us message")
+
+
+class Trace(tuple[TraceEntry, ...]):
+    """Incumbent trace: an entry for each better schedule or bound; the last has those of the result."""
+
+    __slots__ = ()
+
+    def to_frame(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row per entry: seconds, finish and bound in us, and the phase."""
+        return _frame(self, "seconds finish_us bound_us half")
+
+
+def _frame(rows: Iterable[Any], names: str) -> pd.DataFrame:
+    """A DataFrame of attributes by name; times in us are numbers, NaN where there is none."""
+    import pandas as pd
+
+    columns = names.split()
+    found = pd.DataFrame([[getattr(row, name) for name in columns] for row in rows], columns=columns)
+    return found.astype({name: "float64" for name in columns if name.endswith("_us")})
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """A verified schedule, its bound and gap, and how it was found.
@@ -110,8 +143,8 @@ class Result:
         leaves their number open.
     backend : str
         What was asked for.
-    stages : tuple of Stage
-        In the order they ended.
+    stages : Stages
+        A tuple of `Stage` in the order they ended; ``stages.to_frame()`` is a DataFrame.
     seconds : float
         Of the whole synthesis.
     versions : mapping of package to version
@@ -120,8 +153,9 @@ class Result:
         ``"stopping rule"`` (the caller's) or ``"interrupted"`` (Ctrl-C).
     notes : tuple of str
         What a person should know: fallbacks, narrowed symmetry, padding.
-    trace : tuple of TraceEntry
-        The incumbent trace: each better schedule when it was found; the last is the schedule returned.
+    trace : Trace
+        The incumbent trace, a tuple of `TraceEntry`: each better schedule when it was found; the last is the
+        schedule returned. ``trace.to_frame()`` is a DataFrame.
     choice : str
         What ran and why, by the number of hops.
     dimension_bound : DimensionBound, optional
@@ -135,13 +169,13 @@ class Result:
     schedule: Schedule
     bound: Certificate
     backend: str
-    stages: tuple[Stage, ...]
+    stages: Stages
     seconds: float
     seed: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
     stopped: str = ""
     notes: tuple[str, ...] = ()
-    trace: tuple[TraceEntry, ...] = ()
+    trace: Trace = Trace()
     choice: str = ""
     dimension_bound: DimensionBound | None = None
     is_brief: bool = False
@@ -265,17 +299,8 @@ class Result:
         ]
 
     def stage_table(self) -> pd.DataFrame:
-        """A table with a row per stage: its seconds, and the finish and the bound it led to, in microseconds.
-
-        A stage's seconds are those that no stage within it has, so that rows add up to the time of the
-        search.
-        """
-        import pandas as pd
-
-        names = ("name", "solver", "status", "began_s", "seconds", "finish_us", "bound_us", "message")
-        return pd.DataFrame(
-            [[getattr(stage, name) for name in names] for stage in self.stages], columns=list(names)
-        )
+        """The same as ``stages.to_frame()``."""
+        return self.stages.to_frame()
 
     def lines(self) -> list[str]:
         """Lines below a title: the facts, a row per stage, and notes."""

@@ -32,7 +32,7 @@ from taccl.solvers.registry import package_versions
 from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import BudgetParameters, SearchParameters
 from taccl.synthesis.proposers.greedy import ListSchedule
-from taccl.synthesis.result import Result, Stage, TraceEntry
+from taccl.synthesis.result import Result, Stage, Stages, Trace, TraceEntry
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.symmetry.quotient import Quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
@@ -399,9 +399,9 @@ class Search:
         versions = package_versions()
         self.record("overhead", "taccl", "done", options.began_s, message="what no other stage has")
         seconds = time.monotonic() - options.began_s
-        trace = (*self.trace, TraceEntry(seconds, schedule.finish_us, bound.bound_us))
+        trace = Trace((*self.trace, TraceEntry(seconds, schedule.finish_us, bound.bound_us)))
         return Result(
-            schedule, bound, options.backend, tuple(self.stages), seconds, options.seed, versions,
+            schedule, bound, options.backend, Stages(self.stages), seconds, options.seed, versions,
             stopped, notes, trace, choice, self.dimension_bound,
         )  # fmt: skip
 

@@ -30,6 +30,17 @@ def _schedule():
     return make_schedule(problem, chunk=[0, 0], link=[0, 1], start=[0, 5], end=[5, 13], reduce=[True, False])
 
 
+def test_a_frame_has_the_columns_of_the_table():
+    """`Schedule.to_frame` has a row per pair of ranks, and times in microseconds."""
+    frame = _schedule().to_frame()
+    assert list(frame.columns) == list(transfers_table(_schedule()))
+    assert frame[["src_rank", "dst_rank", "end_us"]].values.tolist() == [
+        [1, 0, 1.25],
+        [0, 2, 3.25],
+        [0, 3, 3.25],
+    ]
+
+
 def test_rows_by_hand():
     """A row per pair of ranks: the send to two ranks gives two rows of one transfer."""
     table = {name: column.tolist() for name, column in transfers_table(_schedule()).items()}

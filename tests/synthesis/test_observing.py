@@ -79,7 +79,7 @@ def test_stages_account_for_the_time(collective, monkeypatch):
     monkeypatch.setattr(time, "monotonic", time.process_time)
     problem = taccl.make_problem(taccl.topologies.dgx1(), collective, size_bytes="1MB")
     result = brief_synthesis(problem)
-    table = result.stage_table()
+    table = result.stages.to_frame()
     assert table.seconds.sum() == pytest.approx(result.seconds, rel=0.01, abs=0.002)
     assert table.seconds[table["name"] == "overhead"].sum() <= 0.05 * result.seconds + 0.02
     assert (table.seconds >= -1e-6).all()

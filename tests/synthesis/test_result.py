@@ -16,7 +16,7 @@ from taccl import collectives
 from taccl.cli import main
 from taccl.sketch.upstream import load_problem
 from taccl.synthesis import search as searching
-from taccl.synthesis.result import Result, Stage
+from taccl.synthesis.result import Result, Stage, Stages, Trace, TraceEntry
 from tests.effort import AMPLE_S, HASTY, brief_synthesis
 from tests.foreign import OURS
 from tests.synthesis.small_problems import problem_of, ring, star
@@ -261,9 +261,22 @@ class TestCommandLine:
 def test_result_of_a_schedule_made_elsewhere():
     """A result needs no stages: a baseline's has its schedule, its bound and its seconds."""
     schedule = taccl.baselines.baseline("ring", problem_of(ring(4), collectives.allgather(4)))
-    found = Result(schedule, taccl.lower_bound(schedule.problem), "baseline ring", (), 0.25)
+    found = Result(schedule, taccl.lower_bound(schedule.problem), "baseline ring", Stages(), 0.25)
     assert found.to_dict()["stages"] == []
     assert "0.25 s" in repr(found)
+
+
+def test_frames_of_stages_and_trace():
+    """Rows keep their order, and a time that is not known is NaN among numbers."""
+    stages = Stages(
+        [Stage("bound", "taccl", "done", 0.5, bound_us=4.0), Stage("greedy", "taccl", "done", 0.25)]
+    )
+    frame = stages.to_frame()
+    assert frame["name"].tolist() == ["bound", "greedy"]
+    assert frame["bound_us"].dtype == "float64" and math.isnan(frame["bound_us"][1])
+    trace = Trace([TraceEntry(0.5, 6.0, 4.0)]).to_frame()
+    assert trace.to_dict("records") == [{"seconds": 0.5, "finish_us": 6.0, "bound_us": 4.0, "half": ""}]
+    assert list(Trace().to_frame()) == list(trace)
 
 
 def test_slow_links_count():

@@ -40,7 +40,7 @@ def run(options: Namespace) -> Answer:
     """Show what a well-known algorithm, without a sketch, would take."""
     from taccl.baselines.nccl import Considered, nccl_bounded
     from taccl.cli.output import figures_table, result_answer
-    from taccl.synthesis.result import Result
+    from taccl.synthesis.result import Result, Stages
 
     if options.list:
         known = {**taccl.baselines.BASELINES, "nccl": taccl.baselines.nccl}.items()
@@ -65,7 +65,7 @@ def run(options: Namespace) -> Answer:
     bound = taccl.lower_bound(
         bounded, divisible=False, budget_s=min(_BOUND_S, left_s), limit_s=left_s, end_s=left_s
     )
-    result = Result(schedule, bound, f"baseline {options.name}", (), took_s, notes=tuple(notes))
+    result = Result(schedule, bound, f"baseline {options.name}", Stages(), took_s, notes=tuple(notes))
     if problem.chunks_open:
         with suppress(OutOfTime), options.deadline.enforced():
             result = result.over_all_chunkings()
