@@ -3,6 +3,7 @@
 from taccl import aggregation as aggregation
 from taccl import baselines as baselines
 from taccl import plot as plot
+from taccl import runtimes as runtimes
 from taccl import topologies as topologies
 from taccl import workload as workload
 from taccl.analysis.certificates.bounds import lower_bound as lower_bound

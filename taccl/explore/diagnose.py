@@ -26,7 +26,8 @@ from taccl.measure.machine import machine_of, mismatches
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.problem.collective import busbw_factor
-from taccl.program.runtimes import Runtime, usual_runtimes
+from taccl.runtimes.registry import usual_runtimes
+from taccl.runtimes.runtime import Runtime
 from taccl.topology.topology import Topology
 
 #: Min size of a message that shows bandwidth, and max size of one that shows latency.

@@ -21,21 +21,17 @@ from taccl.analysis.simulation.simulate import simulate
 from taccl.baselines import BASELINES
 from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError
 from taccl.explore.compare import loaded, name_of
-from taccl.explore.plan_files import check_lowering, runnable
+from taccl.explore.plan_programs import check_lowering, runnable
 from taccl.explore.plan_ranges import Plan, PlanRange
 from taccl.explore.plan_runtimes import check_collective, serving_parameters, under_protocols_of
 from taccl.explore.plan_tiles import Tile, TimedSchedule, range_of, ratio, tiles_of, winner_at, without_one
 from taccl.problem.collective import Collective
 from taccl.problem.problem import Problem, make_problem
 from taccl.program.program import Program
-from taccl.program.runtimes import (
-    IN_BOTH_PLACES,
-    RUNTIMES,
-    USUALLY_IN_PLACE,
-    Runtime,
-    runtime_named,
-    usual_runtimes,
-)
+from taccl.program.runtimes import IN_BOTH_PLACES, USUALLY_IN_PLACE
+from taccl.runtimes.registry import runtime_named, usual_runtimes
+from taccl.runtimes.runtime import Runtime
+from taccl.runtimes.table import RUNTIMES
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.apply import apply
 from taccl.sketch.sketch import Sketch
@@ -106,9 +102,9 @@ def plan(
         place for allreduce, reduce and broadcast, else out of place; MSCCL++ gets allgather and
         reduce-scatter for both.
     runtime : str, optional
-        The only one to write for, of ``"msccl"``, ``"msccl-executor"``, ``"rccl"`` and ``"mscclpp"``: only
-        its protocols compete, and programs keep within its limits. Default: MSCCL, or RCCL on AMD's machines,
-        and MSCCL++ beside it.
+        The only one of `taccl.runtimes` to write for, such as ``"rccl"`` or ``"mscclpp"``: only its protocols
+        compete, and programs keep within its limits. Default: MSCCL, or RCCL on AMD's machines, and MSCCL++
+        beside it.
     progress : callable, optional
         Called with a line of text after every size.
 
@@ -139,7 +135,7 @@ def plan(
         name = f"sketch {name_of(sketch)}" if sketch else "no sketch"
         cases.append((name, _problems(fabric, collective, root, sketch, grid)))
     collective_of = cases[0][1][0].collective
-    check_collective(runtimes[0], collective_of)
+    check_collective(runtimes[0], collective_of, fabric)
     topologies = under_protocols_of(runtimes[0], fabric, collective_of, protocol, lowering or {})
     search = PlanSearch(grid, progress or (lambda _: None), topologies, runtimes[0])
     parameters = DEFAULTS

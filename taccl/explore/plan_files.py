@@ -1,48 +1,30 @@
-"""A plan as a folder: programs for runtimes, schedules, an index, and how to register it all.
+"""A plan as a folder: schedules, an index, and the files of runtimes.
 
-``plan.json`` is the index. Each range has its schedule in taccl's own format and an MSCCL XML file with its
-sizes. It also has MSCCL++ plans if that runtime can hold them. Files for other runtimes than the plan's are
-left out. ``environment.sh`` is for the shell that starts a program: it names the XML files, or their folder,
-to the runtime, wherever the plan is. ``register_plans.py`` makes the MSCCL++ plans known. The folder is
-written whole or not at all.
+``plan.json`` is the index. Each range has its schedule in taccl's own format, and what the runtimes of the
+plan write for it (`Runtime.files`), such as MSCCL XML with a shell script that names the files, or execution
+plans of MSCCL++ with a module that registers them. The folder is written whole or not at all.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import secrets
 import shutil
-import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.reading import parse_json, read_text
-from taccl.analysis.simulation.simulate import simulate
-from taccl.baselines.ring import ring
-from taccl.errors import ExportError, FormatError, InputError, LossyConversionWarning
-from taccl.explore.plan_runtimes import XML_FOLDER, ServedSizes, coverage_text, environment_text
-from taccl.formats.msccl.xml import dump_msccl_xml
-from taccl.formats.mscclpp.plan import build_mscclpp_plan
-from taccl.formats.mscclpp.registration import registration_snippet, unit_bytes
+from taccl.errors import ExportError, FormatError, InputError
+from taccl.explore.plan_runtimes import coverage_text
+from taccl.explore.plan_xml import XML_FOLDER
 from taccl.formats.native import save
-from taccl.problem.collectives import allgather
-from taccl.problem.problem import make_problem
-from taccl.program.interpret import interpret
-from taccl.program.lower import lower
-from taccl.program.program import Program
-from taccl.program.runtimes import RUNTIMES, Runtime
-from taccl.program.split import split_threadblocks
-from taccl.schedule.schedule import Schedule
-from taccl.topology.registry import parse
+from taccl.runtimes.registry import runtime_named
+from taccl.runtimes.runtime import PlanFiles, called
 
 if TYPE_CHECKING:
-    from taccl.explore.plan_ranges import Plan, PlanRange
+    from taccl.explore.plan_ranges import Plan
 
 INDEX = "plan.json"
 #: Files allowed in a folder that is replaced: those of `save_plan`, and Python's caches of them.
@@ -51,43 +33,6 @@ _OWN = re.compile(
     + XML_FOLDER
 )
 _OWN_XML = re.compile(r"range-\d+\.xml")
-#: How to lower a schedule again when the format has no room for the program.
-_REMEDIES: tuple[dict[str, Any], ...] = (
-    {},
-    {"threadblocks": "per-peer"},
-    {"threadblocks": "per-peer", "channels": "round-robin", "num_channels": 2},
-    {"threadblocks": "per-peer", "channels": "by-peer", "num_channels": 4},
-)
-
-
-def runnable(schedule: Schedule, lowering: dict[str, Any], runtime: Runtime) -> Program:
-    """A program of the schedule that a file for the runtime has room for."""
-    last = ExportError("there is no way to lower the schedule")
-    for remedy in _REMEDIES:
-        if any(name in lowering for name in remedy):
-            continue
-        whole = lower(schedule, **(remedy | lowering))
-        for program in (whole, split_threadblocks(whole, max_steps=runtime.max_steps)):
-            try:
-                if runtime.reads_xml:
-                    _xml_of(program, runtime)
-                else:
-                    build_mscclpp_plan(program, split=True)
-            except ExportError as error:
-                last = error
-            else:
-                interpret(program).raise_if_failed()
-                return program
-    raise last
-
-
-def check_lowering(lowering: Mapping[str, Any]) -> None:
-    """Raise `InputError` for options that `taccl.lower` does not take: it is asked about a small schedule."""
-    known = list(signature(lower).parameters)[1:]
-    unknown = [name for name in lowering if name not in known]
-    if unknown:
-        raise InputError(f"found {unknown[0]!r}; expected some of {', '.join(known)}", where="lowering")
-    lower(ring(make_problem(parse("ring:2"), allgather(2), chunk_bytes=1)), **lowering)
 
 
 def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
@@ -104,10 +49,18 @@ def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
     if names and not overwrite:
         said = "the folder exists; pass --force (overwrite=True) to replace it, or give another path"
         raise InputError(said, where=where)
-    others = [name for name in names if not _OWN.fullmatch(name)]
-    if XML_FOLDER in names and (path / XML_FOLDER).is_dir():
-        others += [name for name in os.listdir(path / XML_FOLDER) if not _OWN_XML.fullmatch(name)]
-    if others or (names and not _is_plan(path)):
+    index = _index_of(path)
+    files = index.get("files")
+    listed = {each for each in files if isinstance(each, str)} if isinstance(files, list) else set()
+    within = listed | {each.partition("/")[0] for each in listed}
+    others = [name for name in names if not (_OWN.fullmatch(name) or name in within)]
+    for name in names:
+        if name != "__pycache__" and (path / name).is_dir() and not (path / name).is_symlink():
+            inner = os.listdir(path / name)
+            others += [
+                each for each in inner if f"{name}/{each}" not in listed and not _OWN_XML.fullmatch(each)
+            ]
+    if others or (names and index.get("format") != "taccl-plan"):
         found = f", {others[0]!r}" if others else ""
         said = f"the folder holds something other than a plan{found}; give another path"
         raise InputError(said, where=where)
@@ -140,138 +93,39 @@ def save_plan(plan: Plan, folder: str | os.PathLike[str], *, overwrite: bool = F
     return tuple(path / name for name in names)
 
 
-def _is_plan(path: Path) -> bool:
+def _index_of(path: Path) -> dict[str, Any]:
+    """The index of the plan in a folder; empty if there is none."""
     try:
-        return parse_json(read_text(path / INDEX), source=INDEX).get("format") == "taccl-plan"
+        return parse_json(read_text(path / INDEX), source=INDEX)
     except FormatError:
-        return False
+        return {}
 
 
 def _fill(plan: Plan, folder: Path) -> list[str]:
-    names: list[str] = []
-    rows: list[dict[str, Any]] = []
-    notes = list(plan.notes)
-    runtimes = [RUNTIMES[name] for name in plan.runtimes]
-    counts = {len(ranks) for ranks in plan.topology.ranks_of_node}
-    ranks_per_node = counts.pop() if len(counts) == 1 else None
-    mscclpp: dict[str | os.PathLike[str], dict[str, Any]] = {}
-    served: dict[str, list[ServedSizes]] = {each.name: [] for each in runtimes}
-    xml: list[str] = []
-    for number, each in enumerate(plan.ranges, 1):
-        if each.program is None:
-            raise ExportError(f"range {number} of the plan has no program; make the plan with one")
-        stem, name = f"range-{number:02}", f"taccl-{plan.collective}-{number}"
-        files = {"schedule": f"{stem}.json"}
-        save(each.schedule, folder / files["schedule"])
-        sizes = (each.min_bytes, each.max_bytes)
-        for runtime in runtimes:
-            if runtime.reads_xml:
-                files["msccl_xml"] = _xml_file(stem, runtime)
-                xml.append(files["msccl_xml"])
-                (folder / xml[-1]).parent.mkdir(exist_ok=True)
-                (folder / xml[-1]).write_text(_xml_text(each, name, runtime), encoding="utf-8")
-                served[runtime.name].append(
-                    ServedSizes(xml[-1], *sizes, each.program.in_place, num_chunks=each.program.size_chunks)
-                )
-                continue
-            for key, file, program in _placed(plan, each, stem, notes):
-                built = _mscclpp_plan(plan, each, program, file, ranks_per_node, notes)
-                if built is None:
-                    continue
-                files[key], mscclpp[file] = file, built
-                (folder / file).write_text(json.dumps(built, indent=1) + "\n", encoding="utf-8")
-                own = (built["min_message_size"], built["max_message_size"])
-                served[runtime.name].append(ServedSizes(file, *own, program.in_place, unit_bytes(built)))
-        names += files.values()
-        rows.append({"files": files, **each.to_dict()})
-    register = []
-    for runtime in runtimes:
-        if runtime.reads_xml:
-            register.append("environment.sh")
-            (folder / register[-1]).write_text(environment_text(plan, runtime, xml), encoding="utf-8")
-    if mscclpp:
-        register.append("register_plans.py")
-        snippet = registration_snippet(mscclpp, ranks_per_node=ranks_per_node or 0, module="register_plans")
-        (folder / register[-1]).write_text(snippet, encoding="utf-8")
+    if any(each.program is None for each in plan.ranges):
+        raise ExportError("a range of the plan has no program; make the plan with programs")
+    rows = [{"schedule": f"range-{number:02}.json"} for number in range(1, len(plan.ranges) + 1)]
+    for each, row in zip(plan.ranges, rows, strict=True):
+        save(each.schedule, folder / row["schedule"])
+    notes, names, registration, coverage = list(plan.notes), dict[str, None](), dict[str, str](), {}
+    for runtime in map(runtime_named, plan.runtimes):
+        found: PlanFiles = called(runtime.files)(runtime, plan)
+        for name, text in found.contents.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+        for row, more in zip(rows, found.ranges, strict=True):
+            row |= more
+        registration |= found.registration
+        names |= dict.fromkeys(found.contents)
+        notes += found.notes
+        coverage[runtime.name] = "; ".join([coverage_text(runtime, plan, found.served), *found.remarks])
+    names = dict.fromkeys([*registration, *(name for row in rows for name in row.values()), *names])
     index = {
-        "format": "taccl-plan", "version": 1, "register": register, **plan.to_dict(), "notes": notes,
-        "coverage": {each.name: coverage_text(each, plan, served[each.name]) for each in runtimes},
-        "ranges": rows,
+        "format": "taccl-plan", "version": 1, "register": list(registration), **plan.to_dict(),
+        "notes": notes, "coverage": coverage, "registration": registration, "files": list(names),
+        "ranges": [
+            {"files": row, **each.to_dict()} for row, each in zip(rows, plan.ranges, strict=True)
+        ],
     }  # fmt: skip
     (folder / INDEX).write_text(json.dumps(index, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return [INDEX, *register, *names]
-
-
-def _xml_file(stem: str, runtime: Runtime) -> str:
-    return f"{stem}.xml" if runtime.name == "msccl" else f"{XML_FOLDER}/{stem}.xml"
-
-
-def _xml_text(each: PlanRange, name: str, runtime: Runtime) -> str:
-    assert each.program is not None, "it is written where there is one"
-    # MSCCL takes sizes from minBytes up to, but not, maxBytes.
-    most = each.max_bytes + (not runtime.includes_most)
-    return _xml_of(each.program, runtime, min_bytes=each.min_bytes, max_bytes=most, name=name)
-
-
-def _xml_of(program: Program, runtime: Runtime, **options: Any) -> str:
-    """The text of a file, without warnings: what it lacks is said once of the plan (`coverage_text`)."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", LossyConversionWarning)
-        return dump_msccl_xml(program, split=False, runtime=runtime.name, **options)
-
-
-def _placed(plan: Plan, each: PlanRange, stem: str, notes: list[str]) -> Iterator[tuple[str, str, Program]]:
-    """The programs of a range for MSCCL++, one for each place: key in the index, file, program."""
-    program = each.program
-    assert program is not None, "it is written where there is one"
-    yield "mscclpp", f"{stem}.plan.json", program
-    if not plan.both_places:
-        return
-    place = "out of place" if program.in_place else "in place"
-    try:
-        other = runnable(
-            each.schedule, {**plan.lowering, "in_place": not program.in_place}, RUNTIMES[plan.runtimes[0]]
-        )
-    except (ExportError, InputError) as error:
-        notes.append(f"{stem} has no MSCCL++ plan {place}: {error}")
-        return
-    yield f"mscclpp_{place.replace(' ', '_')}", f"{stem}.{place.replace(' ', '-')}.plan.json", other
-
-
-def _mscclpp_plan(
-    plan: Plan, each: PlanRange, program: Program, file: str, ranks_per_node: int | None, notes: list[str]
-) -> dict[str, Any] | None:
-    """The MSCCL++ plan of a range, by the fastest protocol that it can be written for; None if none."""
-    ranged = replace(program, sizes_bytes=(each.min_bytes, each.max_bytes))
-    name = f"taccl-{plan.collective}-{file.removesuffix('.plan.json').removeprefix('range-').lstrip('0')}"
-    lacking = program.protocol not in RUNTIMES["mscclpp"].protocols
-    reasons = [f"MSCCL++ has no {program.protocol}"] if lacking else []
-    for protocol in _protocols(plan, each, program):
-        try:
-            # As far as that runtime's offsets reach.
-            built = build_mscclpp_plan(
-                replace(ranged, protocol=protocol), ranks_per_node=ranks_per_node, split=True, name=name
-            )
-        except (ExportError, InputError) as error:
-            reasons.append(str(error))
-            continue
-        if protocol != program.protocol:
-            why = ", and ".join(reason.partition(";")[0] for reason in reasons)
-            notes.append(f"{file} is for {protocol}, not {program.protocol}: {why}")
-        return built
-    notes.append(f"{file.removesuffix('.plan.json')} has no MSCCL++ plan: {'; '.join(reasons)}")
-    return None
-
-
-def _protocols(plan: Plan, each: PlanRange, program: Program) -> list[str]:
-    """Protocols of MSCCL++: the program's first, if it has that, then the fastest first."""
-    known = RUNTIMES["mscclpp"].protocols
-    timed: list[tuple[float, str]] = []
-    for protocol in known:
-        predicted = 0.0
-        if protocol.lower() in plan.topology.protocols:
-            under = plan.topology.under(protocol.lower())
-            with contextlib.suppress(InputError):  # its order cannot be kept there
-                predicted = simulate(each.schedule, topology=under).as_schedule().predicted_us
-        timed.append((predicted, protocol))
-    return [protocol for _, protocol in sorted(timed, key=lambda each: (each[1] != program.protocol, each))]
+    return [INDEX, *names]

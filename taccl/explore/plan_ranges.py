@@ -105,7 +105,7 @@ class Plan:
     stopped : str
         ``"done"``, ``"time limit"`` or ``"interrupted"``: fewer schedules were compared then.
     runtimes : tuple of str
-        Those that `save` writes for, of `taccl.program.runtimes.RUNTIMES`.
+        Those of `taccl.runtimes` that `save` writes for.
     lowering : mapping
         Options of `taccl.lower` by which the programs were made.
     both_places : bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil, log2
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,47 +14,20 @@ from taccl.measure.library import candidates, chosen
 from taccl.measure.library_costs import Costs
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT
+from taccl.runtimes.registry import runtime_named
+from taccl.runtimes.runtime import Launch, called
+from taccl.runtimes.table import RUNTIMES
 from taccl.topology.machines import SHAPES
 from taccl.topology.networks import INSTANCES, NETWORKS
 from taccl.topology.profiles import NVLINKS, PCIE, PROFILES
-from taccl.topology.tuning import KERNEL_LAUNCH_US, LAUNCH_US, LL_GB_PER_S, NVLINK_GB_PER_S, PROTOCOLS
+from taccl.topology.tuning import LAUNCH_US, LL_GB_PER_S, NVLINK_GB_PER_S, PROTOCOLS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Runtime(NamedTuple):
-    """Launch of a runtime in us, and its source.
-
-    - `one_kernel`: True if one kernel runs the whole collective, without a library's base latency.
-    - `hops_us`: Latency of a step of all pairs under LL and simple.
-    - `shares`: Part of NCCL's rate under LL, and of a node's rate under simple, that its copies reach.
-    - `one_shot`: True if sums also take one step, in which all pairs exchange whole buffers.
-    - `falls_back`: True if the library's own algorithms run where these are faster or have no file.
-    """
-
-    launch_us: float
-    one_kernel: bool
-    source: str
-    hops_us: tuple[float, float] = (PROTOCOLS[0].ring_hop_us, PROTOCOLS[2].ring_hop_us)
-    shares: tuple[float, float] = (0.5, 1.0)
-    one_shot: bool = True
-    falls_back: bool = False
-
-
-_NCCL = "our choice: with NCCL's base and hops, an allreduce on 8 H100 takes what a published log says"
-_KERNEL = "published times of MSCCL++ on A100: one kernel, without NCCL's base; half of LL's rate"
-_XML = "Azure/msccl, README.md: 1 KB to 8 MB on 8 H100; copies through NCCL's buffers reach 0.6 of the links"
-_MPI = "our choice, compared with no log: messages between pairs, and sums in memory of the host"
-RUNTIMES = {
-    "nccl": Runtime(LAUNCH_US, False, _NCCL),
-    "rccl": Runtime(7.0, False, "prior of fits to published logs, which replace it"),
-    "torch": Runtime(LAUNCH_US, False, "NCCL's: the host's time in Python is not counted"),
-    "msccl-xml": Runtime(3.6, True, _XML, (PROTOCOLS[1].ring_hop_us, 3.4), (1.0, 0.6), False, True),
-    "mscclpp": Runtime(KERNEL_LAUNCH_US, True, _KERNEL),
-    "mpi": Runtime(0.0, False, _MPI),
-}
-"""Runtimes by name."""
+#: Launch of RCCL in us, a prior of fits to published logs.
+RCCL_LAUNCH_US = 7.0
 #: us of a message of MPI in a node, and between nodes beside the hop of the network (our choice: a copy by
 #: CUDA IPC, and GPUDirect RDMA).
 MPI_HOPS_US = (10.0, 5.0)
@@ -107,7 +80,7 @@ def predict(
     ranks, nodes : int
         Numbers of ranks and of equal nodes; by default all ranks of one node.
     runtime : str, optional
-        ``"nccl"``, ``"rccl"``, ``"torch"``, ``"msccl-xml"``, ``"mscclpp"`` or ``"mpi"``; by default the
+        Name of one of `taccl.runtimes`, such as ``"torch"``, ``"mscclpp"`` or ``"mpi"``; by default the
         library of the machine's GPUs.
     network : str, optional
         Class of the network between nodes, such as ``"roce"`` or ``"slingshot"``; by default the machine's.
@@ -131,27 +104,34 @@ def predict(
     if num_ranks < 2 or num_ranks % nodes or num_ranks > nodes * ranks_per_node(machine):
         said = f"found {num_ranks} in {nodes} nodes; expected 2 or more, as many in each node"
         raise InputError(f"{said}, at most {ranks_per_node(machine)}", where="ranks")
-    runtime = None if runtime is None else known_name(runtime, RUNTIMES, "runtime")
+    library = "nccl" if costs.fitted is None else "rccl"
+    used = RUNTIMES[library] if runtime is None else runtime_named(runtime, "launch")
     if sharp and (costs.network.name != "infiniband" or costs.fitted is not None):
         said = f"found True; NCCL sums in switches of InfiniBand only, and {machine} has {costs.network.name}"
         raise InputError(f"{said}; leave it out, or give network='infiniband'", where="sharp")
-    costs = _under(replace(costs, nvls=costs.nvls and nvls, sharp=sharp), runtime, machine)
+    if used.name in ("nccl", "rccl") and used.name != library:
+        said = f"found {used.name!r}; {machine} runs {library}: name that, or none"
+        raise InputError(said, where="runtime")
+    costs, launch = replace(costs, nvls=costs.nvls and nvls, sharp=sharp), used.launch
+    assert launch is not None, "it has launch costs"
+    if launch.predict:
+        of_own: Prediction = called(launch.predict)(costs, collective, num_ranks, nodes, float(size))
+        return replace(of_own, source=of_own.source or launch.source)
     found = candidates(costs, collective, num_ranks, nodes, np.array([float(size)]))
     best = found[int(chosen(found)[0])]
-    used = RUNTIMES[runtime or ("nccl" if costs.fitted is None else "rccl")]
-    own = Prediction(float(best.time_us[0]), best.algorithm, best.protocol, costs.launch_us, used.source)
-    if runtime == "mpi":
-        return _by_mpi(costs, collective, num_ranks, nodes, float(size))
-    if not used.one_kernel:
+    launch_us = costs.launch_us if launch.us is None or launch.one_kernel else launch.us
+    time_us = float(best.time_us[0]) + (launch_us - costs.launch_us)
+    own = Prediction(time_us, best.algorithm, best.protocol, launch_us, launch.source)
+    if not launch.one_kernel:
         return own
     if nodes > 1 or collective not in _ALL_PAIRS:
-        if used.falls_back:
+        if launch.falls_back:
             return own
         found_on = f"found {collective} on {nodes} nodes"
         said = f"{found_on}; one-kernel runtimes are known for sums and copies in one node"
         raise InputError(said, where="runtime")
-    all_pairs = _in_one_kernel(costs, collective, num_ranks, float(size), used)
-    return own if used.falls_back and own.time_us < all_pairs.time_us else all_pairs
+    all_pairs = _in_one_kernel(costs, collective, num_ranks, float(size), launch)
+    return own if launch.falls_back and own.time_us < all_pairs.time_us else all_pairs
 
 
 def predicted_us(
@@ -199,7 +179,7 @@ def _of_model(name: str) -> Costs:
             serial_launch_us=SERIAL_LAUNCH_US if is_old else 0.0,
         )  # fmt: skip
     rate, links = 1000 / float(default["xgmi_beta_us_per_mb"]), len([p for p in shape.pairs if 0 in p])
-    launch = RUNTIMES["rccl"].launch_us if default.launch is None else float(default.launch.value)
+    launch = RCCL_LAUNCH_US if default.launch is None else float(default.launch.value)
     fitted = {
         each.name: (
             float(each.base_us.value),
@@ -211,25 +191,14 @@ def _of_model(name: str) -> Costs:
     return Costs("", links * rate, links, nic, shape.ranks_per_nic, network, launch_us=launch, fitted=fitted)
 
 
-def _under(costs: Costs, runtime: str | None, machine: str) -> Costs:
-    """The figures under a runtime; `InputError` if it does not run there."""
-    if runtime is None:
-        return costs
-    is_amd = costs.fitted is not None
-    if (runtime == "nccl" and is_amd) or (runtime == "rccl" and not is_amd):
-        other = "rccl" if is_amd else "nccl"
-        raise InputError(f"found {runtime!r}; {machine} runs {other}: name that, or none", where="runtime")
-    return costs
-
-
 #: Collectives of one kernel: all pairs at once.
 _ALL_PAIRS = ("allreduce", "allgather", "reduce-scatter", "alltoall")
 
 
-def _in_one_kernel(costs: Costs, collective: str, n: int, size: float, runtime: Runtime) -> Prediction:
+def _in_one_kernel(costs: Costs, collective: str, n: int, size: float, launch: Launch) -> Prediction:
     """Time in one kernel: all pairs at once, in one step or in two, under LL or simple."""
     ways = {"allreduce": ((1, n - 1.0), (2, 2 * (n - 1) / n))}.get(collective, ((1, (n - 1) / n),))
-    if not runtime.one_shot:
+    if not launch.one_shot:
         ways = ways[-1:]
     ll_rate = (
         float(LL_GB_PER_S[costs.generation])
@@ -237,20 +206,20 @@ def _in_one_kernel(costs: Costs, collective: str, n: int, size: float, runtime: 
         else costs.node_gb_per_s * PROTOCOLS[0].bandwidth_share
     )
     rates = dict(
-        zip(("ll", "simple"), np.multiply(runtime.shares, (ll_rate, costs.node_gb_per_s)), strict=True)
+        zip(("ll", "simple"), np.multiply(launch.shares, (ll_rate, costs.node_gb_per_s)), strict=True)
     )
-    hops = dict(zip(rates, runtime.hops_us, strict=True))
+    hops = dict(zip(rates, launch.hops_us, strict=True))
     times = {
         ("one-shot" if num == 1 else "two-shot", protocol): num * hops[protocol] + volume * size / rate / 1000
         for num, volume in ways
         for protocol, rate in rates.items()
     }
     (algorithm, protocol), time_us = min(times.items(), key=lambda each: each[1])
-    launch_us = runtime.launch_us
-    return Prediction(launch_us + float(time_us), algorithm, protocol, launch_us, runtime.source)
+    launch_us = costs.launch_us if launch.us is None else launch.us
+    return Prediction(launch_us + float(time_us), algorithm, protocol, launch_us, launch.source)
 
 
-def _by_mpi(costs: Costs, collective: str, n: int, m: int, size: float) -> Prediction:
+def by_mpi(costs: Costs, collective: str, n: int, m: int, size: float) -> Prediction:
     """Time of messages between pairs, one after another: by doubling, or in a ring of n parts."""
     adds = collective in ("allreduce", "reduce-scatter", "reduce")
     hop_us = MPI_HOPS_US[0] if m == 1 else MPI_HOPS_US[1] + costs.network.hop_us
@@ -270,4 +239,4 @@ def _by_mpi(costs: Costs, collective: str, n: int, m: int, size: float) -> Predi
     elif collective == "alltoall":
         ways = {"pairwise": (n - 1) * (hop_us + kb / n / rate)}
     algorithm, time_us = min(ways.items(), key=lambda each: each[1])
-    return Prediction(time_us, algorithm, "", 0.0, RUNTIMES["mpi"].source)
+    return Prediction(time_us, algorithm, "", 0.0)

@@ -8,8 +8,9 @@ from math import ceil, log2
 
 from taccl._internal.arguments import Count, checked
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
-from taccl.program.runtimes import MAX_DEPENDED_ID, MAX_ELEMENTS, RUNTIMES
+from taccl.program.runtimes import MAX_DEPENDED_ID, MAX_ELEMENTS
 from taccl.program.split import weight
+from taccl.runtimes.table import RUNTIMES
 from taccl.topology.tuning import CHANNEL_GB_PER_S
 
 #: Min bytes of a part of a chunk; smaller parts are latency-bound. Own choice.

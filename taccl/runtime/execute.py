@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import checked
 from taccl.errors import ExecutionError
@@ -11,9 +11,10 @@ from taccl.program.program import Program
 from taccl.runtime.environment import INSTALL, joined, launched_by
 from taccl.runtime.job import check_memory, make_job
 from taccl.runtime.report import Execution
+from taccl.runtimes.runtime import RunReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from taccl._internal.arguments import Count, Natural, Seconds, Size
     from taccl.runtime.job import RunJob
@@ -77,6 +78,20 @@ def execute(
         return make_job(own, size, dtype=dtype, repetitions=repetitions, timeout_s=timeout_s, seed=seed)
 
     return execute_job(job, note)
+
+
+def run(
+    read: Callable[[], Program],
+    *,
+    sizes: Sequence[int],
+    dtype: str | None,
+    note: Callable[[str], None],
+    **options: Any,
+) -> RunReport:
+    """Execute a program at the first of some sizes, for ``taccl run``; only rank 0 reads the program."""
+    kind = dtype or "int32"
+    report = execute_job(lambda: make_job(read(), sizes[0], dtype=kind, **options), note)
+    return RunReport(report.text(), report.figures(), report.failure())
 
 
 def execute_job(make: Callable[[], RunJob], note: Callable[[str], None] = lambda _: None) -> Execution:

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from taccl._internal.names import in_runs, listed
+from taccl._internal.names import in_runs, listed, table
 from taccl._internal.units import format_count, format_size, format_us, gb_per_s
 from taccl.errors import ExecutionError, VerificationError
 from taccl.program.program import StepAddress  # noqa: TC001  pydantic looks it up
@@ -166,6 +166,56 @@ class Execution:
         head = f"not done after {self.timeout_s:g} s, and {state}; waiting: {word} {in_runs(ranks)} of "
         causes = [f"  {self.cause}"] if self.cause else []
         return "\n".join([f"{head}{self.num_ranks}:", *causes, *listed(self.waits)])
+
+    def text(self) -> str:
+        """The report for people."""
+        place = "in place" if self.in_place else "out of place"
+        ranks, machines = format_count(self.num_ranks, "rank"), format_count(self.num_hosts, "machine")
+        size = f"{format_size(self.size_bytes)} of {self.dtype}"
+        lines = [f"{self.program}, {place}: {ranks} on {machines}, {size}"]
+        if self.times is not None and self.ok:
+            runs = format_count(len(self.times.each_us) + 1, "run")
+            how = f"within {self.tolerance:.2g}" if self.tolerance else "bit for bit"
+            if self.compared_with:
+                verdict = f"correct: in all {runs} every output agrees {how} with {self.compared_with}"
+            else:
+                verdict = (
+                    f"all {runs} came to their end; outputs were not judged: the collective is not known"
+                )
+            lines.append(f"  {verdict}")
+        rows: list[tuple[str, ...]] = [("", "median", "fastest", "algbw", "busbw")]
+        own = self.compared_with or "MPI's own"
+        for name, times in (("the program", self.times), (own, self.mpi_times)):
+            if times is not None:
+                algbw, busbw = self.algbw_gb_per_s(times), self.busbw_gb_per_s(times)
+                fast = (f"{time_us / 1000:.3f} ms" for time_us in (times.median_us, times.min_us))
+                rows.append((name, *fast, f"{algbw:.4g} GB/s", f"{busbw:.4g} GB/s"))
+        if len(rows) > 1:
+            lines.append(table(rows, indent="  "))
+        if self.crowded:
+            lines.append("  ranks share cores here: times say little of what either takes where they do not")
+        versions = [
+            text.replace(" Version:", "") if name == "mpi" else f"{name} {text}"
+            for name, text in self.versions.items()
+        ]
+        lines.append("  " + ", ".join(versions))
+        return "\n".join(lines)
+
+    def figures(self) -> dict[str, Any]:
+        """The execution as plain values, with rates and a verdict, as ``taccl run --json`` prints them."""
+        return {
+            "ok": self.ok, **self.to_dict(), "times": self._rates(self.times),
+            "mpi_times": self._rates(self.mpi_times), "failure": self.failure(),
+        }  # fmt: skip
+
+    def _rates(self, times: Times | None) -> dict[str, Any] | None:
+        """Times and rates of the program or of MPI as plain values."""
+        if times is None:
+            return None
+        return {
+            "each_us": list(times.each_us), "median_us": times.median_us, "min_us": times.min_us,
+            "algbw_gb_per_s": self.algbw_gb_per_s(times), "busbw_gb_per_s": self.busbw_gb_per_s(times),
+        }  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """The execution as plain values."""

@@ -69,6 +69,11 @@ class TorchReport:
         """The report as plain values."""
         return asdict(self)
 
+    def figures(self) -> dict[str, Any]:
+        """The report as plain values, with a verdict, as ``taccl run --json`` prints them."""
+        verdict = {"round_us": self.round_us(), "failure": self.failure()}
+        return {"ok": self.ok, **self.to_dict(), **verdict}
+
     @property
     def ok(self) -> bool:
         """True if every output was that of the stock collective, bit for bit."""

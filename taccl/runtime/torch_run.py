@@ -35,6 +35,7 @@ from taccl.runtime.torch_calls import (
 )
 from taccl.runtime.torch_report import TorchReport
 from taccl.runtime.worker import GRACE_S, Watchdog
+from taccl.runtimes.runtime import RunReport
 
 #: Types of elements. Inputs are whole numbers from 0 to 7, whose sums over 36 ranks bfloat16 holds exactly.
 DTYPES = ("int32", "int64", "float32", "float64", "float16", "bfloat16")
@@ -85,6 +86,12 @@ def execute_in_torch(
         said = f"found {launch.num_ranks}; the schedule is for {format_count(program.num_ranks, 'rank')}"
         raise InputError(said, where="torchrun")
     return TorchReport.from_dict(_execute_on_rank(job, "env://", note))
+
+
+def run(read: Callable[[], Program], *, sizes: Sequence[int], dtype: str | None, **options: Any) -> RunReport:
+    """Execute a program in PyTorch, for ``taccl run``."""
+    report = execute_in_torch(read(), sizes, dtype=dtype or "float32", **options)
+    return RunReport(report.text(), report.figures(), report.failure(), report.log())
 
 
 def main(path: str) -> int:

@@ -16,18 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from taccl.errors import FallbackWarning, InputError, warn
+from taccl._internal.plugins import Plugins
 
 if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.search import Search
-
-#: Group of entry points by which installed packages register proposers.
-ENTRY_POINTS = "taccl.proposers"
 
 
 @runtime_checkable
@@ -76,7 +72,17 @@ class OwnProposer:
     estimate_s: Callable[[Problem], float] = _at_once
 
 
-_REGISTERED: dict[str, Proposer] = {}
+def _is_proposer(thing: object) -> bool:
+    return isinstance(thing, Proposer) and isinstance(thing.name, str) and thing.name != ""
+
+
+#: Proposers of users, and of installed packages by entry points of the group ``taccl.proposers``.
+PLUGINS: Plugins[Proposer] = Plugins(
+    "taccl.proposers",
+    "proposer",
+    _is_proposer,
+    "an object with a name and the methods supports, estimate_s and propose",
+)
 
 
 def register(proposer: Proposer) -> None:
@@ -90,10 +96,7 @@ def register(proposer: Proposer) -> None:
     InputError
         If it lacks a name or a method of `Proposer`.
     """
-    if not isinstance(proposer, Proposer) or not isinstance(proposer.name, str) or not proposer.name:
-        said = "expected an object with a name and the methods supports, estimate_s and propose"
-        raise InputError(f"found {proposer!r}; {said}", where="proposer")
-    _REGISTERED[proposer.name] = proposer
+    PLUGINS.register(proposer)
 
 
 def unregister(name: str) -> None:
@@ -104,32 +107,9 @@ def unregister(name: str) -> None:
     InputError
         If none of this name is registered.
     """
-    if name not in _REGISTERED:
-        known = ", ".join(_REGISTERED) or "none"
-        raise InputError(f"found {name!r}; registered: {known}", where="name")
-    del _REGISTERED[name]
+    PLUGINS.unregister(name)
 
 
 def registered() -> list[Proposer]:
     """The proposers of this process, those of installed packages first."""
-    return [*({each.name: each for each in _installed()} | _REGISTERED).values()]
-
-
-@cache
-def _installed() -> list[Proposer]:
-    """The proposers of installed packages. One that cannot be loaded is left out with a warning."""
-    from importlib.metadata import entry_points
-
-    found: list[Proposer] = []
-    for entry in entry_points(group=ENTRY_POINTS):
-        try:
-            loaded = entry.load()
-            proposer = loaded() if isinstance(loaded, type) else loaded
-        except Exception as error:  # whatever another package raises as it is imported
-            warn(f"the proposer {entry.name} could not be loaded ({error}); it is left out", FallbackWarning)
-            continue
-        if isinstance(proposer, Proposer):
-            found.append(proposer)
-        else:
-            warn(f"the entry point {entry.name} names no proposer; it is left out", FallbackWarning)
-    return found
+    return [*PLUGINS.by_name().values()]

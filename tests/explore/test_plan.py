@@ -172,7 +172,7 @@ def test_the_environment_names_existing_files(tmp_path):
 
 def test_a_folder_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     """A disk that is full at the last file leaves nothing, and an older plan as it was."""
-    import taccl.explore.plan_files as files
+    import taccl.explore.plan_xml as files
 
     folder = tmp_path / "plan"
     ring_plan().save(folder)

@@ -12,7 +12,7 @@ from taccl.synthesis.budget import Turn, run
 from taccl.synthesis.options import Options
 from taccl.synthesis.proposers.stages import STAGES
 from taccl.synthesis.proposers.table import APART, FIRST, LAST, PROPOSERS
-from taccl.synthesis.proposing import OwnProposer, Proposer, registered
+from taccl.synthesis.proposing import PLUGINS, OwnProposer, Proposer, registered
 from taccl.synthesis.search import Search
 from tests.effort import brief_synthesis
 
@@ -184,7 +184,6 @@ def test_an_unknown_name_cannot_be_taken_out():
 
 def test_an_entry_point_that_cannot_be_loaded_is_left_out(monkeypatch):
     """A package that raises as it is imported costs a warning, and no synthesis."""
-    from taccl.synthesis import proposing
 
     class Broken:
         name = "broken"
@@ -200,5 +199,5 @@ def test_an_entry_point_that_cannot_be_loaded_is_left_out(monkeypatch):
 
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Broken(), Fine()])
     with pytest.warns(FallbackWarning, match="broken could not be loaded"):
-        found = proposing._installed.__wrapped__()
+        found = PLUGINS.installed()
     assert [each.name for each in found] == ["my ring"]

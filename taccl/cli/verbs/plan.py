@@ -24,6 +24,7 @@ from taccl.cli.output import Answer, picked, say
 from taccl.cli.problems import collective_of, resized, subset_for, topology_for
 from taccl.cli.things import names_topology, sketch_from_word
 from taccl.errors import InputError
+from taccl.runtimes.registry import registered
 
 if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
@@ -55,7 +56,8 @@ def add(verb: ArgumentParser) -> None:
     help = "ranges at most (default 4, which the MSCCL runtime loads)"
     option(group, "--max-ranges N", help, positive, default=4)
     group = verb.add_argument_group("programs")
-    help = "only for this one: msccl, msccl-executor, rccl or mscclpp (default: by the machine)"
+    known = ", ".join(registered("files"))
+    help = f"only for this one: {known} (default: by the machine)"
     option(group, "--runtime NAME", help)
     option(group, "--in-place", "for calls whose input and output are one buffer (default: as PyTorch calls)")
     option(group, "--out-of-place", "for calls with two buffers")
@@ -103,12 +105,8 @@ def run(options: Namespace) -> Answer:
     lines = [text, *(f"note: {note}" for note in new), ""]
     lines += [f"written to {shown(options.output)}: {len(paths)} files", *index["coverage"].values()]
     lines.append("to register them")
-    for path in paths[1 : 1 + len(index["register"])]:
-        if path.endswith(".sh"):
-            runtime = next(each for each in found.runtimes if each != "mscclpp")
-            lines.append(f"  with {runtime}: source {shown(path)}")
-        else:
-            lines.append(f"  with mscclpp, in Python: register_plans.register(rank), from {shown(path)}")
+    registration = index["registration"].values()
+    lines += [f"  {how} {shown(path)}" for how, path in zip(registration, paths[1:], strict=False)]
     values |= {"files": paths, **{name: index[name] for name in ("notes", "coverage")}}
     return Answer("\n".join(lines), values)
 

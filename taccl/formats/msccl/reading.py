@@ -26,10 +26,10 @@ from taccl.program.runtimes import (
     MAX_COUNT,
     MAX_NAME,
     MAX_VALUE,
-    RUNTIMES,
-    Runtime,
     excesses,
 )
+from taccl.runtimes.runtime import Runtime
+from taccl.runtimes.table import RUNTIMES
 
 #: Types of steps.
 TYPES = {
@@ -39,14 +39,16 @@ TYPES = {
 }  # fmt: skip
 _BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
 _COLLECTIVES = ("allreduce", "allgather", "reduce", "broadcast", "alltoall", "reduce_scatter", "custom")
+#: Runtimes that read such files.
+_READERS = [each for each in RUNTIMES.values() if each.reads_xml]
 #: {other runtimes' name of a collective: MSCCL's name}.
-_ALIASES = {theirs: ours for each in RUNTIMES.values() for ours, theirs in each.renamed.items()}
+_ALIASES = {theirs: ours for each in _READERS for ours, theirs in each.renamed.items()}
 #: Largest limits of all runtimes, as files for any of them are read.
 _LARGEST = Runtime(
     "any", "any runtime",
-    max_steps=max(each.max_steps for each in RUNTIMES.values()),
-    max_threadblocks=max(each.max_threadblocks for each in RUNTIMES.values()),
-    max_channels=max(each.max_channels for each in RUNTIMES.values()),
+    max_steps=max(each.max_steps for each in _READERS),
+    max_threadblocks=max(each.max_threadblocks for each in _READERS),
+    max_channels=max(each.max_channels for each in _READERS),
 )  # fmt: skip
 _LIMIT_BYTES = 64 * 10**6
 _NUMBER = re.compile(r"[+-]?[0-9]{1,20}")

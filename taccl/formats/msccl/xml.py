@@ -17,8 +17,9 @@ from taccl.formats.msccl.reading import TYPES, load_msccl_xml, parse_msccl_xml
 from taccl.formats.program_kind import kind_of, sizes_of, warn_of_split
 from taccl.program.checks import parcels_of
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress
-from taccl.program.runtimes import MAX_NAME, excesses, runtime_named
+from taccl.program.runtimes import MAX_NAME, excesses
 from taccl.program.split import split_threadblocks, weight
+from taccl.runtimes.registry import runtime_named
 
 __all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]
 
@@ -47,7 +48,7 @@ def dump_msccl_xml(
       with its own channel (`taccl.program.split`). Default: split if needed, with a warning.
     - `name`: Name of the program in the file, by default the program's. Characters other than letters,
       digits, ``_``, ``.`` and ``-`` become ``-``.
-    - `runtime`: Runtime that reads the file, one of `taccl.program.runtimes.RUNTIMES`; its limits and names
+    - `runtime`: Runtime that reads the file, one of `taccl.runtimes`; its limits and names
       apply.
     """
     reader = runtime_named(runtime, xml=True)

@@ -36,7 +36,7 @@ from taccl.formats.program_kind import ProgramKind, kind_of, sizes_of, warn_of_s
 from taccl.problem.collective import Collective
 from taccl.program.checks import queue_ends
 from taccl.program.program import Program
-from taccl.program.runtimes import RUNTIMES
+from taccl.runtimes.table import RUNTIMES
 
 #: {collective: MSCCL++'s name}.
 COLLECTIVES = {

@@ -1,0 +1,76 @@
+"""Plug-ins: objects that users register by name, and those that installed packages bring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from taccl.errors import FallbackWarning, InputError, warn
+
+
+class Named(Protocol):
+    """An object with a name."""
+
+    @property
+    def name(self) -> str:
+        """Name by which it is registered."""
+
+
+T = TypeVar("T", bound=Named)
+
+
+class Plugins(Generic[T]):
+    """Registered objects of one kind; installed packages name theirs by entry points.
+
+    - `group`: Group of entry points; each names an object of the kind, or a class that makes one.
+    - `noun`: The kind in messages, such as ``"proposer"``.
+    - `fits`: True if an object is of the kind.
+    - `expected`: Description of such an object.
+    """
+
+    def __init__(self, group: str, noun: str, fits: Callable[[object], bool], expected: str) -> None:
+        self.group, self.noun, self.expected = group, noun, expected
+        self._fits = fits
+        self._registered: dict[str, T] = {}
+        self._found: list[T] | None = None
+
+    def register(self, thing: T) -> None:
+        """Register an object in this process; one of the same name is replaced.
+
+        Raises `InputError` if it is not of the kind.
+        """
+        if not self._fits(thing):
+            raise InputError(f"found {thing!r}; expected {self.expected}", where=self.noun)
+        self._registered[thing.name] = thing
+
+    def unregister(self, name: str) -> None:
+        """Remove an object that was registered in this process; `InputError` if there is none."""
+        if name not in self._registered:
+            known = ", ".join(self._registered) or "none"
+            raise InputError(f"found {name!r}; registered: {known}", where="name")
+        del self._registered[name]
+
+    def by_name(self) -> dict[str, T]:
+        """{name: object}; those of installed packages come first."""
+        if self._found is None:
+            self._found = self.installed()
+        return {each.name: each for each in self._found} | self._registered
+
+    def installed(self) -> list[T]:
+        """Objects of installed packages. One that cannot be loaded is left out with a warning."""
+        from importlib.metadata import entry_points
+
+        found: list[T] = []
+        for entry in entry_points(group=self.group):
+            try:
+                loaded: Any = entry.load()
+                thing = loaded() if isinstance(loaded, type) else loaded
+            except Exception as error:  # any error of another package at its import
+                said = f"the {self.noun} {entry.name} could not be loaded ({error}); it is left out"
+                warn(said, FallbackWarning)
+                continue
+            if self._fits(thing):
+                found.append(thing)
+            else:
+                warn(f"the entry point {entry.name} names no {self.noun}; it is left out", FallbackWarning)
+        return found

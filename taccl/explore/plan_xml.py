@@ -1,0 +1,145 @@
+"""A plan for runtimes of MSCCL XML: files, and how a shell tells of them.
+
+Variables and folders are those that the sources named in `taccl.runtimes.table` read.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from taccl._internal.names import shown
+from taccl._internal.units import format_size
+from taccl.errors import LossyConversionWarning
+from taccl.explore.plan_runtimes import NAMED
+from taccl.formats.msccl.xml import dump_msccl_xml, unseen_root
+from taccl.formats.program_kind import kind_of
+from taccl.problem.collective import Collective
+from taccl.program.program import Program
+from taccl.runtimes.runtime import PlanFiles, Runtime, ServedSizes
+
+if TYPE_CHECKING:
+    from taccl.explore.plan_ranges import Plan, PlanRange
+
+#: Folder of the files of runtimes that load every file of a folder, and so may hold nothing else.
+XML_FOLDER = "msccl-algorithms"
+#: Name of the shell script.
+_SCRIPT = "environment.sh"
+
+
+def why_not(runtime: Runtime, collective: Collective, _topology: object, protocol: str) -> str:
+    """The reason why no file can hold a collective; empty if one can."""
+    if protocol or collective.name in NAMED or runtime.takes_custom:
+        return ""
+    return f"{runtime.title} has no {collective.name}, as it takes no custom collectives"
+
+
+def check(runtime: Runtime, program: Program) -> None:
+    """Raise `ExportError` if a file for the runtime has no room for a program."""
+    _xml_of(program, runtime)
+
+
+def files(runtime: Runtime, plan: Plan) -> PlanFiles:
+    """A file of MSCCL XML for each range, and a shell script that names them to the runtime."""
+    folder = "" if runtime.name == "msccl" else f"{XML_FOLDER}/"
+    names = [f"{folder}range-{number:02}.xml" for number in range(1, len(plan.ranges) + 1)]
+    contents, served = {}, []
+    for number, (name, each) in enumerate(zip(names, plan.ranges, strict=True), 1):
+        assert each.program is not None, "it is written where there is one"
+        contents[name] = _xml_text(each, f"taccl-{plan.collective}-{number}", runtime)
+        sizes = (each.min_bytes, each.max_bytes)
+        served.append(ServedSizes(name, *sizes, each.program.in_place, num_chunks=each.program.size_chunks))
+    contents[_SCRIPT] = environment_text(plan, runtime, names)
+    root = root_of(plan)
+    remarks = [] if root is None else [unseen_root(plan.collective, root)]
+    rows = [{"msccl_xml": name} for name in names]
+    return PlanFiles(contents, rows, served, {_SCRIPT: f"with {runtime.name}: source"}, remarks)
+
+
+def _xml_text(each: PlanRange, name: str, runtime: Runtime) -> str:
+    assert each.program is not None, "it is written where there is one"
+    # MSCCL takes sizes from minBytes up to, but not, maxBytes.
+    most = each.max_bytes + (not runtime.includes_most)
+    return _xml_of(each.program, runtime, min_bytes=each.min_bytes, max_bytes=most, name=name)
+
+
+def _xml_of(program: Program, runtime: Runtime, **options: Any) -> str:
+    """The text of a file, without warnings: what it lacks is said once of the plan (`coverage_text`)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LossyConversionWarning)
+        return dump_msccl_xml(program, split=False, runtime=runtime.name, **options)
+
+
+def root_of(plan: Plan) -> int | None:
+    """The root of the plan's collective, if runtimes know it for one with a root."""
+    first = plan.ranges[0].program
+    return None if first is None else kind_of(first, "a plan").root
+
+
+def environment_text(plan: Plan, runtime: Runtime, files: Sequence[str]) -> str:
+    """Shell script to source before a program starts on a runtime of MSCCL XML, with files beside it."""
+    first = plan.ranges[0].program
+    place = "in place" if first is not None and first.in_place else "out of place"
+    lines = [
+        f"# {plan.collective} on {shown(plan.topology.name)}, {place}, for {runtime.title}: source it.",
+        "# Other sizes, and those that do not divide into chunks, are left to the library's own algorithms.",
+    ]
+    lines += [
+        f"#   {name}: {format_size(each.min_bytes)} to {format_size(each.max_bytes)}, "
+        f"{shown(each.source)}; at most {format_size(each.scratch_bytes)} of scratch"
+        for name, each in zip(files, plan.ranges, strict=True)
+    ]
+    if runtime.max_files is not None and len(files) > runtime.max_files:
+        lines.append(
+            f"# {runtime.title} loads {runtime.max_files} files at most; the others are left out here: plan "
+            "fewer ranges."
+        )
+    root = root_of(plan)
+    if root is not None:
+        lines.append(f"# Careful: {unseen_root(plan.collective, root)}.")
+    folder = 'TACCL_PLAN="$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")" && pwd)"'
+    return "\n".join([*lines, *_SETTINGS[runtime.name](folder, files[: runtime.max_files]), ""])
+
+
+def _msccl(folder: str, files: Sequence[str]) -> list[str]:
+    paths = ":".join(f"$TACCL_PLAN/{name}" for name in files)
+    return [
+        "# For microsoft/msccl (NCCL 2.12.12).",
+        folder,
+        f'export MSCCL_XML_FILES="{paths}"',
+        "export NCCL_ALGO=MSCCL,RING,TREE",
+    ]
+
+
+_OWN_FOLDER = [
+    "# The library loads every file of this folder, in place of the algorithms that it ships with: leave",
+    "# nothing else in it.",
+]
+
+
+def _executor(folder: str, _: Sequence[str]) -> list[str]:
+    return [
+        "# For Azure/msccl-executor-nccl (NCCL 2.23.4), built with at least 64 steps per threadblock.",
+        folder,
+        *_OWN_FOLDER,
+        f'export MSCCL_ALGO_DIR="$TACCL_PLAN/{XML_FOLDER}"',
+        "export NCCL_MSCCL_ENABLE=1",
+    ]
+
+
+def _rccl(folder: str, _: Sequence[str]) -> list[str]:
+    return [
+        "# For RCCL 2.21.5 (ROCm 6.3) to 2.27.7 (ROCm 7.2); 2.28.3 (ROCm 7.13) no longer has MSCCL.",
+        folder,
+        *_OWN_FOLDER,
+        f'export MSCCL_ALGO_DIR="$TACCL_PLAN/{XML_FOLDER}"',
+        "export RCCL_MSCCL_ENABLE=1",
+        "# On by itself only where RCCL knows the server, such as eight MI300X in one.",
+        "export RCCL_MSCCL_FORCE_ENABLE=1",
+        "# In graphs its own MSCCL++ kernels would take allreduce and allgather up to 1 MiB before any file.",
+        "export RCCL_MSCCLPP_ENABLE=0",
+    ]
+
+
+_SETTINGS = {"msccl": _msccl, "msccl-executor": _executor, "rccl": _rccl}

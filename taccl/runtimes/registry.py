@@ -1,0 +1,87 @@
+"""Runtimes by name: the library's, those of installed packages, and those that users register."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from taccl._internal.arguments import checked, known_name, known_word
+from taccl._internal.plugins import Plugins
+from taccl.runtimes.runtime import Runtime
+from taccl.runtimes.table import ALIASES, RUNTIMES
+
+if TYPE_CHECKING:
+    from taccl.topology.topology import Topology
+
+
+#: Fields of `Runtime` by which runtimes are asked for.
+_ROLES = ("name", "files", "launch", "run", "usual_for")
+
+
+def _is_runtime(thing: object) -> bool:
+    return isinstance(thing, Runtime) and re.fullmatch(r"[a-z][a-z0-9-]*", thing.name) is not None
+
+
+#: Plug-ins of users, and of installed packages by entry points of the group ``taccl.runtimes``.
+PLUGINS: Plugins[Runtime] = Plugins(
+    "taccl.runtimes", "runtime", _is_runtime, "a Runtime with a name of small letters, digits and dashes"
+)
+
+
+@checked
+def register(runtime: Runtime) -> None:
+    """Add a runtime in this process; one of the same name is replaced.
+
+    An installed package registers by an entry point of the group ``taccl.runtimes``, which names a `Runtime`.
+
+    Raises
+    ------
+    InputError
+        If it is no `Runtime`, or its name has other characters than small letters, digits and dashes.
+    """
+    PLUGINS.register(runtime)
+
+
+@checked
+def unregister(name: str) -> None:
+    """Remove a runtime that was registered in this process.
+
+    Raises
+    ------
+    InputError
+        If none of this name is registered.
+    """
+    PLUGINS.unregister(name)
+
+
+@checked
+def registered(role: str = "name") -> dict[str, Runtime]:
+    """{name: runtime}, the library's first.
+
+    - `role`: Field of `Runtime` that must be given: ``"files"`` for plans, ``"launch"``, ``"run"``.
+
+    Raises `InputError` for another word.
+    """
+    known_word(role, _ROLES, "role")
+    every = RUNTIMES | PLUGINS.by_name()
+    return {name: each for name, each in every.items() if getattr(each, role)}
+
+
+def runtime_named(word: str, role: str = "files", *, xml: bool = False, where: str = "runtime") -> Runtime:
+    """Runtime by name, ignoring case and dashes.
+
+    - `role`: As in `registered`.
+    - `xml`: True to accept only runtimes that read MSCCL XML.
+
+    Raises `InputError` if there is none.
+    """
+    known = {name: each for name, each in registered(role).items() if each.reads_xml or not xml}
+    word = word.replace("++", "pp")
+    return known[ALIASES.get(word) or known_name(word, known, where)]
+
+
+def usual_runtimes(topology: Topology) -> tuple[Runtime, ...]:
+    """Usual runtimes for a machine: RCCL if it has AMD GPUs by its name, else MSCCL; and MSCCL++."""
+    is_amd = re.search(r"\bmi\d", topology.machine or topology.name, re.IGNORECASE) is not None
+    makers = ("amd" if is_amd else "nvidia", "any")
+    return tuple(each for each in registered("usual_for").values() if each.usual_for in makers)

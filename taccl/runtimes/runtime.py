@@ -1,0 +1,251 @@
+"""One runtime as a value: the schedules that it takes, its files, its launch costs, and how it runs.
+
+Functions may be given as ``"module:name"``, which is imported at the first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import Any
+
+from taccl._internal.arguments import checked
+from taccl.topology.tuning import PROTOCOLS
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Launch costs of a runtime, which predictions and plans count.
+
+    Parameters
+    ----------
+    us : float or None
+        Launch in us, in place of the launch of a machine's library; None to keep that.
+    source : str
+        Origin of the figures.
+    one_kernel : bool
+        True if one kernel runs the whole collective, without a library's base latency.
+    hops_us : (float, float)
+        Latency of a step of all pairs under LL and simple.
+    shares : (float, float)
+        Part of NCCL's rate under LL, and of a node's rate under simple, that its copies reach.
+    one_shot : bool
+        True if sums also take one step, in which all pairs exchange whole buffers.
+    falls_back : bool
+        True if the library's own algorithms run where these are faster or have no file.
+    predict : function
+        From (costs, collective, ranks, nodes, bytes) to a `taccl.Prediction`, in place of the times of a
+        library or of one kernel.
+    """
+
+    us: float | None
+    source: str
+    one_kernel: bool = False
+    hops_us: tuple[float, float] = (PROTOCOLS[0].ring_hop_us, PROTOCOLS[2].ring_hop_us)
+    shares: tuple[float, float] = (0.5, 1.0)
+    one_shot: bool = True
+    falls_back: bool = False
+    predict: Any = ""
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """One runtime. Functions may be left out: `taccl.plan`, `predict` and ``taccl run`` then do not offer it.
+
+    A function is given itself, or as ``"module:name"``.
+
+    Parameters
+    ----------
+    name, title : str
+        Name in options, and in sentences.
+    reads : str
+        Format of its files, such as ``"msccl-xml"``; empty if it has none of its own.
+    protocols : tuple of str
+        Its protocols, of ``"Simple"``, ``"LL"`` and ``"LL128"``.
+    max_steps : int
+        Max steps per threadblock that its parser of MSCCL XML accepts, including steps that only wait.
+    max_threadblocks : int
+        Max threadblocks of a rank; of MSCCL++, those that a V100 surely runs concurrently.
+    max_channels : int
+        Max channels of a program (``MAXCHANNELS``).
+    max_files : int, optional
+        Max files that it loads; None if there is no limit that plans reach.
+    renamed : mapping
+        {MSCCL's name of a collective: the runtime's name}.
+    takes_custom, includes_most : bool
+        True if it accepts custom collectives; true if it also uses a file at its largest size.
+    usual_for : str
+        Maker of the GPUs for which plans are written for it by default: ``"nvidia"``, ``"amd"``, ``"any"``;
+        empty for none.
+    why_not : function
+        From (runtime, collective, topology, protocol) to the reason why it cannot run a collective, or, if
+        the protocol is not empty, run it by that; empty text if it can.
+    lower : function
+        From a schedule and options of `taccl.lower` to a program.
+    check : function
+        Of (runtime, program): raises `ExportError` if its files cannot hold the program.
+    files : function
+        From (runtime, plan) to `PlanFiles`, what `taccl.plan` writes for it.
+    launch : Launch, optional
+        Launch costs; None if predictions do not know the runtime.
+    run : function
+        Executes the program that its first argument returns; takes `sizes`, `dtype` (or None),
+        `repetitions`, `timeout_s`, `seed` and `note` by name, and returns a `RunReport`.
+    run_options : tuple of str
+        Options of ``taccl run`` that not every runtime takes and this one does, such as ``"sizes"``.
+    """
+
+    name: str
+    title: str = ""
+    reads: str = ""
+    protocols: tuple[str, ...] = ("Simple", "LL", "LL128")
+    max_steps: int = 256
+    max_threadblocks: int = 216
+    max_channels: int = 32
+    max_files: int | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    takes_custom: bool = True
+    includes_most: bool = False
+    usual_for: str = ""
+    why_not: Any = ""
+    lower: Any = "taccl.program.lower:lower"
+    check: Any = ""
+    files: Any = ""
+    launch: Launch | None = None
+    run: Any = ""
+    run_options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", self.title or self.name)
+
+    @property
+    def reads_xml(self) -> bool:
+        """True if it reads MSCCL XML."""
+        return self.reads == "msccl-xml"
+
+    @property
+    def launch_us(self) -> float | None:
+        """Launch in us that plans count; None if schedules run in kernels of a library, with its launch."""
+        return None if self.launch is None or self.launch.falls_back else self.launch.us
+
+    def reason_against(self, collective: Any, topology: Any, protocol: str = "") -> str:
+        """The reason why it cannot run a collective, or run it by a protocol; empty if it can.
+
+        Parameters
+        ----------
+        collective : Collective
+        topology : Topology
+        protocol : str
+            A protocol in small letters; empty for the collective by any.
+        """
+        return str(called(self.why_not)(self, collective, topology, protocol)) if self.why_not else ""
+
+
+def called(function: Any) -> Callable[..., Any]:
+    """The function itself, imported if it is given by name."""
+    found: Callable[..., Any] = resolve_name(function) if isinstance(function, str) else function
+    return found
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class ServedSizes:
+    """Sizes that one file is for, and the place of the data.
+
+    Parameters
+    ----------
+    file : str
+        Its name.
+    min_bytes, max_bytes : int
+        First and last size.
+    in_place : bool
+        True for calls with input and output in one buffer.
+    unit_bytes : int
+        Sizes are multiples of it.
+    num_chunks : int
+        Runtimes of MSCCL XML use it for numbers of elements that this divides.
+    """
+
+    file: str
+    min_bytes: int
+    max_bytes: int
+    in_place: bool
+    unit_bytes: int = 1
+    num_chunks: int = 1
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class PlanFiles:
+    """Files of a plan for one runtime.
+
+    Parameters
+    ----------
+    contents : mapping
+        {name of a file in the folder of the plan: its text}.
+    ranges : sequence of mapping
+        For each range of the plan, {key in the index: name of a file}.
+    served : sequence of ServedSizes
+        Sizes that each file serves.
+    registration : mapping
+        {file that registers the others: how to use it}, such as ``"with msccl: source"``.
+    remarks : sequence of str
+        Limits for the line of coverage, such as roots that the runtime does not compare.
+    notes : sequence of str
+        Notes for the plan.
+    """
+
+    contents: Mapping[str, str]
+    ranges: Sequence[Mapping[str, str]]
+    served: Sequence[ServedSizes]
+    registration: Mapping[str, str] = field(default_factory=dict)
+    remarks: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+    @classmethod
+    def of_ranges(cls, plan: Any, key: str, ending: str, write: Callable[[Any], str]) -> PlanFiles:
+        """One file for each range of a plan.
+
+        Parameters
+        ----------
+        plan : Plan
+        key : str
+            Name of the files in the index.
+        ending : str
+            End of their names, such as ``".json"``.
+        write : callable
+            From a `PlanRange` to the text of its file.
+        """
+        names = [f"range-{number:02}{ending}" for number in range(1, len(plan.ranges) + 1)]
+        served = [
+            ServedSizes(name, each.min_bytes, each.max_bytes, each.program.in_place)
+            for name, each in zip(names, plan.ranges, strict=True)
+        ]
+        texts = map(write, plan.ranges)
+        return cls(dict(zip(names, texts, strict=True)), [{key: name} for name in names], served)
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """Outcome of ``taccl run``.
+
+    Parameters
+    ----------
+    text : str
+        Report for people.
+    values : mapping
+        Plain values for ``--json``.
+    failure : str
+        Faults in words; empty if every output was right.
+    log : str
+        Benchmark log for `taccl.fit`; empty if the runtime writes none.
+    """
+
+    text: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    failure: str = ""
+    log: str = ""

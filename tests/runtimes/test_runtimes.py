@@ -1,0 +1,169 @@
+"""Runtimes as plug-ins: one registered here is planned for, predicted and run; the library's are rows of a table."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import taccl
+from taccl.cli import main
+from taccl.errors import ExportError, InputError
+from taccl.explore.plan_runtimes import check_collective
+from taccl.runtimes import Launch, PlanFiles, RunReport, Runtime, register, registered, unregister
+from taccl.runtimes.registry import PLUGINS, runtime_named
+from taccl.runtimes.runtime import called
+from taccl.runtimes.table import RUNTIMES
+from tests.effort import brief_plan
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "runtimes.md"
+
+
+def why_not(runtime, collective, topology, protocol):
+    """Broadcasts have no name there."""
+    return f"{runtime.title} has no broadcast" if collective.name == "broadcast" and not protocol else ""
+
+
+def check(runtime, program):
+    """Its files hold programs of few steps."""
+    if max(len(tb.steps) for rank in program.ranks for tb in rank.threadblocks) > 100:
+        raise ExportError(f"{runtime.title} holds 100 steps")
+
+
+def files(runtime, plan):
+    """A program in JSON for each range."""
+    return PlanFiles.of_ranges(plan, "steps", ".steps", lambda each: json.dumps(each.program.to_dict()))
+
+
+def run(read, *, sizes, **options):
+    """A symbolic run."""
+    found = taccl.interpret(read())
+    return RunReport(
+        f"ran {sizes[0]} bytes", {"ok": found.ok, **options, "note": None}, "" if found.ok else "wrong"
+    )
+
+
+MINE = Runtime(
+    "in-python", "the interpreter", protocols=("Simple",), why_not=why_not, check=check, files=files, run=run,
+    launch=Launch(2.5, "our choice"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def mine():
+    """Registers a runtime for one test."""
+    register(MINE)
+    yield MINE
+    unregister(MINE.name)
+
+
+@pytest.mark.slow
+def test_a_plan_covers_a_registered_runtime(mine, tmp_path):
+    """The plan has its files in the index, a line of coverage, and its launch in the predicted times."""
+    plan = brief_plan("dgx-a100", "allgather", sizes=["4KB"], backend="greedy", runtime="in-python")
+    assert {float(each.schedule.launch) for each in plan.ranges} == {2.5}
+    assert {each.protocol for each in plan.ranges} == {"simple"}
+    plan.save(tmp_path / "p")
+    index = json.loads((tmp_path / "p" / "plan.json").read_text())
+    assert index["coverage"] == {"in-python": "in-python: 4KB to 4KB in 1 file, out of place"}
+    name = index["ranges"][0]["files"]["steps"]
+    program = taccl.Program.from_dict(json.loads((tmp_path / "p" / name).read_text()))
+    assert taccl.interpret(program).ok
+    plan.save(tmp_path / "p", overwrite=True)
+    (tmp_path / "p" / "mine.steps").write_text("mine")
+    with pytest.raises(InputError, match=r"'mine\.steps'"):
+        plan.save(tmp_path / "p", overwrite=True)
+
+
+def test_its_reason_against_a_collective_is_told(mine):
+    """A collective that it does not take is refused with its own sentence, before any search."""
+    with pytest.raises(InputError, match="the interpreter has no broadcast; choose allgather"):
+        taccl.plan("ring:4", "broadcast", sizes=["1KB"], runtime="in-python", progress=pytest.fail)
+
+
+def test_predict_counts_the_launch_of_a_registered_runtime(mine):
+    """Its launch takes the place of the library's, and the source is its own."""
+    own, stock = (
+        taccl.predict("dgx-h100", "allreduce", "1KB", runtime=each) for each in ("in-python", "nccl")
+    )
+    assert own.time_us - stock.time_us == pytest.approx(2.5 - stock.launch_us)
+    assert (own.launch_us, own.source) == (2.5, "our choice")
+
+
+def test_run_executes_by_a_registered_runtime(mine, ring_file, capsys):
+    """``taccl run --engine`` hands it the program and the options, and prints its report."""
+    assert main(["run", ring_file, "--engine", "in-python", "--size", "2KB", "--seed", "3", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert (values["ok"], values["seed"]) == (True, 3)
+    assert main(["run", ring_file, "--engine", "In_Python"]) == 0
+    assert "ran 1000000 bytes" in capsys.readouterr().out
+
+
+def test_options_of_other_engines_are_refused(mine, ring_file, capsys):
+    """The message names the engines that take the option."""
+    assert main(["run", ring_file, "--engine", "in-python", "--sizes", "1KB"]) == 2
+    assert "--sizes: is of --engine torch; name that engine, or leave this out" in capsys.readouterr().err
+
+
+def test_what_is_no_runtime_is_not_registered():
+    """A name with blanks, and another object."""
+    for thing in (object(), Runtime("My Runtime")):
+        with pytest.raises(InputError, match="runtime: found .*; expected a"):
+            register(thing)
+
+
+def test_installed_packages_register_by_entry_points(monkeypatch):
+    """An entry point of the group names a runtime."""
+
+    class Entry:
+        name = "in-python"
+
+        def load(self):
+            return MINE
+
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points", lambda group: [Entry()] * (group == "taccl.runtimes")
+    )
+    assert PLUGINS.installed() == [MINE]
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_functions_of_the_library_exist(name):
+    """Every function that a row names can be imported."""
+    runtime = RUNTIMES[name]
+    named = [
+        each for each in (runtime.why_not, runtime.lower, runtime.check, runtime.files, runtime.run) if each
+    ]
+    named += [runtime.launch.predict] if runtime.launch.predict else []
+    assert all(callable(called(each)) for each in named)
+
+
+def test_predict_knows_every_runtime():
+    """Each row has launch costs; the earlier name of MSCCL XML goes on."""
+    assert set(registered("launch")) == set(RUNTIMES)
+    assert runtime_named("msccl-xml", "launch") is RUNTIMES["msccl"]
+    for name in sorted(set(RUNTIMES) - {"rccl"}):
+        assert taccl.predict("dgx-h100", "allreduce", "8KB", runtime=name).time_us > 0
+
+
+def test_runtimes_without_limits_take_every_collective():
+    """PyTorch's row has no reason against a collective."""
+    topology = taccl.topologies.ring(2)
+    check_collective(RUNTIMES["torch"], taccl.collectives.scan(2), topology)
+
+
+def row_of(runtime):
+    """The row of a runtime in the page."""
+    launch = runtime.launch
+    us = "the library's" if launch.us is None else f"{float(launch.us):g} us"
+    plan = f"`--runtime {runtime.name}`" if runtime.files else "no"
+    engine = f"`--engine {runtime.name}`" if runtime.run else "no"
+    return f"| `{runtime.name}` | {runtime.title} | {', '.join(runtime.protocols) or '-'} | {plan} | {us} | {engine} |"
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_the_page_lists_every_runtime(name):
+    """The table of roles in docs/runtimes.md has the rows of the registry, and no other."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert row_of(RUNTIMES[name]) in page
+    table = page.partition("| runtime | title |")[2].partition("\n\n")[0]
+    assert len(table.splitlines()) == len(RUNTIMES) + 2
