@@ -82,6 +82,7 @@ from taccl.synthesis.explaining.check import SketchReport as SketchReport
 from taccl.synthesis.explaining.check import check_sketch as check_sketch
 from taccl.synthesis.explaining.explain import Explanation as Explanation
 from taccl.synthesis.explaining.explain import explain as explain
+from taccl.synthesis.improving import improve as improve
 from taccl.synthesis.parameters import SearchParameters as SearchParameters
 from taccl.synthesis.replan import Replan as Replan
 from taccl.synthesis.replan import replan as replan

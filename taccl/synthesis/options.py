@@ -12,6 +12,7 @@ from taccl._internal.deadline import Cancellation
 from taccl._internal.units import format_size
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.result import GAP_MET, STOPPING_RULE
 from taccl.synthesis.suggesting.proposals import SketchProposal
 
 if TYPE_CHECKING:
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.synthesis.result import Stage
-
-
-#: Why a search ended that its caller's rule ended.
-STOPPING_RULE = "stopping rule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +62,10 @@ class Observer:
         Called with each stage when it ends.
     stop_when : callable, optional
         Called with a `SearchState` after each of these; the search ends once it returns true.
+    until_gap : float, optional
+        The search ends once its gap is at most this.
+    is_open : bool
+        True if only bounds over all chunkings count for that gap.
     """
 
     def __init__(
@@ -75,10 +76,13 @@ class Observer:
         on_bound: Callable[[Certificate], None] | None = None,
         on_stage: Callable[[Stage], None] | None = None,
         stop_when: Callable[[SearchState], bool] | None = None,
+        until_gap: float | None = None,
+        is_open: bool = False,
         cancellation: Cancellation | None = None,
     ) -> None:
         self._progress, self._stop_when = progress, stop_when
         self._on_incumbent, self._on_bound, self._on_stage = on_incumbent, on_bound, on_stage
+        self.until_gap, self._is_open, self._asked_bound_us = until_gap, is_open, 0.0
         self._cancellation = Cancellation() if cancellation is None else cancellation
         self._began_s, self._finish_us, self._bound_us = time.monotonic(), math.inf, 0.0
         self._told_finish_us, self._told_bound_us = math.inf, 0.0
@@ -102,11 +106,13 @@ class Observer:
 
     def bound(self, bound: Certificate) -> None:
         """Tell of a bound of the problem, if it is the highest so far."""
+        if bound.divisible or not self._is_open:
+            self._asked_bound_us = max(self._asked_bound_us, bound.bound_us)
         if bound.bound_us > self._bound_us:
             self._bound_us = bound.bound_us
             if self._on_bound is not None:
                 self._on_bound(bound)
-            self._judge()
+        self._judge()
 
     def stage(self, stage: Stage) -> None:
         """Tell of a stage that ended."""
@@ -115,11 +121,15 @@ class Observer:
         self._judge()
 
     def _judge(self) -> None:
-        """End the search if the caller's rule says so; never before there is a schedule."""
-        if self._stop_when is None or self._finish_us == math.inf:
+        """End the search if its gap or the caller's rule says so; never before there is a schedule."""
+        if self._finish_us == math.inf:
             return
-        state = SearchState(time.monotonic() - self._began_s, self._finish_us, self._bound_us)
-        if self._stop_when(state):
+        seconds = time.monotonic() - self._began_s
+        asked = SearchState(seconds, self._finish_us, self._asked_bound_us)
+        if self.until_gap is not None and asked.gap <= self.until_gap:
+            self._cancellation.cancel(GAP_MET)
+        state = SearchState(seconds, self._finish_us, self._bound_us)
+        if self._stop_when is not None and self._stop_when(state):
             self._cancellation.cancel(STOPPING_RULE)
 
 
@@ -128,6 +138,7 @@ class Options:
     """Options of a search: backend, limits, seed, callbacks, what is kept of the schedule, all constants.
 
     - `idle_share`: Share of its time so far that improvement may last without progress; None for all of it.
+    - `start`: Verified schedule of the problem that the search begins with, in chunks of its own.
     """
 
     backend: str = "auto"
@@ -144,6 +155,7 @@ class Options:
     policy: Literal["lp", "greedy"] = "lp"
     in_network: Literal["auto", "off", "only"] = "auto"
     idle_share: float | None = None
+    start: Schedule | None = None
     began_s: float = field(default_factory=lambda: time.monotonic())
 
     @property
@@ -154,7 +166,7 @@ class Options:
     @property
     def unobserved(self) -> Options:
         """The same for a search of another problem, whose figures are none of this one's."""
-        return replace(self, observer=Observer())
+        return replace(self, observer=Observer(), start=None)
 
     @property
     def of_solvers(self) -> dict[str, Any]:

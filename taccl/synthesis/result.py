@@ -24,6 +24,8 @@ from taccl.schedule.schedule import Schedule
 if TYPE_CHECKING:
     import pandas as pd
 
+#: Why a search ended that its caller's rule ended, or that reached the gap it was asked for.
+STOPPING_RULE, GAP_MET = "stopping rule", "gap met"
 #: The heads of a table with a row per stage.
 STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")
 
@@ -150,7 +152,7 @@ class Result:
     versions : mapping of package to version
     stopped : str
         Why the search ended: ``"bound met"``, ``"nothing better found"``, ``"time limit"``,
-        ``"stopping rule"`` (the caller's) or ``"interrupted"`` (Ctrl-C).
+        ``"gap met"`` (`until_gap`), ``"stopping rule"`` (the caller's) or ``"interrupted"`` (Ctrl-C).
     notes : tuple of str
         What a person should know: fallbacks, narrowed symmetry, padding.
     trace : Trace
@@ -302,6 +304,12 @@ class Result:
         """The same as ``stages.to_frame()``."""
         return self.stages.to_frame()
 
+    def explain(self) -> str:
+        """Three sentences, a line each: what limits the schedule, what would help, and how sure that is."""
+        from taccl.synthesis.explaining.summary import explained
+
+        return explained(self)
+
     def lines(self) -> list[str]:
         """Lines below a title: the facts, a row per stage, and notes."""
         lines = [table(self.facts(), indent="  ")]
@@ -344,3 +352,20 @@ def schedule_figures(schedule: Schedule) -> dict[str, Any]:
         "producer": schedule.producer,
         "digest": schedule.digest(),
     }
+
+
+def told_of_gap(result: Result, until_gap: float, *, is_judged: bool) -> Result:
+    """The result with a note on the gap at which its search was to end."""
+    percent = f"{until_gap:.4%}".rstrip("%").rstrip("0").rstrip(".") + "%"
+    if not is_judged:
+        said = (
+            "was not looked at: the problem is searched without release dates, or without switches that add"
+        )
+        return replace(result, notes=(*result.notes, f"the gap to end at ({percent}) {said}"))
+    if result.stopped != GAP_MET:
+        return result
+    if result.gap <= until_gap:
+        said = f"ended as the gap is at most {percent}, as asked"
+        return replace(result, notes=(said, *result.notes))
+    said = f"ended at a gap of {percent} to the bound for other roots of sums"
+    return replace(result, stopped=STOPPING_RULE, notes=(said, *result.notes))

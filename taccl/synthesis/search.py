@@ -352,6 +352,8 @@ class Search:
         every_us, name = None if every is None else every.bound_us, "bound over all chunkings"
         if (name, every_us) not in ((each.name, each.bound_us) for each in self.stages):
             self.record(name, "taccl", "done", since, bound_us=every_us)
+        if every is not None and self.above is None:
+            self.options.observer.bound(every)
         return every
 
     def prove(self, bound: Certificate, since: float) -> None:

@@ -14,36 +14,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from taccl._internal.arguments import Count, Megabytes, Natural, Seconds, checked, known_word
+from taccl._internal.arguments import Count, Duration, Megabytes, Natural, Seconds, checked, known_word
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.scopes import share_bound_of_every_cut
-from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError, TopologyError
+from taccl.errors import InputError, NoSolutionError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
-from taccl.sketch.reachability import check_reachable, is_possible
-from taccl.solvers.registry import OWN_BACKENDS, require_known
 from taccl.synthesis.budget import going_on, run
-from taccl.synthesis.explaining.explain import infeasible
+from taccl.synthesis.checking import check_options, feasible
 from taccl.synthesis.memory import check_memory
 from taccl.synthesis.options import Observer, Options, SearchState
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.balanced import BALANCED, cut_balanced
-from taccl.synthesis.proposers.competing import obeying, reserve_s, share_baselines
+from taccl.synthesis.proposers.competing import reserve_s, share_baselines
 from taccl.synthesis.proposers.compiling import begin_compiling
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.stages import choose
 from taccl.synthesis.proposers.table import APART, FIRST, LAST, propose_all
-from taccl.synthesis.result import Result, Stage
+from taccl.synthesis.result import Result, Stage, told_of_gap
 from taccl.synthesis.search import Search, bound_within
-from taccl.synthesis.suggesting.chunks import cut_as, with_chunks
+from taccl.synthesis.suggesting.chunks import with_chunks
 from taccl.synthesis.suggesting.proposals import SketchProposal
-from taccl.synthesis.suggesting.sketched_search import check_proposal
 from taccl.synthesis.suggesting.suggest import quick_schedule
-from taccl.synthesis.transforms.requirements import OtherRoots, ReleaseDates
+from taccl.synthesis.transforms.requirements import ReleaseDates
 from taccl.synthesis.transforms.switches import InNetworkUse, PlainLinks, over_links
 from taccl.synthesis.transforms.transform import Transform
+from taccl.synthesis.warm_start import GIVEN, begin_with, checked_start, continue_from
 
 #: Time limit where none is given, and share of the time after which improvement then ends that finds nothing.
 DEFAULT_LIMIT_S, IDLE_SHARE = 30.0, 1 / 3
@@ -74,6 +72,8 @@ def synthesize(
     to_file: bool = False,
     parameters: SearchParameters = DEFAULTS,
     in_network: InNetworkUse = "auto",
+    until_gap: Duration | None = None,
+    start: Schedule | None = None,
 ) -> Result:
     """A verified schedule of a problem, its proven bound, and how it was found.
 
@@ -134,6 +134,11 @@ def synthesize(
     in_network : {"auto", "off", "only"}
         On a topology with switches that add: whether they may add all sums or a share, whichever finishes
         first; must not; or must add all. The bound is of what is allowed.
+    until_gap : float, optional
+        The search ends once ``result.gap`` is at most this, such as 0.01; ``result.stopped`` says so.
+    start : Schedule, optional
+        A schedule of the problem, such as an earlier result; it is verified first. The search goes on from
+        it, in its chunks where the problem leaves their number open. The result finishes no later.
 
     Returns
     -------
@@ -143,7 +148,8 @@ def synthesize(
     Raises
     ------
     InputError
-        If the backend is unknown, a limit is out of range, or there is not enough memory.
+        If the backend is unknown, a limit is out of range, or there is not enough memory; or `start` is of
+        another problem or invalid.
     InfeasibleError
         If no schedule exists.
     SolverUnavailableError
@@ -157,20 +163,25 @@ def synthesize(
     if time_limit_s is None:
         time_limit_s, idle_share = DEFAULT_LIMIT_S, idle_share or IDLE_SHARE
     began = Deadline.after(time_limit_s)
+    is_open = problem.chunks_open and not (problem.release_us or problem.due_us)
     observer = Observer(
         progress=progress, on_incumbent=on_incumbent, on_bound=on_bound, on_stage=on_stage,
-        stop_when=stop_when, cancellation=began.cancellation,
+        stop_when=stop_when, until_gap=until_gap, is_open=is_open, cancellation=began.cancellation,
     )  # fmt: skip
     options = Options(
         backend, sketch, threads or _cores(), seed, memory_limit_mb, log, observer, keep,
         None if spill_dir is None else Path(spill_dir), to_file, parameters, policy, in_network, idle_share,
+        None if start is None else checked_start(problem, start),
     )  # fmt: skip
     limit = replace(began, at_s=options.began_s + time_limit_s)
 
     whole, transforms = _transformed(problem, options, limit)
     with going_on(whole):  # whatever ends the proposers, the best schedule so far counts
         run(whole, APART)  # servers, and switches that add
-        if not _is_settled(whole):
+        is_settled = _is_settled(whole)
+        if whole.options.start is not None:
+            begin_with(whole, whole.options.start)
+        if not is_settled:
             _check_room(whole)
             begin_compiling(whole)
             run(whole, FIRST)  # baselines
@@ -180,8 +191,8 @@ def synthesize(
         with limit.interruptible():
             run(whole, LAST)  # other baselines
     found = _inverted(whole.earliest_search, whole, transforms, options)
-    is_open = problem.chunks_open and not (problem.release_us or problem.due_us)
-    return found.over_all_chunkings() if is_open else found
+    found = found.over_all_chunkings() if is_open else found
+    return found if until_gap is None else told_of_gap(found, until_gap, is_judged=not transforms)
 
 
 def _transformed(
@@ -195,7 +206,7 @@ def _transformed(
     if (dates := ReleaseDates.apply(problem.in_its_chunks)) is not None:
         (problem,), transforms = dates.parts, [dates]
         options = replace(options, keep="schedule", spill_dir=None, to_file=False)
-    _check_options(problem, options)
+    check_options(problem, options)
     if options.backend == BALANCED:
         problem = cut_balanced(problem, policy=options.policy)
     links = PlainLinks.apply(problem)
@@ -205,6 +216,8 @@ def _transformed(
     if links is not None:
         transforms.append(links)
         options = replace(options, keep="schedule", spill_dir=None)
+    if transforms:  # figures of the search are not those of the problem
+        options.observer.until_gap, options = None, replace(options, start=None)
     whole = Search(replace(plain, chunks_open=False), options, limit, asked=plain, made_by=links)
     names = [each.name for each in transforms] + [BALANCED] * (options.backend == BALANCED)
     if names:
@@ -249,9 +262,11 @@ def _search_in_best_chunks(whole: Search) -> Search:
     at_last = limit.later(budget.late_s * busy_factor())
     with limit.enforced(lambda: whole.has_found or at_last.has_passed):
         search = _prepared(whole)
+    is_apart = search.best is not None
     whole.others.append(search)
     try:
-        if search.best is None:
+        if not is_apart:
+            continue_from(search, whole)
             with limit.enforced(lambda: whole.has_found or at_last.has_passed):
                 propose_all(search)
     except (KeyboardInterrupt, OutOfTime) as error:
@@ -276,7 +291,11 @@ def _solve(problem: Problem, options: Options, limit: Deadline) -> Schedule:
 def _prepared(whole: Search) -> Search:
     """A search of the problem in the chunks that are best for it, with its roots and its time."""
     since, limit, options, budget = time.monotonic(), whole.deadline, whole.options, whole.parameters.budget
-    asked, proposals = with_chunks(whole)
+    start, proposals = options.start, whole.proposals
+    if start is not None and isinstance(options.sketch, str):
+        asked = start.problem
+    else:
+        asked, proposals = with_chunks(whole)
     share_baselines(asked, whole.problem)
     share_bound_of_every_cut(asked, whole.problem)
     left_s = max(0.1, limit.left_s)
@@ -287,7 +306,7 @@ def _prepared(whole: Search) -> Search:
     if limit.cancellation.why:  # Ctrl-C came as chunks were chosen: what they were chosen by will do
         quick = quick_schedule(asked, options, NEVER)
         return Search(asked, options, limit, best=quick, stages=whole.stages, choice=choice)
-    rooted, apart = _feasible(asked, left_s)
+    rooted, apart = feasible(asked, left_s)
     problem = asked if rooted is None else rooted.parts[0]
     if apart is not None:
         choice = f"{apart.producer}: no rank can make a sum for all"
@@ -322,6 +341,9 @@ def _inverted(
         for transform in applied:
             schedule = transform.invert([schedule])
             choice += transform.told
+        start = options.start
+        if start is not None and start.problem == schedule.problem and start.finish < schedule.finish:
+            schedule, choice = start, GIVEN
         shared = ("stages", "trace", "notes", "fallbacks", "ran_out", "dimension_bound")
         last = Search(
             schedule.problem, options, whole.deadline, best=schedule,
@@ -355,42 +377,6 @@ def _choice(best: Search, whole: Search) -> str:
     if not any(each.choice and each.best is not None for each in whole.others):
         return "the first schedule, as time was up before another was found"
     return f"{made[0]}; a baseline in other chunks finishes sooner"
-
-
-def _check_options(problem: Problem, options: Options) -> None:
-    """Raise `InputError` for arguments that do not fit together, or the problem."""
-    backend, sketch = options.backend, options.sketch
-    if backend not in OWN_BACKENDS:
-        require_known(backend, others=OWN_BACKENDS, where="backend")
-    if isinstance(sketch, str):
-        if sketch not in ("auto", "none"):
-            raise InputError(f"found {sketch!r}; expected 'auto', 'none' or a proposal", where="sketch")
-        return
-    check_proposal(sketch, cut_as(sketch, problem))
-    if backend != "auto" or not options.keeps_sends:
-        raise InputError(
-            "found a proposal, which guides the portfolio alone; leave it out, or give backend='auto' "
-            "and neither keep='summary' nor spill_dir",
-            where="sketch",
-        )
-
-
-def _feasible(problem: Problem, time_limit_s: float) -> tuple[OtherRoots | None, Schedule | None]:
-    """The transform that roots sums where they can be made; or a schedule where no one rank can make one.
-
-    Raises `InfeasibleError`, with the clauses that clash, where a sketch keeps a chunk from its end.
-    """
-    try:
-        check_reachable(problem)
-    except (SketchError, TopologyError) as error:
-        rooted = OtherRoots.apply(problem)
-        apart = obeying("one-shot", problem) if rooted is None and is_possible(problem) else None
-        if rooted is not None or apart is not None:
-            return rooted, apart
-        if isinstance(error, TopologyError):
-            raise
-        raise infeasible(problem, time_limit_s=time_limit_s) or InfeasibleError(str(error)) from None
-    return None, None
 
 
 def _cores() -> int:

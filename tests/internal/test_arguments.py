@@ -451,6 +451,7 @@ GIVEN: dict[str, dict[str, object]] = {
     "workload.slice_state": {"workload": "@layer"},
     "workload.split": {"workload": "@layer", "operation": "sum", "axis": 0},
     "plot.step": {"step": "@scheduled", "max_ranks": 2, "ax": None},
+    "improve": {"schedule": "@schedule", "time_limit_s": 0.05, "until_gap": None, "seed": 0},
     "runtimes.registered": {"role": "run"},
     "runtimes.unregister": {"name": "mine"},
     "runtimes.Launch": {"us": 2.5, "source": "a log", "one_kernel": False, "hops_us": (1.0, 2.0)},

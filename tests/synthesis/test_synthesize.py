@@ -27,6 +27,7 @@ from taccl.problem.problem import Clauses, Problem
 from taccl.sketch.upstream import load_problem
 from taccl.solvers import solver as solver_module
 from taccl.solvers.process import WORKERS
+from taccl.synthesis import checking
 from taccl.synthesis import search as searching
 from taccl.synthesis import synthesize as synthesizing
 from taccl.synthesis.improve.improvement import compile_improvement
@@ -809,7 +810,7 @@ def test_each_is_worked_out_once(collective, monkeypatch):
     for module, name in (
         (synthesizing, "choose"),
         (searching, "lower_bound"),
-        (synthesizing, "check_reachable"),
+        (checking, "check_reachable"),
     ):
         asked = getattr(module, name)
 

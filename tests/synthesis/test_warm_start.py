@@ -1,38 +1,210 @@
-"""What the list scheduler found is where a linear model starts, and what it must be better than."""
+"""Searches that begin with a schedule or end at a gap, `improve`, and a result in three sentences."""
+
+import json
+from dataclasses import replace
 
 import pytest
 
 import taccl
-from taccl import collectives
-from taccl.synthesis.milp import routing
-from taccl.synthesis.proposers import solver_stages
-from tests.synthesis.small_problems import problem_of, ring
+from taccl.cli import main
+from taccl.errors import InputError
+from taccl.synthesis.options import Observer
+from taccl.synthesis.result import GAP_MET, STOPPING_RULE, told_of_gap
+from tests.effort import AMPLE_S, BRIEF, brief_synthesis
 
 
-@pytest.fixture
-def models(monkeypatch):
-    """Upper bounds and hints that routing models were given, in order."""
-    given = []
-    build, solve = routing.RoutingModel, solver_stages.solve
-
-    def noted_build(orbits, *, upper_ticks, **options):
-        given.append({"upper_ticks": upper_ticks})
-        return build(orbits, upper_ticks=upper_ticks, **options)
-
-    def noted_solve(model, solver, *, hint=None, **options):
-        given[-1].setdefault("hint", hint)
-        return solve(model, solver, hint=hint, **options)
-
-    monkeypatch.setattr(routing, "RoutingModel", noted_build)
-    monkeypatch.setattr(solver_stages, "solve", noted_solve)
-    return given
+def problem_of(collective="allgather", ranks=4, size="1MB", **given):
+    return taccl.make_problem(taccl.topologies.ring(ranks), collective, size_bytes=size, **given)
 
 
-def test_model_starts_from_the_list_scheduler(models):
-    """Its finish is the cutoff, and its routing the hint, of a ring of five with links of 2, 3 and 4 us."""
-    problem = problem_of(ring(5, betas=(0, 1, 2)), collectives.alltoall(5))
-    result = taccl.synthesize(problem, backend="highs", time_limit_s=5)
-    first = next(stage for stage in result.stages if stage.name == "greedy")
-    assert problem.costs.us(models[0]["upper_ticks"]) == pytest.approx(first.finish_us)
-    assert models[0]["hint"] is not None
-    assert result.finish_us <= first.finish_us
+def greedy(problem, **given):
+    """A brief search by the list scheduler alone."""
+    return brief_synthesis(problem, backend="greedy", **given)
+
+
+@pytest.fixture(scope="module")
+def ring():
+    return taccl.baselines.ring(problem_of(chunks_per_rank=1))
+
+
+class TestStart:
+    @pytest.mark.slow
+    def test_the_result_is_no_later(self, ring):
+        """The optimum is returned where the search has no time for another, and its row says verified."""
+        best = brief_synthesis(ring.problem).schedule
+        found = taccl.synthesize(ring.problem, start=best, backend="greedy", time_limit_s=0.01)
+        assert found.finish_us <= best.finish_us
+        assert [each.message for each in found.stages if each.name == "start"] == ["verified"]
+        assert taccl.verify(found.schedule).ok
+
+    @pytest.mark.slow
+    def test_an_open_problem_is_searched_in_the_chunks_of_the_start(self):
+        """Two chunks per rank are given, and none are chosen."""
+        start = taccl.baselines.ring(problem_of(chunks_per_rank=2), cut=False)
+        found = greedy(problem_of(), start=start)
+        chosen = [each.message for each in found.stages if each.name == "chunks"]
+        assert chosen == ["2 chunks per rank"]
+        assert found.finish_us <= start.finish_us
+
+    @pytest.mark.slow
+    def test_a_result_is_a_start_of_its_own_problem(self):
+        """A result may merge sends that the problem as made does not."""
+        problem = problem_of("allreduce")
+        first = brief_synthesis(problem)
+        assert greedy(problem, start=first).finish_us <= first.finish_us
+
+    @pytest.mark.slow
+    def test_release_dates_hold_for_the_start(self):
+        """With dates the search begins without it, and the earlier of both is returned."""
+        problem = replace(problem_of(chunks_per_rank=1), release_us=[(0, 0, 5)])
+        first = greedy(problem)
+        again = greedy(problem, start=first.schedule)
+        assert again.finish_us <= first.finish_us and taccl.verify(again.schedule).ok
+
+    @pytest.mark.parametrize(
+        ("problem", "said"),
+        [
+            (problem_of("alltoall"), "of another collective, allgather; expected one of alltoall"),
+            (problem_of(ranks=5), "of another topology, ring:4; expected one of ring:5"),
+            (problem_of(size="2MB"), "of another size, 1000000; expected one of 2000000"),
+            (problem_of(chunks_per_rank=2), "in other chunks, 4; expected one in the 8 of the problem"),
+        ],
+    )
+    def test_a_schedule_of_another_problem_is_refused(self, ring, problem, said):
+        """The message names what differs."""
+        with pytest.raises(InputError, match=f"start: found a schedule {said}"):
+            taccl.synthesize(problem, start=ring)
+
+    def test_other_costs_under_one_name_are_told(self, ring):
+        """A topology of the same name with another rate is another topology."""
+        other = taccl.topologies.ring(4, bandwidth_gb_per_s=3)
+        problem = taccl.make_problem(replace(other, name="ring:4"), "allgather", size_bytes="1MB")
+        with pytest.raises(InputError, match="ring:4 under other costs or another protocol"):
+            taccl.synthesize(problem, start=ring)
+
+    def test_an_invalid_schedule_is_refused(self, ring):
+        """A ring without its last send leaves a rank without a chunk."""
+        rows = {name: column[:-1] for name, column in ring.kept._asdict().items() if column is not None}
+        with pytest.raises(InputError, match="that the verifier refuses"):
+            taccl.synthesize(ring.problem, start=replace(ring, **rows))
+
+
+class TestUntilGap:
+    def test_only_bounds_over_all_chunkings_count_for_an_open_problem(self, ring):
+        """The gap of the result is over all chunkings, so a bound for one chunk per rank ends nothing."""
+        bound = taccl.lower_bound(ring.problem)
+        for is_open, why in ((True, ""), (False, GAP_MET)):
+            observer = Observer(until_gap=1.0, is_open=is_open)
+            observer.incumbent(ring)
+            observer.bound(bound)
+            assert observer._cancellation.why == why
+        observer = Observer(until_gap=1.0, is_open=True)
+        observer.incumbent(ring)
+        observer.bound(taccl.lower_bound(ring.problem, divisible=True))
+        assert observer._cancellation.why == GAP_MET
+
+    @pytest.mark.slow
+    def test_the_result_says_that_it_ended_there(self):
+        """The first schedule within the gap ends the search, and a note has the figure."""
+        problem = taccl.make_problem(taccl.topologies.dgx1(), "alltoall", size_bytes="8MB")
+        found = brief_synthesis(problem, until_gap=4)
+        assert found.stopped == "gap met"
+        assert 0 < found.gap <= 4
+        assert "ended as the gap is at most 400%, as asked" in found.notes
+
+    @pytest.mark.slow
+    def test_searches_without_release_dates_do_not_look_at_it(self):
+        """Their figures are of another problem, which a note says."""
+        problem = replace(problem_of(chunks_per_rank=1), release_us=[(0, 0, 5)])
+        found = greedy(problem, until_gap=4)
+        assert found.stopped != "gap met"
+        assert any("(400%) was not looked at" in note for note in found.notes)
+
+    def test_a_gap_that_the_problem_as_asked_does_not_have_is_not_claimed(self, ring):
+        """A search of other roots may meet a gap that the result does not."""
+        bound = taccl.lower_bound(ring.problem)
+        made = brief_synthesis(ring.problem, backend="greedy")
+        found = told_of_gap(replace(made, schedule=ring, bound=bound, stopped=GAP_MET), 0.0, is_judged=True)
+        late = replace(made, bound=replace(bound, bound=bound.bound / 2), stopped=GAP_MET)
+        assert found.gap == 0 and found.stopped == GAP_MET
+        assert told_of_gap(late, 0.5, is_judged=True).stopped == STOPPING_RULE
+
+    def test_the_command_line_takes_percent(self, tmp_path, capsys):
+        """``--until-gap 20000%`` ends with the first schedule; ``--start`` takes a file."""
+        path = str(tmp_path / "s.json")
+        words = [
+            "synthesize",
+            "--topology",
+            "ring:4",
+            "--collective",
+            "allgather",
+            "--size",
+            "1MB",
+            "--seed",
+            "1",
+        ]
+        assert main([*words, "--until-gap", "20000%", "--time-limit", "1", "-o", path]) == 0
+        assert main([*words, "--start", path, "--until-gap", "200", "--time-limit", "1", "--json"]) == 0
+        values = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
+        assert values["finish_us"] <= taccl.load(path).finish_us
+        assert main([*words, "--until-gap", "-1%"]) == 2
+        assert "expected a gap such as 1% or 0.01" in capsys.readouterr().err
+
+
+class TestImprove:
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("collective", "name"), [("allgather", "pairwise"), ("allreduce", "ring")])
+    def test_a_baseline_finishes_sooner(self, collective, name):
+        """On a DGX-1 a baseline for other machines is improved, and the result is verified."""
+        problem = taccl.make_problem(taccl.topologies.dgx1(), collective, size_bytes="1MB", chunks_per_rank=1)
+        start = taccl.baselines.baseline(name, problem, cut=False)
+        found = taccl.improve(start, time_limit_s=AMPLE_S, parameters=BRIEF)
+        assert found.finish_us < start.finish_us
+        assert found.schedule.problem.collective == start.problem.collective
+        assert taccl.verify(found.schedule).ok
+
+    def test_an_optimum_stays(self, ring):
+        """Nothing is later: with the bound met, it ends at once."""
+        best = brief_synthesis(ring.problem, backend="greedy").schedule
+        found = taccl.improve(best)
+        assert (found.finish_us, found.stopped) == (best.finish_us, "bound met")
+
+    @pytest.mark.slow
+    def test_problems_without_such_moves_are_synthesized(self):
+        """A scan makes chunks from others, which ruin and recreate does not support."""
+        problem = taccl.make_problem(taccl.topologies.ring(3), "scan", size_bytes="3KB", chunks_per_rank=1)
+        start = greedy(problem).schedule
+        found = taccl.improve(start, time_limit_s=AMPLE_S, parameters=BRIEF)
+        assert found.finish_us <= start.finish_us
+
+    def test_an_invalid_schedule_is_refused(self, ring):
+        """The message names the argument."""
+        rows = {name: column[:-1] for name, column in ring.kept._asdict().items() if column is not None}
+        with pytest.raises(InputError, match="schedule: found a schedule that the verifier refuses"):
+            taccl.improve(replace(ring, **rows))
+
+
+class TestExplain:
+    def test_three_sentences(self, ring):
+        """Limit, help and certainty, a line each; on a ring of 4 with 3 sends of 250 KB, data is most."""
+        made = brief_synthesis(ring.problem, backend="greedy")
+        limit, help_, certainty = made.explain().splitlines()
+        assert limit.startswith(f"Limit: no schedule finishes before {made.bound_us:g} us")
+        assert "no other schedule" in help_ and "bandwidth helps most" in help_
+        assert certainty.startswith("Certainty: the schedule is verified and its gap")
+
+    def test_latency_of_small_messages_is_told(self):
+        """With 8 bytes and 1 us a hop, nearly all of the path is latency."""
+        ring = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=100)
+        problem = taccl.make_problem(ring, "allgather", size_bytes=8, chunks_per_rank=1)
+        assert "100% of the critical path is latency" in brief_synthesis(problem, backend="greedy").explain()
+
+    def test_without_a_bound_it_says_so(self, ring):
+        """No gap is claimed, and no schedule without transfers is replayed."""
+        made = brief_synthesis(ring.problem, backend="greedy", keep="summary")
+        assert "critical path" not in made.explain()
+        unbound = replace(made, bound=replace(made.bound, bound=made.bound.bound * 0))
+        assert unbound.explain().startswith(
+            "Limit: no lower bound is proven.\nHelp: another schedule may gain"
+        )
+        assert "unknown" in unbound.explain()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import sys
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,12 @@ from taccl.cli.options import (
     add_output,
     add_problem_options,
     option,
+    reader,
     size,
     was_given,
 )
 from taccl.cli.output import Answer, check_output, picked, progress_shown, say, with_file
-from taccl.cli.problems import problem_from_options, settle_size, settle_topology
+from taccl.cli.problems import problem_from_options, schedule_in, settle_size, settle_topology
 from taccl.cli.things import is_file
 from taccl.errors import InputError
 from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES
@@ -45,6 +47,17 @@ _MANY_BALANCED = 257
 #: A worse implicit schedule is left to the general way.
 _WORTH_A_SEARCH = 0.1
 
+#: Options of a schedule's file that only other tools' files need.
+_OWN_FILE = argparse.Namespace(topology=None, chunk_size=None, time_unit_us=None)
+
+
+def _share(word: str) -> float:
+    """A share such as ``0.01`` or ``1%``; ValueError for anything else."""
+    return float(word[:-1]) / 100 if word.endswith("%") else float(word)
+
+
+_gap = reader(_share, lambda gap: 0 <= gap < math.inf, "a gap such as 1% or 0.01")
+
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -59,6 +72,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     option(verb, "--summary", "of a large schedule keep the figures only")
     option(verb, "--spill DIR", "keep the columns of a large schedule in a new folder")
     add_options(verb, "--seed")
+    option(verb, "--until-gap G", "end once the proven gap is at most this, e.g. 1%", _gap)
+    option(verb, "--start FILE", "a schedule to begin with; the result finishes no later")
     option(verb, "--no-sketch", "where no sketch is given, suggest none")
     help = "switches that add: auto (default), off or only"
     option(verb, "--in-network auto|off|only", help, default="auto")
@@ -76,11 +91,15 @@ def run(options: argparse.Namespace) -> Answer:
     if options.output is not None and (options.summary or options.spill is not None):
         said = "found --summary or --spill as well, which leave no schedule to write; leave one of them out"
         raise InputError(said, where="--output")
-    implicit = None if options.summary or options.spill is not None else implicit_answer(options)
+    lists = options.summary or options.spill is not None or options.start is not None
+    implicit = None if lists else implicit_answer(options)
     if implicit is not None:
         return implicit
     memory_limit_mb = options.memory_limit and max(1, options.memory_limit // 10**6)
     check_room(options, memory_limit_mb)
+    start = None if options.start is None else schedule_in(options.start, _OWN_FILE)
+    if start is not None and options.protocol == "auto":
+        options.protocol = start.problem.topology.protocol or "auto"
     problem = problem_from_options(options, reachable=False)  # synthesize explains what cannot be reached
     if options.log:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
@@ -94,7 +113,7 @@ def run(options: argparse.Namespace) -> Answer:
             idle_share=None if was_given("time_limit", options) else IDLE_SHARE,
             memory_limit_mb=memory_limit_mb, progress=progress, parameters=parameters,
             keep="summary" if options.summary else "schedule", spill_dir=options.spill,
-            to_file=options.output is not None,
+            to_file=options.output is not None, until_gap=options.until_gap, start=start,
         )  # fmt: skip
     if result.interrupted or result.stopped == "time limit":
         what = "Ctrl-C" if result.interrupted else "the time limit"

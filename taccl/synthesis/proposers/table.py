@@ -310,9 +310,22 @@ PROPOSERS: tuple[Turn, ...] = (
 )
 
 
+#: Those that improve a schedule.
+IMPROVERS: tuple[Turn, ...] = tuple(
+    replace(each, reserve_s=nothing)
+    for each in PROPOSERS
+    if each.proposer.name in ("exchange", "ruin and recreate")
+)
+
+
 def propose_all(search: Search) -> None:
     """Ask every proposer of the table in turn."""
+    search.most_earliest = exchanged_count(search)
+    run(search, PROPOSERS)
+
+
+def exchanged_count(search: Search) -> int:
+    """Number of schedules that a search keeps for the exchange of sums."""
     can_exchange = search.backend == "auto" and _sums_up(search.problem)
     is_exchanging = can_exchange and _exchanging_s(search) > 0
-    search.most_earliest = search.parameters.portfolio.exchanged if is_exchanging else 0
-    run(search, PROPOSERS)
+    return search.parameters.portfolio.exchanged if is_exchanging else 0

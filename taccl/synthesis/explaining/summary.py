@@ -1,0 +1,90 @@
+"""A result in three sentences: what limits it, what would help, and how sure that is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taccl._internal.units import format_gap, format_us
+from taccl.analysis.simulation.simulate import simulate
+from taccl.errors import InputError
+
+if TYPE_CHECKING:
+    from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.result import Result
+
+#: Max transfers of a schedule whose critical path is replayed (about 2 s).
+_MOST_TRANSFERS = 100_000
+#: Share of the critical path from which on latency counts as most of it.
+_MOSTLY = 0.5
+#: {why a search ended: what may find a better schedule}
+_NEXT = {
+    "bound met": "another number of chunks may find some of it",
+    "time limit": "more time may find some of it",
+    "gap met": "a smaller until_gap may find some of it",
+    "nothing better found": "another sketch or number of chunks may find some of it",
+}
+
+
+def explained(result: Result) -> str:
+    """Three sentences on separate lines: limit, help, certainty."""
+    return "\n".join((_limit(result), _help(result), _certainty(result)))
+
+
+def _limit(result: Result) -> str:
+    bound = result.bound
+    if not bound.bound:
+        return "Limit: no lower bound is proven."
+    scope = f"{'over' if bound.divisible else 'for'} {bound.scope}"
+    return f"Limit: no schedule finishes before {format_us(bound.bound)} {scope}, limited by {bound.limits}."
+
+
+def _help(result: Result) -> str:
+    if not result.bound.bound:
+        gain = "another schedule may gain any part of it"
+    elif result.gap:
+        most = 1 - result.bound_us / result.finish_us
+        how = _NEXT.get(result.stopped, "a longer search may find some of it")
+        gain = f"another schedule gains {most:.1%} at most, and {how}"
+    elif result.bound.divisible:
+        gain = "no other schedule finishes sooner"
+    else:
+        gain = f"no other schedule for {result.bound.scope} finishes sooner"
+    where = _critical(result.schedule)
+    return f"Help: {gain}{'; ' if where else ''}{where}."
+
+
+def _critical(schedule: Schedule) -> str:
+    """The larger part of the critical path, latency or data, and what would shorten it; empty if unknown."""
+    if not 0 < schedule.num_transfers <= _MOST_TRANSFERS:
+        return ""
+    try:
+        found = simulate(schedule)
+        path = found.critical_path
+    except InputError:  # a summary without transfers, or an order that cannot be replayed
+        return ""
+    links, finish_us = schedule.problem.topology.links, float(found.finish)
+    if not path or not finish_us:
+        return ""
+    starts = [*(send.start_us for send in path[1:]), finish_us]
+    # A send that the next one overlaps counts until that starts.
+    latency_us = sum(
+        min(float(links[send.link].alpha_us), until_us - send.start_us)
+        for send, until_us in zip(path, starts, strict=True)
+    )
+    share = latency_us / finish_us
+    if share >= _MOSTLY:
+        return f"{share:.0%} of the critical path is latency, so fewer or faster steps help most"
+    busiest = found.resources[0]
+    busy = f"{busiest.name} (busy {busiest.utilisation:.0%})"
+    return f"{1 - share:.0%} of the critical path is data, so bandwidth helps most, first of {busy}"
+
+
+def _certainty(result: Result) -> str:
+    bound, stands = result.bound, f", {result.standing}" if result.standing else ""
+    if not result.bound.bound:
+        proof = "the schedule is verified, and how far it is from an optimum is unknown"
+    else:
+        scope = f"{'over' if bound.divisible else 'for'} {bound.scope}"
+        proof = f"the schedule is verified and its gap {scope} is {format_gap(result.gap)}{stands}"
+    proviso = result.schedule.problem.topology.proviso
+    return f"Certainty: {proof}; {proviso or 'times hold as far as the costs of the topology do'}."

@@ -1,0 +1,87 @@
+"""`improve`: a schedule that finishes no later, found from one that is given."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from taccl._internal.arguments import Duration, Natural, Seconds, checked
+from taccl._internal.deadline import Deadline
+from taccl.errors import InputError
+from taccl.schedule.schedule import Schedule
+from taccl.synthesis.budget import going_on, run
+from taccl.synthesis.improve.improvement import suits_improvement
+from taccl.synthesis.options import Observer, Options
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.proposers.table import IMPROVERS, exchanged_count
+from taccl.synthesis.result import Result, told_of_gap
+from taccl.synthesis.search import Search
+from taccl.synthesis.synthesize import synthesize
+from taccl.synthesis.transforms.switches import PlainLinks
+from taccl.synthesis.warm_start import checked_start
+
+
+@checked
+def improve(
+    schedule: Schedule,
+    *,
+    time_limit_s: Seconds = 10.0,
+    until_gap: Duration | None = None,
+    seed: Natural = 0,
+    progress: Callable[[str, float | None, float | None], None] | None = None,
+    parameters: SearchParameters = DEFAULTS,
+) -> Result:
+    """Improve a schedule: the result finishes no later, in the same chunks.
+
+    Ruin and recreate and the exchange of sums start from the schedule, again with other seeds while that
+    helps. For problems that these do not support, it is `synthesize` with ``start=schedule``.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Any valid schedule, such as a baseline or one from a file; it is verified first.
+    time_limit_s : float
+        Seconds of the whole.
+    until_gap : float, optional
+        The search ends once ``result.gap`` is at most this.
+    seed : int
+    progress : callable, optional
+        Called with (what is being done, best finish in us, bound in us or None).
+    parameters : SearchParameters
+        The constants of the search.
+
+    Raises
+    ------
+    InputError
+        If the verifier refuses the schedule.
+    """
+    problem = schedule.problem
+    has_dates = bool(problem.release_us or problem.due_us)
+    if has_dates or PlainLinks.apply(problem) is not None or not suits_improvement(problem):
+        return synthesize(
+            problem, start=schedule, time_limit_s=time_limit_s, until_gap=until_gap, seed=seed,
+            progress=progress, parameters=parameters, sketch="none",
+        )  # fmt: skip
+    try:
+        given = checked_start(problem, schedule)
+    except InputError as error:
+        raise InputError(error.message, where="schedule") from None
+    limit = Deadline.after(time_limit_s)
+    observer = Observer(progress=progress, until_gap=until_gap, cancellation=limit.cancellation)
+    options = Options(seed=seed, observer=observer, parameters=parameters)
+    search = Search(problem, options, limit, limit_s=time_limit_s)
+    search.most_earliest = exchanged_count(search)
+    since = time.monotonic()
+    search.offer_whole(given, producer="start", verified=True)
+    search.record("start", "taccl", "done", since, finish_us=given.finish_us, message="verified")
+    with going_on(search):
+        search.look_for_bound()
+        finish = None
+        while finish != search.finish and not search.done:
+            finish = search.finish
+            run(search, IMPROVERS)
+            search.options = replace(search.options, seed=search.options.seed + 1)
+    search.options = options
+    found = search.result("ruin and recreate, from the schedule that was given")
+    return found if until_gap is None else told_of_gap(found, until_gap, is_judged=True)

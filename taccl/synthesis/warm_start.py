@@ -1,0 +1,70 @@
+"""A search from a schedule that is given: its check, its place beside the search, and `improve`."""
+
+from __future__ import annotations
+
+import time
+
+from taccl.analysis.verification.verify import verify
+from taccl.errors import InputError
+from taccl.problem.problem import Problem, make_problem
+from taccl.schedule.schedule import Schedule
+from taccl.synthesis.search import Search
+from taccl.synthesis.suggesting.chunks import cut
+
+#: Choice of a result that is the schedule it began with.
+GIVEN = "the schedule that was given to begin with"
+
+
+def checked_start(problem: Problem, start: Schedule) -> Schedule:
+    """The schedule that a search begins with, as one of the problem, in chunks of its own if these are open.
+
+    Raises `InputError` if it is of another problem, or the verifier refuses it.
+    """
+    asked, own = problem.in_its_chunks, start.problem
+    for name, found, expected in (
+        ("topology", own.topology, asked.topology),
+        ("collective", own.collective.name, asked.collective.name),
+        ("size", own.size_bytes, asked.size_bytes),
+    ):
+        if found != expected:
+            ours, theirs = (getattr(each, "name", each) for each in (expected, found))
+            other = f"{theirs} under other costs or another protocol" if ours == theirs else str(theirs)
+            raise _refused(f"of another {name}, {other}", f"of {ours}")
+    if problem.chunks_open and own.collective != asked.collective:
+        parts, rest = divmod(own.collective.num_chunks, asked.collective.num_chunks)
+        asked = asked if rest else cut(asked, parts)
+    if own.collective != asked.collective or own.chunk_bytes != asked.chunk_bytes:
+        counts = (each.collective.num_chunks for each in (own, asked))
+        raise _refused(f"in other chunks, {next(counts)}", f"in the {next(counts)} of the problem")
+    merging = {name: getattr(own.clauses, name) for name in ("merging", "max_merge")}
+    default = make_problem(asked.topology, asked.collective, chunk_bytes=asked.chunk_bytes).clauses
+    # Without a sketch sends may merge wherever that pays, as baselines do.
+    allowed = [asked, asked.with_clauses(**merging)] if asked.clauses == default else [asked]
+    for each in allowed:
+        schedule = start.under(each)
+        verification = verify(schedule)
+        if verification.ok:
+            return schedule
+    fault = verification.violations[0].message
+    raise _refused(f"that the verifier refuses ({fault})", "that is valid for the problem")
+
+
+def _refused(found: str, expected: str) -> InputError:
+    return InputError(f"found a schedule {found}; expected one {expected}", where="start")
+
+
+def begin_with(whole: Search, start: Schedule) -> None:
+    """Put a verified schedule beside the search of a problem, in chunks of its own."""
+    given = Search(start.problem, whole.options, whole.deadline, stages=whole.stages, choice=GIVEN)
+    since = time.monotonic()
+    given.offer_whole(start, producer="start", verified=True)
+    given.record("start", "taccl", "done", since, finish_us=start.finish_us, message="verified")
+    whole.others.append(given)
+
+
+def continue_from(search: Search, whole: Search) -> None:
+    """Begin a search with the given schedule if it is of the same chunks, in place of the one beside it."""
+    start = search.options.start
+    if start is not None and start.problem == search.problem:
+        search.offer_whole(start, producer="start", verified=True)
+        whole.others = [each for each in whole.others if each.best is not start or each is search]
