@@ -82,7 +82,7 @@ class TestSynthesize:
         monkeypatch.setattr(taccl, "synthesize", fake)
         code, out, err = run(
             "synthesize", *SMALL, "--backend", "highs", "--time-limit", "2.5", "--threads", 2, "--seed", 7,
-            "--memory-limit", "4GB",
+            "--memory-limit", "4GB", "--until-gap", "2%",
         )  # fmt: skip
         assert (code, out, err) == (1, "", "taccl: error: nothing found\n")
         assert 0 < passed.pop("time_limit_s") <= 2.5  # less what came before, and the time for the answer
@@ -90,6 +90,7 @@ class TestSynthesize:
             "backend": "highs", "threads": 2, "seed": 7, "memory_limit_mb": 4000, "log": False,
             "progress": None, "sketch": "auto", "keep": "schedule", "spill_dir": None, "to_file": False,
             "parameters": taccl.SearchParameters(), "policy": "lp", "in_network": "auto", "idle_share": None,
+            "until_gap": 0.02, "start": None,
         }  # fmt: skip
 
     @pytest.mark.parametrize(
