@@ -72,7 +72,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     option(verb, "--summary", "of a large schedule keep the figures only")
     option(verb, "--spill DIR", "keep the columns of a large schedule in a new folder")
     add_options(verb, "--seed")
-    option(verb, "--until-gap G", "end once the proven gap is at most this, e.g. 1%", _gap)
+    option(verb, "--until-gap G", "end once the proven gap is at most this, e.g. 1%%", _gap)
     option(verb, "--start FILE", "a schedule to begin with; the result finishes no later")
     option(verb, "--no-sketch", "where no sketch is given, suggest none")
     help = "switches that add: auto (default), off or only"
