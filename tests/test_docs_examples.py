@@ -29,6 +29,7 @@ from taccl.cli import main
 from taccl.plot import sizes
 from taccl.topology.machines import SHAPES
 from taccl.topology.networks import INSTANCES, NETWORKS
+from tests.arguments import arguments_for
 from tests.effort import PATIENT
 from tests.foreign import OURS, REAL
 
@@ -201,10 +202,10 @@ def test_table_of_sizes_is_current():
     )
     assert {row[0] for row in rows} == set(taccl.collectives.COLLECTIVES)
     for n, k in ((2, 1), (4, 1), (8, 3)):
-        values = {"n": n, "k": k, "m": 2}
+        counts = arguments_for("allgatherv", n)["counts"]
+        values = {"n": n, "k": k, "m": 2, "s": sum(counts), "l": min(counts)}
         for name, *cells in rows:
-            roots = (0, 1) if name.startswith("multi-root") else None
-            collective = taccl.collectives.make(name, n, roots=roots, chunks_per_rank=k)
+            collective = taccl.collectives.make(name, n, chunks_per_rank=k, **arguments_for(name, n))
             chunks, size, busbw = (_value(cell, values) for cell in cells)
             assert (chunks, size) == (collective.num_chunks, collective.size_chunks), name
             assert busbw == pytest.approx(collective.busbw_factor), name
@@ -284,9 +285,9 @@ def _value(cell, values):
 
     def product(text):
         total = 1
-        for factor in re.findall(r"\(n - 1\)|\d+|[nkm]²?", text):
-            if factor == "(n - 1)":
-                total *= values["n"] - 1
+        for factor in re.findall(r"\([ns] - [1l]\)|\d+|[nkms]²?", text):
+            if factor.startswith("("):
+                total *= values["n"] - 1 if factor == "(n - 1)" else values["s"] - values["l"]
             elif factor.isdigit():
                 total *= int(factor)
             else:

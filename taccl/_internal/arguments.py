@@ -2,7 +2,8 @@
 
 `checked` makes a function, or the constructor of a class, read its arguments by its annotations before it
 begins: numbers of numpy's become Python's, ``1e6`` is a whole number, ``"16MB"`` is bytes, a result stands
-for its schedule; anything else is refused in one sentence that names the parameter.
+for its schedule; anything else is refused in one sentence that names the parameter. The keywords of
+``**arguments: Unpack[Record]`` are read by the fields of that typed dictionary.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
         by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         names = [each.name for each in parameters if each.kind in by_place]
         rest = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
-        takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        further = next((str(each.annotation) for each in parameters if each.kind is each.VAR_KEYWORD), None)
+        takes_any = further is not None and not further.startswith("Unpack[")
         kinds: dict[str, Reader | None] = {}
         #: {types of positional arguments, names and types of others: those that must be read}.
         unread: dict[tuple[Any, ...], tuple[list[tuple[int, Reader, str]], list[tuple[str, Reader]]]] = {}
@@ -100,12 +102,14 @@ def _reader(kinds: Mapping[str, Reader | None], name: str, value: Any) -> Reader
 def kinds_of(function: Callable[..., Any]) -> dict[str, Reader | None]:
     """{parameter of a function: its check}; None if any value is valid."""
     function = inspect.unwrap(function)
-    scope = function.__globals__
-    return {
-        name: reader_of(each.annotation, scope)
-        for name, each in inspect.signature(function).parameters.items()
-        if each.kind is not each.VAR_KEYWORD
-    }
+    scope, annotations = function.__globals__, {}
+    for name, each in inspect.signature(function).parameters.items():
+        if each.kind is not each.VAR_KEYWORD:
+            annotations[name] = each.annotation
+        elif str(each.annotation).startswith("Unpack["):
+            record = scope[each.annotation.removeprefix("Unpack[").removesuffix("]")]
+            annotations |= {key: kind.__forward_arg__ for key, kind in record.__annotations__.items()}
+    return {name: reader_of(annotation, scope) for name, annotation in annotations.items()}
 
 
 def known_index(index: int, count: int, where: str) -> int:

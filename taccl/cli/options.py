@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
-import taccl
 from taccl._internal.names import did_you_mean, matching
 from taccl._internal.units import parse_size
 from taccl.errors import InputError
+from taccl.problem import collectives
+from taccl.problem.collectives import ARGUMENTS, CollectiveArguments, argument_names
 
 if TYPE_CHECKING:
     from typing import Any
@@ -44,7 +45,6 @@ positive = reader(whole, lambda n: n > 0, "a positive whole number")
 at_least_zero = reader(whole, lambda n: n >= 0, "a whole number of at least 0")
 jitter = reader(float, lambda x: 0 <= x < 1, "a number of at least 0 and below 1")
 seconds = reader(float, lambda x: 0 < x < math.inf, "a positive number of seconds")
-_ranks = reader(lambda text: tuple(map(int, text.split(","))), bool, "ranks such as 0,4")
 
 
 def _ranks_and_runs(text: str) -> tuple[int, ...]:
@@ -85,7 +85,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 def _collective(word: str, *more: str) -> str:
     """The name of a collective, or of one `more`, however it is spelt."""
-    known = (*taccl.collectives.COLLECTIVES, *more)
+    known = (*collectives.COLLECTIVES, *more)
     name = matching(word, known)
     if name is None:
         near = did_you_mean(word, known)
@@ -100,7 +100,7 @@ USUAL_SIZE = "64MB"
 #: Seconds for a verb's work in any case, however long what comes before it takes.
 LEAST_S = 0.1
 A_TOPOLOGY = "a file, a machine (ndv2), or a fabric (torus:4x4)"
-_COLLECTIVES = ", ".join(taccl.collectives.COLLECTIVES)
+_COLLECTIVES = ", ".join(collectives.COLLECTIVES)
 _PROTOCOL = "by which messages are sent (default auto: the one that promises least for the size)"
 _SIZE = "larger of one rank's input and output buffer, e.g. 16MB (default: the sketch's, or 64MB)"
 #: Options of several verbs: what the value is called, the help, and what else argparse is told.
@@ -113,7 +113,6 @@ _SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "--size": ("S", _SIZE, {"type": size}),
     "--chunk-size": ("S", "bytes of one chunk, e.g. 1MB", {"type": size}),
     "--chunks-per-rank": ("K", "pieces a rank's part of the data is cut into", {"type": positive}),
-    "--root": ("R", "rank; of broadcast, scatter, gather and reduce", {"type": at_least_zero}),
     "--time-unit-us": ("US", "microseconds in the file's unit of time", {}),
     "--backend": ("NAME", "auto, or one of `taccl backends`", {"default": "auto"}),
     "--time-limit": ("S", "seconds", {"type": seconds, "default": 30.0}),
@@ -204,12 +203,18 @@ def refuse(options: argparse.Namespace, names: Iterable[str], why: str) -> None:
 
 
 def add_collective(parser: argparse._ActionsContainer, *, required: bool = True) -> None:
-    """Declare the collective, and the matrix of an exchange."""
+    """Declare the collective, its arguments, and the matrix of an exchange."""
     help = f"{_COLLECTIVES}, or {BY_MATRIX} with --matrix"
     add_options(
         parser, "--collective", help=help, required=required, type=lambda word: _collective(word, BY_MATRIX)
     )
     option(parser, "--matrix FILE|SKEW", f"bytes from each rank (row) to each, of {BY_MATRIX}: {MATRICES}")
+    for name, kind in CollectiveArguments.__annotations__.items():
+        is_list, letter = "Sequence" in str(kind), name[0].upper()
+        takers = ", ".join(each for each in collectives.COLLECTIVES if name in argument_names(each))
+        read = reader(several(whole), bool, ARGUMENTS[name]) if is_list else at_least_zero
+        value = f"{letter},{letter}" if is_list else letter
+        option(parser, f"--{name} {value}", f"{ARGUMENTS[name]}; of {takers}", read)
 
 
 def add_problem_options(
@@ -226,5 +231,4 @@ def add_problem_options(
     add_options(group, "--nodes", "--profile", "--protocol")
     add_subset(group)
     add_size(parser.add_argument_group("size, one of"))
-    add_options(group, "--chunks-per-rank", "--root")
-    option(group, "--roots R,R", "ranks; of the multi-root collectives", _ranks)
+    add_options(group, "--chunks-per-rank")

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import taccl
 from taccl._internal.deadline import OutOfTime, busy_factor
@@ -18,6 +18,7 @@ from taccl.cli.options import BY_MATRIX, MATRICES, USUAL_SIZE, refuse
 from taccl.cli.output import picked, say
 from taccl.errors import CollectiveError, InputError
 from taccl.problem.alltoallv import is_skew, load_sizes, skewed_sizes
+from taccl.problem.collectives import ARGUMENTS
 
 if TYPE_CHECKING:
     from typing import Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from taccl._internal.deadline import Deadline
     from taccl.problem.collective import Collective
+    from taccl.problem.collectives import CollectiveArguments
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.sketch.sketch import Sketch
@@ -89,7 +91,7 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
     topology = subset_for(options, topology_for(options, sketch), sketch)
     if options.collective == BY_MATRIX or options.matrix is not None:
         return _under_best_protocol(_exchange(options, topology), options)
-    cut = picked(options, "chunks_per_rank", "root", "roots")
+    cut = {**picked(options, "chunks_per_rank"), **arguments_of(options)}
     if sketch is not None:
         problem = resized(sketch, options, topology).apply(
             topology, options.collective, **picked(options, "chunk_size", "size"), **cut, reachable=reachable
@@ -119,7 +121,7 @@ def subset_for(options: argparse.Namespace, topology: Topology, sketch: Sketch |
 def _exchange(options: argparse.Namespace, topology: Topology) -> Problem:
     """The exchange whose sizes are given."""
     sizes = sizes_of_pairs(options, topology.num_ranks)
-    unused = ("sketch", "chunks_per_rank", "root", "roots") + ("size",) * (not is_skew(options.matrix))
+    unused = ("sketch", "chunks_per_rank", *ARGUMENTS) + ("size",) * (not is_skew(options.matrix))
     refuse(options, unused, f"{BY_MATRIX} takes none; leave it out")
     return taccl.alltoallv_problem(topology, sizes, chunk_bytes=options.chunk_size)
 
@@ -240,10 +242,15 @@ def _upstream_problem(options: argparse.Namespace) -> Problem:
             said = f"an upstream topology file has no {name}s; leave --{name} out"
             raise InputError(said, where=f"--{name}")
     both = options.sketch is not None and things.kind_of(options.sketch) == "upstream sketch"
-    names = ("collective", "nodes", "chunk_size", "size", "time_unit_us", "chunks_per_rank", "root", "roots")
-    given = picked(options, *names)
+    names = ("collective", "nodes", "chunk_size", "size", "time_unit_us", "chunks_per_rank")
+    given = picked(options, *names, *ARGUMENTS)
     given["cost_model"] = options.cost_model or ("upstream" if both else "physical")
     return load_problem(things.sketch_from_word(options.sketch) or taccl.Sketch(), options.topology, **given)
+
+
+def arguments_of(options: argparse.Namespace) -> CollectiveArguments:
+    """Arguments of the collective that were given."""
+    return cast("CollectiveArguments", picked(options, *ARGUMENTS))
 
 
 def collective_of(options: argparse.Namespace, topology: Topology) -> Collective | str:

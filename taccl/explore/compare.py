@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
 from taccl.errors import CollectiveError, InputError
@@ -18,6 +18,7 @@ from taccl.explore.many import num_at_once, table_of
 from taccl.explore.rows import DETAILS, NO_SKETCH, SHORT, new_row, shortened
 from taccl.problem import collectives
 from taccl.problem.collective import Collective
+from taccl.problem.collectives import CollectiveArguments
 from taccl.problem.problem import Problem, make_problem
 from taccl.sketch.apply import apply
 from taccl.sketch.library import load_sketch
@@ -121,7 +122,6 @@ def sweep(
     sketches: Iterable[Sketch | str | PathLike[str] | None] = (None,),
     sizes: Iterable[Size] | None = None,
     chunks_per_rank: Iterable[Count] | None = None,
-    root: Natural | None = None,
     backends: Iterable[str] = ("auto",),
     seeds: Iterable[Natural] = (0,),
     time_limit_s: Seconds = 30.0,
@@ -133,6 +133,7 @@ def sweep(
     parameters: Iterable[SearchParameters] | None = None,
     full: bool = False,
     details: bool = False,
+    **arguments: Unpack[CollectiveArguments],
 ) -> pd.DataFrame:
     """A table of what is found for every combination, one row for each.
 
@@ -151,11 +152,11 @@ def sweep(
     chunks_per_rank : iterable of int, optional
         Default: that of the collective, or of each sketch. Where neither says it, every run chooses it as
         `taccl.synthesize` does.
-    root : int, optional
-        Of a named broadcast, scatter, gather or reduce.
     backends, seeds, time_limit_s, total_limit_s, num_workers, threads, cache, progress, parameters, full,
     details
         As for `compare`.
+    **arguments : CollectiveArguments
+        `root`, `roots` or `counts` of a named collective, as `taccl.collectives.make` takes them.
 
     Returns
     -------
@@ -171,13 +172,13 @@ def sweep(
     """
     until_s = math.inf if total_limit_s is None else time.time() + total_limit_s
     topology = topology if isinstance(topology, Topology) else parse(topology)
-    for where, given in (("root", root), ("chunks_per_rank", chunks_per_rank)):
+    for where, given in (*arguments.items(), ("chunks_per_rank", chunks_per_rank)):
         is_open = where == "chunks_per_rank" and getattr(collective, "chunks_open", False)
         if isinstance(collective, Collective) and given is not None and not is_open:
             said = "found one beside a collective that is made already; name the collective instead"
             raise InputError(said, where=where)
     if isinstance(collective, str):
-        collective = collectives.make(collective, topology.num_ranks, root=root).name
+        collective = collectives.make(collective, topology.num_ranks, **arguments).name
     options = _option_rows(backends, seeds, time_limit_s, threads, parameters)
     cuts = [None] if chunks_per_rank is None else _some(dict.fromkeys(chunks_per_rank), "chunks_per_rank")
     every_size = [None] if sizes is None else _some(dict.fromkeys(sizes), "sizes", ", such as '1MB'")
@@ -188,7 +189,7 @@ def sweep(
 
     def problem(sketch: Sketch | None, size: int | None, cut: int | None) -> Problem:
         """The problem of one combination."""
-        named: dict[str, Any] = {"root": root, "chunks_per_rank": cut}
+        named: dict[str, Any] = {"chunks_per_rank": cut, **arguments}
         if sketch is not None:
             return apply(sketch, topology, collective, size=size, **named, reachable=False)
         if size is None:

@@ -18,7 +18,6 @@ from taccl.measure.library import candidates, chosen
 from taccl.measure.machine import machine_of
 from taccl.measure.predict import costs_of
 from taccl.measure.series import Series
-from taccl.problem.collectives import ROOTED
 from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.bars import busy_shares
 from taccl.topology.parts import thousandths
@@ -88,9 +87,7 @@ class Expectation:
 
     def problem(self, size_bytes: int, topology: Topology | None = None) -> Problem:
         """The collective at a size."""
-        name = self.series.collective
-        root = 0 if name in ROOTED else None
-        return make_problem(topology or self.topology, name, size_bytes=size_bytes, root=root)
+        return make_problem(topology or self.topology, self.series.collective, size_bytes=size_bytes)
 
     @cached_property
     def choices(self) -> tuple[tuple[Choice, ...], ...]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any
+from typing import Any, Unpack
 
 from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
 from taccl._internal.deadline import Deadline, OutOfTime
@@ -26,6 +26,7 @@ from taccl.explore.plan_ranges import Plan, PlanRange
 from taccl.explore.plan_runtimes import check_collective, serving_parameters, under_protocols_of
 from taccl.explore.plan_tiles import Tile, TimedSchedule, range_of, ratio, tiles_of, winner_at, without_one
 from taccl.problem.collective import Collective
+from taccl.problem.collectives import CollectiveArguments
 from taccl.problem.problem import Problem, make_problem
 from taccl.program.program import Program
 from taccl.program.runtimes import IN_BOTH_PLACES, USUALLY_IN_PLACE
@@ -58,7 +59,6 @@ def plan(
     *,
     sketches: Iterable[Sketch | str | PathLike[str] | None] = (None,),
     sizes: str | Iterable[Size] = "1KB:1GB",
-    root: Natural | None = None,
     baselines: bool = True,
     backend: str = "auto",
     time_limit_s: Seconds = 300.0,
@@ -69,6 +69,7 @@ def plan(
     lowering: Mapping[str, Any] | None = None,
     runtime: str | None = None,
     progress: Callable[[str], None] | None = None,
+    **arguments: Unpack[CollectiveArguments],
 ) -> Plan:
     """The best schedule for every size of a range, with the sizes at which one takes over from another.
 
@@ -83,8 +84,6 @@ def plan(
         Each is synthesized at every size; None for no sketch.
     sizes : str or iterable of sizes
         ``"1KB:1GB"``: from the one to the other, synthesized at every fourfold. Or where to synthesize.
-    root : int, optional
-        Of broadcast, scatter, gather and reduce.
     baselines : bool
         Whether the well-known algorithms compete, too.
     backend, threads, seed
@@ -107,6 +106,8 @@ def plan(
         beside it.
     progress : callable, optional
         Called with a line of text after every size.
+    **arguments : CollectiveArguments
+        `root`, `roots` or `counts` of a named collective, as `taccl.collectives.make` takes them.
 
     Returns
     -------
@@ -133,7 +134,7 @@ def plan(
     cases = []
     for sketch in chosen:
         name = f"sketch {name_of(sketch)}" if sketch else "no sketch"
-        cases.append((name, _problems(fabric, collective, root, sketch, grid)))
+        cases.append((name, _problems(fabric, collective, arguments, sketch, grid)))
     collective_of = cases[0][1][0].collective
     check_collective(runtimes[0], collective_of, fabric)
     topologies = under_protocols_of(runtimes[0], fabric, collective_of, protocol, lowering or {})
@@ -188,14 +189,14 @@ def _grid(sizes: str | Iterable[Size]) -> list[int]:
 def _problems(
     topology: Topology,
     collective: Collective | str,
-    root: int | None,
+    arguments: CollectiveArguments,
     sketch: Sketch | None,
     grid: Sequence[int],
 ) -> list[Problem]:
     """The problem at every size; the number of chunks is open at each, unless the sketch says it."""
     if sketch is None:
-        return [make_problem(topology, collective, size_bytes=size, root=root) for size in grid]
-    first = apply(sketch, topology, collective, size=grid[0], root=root)
+        return [make_problem(topology, collective, size_bytes=size, **arguments) for size in grid]
+    first = apply(sketch, topology, collective, size=grid[0], **arguments)
     sized = [make_problem(topology, first.collective, size_bytes=size) for size in grid]
     return [replace(each, clauses=first.clauses, chunks_open=first.chunks_open) for each in sized]
 

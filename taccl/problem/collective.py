@@ -9,7 +9,7 @@ A *process group* is some ranks of a larger topology: `Collective.among` puts a 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -332,10 +332,27 @@ class Collective:
 
     @property
     def busbw_factor(self) -> float:
-        """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it."""
-        kinds = {(group.name, len(group.ranks)) for group in self.groups} or {(self.name, self.num_ranks)}
-        factors = {busbw_factor(name, num_ranks) for name, num_ranks in kinds}
+        """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it.
+
+        That of an allgatherv, which nccl-tests lacks, is the share of the data that the rank with the least
+        of its own receives; with as much at every rank it is that of an allgather.
+        """
+        everyone, every_chunk = tuple(range(self.num_ranks)), range(self.num_chunks)
+        groups = self.groups or (ProcessGroup(self.name, everyone, self.num_chunks),)
+        factors = set()
+        for group, chunks in zip(groups, self.chunks_of_group if self.groups else [every_chunk], strict=True):
+            if group.name == "allgatherv" and chunks:
+                contributed = self.num_contributed(chunks)
+                factors.add(1 - min(contributed[rank] for rank in group.ranks) / len(chunks))
+            else:
+                factors.add(busbw_factor(group.name, len(group.ranks)))
         return factors.pop() if len(factors) == 1 else 1.0
+
+    def num_contributed(self, chunks: range | None = None) -> tuple[int, ...]:
+        """Number of chunks, of all or of some consecutive ones, that start at each rank."""
+        some = self.chunks if chunks is None else self.chunks[chunks.start : chunks.stop]
+        counts = Counter(chain.from_iterable(chunk.origins for chunk in some))
+        return tuple(counts[rank] for rank in range(self.num_ranks))
 
     def with_chunks_open(self, is_open: bool) -> Collective:
         """The same collective with its number of chunks left open, or fixed."""

@@ -1,4 +1,4 @@
-"""Every collective by name.
+"""Every collective by name, and the arguments that some of them take.
 
 A collective that is made without `chunks_per_rank` leaves the number of chunks open: it has one chunk per
 rank, and `taccl.synthesize` chooses the number for a problem that gives a size.
@@ -6,8 +6,11 @@ rank, and `taccl.synthesize` chooses the number for a problem that gives a size.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import cache
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from taccl._internal.arguments import checked_as, known_name
 from taccl.errors import CollectiveError
@@ -22,10 +25,34 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "COLLECTIVES", "ROOTED", "allgather", "allreduce", "alltoall", "broadcast", "custom", "exchange",
-    "gather", "make", "multi_root_broadcast", "multi_root_gather", "multi_root_scatter", "reduce",
+    "COLLECTIVES", "ROOTED", "allgather", "allgatherv", "allreduce", "alltoall", "broadcast", "custom",
+    "exchange", "gather", "make", "multi_root_broadcast", "multi_root_gather", "multi_root_scatter", "reduce",
     "reduce_scatter", "scan", "scatter", "together",
 ]  # fmt: skip
+
+
+class CollectiveArguments(TypedDict, total=False):
+    """Arguments of collectives by name, passed on whole as keywords, from the command line to `make`.
+
+    A function that has ``**arguments: Unpack[CollectiveArguments]`` accepts each of them as a keyword. Those
+    that are left out, or None, are not given.
+
+    - `root`: Rank that has all data, or ends with it. Default: 0.
+    - `roots`: Ranks that each have data of their own, or end with some.
+    - `counts`: Number of chunks of every rank.
+    """
+
+    root: Natural | None
+    roots: Sequence[int] | None
+    counts: Sequence[Natural] | None
+
+
+#: What each argument is, as messages and the help of the command line say it.
+ARGUMENTS = {
+    "root": "a rank",
+    "roots": "ranks such as 0,4",
+    "counts": "a number of chunks for each rank, such as 3,1,1,1",
+}
 
 
 @checked_as(CollectiveError)
@@ -73,9 +100,43 @@ def gather(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count | None
 def allgather(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Collective:
     """Every rank ends with every rank's chunks; chunk c starts at rank c // chunks_per_rank."""
     pieces = chunks_per_rank or 1
-    everyone = all_ranks("allgather", num_ranks, pieces)
+    everyone = all_ranks("allgather", num_ranks, num_ranks * pieces)
     chunks = tuple(Chunk((rank,), everyone) for rank in everyone for _ in range(pieces))
     return _made("allgather", num_ranks, chunks, chunks_per_rank)
+
+
+@checked_as(CollectiveError)
+def allgatherv(
+    num_ranks: Count, *, counts: Sequence[Natural], chunks_per_rank: Count | None = None
+) -> Collective:
+    """Every rank ends with every rank's chunks, of which rank r has ``counts[r] * chunks_per_rank``.
+
+    Chunks are numbered by rank, as in an allgather. The size of a problem is that of all chunks together, so
+    that rank r contributes the share ``counts[r] / sum(counts)`` of it.
+
+    Parameters
+    ----------
+    num_ranks : int
+        Ranks that take part.
+    counts : sequence of int
+        Amount of data of each rank, in chunks of one size; 0 for a rank that contributes nothing.
+    chunks_per_rank : int, optional
+        Pieces that each of these chunks is cut into.
+
+    Raises
+    ------
+    CollectiveError
+        If there is not one count for each rank, or there are too many chunks.
+    """
+    pieces, counts = chunks_per_rank or 1, tuple(counts)
+    if len(counts) != num_ranks:
+        said = f"found {len(counts)}; expected a number of chunks for each of {num_ranks} ranks"
+        raise CollectiveError(said, where="counts")
+    everyone = all_ranks("allgatherv", num_ranks, sum(counts) * pieces)
+    chunks = chain.from_iterable(
+        repeat(Chunk((rank,), everyone), count * pieces) for rank, count in enumerate(counts)
+    )
+    return _made("allgatherv", num_ranks, tuple(chunks), chunks_per_rank)
 
 
 @checked_as(CollectiveError)
@@ -85,7 +146,7 @@ def alltoall(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Colle
     `chunks_per_rank` counts the chunks of one (source, destination) pair.
     """
     pieces = chunks_per_rank or 1
-    everyone = all_ranks("alltoall", num_ranks, pieces)
+    everyone = all_ranks("alltoall", num_ranks, num_ranks**2 * pieces)
     alone = [(rank,) for rank in everyone]
     pairs = (Chunk(s, d) for s in alone for d in alone)
     chunks = tuple(chain.from_iterable(repeat(pair, pieces) for pair in pairs))
@@ -112,7 +173,7 @@ def reduce(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count | None
 def reduce_scatter(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Collective:
     """Rank r ends with the r-th part of the sum; chunk c ends at rank c // chunks_per_rank."""
     pieces = chunks_per_rank or 1
-    everyone = all_ranks("reduce-scatter", num_ranks, pieces)
+    everyone = all_ranks("reduce-scatter", num_ranks, num_ranks * pieces)
     chunks = tuple(Chunk(everyone, (rank,), rank) for rank in everyone for _ in range(pieces))
     return _made("reduce-scatter", num_ranks, chunks, chunks_per_rank, combining=True)
 
@@ -124,7 +185,7 @@ def allreduce(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Coll
     Chunk c is gathered at rank c // chunks_per_rank, then spread.
     """
     pieces = chunks_per_rank or 1
-    everyone = all_ranks("allreduce", num_ranks, pieces)
+    everyone = all_ranks("allreduce", num_ranks, num_ranks * pieces)
     chunks = tuple(Chunk(everyone, everyone, rank) for rank in everyone for _ in range(pieces))
     return _made("allreduce", num_ranks, chunks, chunks_per_rank, combining=True)
 
@@ -137,7 +198,7 @@ def scan(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Collectiv
     makes its own from the sum over ranks 0..r-1 as soon as it holds that (`Derivation`).
     """
     pieces = chunks_per_rank or 1
-    all_ranks("scan", num_ranks, pieces)
+    all_ranks("scan", num_ranks, num_ranks * pieces)
     chunks: list[Chunk] = []
     derivations: list[Derivation] = []
     for piece in range(pieces):
@@ -201,16 +262,45 @@ def multi_root_gather(
     return _from_roots("multi-root-gather", num_ranks, roots, chunks_per_rank)
 
 
-#: Every collective that needs no more than a number of ranks, a root or roots, and a chunk partitioning.
-COLLECTIVES = {
+#: Every collective that `make` makes of a name, a number of ranks and `CollectiveArguments`.
+COLLECTIVES: dict[str, Callable[..., Collective]] = {
     "broadcast": broadcast, "scatter": scatter, "gather": gather, "allgather": allgather,
-    "alltoall": alltoall, "reduce": reduce, "reduce-scatter": reduce_scatter, "allreduce": allreduce,
-    "scan": scan, "multi-root-broadcast": multi_root_broadcast, "multi-root-scatter": multi_root_scatter,
-    "multi-root-gather": multi_root_gather,
+    "allgatherv": allgatherv, "alltoall": alltoall, "reduce": reduce, "reduce-scatter": reduce_scatter,
+    "allreduce": allreduce, "scan": scan, "multi-root-broadcast": multi_root_broadcast,
+    "multi-root-scatter": multi_root_scatter, "multi-root-gather": multi_root_gather,
 }  # fmt: skip
 
-#: Those with one root.
-ROOTED = ("broadcast", "scatter", "gather", "reduce")
+
+@cache
+def _arguments_taken(function: Callable[..., Collective]) -> dict[str, bool]:
+    """{argument that a collective's function takes: True if it has no default}."""
+    parameters = inspect.signature(function).parameters
+    names = [name for name in CollectiveArguments.__annotations__ if name in parameters]
+    return {name: parameters[name].default is inspect.Parameter.empty for name in names}
+
+
+def argument_names(name: str) -> tuple[str, ...]:
+    """Names of the arguments that a collective by name takes; none for one that `make` does not know."""
+    return tuple(_arguments_taken(COLLECTIVES[name])) if name in COLLECTIVES else ()
+
+
+#: Collectives with one root.
+ROOTED = tuple(name for name in COLLECTIVES if "root" in argument_names(name))
+
+
+def arguments_of(collective: Collective) -> CollectiveArguments:
+    """Arguments with which `make` makes a collective of this one's name, read off its chunks.
+
+    Roots of several are not among them. Where chunks do not follow from the name, neither do the arguments.
+    """
+    names, found = argument_names(collective.name), CollectiveArguments()
+    if "root" in names:
+        ends = [each.sets for each in (collective.origin_sets, collective.destination_sets)]
+        at_one = [sets[0] for sets in ends if len(sets) == 1 and len(sets[0]) == 1]
+        found["root"] = at_one[0][0] if at_one else 0
+    if "counts" in names:
+        found["counts"] = tuple(n // collective.chunks_per_rank for n in collective.num_contributed())
+    return found
 
 
 @checked_as(CollectiveError)
@@ -218,9 +308,8 @@ def make(
     name: str,
     num_ranks: Count,
     *,
-    root: Natural | None = None,
-    roots: Sequence[int] | None = None,
     chunks_per_rank: Count | None = None,
+    **arguments: Unpack[CollectiveArguments],
 ) -> Collective:
     """The collective of that name, e.g. ``make("allgather", 16)``.
 
@@ -230,32 +319,28 @@ def make(
         One of `COLLECTIVES`; case does not matter, and dashes and underscores are alike.
     num_ranks : int
         Ranks that take part.
-    root : int, optional
-        Of a collective with one root; by default 0.
-    roots : sequence of int, optional
-        Of a collective with several, which needs them.
     chunks_per_rank : int, optional
         As in the collective's own function. Left out, `taccl.synthesize` chooses it.
+    **arguments : CollectiveArguments
+        Those that the collective's own function takes: `root`, by default 0; `roots`; or `counts`.
 
     Raises
     ------
     CollectiveError
-        If the name is unknown, or a root is given to a collective that has none.
+        If the name is unknown, or an argument is missing, or given to a collective that has none.
     """
     key = known_name(name, COLLECTIVES, "collective", CollectiveError)
-    options: dict[str, Any] = {"chunks_per_rank": chunks_per_rank}
-    if key in ROOTED:
-        options["root"] = 0 if root is None else root
-    elif root is not None:
-        raise CollectiveError(f"{key} has no root, but root {root} was given; leave it out", where="root")
-    if key.startswith("multi-root"):
-        if not roots:
-            raise CollectiveError(f"{key} needs roots; give at least one", where="roots")
-        options["roots"] = tuple(roots)
-    elif roots is not None:
-        raise CollectiveError(f"{key} takes no list of roots; leave it out", where="roots")
-    collective: Collective = COLLECTIVES[key](num_ranks, **options)  # type: ignore[operator]
-    return collective
+    taken = _arguments_taken(COLLECTIVES[key])
+    given = {argument: value for argument, value in arguments.items() if value is not None}
+    for argument, value in given.items():
+        if argument not in taken:
+            said = f"{key} has no {argument}, but {value} was given; leave it out"
+            raise CollectiveError(said, where=argument)
+    for argument, is_needed in taken.items():
+        if is_needed and argument not in given:
+            said = f"{key} needs {argument}; give {ARGUMENTS[argument]}"
+            raise CollectiveError(said, where=argument)
+    return COLLECTIVES[key](num_ranks, chunks_per_rank=chunks_per_rank, **given)
 
 
 def _made(
@@ -277,7 +362,8 @@ def _from_roots(name: str, num_ranks: int, roots: Sequence[int], chunks_per_rank
         raise CollectiveError(said, where=f"{name}: roots")
     where = f"{name}: {'roots' if several else 'root'}"
     check_ranks(roots, num_ranks, where=where, error=CollectiveError, of="there are ranks")
-    everyone = all_ranks(name, num_ranks, chunks_per_rank or 1)
+    parts = 1 if name.endswith("broadcast") else num_ranks
+    everyone = all_ranks(name, num_ranks, parts * len(roots) * (chunks_per_rank or 1))
     pieces = [(root,) for _ in range(chunks_per_rank or 1) for root in roots]
     if name.endswith("broadcast"):
         chunks = [Chunk(root, everyone) for root in pieces]

@@ -46,7 +46,7 @@ def custom(
     CollectiveError
         If a chunk is missing from either, or names an unknown rank.
     """
-    all_ranks(name, num_ranks, 1)
+    all_ranks(name, num_ranks, len(precondition))
     expected = set(range(len(precondition)))
     if set(precondition) != expected or set(postcondition) != expected:
         missing = sorted(set(precondition) ^ set(postcondition) | (expected - set(precondition)))
@@ -178,14 +178,12 @@ def together(collectives: Sequence[Collective]) -> Collective:
     )
 
 
-def all_ranks(name: str, num_ranks: int, chunks_per_rank: int) -> tuple[int, ...]:
+def all_ranks(name: str, num_ranks: int, num_chunks: int) -> tuple[int, ...]:
     """Every rank; `CollectiveError` for a collective of too many chunks."""
-    parts = {"alltoall": num_ranks**2, "broadcast": 1, "reduce": 1}.get(name, num_ranks)
-    num_chunks = chunks_per_rank * parts
     if num_chunks > _MOST_CHUNKS:
         raise CollectiveError(
-            f"found {num_ranks} ranks with {chunks_per_rank} chunks each, {num_chunks} in all; expected at "
-            f"most {_MOST_CHUNKS}: give fewer, or use synthesize_implicit on a fabric that it knows",
+            f"found chunks of {num_ranks} ranks, {num_chunks} in all; expected at most {_MOST_CHUNKS}: give "
+            "fewer, or use synthesize_implicit on a fabric that it knows",
             where=f"{name}: num_ranks, chunks_per_rank",
         )
     return tuple(range(num_ranks))

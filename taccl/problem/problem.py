@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import cached_property
 from importlib import import_module
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from taccl._internal.units import exact, format_count, format_size
 from taccl.errors import CollectiveError, InputError, SketchError
 from taccl.problem.clauses import Clauses, SwitchPolicy
 from taccl.problem.collective import Chunk, Collective
-from taccl.problem.collectives import make
+from taccl.problem.collectives import CollectiveArguments, make
 from taccl.problem.costs import Costs, exact_costs, read_columns
 from taccl.problem.open_links import OpenLinks
 from taccl.topology.topology import Topology
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl._internal.arguments import Bytes, Count, Natural
+    from taccl._internal.arguments import Bytes, Count
 
 __all__ = ["Clauses", "Costs", "Problem", "SwitchPolicy", "make_problem"]
 
@@ -317,10 +317,9 @@ def make_problem(
     chunk_bytes: Bytes | Sequence[Bytes] | None = None,
     size_bytes: Bytes | None = None,
     chunks_per_rank: Count | None = None,
-    root: Natural | None = None,
-    roots: Sequence[int] | None = None,
     clauses: Clauses | None = None,
     notes: Sequence[str] = (),
+    **arguments: Unpack[CollectiveArguments],
 ) -> Problem:
     """A problem from chunk sizes, or from a size as nccl-tests counts it.
 
@@ -338,11 +337,13 @@ def make_problem(
         padded, and the problem's notes say so. Exactly one of the two is given.
     chunks_per_rank : int, optional
         Chunks of each rank's own data; of a `Collective` only where that leaves the number open.
-    root, roots
-        Of a named collective, as `taccl.collectives.make` takes them.
     clauses : Clauses, optional
         Default: any link may carry anything; sends between nodes merge up to 6 chunks. Where sums are small,
         any number of chunks travels together, over all links whose latency exceeds what all the data takes.
+    notes : sequence of str
+        Notes that the problem and its results show.
+    **arguments : CollectiveArguments
+        `root`, `roots` or `counts` of a named collective, as `taccl.collectives.make` takes them.
 
     Raises
     ------
@@ -355,10 +356,9 @@ def make_problem(
         said = f"found {'neither' if size_bytes is None else 'both'}; give a size, or a chunk size"
         raise CollectiveError(said, where="size_bytes, chunk_bytes")
     if isinstance(collective, str):
-        named = {"chunks_per_rank": chunks_per_rank, "root": root, "roots": roots}
-        collective = make(collective, topology.num_ranks, **named)  # type: ignore[arg-type]
+        collective = make(collective, topology.num_ranks, chunks_per_rank=chunks_per_rank, **arguments)
     else:
-        collective = _as_given(collective, chunks_per_rank, root=root, roots=roots)
+        collective = _as_given(collective, chunks_per_rank, **arguments)
     # Costs of an upstream topology are for one size of chunks.
     chunks_open = collective.chunks_open and size_bytes is not None and topology.cost_model == "physical"
     if size_bytes is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.problem.collectives import ROOTED, make
+from taccl.problem.collectives import arguments_of, make
 from taccl.program.layout import layouts_of
 from taccl.runtime.buffers import Data, unwritten
 from taccl.runtime.report import WrongChunk
@@ -41,14 +41,13 @@ def counterpart(collective: Collective) -> Counterpart | None:
     """MPI's own collective for this one; None where there is none with chunks in these places."""
     if collective.name not in _COUNTERPARTS:
         return None
-    root = None
-    if collective.name in ROOTED:
-        first = collective.chunks[0]
-        ends = first.origins if collective.name in ("broadcast", "scatter") else first.destinations
-        root = ends[0] if ends else 0
-    plain = make(collective.name, collective.num_ranks, root=root, chunks_per_rank=collective.chunks_per_rank)
+    arguments = arguments_of(collective)
+    plain = make(
+        collective.name, collective.num_ranks, chunks_per_rank=collective.chunks_per_rank, **arguments
+    )
     if _ends(plain) != _ends(collective):
         return None
+    root = arguments.get("root")
     name, run = _COUNTERPARTS[collective.name]
     return Counterpart(name, lambda communicator, given, output: run(communicator, given, output, root or 0))
 
@@ -131,6 +130,11 @@ def _scatter(communicator: Any, given: NDArray[Any], output: NDArray[Any], root:
     communicator.Scatter(given if communicator.rank == root else None, output, root)
 
 
+def _allgatherv(communicator: Any, given: NDArray[Any], output: NDArray[Any], root: int) -> None:
+    counts = communicator.allgather(given.size)
+    communicator.Allgatherv(given, [output, counts])
+
+
 def _to_root(method: str) -> Collect:
     """A collective that the root alone takes from."""
 
@@ -142,6 +146,7 @@ def _to_root(method: str) -> Collect:
 
 _COUNTERPARTS: dict[str, tuple[str, Collect]] = {
     "allgather": ("MPI_Allgather", _to_all("Allgather")),
+    "allgatherv": ("MPI_Allgatherv", _allgatherv),
     "alltoall": ("MPI_Alltoall", _to_all("Alltoall")),
     "reduce-scatter": ("MPI_Reduce_scatter_block", _to_all("Reduce_scatter_block")),
     "allreduce": ("MPI_Allreduce", _to_all("Allreduce")),

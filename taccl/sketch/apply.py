@@ -9,21 +9,21 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, permutations, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from taccl._internal.arguments import checked
 from taccl._internal.names import matching
 from taccl._internal.units import exact
 from taccl.errors import SketchError
 from taccl.problem.clauses import CLAUSES
-from taccl.problem.collectives import ROOTED, make
+from taccl.problem.collectives import CollectiveArguments, argument_names, make
 from taccl.problem.problem import Clauses, Problem, SwitchPolicy, make_problem
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.symmetry import check_clauses, check_topology, narrow, offset_permutation
 from taccl.topology.parts import check_ranks, links_among
 
 if TYPE_CHECKING:
-    from taccl._internal.arguments import Count, Natural, Size
+    from taccl._internal.arguments import Count, Size
     from taccl.problem.collective import Collective
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
@@ -38,9 +38,8 @@ def apply(
     chunk_size: Size | Sequence[Size] | None = None,
     size: Size | None = None,
     chunks_per_rank: Count | None = None,
-    root: Natural | None = None,
-    roots: Sequence[int] | None = None,
     reachable: bool = True,
+    **arguments: Unpack[CollectiveArguments],
 ) -> Problem:
     """The problem of this sketch on a topology.
 
@@ -56,10 +55,10 @@ def apply(
         own chunk size says how much data there is: one chunk of it per rank, or `per_rank` of them.
     chunks_per_rank : int, optional
         Chunks of each rank's own data, before `per_rank` of the sketch.
-    root, roots
-        Of a named collective, as `taccl.collectives.make` takes them.
     reachable : bool
         False makes a problem that no schedule solves all the same, for `taccl.explain`.
+    **arguments : CollectiveArguments
+        `root`, `roots` or `counts` of a named collective, as `taccl.collectives.make` takes them.
 
     Raises
     ------
@@ -73,9 +72,8 @@ def apply(
         raise SketchError("found both a chunk size and a size; give one", where="chunk_size, size")
     _check_machine(sketch, topology)
     if isinstance(collective, str):
-        named: Any = {"root": root, "roots": roots}
-        collective = make(collective, topology.num_ranks, chunks_per_rank=chunks_per_rank, **named)
-        root = roots = chunks_per_rank = None
+        collective = make(collective, topology.num_ranks, chunks_per_rank=chunks_per_rank, **arguments)
+        arguments, chunks_per_rank = {}, None
     own = sketch.chunks.per_rank if "per_rank" in sketch.chunks.model_fields_set else None
     notes = []
     if collective.chunks_open:
@@ -95,7 +93,7 @@ def apply(
     sizes: Any = {"chunk_bytes": chunk_size, "size_bytes": size}
     problem = make_problem(
         topology, collective, **sizes, chunks_per_rank=chunks_per_rank,
-        root=root, roots=roots, clauses=None if _is_silent(sketch, clauses) else clauses, notes=notes,
+        clauses=None if _is_silent(sketch, clauses) else clauses, notes=notes, **arguments,
     )  # fmt: skip
     problem = _with_symmetry(problem, sketch)
     if reachable:
@@ -325,10 +323,10 @@ def _with_symmetry(problem: Problem, sketch: Sketch) -> Problem:
 
 def _why_narrow(problem: Problem) -> str:
     """Reason that a collective has no rank symmetry."""
-    name = problem.collective.name
-    if name in ROOTED:
+    taken = argument_names(problem.collective.name)
+    if "root" in taken:
         return "a root"
-    if name.startswith("multi-root"):
-        return "roots that do not map to each other"
+    if taken:
+        return f"{taken[0]} that do not map to each other"
     sizes = "are of different sizes" if len(set(problem.chunk_bytes)) > 1 else "do not map to each other"
     return f"chunks that {sizes}"

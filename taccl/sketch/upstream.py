@@ -18,17 +18,17 @@ https://github.com/microsoft/taccl, whose INPUT_GUIDE.md describes the topology 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from taccl._internal.reading import parse_json, read_text, reads
 from taccl._internal.units import BYTES_PER_MB, exact, parse_size
 from taccl.errors import SketchError, TopologyError
-from taccl.problem.collectives import make
+from taccl.problem.collectives import CollectiveArguments, make
 from taccl.sketch.library import load_sketch
 from taccl.sketch.upstream_wiring import Edge, edges_across, edges_inside, planes_between, wired
 from taccl.topology.machines import SHAPES
@@ -62,8 +62,7 @@ def load_problem(
     size: int | str | None = None,
     time_unit_us: int | float | str | None = None,
     chunks_per_rank: int | None = None,
-    root: int | None = None,
-    roots: Sequence[int] | None = None,
+    **arguments: Unpack[CollectiveArguments],
 ) -> Problem:
     """The problem of a sketch on an upstream topology file.
 
@@ -76,7 +75,7 @@ def load_problem(
     - `chunk_size`, `size`: Without either, an upstream cost model leaves ``size_bytes`` unknown. A physical
       one takes the chunk size from the file's name, where 1MB is 2**20 bytes.
     - `time_unit_us`: Microseconds in the file's unit of time; one unless given.
-    - `root`, `roots`: As `taccl.collectives.make` takes them.
+    - `arguments`: As `taccl.collectives.make` takes them.
     """
     if cost_model not in ("upstream", "physical"):
         raise SketchError(f"found {cost_model!r}; expected 'upstream' or 'physical'", where="cost_model")
@@ -91,9 +90,8 @@ def load_problem(
         collective = make(
             collective,
             num_nodes * file.gpus_per_node,
-            root=root,
-            roots=roots,
             chunks_per_rank=guide.chunks.per_rank if chunks_per_rank is None else chunks_per_rank,
+            **arguments,
         )
     elif collective.chunks_open:
         collective = collective.split(chunks_per_rank or guide.chunks.per_rank)

@@ -20,6 +20,7 @@ from taccl.sketch.upstream import load_problem
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.fabrics import mesh
+from tests.arguments import arguments_for
 from tests.foreign import OURS
 from tests.fuzzing import some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
@@ -235,13 +236,10 @@ def test_no_schedule_beats_the_bound(combining):
     assert tight > 0.7 * solved
 
 
-NAMES = tuple(name for name in collectives.COLLECTIVES if not name.startswith("multi-root"))
-
-
 @pytest.mark.slow
 @settings(deadline=None, max_examples=some(12, 60), derandomize=True)
 @given(
-    name=st.sampled_from(NAMES),
+    name=st.sampled_from([*collectives.COLLECTIVES]),
     num_ranks=st.integers(2, 5),
     costs=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=3, max_size=12),
     extra=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=6),
@@ -259,7 +257,8 @@ def test_greedy_never_beats_the_bound(name, num_ranks, costs, extra, two, pipeli
         builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
     topology = builder.build()
     clauses = Clauses(max_merge=3, merging=frozenset(topology.internode_links))
-    problem = make_problem(topology, collectives.make(name, num_ranks), chunk_bytes=MB, clauses=clauses)
+    arguments = arguments_for(name, num_ranks)
+    problem = make_problem(topology, name, chunk_bytes=MB, clauses=clauses, **arguments)
     schedule = synthesize(problem, backend="greedy", time_limit_s=0.01).schedule
     assert verify(schedule).ok
     assert lower_bound(problem).bound <= schedule.finish

@@ -26,6 +26,7 @@ from taccl.sketch.library import load_sketch
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.tampering import made_up
+from tests.arguments import arguments_for
 from tests.fuzzing import cases, fuzzed, some
 from tests.synthesis.brute_force import TooLarge, finishes_by, optimal_ticks
 from tests.synthesis.small_problems import (
@@ -227,9 +228,6 @@ def fabrics(draw, max_ranks=6):
     return builder.build()
 
 
-NAMES = tuple(name for name in collectives.COLLECTIVES if not name.startswith("multi-root"))
-
-
 @fuzzed(few=8, many=600)
 @given(seed=seeds, combining=st.booleans())
 def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed, combining):
@@ -258,10 +256,16 @@ def test_every_witness_proves_its_bound(seed, combining, divisible, in_network):
 
 
 @fuzzed(few=8, many=400)
-@given(topology=fabrics(), name=st.sampled_from(NAMES), chunks=st.integers(1, 2), max_merge=st.integers(1, 3))
+@given(
+    topology=fabrics(),
+    name=st.sampled_from([*collectives.COLLECTIVES]),
+    chunks=st.integers(1, 2),
+    max_merge=st.integers(1, 3),
+)
 def test_named_collectives_have_valid_certificates(topology, name, chunks, max_merge):
     """On any fabric: checked, and no more than the finish of the list scheduler."""
-    collective = collectives.make(name, topology.num_ranks, chunks_per_rank=chunks)
+    arguments = arguments_for(name, topology.num_ranks)
+    collective = collectives.make(name, topology.num_ranks, chunks_per_rank=chunks, **arguments)
     clauses = Clauses(max_merge=max_merge, merging=frozenset(topology.internode_links))
     problem = make_problem(topology, collective, chunk_bytes=MB, clauses=clauses)
     bound = lower_bound(problem)
@@ -270,10 +274,10 @@ def test_named_collectives_have_valid_certificates(topology, name, chunks, max_m
 
 
 @fuzzed(few=8, many=300)
-@given(topology=fabrics(), name=st.sampled_from(NAMES))
+@given(topology=fabrics(), name=st.sampled_from([*collectives.COLLECTIVES]))
 def test_no_baseline_beats_the_bound(topology, name):
     """Every baseline that supports the collective on the topology."""
-    problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
+    problem = make_problem(topology, name, chunk_bytes=MB, **arguments_for(name, topology.num_ranks))
     bound = lower_bound(problem)
     for function in baselines.BASELINES.values():
         try:
@@ -292,7 +296,7 @@ def test_no_baseline_beats_the_bound(topology, name):
 def test_no_baseline_beats_the_bound_on_a_machine(machine, name):
     """Two nodes of real servers."""
     topology = machine(2)
-    problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
+    problem = make_problem(topology, name, chunk_bytes=MB, **arguments_for(name, topology.num_ranks))
     bound = lower_bound(problem)
     assert bound.check()
     assert bound.bound <= baselines.best(problem, cut=False).finish
@@ -404,7 +408,7 @@ NOMINAL = [
 def test_bandwidth_of_machines(machine, nodes, name, in_network, gb_per_s):
     """The bandwidth that no schedule can pass, exactly as derived by hand."""
     topology = topologies.parse(machine, nodes=nodes, profile="nominal")
-    problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
+    problem = make_problem(topology, name, chunk_bytes=MB, **arguments_for(name, topology.num_ranks))
     bound = lower_bound(problem, divisible=True, in_network=in_network)
     assert problem.size_bytes is not None
     assert problem.size_bytes / bound.bound / 1000 == gb_per_s

@@ -15,6 +15,7 @@ from taccl.analysis.certificates.finding.distances import Distances, shortest_ti
 from taccl.analysis.verification.verify import verify
 from taccl.problem.collective import Chunk, Collective, Derivation
 from taccl.topology.builder import TopologyBuilder
+from tests.arguments import arguments_for
 from tests.effort import brief_synthesis
 from tests.fuzzing import MANY
 from tests.synthesis.small_problems import custom, linked, problem_of, random_problem, ring
@@ -248,10 +249,8 @@ def test_two_thousand_ranks_on_a_ring(name):
     An alltoall of so many would have four million chunks, and is bounded on a quarter of the ranks.
     """
     num_ranks = 500 if name == "alltoall" else 2000
-    options = {"roots": (0, 7)} if name.startswith("multi-root") else {}
-    problem = problem_of(
-        taccl.topologies.ring(num_ranks), collectives.make(name, num_ranks, **options), max_merge=1
-    )
+    collective = collectives.make(name, num_ranks, **arguments_for(name, num_ranks))
+    problem = problem_of(taccl.topologies.ring(num_ranks), collective, max_merge=1)
     bound = lower_bound(problem)
     assert bound.bound > 0
     assert bound.check()

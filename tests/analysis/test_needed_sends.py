@@ -20,6 +20,7 @@ from taccl.problem.problem import Clauses, Problem, make_problem
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.builder import TopologyBuilder
+from tests.arguments import WITHOUT_ARGUMENTS
 from tests.fuzzing import MANY
 from tests.synthesis.small_problems import (
     custom,
@@ -295,8 +296,9 @@ def test_no_schedule_beats_the_bound(seed):
     """The list scheduler's and all baselines', on random topologies, collectives and merging."""
     rng = random.Random(seed)
     topology = large_topology(seed)
-    names = [name for name in collectives.COLLECTIVES if not name.startswith("multi-root")]
-    collective = collectives.make(rng.choice(names), topology.num_ranks, chunks_per_rank=rng.choice((1, 2)))
+    collective = collectives.make(
+        rng.choice(WITHOUT_ARGUMENTS), topology.num_ranks, chunks_per_rank=rng.choice((1, 2))
+    )
     links = rng.choice((frozenset(), frozenset(topology.internode_links)))
     clauses = Clauses(max_merge=rng.choice((1, 2, 6)), merging=links)
     problem = make_problem(topology, collective, chunk_bytes=MB, clauses=clauses)

@@ -17,6 +17,7 @@ from taccl.sketch.upstream import load_problem
 from taccl.topology import fabrics, machines
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.racks import in_network
+from tests.arguments import arguments_for
 from tests.foreign import OURS
 from tests.fuzzing import MANY, some
 from tests.synthesis.small_problems import linked
@@ -59,8 +60,8 @@ def test_schedules_verify_and_keep_the_bound(name, collective, topology):
 def _bounded(collective, topology):
     """A problem and its lower bound."""
     num_ranks = TOPOLOGIES[topology].num_ranks
-    made = collectives.make(collective, num_ranks, chunks_per_rank=2 if num_ranks <= 8 else 1)
-    problem = make_problem(TOPOLOGIES[topology], made, chunk_bytes=10**5)
+    arguments = {"chunks_per_rank": 2 if num_ranks <= 8 else 1, **arguments_for(collective, num_ranks)}
+    problem = make_problem(TOPOLOGIES[topology], collective, chunk_bytes=10**5, **arguments)
     return problem, lower_bound(problem).bound
 
 
@@ -205,9 +206,8 @@ def problems(draw):
     for src, dst in pairs:
         alpha_us, beta_us_per_mb = draw(st.integers(0, 3)), draw(st.integers(1, 5))
         builder.add_link(src, dst, alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb)
-    made = collectives.make(
-        draw(st.sampled_from(COLLECTIVES)), num_ranks, chunks_per_rank=draw(st.integers(1, 3))
-    )
+    name, pieces = draw(st.sampled_from(COLLECTIVES)), draw(st.integers(1, 3))
+    made = collectives.make(name, num_ranks, chunks_per_rank=pieces, **arguments_for(name, num_ranks))
     return make_problem(builder.build(), made, chunk_bytes=10**6)
 
 

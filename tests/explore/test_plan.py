@@ -46,7 +46,7 @@ def ring_plan():
 def baselines_only():
     """Baselines of `four_plan`, without syntheses."""
     search = planning.PlanSearch(GRID, lambda _: None, [FOUR])
-    search.add_baselines([("no sketch", planning._problems(FOUR, "allgather", None, None, GRID))], NEVER)
+    search.add_baselines([("no sketch", planning._problems(FOUR, "allgather", {}, None, GRID))], NEVER)
     return search
 
 
@@ -414,7 +414,7 @@ def test_a_sketch_that_says_how_many_chunks_is_obeyed():
     ring = taccl.topologies.ring(4)
     said = taccl.Sketch.from_dict({"schema": 1, "chunks": {"per_rank": 3}})
     for sketch, per_rank, is_open in ((said, 3, False), (taccl.Sketch(), 1, True), (None, 1, True)):
-        for problem in planning._problems(ring, "allgather", None, sketch, GRID):
+        for problem in planning._problems(ring, "allgather", {}, sketch, GRID):
             assert (problem.collective.chunks_per_rank, problem.chunks_open) == (per_rank, is_open)
 
 

@@ -18,6 +18,7 @@ from taccl.formats.native import _file_digest, dump_schedule, load, load_schedul
 from taccl.problem.problem import Clauses, SwitchPolicy, make_problem
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.topology.builder import TopologyBuilder
+from tests.arguments import arguments_for
 
 MB = 10**6
 
@@ -112,13 +113,14 @@ def test_saving_what_was_loaded_gives_the_same_bytes(tmp_path):
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce", "scan", "multi-root-broadcast"])
+@pytest.mark.parametrize(
+    "name", ["allgather", "allgatherv", "alltoall", "allreduce", "scan", "multi-root-broadcast"]
+)
 def test_collectives_round_trip_through_json(name):
     """Chunks, roots and derivations come back; an empty schedule has a digest too."""
     topology = TopologyBuilder("pair", [0, 1])
     topology.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
-    roots = [1] if name.startswith("multi") else None
-    collective = collectives.make(name, 2, roots=roots, chunks_per_rank=2)
+    collective = collectives.make(name, 2, chunks_per_rank=2, **arguments_for(name, 2))
     sizes = [MB * (1 + i) for i in range(collective.num_chunks)]
     problem = make_problem(topology.build(), collective, chunk_bytes=sizes)
     schedule = make_schedule(problem, chunk=[], link=[], start=[], end=[])

@@ -9,7 +9,7 @@ import warnings
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from taccl._internal.arguments import checked, kinds_of, quoted, whole_number
 from taccl.errors import InputError
 from taccl.problem.alltoallv import load_sizes
 from taccl.problem.collective import Chunk, Collective
+from taccl.problem.collectives import CollectiveArguments  # noqa: TC001  looked up by its name
 from taccl.problem.problem import Clauses
 from taccl.topologies import TopologyBuilder, ring
 from tests.fuzzing import cases
@@ -115,6 +116,21 @@ def test_an_unknown_argument_is_a_type_error_that_names_the_nearest():
         asked(secnds=1)
     with pytest.raises(TypeError, match=r"make_problem\(\) got an .* 'size'; did you mean 'size_bytes'"):
         taccl.make_problem(size="1MB")
+
+
+def test_keywords_of_a_record_are_read_by_its_fields():
+    """Those of ``**arguments: Unpack[Record]``; other words are refused as of any function."""
+
+    @checked
+    def taken(**arguments: Unpack[CollectiveArguments]) -> CollectiveArguments:
+        """The arguments given."""
+        return arguments
+
+    assert taken(root=1.0, counts=np.array([2, 0])) == {"root": 1, "counts": (2, 0)}
+    with pytest.raises(InputError, match="root: found -1; expected a whole number of at least 0"):
+        taken(root=-1)
+    with pytest.raises(TypeError, match="'rots'; did you mean 'root"):
+        taken(rots=[1])
 
 
 @pytest.mark.parametrize("number", [3, np.int64(3), np.uint8(3), 3.0])
@@ -229,6 +245,7 @@ GIVEN: dict[str, dict[str, object]] = {
         f"collectives.multi_root_{name}": {"num_ranks": 2, "roots": [0, 1], "chunks_per_rank": 1}
         for name in ("broadcast", "gather", "scatter")
     },
+    "collectives.allgatherv": {"num_ranks": 2, "counts": [2, 1], "chunks_per_rank": 1},
     "collectives.custom": {
         "num_ranks": 2, "precondition": {0: [0]}, "postcondition": {0: [1]}, "combining": False, "name": "mine",
     },

@@ -5,6 +5,7 @@ import pytest
 from taccl import collectives
 from taccl.errors import CollectiveError
 from taccl.problem.collective import Chunk, Collective, Derivation
+from tests.arguments import arguments_for
 
 
 def test_allgather_sends_every_chunk_everywhere():
@@ -119,9 +120,9 @@ def test_a_sum_of_one_contribution_is_rooted_where_it_starts():
 @pytest.mark.parametrize("name", collectives.COLLECTIVES)
 def test_a_collective_survives_its_dict(name):
     """to_dict, then from_dict, is the same; names may have underscores and capitals."""
-    roots = [0, 2] if name.startswith("multi-root") else None
-    collective = collectives.make(name.replace("-", "_").capitalize(), 3, roots=roots)
-    assert Collective.from_dict(collective.to_dict()) == collective == collectives.make(name, 3, roots=roots)
+    arguments = arguments_for(name, 3)
+    collective = collectives.make(name.replace("-", "_").capitalize(), 3, **arguments)
+    assert Collective.from_dict(collective.to_dict()) == collective == collectives.make(name, 3, **arguments)
 
 
 def made_of(chunks, *derivations):

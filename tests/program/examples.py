@@ -11,6 +11,7 @@ from taccl.problem.collectives import make
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
 from taccl.schedule.timing import exact_times
+from tests.arguments import arguments_for
 from tests.effort import brief_synthesis
 
 if TYPE_CHECKING:
@@ -18,15 +19,14 @@ if TYPE_CHECKING:
     from taccl.program.interpret import Interpretation
     from taccl.schedule.schedule import Schedule
 
-#: Roots of the collectives that need several.
-ROOTS = {"multi-root-broadcast": (0, 2), "multi-root-scatter": (0, 2), "multi-root-gather": (2, 1)}
-
 
 @cache
 def schedule_of(name: str, topology: str = "ring:4", *, chunks_per_rank: int = 1) -> Schedule:
     """A schedule of the list scheduler, by the names of its collective and topology."""
     topo = taccl.topologies.parse(topology)
-    collective = make(name, topo.num_ranks, chunks_per_rank=chunks_per_rank, roots=ROOTS.get(name))
+    collective = make(
+        name, topo.num_ranks, chunks_per_rank=chunks_per_rank, **arguments_for(name, topo.num_ranks)
+    )
     problem = taccl.make_problem(topo, collective, chunk_bytes=100_000)
     return brief_synthesis(problem, backend="greedy").schedule
 

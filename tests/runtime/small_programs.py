@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 
 import taccl
 from taccl.problem.collectives import make
+from tests.arguments import arguments_for
 
 if TYPE_CHECKING:
     from taccl.program.program import Program, Step
     from taccl.schedule.schedule import Schedule
 
-_ROOTS = {"multi-root-broadcast": (0, 2)}
-
 
 def schedule_for(name: str, topology: str = "ring:4", *, chunks_per_rank: int = 1) -> Schedule:
     """A baseline's schedule of a collective by name."""
     topo = taccl.topologies.parse(topology)
-    collective = make(name, topo.num_ranks, chunks_per_rank=chunks_per_rank, roots=_ROOTS.get(name))
+    collective = make(
+        name, topo.num_ranks, chunks_per_rank=chunks_per_rank, **arguments_for(name, topo.num_ranks)
+    )
     problem = taccl.make_problem(topo, collective, chunk_bytes=1000)
     way = (
         "ring" if name in ("allgather", "reduce-scatter", "allreduce", "broadcast", "reduce") else "pairwise"

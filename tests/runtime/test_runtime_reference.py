@@ -7,6 +7,7 @@ from taccl.problem.collectives import allgather, broadcast, custom, make, scatte
 from taccl.runtime.buffers import Buffers
 from taccl.runtime.job import make_job
 from taccl.runtime.reference import counterpart, expected_output, find_wrong
+from tests.arguments import arguments_for
 from tests.runtime.small_programs import program_for
 
 
@@ -14,6 +15,7 @@ from tests.runtime.small_programs import program_for
     "name",
     [
         "allgather",
+        "allgatherv",
         "alltoall",
         "reduce-scatter",
         "allreduce",
@@ -26,7 +28,7 @@ from tests.runtime.small_programs import program_for
 )
 def test_mpi_has_a_counterpart(name):
     """Of every collective that MPI has, with several chunks per rank."""
-    assert counterpart(make(name, 4, chunks_per_rank=3)) is not None
+    assert counterpart(make(name, 4, chunks_per_rank=3, **arguments_for(name, 4))) is not None
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from taccl.schedule.schedule import make_schedule
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.valid_schedules import full
+from tests.arguments import arguments_for
 from tests.effort import AMPLE_S, brief_synthesis
 from tests.synthesis.small_problems import MB, custom, ring
 
@@ -30,10 +31,8 @@ def problems():
     """Every collective of one rank, and others that are met on a ring of three."""
     found = {}
     for name in collectives.COLLECTIVES:
-        roots = (0,) if name.startswith("multi") else None
-        found[f"one rank, {name}"] = make_problem(
-            alone(), collectives.make(name, 1, roots=roots, chunks_per_rank=2), size_bytes=MB
-        )
+        collective = collectives.make(name, 1, chunks_per_rank=2, **arguments_for(name, 1))
+        found[f"one rank, {name}"] = make_problem(alone(), collective, size_bytes=MB)
     groups = [collectives.allreduce(1).among((r,), num_ranks=3) for r in range(3)]
     derived = Collective(
         "derived", 3, (Chunk((1,), (1,)), Chunk((), (1,))), True, derivations=(Derivation(0, 1, 1),)

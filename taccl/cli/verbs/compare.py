@@ -15,6 +15,7 @@ from taccl._internal.units import format_count, format_size
 from taccl.cli.options import (
     A_TOPOLOGY,
     LEAST_S,
+    add_collective,
     add_limit,
     add_options,
     add_output,
@@ -27,7 +28,7 @@ from taccl.cli.options import (
     whole,
 )
 from taccl.cli.output import Answer, check_output, figures_table, picked, with_content
-from taccl.cli.problems import problem_from_options, resized
+from taccl.cli.problems import arguments_of, collective_of, problem_from_options, resized
 from taccl.cli.things import sketch_from_word, topology_from_word
 from taccl.errors import InputError
 
@@ -146,7 +147,8 @@ def add_sweep(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument("topology", metavar="TOPOLOGY", help=A_TOPOLOGY)
     group = verb.add_argument_group("combinations")
-    add_options(group, "--collective", "--nodes", "--profile", "--root")
+    add_collective(group)
+    add_options(group, "--nodes", "--profile")
     add_options(group, "--protocol", default=None, help="by which messages are sent (default simple)")
     help = "shipped names or files, with commas between; none for no sketch (the default)"
     option(group, "--sketches A,B", help, words, default=("none",))
@@ -162,7 +164,8 @@ def run_sweep(options: argparse.Namespace) -> Answer:
     topology = topology_from_word(options.topology, **picked(options, "nodes", "profile", "protocol"))
     sketches = [sketch_from_word(None if word == "none" else word) for word in options.sketches]
     found = taccl.sweep(
-        topology, options.collective, **picked(options, "sizes", "chunks_per_rank", "root"), full=True,
+        topology, collective_of(options, topology), **picked(options, "sizes", "chunks_per_rank"), full=True,
         sketches=[each and resized(each, options, topology) for each in sketches], **run_options(options),
+        **arguments_of(options),
     )  # fmt: skip
     return table_answer(found, options)

@@ -21,7 +21,7 @@ from taccl.cli.options import (
     whole,
 )
 from taccl.cli.output import Answer, picked, say
-from taccl.cli.problems import collective_of, resized, subset_for, topology_for
+from taccl.cli.problems import arguments_of, collective_of, resized, subset_for, topology_for
 from taccl.cli.things import names_topology, sketch_from_word
 from taccl.errors import InputError
 from taccl.runtimes.registry import registered
@@ -46,7 +46,7 @@ def add(verb: ArgumentParser) -> None:
     option(verb, "--force --overwrite", "replace an older plan in DIR", dest="overwrite")
     group = verb.add_argument_group("problem")
     add_options(group, "--topology", help="a file, a machine, or a fabric (default: the sketch's)")
-    add_options(group, "--nodes", "--profile", "--root")
+    add_options(group, "--nodes", "--profile")
     add_subset(group)
     group = verb.add_argument_group("search")
     option(group, "--no-baselines", "leave the well-known algorithms out")
@@ -88,7 +88,7 @@ def run(options: Namespace) -> Answer:
     left_s = options.deadline.left_s - _WRITING_SHARE * options.time_limit
     found = taccl.plan(
         topology, collective, sketches=sketches, baselines=not options.no_baselines,
-        **picked(options, "sizes", "root", "backend", "threads", "seed", "max_ranges"),
+        **picked(options, "sizes", "backend", "threads", "seed", "max_ranges"), **arguments_of(options),
         time_limit_s=max(LEAST_S, left_s), progress=say, protocol=asked, lowering=lowering,
         runtime=options.runtime,
     )  # fmt: skip

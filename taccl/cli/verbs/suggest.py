@@ -19,6 +19,7 @@ from taccl._internal.units import format_size, format_us
 from taccl.cli.options import (
     A_TOPOLOGY,
     LEAST_S,
+    add_collective,
     add_limit,
     add_options,
     add_problem_options,
@@ -27,7 +28,7 @@ from taccl.cli.options import (
     positive,
 )
 from taccl.cli.output import Answer, picked, progress_shown
-from taccl.cli.problems import problem_from_options, resized, settle_size
+from taccl.cli.problems import arguments_of, collective_of, problem_from_options, resized, settle_size
 from taccl.cli.things import sketch_from_word, topology_from_word
 from taccl.errors import InputError, NoSolutionError
 
@@ -46,11 +47,11 @@ def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument("topology", metavar="TOPOLOGY", help=A_TOPOLOGY)
     add_options(verb, "--nodes", help="number of nodes of a machine")
-    add_options(verb, "--profile", "--collective")
+    add_options(verb, "--profile")
+    add_collective(verb)
     add_options(verb, "--protocol", default=None, help="by which messages are sent (default simple)")
     add_size(verb)
     add_options(verb, "--chunks-per-rank", help="default: as many as finish first")
-    add_options(verb, "--root")
     option(verb, "--most N", "how many sketches", positive, default=5)
     add_limit(verb, default=20.0)
     add_options(verb, "--seed")
@@ -72,8 +73,8 @@ def run(options: argparse.Namespace) -> Answer:
     left_s = max(LEAST_S, options.deadline.left_s)
     with progress_shown(wanted=True) as progress:
         found = taccl.suggest_sketches(
-            topology, options.collective, options.size, time_limit_s=left_s, progress=progress,
-            **picked(options, "chunk_size", "chunks_per_rank", "root", "most", "seed"),
+            topology, collective_of(options, topology), options.size, time_limit_s=left_s, progress=progress,
+            **picked(options, "chunk_size", "chunks_per_rank", "most", "seed"), **arguments_of(options),
         )  # fmt: skip
     if not found:
         raise NoSolutionError("no sketch could be scheduled in time; give more time, or fewer chunks")
@@ -109,10 +110,11 @@ def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
     assert sketch is not None
     if sketch.nodes is not None:
         sketch = resized(sketch, options, topology)
-    cut = options.chunks_per_rank or sketch.chunks.per_rank
-    collective = taccl.collectives.make(
-        options.collective, topology.num_ranks, root=options.root, chunks_per_rank=cut
-    )
+    collective = collective_of(options, topology)
+    if isinstance(collective, str):
+        cut = options.chunks_per_rank or sketch.chunks.per_rank
+        arguments = arguments_of(options)
+        collective = taccl.collectives.make(collective, topology.num_ranks, chunks_per_rank=cut, **arguments)
     given = picked(options, "chunk_size", "size")
     left_s = max(LEAST_S, options.deadline.left_s)
     report = taccl.check_sketch(sketch, topology, collective, time_limit_s=left_s, **given)

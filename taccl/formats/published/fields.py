@@ -26,7 +26,7 @@ from taccl._internal.units import BYTES_PER_MB, exact
 from taccl._internal.validation import Cost, validated
 from taccl.errors import FormatError, InputError
 from taccl.problem.collective import Chunk, Collective
-from taccl.problem.collectives import ROOTED, make
+from taccl.problem.collectives import arguments_of, make
 from taccl.sketch.upstream_wiring import Edge, edges_across, edges_inside, planes_between, wired
 from taccl.topology.parts import check_num_links
 from taccl.topology.topology import Topology
@@ -302,14 +302,11 @@ def _named(file: AlgorithmFile, chunks: list[Chunk], *, combining: bool) -> Coll
         return collective
     kind, fewest = KINDS[name][0], file.num_ranks ** KINDS[name][1]
     per_rank, rest = divmod(len(chunks), fewest)
-    ends = chunks[0].destinations if kind in ("gather", "reduce") else chunks[0].origins
-    if rest or not per_rank or not ends:
+    if rest or not per_rank:
         return collective
-    root = ends[0] if kind in ROOTED else None
-    known = make(kind, file.num_ranks, root=root, chunks_per_rank=per_rank)
-    if _ends(known) != _ends(collective):
-        return collective
-    return replace(collective, name=kind, chunks_per_rank=per_rank)
+    named = replace(collective, name=kind, chunks_per_rank=per_rank)
+    known = make(kind, file.num_ranks, chunks_per_rank=per_rank, **arguments_of(named))
+    return named if _ends(known) == _ends(named) else collective
 
 
 def _ends(collective: Collective) -> Counter[tuple[object, ...]]:

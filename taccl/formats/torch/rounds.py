@@ -15,7 +15,7 @@ from typing import NamedTuple
 from taccl._internal.names import listed
 from taccl.errors import ExportError
 from taccl.problem.collective import Collective
-from taccl.problem.collectives import ROOTED, make
+from taccl.problem.collectives import arguments_of, make
 from taccl.program.checks import check_queues, check_sizes, check_steps
 from taccl.program.execution import running_order
 from taccl.program.layout import RankLayout, layout
@@ -105,12 +105,9 @@ def call_of(collective: Collective | None) -> Call:
         raise ExportError(f"PyTorch has no method for {name}; choose {', '.join(known)}")
     n, chunks = collective.num_ranks, collective.num_chunks
     blocks = {"alltoall": n * n, "broadcast": 1, "reduce": 1, "allreduce": 1}.get(name, n)
-    root, parts = None, chunks // blocks
-    if name in ROOTED:
-        first = collective.chunks[0]
-        root = (first.origins if name in ("broadcast", "scatter") else first.destinations)[0]
+    arguments, parts = arguments_of(collective), chunks // blocks
     if name != "allreduce" and chunks % blocks == 0:
-        plain = make(name, n, root=root, chunks_per_rank=parts)
+        plain = make(name, n, chunks_per_rank=parts, **arguments)
         fits = _ends(plain) == _ends(collective)
     else:  # any number of chunks is an even cut of the data
         everyone = tuple(range(n))
@@ -118,7 +115,7 @@ def call_of(collective: Collective | None) -> Call:
     if not fits or collective.derivations:
         said = f"this {name} has chunks or ranks that PyTorch's call does not have"
         raise ExportError(f"{said}; export one among all ranks, with as many chunks from each")
-    return Call(name, parts, root)
+    return Call(name, parts, arguments.get("root"))
 
 
 def _ends(collective: Collective) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
@@ -21,7 +21,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, SketchError
 from taccl.problem.collective import Collective
-from taccl.problem.collectives import make
+from taccl.problem.collectives import CollectiveArguments, make
 from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.apply import apply
@@ -66,12 +66,11 @@ def suggest_sketches(
     *,
     chunk_size: Size | None = None,
     chunks_per_rank: Count | None = None,
-    root: Natural | None = None,
-    roots: Sequence[int] | None = None,
     most: Count = 5,
     time_limit_s: Seconds = 20.0,
     seed: Natural = 0,
     progress: Callable[[str, float | None, float | None], None] | None = None,
+    **arguments: Unpack[CollectiveArguments],
 ) -> list[SketchProposal]:
     """Sketches for a topology, a collective and a size, the most promising first.
 
@@ -84,8 +83,6 @@ def suggest_sketches(
         Pieces of a rank's part of the data.
     size, chunk_size : int or str, optional
         The larger of one rank's input and output buffer, e.g. ``"64MB"``; or bytes of one chunk instead.
-    root, roots
-        As `taccl.collectives.make` takes them.
     seed : int
     most : int
         How many proposals at most; none where no candidate can be scheduled in time.
@@ -94,6 +91,8 @@ def suggest_sketches(
         the compiled list scheduler makes of it.
     progress : callable, optional
         Called with (what is being tried, best finish in us or None, None).
+    **arguments : CollectiveArguments
+        `root`, `roots` or `counts` of a named collective, as `taccl.collectives.make` takes them.
 
     Raises
     ------
@@ -117,7 +116,7 @@ def suggest_sketches(
         number = chunks_per_rank if is_given else count
         return make_problem(
             topology, collective, size_bytes=size_bytes, chunk_bytes=chunk_bytes, chunks_per_rank=number,
-            root=root, roots=roots,
+            **arguments,
         )  # fmt: skip
 
     if isinstance(collective, Collective) and is_given:
@@ -129,7 +128,7 @@ def suggest_sketches(
         first, *others = DEFAULTS.suggesting.partitions
         made = collective
         if isinstance(made, str):
-            made = make(made, topology.num_ranks, root=root, roots=roots)
+            made = make(made, topology.num_ranks, **arguments)
         least = made.size_chunks
         counts = [first, *(each for each in others if each * least <= size_bytes)]
     options = Options(seed=seed, observer=Observer(progress=progress))

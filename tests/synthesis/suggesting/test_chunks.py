@@ -15,6 +15,7 @@ from taccl.synthesis.proposers import compiling
 from taccl.synthesis.search import Options
 from taccl.synthesis.suggesting import chunks, suggest
 from taccl.synthesis.suggesting.chunks import merged
+from tests.arguments import WITHOUT_ARGUMENTS
 from tests.effort import AMPLE_S, BRIEF, HASTY, brief_synthesis
 from tests.fuzzing import thinned
 
@@ -50,7 +51,7 @@ def test_a_collective_keeps_its_own_number():
         _problem(twice, chunks_per_rank=2)
 
 
-@pytest.mark.parametrize("name", [name for name in COLLECTIVES if not name.startswith("multi-root")])
+@pytest.mark.parametrize("name", WITHOUT_ARGUMENTS)
 def test_a_collective_made_without_a_number_leaves_it_open(name):
     """An object asks what the name of the collective asks, whether a number is given beside it or not."""
     made = COLLECTIVES[name](4)

@@ -1,0 +1,62 @@
+"""Arguments of collectives by name, from the caller and the command line to `make`."""
+
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl.errors import CollectiveError
+from taccl.problem.collectives import arguments_of
+from tests.arguments import arguments_for
+
+RING = "ring:3"
+#: Functions that take a collective by name, each called with what it needs besides.
+TAKERS = {
+    "make_problem": lambda name, **given: taccl.make_problem(taccl.topologies.ring(3), name, size_bytes=30, **given),
+    "apply": lambda name, **given: taccl.Sketch.from_dict({"schema": 1}).apply(
+        taccl.topologies.ring(3), name, size=30, **given
+    ),
+    "sweep": lambda name, **given: taccl.sweep(
+        RING, name, sizes=[30], backends=["greedy"], chunks_per_rank=[1], cache=False, num_workers=1,
+        time_limit_s=0.1, progress=False, **given,
+    ),
+    "suggest": lambda name, **given: taccl.suggest_sketches(
+        taccl.topologies.ring(3), name, "1KB", chunks_per_rank=1, time_limit_s=0.05, **given
+    ),
+    "plan": lambda name, **given: taccl.plan(
+        RING, name, sizes=[3000], backend="greedy", baselines=False, time_limit_s=1, **given
+    ),
+}  # fmt: skip
+#: A collective for each argument, and an argument that it has not.
+CASES = [
+    ("broadcast", {"root": 2}),
+    ("multi-root-gather", {"roots": [2, 0]}),
+    ("allgatherv", {"counts": [2, 0, 1]}),
+]
+
+
+@pytest.mark.parametrize("name", collectives.COLLECTIVES)
+def test_arguments_are_read_off_a_collective(name):
+    """What `make` was given comes back; roots of several are not asked for."""
+    arguments = {"root": 2} if name in collectives.ROOTED else arguments_for(name, 3)
+    made = collectives.make(name, 3, chunks_per_rank=2, **arguments)
+    assert arguments_of(made) == {each: value for each, value in arguments.items() if each != "roots"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("taker", TAKERS)
+@pytest.mark.parametrize(("name", "given"), CASES)
+def test_all_arguments_are_taken(taker, name, given):
+    """Each function passes on root, roots and counts."""
+    assert (
+        len(TAKERS[taker](name, **given)) if taker in ("sweep", "suggest") else TAKERS[taker](name, **given)
+    )
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+@pytest.mark.parametrize(
+    ("given", "message"), [({"counts": [1, 1, 1]}, "no counts"), ({"roots": [0]}, "no roots")]
+)
+def test_an_argument_of_another_collective_is_refused(taker, given, message):
+    """The message names the collective and the argument."""
+    with pytest.raises(CollectiveError, match=f"allgather has {message}"):
+        TAKERS[taker]("allgather", **given)
