@@ -25,6 +25,8 @@ import pytest
 
 import taccl
 from taccl.analysis.certificates import bounds
+from taccl.analysis.certificates.certificate import kinds_of_bounds
+from taccl.baselines.table import label_of
 from taccl.cli import main
 from taccl.plot import sizes
 from taccl.topology.machines import SHAPES
@@ -295,6 +297,23 @@ def _value(cell, values):
         return total
 
     return product(numerator) / (product(denominator) if denominator else 1)
+
+
+def test_kinds_of_bounds_are_current():
+    """The table of how good a schedule is has a row for every kind that a witness proves, and no other."""
+    rows = re.findall(
+        r"^\| `([a-z ]+)` \|.*\|.*\|.*\|",
+        (ROOT / "docs" / "how-good.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert set(rows) == set(kinds_of_bounds())
+
+
+def test_labels_of_baselines_are_current():
+    """The page of pictures lists the label of every baseline."""
+    page = (ROOT / "docs" / "plots.md").read_text(encoding="utf-8")
+    listed = re.search(r"algorithms that a library chooses from: ([^.]*)\.", page).group(1)
+    assert set(re.split(r",\s+", listed)) == {label_of(name) for name in taccl.baselines.BASELINES}
 
 
 def test_kinds_of_violation_are_current():

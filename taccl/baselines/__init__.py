@@ -22,12 +22,11 @@ from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
 from taccl.baselines.spread import soonest_cut_us
 from taccl.baselines.straight import least_one_shot_us, one_shot, pairwise
+from taccl.baselines.table import BASELINES, row_of
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
@@ -36,23 +35,6 @@ __all__ = [
     "multiplying", "nccl", "nccl_choices", "one_shot", "pairwise", "recursive", "ring", "servers",
     "swing", "tree",
 ]  # fmt: skip
-
-#: Every baseline, by name.
-BASELINES: dict[str, Callable[..., Schedule]] = {
-    "ring": ring,
-    "tree": tree,
-    "recursive": recursive,
-    "swing": swing,
-    "bine": bine,
-    "bucket": bucket,
-    "hierarchical": hierarchical,
-    "dimension-balanced": dimension_balanced,
-    "pairwise": pairwise,
-    "one-shot": one_shot,
-    "multiplying": multiplying,
-    "in-network": in_network,
-    "servers": servers,
-}
 
 
 @checked
@@ -74,9 +56,6 @@ def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
     return found
 
 
-#: Order in which `best` makes baselines, those without a number in the middle: first one that is quick to
-#: build, then those that finish first as a rule; last the one that takes longest to build.
-_TURN = {"tree": -3, "multiplying": -2, "pairwise": -1, "one-shot": 1}
 #: Schedules with fewer transfers are cut in any case (about 0.2 s).
 _CUT_ANYWAY = 2_000
 
@@ -114,7 +93,7 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
             return BASELINES[name](problem, cut=cut)
         return None
 
-    for name in sorted(BASELINES, key=lambda name: _TURN.get(name, 0)):
+    for name in sorted(BASELINES, key=lambda name: row_of(name).turn):
         if (found := attempt(name, cut=False)) is not None:
             made[name] = found
     if not made:

@@ -19,8 +19,8 @@ from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.units import format_count, format_size, gb_per_s, parse_size
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.simulation.simulate import assume, simulate
-from taccl.baselines import BASELINES
 from taccl.baselines.spread import without_sketch
+from taccl.baselines.table import BASELINES, label_of
 from taccl.errors import CollectiveError, InputError
 from taccl.measure.diagnosis import Diagnosis, SeriesDiagnosis
 from taccl.measure.logs import read_log
@@ -53,14 +53,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Display names of baselines.
-NAMES_OF_BASELINES = {
-    "ring": "ring", "tree": "double binary tree", "recursive": "halving-doubling",
-    "hierarchical": "hierarchical", "dimension-balanced": "dimension-balanced",
-    "pairwise": "pairwise", "one-shot": "one-shot", "multiplying": "recursive multiplying",
-    "swing": "swing", "bine": "bine trees", "bucket": "bucket", "in-network": "in the network",
-    "servers": "at servers",
-}  # fmt: skip
+#: Deprecated: `taccl.baselines.table.label_of` has the label of each.
+NAMES_OF_BASELINES = {name: label_of(name) for name in BASELINES}
 #: Name of the bound that holds for schedules under any protocol; shown with measured points.
 _ANY_PROTOCOL = "bound, any protocol"
 #: Default sizes in bytes: 1 KiB to 1 GiB, in factors of 4.
@@ -230,7 +224,7 @@ def bandwidths(
     baselines: list[str] = []
     undefined: dict[str, str] = {}
     for name in BASELINES:
-        called = NAMES_OF_BASELINES[name]
+        called = label_of(name)
         try:
             rates = _in_time(limit, _rates, name, problem, every)
             if rates is None:

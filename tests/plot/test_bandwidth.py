@@ -4,8 +4,8 @@ import pytest
 
 import taccl
 from taccl import collectives
+from taccl.baselines.table import label_of
 from taccl.errors import InputError
-from taccl.plot.sizes import NAMES_OF_BASELINES
 from tests.effort import brief_synthesis
 from tests.synthesis.small_problems import full, problem_of, two_nodes
 
@@ -79,7 +79,7 @@ def test_the_sketch_is_left_aside_for_baselines():
 
 def test_baselines_are_timed_at_their_best(rates):
     """At its own size each is as fast as the baseline made for it."""
-    named = {called: name for name, called in NAMES_OF_BASELINES.items()}
+    named = {label_of(name): name for name in taccl.baselines.BASELINES}
     assert rates.attrs["baselines"]
     for called in rates.attrs["baselines"]:
         made = taccl.baselines.baseline(named[called], rates.attrs["problem"], cut=False)

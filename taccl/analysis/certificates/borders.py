@@ -34,6 +34,7 @@ class Border(OfRanks):
     """Sends that must enter (or leave) a set of ranks."""
 
     kind, proves = "border", "cut counting"
+    preference = 4
     ranks: frozenset[int]
     entering: bool
 
@@ -109,6 +110,7 @@ class SingleMachine(Witness):
     """
 
     kind = proves = "single machine"
+    preference = 5
     resource: int
     family: str
     entering: bool
@@ -125,8 +127,10 @@ class SingleMachine(Witness):
         return _passes_late(facts, self, math.ceil(ticks))
 
 
-def single_machine(demand: NeededSends) -> Iterator[Claim]:
+def single_machine(demand: NeededSends, *, in_network: bool = False) -> Iterator[Claim]:
     """Single-machine bounds: jobs that must all pass one resource, with their releases and tails.
+
+    They hold with and without sums in switches.
 
     Sets of ranks are disjoint, so jobs of different sets are different sends. This fails if a link multicasts
     or reduces; each set then counts alone.

@@ -54,14 +54,15 @@ _COUNTING_SHARE = 0.5
 _FIRST_S, _SMALL_S = 1.0, 1.5
 #: Min seconds for later linear programs, before the limit; also for the bound of one release date.
 _LEAST_S = 1.0
-#: Preference among equal claims, most preferred first.
-_PREFERRED = (
-    "none", "latency", "throughput", "multicommodity", "cut counting", "single machine", "spread tail",
-    "dissemination", "pair counting", "byte counting", "mean flow time",
-)  # fmt: skip
-
 
 Finder = Callable[[], Iterable[Claim]]
+#: Finders of bounds for whole chunks, and of those over all chunkings, in the order in which they run. Each
+#: takes a `NeededSends` and ``in_network=``, and needs no linear program; prices are found apart.
+WHOLE_CHUNKS: list[Callable[..., Iterable[Claim]]] = [
+    counting, dissemination_bounds, pair_counting_bounds, spread_tail_bounds, dynamic_cut_bounds,
+    single_machine,
+]  # fmt: skip
+ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [byte_counting_bounds, flow_time_bounds]
 
 
 @checked
@@ -133,7 +134,7 @@ def lower_bound(
     except OutOfTime:
         if not claims:
             raise
-    best = max(claims, key=lambda claim: (claim.ticks, -_PREFERRED.index(claim.kind)))
+    best = max(claims, key=lambda claim: (claim.ticks, -claim.preference))
     bound = Fraction(best.ticks) / problem.costs.ticks_per_us
     return Certificate(problem, bound, best.kind, best.limits, best.witness, divisible, in_network)
 
@@ -230,14 +231,11 @@ def _claims(
 
     quick: list[Finder] = []
     if not divisible and is_timed:
-        found_by = (
-            counting, dissemination_bounds, pair_counting_bounds, spread_tail_bounds, dynamic_cut_bounds,
-        )  # fmt: skip
-        quick = [*(partial(find, demand, **within) for find in found_by), partial(single_machine, demand)]
+        quick = [partial(find, demand, **within) for find in WHOLE_CHUNKS]
     elif not divisible:
         quick = [partial(counted, demand, volume), partial(spread_tail_bounds, demand, **within)]
     elif is_countable:
-        quick = [partial(find, demand, **within) for find in (byte_counting_bounds, flow_time_bounds)]
+        quick = [partial(find, demand, **within) for find in ALL_CHUNKINGS]
     early: list[tuple[Finder, float]] = [(first_prices, first_until)] if divisible and is_countable else []
     if not divisible and not (is_small and enough < math.inf):  # often met without prices
         # Counting is fast if ranks are alike; otherwise it leaves time for prices.

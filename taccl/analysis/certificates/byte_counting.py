@@ -108,6 +108,7 @@ class ByteCounting(OfRanks):
     """
 
     kind = proves = "byte counting"
+    preference = 9
     any_chunking = True
     ranks: frozenset[int]
     resources: tuple[int, ...]

@@ -31,12 +31,14 @@ class Witness:
 
     - `kind`: Name of the witness in files and reports.
     - `proves`: Kind of bound that it proves.
+    - `preference`: Place of that kind among equal bounds, the least of which is reported.
     - `any_chunking`: True if it can prove a bound over all chunkings.
     """
 
     __slots__ = ()
     kind: ClassVar[str]
     proves: ClassVar[str]
+    preference: ClassVar[int] = 100
     any_chunking: ClassVar[bool] = False
 
     def fits(self, problem: Problem) -> bool:
@@ -95,6 +97,22 @@ class Claim(NamedTuple):
         """The kind of bound."""
         return "none" if self.witness is None else self.witness.proves
 
+    @property
+    def preference(self) -> int:
+        """Place among equal claims, the least of which is reported."""
+        return 0 if self.witness is None else self.witness.preference
+
+
+def kinds_of_bounds() -> tuple[str, ...]:
+    """Kinds of bounds that witnesses prove, in order of preference; each module of a kind must be loaded."""
+    found: dict[str, int] = {}
+    classes = [Witness]
+    for each in classes:  # which grows
+        classes += each.__subclasses__()
+        if hasattr(each, "proves"):
+            found.setdefault(each.proves, each.preference)
+    return tuple(sorted(found, key=lambda kind: (found[kind], kind)))
+
 
 def _fields(value: Any) -> dict[str, Any]:
     return {each.name: getattr(value, each.name) for each in fields(value)}
@@ -137,7 +155,7 @@ def _shown(value: Any) -> str:
 class Late(Witness):
     """Data available only from some time on, and the witness for the duration from there."""
 
-    kind, proves = "late part", "release"
+    kind = "late part"
     moment_us: Fraction
     inner: Witness | None
 
@@ -157,9 +175,8 @@ class Certificate:
     bound : Fraction
         The bound in microseconds, exact.
     kind : str
-        ``"latency"``, ``"cut counting"``, ``"spread tail"``, ``"single machine"``, ``"throughput"``,
-        ``"multicommodity"``, ``"dissemination"``, ``"pair counting"``, ``"byte counting"`` or
-        ``"mean flow time"``; ``"none"`` if nothing must be sent.
+        Kind of argument, such as ``"latency"`` or ``"throughput"``, of those that `kinds_of_bounds` lists;
+        ``"none"`` if nothing must be sent.
     limits : str
         One sentence that names what limits.
     witness : Witness, optional

@@ -60,6 +60,7 @@ class CutDual(Witness):
     """Prices of resources per tick, and charges of sets of ranks: no send is charged more than it pays."""
 
     kind, proves = "cut dual", "throughput"
+    preference = 2
     any_chunking = True
     prices: tuple[int, ...]
     charges: tuple[SetCharge, ...]

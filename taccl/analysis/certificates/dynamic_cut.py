@@ -42,6 +42,7 @@ class DynamicCut(Witness):
     """
 
     kind, proves = "dynamic cut", "cut counting"
+    preference = 4
     target: int
     moments: tuple[int, ...]
     backwards: bool = False

@@ -35,6 +35,7 @@ class Path(Witness):
     """The shortest path of a chunk to a destination."""
 
     kind, proves = "path", "latency"
+    preference = 1
     any_chunking = True
     chunk: int
     destination: int
@@ -111,6 +112,7 @@ class Dissemination(OfRanks):
     """
 
     kind = proves = "dissemination"
+    preference = 7
     ranks: frozenset[int]
     anywhere: tuple[int, ...]
     inside: tuple[int, ...]

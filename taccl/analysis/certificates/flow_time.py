@@ -51,6 +51,7 @@ class FlowTime(Witness):
     """
 
     kind = proves = "mean flow time"
+    preference = 10
     any_chunking = True
     source: int
     target: int

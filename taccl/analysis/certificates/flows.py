@@ -43,6 +43,7 @@ class FlowDual(Witness):
     """Prices of resources per tick: each chunk pays at least its cheapest path."""
 
     kind, proves = "flow dual", "multicommodity"
+    preference = 3
     any_chunking = True
     prices: tuple[int, ...]
 

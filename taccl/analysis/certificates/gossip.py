@@ -51,6 +51,7 @@ class Gossip(OfRanks):
     """
 
     kind, proves = "gossip", "cut counting"
+    preference = 4
     ranks: frozenset[int]
     between_nodes: bool = False
     collected: Labels = ()

@@ -53,6 +53,7 @@ class PairCounting(OfRanks):
     """
 
     kind = proves = "pair counting"
+    preference = 8
     ranks: frozenset[int]
     collected: Labels = ()
     spread: Labels = ()

@@ -68,6 +68,7 @@ class SpreadTail(Witness):
     """
 
     kind = proves = "spread tail"
+    preference = 6
     sets: tuple[frozenset[int], ...]
     least: int
     last: int

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from taccl._internal.caching import cached
 from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl.analysis.verification.verify import verify
-from taccl.baselines import BASELINES, baseline
+from taccl.baselines import baseline
 from taccl.baselines.spread import (
     complete_so_far,
     without_sketch,
 )
+from taccl.baselines.table import BASELINES, TABLE, row_of
 from taccl.errors import InputError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
@@ -30,26 +31,13 @@ from taccl.synthesis.proposers.large_search import offer_compiled
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import dimensions
 
-#: Baselines for searches by switches and servers only.
-_APART = ("in-network", "servers")
-#: Those that name what travels, and how many transfers they have at most.
-_NAMED, _MOST_NAMED = ("one-shot", "multiplying"), 400_000
-#: CPU seconds per 10,000 transfers that each baseline takes to build and verify, roughly.
-BUILD_S = {
-    "one-shot": 0.12, "swing": 0.12, "bine": 0.14, "tree": 0.14, "recursive": 0.14, "hierarchical": 0.45,
-    "pairwise": 0.2, "bucket": 0.12, "multiplying": 0.33, "ring": 0.4,
-}  # fmt: skip
-OTHER_BUILD_S = 0.3  # the same for any other
+#: Most transfers of baselines that name contributions.
+_MOST_NAMED = 400_000
 #: CPU seconds to verify a transfer, roughly.
 _VERIFY_S = 6e-6
-#: Those that finish first as a rule, the best first.
-_RANKED = (
-    "multiplying", "recursive", "hierarchical", "pairwise", "tree", "ring", "bucket", "bine", "swing",
-    "one-shot",
-)  # fmt: skip
 #: How much longer than the quickest a first one may take to build, and largest share of its time otherwise.
 _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
-_BEST = _RANKED[0]
+_BEST = min(TABLE, key=lambda name: TABLE[name].place)
 #: Share of the time in which the best as a rule comes before quicker ones.
 _BEST_FIRST_SHARE = 0.2
 #: The name of that try.
@@ -183,9 +171,9 @@ def _in_time(name: str, problem: Problem, limit: Deadline) -> Schedule | None:
     return replace(complete[-1], problem=problem) if complete else None
 
 
-def _rank(name: str) -> int:
+def _rank(name: str) -> float:
     """Place of a baseline among those that finish first as a rule; behind them where it is not known."""
-    return _RANKED.index(name) if name in _RANKED else len(_RANKED)
+    return row_of(name).place if name in BASELINES else math.inf
 
 
 def quickest_first(problem: Problem, left_s: float = 0.0) -> list[str]:
@@ -210,10 +198,10 @@ def _build_times(problem: Problem, most_transfers: int, few_hops: int) -> dict[s
     transfers = {
         name: int(starting @ ending) if name == "one-shot" else num_arrivals(problem) * phases
         for name in BASELINES
-        if name not in _APART
+        if row_of(name).competes
     }
     found = {
-        name: per_link_s + BUILD_S.get(name, OTHER_BUILD_S) * count / 10_000
+        name: per_link_s + row_of(name).build_s * count / 10_000
         for name, count in transfers.items()
         if count <= most_transfers
     }
@@ -248,7 +236,8 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
         elif takes_s <= most_s and not search.interrupted:
             search_balanced(search, most_transfers=portfolio.balanced_transfers, competes=True)
         return
-    names = [name for name in BASELINES if name not in (*_APART, *_NAMED)]
+    rows = {name: row_of(name) for name in BASELINES}
+    names = [name for name, row in rows.items() if row.competes and not row.names_contributions]
     if is_small(problem):  # the later ones are for small messages
         names = ["one-shot", *reversed(names)]
     names.insert(0, _BEST)
@@ -270,7 +259,7 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
             if (search.best is None or other.finish < search.best.finish) and verify(other).ok:
                 search.offer_whole(other, producer=other.producer, verified=True)
                 best = name
-        if name not in _NAMED:  # which take longer than others
+        if not rows[name].names_contributions:  # which take longer than others
             longest_s = max(longest_s, time.monotonic() - begun)
     message = f"{best or 'none better'}{left_out(skipped)}"
     search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
@@ -319,7 +308,7 @@ def _takes_s(name: str, problem: Problem, parameters: SearchParameters) -> float
     arrivals = num_arrivals(problem)
     if arrivals > portfolio.baseline_arrivals:
         return math.inf
-    if name in _NAMED:
+    if row_of(name).names_contributions:
         return min(int(starting @ ending), _MOST_NAMED) * _NAMED_S_PER_TRANSFER
     return arrivals * _BASELINE_S_PER_ARRIVAL + links_s
 

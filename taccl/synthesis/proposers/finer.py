@@ -12,12 +12,11 @@ from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.baselines.multiplying import Estimated
 from taccl.baselines.spread import MANY_CUT, cut_chunks, finest, may_merge, merging, soonest_cut_us
+from taccl.baselines.table import row_of
 from taccl.errors import InputError
 from taccl.synthesis.proposers.competing import (
     BASELINE_S_PER_LINK,
-    BUILD_S,
     BY_ESTIMATE,
-    OTHER_BUILD_S,
     for_baselines_s,
     left_out,
     made_of,
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: Those that finish first in finer chunks as a rule, on tori and over nodes, and are quick to build; the same
-#: where one rank has all data, or gets it.
-_BEST_CUT, _BEST_CUT_OF_ROOT = ("bucket", "hierarchical"), ("tree",)
 
 #: Forms of recursive multiplying that are estimated: (parts of each chunk, True if messages merge).
 _FORMS = ((1, True), (2, True), (2, False), (4, True), (4, False))
@@ -115,11 +111,11 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     open_problem = replace(problem, chunks_open=True)  # whose messages may merge
     producer, tried = "", tried_finer(problem)
     most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000  # each cut doubles the one before
-    best_names = _BEST_CUT_OF_ROOT if _is_at_one_rank(problem) else _BEST_CUT
+    kind = "root" if _is_at_one_rank(problem) else "all"
     few = [
         (
-            factor * BUILD_S.get(name, OTHER_BUILD_S) > most_s,
-            name not in best_names,
+            factor * row_of(name).build_s > most_s,
+            row_of(name).finer_chunks != kind,
             soonest_cut_us(whole),
             name,
         )

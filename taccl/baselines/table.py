@@ -1,0 +1,80 @@
+"""The table of baselines: a row each, from which their order, costs and names derive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from taccl.baselines.buckets import bucket
+from taccl.baselines.hierarchical import dimension_balanced, hierarchical
+from taccl.baselines.in_network import in_network
+from taccl.baselines.multiplying import multiplying
+from taccl.baselines.recursive import bine, recursive, swing
+from taccl.baselines.ring import ring
+from taccl.baselines.servers import servers
+from taccl.baselines.straight import one_shot, pairwise
+from taccl.baselines.tree import tree
+
+if TYPE_CHECKING:
+    from taccl.schedule.schedule import Schedule
+
+#: Place of a baseline behind all that finish first as a rule.
+_LAST = 100
+
+
+class Baseline(NamedTuple):
+    """A baseline, and what searches and pictures have to know of it.
+
+    - `make`: Function from a problem to a schedule.
+    - `label`: Its name in pictures; empty for its own name.
+    - `turn`: Place in which `taccl.baselines.best` makes it: first those that are quick to build.
+    - `place`: Place among those that finish first as a rule.
+    - `build_s`: CPU seconds per 10,000 transfers to build and verify it, roughly.
+    - `competes`: False if only the searches by switches and servers propose it.
+    - `names_contributions`: True if its sends name the contributions that they carry, which takes longer.
+    - `finer_chunks`: Collectives in which it finishes first in finer chunks as a rule: those of one root, or
+      all others, on tori or over nodes; empty for none.
+    """
+
+    make: Callable[..., Schedule]
+    label: str = ""
+    turn: int = 0
+    place: int = _LAST
+    build_s: float = 0.3
+    competes: bool = True
+    names_contributions: bool = False
+    finer_chunks: Literal["", "root", "all"] = ""
+
+
+TABLE: dict[str, Baseline] = {
+    "ring": Baseline(ring, place=5, build_s=0.4),
+    "tree": Baseline(tree, "double binary tree", turn=-3, place=4, build_s=0.14, finer_chunks="root"),
+    "recursive": Baseline(recursive, "halving-doubling", place=1, build_s=0.14),
+    "swing": Baseline(swing, place=8, build_s=0.12),
+    "bine": Baseline(bine, "bine trees", place=7, build_s=0.14),
+    "bucket": Baseline(bucket, place=6, build_s=0.12, finer_chunks="all"),
+    "hierarchical": Baseline(hierarchical, place=2, build_s=0.45, finer_chunks="all"),
+    "dimension-balanced": Baseline(dimension_balanced),
+    "pairwise": Baseline(pairwise, turn=-1, place=3, build_s=0.2),
+    "one-shot": Baseline(one_shot, turn=1, place=9, build_s=0.12, names_contributions=True),
+    "multiplying": Baseline(
+        multiplying, "recursive multiplying", turn=-2, place=0, build_s=0.33, names_contributions=True
+    ),
+    "in-network": Baseline(in_network, "in the network", competes=False),
+    "servers": Baseline(servers, "at servers", competes=False),
+}
+
+#: Order and costs of a baseline that was added to `BASELINES` alone; its `make` is not called.
+_DEFAULT = Baseline(ring)
+#: The function of every baseline, by name.
+BASELINES: dict[str, Callable[..., Schedule]] = {name: each.make for name, each in TABLE.items()}
+
+
+def row_of(name: str) -> Baseline:
+    """Order and costs of a baseline; defaults for one without a row."""
+    return TABLE.get(name, _DEFAULT)
+
+
+def label_of(name: str) -> str:
+    """Name of a baseline in pictures."""
+    return row_of(name).label or name
