@@ -18,8 +18,9 @@ from taccl.runtimes.registry import runtime_named
 from taccl.runtimes.runtime import Launch, called
 from taccl.runtimes.table import RUNTIMES
 from taccl.topology.machines import SHAPES
+from taccl.topology.models import MODELS
 from taccl.topology.networks import INSTANCES, NETWORKS
-from taccl.topology.profiles import NVLINKS, PCIE, PROFILES
+from taccl.topology.profiles import PROFILES
 from taccl.topology.tuning import LAUNCH_US, LL_GB_PER_S, NVLINK_GB_PER_S, PROTOCOLS
 
 if TYPE_CHECKING:
@@ -161,16 +162,16 @@ def costs_of(machine: str, *, network: str | None = None, network_gb_per_s: floa
 
 
 def _of_model(name: str) -> Costs:
-    shape, (default, *others) = SHAPES[name], PROFILES[name]
+    model, shape, (default, *others) = MODELS[name], SHAPES[name], PROFILES[name]
     nominal = others[0] if others else default
     nic = 1000 / float(nominal["internode_beta_us_per_mb"])
-    usual = "infiniband" if name in NVLINKS else "rccl"
+    usual = "infiniband" if model.num_nvlinks else "rccl"
     network = NETWORKS[INSTANCES[name].network if name in INSTANCES else usual]
-    if name in PCIE:
-        generation, rate = PCIE[name][0], 1000 / float(default["pcie_beta_us_per_mb"])
-        return Costs(generation, rate, 2, nic, shape.ranks_per_nic, NETWORKS["roce-pcie"], pcie=True)
-    if name in NVLINKS:
-        generation, links = NVLINKS[name]
+    if model.pcie is not None:
+        rate = 1000 / float(default["pcie_beta_us_per_mb"])
+        return Costs(model.generation, rate, 2, nic, shape.ranks_per_nic, NETWORKS["roce-pcie"], pcie=True)
+    if model.num_nvlinks:
+        generation, links = model.generation, model.num_nvlinks
         is_old = generation == "Volta"
         return Costs(
             generation, links * float(NVLINK_GB_PER_S[generation]), links, nic, shape.ranks_per_nic,
@@ -178,6 +179,9 @@ def _of_model(name: str) -> Costs:
             launch_us=SERIAL_LAUNCH_US if is_old else LAUNCH_US,
             serial_launch_us=SERIAL_LAUNCH_US if is_old else 0.0,
         )  # fmt: skip
+    if model.rccl is None:
+        said = "found no figures of a library there; predict another machine, or synthesize a schedule"
+        raise InputError(said, where=name)
     rate, links = 1000 / float(default["xgmi_beta_us_per_mb"]), len([p for p in shape.pairs if 0 in p])
     launch = RCCL_LAUNCH_US if default.launch is None else float(default.launch.value)
     fitted = {

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from taccl.errors import TopologyError
+from taccl.topology.models import MODELS, Model, Rate
 from taccl.topology.networks import INSTANCES, NETWORKS
 from taccl.topology.parts import OVERHEAD_US, beta_of_bandwidth
 from taccl.topology.profile import Constant, Profile, ProtocolCosts
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from taccl.topology.topology import Topology
-
-    #: (GB/s each way, source); of each kind of link in a node, and of a NIC.
-    _Rate: TypeAlias = tuple[int | str, str]
-    _Sheet: TypeAlias = tuple[Mapping[str, _Rate], _Rate]
 
 
 def profile_of(topology: Topology) -> Profile | None:
@@ -79,11 +76,9 @@ _NIC_ALPHA = Constant(
     "our choice: alpha is time on the way, during which the NIC serves another rank's message",
 )
 _OVERHEAD = "our choice: of alpha, at most so much holds a port; the rest is time on the way"
-_V100 = "NVIDIA, Tesla V100 GPU Architecture (2017): NVLink 2.0, 25 GB/s per link and direction, 6 links"
-_EDR = "EDR InfiniBand, 100 Gb/s"
 
 
-def _nominal(machine: str, links: Mapping[str, _Rate], nic: _Rate) -> Profile:
+def _nominal(machine: str, links: Mapping[str, Rate], nic: Rate) -> Profile:
     """Profile of the rates in data sheets."""
     link = next(iter(links))
     return Profile(
@@ -164,119 +159,31 @@ def _published(machine: str, file: str, betas: Mapping[str, tuple[str, str]]) ->
     )
 
 
-_V100_LINKS = {"nvlink": (25, _V100), "nvlink_double": (50, f"two links; {_V100}")}
-_GB200 = "NVIDIA, DGX GB Rack Scale Systems User Guide:"
-_MI355X = "AMD, Instinct MI355X data sheet (2025)"
-_AMD = "AMD, ROCm documentation (2026): eight"
-#: Servers whose GPUs talk over PCIe: generation of the GPUs, version of PCIe, GB/s that it promises, GB/s
-#: that NCCL takes it for (``src/graph/topo.cc``, then the next lower speed of ``src/graph/search.cc``), GB/s
-#: of the NIC of a node and its source.
-_ONE_NIC = ("12.5", "one NIC of 100 Gb/s for each node: our choice")
-PCIE: Mapping[str, tuple[str, str, str, str, str, str]] = {
-    "v100-pcie": ("Volta", "3.0", "15.75", "12", *_ONE_NIC),
-    "a100-pcie": ("Ampere", "4.0", "31.5", "20", *_ONE_NIC),
-    "h100-pcie": ("Hopper", "5.0", "63", "40", *_ONE_NIC),
-    "l40s": ("Ampere", "4.0", "31.5", "20", *_ONE_NIC),
-    # GPUs of g4dn.12xlarge have no peer-to-peer access; NCCL copies through memory of the host.
-    "t4": ("Volta", "3.0", "15.75", "6", "6.25", "Amazon, g4dn.12xlarge: one NIC of 50 Gb/s"),
-}
-_SHEETS: Mapping[str, _Sheet] = {
-    "ndv2": (_V100_LINKS, ("12.5", f"Microsoft, Azure NDv2-series: one {_EDR}, for the virtual machine")),
-    "dgx1": (_V100_LINKS, ("12.5", f"NVIDIA, DGX-1 With Tesla V100 System Architecture (2017): four {_EDR}")),
-    "dgx2": (
-        {"nvswitch": (150, f"six links; {_V100}")},
-        ("12.5", f"NVIDIA, DGX-2 data sheet (2018): eight {_EDR}"),
-    ),
-    "dgx-a100": (
-        {"nvswitch": (300, "NVIDIA, A100 Tensor Core GPU Architecture (2020): NVLink 3, 600 GB/s both ways")},
-        (25, "NVIDIA, DGX A100 data sheet (2020): eight single-port HDR InfiniBand, 200 Gb/s"),
-    ),
-    "dgx-h100": (
-        {"nvswitch": (450, "NVIDIA, H100 Tensor Core GPU Architecture (2022): NVLink 4, 900 GB/s both ways")},
-        (50, "NVIDIA, DGX H100 data sheet (2022): eight single-port NDR InfiniBand, 400 Gb/s"),
-    ),
-    "h200": (
-        {"nvswitch": (450, "NVIDIA, H200 Tensor Core GPU data sheet (2024): NVLink 4, 900 GB/s both ways")},
-        (50, "NVIDIA, DGX H200 data sheet (2024): eight single-port NDR InfiniBand, 400 Gb/s"),
-    ),
-    "b200": (
-        {"nvswitch": (900, "NVIDIA, DGX B200 data sheet (2024): NVLink 5, 14.4 TB/s both ways of 8 GPUs")},
-        (50, "NVIDIA, DGX B200 data sheet (2024): eight single-port ConnectX-7, 400 Gb/s"),
-    ),
-    "gb200-nvl72": (
-        {"nvswitch": (900, f"{_GB200} NVLink 5, 130 TB/s both ways of 72 GPUs")},
-        (50, f"{_GB200} a ConnectX-7 of 400 Gb/s for each GPU"),
-    ),
-    "mi300x": (
-        {"xgmi": (64, "AMD, Instinct MI300X data sheet (2023): 7 links to GPUs, 128 GB/s both ways each")},
-        (50, f"{_AMD} 400 Gb/s NICs, one for each GPU"),
-    ),
-    **{
-        name: ({"pcie": (rate, f"PCI-SIG, PCI Express {version} x16")}, (nic, said))
-        for name, (_, version, rate, _, nic, said) in PCIE.items()
-    },
-    "mi355x": (
-        {"xgmi": ("76.8", f"{_MI355X}: 7 links to GPUs, 153.6 GB/s both ways each")},
-        (50, f"{_AMD} Pollara 400, one for each GPU"),
-    ),
-}  # fmt: skip
-_MESH = {"nvlink": ("46", "node_betas_list[1]"), "nvlink_double": ("23", "node_betas_list[0]")}
-_PUBLISHED = {
-    "ndv2": ("TACCL's published topo-ndv2-1MB.json", _MESH),
-    "dgx1": (
-        "TACCL's published topo-ndv2-1MB.json (NDv2 has the same V100, NVLink 2.0 and EDR InfiniBand)", _MESH,
-    ),
-    "dgx2": ("TACCL's published topo-dgx2-1MB.json", {"nvswitch": ("8", "node_betas_list[0]")}),
-}  # fmt: skip
-#: The generation of GPUs, and how many NVLinks each has.
-NVLINKS = {
-    "ndv2": ("Volta", 6), "dgx1": ("Volta", 6), "dgx2": ("Volta", 6),
-    "dgx-a100": ("Ampere", 12), "dgx-h100": ("Hopper", 18), "h200": ("Hopper", 18), "b200": ("Blackwell", 18),
-    "gb200-nvl72": ("Blackwell", 18),
-}  # fmt: skip
-_RCCL: Mapping[str, tuple[str, str, str, Mapping[str, tuple[str, str, str]]]] = {
-    "mi300x": (
-        "7", "45.2", "allreduce, median error 1.6 %; the launch and the share of ll are priors",
-        {"simple": ("7.69", "3.11", "1"), "ll": ("5.46", "0.5", "0.5"), "ll128": ("3.05", "0.41", "0.575")},
-    ),
-    "mi355x": (
-        "20.2", "56.7", "allreduce and alltoall, median error 2.7 %",
-        {"simple": ("3.72", "0.59", "1"), "ll": ("10.6", "0.37", "0.31"), "ll128": ("8.97", "0.48", "0.547")},
-    ),
-}  # fmt: skip
-"""What fits say: the launch in us, GB/s of a link, of which logs, and (base, hop, share) by protocol."""
-
-
-def _profiles(machine: str, sheet: _Sheet) -> tuple[Profile, ...]:
+def profiles_of(machine: str, model: Model) -> tuple[Profile, ...]:
     """Profiles of a machine, the default first: with latencies where known, or as published."""
-    nominal = _nominal(machine, *sheet)
-    if machine in _PUBLISHED:
-        return _published(machine, *_PUBLISHED[machine]), nominal
-    if machine in NVLINKS or machine in PCIE:
+    nominal = _nominal(machine, model.links, model.nic)
+    if model.published is not None:
+        return _published(machine, *model.published), nominal
+    if model.num_nvlinks or model.pcie is not None:
         costs = {each.name: (each.ring_base_us, each.ring_hop_us, each.bandwidth_share) for each in PROTOCOLS}
-        if machine in PCIE:
-            generation, version, _, rate, *_ = PCIE[machine]
-            said, rates = f"PCIe {version}: {SOURCE}", Fraction(rate)
+        if model.pcie is not None:
+            said, rates = f"PCIe {model.pcie.version}: {SOURCE}", Fraction(model.pcie.nccl_gb_per_s)
             hops = zip(PROTOCOLS, PCIE_HOPS_US["ring"], strict=True)
             costs = {each.name: (each.ring_base_us, hop, each.bandwidth_share) for each, hop in hops}
         else:
-            generation, num_links = NVLINKS[machine]
-            rate = NVLINK_GB_PER_S[generation]
-            said, rates = f"{num_links} NVLinks of {rate} GB/s: {SOURCE}", num_links * Fraction(rate)
-        most = Constant("node_gb_per_s", Fraction(LL_GB_PER_S[generation]), SOURCE)
+            rate = NVLINK_GB_PER_S[model.generation]
+            said = f"{model.num_nvlinks} NVLinks of {rate} GB/s: {SOURCE}"
+            rates = model.num_nvlinks * Fraction(rate)
+        most = Constant("node_gb_per_s", Fraction(LL_GB_PER_S[model.generation]), SOURCE)
         launch = Constant("launch_us", Fraction(str(LAUNCH_US)), LAUNCH)
         return _by_protocol(nominal, "nccl", launch, rates, said, costs, SOURCE, most), nominal
-    launch_us, rate, logs, fitted = _RCCL[INSTANCES[machine].machine if machine in INSTANCES else machine]
-    source = f"taccl fit of published rccl-tests logs of one node: {logs}"
-    launch = Constant("launch_us", Fraction(launch_us), source)
-    return _by_protocol(nominal, "rccl", launch, Fraction(rate), source, fitted, source), nominal
+    if model.rccl is None:  # no library's costs are known there
+        return (nominal,)
+    source = f"taccl fit of published rccl-tests logs of one node: {model.rccl.logs}"
+    launch = Constant("launch_us", Fraction(model.rccl.launch_us), source)
+    rates = Fraction(model.rccl.gb_per_s)
+    return _by_protocol(nominal, "rccl", launch, rates, source, model.rccl.protocols, source), nominal
 
 
-NVLINKS.update({name: NVLINKS[each.machine] for name, each in INSTANCES.items() if each.machine in NVLINKS})
-_INSTANCE_SHEETS: Mapping[str, _Sheet] = {
-    name: (_SHEETS[each.machine][0], (each.nic_gb_per_s, each.source)) for name, each in INSTANCES.items()
-}
-PROFILES: Mapping[str, tuple[Profile, ...]] = {
-    machine: _profiles(machine, sheet) for machine, sheet in {**_SHEETS, **_INSTANCE_SHEETS}.items()
-}
+PROFILES: dict[str, tuple[Profile, ...]] = {name: profiles_of(name, each) for name, each in MODELS.items()}
 """Profiles of every machine model and instance type; the first is the default."""

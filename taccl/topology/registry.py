@@ -17,14 +17,6 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Count
     from taccl.topology.topology import Topology
 
-_MACHINES: Mapping[str, Callable[..., Topology]] = {
-    **{
-        name: getattr(machines, name.replace("-", "_"))
-        for name in machines.SHAPES
-        if name not in machines.INSTANCE_TYPES
-    },
-    **machines.INSTANCE_TYPES,
-}
 FABRICS: Mapping[str, Callable[..., Topology]] = {
     name: getattr(fabrics, name.replace("-", "_")) for name in EXAMPLES
 }
@@ -32,7 +24,7 @@ FABRICS: Mapping[str, Callable[..., Topology]] = {
 
 def machine_names() -> tuple[str, ...]:
     """Names of the machine models, and of instance types of clouds."""
-    return tuple(_MACHINES)
+    return tuple(machines.MACHINES)
 
 
 def fabric_names() -> tuple[str, ...]:
@@ -65,14 +57,14 @@ def parse(name: str, *, nodes: Count | None = None, profile: str | None = None, 
         raise TopologyError(f"found {name!r}; expected {_expected()}", where="topology")
     kind, colon, size = name.strip().partition(":")
     kind = find_kind(kind, name)
-    if kind in _MACHINES:
+    if kind in machines.MACHINES:
         if colon:
             raise TopologyError(
                 f"found {name!r}; {kind} takes no size: give the number of nodes apart", where="topology"
             )
         if profile is not None:
             options["profile"] = profile
-        return _call(_MACHINES[kind], kind, (nodes or 1,), options)
+        return _call(machines.MACHINES[kind], kind, (nodes or 1,), options)
     if profile is not None:
         raise TopologyError(f"found {profile!r}; a fabric has no profiles: leave it out", where="profile")
     made: tuple[Any, ...] = (size,) if kind == "multidim" else read_size(kind, size)
@@ -87,7 +79,7 @@ def parse(name: str, *, nodes: Count | None = None, profile: str | None = None, 
 
 def find_kind(kind: str, name: str) -> str:
     """The known name that a person's spelling stands for."""
-    known = (*_MACHINES, *FABRICS)
+    known = (*machines.MACHINES, *FABRICS)
     found = matching(kind, known)
     if found is None:
         hint = did_you_mean(kind, known)
@@ -96,7 +88,7 @@ def find_kind(kind: str, name: str) -> str:
 
 
 def _expected() -> str:
-    return f"a machine ({', '.join(_MACHINES)}) or a fabric ({', '.join(EXAMPLES.values())})"
+    return f"a machine ({', '.join(machines.MACHINES)}) or a fabric ({', '.join(EXAMPLES.values())})"
 
 
 def _call(

@@ -2,8 +2,10 @@
 
 import pytest
 
+import taccl
 from taccl.errors import TopologyError
 from taccl.topology import fabrics, machines
+from taccl.topology.networks import INSTANCES
 from taccl.topology.registry import fabric_names, machine_names, parse
 
 
@@ -19,6 +21,12 @@ def test_every_machine_parses_under_its_own_name(name):
     """A machine's name is what its topology says it is."""
     topology = parse(name, nodes=2, profile="nominal")
     assert (topology.machine, topology.num_nodes, topology.profile) == (name, 2, "nominal")
+
+
+def test_every_machine_model_is_a_function_of_the_facade():
+    """Each row of the models has a name in Python, too; instance types go by `parse`."""
+    named = {name.replace("-", "_") for name in machine_names() if name not in INSTANCES}
+    assert named <= set(taccl.topologies.__all__)
 
 
 @pytest.mark.parametrize(

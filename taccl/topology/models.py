@@ -1,0 +1,251 @@
+"""Machine models: a row each, with what a node is made of, its rates and their sources.
+
+Functions of machines (`machines`), profiles of constants (`profiles`), names (`registry`) and predictions
+derive from the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import NamedTuple, TypeAlias
+
+from taccl.topology.networks import INSTANCES
+
+#: (GB/s each way, source); of each kind of link in a node, and of a NIC.
+Rate: TypeAlias = tuple[int | str, str]
+
+_NDV2 = {
+    2: ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7)),
+    1: ((0, 2), (0, 3), (1, 2), (1, 5), (3, 7), (4, 6), (4, 7), (5, 6)),
+}
+_DGX1 = {
+    2: ((0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)),
+    1: ((0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)),
+}
+_FULL_MESH = dict.fromkeys(combinations(range(8), 2), 1)
+
+
+class NodeShape(NamedTuple):
+    """Links of a node; `pairs` has the links that join two ranks, or is empty behind NVSwitch.
+
+    `nvls` is the profile of an NVSwitch that adds, if it can.
+    """
+
+    ranks_per_node: int
+    ranks_per_nic: int
+    pairs: Mapping[tuple[int, int], int] = {}
+    joint: str = "NVSwitch"
+    network: str = "InfiniBand"
+    nvls: str = ""
+
+    @property
+    def has_rails(self) -> bool:
+        """True if each rank has a NIC."""
+        return self.ranks_per_nic == 1
+
+
+class Pcie(NamedTuple):
+    """PCIe of a server: its version, and GB/s that NCCL takes it for.
+
+    NCCL's figure is that of ``src/graph/topo.cc``, then the next lower speed of ``src/graph/search.cc``.
+    """
+
+    version: str
+    nccl_gb_per_s: str
+
+
+class RcclFit(NamedTuple):
+    """Costs under RCCL, as `taccl fit` found them in published logs.
+
+    - `protocols`: (base in us, hop in us, share of the rate) of each protocol.
+    """
+
+    launch_us: str
+    gb_per_s: str
+    logs: str
+    protocols: Mapping[str, tuple[str, str, str]]
+
+
+class Model(NamedTuple):
+    """A machine model.
+
+    - `what`: Sentence that opens the documentation of its function.
+    - `links`: {kind of link in a node: its rate}.
+    - `nic`: Rate of a NIC.
+    - `generation`, `num_nvlinks`: NVIDIA's generation of its GPUs, and NVLinks of each. Empty and 0: others'.
+    - `published`: TACCL's file with its constants, and {kind of link: (us per MB, field)} there.
+    """
+
+    what: str
+    shape: NodeShape
+    links: Mapping[str, Rate]
+    nic: Rate
+    generation: str = ""
+    num_nvlinks: int = 0
+    pcie: Pcie | None = None
+    rccl: RcclFit | None = None
+    published: tuple[str, Mapping[str, tuple[str, str]]] | None = None
+    notes: str = ""
+
+
+_V100 = "NVIDIA, Tesla V100 GPU Architecture (2017): NVLink 2.0, 25 GB/s per link and direction, 6 links"
+_EDR = "EDR InfiniBand, 100 Gb/s"
+_V100_LINKS = {"nvlink": (25, _V100), "nvlink_double": (50, f"two links; {_V100}")}
+_GB200 = "NVIDIA, DGX GB Rack Scale Systems User Guide:"
+_MI355X = "AMD, Instinct MI355X data sheet (2025)"
+_AMD = "AMD, ROCm documentation (2026): eight"
+_MESH = {"nvlink": ("46", "node_betas_list[1]"), "nvlink_double": ("23", "node_betas_list[0]")}
+_NDV2_NOTES = """
+
+    Notes
+    -----
+    The NIC hangs off the PCIe switch of two of the ranks, which is why sketches for NDv2 send off the node
+    from one rank and receive on the other. No published rate of that switch is known to us, so the model
+    has no resource for it: any pair of ranks may talk across nodes at the NIC's rate."""
+_RAILED = ", and a NIC for each rank."
+
+
+def _on_pcie(gpus: str, generation: str, version: str, gb_per_s: str, nccl_gb_per_s: str) -> Model:
+    """Server of eight GPUs on PCIe that share a NIC."""
+    return Model(
+        f"Server of 8 {gpus} a node, each on PCIe, and one NIC of 100 Gb/s that all share.",
+        NodeShape(8, 8, joint="PCIe", network="Ethernet"),
+        {"pcie": (gb_per_s, f"PCI-SIG, PCI Express {version} x16")},
+        ("12.5", "one NIC of 100 Gb/s for each node: our choice"),
+        generation,
+        pcie=Pcie(version, nccl_gb_per_s),
+    )
+
+
+#: The hybrid cube mesh of NDv2 is in the numbering of TACCL's published topology; that of DGX-1 in the
+#: numbering of `nvidia-smi topo -m`.
+MODELS: dict[str, Model] = {
+    "ndv2": Model(
+        "Azure NDv2: 8 V100 a node in a hybrid cube mesh, and one NIC that all 8 ranks share.",
+        NodeShape(8, 8, {pair: count for count, pairs in _NDV2.items() for pair in pairs}, "NVLink"),
+        _V100_LINKS,
+        ("12.5", f"Microsoft, Azure NDv2-series: one {_EDR}, for the virtual machine"),
+        "Volta",
+        6,
+        published=("TACCL's published topo-ndv2-1MB.json", _MESH),
+        notes=_NDV2_NOTES,
+    ),
+    "dgx1": Model(
+        "DGX-1: 8 V100 a node in a hybrid cube mesh, and four NICs, one for each pair of ranks.",
+        NodeShape(8, 2, {pair: count for count, pairs in _DGX1.items() for pair in pairs}, "NVLink"),
+        _V100_LINKS,
+        ("12.5", f"NVIDIA, DGX-1 With Tesla V100 System Architecture (2017): four {_EDR}"),
+        "Volta",
+        6,
+        published=(
+            "TACCL's published topo-ndv2-1MB.json (NDv2 has the same V100, NVLink 2.0 and EDR InfiniBand)",
+            _MESH,
+        ),
+    ),
+    "dgx2": Model(
+        "DGX-2: 16 V100 a node behind NVSwitch, and eight NICs, one for each pair of ranks.",
+        NodeShape(16, 2),
+        {"nvswitch": (150, f"six links; {_V100}")},
+        ("12.5", f"NVIDIA, DGX-2 data sheet (2018): eight {_EDR}"),
+        "Volta",
+        6,
+        published=("TACCL's published topo-dgx2-1MB.json", {"nvswitch": ("8", "node_betas_list[0]")}),
+    ),
+    "dgx-a100": Model(
+        f"DGX-A100: 8 A100 a node behind NVSwitch{_RAILED}",
+        NodeShape(8, 1),
+        {"nvswitch": (300, "NVIDIA, A100 Tensor Core GPU Architecture (2020): NVLink 3, 600 GB/s both ways")},
+        (25, "NVIDIA, DGX A100 data sheet (2020): eight single-port HDR InfiniBand, 200 Gb/s"),
+        "Ampere",
+        12,
+    ),
+    "dgx-h100": Model(
+        f"DGX-H100: 8 H100 a node behind NVSwitch{_RAILED}",
+        NodeShape(8, 1, nvls="nvls-hopper"),
+        {"nvswitch": (450, "NVIDIA, H100 Tensor Core GPU Architecture (2022): NVLink 4, 900 GB/s both ways")},
+        (50, "NVIDIA, DGX H100 data sheet (2022): eight single-port NDR InfiniBand, 400 Gb/s"),
+        "Hopper",
+        18,
+    ),
+    "h200": Model(
+        f"H200 server (DGX H200, HGX H200): 8 H200 a node behind NVSwitch{_RAILED}",
+        NodeShape(8, 1, nvls="nvls-hopper"),
+        {"nvswitch": (450, "NVIDIA, H200 Tensor Core GPU data sheet (2024): NVLink 4, 900 GB/s both ways")},
+        (50, "NVIDIA, DGX H200 data sheet (2024): eight single-port NDR InfiniBand, 400 Gb/s"),
+        "Hopper",
+        18,
+    ),
+    "b200": Model(
+        f"B200 server (DGX B200, HGX B200): 8 B200 a node behind NVSwitch{_RAILED}",
+        NodeShape(8, 1, nvls="nvls-blackwell"),
+        {"nvswitch": (900, "NVIDIA, DGX B200 data sheet (2024): NVLink 5, 14.4 TB/s both ways of 8 GPUs")},
+        (50, "NVIDIA, DGX B200 data sheet (2024): eight single-port ConnectX-7, 400 Gb/s"),
+        "Blackwell",
+        18,
+    ),
+    "gb200-nvl72": Model(
+        f"GB200 NVL72: nodes are racks of 72 GPUs behind NVSwitch{_RAILED}",
+        NodeShape(72, 1, nvls="nvls-blackwell"),
+        {"nvswitch": (900, f"{_GB200} NVLink 5, 130 TB/s both ways of 72 GPUs")},
+        (50, f"{_GB200} a ConnectX-7 of 400 Gb/s for each GPU"),
+        "Blackwell",
+        18,
+    ),
+    "mi300x": Model(
+        f"MI300X server: 8 MI300X a node, each joined to each by xGMI{_RAILED}",
+        NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
+        {"xgmi": (64, "AMD, Instinct MI300X data sheet (2023): 7 links to GPUs, 128 GB/s both ways each")},
+        (50, f"{_AMD} 400 Gb/s NICs, one for each GPU"),
+        rccl=RcclFit(
+            "7",
+            "45.2",
+            "allreduce, median error 1.6 %; the launch and the share of ll are priors",
+            {
+                "simple": ("7.69", "3.11", "1"),
+                "ll": ("5.46", "0.5", "0.5"),
+                "ll128": ("3.05", "0.41", "0.575"),
+            },
+        ),
+    ),
+    "mi355x": Model(
+        f"MI355X server: 8 MI355X a node, each joined to each by xGMI{_RAILED}",
+        NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
+        {"xgmi": ("76.8", f"{_MI355X}: 7 links to GPUs, 153.6 GB/s both ways each")},
+        (50, f"{_AMD} Pollara 400, one for each GPU"),
+        rccl=RcclFit(
+            "20.2",
+            "56.7",
+            "allreduce and alltoall, median error 2.7 %",
+            {
+                "simple": ("3.72", "0.59", "1"),
+                "ll": ("10.6", "0.37", "0.31"),
+                "ll128": ("8.97", "0.48", "0.547"),
+            },
+        ),
+    ),
+    # GPUs of g4dn.12xlarge have no peer-to-peer access; NCCL copies through memory of the host.
+    "t4": Model(
+        "Server of 4 T4 a node, each on PCIe, and one NIC of 50 Gb/s that all share.",
+        NodeShape(4, 4, joint="PCIe", network="Ethernet"),
+        {"pcie": ("15.75", "PCI-SIG, PCI Express 3.0 x16")},
+        ("6.25", "Amazon, g4dn.12xlarge: one NIC of 50 Gb/s"),
+        "Volta",
+        pcie=Pcie("3.0", "6"),
+    ),
+    "v100-pcie": _on_pcie("V100 with PCIe boards", "Volta", "3.0", "15.75", "12"),
+    "a100-pcie": _on_pcie("A100 with PCIe boards", "Ampere", "4.0", "31.5", "20"),
+    "h100-pcie": _on_pcie("H100 with PCIe boards", "Hopper", "5.0", "63", "40"),
+    "l40s": _on_pcie("L40S, or of other boards on PCIe 4.0", "Ampere", "4.0", "31.5", "20"),
+}
+MODELS |= {
+    name: MODELS[each.machine]._replace(
+        what=f"{name}: a node as `{each.machine}`, with NICs of its own: {each.source}.",
+        shape=MODELS[each.machine].shape._replace(ranks_per_nic=each.ranks_per_nic),
+        nic=(each.nic_gb_per_s, each.source),
+        published=None,
+        notes="",
+    )
+    for name, each in INSTANCES.items()
+}
+"""Rows of machine models and of the instance types of clouds, by name."""
