@@ -290,8 +290,8 @@ _TEXTS = (
     ),
     _Text(
         "topology.conf or topology.yaml of Slurm",
-        r"(?i)^[ \t]*((SwitchName|BlockName)\s*=|- (switch|block|topology): )",
-        _no(f"{_FILE}; {_HOSTS}"),
+        r"(?i)^[ \t]*((SwitchName|BlockName|RingName|BlockSizes)\s*=|- +(switch|block|topology) *: )",
+        _SHOW,
     ),
     _Text(
         "map of processes by mpirun",

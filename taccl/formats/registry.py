@@ -25,7 +25,8 @@ from taccl.topology.files import load_topology as load_own_topology
 from taccl.topology.topology import Topology
 
 FOREIGN_TOPOLOGIES = (
-    "nccl-topology", "nvidia-smi", "taccl-probe", "pair-matrix", "astra-sim-network", "taccl-topology-json",
+    "nccl-topology", "nvidia-smi", "taccl-probe", "pair-matrix", "slurm-topology", "astra-sim-network",
+    "taccl-topology-json",
 )  # fmt: skip
 
 _LIMIT_BYTES = 10**9

@@ -147,6 +147,11 @@ FORMATS = (
         begins="|".join(map(tells, ("matrix of pairs", "matrix of nvbandwidth", "file of logs by pair"))),
     ),
     FileFormat(
+        "slurm-topology", "topology", "SLURM's topology.conf or topology.yaml: switches or blocks of hosts",
+        load="taccl.placement.slurm:load_slurm_topology",
+        begins=tells("topology.conf or topology.yaml of Slurm"),
+    ),
+    FileFormat(
         "astra-sim-network", "topology", "a network file of ASTRA-sim",
         load="taccl.formats.astra.network:load_astra_network",
         begins=tells("ASTRA-sim network"),

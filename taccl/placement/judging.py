@@ -11,7 +11,6 @@ import numpy as np
 from taccl._internal.address_space import require_address_space
 from taccl.placement.case import Case
 from taccl.placement.probe import REPEATS
-from taccl.topology.recognise import completed, levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,8 +97,7 @@ def are_apart(probe: Probe) -> bool:
 
     They are apart if most distances inside clusters are below most distances between them.
     """
-    distance = probe.distance
-    found = levels(distance)
+    distance, found = probe.distance, probe.levels
     if probe.uplinks or not found:
         return bool(probe.uplinks)
     inside = found[0][:, None] == found[0]
@@ -149,7 +147,7 @@ def judge(
 
     orders: list[tuple[int, ...]] = []
     gains: list[float] = []
-    splits = [_halves(stacks, np.random.default_rng((seed, split))) for split in range(_SPLITS)]
+    splits = [_halves(probe, stacks, np.random.default_rng((seed, split))) for split in range(_SPLITS)]
     noise = {name: float(np.mean([_noise(*split)[name] ** 2 for split in splits])) for name in stacks}
     searching = deadline.sooner(_SEARCHING * deadline.left_s)
     for split in splits:
@@ -193,6 +191,8 @@ def _repetitions(probe: Probe) -> tuple[_Figures, str, str]:
     known = {name: np.stack([_mirrored(each), _mirrored(each.T)]) for name, each in known.items()}
     if probe.asymmetry > 0:
         return known, "two directions of each pair", ""
+    if probe.assumed and probe.clusters is not None:
+        return known, "", "clusters are stated and nothing was measured; `taccl probe` measures"
     return known, "", "the probe has one figure per pair; probe again for repetitions"
 
 
@@ -210,7 +210,7 @@ def _mirrored(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     return above + above.T
 
 
-def _halves(stacks: _Figures, rng: np.random.Generator) -> tuple[_Figures, _Figures]:
+def _halves(probe: Probe, stacks: _Figures, rng: np.random.Generator) -> tuple[_Figures, _Figures]:
     """Figures by either half of the repetitions of every pair."""
     number, count, _ = next(iter(stacks.values())).shape
     deal = rng.random((number, count, count))
@@ -222,7 +222,7 @@ def _halves(stacks: _Figures, rng: np.random.Generator) -> tuple[_Figures, _Figu
         for name, each in stacks.items():
             known = _without_warning(np.nanmedian, np.where(chosen, each, np.nan))
             np.fill_diagonal(known, 1.0)  # the diagonal does not count
-            found[name] = np.log(completed(known))
+            found[name] = np.log(probe.filled(known))
         return found
 
     return half(turn < number // 2), half(turn >= number // 2)
@@ -252,7 +252,7 @@ def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float]) -> _
     B. Efron and C. Morris, "Stein's estimation rule and its competitors", J. Am. Stat. Assoc. 68 (1973).
     """
     shared = np.zeros((probe.num_hosts, probe.num_hosts), dtype=np.int64)
-    for labels in levels(_with_figures(probe, figures).distance):
+    for labels in _with_figures(probe, figures).levels:
         shared += labels[:, None] == labels
     np.fill_diagonal(shared, -1)
     found = {}

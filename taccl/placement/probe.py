@@ -7,7 +7,8 @@ import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import permutations
+from itertools import chain, permutations
+from itertools import count as numbers
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -37,7 +38,7 @@ REPEATS = ("latency_repeats_us", "bandwidth_repeats_gb_per_s")
 #: Two directions that differ by more than this factor are taken for a mistake, and named.
 APART = 3.0
 #: Assumed where nothing was measured; our choices, which notes of the topology name.
-_USUAL_LATENCY_US = 10.0
+USUAL_LATENCY_US = 10.0
 USUAL_GB_PER_S = 12.5
 USUAL_OVERSUBSCRIPTION = 4.0
 #: Links of a GPU are of different kinds, as NVLink and PCIe, where their rates differ by this factor.
@@ -70,6 +71,11 @@ class Probe:
     latency_repeats_us, bandwidth_repeats_gb_per_s : (num_passes, num_hosts, num_hosts) array, optional
         The same matrices as each pass over all pairs measured them; `taccl.reorder` judges an order on passes
         that it was not chosen on. Entries that a pass lacks are nan.
+    clusters : tuple of tuple of int, optional
+        Cluster of every host, level by level, the innermost first, where it is known. Default: clusters are
+        found in the distances.
+    assumed : tuple of str
+        Figures that are assumed or estimated, and not measured.
 
     Raises
     ------
@@ -86,6 +92,8 @@ class Probe:
     latency_spread: float | None = None
     latency_repeats_us: NDArray[np.float64] | None = None
     bandwidth_repeats_gb_per_s: NDArray[np.float64] | None = None
+    clusters: tuple[tuple[int, ...], ...] | None = None
+    assumed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.latency_us is None and self.bandwidth_gb_per_s is None:
@@ -101,6 +109,12 @@ class Probe:
             if not (rate > 0 and math.isfinite(rate)) or not set(ranks) <= set(range(self.num_hosts)):
                 said = f"found ranks {list(ranks)[:8]} at {rate} GB/s"
                 raise InputError(f"{said}; expected ranks of the probe, above 0 GB/s", where="probe.uplinks")
+        for labels in self.clusters or ():
+            if len(labels) != self.num_hosts or not all(
+                isinstance(each, int) and each >= 0 for each in labels
+            ):
+                said = f"expected a number from 0 on for each of {format_count(self.num_hosts, 'host')}"
+                raise InputError(f"found a level {labels!s:.60}; {said}", where="probe.clusters")
 
     @property
     def num_hosts(self) -> int:
@@ -110,6 +124,8 @@ class Probe:
     @property
     def is_one_server(self) -> bool:
         """True if all ranks are GPUs of one server, by their names: one host's, or ``"GPU 0"`` and so on."""
+        if self.clusters is not None:
+            return False
         return len(set(self.hosts)) == 1 or all(map(_GPU.fullmatch, self.hosts))
 
     def _checked(self, name: str, values: Any) -> NDArray[np.float64]:
@@ -163,9 +179,34 @@ class Probe:
     def distance(self) -> NDArray[np.float64]:
         """Distance of hosts from each other, without holes: the latency, or else the time per byte."""
         if self.latency_us is not None:
-            return completed(self.latency_us)
+            return self.filled(self.latency_us)
         assert self.bandwidth_gb_per_s is not None
-        return completed(1.0 / self.bandwidth_gb_per_s)
+        return self.filled(1.0 / self.bandwidth_gb_per_s)
+
+    @property
+    def levels(self) -> list[NDArray[np.int64]]:
+        """Cluster of every host, level by level: those that are known, or those found in the distances."""
+        if self.clusters is not None:
+            return [np.array(labels, dtype=np.int64) for labels in self.clusters]
+        return levels(self.distance)
+
+    def filled(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The matrix without holes: a hole gets the median of the pairs that share as many levels.
+
+        Without known clusters the nearest path over known pairs decides (`completed`).
+        """
+        if self.clusters is None or not np.isnan(matrix).any():
+            return completed(matrix)
+        shared = np.zeros(matrix.shape, dtype=np.int64)
+        for labels in self.levels:
+            shared += labels[:, None] == labels
+        found = matrix.copy()
+        known = ~np.isnan(matrix) & ~np.eye(len(matrix), dtype=bool)
+        for each in np.unique(shared):
+            of_class = known & (shared == each)
+            if of_class.any():
+                found[np.isnan(matrix) & (shared == each)] = np.median(matrix[of_class])
+        return completed(found)
 
     @property
     def asymmetry(self) -> float:
@@ -209,18 +250,20 @@ class Probe:
             said = f"found {rate:g} GB/s, oversubscribed {over:g} times; expected above 0, and 1 or more"
             raise InputError(said, where="bandwidth_gb_per_s, oversubscription")
         rates, latencies = self.bandwidth_gb_per_s, self.latency_us
-        slowness = np.full((count, count), 1.0 / rate) if rates is None else completed(1.0 / rates)
-        alpha = np.full((count, count), _USUAL_LATENCY_US) if latencies is None else completed(latencies)
+        slowness = np.full((count, count), 1.0 / rate) if rates is None else self.filled(1.0 / rates)
+        alpha = np.full((count, count), USUAL_LATENCY_US) if latencies is None else self.filled(latencies)
         assumed = [f"every port {rate:g} GB/s"] * (rates is None)
-        assumed += [f"every latency {_USUAL_LATENCY_US:g} us"] * (latencies is None)
-        found = [] if self.is_one_server else levels(self.distance)
+        assumed += [f"every latency {USUAL_LATENCY_US:g} us"] * (latencies is None)
+        assumed += self.assumed
+        found = [] if self.is_one_server else self.levels
         innermost = found[0].tolist() if found else [0] * count
         shared = [(f"ranks {ranks[0]}-{ranks[-1]}", list(ranks), each) for ranks, each in self.uplinks]
         if not self.uplinks and over > 1 and found:
             times = [over * _FURTHER**depth for depth in range(len(found))]
             assumed.append(f"uplinks oversubscribed {', then '.join(f'{each:g}' for each in times)} times")
             own = 1.0 / np.min(np.where(np.eye(count, dtype=bool), np.inf, slowness), axis=1)
-            for kind, labels, each in zip(("rack", "pod", "zone"), found, times, strict=False):
+            names = chain(("rack", "pod", "zone"), map("level {}".format, numbers(4)))
+            for kind, labels, each in zip(names, found, times, strict=False):
                 for cluster, hosts in enumerate(np.flatnonzero(labels == n) for n in range(labels.max() + 1)):
                     # Whatever a rack is short of, one host of it is not.
                     passes = max(own[hosts].max(), own[hosts].sum() / each)
@@ -263,7 +306,8 @@ class Probe:
                     builder.add_hold(link, shared_way, alpha_us=0, beta_us_per_mb=held, side=side)
         nested = ", in ".join(format_count(int(labels.max()) + 1, "cluster") for labels in found)
         if found:
-            assumed.insert(0, f"{count} hosts are in {nested}, as their distances suggest")
+            because = "as their distances suggest" if self.clusters is None else "as was stated"
+            assumed.insert(0, f"{count} hosts are in {nested}, {because}")
         if self.is_one_server:
             notes = [f"{count} GPUs of one server"]
             if ports == "shared":
@@ -300,6 +344,8 @@ class Probe:
                 for name in REPEATS
                 if getattr(self, name) is not None
             },
+            **({} if self.clusters is None else {"clusters": [list(labels) for labels in self.clusters]}),
+            **({"assumed": list(self.assumed)} if self.assumed else {}),
         }
 
     @classmethod
@@ -309,7 +355,12 @@ class Probe:
         known = ("latency_us", "bandwidth_gb_per_s", "sampled", "latency_spread")
         # Files of earlier versions have no passes.
         repeats: dict[str, Any] = {name: data.get(name) for name in REPEATS}
-        return cls(data["hosts"], uplinks=uplinks, **{name: data[name] for name in known}, **repeats)
+        clusters = data.get("clusters")
+        return cls(
+            data["hosts"], uplinks=uplinks, **{name: data[name] for name in known}, **repeats,
+            clusters=None if clusters is None else tuple(map(tuple, clusters)),
+            assumed=tuple(data.get("assumed", ())),
+        )  # fmt: skip
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the probe as JSON: whole or not at all."""

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from taccl.cli.command import run
+from tests.foreign import OURS
 
 MATRIX = "us,a,b,c,d\na,0,20,10,20\nb,20,0,20,10\nc,10,20,0,20\nd,20,10,20,0\n"
 
@@ -58,3 +59,15 @@ def test_slots_of_a_host_are_told_apart(tmp_path, capsys):
     assert run(["reorder", str(path), "--size", "8MB"]) == 0
     order = capsys.readouterr().out.splitlines()[-1].split(": ")[1].split(" ")
     assert sorted(order) == ["a:0", "a:1", "b:0", "b:1"]
+
+
+@pytest.mark.slow
+def test_switches_of_slurm_place_the_hosts_of_a_job(tmp_path, capsys):
+    """Hosts of a job that alternate between two leaves follow one another in the ring: it leaves each twice."""
+    fabric, hosts, new = OURS / "slurm" / "topology.conf", tmp_path / "job", tmp_path / "new"
+    hosts.write_text("node01\nnode05\nnode02\nnode06\nnode03\nnode09\n")
+    words = ["reorder", fabric, "--hosts", hosts, "--hostfile", new, "--launcher", "slurm"]
+    assert run([*map(str, words)]) == 0
+    assert "clusters are stated and nothing was measured" in capsys.readouterr().out
+    on_first = [host in ("node01", "node02", "node03") for host in new.read_text().split()]
+    assert sum(here != there for here, there in zip(on_first, on_first[1:] + on_first[:1], strict=True)) == 2

@@ -201,7 +201,7 @@ def test_other_things_are_refused(tmp_path, schedule):
 FOLDERS = [
     ("msccl-xml", "msccl-xml"), ("nccl-topo", "nccl-topology"), ("nvidia-smi", "nvidia-smi"),
     ("astra-sim", "astra-sim-network"), ("upstream-taccl/algorithm", "upstream-algorithm"),
-    ("pair-matrix", "pair-matrix"),
+    ("pair-matrix", "pair-matrix"), ("slurm", "slurm-topology"),
 ]  # fmt: skip
 
 

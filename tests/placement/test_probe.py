@@ -88,6 +88,24 @@ def test_nothing_measured_is_refused():
         Probe(NAMES)
 
 
+@pytest.mark.parametrize("level", [(0, 1), (0, 1, -1), (0, 1, "b")])
+def test_clusters_that_are_no_numbers_of_hosts_are_refused(level):
+    """Each level has a number from 0 on for each host."""
+    with pytest.raises(InputError, match="clusters: found a level"):
+        Probe(NAMES, OURS, clusters=(level,))
+
+
+def test_clusters_stated_stand_for_those_in_distances(tmp_path):
+    """Hosts 0 and 2 are a rack whatever their distance; holes get the median of pairs like them."""
+    holes = [[0, 5, None], [5, 0, 7], [None, 7, 0]]
+    probe = Probe(NAMES, holes, sampled=True, clusters=((0, 1, 0),), assumed=("a guess",))
+    assert probe.topology().ranks_of_node == ((0, 2), (1,))
+    assert Probe(NAMES, holes, sampled=True, clusters=((0, 0, 0),)).distance[0, 2] == 6
+    probe.save(tmp_path / "p.json")
+    again = load_probe(tmp_path / "p.json")
+    assert (again.clusters, again.assumed) == (probe.clusters, probe.assumed)
+
+
 def test_a_probe_makes_a_topology():
     """Links have the latencies measured; a rack of two shares an uplink no slower than a host, as assumed."""
     topology = Probe(NAMES, OURS).topology()

@@ -28,7 +28,8 @@ _rate = reader(float, lambda x: 0 < x < 1e9, "a positive number of GB/s")
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    help = "a probe (of `taccl probe`), a matrix of latencies (CSV), another topology file, or a machine"
+    help = "a probe (of `taccl probe`), a matrix of latencies (CSV), SLURM's topology.conf or topology.yaml, "
+    help += "another topology file, or a machine"
     verb.add_argument("topology", metavar="FILE|NAME", help=help)
     add_options(verb, "--collective", required=False)
     verb.set_defaults(collective="allreduce")
@@ -47,7 +48,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     help = "take the new order and write its files even where the gain is within noise, or may be"
     option(group, "--within-noise", help)
     help = "the hosts in their present order, each a line name, name:slots or name slots=N (default: the "
-    help += "probe's)"
+    help += "probe's); of a file of SLURM, those of the job"
     option(group, "--hosts FILE", help)
     option(group, "--hostfile FILE", "a host file in the new order")
     help = (
@@ -104,11 +105,17 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology, list[str]]:
     """The topology, and the host of each of its slots; no hosts if no file names them."""
     from taccl.placement.launchers import read_hosts
     from taccl.placement.matrices import load_probe
+    from taccl.placement.slurm import load_slurm
 
     named: list[str] = []
     known = format_in(options.topology)
-    if known is not None and known.name in ("taccl-probe", "pair-matrix"):
-        probe = load_probe(options.topology)
+    if known is not None and known.name in ("taccl-probe", "pair-matrix", "slurm-topology"):
+        if known.name == "slurm-topology":
+            # The file has all hosts of the cluster, of which a job has some.
+            wanted = None if options.hosts is None else read_hosts(options.hosts)
+            probe = load_slurm(options.topology, hosts=wanted)
+        else:
+            probe = load_probe(options.topology)
         given = {"oversubscription": options.oversubscription, "bandwidth_gb_per_s": options.bandwidth}
         given = {name: value for name, value in given.items() if value is not None}
         topology, named = probe.topology(name=options.topology, **given), list(probe.hosts)

@@ -1,0 +1,319 @@
+"""Fabrics from SLURM's ``topology.conf`` and ``topology.yaml``: hosts below switches, or in blocks.
+
+The grammar is that of SLURM's manual pages topology.conf(5) and topology.yaml(5), version 26.11. The files
+state which hosts share a switch or a block, and no rate or latency: these are assumed, and listed as such.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from taccl._internal.arguments import checked
+from taccl._internal.names import shown
+from taccl._internal.reading import read_text, reads
+from taccl._internal.units import format_count
+from taccl.errors import FormatError, InputError
+from taccl.placement.probe import USUAL_GB_PER_S, USUAL_LATENCY_US, USUAL_OVERSUBSCRIPTION, Probe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl._internal.arguments import Number
+    from taccl.topology.topology import Topology
+
+_KIND = "topology.conf or topology.yaml of Slurm"
+#: Most hosts of a file, and of those that a topology is made for: it has a link for each pair.
+_MOST_NAMES, _MOST_HOSTS = 100_000, 2048
+#: Microseconds that each level of switches above the first adds to a latency; our choice.
+_LEVEL_US = 2.0
+#: A name that may have lists of numbers in brackets, up to the next comma outside of them.
+_ITEM = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
+_PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_WORD = re.compile(r"(\w+)\s*=\s*(\S+)")
+#: Plugins whose hosts are in neither switches nor blocks.
+_OTHERS = ("ring", "torus3d")
+
+
+class _Group(NamedTuple):
+    """A switch or a block: its own hosts, and the switches below it."""
+
+    hosts: tuple[str, ...]
+    children: tuple[str, ...] = ()
+
+
+class _Fabric(NamedTuple):
+    """One topology of a file.
+
+    - `groups`: {name: switch or block}, in the order of the file; empty if all hosts are alike (flat).
+    - `sizes`: Sizes of blocks, the planning size first; empty for switches.
+    - `notes`: Choices made in reading.
+    """
+
+    groups: dict[str, _Group]
+    sizes: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def expand_hosts(expression: str) -> Iterator[str]:
+    """Names in a host list of SLURM, such as ``"node[01-16,20],login"``.
+
+    A list may have several pairs of brackets; numbers keep the width of the first of their range.
+
+    Raises `InputError` for brackets that do not pair, and ranges that fall.
+    """
+    text = "".join(expression.split())
+    if ",".join(items := _ITEM.findall(text)) != text.strip(","):
+        raise InputError(f"found {shown(repr(expression), 60)}; expected a list such as node[01-16,20]")
+    for item in items:
+        parts = [
+            [literal] if literal else [*_numbers(numbers, item)] for numbers, literal in _PART.findall(item)
+        ]
+        if prod(map(len, parts)) > _MOST_NAMES:
+            raise InputError(f"found more than {_MOST_NAMES} names in {shown(item, 60)}; expected fewer")
+        yield from map("".join, product(*parts))
+
+
+def _numbers(text: str, item: str) -> Iterator[str]:
+    for each in text.split(","):
+        found = _RANGE.fullmatch(each)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if found is None or not 0 <= last - first < _MOST_NAMES:
+            said = f"found {shown(repr(each), 60)} in {shown(item, 60)}; expected a number, or a rising range"
+            raise InputError(f"{said} such as 01-16")
+        for number in range(first, last + 1):
+            yield f"{number:0{len(found[1])}}"
+
+
+@checked
+@reads(_KIND)
+def load_slurm(
+    path: str | os.PathLike[str], *, topology: str | None = None, hosts: Sequence[str] | None = None
+) -> Probe:
+    """The hosts of a fabric with their switches or blocks as clusters; every latency is assumed.
+
+    - `topology`: Name of one of several in a ``topology.yaml``; default: the cluster's default, or the first.
+    - `hosts`: Names of the hosts that count, such as those of a job, in rank order; default: all, in the
+      order of the file.
+
+    Raises `FormatError` if the file is not one of these, or describes a ring or a torus. `InputError` if a
+    host is not in the file, or there are fewer than two or more than 2,048.
+    """
+    where = os.fspath(path)
+    text = read_text(path)
+    is_yaml = re.search(r"^\s*-\s+topology\s*:", text, re.MULTILINE) is not None
+    fabric = _of_yaml(text, topology, where) if is_yaml else _of_conf(text, topology, where)
+    parts = _partitions(fabric, where)
+    known = list(dict.fromkeys(host for part in parts for group in part for host in group))
+    chosen = known if hosts is None else list(hosts)
+    if unknown := sorted(set(chosen) - set(known)):
+        said = f"found no host {shown(unknown[0], 60)} in {shown(where, 60)}, which has {len(known)} hosts"
+        raise InputError(f"{said} such as {shown(known[0], 60)}; correct the name", where="hosts")
+    if len(set(chosen)) != len(chosen):
+        raise InputError("found a host twice; name each once, as switches join hosts", where="hosts")
+    if not 2 <= len(chosen) <= _MOST_HOSTS:
+        said = f"found {format_count(len(chosen), 'host')}; expected 2 to {_MOST_HOSTS}"
+        raise InputError(f"{said}; name those of the job (--hosts)", where="hosts")
+    clusters, depth, num_parts = _clusters(parts, chosen)
+    assumed = [*fabric.notes, f"latencies {USUAL_LATENCY_US:g} us inside the innermost switch or block"]
+    if clusters:
+        assumed[-1] += f", and {_LEVEL_US:g} us more for each level above"
+    if num_parts > 1:
+        assumed.append(f"a path between {num_parts} parts of the fabric, as the file has none")
+    return Probe(
+        tuple(chosen), USUAL_LATENCY_US + _LEVEL_US * depth, clusters=clusters, assumed=tuple(assumed)
+    )
+
+
+@checked
+def load_slurm_topology(
+    path: str | os.PathLike[str],
+    *,
+    topology: str | None = None,
+    hosts: Sequence[str] | None = None,
+    bandwidth_gb_per_s: Number = USUAL_GB_PER_S,
+    oversubscription: Number = USUAL_OVERSUBSCRIPTION,
+) -> Topology:
+    """The topology of a fabric in such a file; see `load_slurm` and `Probe.topology`."""
+    return load_slurm(path, topology=topology, hosts=hosts).topology(
+        name=Path(path).stem, bandwidth_gb_per_s=bandwidth_gb_per_s, oversubscription=oversubscription
+    )
+
+
+def _of_conf(text: str, topology: str | None, where: str) -> _Fabric:
+    """The fabric of a ``topology.conf``: a switch or a block for each line."""
+    if topology is not None:
+        said = f"found {shown(topology, 60)}, but a topology.conf has one topology without a name"
+        raise InputError(f"{said}; leave it out", where="topology")
+    groups: dict[str, _Group] = {}
+    sizes: tuple[int, ...] = ()
+    kinds = set()
+    for number, line in enumerate(re.sub(r"\\\r?\n", " ", text).splitlines(), 1):
+        words = line.partition("#")[0].strip()
+        here = f"{where}: line {number}"
+        fields = {key.lower(): value.strip("\"'") for key, value in _WORD.findall(words)}
+        if not words:
+            continue
+        if not fields or _WORD.sub("", words).strip():
+            said = f"found {shown(repr(words), 60)}; expected SwitchName=NAME Nodes=LIST, Switches=LIST or "
+            raise FormatError(f"{said}BlockName=NAME Nodes=LIST", where=here)
+        if "blocksizes" in fields:
+            sizes = _sizes(fields.pop("blocksizes").split(","), here)
+        if fields:
+            kind = next(iter(fields))
+            kinds.add(kind)
+            if kind not in ("switchname", "blockname") or len(kinds) > 1:
+                said = f"found {shown(words.partition('=')[0], 60)}; expected SwitchName or BlockName alone"
+                raise FormatError(f"{said} at the beginning of lines", where=here)
+            below = {key: fields.get(key, "") for key in ("nodes", "switches")}
+            _add(groups, fields[kind], below["nodes"], below["switches"], here)
+    return _Fabric(groups, sizes)
+
+
+def _of_yaml(text: str, topology: str | None, where: str) -> _Fabric:
+    """One fabric of a ``topology.yaml``."""
+    import yaml
+
+    try:
+        every = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        said = " ".join(str(error).split())
+        raise FormatError(
+            f"found text that is not YAML: {shown(said, 200)}; correct it", where=where
+        ) from None
+    if not isinstance(every, list) or not all(
+        isinstance(each, dict) and "topology" in each for each in every
+    ):
+        raise FormatError("found no list of topologies; expected `- topology: NAME` for each", where=where)
+    names = [str(each["topology"]) for each in every]
+    if topology is not None and topology not in names:
+        said = f"found no topology {shown(topology, 60)}; expected one of {', '.join(names)[:200]}"
+        raise InputError(said, where="topology")
+    default = next((n for n, each in enumerate(every) if each.get("cluster_default") is True), 0)
+    at = default if topology is None else names.index(topology)
+    chosen, here = every[at], f"{where}: topology {shown(names[at], 60)}"
+    others = names[:at] + names[at + 1 :]
+    notes = (
+        (f"topology {names[at]} of the file is read, of {len(names)}",) if others and topology is None else ()
+    )
+    groups: dict[str, _Group] = {}
+    for kind, listed, below in (("tree", "switches", "switch"), ("block", "blocks", "block")):
+        if kind not in chosen:
+            continue
+        table = chosen[kind]
+        if not isinstance(table, dict) or not isinstance(table.get(listed), list):
+            raise FormatError(f"found no list {listed} in {kind}; expected one", where=here)
+        for each in table[listed]:
+            if not isinstance(each, dict) or below not in each:
+                said = f"found {shown(repr(each), 60)}; expected `{below}: NAME` and `nodes: LIST`"
+                raise FormatError(said, where=here)
+            nodes, children = (_listed(each.get(name)) for name in ("nodes", "children"))
+            _add(groups, str(each[below]), nodes, children, here)
+        sizes = table.get("block_sizes", [])
+        return _Fabric(groups, _sizes(sizes if isinstance(sizes, list) else [sizes], here), notes)
+    kind = next((name for name in (*_OTHERS, "flat") if name in chosen), "none of them")
+    said = f"found {kind}; expected tree or block"
+    if kind == "flat":
+        said += ", as a flat topology does not say which hosts are near each other"
+    raise FormatError(f"{said}; measure with `taccl probe` instead", where=here)
+
+
+def _listed(value: Any) -> str:
+    """A host list of YAML: text, a number, or a list of these."""
+    return ",".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+
+
+def _sizes(values: Iterable[Any], where: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(each) for each in values)
+    except (TypeError, ValueError):
+        raise FormatError("found block sizes that are no numbers; correct them", where=where) from None
+    times = [b / a for a, b in zip(sizes, sizes[1:], strict=False) if a > 0]
+    if any(each < 1 for each in sizes) or any(each not in (2.0**k for k in range(1, 20)) for each in times):
+        said = f"found block sizes {', '.join(map(str, sizes))}"
+        raise FormatError(f"{said}; expected each a power of two times the one before", where=where)
+    return sizes
+
+
+def _add(groups: dict[str, _Group], name: str, nodes: str, switches: str, where: str) -> None:
+    """Add a switch or a block with its expanded lists."""
+    if name in groups:
+        raise FormatError(f"found {shown(name, 60)} twice; name each switch or block once", where=where)
+    try:
+        groups[name] = _Group(*(tuple(expand_hosts(each)) for each in (nodes, switches)))
+    except InputError as error:
+        raise FormatError(error.message, where=where) from None
+    if not any(groups[name]):
+        said = f"found {shown(name, 60)} without Nodes and Switches; list what is below it"
+        raise FormatError(said, where=where)
+
+
+def _partitions(fabric: _Fabric, where: str) -> list[list[tuple[str, ...]]]:
+    """The hosts of each switch or block, level by level, the innermost first."""
+    groups = fabric.groups
+    if fabric.sizes or not any(each.children for each in groups.values()):
+        blocks = [each.hosts for each in groups.values()]
+        levels = [blocks]
+        for size in fabric.sizes[1:]:
+            together = size // fabric.sizes[0]
+            levels.append([sum(blocks[at : at + together], ()) for at in range(0, len(blocks), together)])
+        return levels
+    height, below = _heights(groups, where)
+    return [
+        [below[name] for name in groups if height[name] == level] for level in range(max(height.values()) + 1)
+    ]
+
+
+def _heights(groups: Mapping[str, _Group], where: str) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
+    """The level of each switch, 0 for those with hosts alone, and all hosts below it."""
+    height: dict[str, int] = {}
+    below: dict[str, tuple[str, ...]] = {}
+    waiting = dict(groups)
+    while waiting:
+        ready = [name for name, each in waiting.items() if all(child in height for child in each.children)]
+        if not ready:
+            name, each = next(iter(waiting.items()))
+            missing = [child for child in each.children if child not in groups]
+            said = f"found switch {shown(name, 60)} above " + (
+                f"{shown(missing[0], 60)}, which is not defined" if missing else "itself"
+            )
+            raise FormatError(f"{said}; correct its Switches", where=where)
+        for name in ready:
+            each = waiting.pop(name)
+            height[name] = 1 + max((height[child] for child in each.children), default=-1)
+            inside = (*each.hosts, *(host for child in each.children for host in below[child]))
+            below[name] = tuple(dict.fromkeys(inside))
+    return height, below
+
+
+def _clusters(
+    parts: Sequence[Sequence[tuple[str, ...]]], hosts: Sequence[str]
+) -> tuple[tuple[tuple[int, ...], ...], NDArray[np.float64], int]:
+    """The cluster of every host, level by level; levels between two hosts; and parts that nothing joins.
+
+    Hosts are in one cluster of a level if a chain of switches up to that level joins them, so that clusters
+    nest even where a switch has several above it. Levels that part no hosts, or all, are left out.
+    """
+    place = {host: number for number, host in enumerate(hosts)}
+    joined = np.arange(len(hosts))
+    clusters: list[tuple[int, ...]] = []
+    depth = np.zeros((len(hosts), len(hosts)))
+    for level in parts:
+        for group in level:
+            inside = [place[host] for host in group if host in place]
+            joined[np.isin(joined, joined[inside])] = joined[inside].min(initial=len(hosts))
+        labels = np.unique(joined, return_inverse=True)[1]
+        told = tuple(labels.tolist())
+        if 0 < labels.max() < len(hosts) - 1 and told not in clusters:
+            clusters.append(told)
+            depth += labels[:, None] != labels
+    return tuple(clusters), depth, len(np.unique(joined))

@@ -1,0 +1,118 @@
+"""Fabrics from SLURM's files: host lists, switches, blocks, and the clusters that these make."""
+
+import numpy as np
+import pytest
+import yaml
+
+import taccl
+from taccl.errors import AssumptionWarning, FormatError, InputError
+from taccl.placement.slurm import expand_hosts, load_slurm
+from tests.foreign import OURS
+
+CONF, BLOCKS, YAML = (OURS / "slurm" / name for name in ("topology.conf", "blocks.conf", "topology.yaml"))
+
+
+def written(tmp_path, text, name="topology.conf"):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+class TestHostLists:
+    """Lists of hosts in SLURM's notation."""
+
+    @pytest.mark.parametrize(
+        ("expression", "hosts"),
+        [
+            ("node[01-03,20]", ["node01", "node02", "node03", "node20"]),
+            ("node[8-11]", ["node8", "node9", "node10", "node11"]),
+            ("a,b[1,3],c", ["a", "b1", "b3", "c"]),
+            ("r[0-1]n[0-1]-ib", ["r0n0-ib", "r0n1-ib", "r1n0-ib", "r1n1-ib"]),
+            ("login", ["login"]),
+        ],
+    )
+    def test_lists_are_expanded(self, expression, hosts):
+        """Numbers keep the width of the first of their range; brackets multiply."""
+        assert list(expand_hosts(expression)) == hosts
+
+    @pytest.mark.parametrize("expression", ["n[1-", "n[3-1]", "n[a-b]", "n[]", "n]1[", "n[0-9999][0-9999]"])
+    def test_bad_lists_are_refused(self, expression):
+        """Open brackets, falling ranges, letters, and more names than a cluster has."""
+        with pytest.raises(InputError, match="found"):
+            list(expand_hosts(expression))
+
+
+def test_switches_make_clusters():
+    """Keys in any case, comments, link speeds: two leaves of four hosts."""
+    probe = load_slurm(CONF)
+    assert probe.hosts[4:] == ("node05", "node06", "node09", "node10")
+    assert probe.clusters == ((0, 0, 0, 0, 1, 1, 1, 1),)
+    assert probe.latency_us[0, 1] < probe.latency_us[0, 4]
+
+
+def test_blocks_are_grouped_by_their_sizes():
+    """Four blocks of two; block sizes 2 and 4 group two blocks each, and the path between these is assumed."""
+    probe = load_slurm(BLOCKS)
+    assert probe.clusters == ((0, 0, 1, 1, 2, 2, 3, 3), (0, 0, 0, 0, 1, 1, 1, 1))
+    assert any("a path between 2 parts" in each for each in probe.assumed)
+
+
+@pytest.mark.parametrize(("topology", "note"), [(None, True), ("fat", False), ("blocks", False)])
+def test_one_topology_of_several_is_read(topology, note):
+    """The cluster's default, or the one named; the choice is said. Both have two groups of two."""
+    probe = load_slurm(YAML, topology=topology)
+    assert probe.clusters == ((0, 0, 1, 1),)
+    assert any("topology fat of the file is read, of 3" in each for each in probe.assumed) == note
+
+
+def test_the_reader_agrees_with_yaml_itself():
+    """Names in the YAML and in the conf notation of one fabric are the same."""
+    tree = yaml.safe_load(YAML.read_text())[1]["tree"]["switches"]
+    hosts = [host for each in tree for host in expand_hosts(each.get("nodes", ""))]
+    assert load_slurm(YAML).hosts == tuple(hosts)
+
+
+def test_a_switch_below_two_others_joins_them(tmp_path):
+    """Each leaf hangs on both spines: hosts of two leaves are one level apart, whichever spine is read."""
+    text = "SwitchName=a Nodes=n[0-1]\nSwitchName=b Nodes=n[2-3]\n"
+    text += "SwitchName=s1 Switches=a,b\nSwitchName=s2 \\\n Switches=a,b\n"
+    assert load_slurm(written(tmp_path, text)).clusters == ((0, 0, 1, 1),)
+
+
+def test_hosts_of_a_job_are_chosen():
+    """Rows are the hosts named, in their order; the levels that no longer part any are left out."""
+    probe = load_slurm(BLOCKS, hosts=["gpu8", "gpu1", "gpu7"])
+    assert probe.hosts == ("gpu8", "gpu1", "gpu7")
+    assert probe.clusters == ((0, 1, 0),)
+    assert not probe.is_one_server
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("SwitchName=a Nodes=n[1-2]\nSwitchName=b Switches=c\n", "above c, which is not defined"),
+        ("SwitchName=a Switches=b\nSwitchName=b Switches=a\n", "switch a above itself"),
+        ("SwitchName=a\n", "found a without Nodes and Switches"),
+        ("SwitchName=a Nodes=n[1-2]\nBlockName=b Nodes=n[3-4]\n", "line 2: found BlockName"),
+        ("RingName=r Nodes=n[1-4]\n", "expected SwitchName or BlockName"),
+        ("SwitchName=a Nodes=n[1-2]\nSwitchName=a Nodes=n3\n", "found a twice"),
+        ("BlockName=a Nodes=n[1-6]\nBlockSizes=2,6\n", "each a power of two times"),
+        ("SwitchName=a Nodes=n[1-2]\nhello\n", "line 2: found 'hello'"),
+        ("- topology: t\n  ring:\n    rings: []\n", "found ring; expected tree or block"),
+        ("- topology: t\n  flat: true\n", "found flat; expected tree or block"),
+        ("- topology: t\n  tree: [\n", "found text that is not YAML"),
+        ("- topology: t\n  tree:\n    switches:\n    - nodes: n1\n", "expected `switch: NAME`"),
+    ],
+)  # fmt: skip
+def test_bad_files_are_named(tmp_path, text, complaint):
+    """With the line or the topology, and what to correct."""
+    with pytest.raises(FormatError, match=complaint):
+        load_slurm(written(tmp_path, text))
+
+
+def test_what_was_assumed_is_said():
+    """No file of SLURM has a rate or a latency."""
+    with pytest.warns(AssumptionWarning, match="latencies 10 us inside the innermost switch or block"):
+        topology = taccl.topologies.load(CONF)
+    assert topology.num_nodes == 2
+    assert np.all([link.alpha_us > 0 for link in topology.links])
