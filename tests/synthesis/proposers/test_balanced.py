@@ -182,7 +182,7 @@ def test_plans_go_along_dimensions(monkeypatch):
     monkeypatch.setitem(taccl.baselines.BASELINES, "dimension-balanced", spy)
     topology, sizes = parse("multidim:switch3@100,switch2@100"), [10**6]
     search = planning.PlanSearch(sizes, lambda _: None, [topology])
-    search.add_baselines([("no sketch", planning._problems(topology, "allreduce", None, None, sizes))], NEVER)
+    search.add_baselines([("no sketch", planning._problems(topology, "allreduce", {}, None, sizes))], NEVER)
     assert made and all(taccl.verify(each).ok for each in made)
 
 
