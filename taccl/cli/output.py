@@ -14,6 +14,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO
 
 import taccl
@@ -43,21 +44,28 @@ _OUT_OF_MEMORY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Answer:
     """Answer of a verb: text, plain values, a complaint for stderr, and an exit code.
 
     With a complaint the answer is no, and its code 1 unless another is given.
+
+    - `figures`: The plain values, or a function that makes them where the user asks for them.
     """
 
     text: str
-    values: dict[str, Any]
+    figures: dict[str, Any] | Callable[[], dict[str, Any]]
     complaint: str = ""
     exit_code: int = 0
 
     def __post_init__(self) -> None:
         if self.complaint and not self.exit_code:
             object.__setattr__(self, "exit_code", 1)
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The plain values, as ``--json`` prints them."""
+        return self.figures() if callable(self.figures) else self.figures
 
 
 def picked(thing: object, *names: str) -> dict[str, Any]:
@@ -106,7 +114,7 @@ def with_content(answer: Answer, path: str, content: str | bytes, options: argpa
         write_whole(path, content, overwrite=options.overwrite)
     except InputError as error:
         bad = failed(error.message, EXIT_BAD_INPUT, where=error.where)
-        return replace(bad, text=answer.text, values=answer.values | bad.values)
+        return replace(bad, text=answer.text, figures=answer.values | bad.values)
     gap = "\n" if answer.text.rpartition("\n")[2].startswith("written to ") else "\n\n"
     return replace(answer, text=f"{answer.text}{gap}written to {shown(path)}")
 
@@ -230,7 +238,7 @@ def result_answer(result: Result, deadline: Deadline = NEVER) -> Answer:
     except (KeyboardInterrupt, OutOfTime):
         result = replace(result, is_brief=True)
     try:
-        return Answer("\n".join([title_of(result.schedule.problem), *result.lines()]), result.to_dict())
+        return Answer("\n".join([title_of(result.schedule.problem), *result.lines()]), result.to_dict)
     except KeyboardInterrupt:  # the bound over all chunkings may take seconds: without it
         return result_answer(replace(result, stopped="interrupted"))
 

@@ -36,6 +36,11 @@ class TestSynthesize:
         assert "bound" in out
         assert "gap" in out
 
+    def test_a_person_does_not_wait_for_the_digest(self, run, monkeypatch):
+        """The hash of all transfers, which takes long for many, is made for ``--json`` alone."""
+        monkeypatch.setattr(taccl.Schedule, "digest", lambda _: pytest.fail("made"))
+        assert run("synthesize", *SMALL, "--backend", "greedy")[0] == 0
+
     @pytest.mark.slow
     def test_json(self, run_json):
         """The object has every figure that scripts rely on."""

@@ -58,7 +58,7 @@ def run(options: Namespace) -> Answer:
         f"{answer.text}\n  the {noun} takes {schedule.timing}, a gap of {format_gap(values['gap'])} to the "
         f"bound; busiest is {values['busiest']}, {values['utilisation']:.1%} of that time"
     )
-    return replace(answer, text=text, values=answer.values | {noun: values})
+    return replace(answer, text=text, figures=answer.values | {noun: values})
 
 
 def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]:
