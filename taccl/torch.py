@@ -18,7 +18,7 @@ from taccl.errors import FallbackWarning, FormatError, InputError, warn
 from taccl.formats.saved import load as load_saved
 from taccl.formats.torch.module import METHODS
 from taccl.program.lower import lower
-from taccl.runtime.torch_calls import has_root, import_torch, module_of, size_of, stock_call
+from taccl.runtime.torch_calls import gather_texts, has_root, import_torch, module_of, size_of, stock_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,10 +77,7 @@ def load(
 
 def _check_placement(nodes: tuple[int, ...], group: Any, where: str) -> None:
     """Raise `InputError` unless ranks share hosts just as the plan's ranks share nodes."""
-    dist = import_torch().distributed
-    hosts: list[Any] = [None] * len(nodes)
-    dist.all_gather_object(hosts, socket.gethostname(), group=group)
-    planned, found = (_grouped(each) for each in (nodes, hosts))
+    planned, found = (_grouped(each) for each in (nodes, gather_texts(socket.gethostname(), group)))
     if planned != found:
         said = f"found ranks on hosts as {_shown(found)}; the plan is for {_shown(planned)}"
         raise InputError(f"{said}: plan for these hosts, or pass check_placement=False", where=where)

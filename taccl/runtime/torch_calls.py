@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from taccl.program.program import Program
 
 INSTALL = "pip install 'taccl[torch]'"
+#: Bytes of a text that ranks tell one another.
+_TEXT_BYTES = 255
 #: {collective: whether the input and the output have a block for every rank}; False: one block.
 _BLOCKS = {
     "allgather": (False, True), "reduce-scatter": (True, False), "alltoall": (True, True),
@@ -35,6 +37,21 @@ def import_torch() -> Any:
     if not torch.distributed.is_available():
         raise ExecutionError(f"this PyTorch was built without torch.distributed; {INSTALL}")
     return torch
+
+
+def gather_texts(text: str, group: Any = None) -> list[str]:
+    """A text of each rank of a group, cut to 255 bytes.
+
+    It travels as a tensor: `all_gather_object` would unpickle what other ranks send.
+    """
+    torch = import_torch()
+    dist = torch.distributed
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else "cpu"
+    data = text.encode()[:_TEXT_BYTES]
+    mine = torch.tensor(list(data.ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8, device=device)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, mine, group=group)
+    return [bytes(each.tolist()).rstrip(b"\0").decode(errors="replace") for each in every]
 
 
 def module_of(program: Program, name: str = "taccl_collective") -> ModuleType:

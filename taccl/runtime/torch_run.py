@@ -24,6 +24,7 @@ from taccl.runtime.environment import launched_by
 from taccl.runtime.launch import launched
 from taccl.runtime.torch_calls import (
     call_of,
+    gather_texts,
     has_root,
     import_torch,
     module_of,
@@ -180,8 +181,8 @@ def _run(
             }
         )  # fmt: skip
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    devices: list[Any] = [None] * ranks
-    dist.all_gather_object(devices, (socket.gethostname(), device.index or 0, gpu))
+    own = json.dumps([socket.gethostname()[:100], device.index or 0, gpu[:100]])
+    devices = [tuple(json.loads(each)) for each in gather_texts(own)]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     on_host = sum(host == socket.gethostname() for host, _, _ in devices)
     return {
