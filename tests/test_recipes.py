@@ -1,0 +1,260 @@
+"""The recipes of "How to add" in the architecture, each carried out here as it is written there."""
+
+import inspect
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl._internal.kernels import _Kernel
+from taccl.analysis.certificates import bounds
+from taccl.analysis.certificates.certificate import Claim, OfRanks, kinds_of_bounds
+from taccl.baselines.moves import Moves, routed
+from taccl.baselines.spread import cut_while_it_pays, run
+from taccl.baselines.table import BASELINES, TABLE, Baseline, label_of
+from taccl.cli import main
+from taccl.formats import registry
+from taccl.formats.table import FileFormat
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.problem import make_problem
+from taccl.synthesis.improve import improvement
+from taccl.synthesis.improve.improvement import improve_schedule
+from taccl.synthesis.kernels import (
+    improvement_kernel,
+    improvement_state,
+    recreate_kernel,
+    ruin_kernel,
+    timing_kernel,
+)
+from taccl.synthesis.kernels.limits import Limits
+from taccl.topology import machines
+from taccl.topology.models import MODELS, Model, NodeShape
+from taccl.topology.profiles import PROFILES
+from tests.effort import AMPLE_S
+from tests.synthesis.small_problems import MB, full, problem_of, ring
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = dict(
+    re.findall(
+        r"^\*\*((?:A|An) [^*]+?)\.?\*\*(.*?)(?=^\*\*|\Z)",
+        (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## How to add")[2],
+        re.MULTILINE | re.DOTALL,
+    )
+)
+
+
+@pytest.mark.slow
+def test_recipes_use_names_that_exist():
+    """A function, table or field that a recipe names is in the package, its tests or its benchmarks."""
+    sources = [
+        *(ROOT / "taccl").rglob("*.py"),
+        *(ROOT / "tests").rglob("*.py"),
+        *(ROOT / "docs").glob("*.py"),
+    ]
+    words = {word for each in sources for word in re.findall(r"\w+", each.read_text(encoding="utf-8"))}
+    named = {name for recipe in RECIPES.values() for name in re.findall(r"`([A-Za-z_]\w+)`", recipe)}
+    assert not named - words - {"validate_call"}  # pydantic's
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "A baseline", "A ruin move", "A stopping rule", "A collective", "A collective with arguments", "A machine",
+        "A bound", "A file format",
+    ],
+)  # fmt: skip
+def test_there_is_a_recipe(name):
+    """Those that are carried out below are on the page."""
+    assert name in RECIPES
+
+
+def line(problem, *, cut=True):
+    """A schedule in which each chunk passes from rank to rank."""
+
+    def passed_on(some):
+        ranks, chunks = some.topology.num_ranks, some.collective.num_chunks
+        start = np.array([chunk.origins[0] for chunk in some.collective.chunks])
+        step = np.arange(ranks - 1)[:, None]
+        src, dst = (start + step) % ranks, (start + step + 1) % ranks
+        return routed(some, Moves.of([(step, np.arange(chunks), src, dst, False)]))
+
+    return cut_while_it_pays(
+        problem, lambda some: run(some, passed_on).schedule(some, producer="line"), name="line", cut=cut
+    )
+
+
+def test_a_baseline(monkeypatch):
+    """A function and a row: it is made by name, competes as the best, and has its label in pictures."""
+    row = Baseline(line, "hand to hand", turn=-9)
+    monkeypatch.setitem(TABLE, "line", row)
+    monkeypatch.setitem(BASELINES, "line", row.make)
+    problem = problem_of(ring(3), collectives.allreduce(3))
+    found = taccl.baselines.baseline("line", problem)
+    taccl.verify(found).raise_if_failed()
+    assert taccl.baselines.best(problem, time_limit_s=1e-9).producer == "line"
+    assert label_of("line") == "hand to hand"
+
+
+def test_a_ruin_move(monkeypatch):
+    """A further kind in `ruin`: it takes out the latest send; a search with it alone still completes schedules."""
+    source = inspect.getsource(ruin_kernel.ruin._function).replace("@inner\n", "")
+    copy = source.replace("kind = draw(room, 8)", "kind = 8").replace(
+        "        if kind < 3:\n",
+        "        if kind == 8:\n            m = now.order[now.size[0] - 1]\n        elif kind < 3:\n",
+    )
+    assert copy.count("kind = 8") == copy.count("kind == 8") == 1
+    for module in (
+        improvement_state,
+        timing_kernel,
+        ruin_kernel,
+        recreate_kernel,
+        improvement_kernel,
+        improvement,
+    ):
+        for name, kernel in vars(module).copy().items():
+            if isinstance(kernel, _Kernel):  # as Python runs it
+                monkeypatch.setattr(module, name, kernel._function)
+    scratch = vars(ruin_kernel).copy()
+    exec(copy, scratch)  # noqa: S102  our own source
+    calls = []
+    monkeypatch.setattr(improvement_kernel, "ruin", lambda *given: calls.append(scratch["ruin"](*given)))
+    schedule = taccl.baselines.ring(problem_of(full(3), collectives.allgather(3)), cut=False)
+    with np.errstate(over="ignore"):  # random numbers are taken modulo 2**64
+        better, _ = improve_schedule(schedule, Limits(), turns=6)
+    assert calls
+    taccl.verify(better).raise_if_failed()
+    assert better.finish <= schedule.finish
+
+
+@pytest.mark.slow
+def test_a_stopping_rule():
+    """A function of the state of a search ends it, and the result says so."""
+    seen = []
+
+    def at_first(state):
+        seen.append(state.finish_us)
+        return state.finish_us < np.inf
+
+    problem = problem_of(ring(4), collectives.alltoall(4))
+    result = taccl.synthesize(problem, stop_when=at_first, time_limit_s=AMPLE_S, sketch="none")
+    assert result.stopped == "stopping rule"
+    assert len(seen) >= 1
+
+
+def paired(num_ranks, *, counts, chunks_per_rank=None):
+    """Rank r has ``counts[r]`` chunks for the next rank."""
+    chunks = [
+        Chunk((r,), ((r + 1) % num_ranks,))
+        for r, n in enumerate(counts)
+        for _ in range(n * (chunks_per_rank or 1))
+    ]
+    return Collective(
+        "paired",
+        num_ranks,
+        tuple(chunks),
+        chunks_per_rank=chunks_per_rank or 1,
+        chunks_open=chunks_per_rank is None,
+    )
+
+
+def test_a_collective_with_arguments(monkeypatch, capsys):
+    """A function in the table: its arguments reach it from Python and from the command line."""
+    monkeypatch.setitem(collectives.COLLECTIVES, "paired", paired)
+    problem = make_problem(ring(3), "paired", counts=[2, 0, 1], size_bytes=2 * MB, chunks_per_rank=1)
+    assert problem.collective.num_chunks == 3
+    words = [
+        "bound",
+        "--topology",
+        "ring:3",
+        "--collective",
+        "paired",
+        "--size",
+        "1MB",
+        "--chunks-per-rank",
+        "1",
+    ]
+    assert main([*words, "--counts", "2,0,1"]) == 0
+    assert capsys.readouterr().out.startswith("paired on ring:3")
+    assert main(words) == 2
+    assert "--counts: paired needs counts" in capsys.readouterr().err
+
+
+def test_a_machine():
+    """A row: it is parsed by name, has a profile, and predictions say that no library is known there."""
+    model = Model(
+        "Four GPUs on a switch, and a NIC for each.", NodeShape(4, 1), {"nvswitch": (100, "our choice, for a test")},
+        (25, "our choice, for a test"),
+    )  # fmt: skip
+    machines.add_machine("four", model)
+    try:
+        topology = taccl.topologies.parse("four", nodes=2)
+        assert (topology.num_ranks, topology.profile) == (8, "nominal")
+        found = taccl.baselines.ring(make_problem(topology, "allgather", size_bytes=MB))
+        taccl.verify(found).raise_if_failed()
+        with pytest.raises(taccl.InputError, match="four: found no figures of a library"):
+            taccl.predict("four", "allgather", "1MB")
+    finally:
+        for table in (MODELS, machines.SHAPES, PROFILES, machines.MACHINES):
+            del table["four"]
+
+
+@dataclass(frozen=True, slots=True)
+class OneArrival(OfRanks):
+    """Ranks into each of which a chunk must come: by the fastest link, at the earliest."""
+
+    kind = proves = "one arrival"
+    any_chunking = False
+    ranks: frozenset[int]
+
+    def holds(self, facts, ticks):
+        """True if the fastest link takes so long for the smallest chunk."""
+        unit = min(facts.units)
+        return ticks <= min(facts.alpha[e] + facts.beta[e] * unit for e in facts.allowed)
+
+
+def one_arrival(demand, *, in_network):
+    """Yield the claim for rank 0."""
+    del in_network
+    costs, unit = demand.problem.costs, int(demand.problem.costs.chunk_units.min())
+    ticks = min(int(costs.link_alpha[e] + costs.link_beta[e] * unit) for e in demand.problem.links_allowed)
+    yield Claim(ticks, "one arrival", OneArrival(frozenset({0})))
+
+
+def test_a_bound(monkeypatch):
+    """A finder in the list, and a witness that evaluates itself: `lower_bound` finds it and `check` proves it."""
+    monkeypatch.setattr(bounds, "WHOLE_CHUNKS", [one_arrival])
+    problem = problem_of(full(3), collectives.allgather(3))
+    claims = {each.kind: each for each in bounds.claims_of(problem)}
+    claim = claims["one arrival"]
+    proves = partial(taccl.Certificate, problem, kind=claim.kind, limits=claim.limits, witness=claim.witness)
+    us = Fraction(claim.ticks) / problem.costs.ticks_per_us
+    assert (proves(bound=us).check(), proves(bound=2 * us).check()) == (True, False)
+    assert kinds_of_bounds()[-1] == "one arrival"  # without a preference it stands behind all others
+    assert bounds.lower_bound(problem).kind != "one arrival"
+
+
+def lines_of(schedule):
+    """A line for every transfer."""
+    return "".join(f"{each.chunk} {each.link}\n" for each in schedule)
+
+
+@pytest.mark.slow
+def test_a_file_format(monkeypatch, tmp_path):
+    """An entry in the table: `write` and `convert` know it by name and by its ending."""
+    mine = FileFormat(
+        "lines", "schedule", "a line for every transfer", (".lines",), dump=f"{__name__}:lines_of"
+    )
+    monkeypatch.setattr(registry, "FORMATS", (*registry.FORMATS, mine))
+    schedule = taccl.baselines.ring(problem_of(ring(2), collectives.allgather(2)))
+    taccl.write(schedule, tmp_path / "found.lines")
+    taccl.save(schedule, tmp_path / "found.json")
+    taccl.convert(tmp_path / "found.json", tmp_path / "again.txt", to="lines")
+    assert (
+        (tmp_path / "found.lines").read_text() == (tmp_path / "again.txt").read_text() == lines_of(schedule)
+    )
