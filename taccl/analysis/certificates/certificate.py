@@ -104,12 +104,12 @@ class Claim(NamedTuple):
 
 
 def kinds_of_bounds() -> tuple[str, ...]:
-    """Kinds of bounds that witnesses prove, in order of preference; each module of a kind must be loaded."""
+    """Kinds of bounds that witnesses of this package prove, by preference; their modules must be loaded."""
     found: dict[str, int] = {}
     classes = [Witness]
     for each in classes:  # which grows
         classes += each.__subclasses__()
-        if hasattr(each, "proves"):
+        if hasattr(each, "proves") and each.__module__.startswith("taccl."):
             found.setdefault(each.proves, each.preference)
     return tuple(sorted(found, key=lambda kind: (found[kind], kind)))
 
