@@ -61,6 +61,8 @@ def load(
     if index.get("format") != "taccl-plan":
         raise FormatError("found no plan; expected a folder of `taccl plan -o`", where=str(path))
     found = dist.get_world_size(group)
+    if found < 0:
+        raise InputError("this rank is not in the group; load the plan at its members only", where="group")
     if found != index["num_ranks"]:
         said = f"found {format_count(found, 'rank')}; the plan is for {index['num_ranks']}: plan for {found}"
         raise InputError(said, where=str(path))
@@ -128,6 +130,10 @@ class PlannedCollective:
         found = self.schedule_of(size)
         if found is not None:
             return getattr(found, METHODS[self.collective][0])(*tensors, **options)
+        out = options.pop("out", None)
+        if out is not None:  # which only the schedule's all_reduce has
+            first, *others = tensors or (options.pop("tensor"),)
+            tensors = (out.copy_(first), *others)
         if not self._has_warned:
             self._has_warned = True
             ends = f"{format_size(self.ranges[0][0])} to {format_size(self.ranges[-1][1])}"

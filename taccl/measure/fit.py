@@ -128,6 +128,9 @@ class Fit:
     @property
     def complaint(self) -> str:
         """Reason not to use the fit unless the user accepts it; empty if the fit is good."""
+        on_cpus = next((note for note in self.notes if ": measured " in note), "")
+        if on_cpus:
+            return f"{on_cpus}; the model is one of GPUs: measure on GPUs, or accept it as it is"
         if self.median_error <= WORST_MEDIAN:
             return ""
         return (

@@ -39,6 +39,8 @@ class TorchReport:
     """A schedule in PyTorch beside the stock collective.
 
     - `num_rounds`: Rounds of messages of the schedule.
+    - `volume`: Data that the busiest rank of each round moves, over all rounds, as a share of the size; 0 if
+      unknown.
     - `devices`: Line of the list of devices for each rank: host, index, name (empty for a CPU).
     - `crowded`: True if ranks shared cores.
     """
@@ -55,6 +57,7 @@ class TorchReport:
     devices: tuple[tuple[str, int, str], ...]
     crowded: bool
     sizes: tuple[TimedSize, ...]
+    volume: float = 0.0
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> TorchReport:
@@ -100,13 +103,14 @@ class TorchReport:
         """
         if len(self.sizes) < 2 or not self.num_rounds:
             return None
-        sizes = np.array([float(each.size_bytes) for each in self.sizes])
-        times = np.array([statistics.median(each.times_us) for each in self.sizes])
-        columns = np.stack([self.num_rounds / times, sizes / times], axis=1)
-        cost, rate = np.linalg.lstsq(columns, np.ones(len(times)), rcond=None)[0]
-        if rate < 0:  # times do not grow with the size
-            cost = 1 / float(columns[:, 0].mean())
-        return max(float(cost), 0.0)
+        return fitted_costs(self.rows())[0]
+
+    def rows(self) -> list[tuple[float, float, float]]:
+        """Rounds, bytes that the busiest ranks move, and median time in us of the schedule, by size."""
+        return [
+            (self.num_rounds, (self.volume or 1.0) * each.size_bytes, statistics.median(each.times_us))
+            for each in self.sizes
+        ]
 
     def text(self) -> str:
         """The report for people."""
@@ -166,3 +170,21 @@ class TorchReport:
 def _row(cells: Sequence[str], first: str) -> str:
     widths = (12, 13, 10, 7, 7, 11, 10, 10, 7)
     return first + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+
+
+def fitted_costs(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float | None]:
+    """Cost of a round in us, and of a byte, that explain times with the least relative errors.
+
+    Neither is negative. Without a second row the time is that of rounds alone, and the cost of a byte None.
+
+    - `rows`: Number of rounds, bytes, and time in us.
+    """
+    rounds, moved, times_us = (np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
+    columns = np.stack([rounds / times_us, moved / times_us], axis=1)
+    alone = [1 / float(column.mean()) for column in columns.T]
+    if len(rows) < 2:
+        return alone[0], None
+    of_round, of_byte = np.linalg.lstsq(columns, np.ones(len(rows)), rcond=None)[0]
+    if of_byte < 0:  # times do not grow with the size
+        return alone[0], 0.0
+    return (float(of_round), float(of_byte)) if of_round >= 0 else (0.0, alone[1])

@@ -65,8 +65,9 @@ def execute_in_torch(
     import_torch()
     found = rounds_of(program)  # which refuses what cannot run, before any rank starts
     job = {
-        "program": program.to_dict(), "num_rounds": found.num_rounds, "sizes": list(sizes), "dtype": dtype,
-        "repetitions": repetitions, "timeout_s": timeout_s, "seed": seed,
+        "program": program.to_dict(), "num_rounds": found.num_rounds, "volume": found.volume,
+        "sizes": list(sizes), "dtype": dtype, "repetitions": repetitions, "timeout_s": timeout_s,
+        "seed": seed,
     }  # fmt: skip
     launch = launched_by()
     if launch is not None and launch.launcher != "torchrun":
@@ -190,6 +191,7 @@ def _run(
         "root": -1 if module.ROOT is None else root, "dtype": job["dtype"], "backend": dist.get_backend(),
         "version": str(torch.__version__), "busbw_factor": program.collective.busbw_factor,
         "devices": devices, "crowded": not gpu and on_host > cores, "sizes": made,
+        "volume": job["volume"],
     }  # fmt: skip
 
 

@@ -79,6 +79,20 @@ def test_buffers_in_host_memory_are_named(title, said):
     )
 
 
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [("# backend: gloo\n", "measured by gloo, which runs on CPUs; the model is one of GPUs"), ("", "")],
+)
+def test_times_of_host_memory_are_no_fit(head, said, tmp_path):
+    """A log of gloo is refused unless it is accepted, with the reason; the same times of GPUs are not."""
+    path = tmp_path / "a.log"
+    path.write_text(
+        f"{head}# OSU NCCL Allreduce Latency Test v7.3\n# Size  Avg Latency(us)\n8 24.0\n1048576 33.0\n"
+    )
+    found = taccl.fit([str(path)], "dgx-h100").complaint
+    assert said in found if said else "measured" not in found
+
+
 def test_reports_of_our_own_runs_are_of_cpus():
     """`taccl run` measures MPI processes."""
     text = '{"collective": "allreduce", "size_bytes": 8000, "times": {"median_us": 9.5}, "num_ranks": 4}'

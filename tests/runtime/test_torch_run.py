@@ -13,6 +13,7 @@ import pytest
 
 import taccl
 from taccl.cli import main
+from taccl.formats.torch.rounds import rounds_of
 from taccl.measure.logs import log_of_text, read_log
 from taccl.runtime.environment import launched_by
 from taccl.runtime.torch_report import TimedSize, TorchReport
@@ -65,6 +66,49 @@ def test_the_cost_of_a_round():
     """Of 10 rounds: 110 us at 1000 B and 200 us at 100 kB lie on 109.09 us + size / 1.1 GB/s: 10.909 us a round."""
     assert report_of(*TIMED).round_us() == pytest.approx(10.909, rel=1e-3)
     assert report_of(TIMED[0]).round_us() is None
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log whose schedule has 10 rounds, and moves the size once: 10 us a round and 1 ns a byte."""
+    sizes = [TimedSize(size, size // 4, (100.0 + size / 1000,), (50.0,), 0) for size in (1000, 100_000)]
+    (tmp_path / "ring.log").write_text(report_of(*sizes, volume=1.0).log())
+    return tmp_path / "ring.log"
+
+
+def test_a_log_predicts_other_schedules(log):
+    """An allreduce on 2 ranks has 2 rounds of half the data, or 1 of all: 10 us a round, 1 us for 1000 bytes."""
+    schedule = schedule_for("allreduce", "ring:2")
+    found = rounds_of(taccl.lower(schedule))
+    predicted = taccl.predict_run(schedule, "1KB", str(log))
+    assert predicted.time_us == pytest.approx(10 * found.num_rounds + found.volume, rel=1e-6)
+    assert (predicted.algorithm, predicted.source) == (
+        f"{found.num_rounds} rounds",
+        f"fitted to {log} (nccl)",
+    )
+
+
+def test_the_volume_of_rounds():
+    """An allgather on a ring of 4 brings each rank 2 blocks of 4 in round 1, and 1 in round 2: 3/4 of the data."""
+    assert rounds_of(taccl.lower(schedule_for("allgather", "ring:4"))).volume == 0.75
+
+
+def test_logs_that_predict_nothing_are_refused(log, tmp_path):
+    """Without a report, with one size, of another number of ranks, and of two kinds of ranks."""
+    two, four = (schedule_for("allreduce", f"ring:{n}") for n in (2, 4))
+    (tmp_path / "plain.log").write_text("# Using devices\n")
+    (tmp_path / "spoilt.log").write_text("# taccl {}\n")
+    (tmp_path / "one.log").write_text(report_of(TIMED[0]).log())
+    (tmp_path / "gloo.log").write_text(report_of(*TIMED, backend="gloo").log())
+    for schedule, names, said in (
+        (two, ["plain.log"], "found no report; expected a log of `taccl run --engine torch --log FILE`"),
+        (two, ["spoilt.log"], "found a report that cannot be read"),
+        (two, ["one.log"], "found one size; expected two or more: run with --sizes"),
+        (four, ["ring.log"], "found logs of 2 ranks; the schedule is for 4"),
+        (two, ["ring.log", "gloo.log"], "found 2 ranks of gloo"),
+    ):
+        with pytest.raises(taccl.TacclError, match=said):
+            taccl.predict_run(schedule, "1KB", [tmp_path / name for name in names])
 
 
 def test_wrong_elements_are_a_failure():

@@ -27,6 +27,19 @@ def two_ranks(tmp_path_factory):
 
 @needs_torch
 @pytest.mark.slow
+def test_a_group_of_some_ranks_takes_a_plan(tmp_path):
+    """Ranks 0 and 2 of 3 run plans of 2 ranks at odd lengths, in place and not, also waited for; rank 1 cannot."""
+    for name, given in (("allreduce", {}), ("broadcast", {"root": 1})):
+        plan = brief_plan("ring:2", name, sizes=["1KB", "64KB"], max_ranges=2, backend="greedy", **given)
+        plan.save(tmp_path / name)
+    started(3, "tests/torch/groups.py", tmp_path)
+    found = [json.loads((tmp_path / f"group-{rank}.json").read_text()) for rank in range(3)]
+    passed = {"lengths": "", "waited": "", "rooted": ""}
+    assert found == [passed, {"outside": ""}, passed]
+
+
+@needs_torch
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_ranks_take_a_plan(two_ranks, check):
     """What `check` of tests/torch/ranks.py says holds at both ranks."""

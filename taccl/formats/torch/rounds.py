@@ -87,6 +87,19 @@ class Rounds:
     arrivals: dict[tuple[int, int, int], list[Value]] = field(default_factory=lambda: defaultdict(list))
     sums: dict[tuple[int, int], list[Value]] = field(default_factory=lambda: defaultdict(list))
 
+    @property
+    def volume(self) -> float:
+        """Data of the busiest rank of each round, summed over rounds, as a share of the size."""
+        moved: dict[tuple[int, int, str], int] = defaultdict(int)
+        for (number, source, destination), values in self.arrivals.items():
+            moved[number, source, "send"] += len(values)
+            moved[number, destination, "receive"] += len(values)
+        busiest: dict[int, int] = defaultdict(int)
+        for (number, _, _), count_ in moved.items():
+            busiest[number] = max(busiest[number], count_)
+        slots = max(max(len(each.inputs), len(each.outputs)) for each in self.layouts)
+        return sum(busiest.values()) / slots
+
 
 def call_of(collective: Collective | None) -> Call:
     """Collective as PyTorch calls it; `ExportError` for one that PyTorch does not have."""
