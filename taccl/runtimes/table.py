@@ -60,8 +60,9 @@ RUNTIMES = {
             ),
         ),
         Runtime(
-            "torch", "PyTorch", "torch", protocols=(), run="taccl.runtime.torch_run:run",
-            run_options=("sizes", "log"),
+            "torch", "PyTorch", "torch", protocols=(), why_not="taccl.explore.plan_torch:why_not",
+            check="taccl.explore.plan_torch:check", files="taccl.explore.plan_torch:files",
+            run="taccl.runtime.torch_run:run", run_options=("sizes", "log"),
             launch=Launch(None, "NCCL's: the host's time in Python is not counted"),
         ),
         Runtime(

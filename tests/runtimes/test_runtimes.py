@@ -14,6 +14,7 @@ from taccl.runtimes.registry import PLUGINS, runtime_named
 from taccl.runtimes.runtime import called
 from taccl.runtimes.table import RUNTIMES
 from tests.effort import brief_plan
+from tests.formats.torch.replay import replayed
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "runtimes.md"
 
@@ -145,10 +146,29 @@ def test_predict_knows_every_runtime():
         assert taccl.predict("dgx-h100", "allreduce", "8KB", runtime=name).time_us > 0
 
 
-def test_runtimes_without_limits_take_every_collective():
-    """PyTorch's row has no reason against a collective."""
-    topology = taccl.topologies.ring(2)
-    check_collective(RUNTIMES["torch"], taccl.collectives.scan(2), topology)
+def test_pytorch_has_no_scan():
+    """Its row gives the reason; MPI's has none against any collective."""
+    topology, scan = taccl.topologies.ring(2), taccl.collectives.scan(2)
+    assert RUNTIMES["torch"].reason_against(scan, topology) == "PyTorch has no method for scan"
+    check_collective(RUNTIMES["mpi"], scan, topology)
+    with pytest.raises(InputError, match="PyTorch has no method for scan; choose allgather"):
+        taccl.plan("ring:2", "scan", sizes=["1KB"], runtime="torch", progress=pytest.fail)
+
+
+@pytest.mark.slow
+def test_a_plan_for_pytorch_has_modules(tmp_path):
+    """A module that computes the collective for each range, in place and out of place."""
+    plan = brief_plan(
+        "ring:3", "allreduce", sizes=["4KB"], backend="greedy", baselines=False, runtime="torch"
+    )
+    plan.save(tmp_path / "p")
+    index = json.loads((tmp_path / "p" / "plan.json").read_text())
+    assert (
+        index["coverage"]["torch"]
+        == "torch: 4KB to 4KB in 1 file, out of place; 4KB to 4KB in 1 file, in place"
+    )
+    text = (tmp_path / "p" / index["ranges"][0]["files"]["torch"]).read_text()
+    replayed(text, plan.ranges[0].program.collective)
 
 
 def row_of(runtime):
@@ -167,3 +187,5 @@ def test_the_page_lists_every_runtime(name):
     assert row_of(RUNTIMES[name]) in page
     table = page.partition("| runtime | title |")[2].partition("\n\n")[0]
     assert len(table.splitlines()) == len(RUNTIMES) + 2
+    plans = (PAGE.parent / "plan.md").read_text(encoding="utf-8").partition("| `--runtime` |")[2]
+    assert (f"\n| `{name}` |" in plans) == bool(RUNTIMES[name].files)
