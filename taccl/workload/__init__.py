@@ -3,6 +3,7 @@
 from taccl.workload.autotransform import autotransform
 from taccl.workload.costs import Rates
 from taccl.workload.files import load_workload, save_workload
+from taccl.workload.fx import from_fx
 from taccl.workload.lowering import lower_step, save_traces
 from taccl.workload.replay import replay_step
 from taccl.workload.schedule import schedule_workload
@@ -10,7 +11,7 @@ from taccl.workload.step import Step
 from taccl.workload.transform import fuse, overlap, reorder, slice_state, split
 
 __all__ = [
-    "Rates", "Step", "autotransform", "fuse", "load_workload", "lower_step", "overlap", "reorder",
+    "Rates", "Step", "autotransform", "from_fx", "fuse", "load_workload", "lower_step", "overlap", "reorder",
     "replay_step", "save_traces", "save_workload", "schedule_workload", "slice_state",
     "split",
 ]  # fmt: skip

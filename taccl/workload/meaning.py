@@ -256,7 +256,8 @@ def _value(operation: Operation, out: Tensor, read: Sequence[Array], rank: int, 
         return np.sqrt(total) if kind == "norm" else total
     simple: dict[str, Any] = {
         "cast": lambda: a, "relu": lambda: np.maximum(a, 0), "scale": lambda: a * value,
-        "offset": lambda: a + value,
+        "offset": lambda: a + value, "sigmoid": lambda: 1 / (1 + np.exp(-a)),
+        "sum": lambda: np.sum(a, axis=operation.axis), "relu_grad": lambda: np.where(read[1] > 0, a, 0),
         "dropout": lambda: np.where(drawn() >= value, a / (1 - value), 0),
     }  # fmt: skip
     return simple[kind]() if kind in simple else getattr(np, kind)(*read)

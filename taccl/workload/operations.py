@@ -28,19 +28,21 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Natural
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-UNARY = ("relu", "gelu", "tanh", "square", "sqrt", "scale", "offset", "dropout", "cast")
-BINARY = ("add", "subtract", "multiply", "divide", "maximum")
+UNARY = (
+    "relu", "gelu", "tanh", "sigmoid", "exp", "square", "sqrt", "scale", "offset", "dropout", "cast",
+)  # fmt: skip
+BINARY = ("add", "subtract", "multiply", "divide", "maximum", "relu_grad")
 POINTWISE = UNARY + BINARY
 REDUCTIONS = ("norm", "sum_of_squares")
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "alltoall", "send")
 #: Kinds that need whole rows: all elements along the last axis.
 ROWWISE = ("layernorm", "softmax")
-KINDS = ("matmul", "compute", *POINTWISE, *ROWWISE, "transpose", *REDUCTIONS, *COLLECTIVES)
+KINDS = ("matmul", "compute", *POINTWISE, *ROWWISE, "transpose", "sum", *REDUCTIONS, *COLLECTIVES)
 #: {kind: its options}; those in capitals are required.
 _OPTIONS = {
-    "reduce_scatter": ("AXIS",), "alltoall": ("AXIS",), "send": ("shift",), "scale": ("VALUE",),
-    "offset": ("VALUE",), "dropout": ("VALUE", "seed"), "compute": ("shape", "dtype", "layout", "seed"),
-    "cast": ("dtype",), "transpose": ("axes",),
+    "reduce_scatter": ("AXIS",), "alltoall": ("AXIS",), "sum": ("AXIS",), "send": ("shift",),
+    "scale": ("VALUE",), "offset": ("VALUE",), "dropout": ("VALUE", "seed"),
+    "compute": ("shape", "dtype", "layout", "seed"), "cast": ("dtype",), "transpose": ("axes",),
 }  # fmt: skip
 _COSTS = ("cost_us", "flops", "memory_bytes")
 
@@ -119,7 +121,7 @@ class Operation:
     kind : str
         One of `KINDS`.
     axis : int, optional
-        Axis along which `reduce_scatter` and `alltoall` slice their result.
+        Axis along which `reduce_scatter` and `alltoall` slice their result, or over which `sum` adds.
     value : float, optional
         Factor of `scale`, summand of `offset`, or share of elements that `dropout` sets to 0.
     seed : int, optional
@@ -209,6 +211,9 @@ def operand_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor, at
     if kind == "transpose":
         order = permutation(operation, len(shape))
         return [order.index(axis) for axis in range(len(shape))]
+    if kind == "sum":
+        at_axis = operation.axis or 0
+        return [None if axis == at_axis else axis - (axis > at_axis) for axis in range(len(shape))]
     if kind in REDUCTIONS or is_apart:
         return [None] * len(shape)
     off = places - len(shape)
@@ -256,6 +261,11 @@ def _shape(operation: Operation, inputs: Sequence[Tensor]) -> tuple[int, ...]:
         return ()
     if operation.kind in ROWWISE and not shapes[0]:
         raise _refused(operation, "needs an axis; found a scalar")
+    if operation.kind == "sum":
+        axis = operation.axis or 0
+        if axis >= len(shapes[0]):
+            raise _refused(operation, f"is over axis {axis} of {shapes[0]}; name an axis that it has")
+        return (*shapes[0][:axis], *shapes[0][axis + 1 :])
     if operation.kind == "transpose":
         count = len(shapes[0])
         order = permutation(operation, count)
@@ -305,7 +315,8 @@ def _of_partial(operation: Operation, inputs: Sequence[Tensor]) -> str:
     before, after = DTYPE_BYTES[inputs[0].dtype], DTYPE_BYTES.get(operation.dtype, 0)
     is_linear = {
         "scale": True, "dropout": True, "add": both, "subtract": both, "multiply": one, "matmul": one,
-        "divide": layouts[-1] == "replicated", "transpose": True,
+        "divide": layouts[-1] == "replicated", "relu_grad": layouts[-1] == "replicated",
+        "transpose": True, "sum": True,
         # A wider type holds every part exactly.
         "cast": before < after or inputs[0].dtype == operation.dtype,
     }  # fmt: skip

@@ -32,16 +32,18 @@ if TYPE_CHECKING:
     from taccl.workload.operations import Operation
     from taccl.workload.workload import Overlap, Tiling, Workload
 
-#: {kind: expression of its operands}; `{v}` is the value.
+#: {kind: expression of its operands}; `{v}` is the value, `{axis}` the axis.
 _VALUES = {
     "relu": "torch.relu({0})", "gelu": 'torch.nn.functional.gelu({0}, approximate="tanh")',
-    "tanh": "torch.tanh({0})", "square": "torch.square({0})", "sqrt": "torch.sqrt({0})",
+    "tanh": "torch.tanh({0})", "sigmoid": "torch.sigmoid({0})", "exp": "torch.exp({0})",
+    "square": "torch.square({0})", "sqrt": "torch.sqrt({0})",
     "scale": "{0} * {v}", "offset": "{0} + {v}", "cast": "{0}", "add": "{0} + {1}",
     "subtract": "{0} - {1}", "multiply": "{0} * {1}", "divide": "{0} / {1}",
     "maximum": "torch.maximum({0}, {1})", "matmul": "torch.matmul({0}, {1})",
     "softmax": "torch.softmax({0}, -1)", "sum_of_squares": "torch.square({0}).sum()",
     "layernorm": "torch.nn.functional.layer_norm({0}, ({0}).shape[-1:])",
-    "norm": "torch.linalg.vector_norm({0})",
+    "norm": "torch.linalg.vector_norm({0})", "sum": "({0}).sum({axis})",
+    "relu_grad": "torch.where({1} > 0, {0}, 0.0)",
 }  # fmt: skip
 #: Names of the module's own functions, which tensors may not shadow.
 _TAKEN = frozenset(re.findall(r"^(?:def|class|import) (\w+)", HEAD, re.MULTILINE)) | {
@@ -322,7 +324,7 @@ class _Program:
             return f"stand_in({self._drawn(operation)}{to}, [{', '.join(terms)}]){to}"
         if kind == "cast":
             return f"{operands[0]}{to}"
-        text = _VALUES[kind].format(*operands, v=_number(value))
+        text = _VALUES[kind].format(*operands, v=_number(value), axis=operation.axis)
         tiling = self.workload.tiling(operation.name)
         if kind in ROWWISE and tiling.overlap is not None and tiling.axis == len(out.shape) - 1:
             text = self._cut(f"({text})", tiling.axis, out.axis == tiling.axis, tiling)

@@ -33,6 +33,8 @@ def one_rank(operation, read, rank, ranks, whole):
     a = read[0] if read else None
     if len(read) == 2 and kind != "matmul":
         a, b = met(*read, rank, ranks)
+        if kind == "relu_grad":
+            return a * (b > 0)
         return getattr(np, kind)(a, b)
     if kind == "matmul":
         b = read[1]
@@ -53,6 +55,7 @@ def one_rank(operation, read, rank, ranks, whole):
         "cast": lambda: a.astype(operation.dtype),
         "relu": lambda: a * (a > 0),
         "tanh": lambda: np.tanh(a),
+        "sum": lambda: a.sum(operation.axis),
         "gelu": lambda: 0.5 * a * (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a**3))),
         "square": lambda: a * a,
         "sqrt": lambda: np.sqrt(a),

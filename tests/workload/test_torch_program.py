@@ -24,10 +24,12 @@ def kinds():
     """Every kind of operation that is not in the other steps, in float32."""
     step = Workload("kinds", 4).input("x", (8, 16), layout="sliced(0)").input("w", (16,))
     step = step.then("a", "gelu", "x").then("b", "layernorm", "a").then("c", "softmax", "b")
-    step = step.then("d", "transpose", "c").then("e", "maximum", "d", "d").then("f", "tanh", "e")
+    step = step.then("d", "transpose", "c").then("e", "maximum", "d", "d").then("k", "sigmoid", "e")
+    step = step.then("m", "exp", "k").then("o", "relu_grad", "m", "d").then("f", "tanh", "o")
     step = step.then("g", "allgather", "f").then("h", "offset", "g", value=0.5).then("i", "sqrt", "h")
     step = step.then("l", "transpose", "i").then("j", "multiply", "l", "w").then("s", "sum_of_squares", "x")
-    return step.then("n", "norm", "j").then("t", "allreduce", "s").then("q", "divide", "j", "n")
+    step = step.then("p", "sum", "x", axis=0).then("r", "allreduce", "p").then("v", "add", "j", "r")
+    return step.then("n", "norm", "v").then("t", "allreduce", "s").then("q", "divide", "v", "n")
 
 
 def mixed():
@@ -149,7 +151,7 @@ def test_a_topology_transforms_the_step():
     """The moments of the written step are sliced; those of the untransformed one are whole."""
     step = Workload("momentum", 4).input("g", (64,), layout="partial").input("m", (64,))
     step = step.then("sum", "allreduce", "g").then("m_new", "add", "m", "sum", cost_us=1).updating(m="m_new")
-    text = dump_torch_step(step, topology=taccl.topologies.fully_connected(4), step_s=1)
+    text = dump_torch_step(step, topology=taccl.topologies.fully_connected(4), step_s=100)
     assert "'m_new': (0, 'replicated')" in text
 
 

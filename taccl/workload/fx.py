@@ -1,0 +1,101 @@
+"""Steps from graphs of PyTorch: `torch.export` programs and `torch.fx` graphs with functional collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from taccl._internal.arguments import Count, checked_as
+from taccl._internal.names import did_you_mean
+from taccl.errors import WorkloadError
+from taccl.workload.fx_graph import TRACE, Graph
+from taccl.workload.fx_operations import READERS
+from taccl.workload.workload import Workload
+
+
+@checked_as(WorkloadError)
+def from_fx(
+    program: Any, num_ranks: Count, *, layouts: Mapping[str, str] | None = None, name: str = "step"
+) -> Workload:
+    """The step of a PyTorch graph that one rank runs, with its functional collectives.
+
+    Parameters
+    ----------
+    program : torch.export.ExportedProgram, torch.fx.GraphModule or torch.fx.Graph
+        A graph of aten operations with shapes, as torch.export and make_fx trace it. Parameters and buffers
+        are inputs; buffers and inputs that it mutates are state.
+    num_ranks : int
+        Number of ranks that run it.
+    layouts : mapping of str to str, optional
+        Layout of each input by the name of its placeholder, or of its parameter or buffer. The others are
+        replicated.
+    name : str
+        Name of the step.
+
+    Returns
+    -------
+    Workload
+        The step. Its tensors are named as the nodes of the graph are.
+
+    Raises
+    ------
+    WorkloadError
+        If an operation is not known, shapes are dynamic, or the layouts do not give the local shapes that the
+        graph states.
+    """
+    nodes = list(getattr(getattr(program, "graph", program), "nodes", ()))
+    if not nodes:
+        said = f"found a {type(program).__name__}; expected a graph: {TRACE}"
+        raise WorkloadError(said, where="program")
+    signature = getattr(program, "graph_signature", None)
+    known = {
+        fqn: placeholder
+        for kind in ("inputs_to_parameters", "inputs_to_buffers")
+        for placeholder, fqn in getattr(signature, kind, {}).items()
+    }
+    asked = _by_placeholder(layouts or {}, nodes, known)
+    graph = Graph(num_ranks, READERS)
+    for node in nodes:
+        if node.op in ("placeholder", "get_attr"):
+            if node.users or node.name in asked:
+                is_number = isinstance(node.meta.get("val"), (int, float))
+                layout = asked.get(node.name, "replicated")
+                graph.values[node] = node.meta["val"] if is_number else graph.add_input(node, layout)
+        elif node.op == "output":
+            returned = _outputs(graph, node, signature, known)
+        else:
+            graph.values[node] = graph.read(node)
+    state = tuple(graph.state.items())
+    return Workload(name, num_ranks, tuple(graph.inputs), tuple(graph.operations), returned, state)
+
+
+def _by_placeholder(
+    layouts: Mapping[str, str], nodes: Sequence[Any], known: Mapping[str, str]
+) -> dict[str, str]:
+    """{placeholder: layout}; `WorkloadError` for a name that no input has."""
+    given = [node.name for node in nodes if node.op in ("placeholder", "get_attr")]
+    names = {**dict(zip(given, given, strict=True)), **known}
+    for each in layouts:
+        if each not in names:
+            said = f"is no input of the graph{did_you_mean(each, list(names))}"
+            raise WorkloadError(f"{said}; expected some of {', '.join(names)}", where=f"layouts: {each}")
+    return {names[each]: layout for each, layout in layouts.items()}
+
+
+def _outputs(graph: Graph, node: Any, signature: Any, known: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of the tensors that the graph returns; those that replace inputs become state."""
+    graph.node = node
+    flat = node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
+    replaces = dict(getattr(signature, "user_inputs_to_mutate", {}))
+    buffers = getattr(signature, "buffers_to_mutate", {}) | getattr(signature, "parameters_to_mutate", {})
+    replaces |= {name: known[fqn] for name, fqn in buffers.items()}
+    returned = []
+    for each in flat:
+        value = graph.value(each)
+        if value is None:
+            continue
+        if each.name in replaces:
+            graph.state[replaces[each.name]] = graph.name_of(value)
+        else:
+            returned.append(graph.name_of(value))
+    return tuple(dict.fromkeys(returned))

@@ -1,0 +1,136 @@
+"""Functional collectives of PyTorch's graphs as operations of a step, and the pieces of tensors around them.
+
+Collectives of PyTorch work along axis 0. For another axis, graphs cut local tensors into a piece for each
+rank and concatenate the pieces along axis 0, or the reverse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from taccl.workload.fx_graph import Named, Piece, Stacked, described
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.workload.fx_graph import Graph
+
+    Arguments = dict[str, Any]
+    Reader = Callable[[Graph, Arguments], Any]
+
+
+def _in_pieces(graph: Graph, given: Arguments) -> Any:
+    """Equal pieces of a local tensor, one for each rank, as collectives along other axes than 0 have them."""
+    source, axis = given["self"], given["dim"]
+    if not isinstance(source, (Named, Stacked)):
+        raise graph.refused(f"{graph.node.target} reads {described(source)}; a step has no such tensor")
+    shape = graph.local_shape(source)
+    axis %= max(len(shape), 1)
+    parts: Any = graph.node.meta.get("val", graph.node.meta.get("tensor_meta"))
+    count = len(parts)
+    if any(part.shape[axis] * count != shape[axis] for part in parts):
+        said = f"cuts {described(source)} into {[part.shape[axis] for part in parts]} along axis {axis}"
+        raise graph.refused(f"{said}; a step has only equal pieces, one for each rank")
+    return _all_pieces(Piece(source, axis, 0, count))
+
+
+def _all_pieces(first: Piece) -> list[Piece]:
+    return [replace(first, position=position) for position in range(first.count)]
+
+
+def _joined(graph: Graph, given: Arguments) -> Any:
+    """All pieces of a tensor, concatenated along another axis or the same."""
+    pieces = given["tensors"]
+    first = pieces[0] if pieces else None
+    if not isinstance(first, Piece) or pieces != _all_pieces(first):
+        raise graph.refused(f"concatenates {described(pieces)}; a step has only all pieces of one tensor")
+    source, rank = first.whole, len(graph.tensors[first.whole.name].shape)
+    to = given["dim"] % rank
+    if to == first.axis:
+        return source
+    if (
+        isinstance(source, Stacked)
+        and (first.axis, to) == (0, source.axis)
+        and first.count == graph.num_ranks
+    ):
+        return Named(source.name)
+    if isinstance(source, Named) and to == 0 and first.count == graph.num_ranks:
+        return Stacked(source.name, first.axis)
+    said = f"concatenates {first.count} pieces of {described(source)} along axis {to}"
+    raise graph.refused(f"{said}, cut along axis {first.axis}; a step has no such tensor")
+
+
+def _all_reduce(graph: Graph, given: Arguments) -> Any:
+    return _reduced(graph, given, graph.make("allreduce", _input(graph, given)))
+
+
+def _reduce_scatter(graph: Graph, given: Arguments) -> Any:
+    source = _input(graph, given)
+    axis = source.axis if isinstance(source, Stacked) else 0
+    made = graph.make(
+        "reduce_scatter", Named(source.name) if isinstance(source, Stacked) else source, axis=axis
+    )
+    return _reduced(graph, given, made)
+
+
+def _reduced(graph: Graph, given: Arguments, total: Named) -> Named:
+    """A sum over ranks, divided by their number for an average."""
+    operation = str(given["reduce_op"]).lower()
+    if operation not in ("sum", "avg", "mean"):
+        raise graph.refused(f"reduces by {operation!r}; a step has sum and avg")
+    if operation == "sum":
+        return total
+    return graph.make("scale", total, value=1 / graph.num_ranks)
+
+
+def _all_gather(graph: Graph, given: Arguments) -> Any:
+    source = _input(graph, given)
+    axis = graph.tensor(source).axis
+    made = graph.make("allgather", source)
+    return made if not axis else Stacked(made.name, axis)
+
+
+def _all_to_all(graph: Graph, given: Arguments) -> Any:
+    source = _input(graph, given)
+    to = source.axis if isinstance(source, Stacked) else 0
+    name = source.name if isinstance(source, (Named, Stacked)) else graph.name_of(source)
+    for which in ("output_split_sizes", "input_split_sizes"):
+        if len(set(given[which])) > 1:
+            raise graph.refused(f"has {which} {given[which]}; a step exchanges equal slices only")
+    axis = graph.tensors[name].axis
+    made = graph.make("alltoall", Named(name), axis=to)
+    return made if not axis else Stacked(made.name, axis)
+
+
+def _input(graph: Graph, given: Arguments) -> Any:
+    """The operand of a collective, over all ranks."""
+    size = given.get("group_size", graph.num_ranks)
+    if size != graph.num_ranks:
+        raise graph.refused(f"is over a group of {size} ranks, and the step is of {graph.num_ranks}")
+    return given["input"] if "input" in given else given["self"]
+
+
+def _each(reader: Reader) -> Reader:
+    """The reader of a collective of several tensors."""
+
+    def read(graph: Graph, given: Arguments) -> Any:
+        return [reader(graph, given | {"input": each}) for each in given["inputs"]]
+
+    return read
+
+
+#: {name in a graph, without its overload: reader}.
+COLLECTIVE_READERS: dict[str, Reader] = {
+    **dict.fromkeys(
+        ("aten.chunk", "aten.split", "aten.split_with_sizes", "aten.tensor_split"), _in_pieces,
+    ),
+    "aten.cat": _joined,
+    "_c10d_functional.all_reduce": _all_reduce,
+    "_c10d_functional.reduce_scatter_tensor": _reduce_scatter,
+    "_c10d_functional.all_gather_into_tensor": _all_gather,
+    "_c10d_functional.all_to_all_single": _all_to_all,
+    "_c10d_functional.all_reduce_coalesced": _each(_all_reduce),
+    "_c10d_functional.reduce_scatter_tensor_coalesced": _each(_reduce_scatter),
+    "_c10d_functional.all_gather_into_tensor_coalesced": _each(_all_gather),
+}  # fmt: skip

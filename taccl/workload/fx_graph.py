@@ -1,0 +1,225 @@
+"""A step under construction from a graph of PyTorch, and the values that nodes of the graph have.
+
+Such a graph is the program of one rank, on its local tensors. It becomes a step once the layouts of its
+inputs are known: each operation on local tensors is then one on global tensors, whose layout follows
+(`taccl.workload.operations.infer`). The local shape and element type of every result must be those that the
+graph states. Nothing here imports PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import WorkloadError
+from taccl.workload.operations import COLLECTIVES, DTYPE_BYTES, Operation, Tensor, infer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+TRACE = "trace the step with torch.export or make_fx"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A tensor of the step, by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The elements of a tensor of the step in another local shape, in the same order."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """The equal pieces of a local tensor along an axis, one for each rank, concatenated along axis 0.
+
+    All-gathers of slices along another axis than 0 give their result so, and reduce-scatters to such slices
+    read their operand so.
+    """
+
+    name: str
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The piece at a position among all equal pieces of a value along an axis, one for each rank."""
+
+    whole: Named | Stacked
+    axis: int
+    position: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A tensor of one number."""
+
+    number: float
+
+
+class Graph:
+    """A step under construction, one node of a graph after another.
+
+    - `num_ranks`: Number of ranks.
+    - `readers`: {name of an operation: function that gives the value of a node}.
+    - `node`: The node that is read.
+    """
+
+    def __init__(self, num_ranks: int, readers: Mapping[str, Callable[[Graph, dict[str, Any]], Any]]) -> None:
+        self.num_ranks, self.readers = num_ranks, readers
+        self.node: Any = None
+        self.inputs: list[Tensor] = []
+        self.operations: list[Operation] = []
+        self.tensors: dict[str, Tensor] = {}
+        self.values: dict[Any, Any] = {}
+        self.state: dict[str, str] = {}
+
+    def refused(self, said: str) -> WorkloadError:
+        """The error for the node that is read."""
+        return WorkloadError(said, where=self.node.name)
+
+    def make(self, kind: str, *values: Any, **options: Any) -> Named:
+        """Add an operation; its result."""
+        names = tuple(self.name_of(value) for value in values)
+        operation = Operation(self._fresh(f"{self.node.name}_{kind}"), kind, names, **options)
+        try:
+            made = infer(operation, [self.tensors[name] for name in names], self.num_ranks)
+        except WorkloadError as error:
+            advice = "; correct the layouts of the inputs" if kind in COLLECTIVES else ""
+            raise self.refused(error.message + advice) from None
+        self.tensors[operation.name] = made
+        self.operations.append(operation)
+        return Named(operation.name)
+
+    def name_of(self, value: Any) -> str:
+        """Name of the tensor that a value is; `WorkloadError` if it is none of the step."""
+        if isinstance(value, Named):
+            return value.name
+        if isinstance(value, View) and value.shape == self.local_shape(Named(value.name)):
+            return value.name
+        raise self.refused(f"{self.node.target} reads {described(value)}; a step has only whole tensors here")
+
+    def tensor(self, value: Any) -> Tensor:
+        """The tensor that a value is."""
+        return self.tensors[self.name_of(value)]
+
+    def local_shape(self, value: Named | Stacked | View) -> tuple[int, ...]:
+        """Shape of a value at one rank."""
+        if isinstance(value, View):
+            return value.shape
+        shape = list(self.tensors[value.name].local_shape(self.num_ranks))
+        if isinstance(value, Stacked):
+            shape[value.axis] //= self.num_ranks
+            shape[0] *= self.num_ranks
+        return tuple(shape)
+
+    def read(self, node: Any) -> Any:
+        """The value of a node that calls an operation."""
+        self.node = node
+        target = str(node.target)
+        if getattr(node.target, "__name__", "") == "getitem":
+            return self.values[node.args[0]][node.args[1]]
+        schema = getattr(node.target, "_schema", None)
+        reader = self.readers.get(target.rpartition(".")[0].replace("_functional_autograd", "_functional"))
+        if node.op != "call_function" or schema is None or reader is None:
+            told = ", ".join(described(self.value(each)) for each in (*node.args, *node.kwargs.values()))
+            what = f"{target} of {told or 'nothing'}"
+            if schema is None:
+                raise self.refused(f"found {node.op} {what}; {TRACE}, which give operations of aten")
+            advice = "take it out, or decompose it by run_decompositions()"
+            raise self.refused(f"found {what}, for which a step has no operation; {advice}")
+        given = {each.name: each.default_value for each in schema.arguments}
+        given |= dict(zip(given, node.args, strict=False)) | dict(node.kwargs)
+        first = len(self.operations)
+        found = reader(self, {name: self.value(each) for name, each in given.items()})
+        if isinstance(found, (Named, View, Stacked)):
+            if len(self.operations) > first and self.operations[-1].name == found.name:
+                found = replace(found, name=self._last_as(self._fresh(node.name)))
+            self._check(found)
+        return found
+
+    def value(self, argument: Any) -> Any:
+        """The value of an argument: of a node, of each in a list, or itself."""
+        if isinstance(argument, (list, tuple)):
+            return [self.value(each) for each in argument]
+        return self.values[argument] if type(argument).__name__ == "Node" else argument
+
+    def add_input(self, node: Any, layout: str) -> Named:
+        """Add the input of a placeholder."""
+        self.node = node
+        shape, dtype = _shape_and_dtype(node)
+        if shape is None or dtype not in DTYPE_BYTES:
+            known = ", ".join(DTYPE_BYTES)
+            found = "no shape" if shape is None else f"{dtype}"
+            raise self.refused(f"found {found}; expected a tensor of {known}: {TRACE} with such inputs")
+        local = Tensor(node.name, shape, dtype, layout)
+        whole = tuple(n * (self.num_ranks if axis == local.axis else 1) for axis, n in enumerate(shape))
+        self.tensors[node.name] = replace(local, shape=whole).check(self.num_ranks)
+        self.inputs.append(self.tensors[node.name])
+        return Named(node.name)
+
+    def _last_as(self, name: str) -> str:
+        """Rename the last operation; the new name."""
+        last = self.operations[-1]
+        self.operations[-1] = replace(last, name=name)
+        self.tensors[name] = replace(self.tensors.pop(last.name), name=name)
+        return name
+
+    def _fresh(self, name: str) -> str:
+        while name in self.tensors:
+            name += "_"
+        return name
+
+    def _check(self, found: Named | View | Stacked) -> None:
+        """Raise `WorkloadError` unless a result has the local shape and the type that the graph states."""
+        shape, dtype = self.stated()
+        tensor, local = self.tensors[found.name], self.local_shape(found)
+        fits = (shape, dtype) == (local, tensor.dtype)
+        if isinstance(found, View):
+            fits &= math.prod(local) == math.prod(self.local_shape(Named(found.name)))
+        if shape is not None and not fits:
+            read = ", ".join(f"{name} {self.tensors[name]}" for name in self._inputs_of(found))
+            raise self.refused(
+                f"{self.node.target} gives {dtype}{list(shape)} at each rank, and of {read} would follow "
+                f"{tensor.dtype}{list(local)}; correct the layouts of the inputs"
+            )
+
+    def stated(self) -> tuple[tuple[int, ...] | None, str]:
+        """Local shape and element type that the graph states for the node; None if it states none."""
+        return _shape_and_dtype(self.node)
+
+    def _inputs_of(self, found: Named | View | Stacked) -> tuple[str, ...]:
+        made = next((each for each in self.operations if each.name == found.name), None)
+        return made.inputs if made is not None else (found.name,)
+
+
+def _shape_and_dtype(node: Any) -> tuple[tuple[int, ...] | None, str]:
+    """Local shape and element type of a node's result; None if the graph does not state one tensor."""
+    meta = node.meta.get("val", node.meta.get("tensor_meta"))
+    if not hasattr(meta, "shape") or not hasattr(meta, "dtype"):
+        return None, ""
+    if not all(type(length) is int for length in meta.shape):
+        said = f"found shape {list(meta.shape)}; a step needs numbers: trace it without dynamic shapes"
+        raise WorkloadError(said, where=node.name)
+    return tuple(meta.shape), str(meta.dtype).removeprefix("torch.")
+
+
+def described(value: Any) -> str:
+    """A value in a message."""
+    if isinstance(value, View):
+        return f"{value.name} as {list(value.shape)}"
+    if isinstance(value, Stacked):
+        return f"the slices of {value.name} along axis {value.axis}, one behind another"
+    if isinstance(value, Piece):
+        return f"piece {value.position} of {value.count} of {value.whole.name} along axis {value.axis}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(described, value))}]"
+    return value.name if isinstance(value, Named) else repr(value)

@@ -1,0 +1,113 @@
+"""One process of PyTorch for each rank: graphs are imported, and run by torch and as written programs."""
+
+import importlib.util
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from taccl.workload import from_fx, save_workload
+from taccl.workload.autotransform import fused, overlapped, sharded
+from taccl.workload.meaning import random_inputs
+from taccl.workload.torch_program import dump_torch_step
+
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+RANKS = 2
+
+
+class Block(nn.Module):
+    """A tensor-parallel layer whose tokens are sliced between its products (Megatron's sequence parallelism)."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(8, 6), nn.Linear(6, 8, bias=False), nn.LayerNorm(8)
+        self.register_buffer("steps", torch.zeros(8))
+
+    def forward(self, x):
+        """Loss-free forward pass on local tokens, which counts its steps."""
+        every = functional.all_gather_tensor(self.norm(x), 1, dist.group.WORLD)
+        inner = nn.functional.gelu(self.up(every), approximate="tanh")
+        mine = functional.reduce_scatter_tensor(self.down(inner), "sum", 1, dist.group.WORLD)
+        self.steps.add_(1)
+        return torch.softmax(mine + x, -1), mine.to(torch.bfloat16)
+
+
+def training(w1, b1, w2, x, wanted):
+    """A data-parallel step of training, with its backward pass."""
+    w1, b1, w2 = (each.detach().requires_grad_() for each in (w1, b1, w2))
+    loss = nn.functional.mse_loss(torch.relu(x @ w1 + b1) @ w2, wanted)
+    grads = torch.autograd.grad(loss, [w1, b1, w2])
+    summed = [functional.all_reduce(grads[0], "avg", dist.group.WORLD), *functional.all_reduce_coalesced(
+        [grads[1]], "sum", dist.group.WORLD)]  # fmt: skip
+    slices = functional.reduce_scatter_tensor(grads[2], "avg", 1, dist.group.WORLD)
+    summed.append(functional.all_gather_tensor(slices, 1, dist.group.WORLD))
+    loss = functional.all_reduce(loss, "avg", dist.group.WORLD)
+    return [w - 0.1 * g for w, g in zip((w1, b1, w2), summed, strict=True)] + [loss]
+
+
+def experts(x, w1, w2):
+    """Tokens go to experts and back."""
+    even = [x.shape[0] // RANKS] * RANKS
+    there = functional.all_to_all_single(x, even, even, dist.group.WORLD)
+    there = torch.cat(torch.chunk(there, RANKS, 0), 1)
+    made = torch.bmm(torch.sigmoid(torch.bmm(there, w1)), w2)
+    back = torch.cat(torch.chunk(made, RANKS, 1), 0)
+    return functional.all_to_all_single(back, even, even, dist.group.WORLD) * 0.5 + 1
+
+
+def cases():
+    """{name: (graph that runs, program to import, layouts)}."""
+    torch.manual_seed(1)
+    exported = torch.export.export(Block(), (torch.randn(3, 4, 8),))
+    plain = exported.run_decompositions()
+    row, column = {"up.weight": "sliced(0)", "up.bias": "sliced(0)"}, {"down.weight": "sliced(1)"}
+    data = {"x_1": "sliced(0)", "wanted_1": "sliced(0)"}
+    shapes = [(8, 6), (6,), (6, 4), (5, 8), (5, 4)]
+    traced = make_fx(training)(*(torch.randn(shape) for shape in shapes))
+    routed = make_fx(experts)(torch.randn(4, 3, 8), torch.randn(2, 8, 6), torch.randn(2, 6, 8))
+    expert = {"x_1": "sliced(1)", "w1_1": "sliced(0)", "w2_1": "sliced(0)"}
+    return {
+        "block": (plain.graph_module, plain, {"x": "sliced(1)"} | row | column),
+        "training": (traced, traced, data),
+        "experts": (routed, routed, expert),
+    }
+
+
+def main(folder, rank):
+    """Write each step, and the outputs of the graph and of the program that is written of the step."""
+    store = dist.FileStore(f"{folder}/store", RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    for name, (graph, program, layouts) in cases().items():
+        step = from_fx(program, RANKS, layouts=layouts, name=name)
+        given = {each: torch.from_numpy(arrays[rank]) for each, arrays in random_inputs(step).items()}
+        nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        spare = {node: torch.zeros(node.meta["val"].shape) for node in nodes if not node.users}
+        found = torch.fx.Interpreter(graph).run(*(spare.get(n, given.get(n.name)) for n in nodes))
+        found = [each.float().numpy() for each in (found if isinstance(found, (list, tuple)) else [found])]
+        outputs = [*(new for _, new in step.state), *step.returned]
+        tiled = overlapped(fused(sharded(step, [])), 2, 0) or fused(step)
+        text = dump_torch_step(tiled)
+        Path(folder, f"{name}_{rank}.py").write_text(text)
+        spec = importlib.util.spec_from_file_location(name, f"{folder}/{name}_{rank}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        ours = module.transformed(**given)
+        np.savez(
+            f"{folder}/{name}.{rank}.npz",
+            **{f"torch_{key}": value for key, value in zip(outputs, found, strict=True)},
+            **{f"ours_{key}": ours[key].float().numpy() for key in outputs},
+        )
+        if rank == 0:
+            save_workload(step, Path(folder, f"{name}.toml"))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,171 @@
+"""Graphs of PyTorch as steps: the same values as torch, on real gloo processes, and there and back."""
+
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from taccl.errors import WorkloadError
+from taccl.workload import from_fx, load_workload
+from taccl.workload.meaning import TOLERANCE
+
+TORCH = os.environ.get("TACCL_TORCH", "")
+needs_torch = pytest.mark.skipif(not TORCH, reason="TACCL_TORCH names no environment with PyTorch")
+CASES = ("block", "training", "experts")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Folder of imported steps, with the outputs of torch and of the written programs on two ranks."""
+    found = tmp_path_factory.mktemp("fx")
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    script = str(Path(__file__).with_name("fx_ranks.py"))
+    running = [
+        subprocess.Popen([f"{TORCH}/bin/python", script, str(found), str(rank)], env=env,
+                         stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        for each in running:
+            _, said = each.communicate(timeout=150)
+            assert each.returncode == 0, said
+    finally:
+        for each in running:
+            each.kill()
+    return found
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_an_imported_step_has_the_values_of_torch(folder, name):
+    """The reference execution gives every output of the graph, on each rank."""
+    step = load_workload(folder / f"{name}.toml")
+    values = step.run()
+    for rank in range(2):
+        found = np.load(folder / f"{name}.{rank}.npz")
+        for each in step.outputs:
+            right = found[f"torch_{each}"]
+            off = TOLERANCE[step.tensors[each].dtype] * np.abs(right).max()
+            np.testing.assert_allclose(values[each][rank], right, rtol=0, atol=off)
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_transformed_step_has_the_values_of_torch(folder, name):
+    """The program that is written of it gives every output of the graph that it came from."""
+    for rank in range(2):
+        found = np.load(folder / f"{name}.{rank}.npz")
+        for each in (key.removeprefix("ours_") for key in found if key.startswith("ours_")):
+            right = found[f"torch_{each}"]
+            np.testing.assert_allclose(found[f"ours_{each}"], right, rtol=0, atol=2e-3 * np.abs(right).max())
+
+
+class Node:
+    """A node of a graph, with the fields that the importer reads."""
+
+    def __init__(self, op, name, target="", args=(), shape=(), dtype="torch.float32", schema=()):
+        self.op, self.name, self.args, self.kwargs, self.users = op, name, args, {}, {}
+        self.target = Target(target, schema) if op == "call_function" else target
+        self.meta = {"val": SimpleNamespace(shape=shape, dtype=dtype)}
+        for each in args:
+            if isinstance(each, Node):
+                each.users[self] = None
+
+
+class Target:
+    """An operation of a graph, with the names of its arguments."""
+
+    def __init__(self, name, schema):
+        self.name = name
+        self._schema = SimpleNamespace(
+            arguments=[SimpleNamespace(name=each, default_value=None) for each in schema]
+        )
+
+    def __str__(self):
+        return f"{self.name}.default"
+
+
+def graph(*nodes, returned):
+    """A graph of nodes that returns one."""
+    last = Node("output", "output")
+    last.args = ([returned],)
+    returned.users[last] = None
+    return SimpleNamespace(nodes=[*nodes, last])
+
+
+def reduced(shape=(4, 8), size=None):
+    """A graph that sums its input over ranks."""
+    x = Node("placeholder", "x", shape=shape)
+    y = Node("call_function", "y", "_c10d_functional.all_reduce", (x, "sum", "0"), shape,
+             schema=("input", "reduce_op", "group_name"))  # fmt: skip
+    return graph(x, y, returned=y)
+
+
+def test_an_unknown_operation_is_refused_by_name():
+    """The message names the operation and what it reads."""
+    x = Node("placeholder", "x", shape=(4,))
+    y = Node("call_function", "y", "aten.cumsum", (x, 0), (4,), schema=("self", "dim"))
+    with pytest.raises(WorkloadError, match=r"^y: found aten\.cumsum\.default of x, 0, for which"):
+        from_fx(graph(x, y, returned=y), 2)
+
+
+def test_a_graph_of_modules_is_refused():
+    """Only operations of aten have known arguments."""
+    x = Node("placeholder", "x", shape=(4,))
+    y = Node("call_module", "fc", "fc", (x,), (4,))
+    with pytest.raises(WorkloadError, match="found call_module fc of x; trace the step with torch.export"):
+        from_fx(graph(x, y, returned=y), 2)
+
+
+def test_a_sum_of_what_is_not_partial_is_refused():
+    """Inputs are replicated unless a layout is given."""
+    with pytest.raises(WorkloadError, match="needs a partial tensor; x is replicated; correct the layouts"):
+        from_fx(reduced(), 2)
+
+
+def test_layouts_make_tensors_of_local_ones_global():
+    """A slice of 4 rows at each of 2 ranks is a tensor of 8 rows."""
+    x = Node("placeholder", "x", shape=(4, 8))
+    y = Node("call_function", "y", "aten.relu", (x,), (4, 8), schema=("self",))
+    step = from_fx(graph(x, y, returned=y), 2, layouts={"x": "sliced(0)"})
+    assert (step.tensors["y"].shape, step.tensors["y"].layout) == ((8, 8), "sliced(0)")
+
+
+def test_an_unknown_input_is_refused():
+    """The message lists the inputs."""
+    with pytest.raises(WorkloadError, match="is no input of the graph.*expected some of x"):
+        from_fx(reduced(), 2, layouts={"z": "partial"})
+
+
+def test_results_of_other_local_shapes_are_refused():
+    """The graph states another local shape than follows from the layouts."""
+    x, b = Node("placeholder", "x", shape=(1, 8)), Node("placeholder", "b", shape=(2, 8))
+    y = Node("call_function", "y", "aten.add", (x, b), (2, 8), schema=("self", "other"))
+    y.kwargs["alpha"] = 1
+    with pytest.raises(WorkloadError, match=r"gives float32\[2, 8\] at each rank.*would follow.*\[1, 8\]"):
+        from_fx(graph(x, b, y, returned=y), 2, layouts={"x": "sliced(0)"})
+
+
+def test_dynamic_shapes_are_refused():
+    """A length is not a number."""
+    with pytest.raises(WorkloadError, match="trace it without dynamic shapes"):
+        from_fx(reduced(shape=("s0", 8)), 2)
+
+
+def test_integers_are_refused_by_their_input():
+    """Token ids, for example."""
+    x = Node("placeholder", "ids", shape=(4,), dtype="torch.int64")
+    y = Node("call_function", "y", "aten.relu", (x,), (4,), schema=("self",))
+    with pytest.raises(WorkloadError, match="^ids: found int64; expected a tensor of float64"):
+        from_fx(graph(x, y, returned=y), 2)
+
+
+def test_no_graph_is_refused():
+    """A module, for example, which is to be traced first."""
+    with pytest.raises(WorkloadError, match="found a dict; expected a graph"):
+        from_fx({}, 2)
