@@ -1,0 +1,103 @@
+"""References of the pages: anchors, names in code, files, arXiv numbers, and commands that stand in a sentence."""
+
+import argparse
+import importlib
+import re
+import shlex
+from functools import cache
+
+import pytest
+
+from taccl.cli.command import build_parser
+from taccl.cli.verbs import VERBS
+from tests.test_docs_examples import PAGES, ROOT
+
+#: Fenced blocks, which other tests run.
+_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_ANCHOR = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
+_NAME = re.compile(r"`(taccl(?:\.\w+)+)")
+_FILE = re.compile(r"(?<!\[)`((?:taccl|tests|docs|benchmarks|sketches)/[\w/.-]+)`")
+_ARXIV = re.compile(r"arxiv(?:\.org/(?:abs|pdf)/|[ :]+)(\S+?)(?=[\s,.;)\]]*(?:[\s)\]]|$))", re.IGNORECASE)
+_COMMAND = re.compile(r"`(taccl [a-z][^`]*)`")
+
+
+def text_of(page):
+    """Text of a page without its fenced blocks."""
+    return _BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
+@cache
+def anchors_of(page):
+    """Anchors of a page's headings, as Python-Markdown and GitHub derive them."""
+    headings = re.findall(r"^#+ +(.*)$", text_of(page), re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    words = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in plain]
+    named = re.findall(r'(?:id="|\{#)([\w-]+)', page.read_text(encoding="utf-8"))
+    return {re.sub(r"[-\s]+", "-", each) for each in words} | set(named)
+
+
+@cache
+def options_of(verb):
+    """Options of a verb's parser."""
+    actions = build_parser(verb)._actions
+    verbs = next(each for each in actions if isinstance(each, argparse._SubParsersAction))
+    return {name for action in verbs.choices[verb]._actions for name in action.option_strings}
+
+
+def exists(dotted):
+    """True if a dotted name leads to a module or to something in one."""
+    words = dotted.split(".")
+    for end in range(len(words), 0, -1):
+        try:
+            found = importlib.import_module(".".join(words[:end]))
+        except ModuleNotFoundError:
+            continue
+        for word in words[end:]:
+            if not hasattr(found, word):
+                return word in getattr(found, "__annotations__", {})
+            found = getattr(found, word)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_anchors_lead_to_headings(page):
+    """Every link to a part of a page names a heading of that page."""
+    dead = []
+    for target, anchor in _ANCHOR.findall(text_of(page)):
+        leads_to = (page.parent / target).resolve() if target else page
+        if leads_to.suffix == ".md" and anchor not in anchors_of(leads_to):
+            dead.append(f"{target}#{anchor}")
+    assert not dead
+
+
+@pytest.mark.filterwarnings("error::DeprecationWarning")
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_names_in_code_exist(page):
+    """Every dotted name that a page gives in code leads into the package, and by no deprecated alias."""
+    assert not [name for name in sorted(set(_NAME.findall(text_of(page)))) if not exists(name)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_files_of_the_project_exist(page):
+    """Every file of the project that a page names by its path is there."""
+    assert not [name for name in _FILE.findall(text_of(page)) if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_arxiv_numbers_have_their_form(page):
+    """An arXiv number is a year and month, a dot, and four or five digits."""
+    form = re.compile(r"\d\d(0[1-9]|1[0-2])\.\d{4,5}(v\d+)?")
+    assert not [number for number in _ARXIV.findall(text_of(page)) if not form.fullmatch(number)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_commands_in_sentences_have_their_options(page):
+    """A command within a sentence or a table names a verb, and options that this verb has."""
+    wrong = []
+    for command in _COMMAND.findall(text_of(page)):
+        words = shlex.split(command)
+        options = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        if words[1] in VERBS and not options <= options_of(words[1]):
+            wrong.append(command)
+    assert not wrong
