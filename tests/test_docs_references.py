@@ -10,7 +10,7 @@ import pytest
 
 from taccl.cli.command import build_parser
 from taccl.cli.verbs import VERBS
-from tests.test_docs_examples import PAGES, ROOT
+from tests.test_docs_examples import PAGES, ROOT, blocks_of, commands_of
 
 #: Fenced blocks, which other tests run.
 _BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -93,11 +93,33 @@ def test_arxiv_numbers_have_their_form(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_commands_in_sentences_have_their_options(page):
-    """A command within a sentence or a table names a verb, and options that this verb has."""
+    """A command in a sentence, a table or a block that is not run names a verb, and options that it has."""
+    shown = [each for block in blocks_of(page) if block.language == "shell" for each in commands_of(block)]
     wrong = []
-    for command in _COMMAND.findall(text_of(page)):
-        words = shlex.split(command)
+    for command in _COMMAND.findall(text_of(page)) + shown:
+        words = shlex.split(command, comments=True)
         options = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         if words[1] in VERBS and not options <= options_of(words[1]):
             wrong.append(command)
     assert not wrong
+
+
+def test_borrowed_commands_of_the_gallery_run_elsewhere():
+    """Each command of the gallery that is not run there is run on another page, whatever the name of its picture."""
+
+    def lines(pages, languages):
+        blocks = (block for page in pages for block in blocks_of(page) if block.language in languages)
+        return {
+            re.sub(r" (-o|--sizes) \S+", "", line) for block in blocks for line in block.content.splitlines()
+        }
+
+    gallery = ROOT / "docs" / "gallery.md"
+    run = lines([page for page in PAGES if page != gallery], {"console", "python"})
+    assert lines([gallery], {"shell", "py"}) <= run
+
+
+def test_pictures_of_the_gallery_are_small():
+    """The gallery has ten pictures of less than 100 KB each."""
+    pictures = re.findall(r"\]\((images/\S+)\)", (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8"))
+    assert len(pictures) == 10
+    assert max((ROOT / "docs" / picture).stat().st_size for picture in pictures) < 100_000
