@@ -186,7 +186,7 @@ def test_a_collective_with_arguments(monkeypatch, capsys):
 
 
 def test_a_machine():
-    """A row: it is parsed by name, has a profile, and predictions say that no library is known there."""
+    """A row: it is parsed by name and has a profile; predictions refuse it, as no library's costs are known there."""
     model = Model(
         "Four GPUs on a switch, and a NIC for each.", NodeShape(4, 1), {"nvswitch": (100, "our choice, for a test")},
         (25, "our choice, for a test"),
@@ -197,7 +197,7 @@ def test_a_machine():
         assert (topology.num_ranks, topology.profile) == (8, "nominal")
         found = taccl.baselines.ring(make_problem(topology, "allgather", size_bytes=MB))
         taccl.verify(found).raise_if_failed()
-        with pytest.raises(taccl.InputError, match="four: found no figures of a library"):
+        with pytest.raises(taccl.InputError, match="machine: found 'four'; expected one of"):
             taccl.predict("four", "allgather", "1MB")
     finally:
         for table in (MODELS, machines.SHAPES, PROFILES, machines.MACHINES):

@@ -144,8 +144,8 @@ def predicted_us(
 
 
 def known_machines() -> tuple[str, ...]:
-    """Names of machines and instance types that predictions know, those of all machine models."""
-    return tuple(SHAPES)
+    """Names of machines and instance types on which the costs of a library are known."""
+    return tuple(name for name, model in MODELS.items() if model.has_library)
 
 
 def ranks_per_node(machine: str) -> int:
@@ -155,7 +155,7 @@ def ranks_per_node(machine: str) -> int:
 
 def costs_of(machine: str, *, network: str | None = None, network_gb_per_s: float | None = None) -> Costs:
     """Figures of a machine, or an instance type, under the library of its GPUs."""
-    costs = _of_model(known_name(machine, SHAPES, "machine"))
+    costs = _of_model(known_name(machine, known_machines(), "machine"))
     if network is not None:
         costs = replace(costs, network=NETWORKS[known_name(network, NETWORKS, "network")])
     return costs if network_gb_per_s is None else replace(costs, nic_gb_per_s=network_gb_per_s)
@@ -179,9 +179,6 @@ def _of_model(name: str) -> Costs:
             launch_us=SERIAL_LAUNCH_US if is_old else LAUNCH_US,
             serial_launch_us=SERIAL_LAUNCH_US if is_old else 0.0,
         )  # fmt: skip
-    if model.rccl is None:
-        said = "found no figures of a library there; predict another machine, or synthesize a schedule"
-        raise InputError(said, where=name)
     rate, links = 1000 / float(default["xgmi_beta_us_per_mb"]), len([p for p in shape.pairs if 0 in p])
     launch = RCCL_LAUNCH_US if default.launch is None else float(default.launch.value)
     fitted = {

@@ -88,6 +88,11 @@ class Model(NamedTuple):
     published: tuple[str, Mapping[str, tuple[str, str]]] | None = None
     notes: str = ""
 
+    @property
+    def has_library(self) -> bool:
+        """True if the costs of a library on its GPUs are known."""
+        return bool(self.num_nvlinks) or self.pcie is not None or self.rccl is not None
+
 
 _V100 = "NVIDIA, Tesla V100 GPU Architecture (2017): NVLink 2.0, 25 GB/s per link and direction, 6 links"
 _EDR = "EDR InfiniBand, 100 Gb/s"
