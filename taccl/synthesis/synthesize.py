@@ -341,8 +341,8 @@ def _inverted(
         for transform in applied:
             schedule = transform.invert([schedule])
             choice += transform.told
-        start = options.start
-        if start is not None and start.problem == schedule.problem and start.finish < schedule.finish:
+        start = options.start  # which the search of a transformed problem did not begin with
+        if start is not None and start.finish < schedule.finish:
             schedule, choice = start, GIVEN
         shared = ("stages", "trace", "notes", "fallbacks", "ran_out", "dimension_bound")
         last = Search(

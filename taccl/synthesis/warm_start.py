@@ -35,7 +35,7 @@ def checked_start(problem: Problem, start: Schedule) -> Schedule:
         asked = asked if rest else cut(asked, parts)
     if own.collective != asked.collective or own.chunk_bytes != asked.chunk_bytes:
         counts = (each.collective.num_chunks for each in (own, asked))
-        raise _refused(f"in other chunks, {next(counts)}", f"in the {next(counts)} of the problem")
+        raise _refused(f"in other chunks, {next(counts)}", f"in {next(counts)}, or leave chunks_per_rank out")
     merging = {name: getattr(own.clauses, name) for name in ("merging", "max_merge")}
     default = make_problem(asked.topology, asked.collective, chunk_bytes=asked.chunk_bytes).clauses
     # Without a sketch sends may merge wherever that pays, as baselines do.
