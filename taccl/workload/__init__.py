@@ -1,6 +1,7 @@
 """Joint scheduling of computation and communication: steps of both, their transformations and bounds."""
 
 from taccl.workload.autotransform import autotransform
+from taccl.workload.chakra import from_chakra
 from taccl.workload.costs import Rates
 from taccl.workload.files import load_workload, save_workload
 from taccl.workload.fx import from_fx
@@ -11,7 +12,7 @@ from taccl.workload.step import Step
 from taccl.workload.transform import fuse, overlap, reorder, slice_state, split
 
 __all__ = [
-    "Rates", "Step", "autotransform", "from_fx", "fuse", "load_workload", "lower_step", "overlap", "reorder",
-    "replay_step", "save_traces", "save_workload", "schedule_workload", "slice_state",
+    "Rates", "Step", "autotransform", "from_chakra", "from_fx", "fuse", "load_workload", "lower_step",
+    "overlap", "reorder", "replay_step", "save_traces", "save_workload", "schedule_workload", "slice_state",
     "split",
 ]  # fmt: skip

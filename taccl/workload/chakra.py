@@ -1,0 +1,216 @@
+"""Steps from Chakra execution traces: computations with the durations that were measured, and collectives.
+
+A trace says what waits for what, how long each computation took, and how many bytes each collective moved.
+It has no values and no layouts. So each computation becomes a kernel of unknown function (`compute`) whose
+result is one element per rank. Each collective reads data of its own size, which exist once all that it waits
+for has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from taccl._internal.arguments import Count, checked_as
+from taccl._internal.names import first_of
+from taccl._internal.units import format_count, format_us
+from taccl.errors import LossyConversionWarning, WorkloadError, warn
+from taccl.formats.astra.chakra_nodes import COLLECTIVE_TYPES, load_trace_nodes
+from taccl.workload.operations import DTYPE_BYTES, Operation
+from taccl.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.formats.astra.chakra_nodes import TraceNode
+
+#: {collective of a trace: kind of operation}.
+_KINDS = {
+    "ALL_REDUCE": "allreduce", "ALL_GATHER": "allgather", "ALL_TO_ALL": "alltoall",
+    "REDUCE_SCATTER": "reduce_scatter", "REDUCE_SCATTER_BLOCK": "reduce_scatter",
+}  # fmt: skip
+_WORK = ("COMP_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE")
+
+
+@checked_as(WorkloadError)
+def from_chakra(path: str | os.PathLike[str], num_ranks: Count, *, name: str = "trace") -> Workload:
+    """The step of a Chakra execution trace of one rank, which stands for all ranks.
+
+    Computations have the durations of the trace as costs, and collectives its sizes and dependencies. A
+    warning states what is left out: host operations (only their dependencies stay), durations of collectives,
+    and collectives that a step does not have.
+
+    Parameters
+    ----------
+    path : path
+        The trace: protobuf (``.et``), what chakra_jsonizer writes, or the JSON of Chakra's feeder.
+    num_ranks : int
+        Number of ranks of the job.
+    name : str
+        Name of the step.
+
+    Returns
+    -------
+    Workload
+        The step. An operation is named after its node, with the node's id behind.
+
+    Raises
+    ------
+    FormatError
+        If the file is no such trace.
+    WorkloadError
+        If nodes wait for one another, a collective has no size or its size does not divide among the ranks,
+        or the trace has sends and receives between two ranks.
+    """
+    trace = _Trace(load_trace_nodes(path), num_ranks, os.fspath(path))
+    for node in trace.ordered():
+        trace.add(node)
+    if not trace.operations:
+        said = "found no computation on a device and no collective; convert a trace of host and device"
+        raise WorkloadError(said, where=os.fspath(path))
+    trace.warn_of_losses()
+    return Workload(name, num_ranks, operations=tuple(trace.operations))
+
+
+class _Trace:
+    """The operations of a step, made of one node of a trace after another."""
+
+    def __init__(self, nodes: Sequence[TraceNode], num_ranks: int, where: str) -> None:
+        self.node = {each.id: each for each in nodes}
+        self.num_ranks, self.where = num_ranks, where
+        self.operations: list[Operation] = []
+        #: {node: operations that end before what waits for the node may start}.
+        self.ends: dict[int, tuple[str, ...]] = {}
+        self.groups: list[str] = []
+        self.host: list[TraceNode] = []
+        self.timed: list[TraceNode] = []
+        self.unknown: list[str] = []
+        self.waits = {each.id: self._waits(each) for each in nodes}
+        self.absent = {source for each in nodes for source in each.after if source not in self.node}
+
+    def _waits(self, node: TraceNode) -> list[int]:
+        """Ids of the nodes that one waits for. A control dependency on the host is a call, not an end."""
+        control = (i for i in node.control if i in self.node and not _is_host(self.node[i]))
+        return [*(i for i in node.after if i in self.node), *(control if not _is_host(node) else ())]
+
+    def ordered(self) -> list[TraceNode]:
+        """The nodes, each behind those that it waits for; `WorkloadError` if some wait for one another."""
+        import networkx as nx
+
+        graph = nx.DiGraph()
+        graph.add_nodes_from(self.node)
+        graph.add_edges_from((source, number) for number, some in self.waits.items() for source in some)
+        try:
+            return [self.node[i] for i in nx.lexicographical_topological_sort(graph)]
+        except nx.NetworkXUnfeasible:
+            cycle = [source for source, _ in nx.find_cycle(graph)]
+            said = f"nodes {first_of(cycle, 5)} wait for one another; record the trace again"
+            raise WorkloadError(said, where=self.where) from None
+
+    def add(self, node: TraceNode) -> None:
+        """Add the operations of a node, or pass its dependencies on."""
+        sources = dict.fromkeys(name for i in self.waits[node.id] for name in self.ends[i])
+        collective = self._collective(node)
+        if node.kind in ("COMM_SEND_NODE", "COMM_RECV_NODE") and not _is_host(node):
+            said = "is a send or a receive between two ranks, and a step has the same operations on all ranks"
+            raise self._refused(node, f"{said}; leave pipeline stages out of the trace")
+        if node.kind == "COMM_COLL_NODE" and not collective and not _is_host(node):
+            raise self._refused(node, "is a collective without comm_type; convert it by chakra_converter")
+        if node.kind == "COMM_COLL_NODE" and collective in _KINDS:
+            self.ends[node.id] = (self._add_collective(node, _KINDS[collective], [*sources]),)
+        elif node.kind in _WORK and not _is_host(node):
+            made = self._add(node, "", [*sources], (self.num_ranks,), "sliced(0)", node.duration_us)
+            self.ends[node.id] = (made,)
+        else:
+            self.ends[node.id] = tuple(sources)
+            if node.kind == "COMM_COLL_NODE" and not _is_host(node):
+                self.unknown.append(collective)
+            elif node.duration_us:
+                self.host.append(node)
+
+    def _collective(self, node: TraceNode) -> str:
+        number = node.attributes.get("comm_type")
+        known = isinstance(number, int) and 0 <= number < len(COLLECTIVE_TYPES)
+        return COLLECTIVE_TYPES[number] if known and number is not None else ""
+
+    def _add_collective(self, node: TraceNode, kind: str, sources: Sequence[str]) -> str:
+        """Add a collective and the data that it reads; its name."""
+        num_bytes, ranks = node.attributes.get("comm_size", 0), self.num_ranks
+        if not isinstance(num_bytes, int) or num_bytes < 1:
+            raise self._refused(
+                node, f"found comm_size {num_bytes!r}; expected bytes of each rank, 1 or more"
+            )
+        group = str(node.attributes.get("pg_name", ""))
+        self.groups.append(group)
+        if group != self.groups[0]:
+            said = f"is over process group {group!r}, and others over {self.groups[0]!r}"
+            raise self._refused(node, f"{said}; a step has collectives of all ranks")
+        # A part for each rank must be whole elements.
+        whole = ranks if kind in ("reduce_scatter", "alltoall") else 1
+        fits = (name for name in ("float32", "float16") if not num_bytes % (whole * DTYPE_BYTES[name]))
+        dtype = next(fits, "")
+        if not dtype:
+            said = f"found comm_size {num_bytes}, which does not divide into {whole} parts of 2-byte numbers"
+            raise self._refused(node, f"{said}; check the number of ranks")
+        count = num_bytes // DTYPE_BYTES[dtype]
+        shape, layout = {
+            "allgather": ((count * ranks,), "sliced(0)"), "alltoall": ((ranks, count), "sliced(0)"),
+        }.get(kind, ((count,), "partial"))  # fmt: skip
+        data = self._add(node, "data", sources, shape, layout, 0.0, dtype)
+        axis = {"reduce_scatter": 0, "alltoall": 1}.get(kind)
+        self.operations.append(Operation(_name(node, ""), kind, (data,), axis=axis))
+        if node.duration_us:
+            self.timed.append(node)
+        return self.operations[-1].name
+
+    def _add(
+        self,
+        node: TraceNode,
+        role: str,
+        sources: Sequence[str],
+        shape: tuple[int, ...],
+        layout: str,
+        cost_us: float,
+        dtype: str = "float32",
+    ) -> str:
+        name = _name(node, role)
+        self.operations.append(
+            Operation(
+                name, "compute", tuple(sources), shape=shape, dtype=dtype, layout=layout, cost_us=cost_us
+            )
+        )
+        return name
+
+    def _refused(self, node: TraceNode, said: str) -> WorkloadError:
+        return WorkloadError(said, where=f"{self.where}: node {node.id}, {node.name[:60]}")
+
+    def warn_of_losses(self) -> None:
+        """Warn of what the step does not have of the trace."""
+        lost = ["ranks that differ from this one"]
+        if self.host:
+            us = sum(each.duration_us for each in self.host)
+            lost.append(f"times of {format_count(len(self.host), 'host operation')} ({format_us(us)})")
+        if self.timed:
+            us = sum(each.duration_us for each in self.timed)
+            lost.append(f"measured times of {format_count(len(self.timed), 'collective')} ({format_us(us)})")
+        if self.unknown:
+            told = (f"{count} {name}" for name, count in Counter(self.unknown).items())
+            lost.append(f"collectives of other kinds ({', '.join(told)})")
+        if self.absent:
+            ids = first_of(sorted(self.absent), 3)
+            lost.append(f"dependencies on nodes that the trace does not have ({ids})")
+        warn(f"a step of a Chakra trace has no place for {'; '.join(lost)}", LossyConversionWarning)
+
+
+def _is_host(node: TraceNode) -> bool:
+    """True if a node ran on the host: metadata, or an operation that launches others."""
+    return bool(node.attributes.get("is_cpu_op", False)) or node.kind in ("METADATA_NODE", "INVALID_NODE")
+
+
+def _name(node: TraceNode, role: str) -> str:
+    """Name of a node's operation: the letters and digits of its name, then its id."""
+    words = re.sub(r"\W+", "_", node.name, flags=re.ASCII).strip("_")[:40] or "node"
+    words = f"n_{words}" if words[0].isdigit() else words
+    return "_".join(filter(None, (words, role, str(node.id))))
