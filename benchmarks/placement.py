@@ -22,6 +22,7 @@ import numpy as np
 import taccl
 from benchmarks.report import parser_of, shown, summed_up
 from taccl.placement.case import Case
+from taccl.placement.hosts import ProbedHosts
 from taccl.placement.reorder import reorder
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from benchmarks.report import Column, Row
 
 #: Min recovered share of the best known gain; max CPU seconds; max ratio of a search to the exact optimum.
-RECOVERED, LARGE_S, NEAR = 0.95, 30.0, 1.05
+RECOVERED, LARGE_S, NEAR = 0.95, 60.0, 1.05
 #: Size at which latency is negligible.
 SIZE = "1GB"
 #: GB/s of a host; latencies in us inside a rack, between racks, and between pods.
@@ -45,7 +46,7 @@ STARTS = 20
 LONG = 4
 
 
-def cloud(racks: tuple[int, ...], pods: int, seed: int) -> tuple[taccl.Topology, taccl.Probe]:
+def cloud(racks: tuple[int, ...], pods: int, seed: int) -> tuple[ProbedHosts, taccl.Probe]:
     """True fabric with hosts in random order, and a probe of it."""
     rng = np.random.default_rng(seed)
     rack = rng.permutation(np.repeat(np.arange(len(racks)), racks))
@@ -61,7 +62,7 @@ def cloud(racks: tuple[int, ...], pods: int, seed: int) -> tuple[taccl.Topology,
     names = tuple(f"vm{number}" for number in range(len(rack)))
     truth = taccl.Probe(names, latency, np.full(latency.shape, RATE), uplinks=uplinks)
     noisy = latency * (1 + 0.1 * rng.standard_normal(latency.shape)).clip(0.5, 1.5)
-    return truth.topology(name="cloud"), taccl.Probe(names, noisy)
+    return ProbedHosts(truth, "cloud"), taccl.Probe(names, noisy)
 
 
 def clouds() -> Iterator[Row]:
@@ -97,18 +98,23 @@ def recovered(name: str, algorithm: str) -> Row:
 
 
 def large() -> Iterator[Row]:
-    """Rows for 256 hosts in 32 racks: seconds from a probe to an order, and finishes before and after."""
-    for algorithm in ("ring", "halving-doubling"):
-        truth, probe = cloud((8,) * 32, 1, 0)
+    """Rows for 256 hosts in 32 racks, and 1,000 in 125: seconds from a probe to an order that is judged.
+
+    Finishes are timed on the true fabric.
+    """
+    for num_hosts, algorithm in ((256, "ring"), (256, "halving-doubling"), (1000, "ring")):
+        truth, probe = cloud((8,) * (num_hosts // 8), 1, 0)
         began, cpu_s = time.perf_counter(), time.process_time()
         placed = reorder(probe, algorithm=algorithm, size=SIZE, time_limit_s=LARGE_S)
         seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
         case = Case(truth, "allreduce", algorithm, SIZE)
-        before, found = case.us(case.ticks(range(256), apart=True)), case.us(case.ticks(placed.order))
+        ranks = range(num_hosts)
+        before, found = case.us(case.ticks(ranks, apart=True)), case.us(case.ticks(placed.order))
         yield {
-            "algorithm": algorithm, "random_us": before, "found_us": found, "seconds": seconds,
+            "hosts": num_hosts, "algorithm": algorithm, "random_us": before, "found_us": found,
+            "verdict": placed.judgement.verdict if placed.judgement else "", "seconds": seconds,
             # CPU time does not depend on other load of the machine; on one free core it is the elapsed time.
-            "cpu_s": cpu_s, "met": cpu_s <= LARGE_S,
+            "cpu_s": cpu_s, "met": cpu_s <= LARGE_S and found < before,
         }  # fmt: skip
 
 
@@ -145,7 +151,7 @@ def ours() -> Iterator[Row]:
     """Rows that compare taccl's own schedule with the reordered stock algorithm, on the same fabric."""
     truth, _ = cloud((4,) * 4, 1, 0)
     placed = reorder(truth, algorithm="ring", size=SIZE)
-    problem = taccl.make_problem(truth, "allreduce", size_bytes=1_000_000_000)
+    problem = taccl.make_problem(truth.topology, "allreduce", size_bytes=1_000_000_000)
     result = taccl.synthesize(problem, time_limit_s=60, seed=0)
     ring_us, ours_us = placed.after_us, result.schedule.finish_us
     yield {
@@ -163,8 +169,9 @@ PARTS: dict[str, tuple[Callable[[], Iterable[Row]], tuple[Column, ...]]] = {
         ("ratio", "random_over_best", ">6.2f"), ("least", "least_recovered", ">7.1%"),
     )),
     "large": (large, (
-        ("256 hosts", "algorithm", "<18"), ("random us", "random_us", ">10.0f"),
-        ("found us", "found_us", ">9.0f"), ("seconds", "seconds", ">7.1f"), ("CPU s", "cpu_s", ">6.1f"),
+        ("hosts", "hosts", ">5"), ("algorithm", "algorithm", "<18"), ("random us", "random_us", ">10.0f"),
+        ("found us", "found_us", ">9.0f"), ("verdict", "verdict", "<13"), ("seconds", "seconds", ">7.1f"),
+        ("CPU s", "cpu_s", ">6.1f"),
     )),
     "exact": (exact, (
         ("fabrics of 8 to 10", "fabrics", ">18"), ("proven", "proven", ">10"),

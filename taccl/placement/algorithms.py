@@ -93,7 +93,9 @@ class Algorithm:
             ]
             waiting, arrival = waiting[within], arrival[within]
         num_messages = int(self.message.max(initial=-1)) + 1
-        pairs = np.unique(self.message[waiting] * num_messages + message[arrival])
+        pairs = self.message[waiting] * num_messages + message[arrival]
+        pairs.sort()  # much faster than np.unique, which hashes, where most pairs differ
+        pairs = pairs[np.concatenate(([True] * bool(len(pairs)), pairs[1:] != pairs[:-1]))]
         return pairs // max(1, num_messages), pairs % max(1, num_messages)
 
 

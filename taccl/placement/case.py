@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +15,8 @@ from taccl._internal.names import matching
 from taccl._internal.units import parse_size
 from taccl.errors import InputError
 from taccl.placement.algorithms import ALGORITHMS, MOST_PIECES, Algorithm, of_schedule, stock
-from taccl.placement.fabric import HostFabric, as_messages, problem_of
+from taccl.placement.fabric import HostFabric, HostLinks, as_messages, chunk_sizes, problem_of
+from taccl.placement.hosts import MEASURED, ProbedHosts
 from taccl.placement.kernel import TOO_LONG, anneal, prove, tails, timed
 from taccl.placement.probe import Probe
 from taccl.program.lift import lift
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl._internal.arguments import Size
+    from taccl.placement.fabric import RankMessages
     from taccl.topology.topology import Topology
 
 #: Message evaluations per search; minimum and maximum number of orders tried.
@@ -41,20 +45,26 @@ class Case:
     """One algorithm on one topology, as arrays; parameters and errors as in `reorder`.
 
     - `order`: Host of each rank under which a double tree without a number of pieces gets the fastest.
+    - `like`: A case of the same algorithm and size, whose messages are taken over.
+    - `on_links`: True to count in the ticks of the topology's links, as a schedule does.
     """
 
     def __init__(
         self,
-        topology: Topology | Probe,
+        topology: Topology | Probe | ProbedHosts,
         collective: str,
         algorithm: str | Schedule | Program | Algorithm,
         size: Size,
         order: Sequence[int] | None = None,
+        *,
+        on_links: bool = False,
+        like: Case | None = None,
     ) -> None:
-        topology = topology.topology() if isinstance(topology, Probe) else topology
+        self.hosts = _hosts_of(topology)
+        topology = self.hosts
         count, self.size_bytes = topology.num_ranks, parse_size(size, where="size")
         if isinstance(algorithm, Program):
-            algorithm = lift(algorithm, topology=topology, size=self.size_bytes)
+            algorithm = lift(algorithm, topology=self.topology, size=self.size_bytes)
         if isinstance(algorithm, Algorithm):
             self.algorithm = algorithm
         elif isinstance(algorithm, Schedule):
@@ -69,12 +79,25 @@ class Case:
         if num_ranks != count:
             said = f"found a schedule of {num_ranks} ranks for {count} hosts; make them equal"
             raise InputError(said, where="algorithm")
-        self.problem = problem_of(self.algorithm, topology, self.size_bytes)
-        self.messages = as_messages(self.algorithm, self.problem)
-        self.fabric = HostFabric(self.problem, self.messages)
+        if isinstance(topology, ProbedHosts) and not on_links:
+            links = HostLinks.of_costs(topology.costs, chunk_sizes(self.algorithm, self.size_bytes))
+        else:
+            links = HostLinks.of_problem(problem_of(self.algorithm, self.topology, self.size_bytes))
+        self.ticks_per_us = links.ticks_per_us
+        self.chunk_units = links.chunk_units
+        is_alike = like is not None and np.array_equal(like.chunk_units, self.chunk_units)
+        self.messages: RankMessages = (
+            like.messages if like is not None and is_alike else as_messages(self.algorithm, self.chunk_units)
+        )
+        self.fabric = HostFabric(links, self.messages)
         self.relaxed = self.fabric.relaxed(self.messages)
         self.arrays = self.messages, self.fabric.paths, self.relaxed
         self.is_small = len(self.messages.src) <= _FEW_MESSAGES
+
+    @property
+    def topology(self) -> Topology:
+        """The hosts as a topology, which is made now if it was not yet."""
+        return self.hosts.topology if isinstance(self.hosts, ProbedHosts) else self.hosts
 
     def room(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Room for one thread."""
@@ -83,7 +106,7 @@ class Case:
 
     def us(self, ticks: int) -> float:
         """Ticks as microseconds."""
-        return float(self.problem.costs.us(ticks))
+        return float(Fraction(int(ticks), self.ticks_per_us))
 
     def ticks(self, order: Sequence[int], *, compiled: bool = True, apart: bool = False) -> int:
         """Makespan of an order; a lower bound over all orders if every rank is open (-1).
@@ -103,7 +126,12 @@ class Case:
     def limits(self, order: Sequence[int], finish: int) -> tuple[str, float]:
         """The resource that is busy for longest, and for which part of the time."""
         most, ticks = self.fabric.busiest(self.messages, np.array(order))
-        return self.problem.topology.resources[most].name, ticks / finish
+        return most, ticks / finish
+
+    @cached_property
+    def nested(self) -> tuple[int, ...]:
+        """The order with near hosts together, by hierarchical clustering of their distances."""
+        return tuple(nested_order(self.fabric.distance(int(self.messages.units.max()))))
 
     def search(
         self, given: Sequence[int], seed: int, deadline: Deadline = NEVER, *, effort: float = 1.0
@@ -114,8 +142,7 @@ class Case:
         """
         # Tails of messages, by which the search prunes orders.
         tails(self.messages, self.relaxed.anywhere[self.messages.kind], self.relaxed.tail)
-        nested = nested_order(self.fabric.distance(int(self.messages.units.max())))
-        start = min(given, nested, key=self.ticks)
+        start = min(given, self.nested, key=self.ticks)
         tries = min(_MOST_TRIES, max(_FEWEST_TRIES, _MOST_MESSAGES // len(self.messages.src)))
         tries = max(1, int(effort * tries))
 
@@ -143,7 +170,21 @@ class Case:
         return tuple(orders[0].tolist()), int(ticks), bool(signal[1])
 
 
-def _with_pieces(topology: Topology, collective: str, size_bytes: int, order: Sequence[int]) -> str:
+def _hosts_of(topology: Topology | Probe | ProbedHosts) -> Topology | ProbedHosts:
+    """The hosts of a probe, or of a topology that was made from one; else the topology."""
+    if isinstance(topology, Probe):
+        hosts = ProbedHosts(topology)
+        hosts.warn_of_assumptions()
+        return hosts
+    if isinstance(topology, ProbedHosts):
+        return topology
+    measured: Topology | ProbedHosts = topology.cache.get(MEASURED, topology)
+    return measured
+
+
+def _with_pieces(
+    topology: Topology | ProbedHosts, collective: str, size_bytes: int, order: Sequence[int]
+) -> str:
     """The double tree with the fastest power of two of pieces: latency counts for few, pipelining for many.
 
     More pieces are tried until two numbers in turn are no faster.

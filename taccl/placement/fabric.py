@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from taccl.baselines.routes import ShortestRoutes
+from taccl.placement.hosts import DECIMALS, in_thousandths
+from taccl.placement.kernel import TOO_LONG
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from taccl.placement.algorithms import Algorithm
+    from taccl.placement.hosts import PairCosts
 
 
 #: Messages per flow from which the loads of an order are computed before its makespan.
@@ -87,23 +92,27 @@ class Relaxed(NamedTuple):
     flows: Flows
 
 
-def problem_of(algorithm: Algorithm, topology: object, size_bytes: int) -> Problem:
-    """The algorithm as a problem on a topology, with the chunks that it cuts the data into."""
+def chunk_sizes(algorithm: Algorithm, size_bytes: int) -> tuple[int, ...]:
+    """Bytes of each chunk that an algorithm cuts the data into."""
     collective = algorithm.collective
     if algorithm.weights:
         # A schedule's own chunks, in proportion.
         before = max(1, sum(algorithm.weights) * (collective.size_chunks or 1) // collective.num_chunks)
-        sizes = tuple(max(1, -(-weight * size_bytes // before)) for weight in algorithm.weights)
-    else:
-        sizes = (-(-size_bytes // collective.size_chunks),) * collective.num_chunks
-    return Problem(topology, collective, sizes, size_bytes=size_bytes)  # type: ignore[arg-type]
+        return tuple(max(1, -(-weight * size_bytes // before)) for weight in algorithm.weights)
+    return (-(-size_bytes // collective.size_chunks),) * collective.num_chunks
 
 
-def as_messages(algorithm: Algorithm, problem: Problem) -> RankMessages:
-    """The messages of an algorithm, with the sizes of a problem's chunks."""
+def problem_of(algorithm: Algorithm, topology: object, size_bytes: int) -> Problem:
+    """The algorithm as a problem on a topology, with the chunks that it cuts the data into."""
+    sizes = chunk_sizes(algorithm, size_bytes)
+    return Problem(topology, algorithm.collective, sizes, size_bytes=size_bytes)  # type: ignore[arg-type]
+
+
+def as_messages(algorithm: Algorithm, chunk_units: NDArray[np.int64]) -> RankMessages:
+    """The messages of an algorithm, whose chunks have these sizes in units."""
     count = int(algorithm.message.max(initial=-1)) + 1
     units = np.zeros(count, dtype=np.int64)
-    np.add.at(units, algorithm.message, problem.costs.chunk_units[algorithm.chunk])
+    np.add.at(units, algorithm.message, chunk_units[algorithm.chunk])
     _, first = np.unique(algorithm.message, return_index=True)
     waiting, wait = algorithm.waits()
     wait_of = np.concatenate(([0], np.cumsum(np.bincount(waiting, minlength=count))))
@@ -111,10 +120,83 @@ def as_messages(algorithm: Algorithm, problem: Problem) -> RankMessages:
     return RankMessages(algorithm.src[first], algorithm.dst[first], units, kind, wait_of, wait)
 
 
+class HostLinks(NamedTuple):
+    """Links and holds between hosts as columns, in ticks and ticks per unit of a message.
+
+    - `hops`: (num_hosts ** 2,) int64, links from row to column of each pair; `link` has them pair by pair.
+    - `takes`: (2, num_links) int64, alpha and beta.
+    - `of_link`, `resource`, `receives`: (num_holds,), by link; `held`: (2, num_holds), alpha and beta.
+    - `names`: Name of each resource.
+    - `chunk_units`: (num_chunks,) int64.
+    """
+
+    num_hosts: int
+    hops: NDArray[np.int64]
+    link: NDArray[np.int64]
+    takes: NDArray[np.int64]
+    of_link: NDArray[np.int64]
+    resource: NDArray[np.int64]
+    receives: NDArray[np.bool_]
+    held: NDArray[np.int64]
+    names: list[str]
+    ticks_per_us: int
+    chunk_units: NDArray[np.int64]
+
+    @classmethod
+    def of_problem(cls, problem: Problem) -> HostLinks:
+        """Shortest routes over a topology; `TopologyError` says where there is none."""
+        topology, costs, routes = problem.topology, problem.costs, ShortestRoutes.of(problem)
+        count = topology.num_ranks
+        ways = [[] if src == dst else routes.hop(src, dst) for src, dst in product(range(count), repeat=2)]
+        columns, num_links = hold_columns(topology), len(topology.links)
+        of_link, hold = columns.of_sends(np.arange(num_links))
+        return cls(
+            count, np.array([*map(len, ways)]), np.array([*chain.from_iterable(ways)], dtype=np.int64),
+            np.stack((costs.link_alpha, costs.link_beta)), of_link, columns.resource[hold],
+            columns.receives[hold], np.stack((costs.hold_alpha[hold], costs.hold_beta[hold])),
+            [each.name for each in topology.resources], costs.ticks_per_us, costs.chunk_units,
+        )  # fmt: skip
+
+    @classmethod
+    def of_costs(cls, costs: PairCosts, sizes: Sequence[int]) -> HostLinks:
+        """The links of the topology that these costs make, without making it."""
+        count, num_kinds = len(costs.node), int(costs.kind.max()) + 1
+        alpha, beta = in_thousandths(costs.alpha_us), in_thousandths(costs.beta_us_per_mb)
+        # A thousandth of a us per MB is a femtosecond per byte; times in 64 bits, so coarser of much data.
+        longest = count * (int(beta.max()) * sum(sizes) + int(alpha.max()) * 10**6 * len(sizes))
+        unit = next((each for each in (1, 10**3, 10**6) if longest // each < TOO_LONG), 10**6)
+        off = ~np.eye(count, dtype=bool)
+        src, dst = np.nonzero(off)
+        links = np.arange(len(src))
+        takes = np.stack((-(-alpha[off] * 10**6 // unit), beta[off]))
+        kind, num_ports = costs.kind[off], count * num_kinds
+        rows: list[tuple[NDArray[np.int64], ...]] = []
+        if costs.has_ports:
+            rows.append((links, src * num_kinds + kind, np.zeros_like(links), *takes))
+            rows.append((links, num_ports + dst * num_kinds + kind, np.ones_like(links), *takes))
+        for number, each in enumerate(costs.shared):
+            held = round(each.beta_us_per_mb * 10**DECIMALS)
+            for receives, (near, far) in enumerate(((src, dst), (dst, src))):
+                crossing = links[each.inside[near] & ~each.inside[far]]
+                fixed = (2 * num_ports + 2 * number + receives, receives, 0, held)
+                rows.append((crossing, *(np.full_like(crossing, value) for value in fixed)))
+        of_link, resource, received, *held_for = (
+            np.concatenate([*map(np.stack, rows)], axis=1) if rows else (np.zeros((5, 0), dtype=np.int64))
+        )
+        order = np.argsort(of_link, kind="stable")
+        return cls(
+            count, off.ravel().astype(np.int64), links, takes, of_link[order], resource[order],
+            received[order] == 1, np.stack(held_for)[:, order], costs.resources(), 10**9 // unit,
+            -(-np.array(sizes, dtype=np.int64) // unit),
+        )  # fmt: skip
+
+
 def _flows_of(messages: RankMessages) -> Flows:
     """The messages counted by ranks and size; none if flows are too many to save time."""
-    each = np.stack((messages.src, messages.dst, messages.kind))
-    (src, dst, kind), number = np.unique(each, axis=1, return_counts=True)
+    ranks, kinds = int(max(messages.src.max(), messages.dst.max())) + 1, int(messages.kind.max()) + 1
+    keys = (messages.src * ranks + messages.dst) * kinds + messages.kind
+    each, number = np.unique(keys, return_counts=True)
+    src, dst, kind = each // kinds // ranks, each // kinds % ranks, each % kinds
     few = slice(None) if _FEW_FLOWS * len(src) <= len(messages.src) else slice(0)
     return Flows(*(np.ascontiguousarray(column[few], dtype=np.int64) for column in (src, dst, kind, number)))
 
@@ -136,40 +218,34 @@ def _is_implied(
 
 
 class HostFabric:
-    """The ways between all hosts of a problem's topology; `TopologyError` says where there is none.
+    """The links between all hosts, for messages of some sizes.
 
     - `paths`: The arrays that kernels read.
     - `took`, `held`: The time of the path of a pair (row), and the time for which it holds each resource
       (column): ticks, and ticks per unit.
     """
 
-    def __init__(self, problem: Problem, messages: RankMessages) -> None:
+    def __init__(self, links: HostLinks, messages: RankMessages) -> None:
         from scipy.sparse import csr_array
 
-        topology, costs, routes = problem.topology, problem.costs, ShortestRoutes.of(problem)
-        count = self.num_hosts = topology.num_ranks
-        ways: list[list[int]] = []
-        for src, dst in product(range(count), repeat=2):
-            ways.append([] if src == dst else routes.hop(src, dst))
-        hops = [len(way) for way in ways]
-        link = np.array(list(chain.from_iterable(ways)), dtype=np.int64)
-        columns, num_links = hold_columns(topology), len(topology.links)
-        of_link, hold = columns.of_sends(np.arange(num_links))
-        held, resource = np.array([costs.hold_alpha[hold], costs.hold_beta[hold]]), columns.resource[hold]
-        receives = columns.receives[hold]
+        count = self.num_hosts = links.num_hosts
+        of_link, held, resource, receives = links.of_link, links.held, links.resource, links.receives
         kept = ~_is_implied(2 * of_link + receives, held, resource)
         of_link, held, resource, receives = of_link[kept], held[:, kept], resource[kept], receives[kept]
         name, resource = np.unique(resource, return_inverse=True)
+        self.names = [links.names[each] for each in name.tolist()]
+        num_links = links.takes.shape[1]
         hold_of = np.searchsorted(of_link, np.arange(num_links + 1))
-        path_of = np.concatenate(([0], np.cumsum(hops)))
+        path_of = np.concatenate(([0], np.cumsum(links.hops)))
         units = np.unique(messages.units)[:, None]
-        takes, times = costs.link_alpha + units * costs.link_beta, held[0] + units * held[1]
+        takes, times = links.takes[0] + units * links.takes[1], held[0] + units * held[1]
         whole = takes[:, of_link]
         before, after = np.where(receives, times, whole), np.where(receives, 0, whole - times)
-        self.paths = HostPaths(path_of, link, hold_of, resource, takes, times, before, after, name)
-        pair = np.repeat(np.arange(count * count), hops)
-        hop = csr_array((np.ones(len(link), dtype=np.int64), (pair, link)), (count * count, num_links))
-        self.took = [hop @ ticks for ticks in (costs.link_alpha, costs.link_beta)]
+        self.paths = HostPaths(path_of, links.link, hold_of, resource, takes, times, before, after, name)
+        pair = np.repeat(np.arange(count * count), links.hops)
+        ones = np.ones(len(links.link), dtype=np.int64)
+        hop = csr_array((ones, (pair, links.link)), (count * count, num_links))
+        self.took = [hop @ ticks for ticks in links.takes]
         self.held = [hop @ csr_array((ticks, resource, hold_of), (num_links, len(name))) for ticks in held]
 
     def relaxed(self, messages: RankMessages) -> Relaxed:
@@ -206,7 +282,7 @@ class HostFabric:
         whole = self.took[0] + units * self.took[1] + self._held(units).sum(axis=1)
         return np.asarray(whole, dtype=np.float64).reshape(self.num_hosts, -1)
 
-    def busiest(self, messages: RankMessages, order: NDArray[np.int64]) -> tuple[int, int]:
+    def busiest(self, messages: RankMessages, order: NDArray[np.int64]) -> tuple[str, int]:
         """The resource that an order holds for longest, and for how many ticks."""
         pair = order[messages.src] * self.num_hosts + order[messages.dst]
         number = np.bincount(pair, minlength=self.num_hosts**2)
@@ -214,7 +290,7 @@ class HostFabric:
         np.add.at(units, pair, messages.units)
         busy = number @ self.held[0] + units @ self.held[1]
         most = int(np.argmax(busy))
-        return int(self.paths.name[most]), int(busy[most])
+        return self.names[most], int(busy[most])
 
     def least_crossing(self, messages: RankMessages) -> int:
         """Lower bound of the time for which some cut around a set of hosts is busy, whichever ranks it holds.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from taccl._internal.arguments import Count
+    from taccl.placement.hosts import ProbedHosts
     from taccl.placement.probe import Probe
     from taccl.topology.topology import Topology
 
@@ -69,7 +70,11 @@ class Choice:
 
 @checked
 def choose(
-    topology: Topology | Probe, collective: str, *, library: str, order: Sequence[int] | None = None
+    topology: Topology | Probe | ProbedHosts,
+    collective: str,
+    *,
+    library: str,
+    order: Sequence[int] | None = None,
 ) -> list[Choice]:
     """The library's fastest algorithm by prediction at each size, in an order of ranks.
 
@@ -77,7 +82,7 @@ def choose(
 
     Parameters
     ----------
-    topology : Topology or Probe
+    topology : Topology, Probe or ProbedHosts
         The hosts.
     collective : str
         ``"allreduce"``, ``"allgather"``, ``"alltoall"``; of NCCL ``"reduce-scatter"``, and no alltoall.

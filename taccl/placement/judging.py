@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl._internal.deadline import Deadline
-    from taccl.placement.algorithms import Algorithm
+    from taccl.placement.hosts import ProbedHosts
     from taccl.placement.probe import Probe
 
 #: Random splits of the measurements into halves, and the effort of the search on each half.
@@ -110,10 +110,8 @@ _Figures = dict[str, "NDArray[np.float64]"]
 
 
 def judge(
-    probe: Probe,
-    given: Mapping[str, Any],
-    algorithm: Algorithm,
-    size_bytes: int,
+    hosts: ProbedHosts,
+    searched: Case,
     seed: int,
     deadline: Deadline,
 ) -> Judgement:
@@ -124,11 +122,12 @@ def judge(
     Each half judges the order chosen on the other, after `_shrunk`. Their mean gain has the standard error
     of figures resampled around those of all repetitions (`_resampled`).
 
-    - `given`: Options of `Probe.topology`.
+    - `searched`: Algorithm and size on the hosts.
     """
     require_address_space()
     from scipy.special import stdtrit
 
+    probe = hosts.probe
     has_clusters = are_apart(probe)
     stacks, basis, reason = _repetitions(probe)
     if not basis:
@@ -136,8 +135,9 @@ def judge(
     ranks = range(probe.num_hosts)
 
     def case(figures: _Figures) -> Case:
-        topology = _with_figures(probe, figures).topology(**given)
-        return Case(topology, algorithm.collective.name, algorithm, size_bytes)
+        noisy = replace(hosts, probe=_with_figures(probe, figures))
+        steps = searched.algorithm
+        return Case(noisy, steps.collective.name, steps, searched.size_bytes, like=searched)
 
     def logs(figures: _Figures, orders: Sequence[Sequence[int]]) -> list[float]:
         """Logarithm of the gain of each order, by figures without most of their noise."""

@@ -83,7 +83,7 @@ def as_launched(placement: Placement, hosts: Sequence[str]) -> Placement:
     if order == placement.order:
         return placement
     steps = placement.algorithm
-    case = Case(placement.topology, steps.collective.name, steps, placement.size_bytes)
+    case = Case(placement.hosts, steps.collective.name, steps, placement.size_bytes)
     given = tuple(range(len(order)))
     after = case.us(case.ticks(order, compiled=not case.is_small))
     if after >= placement.before_us:

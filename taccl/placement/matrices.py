@@ -16,7 +16,8 @@ from taccl._internal.reading import parse_json, read_text, reads
 from taccl.errors import FormatError, InputError
 from taccl.measure.logs import log_of_text
 from taccl.measure.series import POINT_TO_POINT
-from taccl.placement.probe import USUAL_GB_PER_S, USUAL_OVERSUBSCRIPTION, PortUse, Probe
+from taccl.placement.hosts import USUAL_GB_PER_S, USUAL_OVERSUBSCRIPTION
+from taccl.placement.probe import PortUse, Probe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

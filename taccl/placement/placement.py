@@ -12,6 +12,7 @@ from taccl._internal.units import format_size, format_us
 from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import InputError
 from taccl.placement.fabric import problem_of
+from taccl.placement.hosts import ProbedHosts
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.transform import relabel
 
@@ -35,8 +36,8 @@ class Placement:
 
     Parameters
     ----------
-    topology : Topology
-        The hosts, as they were given.
+    hosts : Topology or ProbedHosts
+        The hosts, as they were given; `topology` makes a topology of those of a probe.
     algorithm : Algorithm
         What runs in rank order; its `name` and `collective` say what that is.
     size_bytes : int
@@ -60,7 +61,7 @@ class Placement:
         Whether a gain on a probe is more than noise; None where there is none, or hosts were not probed.
     """
 
-    topology: Topology
+    hosts: Topology | ProbedHosts
     algorithm: Algorithm
     size_bytes: int
     order: tuple[int, ...]
@@ -72,6 +73,11 @@ class Placement:
     distance_us: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     before_least_us: float = 0.0
     judgement: Judgement | None = None
+
+    @property
+    def topology(self) -> Topology:
+        """The hosts as a topology, which has a link for each pair; that of a probe is made now."""
+        return self.hosts.topology if isinstance(self.hosts, ProbedHosts) else self.hosts
 
     @property
     def gain(self) -> float:
@@ -123,11 +129,11 @@ class Placement:
             direct = routes.direct(src, dst)
             if direct is None:
                 said = f"found no link from rank {src} to rank {dst}; a schedule sends over links alone"
-                raise InputError(said, where=self.topology.name)
+                raise InputError(said, where=self.hosts.name)
             link.append(direct[1])
         _, together = np.unique(steps.message, return_counts=True)
         merged = problem.with_clauses(merging=frozenset(link), max_merge=int(together.max(initial=1)))
-        case = Case(self.topology, steps.collective.name, steps, self.size_bytes)
+        case = Case(self.hosts, steps.collective.name, steps, self.size_bytes, on_links=True)
         end, units = case.ends(self.order)[steps.message], case.messages.units[steps.message]
         duration = problem.costs.link_alpha[link] + units * problem.costs.link_beta[link]
         return make_schedule(
@@ -139,7 +145,7 @@ class Placement:
     def title(self) -> str:
         """Collective, size and topology, in one line."""
         what = f"{self.algorithm.name} {self.algorithm.collective.name} of {format_size(self.size_bytes)}"
-        return f"{what} on {self.topology.name}"
+        return f"{what} on {self.hosts.name}"
 
     def to_dict(self) -> dict[str, Any]:
         """The placement as plain values."""
@@ -147,7 +153,7 @@ class Placement:
             "size_bytes", "before_us", "before_least_us", "after_us", "bound_us", "gain", "proven", "why",
         )  # fmt: skip
         return {
-            "topology": self.topology.name,
+            "topology": self.hosts.name,
             "collective": self.algorithm.collective.name,
             "algorithm": self.algorithm.name,
             **{name: getattr(self, name) for name in figures},
@@ -167,7 +173,7 @@ class Placement:
     def _repr_html_(self) -> str:
         """HTML for notebooks."""
         more = [("why", self.why), ("order", " ".join(map(str, self.order)))]
-        return card(self.title, facts([*self.times, *more]), notes=self.topology.told)
+        return card(self.title, facts([*self.times, *more]), notes=self.hosts.told)
 
     def __repr__(self) -> str:
         return f"Placement({self.title}: {', '.join(map(' '.join, self.times))})"

@@ -6,9 +6,6 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import chain, permutations
-from itertools import count as numbers
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,8 +15,7 @@ from taccl._internal.names import shown
 from taccl._internal.units import format_count
 from taccl.errors import InputError
 from taccl.formats.files import write_whole
-from taccl.topology.builder import TopologyBuilder
-from taccl.topology.parts import exact_cost, hold_ends
+from taccl.placement.hosts import USUAL_GB_PER_S, USUAL_OVERSUBSCRIPTION, ProbedHosts
 from taccl.topology.recognise import asymmetry, completed, levels
 
 if TYPE_CHECKING:
@@ -28,26 +24,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl._internal.arguments import Number
-    from taccl.topology.topology import Side, Topology
+    from taccl.topology.topology import Topology
 
 PortUse = Literal["shared", "none"]
-#: Under which a topology's cache has the probe that it was made from, and the options.
-MEASURED = "measured"
 #: The fields that hold a matrix for each pass.
 REPEATS = ("latency_repeats_us", "bandwidth_repeats_gb_per_s")
 #: Two directions that differ by more than this factor are taken for a mistake, and named.
 APART = 3.0
-#: Assumed where nothing was measured; our choices, which notes of the topology name.
-USUAL_LATENCY_US = 10.0
-USUAL_GB_PER_S = 12.5
-USUAL_OVERSUBSCRIPTION = 4.0
-#: Links of a GPU are of different kinds, as NVLink and PCIe, where their rates differ by this factor.
-_KINDS_APART = 1.5
-#: GB/s of 16 lanes of PCIe 5: links that are no faster may share one slot, within a socket and across.
-_SLOT_GB_PER_S = 64.0
 _GPU = re.compile(r"(GPU|CUDA|Device)[ :_-]?\d+", re.IGNORECASE)
-#: Each further level of clusters passes such a part of what the level within passes; our choice.
-_FURTHER = 2.0
 
 
 @checked
@@ -243,90 +227,8 @@ class Probe:
             Use of a port by the links of a host, or by those of a GPU that are about as fast: one send at a
             time; or every link has wires of its own, as xGMI and NVLinks between pairs do.
         """
-        count = self.num_hosts
-        rate = float(exact_cost(bandwidth_gb_per_s, where="bandwidth_gb_per_s"))
-        over = float(exact_cost(oversubscription, where="oversubscription"))
-        if not (rate > 0 and over >= 1):
-            said = f"found {rate:g} GB/s, oversubscribed {over:g} times; expected above 0, and 1 or more"
-            raise InputError(said, where="bandwidth_gb_per_s, oversubscription")
-        rates, latencies = self.bandwidth_gb_per_s, self.latency_us
-        slowness = np.full((count, count), 1.0 / rate) if rates is None else self.filled(1.0 / rates)
-        alpha = np.full((count, count), USUAL_LATENCY_US) if latencies is None else self.filled(latencies)
-        assumed = [f"every port {rate:g} GB/s"] * (rates is None)
-        assumed += [f"every latency {USUAL_LATENCY_US:g} us"] * (latencies is None)
-        assumed += self.assumed
-        found = [] if self.is_one_server else self.levels
-        innermost = found[0].tolist() if found else [0] * count
-        shared = [(f"ranks {ranks[0]}-{ranks[-1]}", list(ranks), each) for ranks, each in self.uplinks]
-        if not self.uplinks and over > 1 and found:
-            times = [over * _FURTHER**depth for depth in range(len(found))]
-            assumed.append(f"uplinks oversubscribed {', then '.join(f'{each:g}' for each in times)} times")
-            own = 1.0 / np.min(np.where(np.eye(count, dtype=bool), np.inf, slowness), axis=1)
-            names = chain(("rack", "pod", "zone"), map("level {}".format, numbers(4)))
-            for kind, labels, each in zip(names, found, times, strict=False):
-                for cluster, hosts in enumerate(np.flatnonzero(labels == n) for n in range(labels.max() + 1)):
-                    # Whatever a rack is short of, one host of it is not.
-                    passes = max(own[hosts].max(), own[hosts].sum() / each)
-                    shared += [(f"{kind} {cluster}", hosts.tolist(), passes)] * (len(hosts) > 1)
-        crossed = []
-        for what, ranks, each in shared:
-            inside = np.isin(np.arange(count), ranks)
-            # A pair across a shared uplink is no faster than the uplink.
-            slowness = np.where(inside[:, None] != inside, np.maximum(slowness, 1.0 / each), slowness)
-            crossed.append((what, inside, Fraction(str(_rounded(np.array(1000.0 / each))))))
-        builder = TopologyBuilder(name, innermost, profile="measured")
-        kinds = _kinds_of_links(slowness) if self.is_one_server else np.zeros((count, count), np.int64)
-        ends_of = [
-            [
-                [
-                    builder.add_resource(f"port {way} {host}" + (f" of kind {kind}" if kind else ""))
-                    for kind in range(kinds.max() + 1)
-                ]
-                for host in range(count)
-            ]
-            for way in ("out", "in")
-        ]
-        alpha_us, beta = (
-            [[Fraction(each, 1000) for each in row] for row in np.rint(1000 * values).astype(int).tolist()]
-            for values in (np.nan_to_num(np.round(alpha, 3)), np.nan_to_num(_rounded(1000.0 * slowness)))
-        )
-        ends = np.array([*permutations(range(count), 2)])
-        for src, dst in ends.tolist():
-            link = builder.add_link(src, dst, alpha_us=alpha_us[src][dst], beta_us_per_mb=beta[src][dst])
-            kind = kinds[src, dst]
-            ends_held = ends_of[0][src][kind], ends_of[1][dst][kind]
-            if ports == "shared":
-                hold_ends(builder, link, *ends_held, alpha_us=builder.links[link].alpha_us)
-        for what, inside, held in crossed:
-            sides: tuple[tuple[Side, str], ...] = (("send", "uplink"), ("receive", "downlink"))
-            for side, way in sides:
-                near, far = ends.T if side == "send" else ends.T[::-1]
-                shared_way = builder.add_resource(f"{way} of {what}")
-                for link in np.flatnonzero(inside[near] & ~inside[far]).tolist():
-                    builder.add_hold(link, shared_way, alpha_us=0, beta_us_per_mb=held, side=side)
-        nested = ", in ".join(format_count(int(labels.max()) + 1, "cluster") for labels in found)
-        if found:
-            because = "as their distances suggest" if self.clusters is None else "as was stated"
-            assumed.insert(0, f"{count} hosts are in {nested}, {because}")
-        if self.is_one_server:
-            notes = [f"{count} GPUs of one server"]
-            if ports == "shared":
-                of_each = format_count(int(kinds.max()) + 1, "kind")
-                assumed.append(
-                    f"links of a GPU share a port, one for each of {of_each} of links by rate (up to "
-                    f"{_SLOT_GB_PER_S:g} GB/s one PCIe slot), as pairs were measured one at a time "
-                    "(ports='none' gives each link wires of its own)"
-                )
-        else:
-            notes = [f"{count} hosts" + (f" in {nested}" if found else ", all alike")]
-        topology = builder.build(notes=notes, assumed=assumed)
-        given = {
-            "bandwidth_gb_per_s": bandwidth_gb_per_s,
-            "oversubscription": oversubscription,
-            "ports": ports,
-        }
-        topology.cache[MEASURED] = self, given
-        return topology
+        given = {"bandwidth_gb_per_s": bandwidth_gb_per_s, "oversubscription": oversubscription}
+        return ProbedHosts(self, name, given | {"ports": ports}).topology
 
     def to_dict(self) -> dict[str, Any]:
         """The probe as plain values; None where nothing was measured."""
@@ -375,23 +277,6 @@ class Probe:
         return (
             f"Probe({format_count(self.num_hosts, 'host')}, {', '.join(known)}{', sampled' * self.sampled})"
         )
-
-
-def _kinds_of_links(slowness: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The kind of the link of every pair, from 0 for the fastest on: a gap between sorted rates parts two.
-
-    Rates that one PCIe slot may have are of one kind.
-    """
-    off = ~np.eye(len(slowness), dtype=bool)
-    ordered = np.sort(slowness[off])
-    are_apart = ordered[1:] > _KINDS_APART * ordered[:-1]
-    starts = ordered[1:][are_apart & (ordered[:-1] < 1 / _SLOT_GB_PER_S)]
-    return np.where(off, np.searchsorted(starts, slowness, side="right"), 0)
-
-
-def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """To three decimals, and never 0: exact times need round costs."""
-    return np.maximum(np.round(values, 3), 0.001)
 
 
 def _plain(matrix: NDArray[np.float64] | None) -> list[list[float | None]] | None:

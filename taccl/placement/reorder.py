@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from taccl._internal.arguments import checked
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl.placement.case import Case
+from taccl.placement.hosts import ProbedHosts
 from taccl.placement.judging import Judgement, are_apart, judge
 from taccl.placement.placement import Placement
-from taccl.placement.probe import MEASURED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ _NOTHING = 1e-6
 
 @checked
 def reorder(
-    topology: Topology | Probe,
+    topology: Topology | Probe | ProbedHosts,
     collective: str = "allreduce",
     algorithm: str | Schedule | Program = "ring",
     size: Size = "100MB",
@@ -80,13 +80,13 @@ def reorder(
         If no links lead from one rank to another.
     """
     case, deadline = Case(topology, collective, algorithm, size), Deadline.after(time_limit_s)
-    count, hosts = case.problem.topology.num_ranks, case.problem.topology
+    count, hosts = case.hosts.num_ranks, case.hosts
     given = tuple(range(count))
     before, bound = (case.ticks(each, compiled=not case.is_small) for each in (given, [-1] * count))
     if before > bound:
         bound = max(bound, case.fabric.least_crossing(case.messages))
     best, after, proven = given, before, before <= bound * (1 + _NOTHING)
-    measured = hosts.cache.get(MEASURED)
+    measured = hosts if isinstance(hosts, ProbedHosts) else None
     judgement = None
 
     def tell(_seconds: float, doing: str, _part: float | None) -> None:
@@ -100,19 +100,18 @@ def reorder(
             found = case.search(given, seed, first)
             return case.prove(found, first) if count <= _PROVABLE else (*found, False)
 
-        # Nothing better may be known yet, as kernels are compiled when they are first called.
+        # The time limit may come before the search has an order, as kernels are compiled at their first call.
+        near = case.ticks(case.nested, compiled=not case.is_small)
+        best, after = min((best, after), (case.nested, near), key=lambda found: found[1])
         with suppress(OutOfTime):
             best, after, proven = first.run(work, tell=tell)
     if after >= before * (1 - _NOTHING):
         best, after = given, before
     if best != given and measured is not None:
-        probe, options = measured
         reason = "the time limit came first; give more time"
-        judgement = Judgement(reason=reason, has_clusters=are_apart(probe))
+        judgement = Judgement(reason=reason, has_clusters=are_apart(measured.probe))
         with suppress(OutOfTime):
-            judgement = deadline.run(
-                lambda: judge(probe, options, case.algorithm, case.size_bytes, seed, deadline), tell=tell
-            )
+            judgement = deadline.run(lambda: judge(measured, case, seed, deadline), tell=tell)
         if not (within_noise or judgement.is_trusted):
             best, after, proven = given, before, False
     bound = max(bound, after) if proven else min(bound, after)
@@ -120,6 +119,6 @@ def reorder(
     return Placement(
         hosts, case.algorithm, case.size_bytes, best, case.us(before), case.us(after), case.us(bound), proven,
         (case.limits(given, before), case.limits(best, after)),
-        case.fabric.distance(int(case.messages.units.max())) / case.problem.costs.ticks_per_us,
+        case.fabric.distance(int(case.messages.units.max())) / case.ticks_per_us,
         case.us(least), judgement,
     )  # fmt: skip

@@ -181,3 +181,23 @@ def test_our_own_schedule_loses_to_no_ring():
     problem = taccl.make_problem(two_pods(), taccl.collectives.allreduce(8), size_bytes="100MB")
     ours = brief_synthesis(problem, backend="greedy", seed=0)
     assert ours.schedule.finish_us <= taccl.baselines.ring(problem, cut=False).finish_us
+
+
+def test_hosts_of_a_probe_are_placed_without_their_topology():
+    """Costs come from the probe's arrays; a topology of a link for each pair is made once it is asked for."""
+    _, probe, _ = cloud((2, 2), seed=0)
+    found = taccl.reorder(probe, size="8MB", time_limit_s=3600)
+    assert "topology" not in vars(found.hosts)
+    assert found.topology is found.hosts.topology
+
+
+@pytest.mark.parametrize("name", ["ring", "halving-doubling", "double-tree:4"])
+def test_costs_as_arrays_are_those_of_the_topology(name):
+    """Any order takes as long on the arrays of a probe as on the links of its topology."""
+    _, probe, _ = cloud((3, 3, 2), seed=0, noise=0.1)
+    arrays, links = (Case(probe, "allreduce", name, "1MB", on_links=on) for on in (False, True))
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(8).tolist()
+        ours, theirs = (each.us(each.ticks(order, compiled=False)) for each in (arrays, links))
+        assert ours == theirs
+        assert arrays.limits(order, 1)[0] == links.limits(order, 1)[0]

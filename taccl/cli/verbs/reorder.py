@@ -17,6 +17,7 @@ from taccl.errors import InputError
 from taccl.formats.native import load as load_schedule
 
 if TYPE_CHECKING:
+    from taccl.placement.hosts import ProbedHosts
     from taccl.topology.topology import Topology
 
 #: Files for launchers, and files for libraries.
@@ -79,7 +80,7 @@ def run(options: argparse.Namespace) -> Answer:
             "within_noise": options.within_noise,
         }  # fmt: skip
         found = taccl.reorder(topology, options.collective, algorithm, options.size, **given)
-    notes = [*found.topology.told]
+    notes = [*found.hosts.told]
     if not (found.judgement is None or found.judgement.is_trusted or options.within_noise):
         notes += _withheld(options)
     if hosts and (options.hostfile is not None or options.rankfile is not None):
@@ -101,13 +102,15 @@ def run(options: argparse.Namespace) -> Answer:
     return answer
 
 
-def _hosts(options: argparse.Namespace) -> tuple[Topology, list[str]]:
-    """The topology, and the host of each of its slots; no hosts if no file names them."""
+def _hosts(options: argparse.Namespace) -> tuple[Topology | ProbedHosts, list[str]]:
+    """The hosts as topology or probe, and the host of each of its slots; no hosts if no file names them."""
+    from taccl.placement.hosts import ProbedHosts
     from taccl.placement.launchers import read_hosts
     from taccl.placement.matrices import load_probe
     from taccl.placement.slurm import load_slurm
 
     named: list[str] = []
+    topology: Topology | ProbedHosts
     known = format_in(options.topology)
     if known is not None and known.name in ("taccl-probe", "pair-matrix", "slurm-topology"):
         if known.name == "slurm-topology":
@@ -118,7 +121,9 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology, list[str]]:
             probe = load_probe(options.topology)
         given = {"oversubscription": options.oversubscription, "bandwidth_gb_per_s": options.bandwidth}
         given = {name: value for name, value in given.items() if value is not None}
-        topology, named = probe.topology(name=options.topology, **given), list(probe.hosts)
+        measured_hosts = ProbedHosts(probe, options.topology, given)
+        measured_hosts.warn_of_assumptions()
+        topology, named = measured_hosts, list(probe.hosts)
     else:
         said = "found a topology, which says it itself; leave it out"
         refuse(options, ("oversubscription", "bandwidth"), said)
@@ -191,7 +196,7 @@ def _contents(found: taccl.Placement, hosts: list[str], options: argparse.Namesp
     from taccl.placement import files, launchers
 
     def choices(library: str) -> Any:
-        return files.choose(found.topology, options.collective, library=library, order=found.order)
+        return files.choose(found.hosts, options.collective, library=library, order=found.order)
 
     count, num_servers = len(found.order), len(set(hosts)) or None
     writers: dict[str, Callable[[], str]] = {
@@ -210,7 +215,7 @@ def _text(found: taccl.Placement, hosts: list[str], start: list[str], notes: lis
         # A number tells apart several slots of one host.
         host if hosts.count(host) == 1 else f"{host}:{hosts[:slot].count(host)}"
         for slot, host in enumerate(hosts)
-    ] or [*map(str, range(found.topology.num_ranks))]
+    ] or [*map(str, range(found.hosts.num_ranks))]
     order = " ".join(names[slot] for slot in found.order)
     lines = [found.title, table(found.times, indent="  "), f"  {found.why}"]
     lines += [f"  note: {note}" for note in notes]

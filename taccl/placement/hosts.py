@@ -1,0 +1,237 @@
+"""Hosts of a probe: the costs between them as arrays, and the topology that these make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from itertools import chain, permutations
+from itertools import count as numbers
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from taccl._internal.units import format_count
+from taccl.errors import AssumptionWarning, InputError, warn
+from taccl.topology.builder import TopologyBuilder
+from taccl.topology.parts import exact_cost, hold_ends
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from taccl._internal.arguments import Number
+    from taccl.placement.probe import Probe
+    from taccl.topology.topology import Side, Topology
+
+#: Under which a topology's cache has the hosts that it was made from.
+MEASURED = "measured"
+#: Links of a GPU are of different kinds, as NVLink and PCIe, where their rates differ by this factor.
+_KINDS_APART = 1.5
+#: GB/s of 16 lanes of PCIe 5: links that are no faster may share one slot, within a socket and across.
+_SLOT_GB_PER_S = 64.0
+#: Each further level of clusters passes such a part of what the level within passes; our choice.
+_FURTHER = 2.0
+#: Assumed where nothing was measured; our choices, which notes of the topology name.
+USUAL_LATENCY_US = 10.0
+USUAL_GB_PER_S = 12.5
+USUAL_OVERSUBSCRIPTION = 4.0
+#: Decimals of latencies in us, and of costs in us/MB.
+DECIMALS = 3
+
+
+class SharedPath(NamedTuple):
+    """What the messages out of a set of hosts share, and those into it.
+
+    - `inside`: (num_hosts,) bool, the set.
+    - `beta_us_per_mb`: Time for which a message holds it, per MB.
+    """
+
+    name: str
+    inside: NDArray[np.bool_]
+    beta_us_per_mb: float
+
+
+class PairCosts(NamedTuple):
+    """Costs between hosts, rounded to `DECIMALS` decimals.
+
+    - `alpha_us`, `beta_us_per_mb`: (num_hosts, num_hosts) float64, row to column; 0 on the diagonal.
+    - `kind`: (num_hosts, num_hosts) int64, the port of a host that a link holds.
+    - `has_ports`: True if links of a host and kind share a port.
+    - `shared`: Uplinks of clusters, each with a downlink.
+    - `node`: Innermost cluster of each host.
+    """
+
+    alpha_us: NDArray[np.float64]
+    beta_us_per_mb: NDArray[np.float64]
+    kind: NDArray[np.int64]
+    has_ports: bool
+    shared: tuple[SharedPath, ...]
+    node: tuple[int, ...]
+    notes: tuple[str, ...]
+    assumed: tuple[str, ...]
+
+    def resources(self) -> list[str]:
+        """Names of ports out and in, host by host and kind by kind; then of uplinks and downlinks in turn."""
+        hosts, kinds = len(self.node), range(int(self.kind.max()) + 1)
+        names = [
+            f"port {way} {host}" + (f" of kind {kind}" if kind else "")
+            for way in ("out", "in")
+            for host in range(hosts)
+            for kind in kinds
+        ]
+        return names + [f"{way} of {each.name}" for each in self.shared for way in ("uplink", "downlink")]
+
+
+@dataclass(frozen=True, eq=False)
+class ProbedHosts:
+    """The hosts of a probe, as rank placement takes them: costs now, and a topology once it is asked for.
+
+    - `options`: Options of `Probe.topology`.
+    """
+
+    probe: Probe
+    name: str = "probe"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of hosts."""
+        return self.probe.num_hosts
+
+    @cached_property
+    def costs(self) -> PairCosts:
+        """Costs of all pairs."""
+        return _costs(self.probe, **self.options)
+
+    @property
+    def ranks_of_node(self) -> tuple[tuple[int, ...], ...]:
+        """Hosts of each innermost cluster."""
+        node = np.array(self.costs.node)
+        return tuple(tuple(np.flatnonzero(node == each).tolist()) for each in range(node.max() + 1))
+
+    @property
+    def told(self) -> list[str]:
+        """Notes, and assumptions, as those of the topology."""
+        return [*self.costs.notes, *(f"assumed: {each}" for each in self.costs.assumed)]
+
+    def warn_of_assumptions(self) -> None:
+        """Warn of what is assumed, as a topology does when it is built."""
+        if assumed := self.costs.assumed:
+            told = "; ".join(f"({number}) {each}" for number, each in enumerate(assumed, 1))
+            warn(f"{self.name}: {format_count(len(assumed), 'assumption')}: {told}", AssumptionWarning)
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The topology: a link for each pair of hosts."""
+        costs, builder = self.costs, TopologyBuilder(self.name, self.costs.node, profile="measured")
+        index = {name: builder.add_resource(name) for name in costs.resources()}
+        hosts, kinds = self.num_ranks, int(costs.kind.max()) + 1
+        alpha_us, beta = (
+            [[Fraction(each, 10**DECIMALS) for each in row] for row in in_thousandths(matrix).tolist()]
+            for matrix in (costs.alpha_us, costs.beta_us_per_mb)
+        )
+        ends = np.array([*permutations(range(hosts), 2)])
+        for src, dst in ends.tolist():
+            link = builder.add_link(src, dst, alpha_us=alpha_us[src][dst], beta_us_per_mb=beta[src][dst])
+            if costs.has_ports:
+                kind = int(costs.kind[src, dst])
+                out, into = src * kinds + kind, (hosts + dst) * kinds + kind
+                hold_ends(builder, link, out, into, alpha_us=builder.links[link].alpha_us)
+        for each in costs.shared:
+            held = Fraction(str(each.beta_us_per_mb))
+            sides: tuple[tuple[Side, str], ...] = (("send", "uplink"), ("receive", "downlink"))
+            for side, way in sides:
+                near, far = ends.T if side == "send" else ends.T[::-1]
+                for link in np.flatnonzero(each.inside[near] & ~each.inside[far]).tolist():
+                    resource = index[f"{way} of {each.name}"]
+                    builder.add_hold(link, resource, alpha_us=0, beta_us_per_mb=held, side=side)
+        topology = builder.build(notes=costs.notes, assumed=costs.assumed)
+        topology.cache[MEASURED] = self
+        return topology
+
+
+def _costs(
+    probe: Probe,
+    *,
+    bandwidth_gb_per_s: Number = USUAL_GB_PER_S,
+    oversubscription: Number = USUAL_OVERSUBSCRIPTION,
+    ports: str = "shared",
+) -> PairCosts:
+    """The costs of a probe; see `Probe.topology` for the options."""
+    count = probe.num_hosts
+    rate = float(exact_cost(bandwidth_gb_per_s, where="bandwidth_gb_per_s"))
+    over = float(exact_cost(oversubscription, where="oversubscription"))
+    if not (rate > 0 and over >= 1):
+        said = f"found {rate:g} GB/s, oversubscribed {over:g} times; expected above 0, and 1 or more"
+        raise InputError(said, where="bandwidth_gb_per_s, oversubscription")
+    rates, latencies = probe.bandwidth_gb_per_s, probe.latency_us
+    slowness = np.full((count, count), 1.0 / rate) if rates is None else probe.filled(1.0 / rates)
+    alpha = np.full((count, count), USUAL_LATENCY_US) if latencies is None else probe.filled(latencies)
+    assumed = [f"every port {rate:g} GB/s"] * (rates is None)
+    assumed += [f"every latency {USUAL_LATENCY_US:g} us"] * (latencies is None)
+    assumed += probe.assumed
+    found = [] if probe.is_one_server else probe.levels
+    innermost = found[0].tolist() if found else [0] * count
+    uplinks = [(f"ranks {ranks[0]}-{ranks[-1]}", list(ranks), each) for ranks, each in probe.uplinks]
+    if not probe.uplinks and over > 1 and found:
+        times = [over * _FURTHER**depth for depth in range(len(found))]
+        assumed.append(f"uplinks oversubscribed {', then '.join(f'{each:g}' for each in times)} times")
+        own = 1.0 / np.min(np.where(np.eye(count, dtype=bool), np.inf, slowness), axis=1)
+        names = chain(("rack", "pod", "zone"), map("level {}".format, numbers(4)))
+        for kind, labels, each in zip(names, found, times, strict=False):
+            for cluster, hosts in enumerate(np.flatnonzero(labels == n) for n in range(labels.max() + 1)):
+                # Whatever a rack is short of, one host of it is not.
+                passes = max(own[hosts].max(), own[hosts].sum() / each)
+                uplinks += [(f"{kind} {cluster}", hosts.tolist(), passes)] * (len(hosts) > 1)
+    shared = []
+    for what, ranks, each in uplinks:
+        inside = np.isin(np.arange(count), ranks)
+        # A pair across a shared uplink is no faster than the uplink.
+        for rows, columns in ((inside, ~inside), (~inside, inside)):
+            across = np.ix_(rows, columns)
+            slowness[across] = np.maximum(slowness[across], 1.0 / each)
+        shared.append(SharedPath(what, inside, float(_rounded(np.array(1000.0 / each)))))
+    kinds = _kinds_of_links(slowness) if probe.is_one_server else np.zeros((count, count), np.int64)
+    nested = ", in ".join(format_count(int(labels.max()) + 1, "cluster") for labels in found)
+    if found:
+        because = "as their distances suggest" if probe.clusters is None else "as was stated"
+        assumed.insert(0, f"{count} hosts are in {nested}, {because}")
+    notes = [f"{count} hosts" + (f" in {nested}" if found else ", all alike")]
+    if probe.is_one_server:
+        notes = [f"{count} GPUs of one server"]
+        if ports == "shared":
+            of_each = format_count(int(kinds.max()) + 1, "kind")
+            assumed.append(
+                f"links of a GPU share a port, one for each of {of_each} of links by rate (up to "
+                f"{_SLOT_GB_PER_S:g} GB/s one PCIe slot), as pairs were measured one at a time "
+                "(ports='none' gives each link wires of its own)"
+            )
+    alpha = np.nan_to_num(np.round(alpha, DECIMALS))
+    beta = np.nan_to_num(_rounded(1000.0 * slowness))
+    return PairCosts(
+        alpha, beta, kinds, ports == "shared", tuple(shared), tuple(innermost), tuple(notes), tuple(assumed)
+    )
+
+
+def _kinds_of_links(slowness: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The kind of the link of every pair, from 0 for the fastest on: a gap between sorted rates parts two.
+
+    Rates that one PCIe slot may have are of one kind.
+    """
+    off = ~np.eye(len(slowness), dtype=bool)
+    ordered = np.sort(slowness[off])
+    are_apart = ordered[1:] > _KINDS_APART * ordered[:-1]
+    starts = ordered[1:][are_apart & (ordered[:-1] < 1 / _SLOT_GB_PER_S)]
+    return np.where(off, np.searchsorted(starts, slowness, side="right"), 0)
+
+
+def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Values to `DECIMALS` decimals, and never 0: exact times need round costs."""
+    return np.maximum(np.round(values, DECIMALS), 10.0**-DECIMALS)
+
+
+def in_thousandths(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Values of `DECIMALS` decimals as whole numbers."""
+    whole: NDArray[np.int64] = np.rint(values * 10**DECIMALS).astype(np.int64)
+    return whole
