@@ -258,6 +258,7 @@ def collective_of(options: argparse.Namespace, topology: Topology) -> Collective
     if options.collective != BY_MATRIX and options.matrix is None:
         name: str = options.collective
         return name
+    refuse(options, ARGUMENTS, f"{BY_MATRIX} takes none; leave it out")
     sizes = sizes_of_pairs(options, topology.num_ranks)
     collective = taccl.alltoallv_collective(sizes)
     busiest = max(sizes.sum(axis=0).max(), sizes.sum(axis=1).max())

@@ -22,6 +22,9 @@ TAKERS = {
     "suggest": lambda name, **given: taccl.suggest_sketches(
         taccl.topologies.ring(3), name, "1KB", chunks_per_rank=1, time_limit_s=0.05, **given
     ),
+    "check": lambda name, **given: taccl.check_sketch(
+        taccl.Sketch.from_dict({"schema": 1}), taccl.topologies.ring(3), name, size="1KB", time_limit_s=0.05, **given
+    ),
     "plan": lambda name, **given: taccl.plan(
         RING, name, sizes=[3000], backend="greedy", baselines=False, time_limit_s=1, **given
     ),

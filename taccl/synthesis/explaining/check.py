@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from taccl._internal.arguments import Seconds, Size, checked
 from taccl._internal.units import format_us
-from taccl.errors import SketchError
+from taccl.errors import InputError, SketchError
 from taccl.problem.clauses import CLAUSES
 from taccl.problem.collective import Collective
-from taccl.problem.collectives import make
+from taccl.problem.collectives import CollectiveArguments, make
 from taccl.problem.problem import Problem
 from taccl.sketch.apply import apply
 from taccl.sketch.group import Symmetries, symmetry_group
@@ -131,6 +131,7 @@ def check_sketch(
     chunk_size: Size | None = None,
     size: Size | None = None,
     time_limit_s: Seconds = 30.0,
+    **arguments: Unpack[CollectiveArguments],
 ) -> SketchReport:
     """Effect of each clause of a sketch on a topology, and its least cost.
 
@@ -146,6 +147,8 @@ def check_sketch(
         As `Sketch.apply` takes them: the sketch's own chunk size unless one is given.
     time_limit_s : float
         After which clauses are no longer bounded.
+    **arguments : CollectiveArguments
+        `root`, `roots` or `counts` of a named collective, as `taccl.collectives.make` takes them.
 
     Raises
     ------
@@ -155,7 +158,10 @@ def check_sketch(
     deadline = time.monotonic() + time_limit_s
     guide = load_sketch(sketch) if isinstance(sketch, (str, PathLike)) else sketch
     if isinstance(collective, str):
-        collective = make(collective, topology.num_ranks)
+        collective = make(collective, topology.num_ranks, **arguments)
+    elif given := [name for name, value in arguments.items() if value is not None]:
+        said = "found one beside a collective that is made already; leave it out, or name the collective"
+        raise InputError(said, where=given[0])
     if collective.chunks_open:
         collective = collective.split(guide.chunks.per_rank)
     check = _Check(guide, topology, collective, {"chunk_size": chunk_size, "size": size})
