@@ -213,7 +213,7 @@ class OneArrival(OfRanks):
     ranks: frozenset[int]
 
     def holds(self, facts, ticks):
-        """True if the fastest link takes so long for the smallest chunk."""
+        """True if the fastest link needs that time for the smallest chunk."""
         unit = min(facts.units)
         return ticks <= min(facts.alpha[e] + facts.beta[e] * unit for e in facts.allowed)
 

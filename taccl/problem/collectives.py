@@ -47,7 +47,7 @@ class CollectiveArguments(TypedDict, total=False):
     counts: Sequence[Natural] | None
 
 
-#: What each argument is, as messages and the help of the command line say it.
+#: {argument: its value in words}, for messages and the help of the command line.
 ARGUMENTS = {
     "root": "a rank",
     "roots": "ranks such as 0,4",

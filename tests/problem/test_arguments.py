@@ -39,7 +39,7 @@ CASES = [
 
 @pytest.mark.parametrize("name", collectives.COLLECTIVES)
 def test_arguments_are_read_off_a_collective(name):
-    """What `make` was given comes back; roots of several are not asked for."""
+    """The arguments of `make` come back, but for several roots."""
     arguments = {"root": 2} if name in collectives.ROOTED else arguments_for(name, 3)
     made = collectives.make(name, 3, chunks_per_rank=2, **arguments)
     assert arguments_of(made) == {each: value for each, value in arguments.items() if each != "roots"}
