@@ -7,7 +7,7 @@ On a page, blocks run in their order and share one folder and one set of names:
 - in a block of console, each line that starts with ``taccl`` is run. It must exit with 0, or with the code
   that a comment ``# exits with N`` at its end promises.
 
-Time limits and bounds are cut short here, and rows of sizes. Commands that name files of the published tool are run apart, beside copies.
+Time limits and bounds are cut short here, rows of sizes, and lists of algorithms that are measured. Commands that name files of the published tool are run apart, beside copies.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from taccl.analysis.certificates import bounds
 from taccl.analysis.certificates.certificate import kinds_of_bounds
 from taccl.baselines.table import label_of
 from taccl.cli import main
+from taccl.placement import tuning
 from taccl.plot import sizes
 from taccl.topology.machines import SHAPES
 from taccl.topology.networks import INSTANCES, NETWORKS
@@ -88,6 +89,8 @@ def commands_of(block):
 def short_searches(monkeypatch):
     """Cut searches, bounds and pictures short, as pages promise calls that work and exit codes, not finishes.
 
+    Of each collective one algorithm of the MPI library is measured, as ranks are started anew for each.
+
     Comparisons start no processes, which load all libraries anew: tests of those do.
     """
     bandwidths = taccl.plot.bandwidths
@@ -102,7 +105,7 @@ def short_searches(monkeypatch):
     monkeypatch.setattr(taccl, "synthesize", cut(taccl.synthesize, parameters=SHORT, **limit))
     for name in ("compare", "plan", "reorder", "suggest_sketches"):
         monkeypatch.setattr(taccl, name, cut(getattr(taccl, name), **limit))
-    monkeypatch.setattr(taccl, "sweep", cut(taccl.sweep, time_limit_s=1))
+    monkeypatch.setattr(taccl, "sweep", cut(taccl.sweep, time_limit_s=5 * MOST_SECONDS))
     for name in ("report", "lower_bound"):
         monkeypatch.setattr(taccl, name, cut(getattr(taccl, name), **budget))
     for name in ("_FIRST_S", "_SMALL_S", "_LEAST_S"):
@@ -110,8 +113,10 @@ def short_searches(monkeypatch):
     for most in ("_MOST_DRAWN", "_MOST_REPLAYED"):  # tests of pages draw their pictures
         monkeypatch.setattr(f"taccl.plot.report.{most}", 0)
     monkeypatch.setattr(sizes, "_SIZES", sizes._SIZES[::6])
-    some = ("ring", "tree", "pairwise")
-    monkeypatch.setattr(sizes, "BASELINES", {name: sizes.BASELINES[name] for name in some})
+    monkeypatch.setattr(sizes, "_BOUND_S", BOUND_SECONDS)
+    monkeypatch.setattr(sizes, "BASELINES", {name: sizes.BASELINES[name] for name in ("ring", "pairwise")})
+    measured = {kind: dict(list(names.items())[:1]) for kind, names in tuning.LIBRARY_NAMES.items()}
+    monkeypatch.setattr(tuning, "LIBRARY_NAMES", measured)
     for module in (sizes, taccl.plot):
         monkeypatch.setattr(module, "bandwidths", two_sizes)
     with joblib.parallel_config(backend="sequential"):
@@ -122,10 +127,10 @@ def run_command(command, where, capsys):
     """Run one command, and compare its exit code with the one that the page promises."""
     promised = _EXITS.search(command)
     command = re.sub(r"--budget \S+", f"--budget {MOST_SECONDS}", command)
-    command = re.sub(r"--step-s \S+", "--step-s 1", command)
+    command = re.sub(r"--step-s \S+", f"--step-s {MOST_SECONDS}", command)
     # Named solvers use up what they have.
     command = re.sub(r"^(taccl (?:compare|sweep) .*)--time-limit \S+", r"\1", command)
-    command = re.sub(r"^taccl (compare|sweep)", r"taccl \1 --time-limit 1", command)
+    command = re.sub(r"^taccl (compare|sweep)", rf"taccl \1 --time-limit {MOST_SECONDS}", command)
     code = main(shlex.split(command, comments=True)[1:])
     said = capsys.readouterr()
     assert code == int(promised[1] if promised else 0), f"{where}: {command}\n{said.err}"
