@@ -138,6 +138,7 @@ def _solve_alone(search: Search) -> None:
     own = search.part(search.problem, "", search.deadline, bound=search.bound, rival=search)
     own.quotient = search.quotient
     first_us, half = format_us(search.best.finish_us), f" in the {search.half} half" if search.half else ""
+    first = "the given start" if search.best is search.options.start else "the list scheduler's schedule"
     try:
         alone(own, solver)
         last = own.stages[-1]
@@ -161,13 +162,13 @@ def _solve_alone(search: Search) -> None:
         last = own.stages[-1]
         why = f"{last.status}, {last.message}" if last.message else last.status
         search.fallbacks.append(
-            f"{solver} found no schedule{half} ({last.name}: {why}); the list scheduler's is returned, "
-            f"which takes {first_us}"
+            f"{solver} found no schedule{half} ({last.name}: {why}); {first} is returned, which takes "
+            f"{first_us}"
         )
     elif own.best is not None and own.best is not search.best:
         search.notes.append(
-            f"{solver} alone came to {format_us(own.best.finish_us)}{half}; the list scheduler's schedule, "
-            f"from which it started, takes {first_us} and is returned"
+            f"{solver} alone came to {format_us(own.best.finish_us)}{half}; {first}, from which it "
+            f"started, takes {first_us} and is returned"
         )
 
 
