@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taccl.placement.files import Choice
 
 #: The smallest size measured, and how many times as large each next one is; calls before those that count.
-_FROM_BYTES, _TIMES, _WARM_UP = 1 << 10, 4, 3
+_FROM_BYTES, _TIMES, WARM_UP = 1 << 10, 4, 3
 #: Seconds for which ranks may be silent.
 _PATIENCE_S = 300.0
 #: Differences that count for nothing, as a part of a time; our choice.
@@ -35,6 +35,8 @@ _NOISE = 0.05
 #: What each library is told to force one algorithm; the other takes no notice.
 _FORCED = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_priority": "90"}
 _FORCED |= {"MPIR_CVAR_DEVICE_COLLECTIVES": "none"}
+#: {library as it names itself: our name} of those that can be told an algorithm.
+LIBRARIES = {"Open MPI": "openmpi", "MPICH": "mpich"}
 
 
 @dataclass(frozen=True)
@@ -110,24 +112,49 @@ def measure_collectives(
     times: dict[str, dict[str, list[float]]] = {kind: {} for kind in LIBRARY_NAMES}
     report: dict[str, Any] = {}
     for kind, names in LIBRARY_NAMES.items():
-        for name, (number, words) in names.items():
+        for name in names:
             note(f"{kind} by {name}")
             request = {"kind": kind, "sizes": sizes, "repetitions": repetitions}
             report = launched(
                 "taccl.placement.tuning", ranks or 0, request,
-                timeout_s=_PATIENCE_S, note=note, launcher=launcher, environment={
-                    **_FORCED, f"OMPI_MCA_coll_tuned_{kind}_algorithm": str(number),
-                    f"MPIR_CVAR_{kind.upper()}_INTRA_ALGORITHM": words,
-                },
+                timeout_s=_PATIENCE_S, note=note, launcher=launcher, environment=forced(kind, name),
             )  # fmt: skip
             if report["num_ranks"] < 2:
                 said = "found ranks that do not know of each other; give the launcher of the MPI that mpi4py "
                 raise ExecutionError(f"{said}loads, which is {report['library']}")
             times[kind][name] = report["us"]
-    library = {"Open MPI": "openmpi", "MPICH": "mpich"}.get(report["library"])
+    library = LIBRARIES.get(report["library"])
     if library is None:
         raise ExecutionError(f"found {report['library']}, expected Open MPI or MPICH: no others take rules")
     return Tuning(library, report["num_ranks"], tuple(sizes), times)
+
+
+def forced(kind: str, algorithm: str) -> dict[str, str]:
+    """Variables by which both libraries run one algorithm of `LIBRARY_NAMES`."""
+    number, words = LIBRARY_NAMES[kind][algorithm]
+    return {
+        **_FORCED, f"OMPI_MCA_coll_tuned_{kind}_algorithm": str(number),
+        f"MPIR_CVAR_{kind.upper()}_INTRA_ALGORITHM": words,
+    }  # fmt: skip
+
+
+def collective_call(comm: Any, kind: str, size_bytes: int) -> Callable[[], None]:
+    """A function that calls a collective once; its larger buffer has about `size_bytes` bytes of float32.
+
+    Raises `InputError` if MPI has no such collective, or none is measured here.
+    """
+    count = max(1, size_bytes // 4 // comm.size) * comm.size
+    whole, other = np.zeros(count, dtype=np.float32), np.zeros(count, dtype=np.float32)
+    part = whole[: count // comm.size]
+    buffers = {
+        "allreduce": (whole, other), "allgather": (part, other), "alltoall": (whole, other),
+        "reduce-scatter": (whole, other[: len(part)]),
+    }  # fmt: skip
+    if kind not in buffers:
+        raise InputError(f"found {kind}; expected one of {', '.join(buffers)}", where="collective")
+    name = "Reduce_scatter_block" if kind == "reduce-scatter" else kind.capitalize()
+    call = getattr(comm, name)
+    return lambda: call(*buffers[kind])
 
 
 def _measured(comm: Any, request: dict[str, Any]) -> dict[str, Any]:
@@ -136,22 +163,18 @@ def _measured(comm: Any, request: dict[str, Any]) -> dict[str, Any]:
 
     found = []
     for size in request["sizes"]:
-        count = max(1, size // 4 // comm.size) * comm.size
-        whole, other = np.zeros(count, dtype=np.float32), np.zeros(count, dtype=np.float32)
-        part = whole[: count // comm.size]
-        mine = {"allreduce": whole, "allgather": part, "alltoall": whole}[request["kind"]]
-        call = getattr(comm, request["kind"].capitalize())
+        call = collective_call(comm, request["kind"], size)
         took = np.zeros(request["repetitions"])
-        for turn in range(-_WARM_UP, len(took)):
+        for turn in range(-WARM_UP, len(took)):
             comm.Barrier()
             began = time.perf_counter()
-            call(mine, other)
+            call()
             took[max(turn, 0)] = time.perf_counter() - began
         slowest = np.zeros_like(took)
         comm.Allreduce(took, slowest, op=MPI.MAX)
         found.append(float(np.median(slowest)) * 1e6)
     said = MPI.Get_library_version()
-    library = next((name for name in ("Open MPI", "MPICH") if name in said), said.split("\n")[0][:60])
+    library = next((name for name in LIBRARIES if name in said), said.split("\n")[0][:60])
     return {"us": found, "num_ranks": comm.size, "library": library}
 
 

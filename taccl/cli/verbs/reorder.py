@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl._internal.names import shown, table
-from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, option, reader, refuse
-from taccl.cli.output import Answer, check_output, progress_shown, with_content
+from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, option, positive, reader, refuse
+from taccl.cli.output import (
+    Answer,
+    check_output,
+    is_first_rank,
+    notes_shown,
+    picked,
+    progress_shown,
+    with_content,
+)
 from taccl.cli.things import format_in, is_file, topology_from_word
 from taccl.errors import InputError
 from taccl.formats.native import load as load_schedule
@@ -41,6 +49,13 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_limit(verb)
     add_options(verb, "--seed")
     add_output(verb, "the placement as JSON")
+    group = verb.add_argument_group("check by real ranks")
+    help = "FILE is a placement (-o): run the library's collective in both orders of ranks, in turn, by the "
+    help += "ranks that mpiexec has started"
+    option(group, "--verify", help)
+    option(group, "-n --ranks N", "with --verify: ranks to start on this machine", positive)
+    help = "with --verify: calls in each order (default 20)"
+    option(group, "--repetitions N", help, positive)
     group = verb.add_argument_group("where nothing was measured")
     help = "how many times what leaves a rack its hosts can send (default 4)"
     option(group, "--oversubscription K", help, _times)
@@ -67,6 +82,9 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Renumber ranks so that the algorithm of a library fits the network."""
+    if options.verify:
+        return _verified(options)
+    refuse(options, ("ranks", "repetitions"), "found without --verify, which runs ranks; leave it out")
     check_output(options, *_ORDERS, *_RULES, "plot")
     if options.mpich_selection is not None and options.mpich_base is None:
         from taccl.runtime.environment import find_library
@@ -100,6 +118,27 @@ def run(options: argparse.Namespace) -> Answer:
         picture = render(matrices(found), format_of(options.plot))
         answer = with_content(answer, options.plot, picture, options)
     return answer
+
+
+def _verified(options: argparse.Namespace) -> Answer:
+    """The measured gain of a placement; the same at every rank."""
+    from taccl._internal.reading import parse_json, read_text
+    from taccl.placement.measured_gain import measure_gain
+
+    refuse(options, (*_ORDERS, *_RULES, "hosts", "plot"), "found with --verify, which measures; leave it out")
+    if is_first := is_first_rank():
+        check_output(options)
+    placement = parse_json(read_text(options.topology), source=options.topology)
+    with notes_shown(wanted=is_first) as note:
+        given = {name: value for name, value in picked(options, "ranks", "repetitions").items() if value}
+        found = measure_gain(placement, **given, note=note)
+    text = str(found)
+    if not found.is_forced:
+        text += f"\n  the library chose its algorithm; the placement is for {found.algorithm}"
+    answer = Answer(text, found.to_dict())
+    if options.output is None:
+        return answer
+    return with_content(answer, options.output, json.dumps(found.to_dict(), indent=1) + "\n", options)
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Topology | ProbedHosts, list[str]]:

@@ -1,0 +1,212 @@
+"""A placement checked by real ranks: the library's collective in both orders, in turn."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from math import comb
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl._internal.arguments import checked
+from taccl._internal.names import shown
+from taccl._internal.units import format_us
+from taccl.errors import InputError
+from taccl.placement.files import LIBRARY_NAMES
+from taccl.placement.tuning import LIBRARIES, WARM_UP, collective_call, forced
+from taccl.runtime.environment import joined, launched_by
+from taccl.runtime.launch import launched
+from taccl.runtime.rank_execution import agreed, gathered, told
+from taccl.runtime.worker import serve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from taccl._internal.arguments import Count
+
+#: Seconds for which ranks may be silent.
+_PATIENCE_S = 300.0
+#: One-sided confidence of each end of the interval, and the least gain that counts; our choices.
+_CONFIDENCE, _LEAST = 0.99, 0.01
+_FIELDS = {"order", "hosts", "collective", "algorithm", "size_bytes"}
+
+
+@dataclass(frozen=True)
+class MeasuredGain:
+    """Times of a collective in two orders of ranks, measured in turn.
+
+    - `library`: The MPI library; `is_forced` is True if it was told to run the placement's algorithm.
+    - `before_us`, `after_us`: The slowest rank of each call, in the order given and in the new one; the calls
+      of one index follow one another.
+    """
+
+    library: str
+    collective: str
+    algorithm: str
+    size_bytes: int
+    before_us: tuple[float, ...]
+    after_us: tuple[float, ...]
+    is_forced: bool = False
+
+    @property
+    def _ratios(self) -> list[float]:
+        return sorted(b / a for b, a in zip(self.before_us, self.after_us, strict=True))
+
+    @property
+    def gain(self) -> float:
+        """Median speedup of a call by the new order."""
+        return float(np.median(self._ratios))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Interval of the median; each end has 99 % confidence, by order statistics (the sign test).
+
+        It covers all ratios if there are too few calls for that confidence.
+        """
+        ratios = self._ratios
+        count, below = len(ratios), 0
+        for place in range(count):
+            below += comb(count, place)
+            if below > (1 - _CONFIDENCE) * 2**count:
+                place = max(place - 1, 0)
+                return ratios[place], ratios[count - 1 - place]
+        return ratios[0], ratios[-1]
+
+    @property
+    def verdict(self) -> str:
+        """``"confirmed"``, ``"within noise"`` or ``"slower"``.
+
+        A gain is confirmed, or a loss is, if its interval excludes 1 and it exceeds 1 %. Fewer than seven
+        calls confirm nothing.
+        """
+        least, most = self.interval
+        if len(self.before_us) < 7:
+            return "within noise"
+        if least > 1 and self.gain > 1 + _LEAST:
+            return "confirmed"
+        return "slower" if most < 1 and self.gain < 1 - _LEAST else "within noise"
+
+    def __str__(self) -> str:
+        before, after = (format_us(float(np.median(each))) for each in (self.before_us, self.after_us))
+        least, most = self.interval
+        return (
+            f"{self.verdict}: {self.collective} by {self.library} takes {before} in the order given and "
+            f"{after} in the new one, median of {len(self.before_us)} calls in turn; {self.gain:.3g} "
+            f"times as fast, {least:.3g} to {most:.3g} with {_CONFIDENCE:.0%} confidence at each end"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The measurement as plain values."""
+        least, most = self.interval
+        return {
+            "verdict": self.verdict, "gain": self.gain, "least": least, "most": most, "library": self.library,
+            "collective": self.collective, "algorithm": self.algorithm, "size_bytes": self.size_bytes,
+            "is_forced": self.is_forced, "before_us": list(self.before_us), "after_us": list(self.after_us),
+        }  # fmt: skip
+
+
+@checked
+def measure_gain(
+    placement: Mapping[str, Any],
+    *,
+    ranks: Count | None = None,
+    repetitions: Count = 20,
+    note: Callable[[str], None] = lambda _: None,
+) -> MeasuredGain:
+    """Run the library's collective in the order given and in the new one, and compare.
+
+    Ranks are those that a launcher started, on the placement's hosts in either order; or else ranks started
+    here. Two communicators have the same processes, in the two orders. Their calls alternate, so that load
+    that comes and goes delays both.
+
+    Parameters
+    ----------
+    placement : mapping
+        `Placement.to_dict`, with ``hosts``: the host of every slot. `taccl reorder -o` writes both.
+    ranks : int, optional
+        How many to start on this machine, where all hosts are this machine.
+    repetitions : int
+        Calls in each order.
+    note : callable, optional
+        Told what is going on, at rank 0.
+
+    Raises
+    ------
+    InputError
+        If the placement lacks a field, its collective has no counterpart in MPI, or ranks are on other hosts.
+    ExecutionError
+        If there is no MPI, or a rank dies.
+    """
+    if missing := _FIELDS - set(placement):
+        said = f"found a placement without {', '.join(sorted(missing))}; write it with `taccl reorder -o`"
+        raise InputError(said, where="placement")
+    request = {name: placement[name] for name in _FIELDS} | {"repetitions": repetitions}
+    if launched_by() is not None:
+        with joined() as mpi:
+            return MeasuredGain(**_measured(mpi.COMM_WORLD, request))
+    if ranks != len(placement["order"]):
+        said = f"found {ranks or 'none'}, and the placement is for {len(placement['order'])}; start as many"
+        raise InputError(f"{said}, here or by a launcher", where="ranks")
+    kind, algorithm = placement["collective"], placement["algorithm"]
+    is_known = algorithm in LIBRARY_NAMES.get(kind, {})
+    found = launched(
+        "taccl.placement.measured_gain", ranks, request, timeout_s=_PATIENCE_S, note=note,
+        environment=forced(kind, algorithm) if is_known else {},
+    )  # fmt: skip
+    return MeasuredGain(**found | {"is_forced": is_known and found["library"] in LIBRARIES})
+
+
+def slots_of(names: Sequence[str], hosts: Sequence[str]) -> list[int]:
+    """The slot of every rank, by the name of its machine: the ranks of a host have its slots in turn.
+
+    Raises `InputError` if these are not the hosts of the slots, with or without their domain.
+    """
+    if not hosts:
+        return list(range(len(names)))
+    for short in (False, True):
+        here, there = ([n.partition(".")[0] if short else n for n in each] for each in (names, hosts))
+        if Counter(here) == Counter(there):
+            places = {name: [slot for slot, host in enumerate(there) if host == name] for name in set(there)}
+            return [places[name].pop(0) for name in here]
+    said = f"found ranks on {shown(', '.join(dict.fromkeys(names)), 90)}"
+    wanted = shown(", ".join(dict.fromkeys(hosts)), 90)
+    raise InputError(
+        f"{said}, and the placement is for {wanted}; start one rank for each slot", where="hosts"
+    )
+
+
+def _measured(comm: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """One rank's part: both orders in turn; the slowest rank of every call, at all ranks."""
+    from mpi4py import MPI
+
+    names = gathered(comm, MPI.Get_processor_name())
+    slot = agreed(comm, lambda: slots_of(names or [], request["hosts"]))[comm.rank]
+    places = [0] * comm.size
+    for rank, each in enumerate(request["order"]):
+        places[each] = rank
+    orders = [comm.Split(0, key) for key in (slot, places[slot])]
+    calls = [collective_call(each, request["collective"], request["size_bytes"]) for each in orders]
+    took = np.zeros((request["repetitions"], 2))
+    for turn in range(-WARM_UP, len(took)):
+        for which in (0, 1) if turn % 2 else (1, 0):
+            comm.Barrier()
+            began = time.perf_counter()
+            calls[which]()
+            took[max(turn, 0), which] = time.perf_counter() - began
+    slowest = np.zeros_like(took)
+    comm.Allreduce(took, slowest, op=MPI.MAX)
+    for each in orders:
+        each.Free()
+    said = MPI.Get_library_version()
+    before, after = (1e6 * slowest).T.tolist()
+    values = {name: request[name] for name in ("collective", "algorithm", "size_bytes")}
+    library = next((name for name in LIBRARIES if name in said), said.split("\n")[0][:60])
+    found: dict[str, Any] = told(comm, values | {"library": library, "before_us": before, "after_us": after})
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(serve(sys.argv[1], lambda comm, request, *_: _measured(comm, request())))
