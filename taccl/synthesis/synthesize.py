@@ -33,7 +33,7 @@ from taccl.synthesis.proposers.compiling import begin_compiling
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.stages import choose
 from taccl.synthesis.proposers.table import APART, FIRST, LAST, propose_all
-from taccl.synthesis.result import Result, Stage, told_of_gap
+from taccl.synthesis.result import GAP_MET, Result, Stage, told_of_gap
 from taccl.synthesis.search import Search, bound_within
 from taccl.synthesis.suggesting.chunks import with_chunks
 from taccl.synthesis.suggesting.proposals import SketchProposal
@@ -375,6 +375,8 @@ def _choice(best: Search, whole: Search) -> str:
     if best.choice:
         return best.choice
     if not any(each.choice and each.best is not None for each in whole.others):
+        if whole.deadline.cancellation.why == GAP_MET:
+            return "the first schedule, whose gap is as small as asked"
         return "the first schedule, as time was up before another was found"
     return f"{made[0]}; a baseline in other chunks finishes sooner"
 

@@ -122,6 +122,7 @@ class TestUntilGap:
         assert found.stopped == "gap met"
         assert 0 < found.gap <= 4
         assert "ended as the gap is at most 400%, as asked" in found.notes
+        assert "time was up" not in found.choice
 
     @pytest.mark.slow
     def test_searches_without_release_dates_do_not_look_at_it(self):
