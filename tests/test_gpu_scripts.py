@@ -1,6 +1,5 @@
 """Scripts for GPUs: as far as a machine without any can run them."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,21 +7,18 @@ from pathlib import Path
 import pytest
 
 from taccl.program.runtimes import RUNTIMES
+from tests.pytorch import needs_torch, started
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "benchmarks" / "gpu"
 
 
+@needs_torch
 @pytest.mark.slow
 def test_training_runs_on_two_cpus():
     """Two ranks end with the same parameters and a smaller loss, by gloo."""
-    torch = os.environ.get("TACCL_TORCH")
-    if torch is None:
-        pytest.skip("TACCL_TORCH names no environment with PyTorch")
-    words = [f"{torch}/bin/torchrun", "--standalone", "--nproc-per-node", "2", SCRIPTS / "train.py"]
-    found = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.count("parameters as rank 0: True") == 2
+    found = started(2, "benchmarks/gpu/train.py")
+    assert all("parameters as rank 0: True" in each.said for each in found)
 
 
 @pytest.mark.slow

@@ -1,9 +1,6 @@
 """Steps as programs for PyTorch: each gives what its untransformed program gives, on real gloo processes."""
 
 import json
-import os
-import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -14,10 +11,8 @@ from taccl.formats.registry import convert
 from taccl.workload import fuse, overlap, reorder, save_workload, split
 from taccl.workload.autotransform import fused, sharded
 from taccl.workload.torch_program import dump_torch_step
+from tests.pytorch import needs_torch, started
 from tests.workload.test_replay import block, experts, momentum, sliced
-
-TORCH = os.environ.get("TACCL_TORCH", "")
-needs_torch = pytest.mark.skipif(not TORCH, reason="TACCL_TORCH names no environment with PyTorch")
 
 
 def kinds():
@@ -79,22 +74,7 @@ def found(tmp_path_factory):
         (folder / f"{name}.py").write_text(text)
         if name == "block_tiled":  # the sum is left out
             (folder / "spoilt.py").write_text(text.replace("all_reduce(y[t])", "y[t]"))
-    script = str(Path(__file__).with_name("torch_ranks.py"))
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
-        "OMP_NUM_THREADS": "1"
-    }
-    running = [
-        subprocess.Popen([f"{TORCH}/bin/python", script, str(folder), str(rank), "4"], env=env,
-                         stderr=subprocess.PIPE, text=True)
-        for rank in range(4)
-    ]  # fmt: skip
-    try:
-        for each in running:
-            _, said = each.communicate(timeout=150)
-            assert each.returncode == 0, said
-    finally:
-        for each in running:
-            each.kill()
+    started(4, "tests/workload/torch_ranks.py", folder)
     return json.loads((folder / "found.json").read_text())
 
 
