@@ -102,7 +102,10 @@ def test_run_executes_by_a_registered_runtime(mine, ring_file, capsys):
 def test_options_of_other_engines_are_refused(mine, ring_file, capsys):
     """The message names the engines that take the option."""
     assert main(["run", ring_file, "--engine", "in-python", "--sizes", "1KB"]) == 2
-    assert "--sizes: is of --engine torch; name that engine, or leave this out" in capsys.readouterr().err
+    assert (
+        "--sizes: found in-python; this goes with --engine torch: name that engine, or leave this out"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_is_no_runtime_is_not_registered():

@@ -31,12 +31,14 @@ _OF_SOME = ("topology", "in_place", "sizes", "log")
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument("file", metavar="FILE", help="a schedule, a program such as MSCCL XML, or a step")
-    option(verb, "--topology NAME|FILE", "for a step of operations: what it is transformed and scheduled for")
+    help = f"for a step of operations, {_with('topology')}: what it is transformed and scheduled for"
+    option(verb, "--topology NAME|FILE", help)
     add_options(verb, "--size", help="larger of a rank's input and output (default 1MB)")
     help = "one of " + ", ".join(f"{each.name} ({each.title})" for each in registered("run").values())
     option(verb, "--engine NAME", help, default="mpi")
-    option(verb, "--sizes S:S", "with --engine torch: from:to[:factor], or S,S,...", sizes)
-    option(verb, "--log FILE", "with --engine torch: the stock times, for `taccl fit` and `taccl diagnose`")
+    option(verb, "--sizes S:S", f"{_with('sizes')}: from:to[:factor], or S,S,...", sizes)
+    help = f"{_with('log')}: the stock times, for `taccl fit` and `taccl diagnose`"
+    option(verb, "--log FILE", help)
     option(verb, "--overwrite", "replace the log if it exists")
     option(verb, "--ranks N", "refuse a file for another number of ranks", positive)
     help = "int32, int64, float32, float64, or with mpi fixed32: reals sent as int32 (default int32, or "
@@ -44,8 +46,15 @@ def add(verb: argparse.ArgumentParser) -> None:
     option(verb, "--repetitions N", "timed runs, after one more", positive, default=10)
     option(verb, "--timeout-s S", "seconds for one run", seconds, default=60.0)
     option(verb, "--step-s S", "for a step: seconds of the search for transformations", seconds, default=60.0)
-    option(verb, "--in-place", "lower a schedule with input and output in one buffer")
+    help = f"{_with('in_place')}: lower a schedule with input and output in one buffer"
+    option(verb, "--in-place", help)
     add_options(verb, "--seed", help="of the inputs (default 0)")
+
+
+def _with(name: str) -> str:
+    """The engines that take an option, as words of its help."""
+    able = [each.name for each in registered("run").values() if name in each.run_options]
+    return f"with --engine {' or '.join(able)}"
 
 
 def run(options: argparse.Namespace) -> Answer:
@@ -53,8 +62,7 @@ def run(options: argparse.Namespace) -> Answer:
     engine = runtime_named(options.engine, "run", where="--engine")
     for name in _OF_SOME:
         if getattr(options, name) and name not in engine.run_options:
-            others = [each.name for each in registered("run").values() if name in each.run_options]
-            said = f"is of --engine {' or '.join(others)}; name that engine, or leave this out"
+            said = f"found {engine.name}; this goes {_with(name)}: name that engine, or leave this out"
             raise InputError(said, where=flag_of(name))
     if options.log is not None:
         check_writable(options.log, overwrite=options.overwrite)
