@@ -12,7 +12,8 @@ import os
 import re
 import secrets
 import shutil
-from pathlib import Path
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.reading import parse_json, read_text
@@ -21,7 +22,7 @@ from taccl.explore.plan_runtimes import coverage_text
 from taccl.explore.plan_xml import XML_FOLDER
 from taccl.formats.native import save
 from taccl.runtimes.registry import runtime_named
-from taccl.runtimes.runtime import PlanFiles, called
+from taccl.runtimes.runtime import PlanFiles, Runtime
 
 if TYPE_CHECKING:
     from taccl.explore.plan_ranges import Plan
@@ -101,6 +102,19 @@ def _index_of(path: Path) -> dict[str, Any]:
         return {}
 
 
+def _check_files(found: PlanFiles, runtime: Runtime, plan: Plan, taken: Iterable[str]) -> None:
+    """Raise `InputError` for files of a runtime that the folder of a plan cannot hold."""
+    if len(found.ranges) != len(plan.ranges):
+        said = f"files has {len(found.ranges)} rows; expected one for each of {len(plan.ranges)} ranges"
+        raise InputError(f"{runtime.title}: {said}", where="runtime")
+    own = {INDEX, *taken, *(f"range-{number:02}.json" for number in range(1, len(plan.ranges) + 1))}
+    for name in found.contents:
+        parts = PurePosixPath(name).parts
+        if not 1 <= len(parts) <= 2 or ".." in parts or parts[0] == "/" or name in own:
+            said = f"files has a file {name!r}; expected a new name, in one folder at most"
+            raise InputError(f"{runtime.title}: {said}", where="runtime")
+
+
 def _fill(plan: Plan, folder: Path) -> list[str]:
     if any(each.program is None for each in plan.ranges):
         raise ExportError("a range of the plan has no program; make the plan with programs")
@@ -109,7 +123,8 @@ def _fill(plan: Plan, folder: Path) -> list[str]:
         save(each.schedule, folder / row["schedule"])
     notes, names, registration, coverage = list(plan.notes), dict[str, None](), dict[str, str](), {}
     for runtime in map(runtime_named, plan.runtimes):
-        found: PlanFiles = called(runtime.files)(runtime, plan)
+        found = runtime.made("files", PlanFiles, runtime, plan)
+        _check_files(found, runtime, plan, names)
         for name, text in found.contents.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")

@@ -33,7 +33,7 @@ def runnable(schedule: Schedule, lowering: dict[str, Any], runtime: Runtime) -> 
     for remedy in _REMEDIES:
         if any(name in lowering for name in remedy):
             continue
-        whole = called(runtime.lower)(schedule, **(remedy | lowering))
+        whole = runtime.made("lower", Program, schedule, **(remedy | lowering))
         for program in (whole, split_threadblocks(whole, max_steps=runtime.max_steps)):
             try:
                 if runtime.check:

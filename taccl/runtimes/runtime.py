@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, TypeVar
 
 from taccl._internal.arguments import checked
+from taccl.errors import InputError
 from taccl.topology.tuning import PROTOCOLS
+
+T = TypeVar("T")
 
 
 @checked
@@ -130,6 +133,23 @@ class Runtime:
     def launch_us(self) -> float | None:
         """Launch in us that plans count; None if schedules run in kernels of a library, with its launch."""
         return None if self.launch is None or self.launch.falls_back else self.launch.us
+
+    def made(self, role: str, kind: type[T], *args: Any, **options: Any) -> T:
+        """Result of one of its functions; `InputError` if that is of another kind.
+
+        Parameters
+        ----------
+        role : str
+            Field that holds the function.
+        kind : type
+        args, options
+            Arguments of the function.
+        """
+        found = called(getattr(self, role))(*args, **options)
+        if not isinstance(found, kind):
+            said = f"{role} returned a {type(found).__name__}; expected a {kind.__name__}"
+            raise InputError(f"{self.title}: {said}", where="runtime")
+        return found
 
     def reason_against(self, collective: Any, topology: Any, protocol: str = "") -> str:
         """The reason why it cannot run a collective, or run it by a protocol; empty if it can.

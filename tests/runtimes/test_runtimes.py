@@ -1,6 +1,7 @@
 """Runtimes as plug-ins: one registered here is planned for, predicted and run; the library's are rows of a table."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import taccl
 from taccl.cli import main
 from taccl.errors import ExportError, InputError
+from taccl.explore.plan_programs import runnable
 from taccl.explore.plan_runtimes import check_collective
 from taccl.runtimes import Launch, PlanFiles, RunReport, Runtime, register, registered, unregister
 from taccl.runtimes.registry import PLUGINS, runtime_named
@@ -57,6 +59,12 @@ def mine():
     unregister(MINE.name)
 
 
+@pytest.fixture(scope="module")
+def plan_of_ring():
+    """A plan of one size."""
+    return brief_plan("ring:3", "allgather", sizes=["4KB"], backend="greedy", baselines=False)
+
+
 @pytest.mark.slow
 def test_a_plan_covers_a_registered_runtime(mine, tmp_path):
     """The plan has its files in the index, a line of coverage, and its launch in the predicted times."""
@@ -73,6 +81,53 @@ def test_a_plan_covers_a_registered_runtime(mine, tmp_path):
     (tmp_path / "p" / "mine.steps").write_text("mine")
     with pytest.raises(InputError, match=r"'mine\.steps'"):
         plan.save(tmp_path / "p", overwrite=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({"a.txt": ""}, "files returned a dict; expected a PlanFiles"),
+        (PlanFiles({}, [], []), "files has 0 rows; expected one for each of 1 ranges"),
+        (PlanFiles({"../a.txt": ""}, [{}], []), r"files has a file '\.\./a\.txt'; expected a new name"),
+        (PlanFiles({"plan.json": ""}, [{}], []), "files has a file 'plan.json'; expected a new name"),
+    ],
+)
+def test_files_that_a_plan_cannot_hold_are_refused(made, said, tmp_path, plan_of_ring):
+    """A runtime writes nothing outside of the folder, nor over the plan's own files; no folder is left."""
+    register(Runtime("in-python", "the interpreter", files=lambda runtime, plan: made))
+    try:
+        with pytest.raises(InputError, match=f"the interpreter: {said}"):
+            replace(plan_of_ring, runtimes=("in-python",)).save(tmp_path / "p")
+    finally:
+        unregister("in-python")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_without_a_report_is_refused(mine, ring_file, capsys):
+    """The message names the function and what it returned."""
+    register(replace(MINE, run=lambda read, **options: None))
+    assert main(["run", ring_file, "--engine", "in-python"]) == 2
+    assert "the interpreter: run returned a NoneType; expected a RunReport" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_lowering_and_times_of_its_own(mine, plan_of_ring):
+    """`lower` makes the programs of a plan, and `Launch.predict` the times, with the launch's source."""
+    lowered = []
+
+    def lower(schedule, **options):
+        lowered.append(options)
+        return taccl.lower(schedule, **options)
+
+    def predict(costs, collective, ranks, nodes, size):
+        return taccl.Prediction(ranks * 1.5, "mine", "", 0.0)
+
+    register(replace(MINE, lower=lower, launch=Launch(2.5, "our choice", predict=predict)))
+    runnable(plan_of_ring.ranges[0].schedule, {"in_place": False}, runtime_named("in-python"))
+    assert lowered == [{"in_place": False}]
+    found = taccl.predict("dgx-h100", "allreduce", "1KB", runtime="in-python")
+    assert (found.time_us, found.algorithm, found.source) == (12.0, "mine", "our choice")
 
 
 def test_its_reason_against_a_collective_is_told(mine):

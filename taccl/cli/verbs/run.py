@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl._internal.names import shown
@@ -18,11 +19,10 @@ from taccl.cli.things import topology_from_word
 from taccl.errors import InputError
 from taccl.formats.files import check_writable
 from taccl.runtimes.registry import registered, runtime_named
-from taccl.runtimes.runtime import called
+from taccl.runtimes.runtime import RunReport
 
 if TYPE_CHECKING:
     from taccl.program.program import Program
-    from taccl.runtimes.runtime import RunReport
 
 #: Options that not every engine takes (`Runtime.run_options`).
 _OF_SOME = ("topology", "in_place", "sizes", "log")
@@ -72,8 +72,8 @@ def run(options: argparse.Namespace) -> Answer:
             return _run_step(options, note)
         given = picked(options, "dtype", "repetitions", "timeout_s", "seed")
         chosen = options.sizes or (parse_size(options.size or "1MB"),)
-        execute: Callable[..., RunReport] = called(engine.run)
-        report = execute(lambda: _program(options), sizes=chosen, **given, note=note)
+        read = partial(_program, options)
+        report = engine.made("run", RunReport, read, sizes=chosen, **given, note=note)
     complaint = f"{shown(options.file)}: {report.failure}" if report.failure else ""
     answer = Answer(report.text, dict(report.values), complaint)
     if options.log is None or not is_first:
