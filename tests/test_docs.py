@@ -16,6 +16,7 @@ from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
 from taccl.synthesis.symmetry.quotient import take_quotient
 from tests.synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
 from tests.test_architecture import LINES
+from tests.test_docs_examples import blocks_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 FORMULATION = DOCS / "formulation.md"
@@ -86,6 +87,16 @@ def test_every_tag_is_in_a_model(tag):
 def test_every_row_has_a_listed_tag(name):
     """A model has no rows but those of the lists."""
     assert tags_of_rows(name) <= set(TAGS)
+
+
+@pytest.mark.slow
+def test_examples_print_what_the_formulation_says(capsys):
+    """Each bound in an example of the formulation is the one that the comment beside it states."""
+    blocks = [block.content for block in blocks_of(FORMULATION) if block.language == "python"]
+    stated = [line for block in blocks for line in re.findall(r"^print.*  # (.*)$", block, re.MULTILINE)]
+    exec("".join(blocks), {})
+    assert capsys.readouterr().out.splitlines() == stated
+    assert len(stated) >= 10
 
 
 def test_layers_are_those_of_the_test():

@@ -71,6 +71,23 @@ def test_anchors_lead_to_headings(page):
     assert not dead
 
 
+def is_in_a_file(dotted):
+    """True if a dotted name is a module, or stands in one; modules that moved do not count."""
+    *folders, name = dotted.split(".")
+    path = ROOT.joinpath(*folders)
+    files = (path.with_suffix(".py"), path / "__init__.pyi", path / "__init__.py")
+    source = next((file.read_text(encoding="utf-8") for file in files if file.exists()), "")
+    return (path / f"{name}.py").exists() or re.search(rf"\b{name}\b", source) is not None
+
+
+def test_names_in_the_reference_exist():
+    """Every name of which the reference shows the docstring stands in the module that it names."""
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    named = [name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)]
+    assert len(named) > 50
+    assert not [name for name in named if not is_in_a_file(name)]
+
+
 @pytest.mark.filterwarnings("error::DeprecationWarning")
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_names_in_code_exist(page):
