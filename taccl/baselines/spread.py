@@ -17,6 +17,7 @@ from taccl.problem.costs import hold_columns
 from taccl.problem.problem import make_problem
 from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.schedule.listing import listed
+from taccl.schedule.schedule import make_schedule
 from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
@@ -127,6 +128,8 @@ def cut_while_it_pays(
     - `merges`: True if the messages of the algorithm also compete as one send each, where they may.
     - `most_transfers`: Schedules that would have more are not made, once chunks are cut.
     """
+    if not problem.collective.num_chunks:  # whose forms nothing compares
+        return make_schedule(problem, chunk=[], link=[], start=[], end=[], producer=name)
     cut_in = partial(_cut_while_it_pays, name=name, parts=parts, pays=pays, most_transfers=most_transfers)
     found = cut_in(problem, make, cut=cut)
     if not (merges and cut and may_merge(problem)):
@@ -215,11 +218,10 @@ def may_merge(problem: Problem) -> bool:
 
 
 def sums_everywhere(problem: Problem) -> bool:
-    """True if every rank contributes to every chunk and wants its sum."""
+    """True if there are chunks, and every rank contributes to each of them and wants its sum."""
     num_ranks, collective = problem.topology.num_ranks, problem.collective
-    return collective.sums_up and all(
-        len(chunk.origins) == len(chunk.destinations) == num_ranks for chunk in collective.chunks
-    )
+    sums = {(len(chunk.origins), len(chunk.destinations)) for chunk in collective.chunks}
+    return collective.sums_up and sums == {(num_ranks, num_ranks)}
 
 
 @cached

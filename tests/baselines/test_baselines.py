@@ -1,5 +1,6 @@
 """All baselines: schedules verify, keep nothing of the sketch but merging, and can be asked for by name."""
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
@@ -223,6 +224,16 @@ def test_random_topologies(problem):
             continue
         verify(schedule).raise_if_failed()
         assert schedule.finish >= lower_bound(schedule.problem).bound
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("combining", [False, True])
+def test_without_chunks_nothing_is_sent(name, combining):
+    """A baseline makes an empty schedule of a collective without chunks, where it does not refuse it."""
+    nothing = collectives.custom(4, precondition={}, postcondition={}, combining=combining)
+    problem = make_problem(fabrics.fully_connected(4, ranks_per_node=2), nothing, chunk_bytes=[])
+    with suppress(CollectiveError):
+        assert len(BASELINES[name](problem)) == 0
 
 
 def test_the_best_is_cut_where_that_pays():
