@@ -38,6 +38,7 @@ def test_some_layers_by_hand():
     assert layer_bytes("vgg-19")["fc1.weight"] == 4 * 25_088 * 4096
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_chunks_of_32_kb_load_all_cards_alike(model):
     """Within 1 % of the mean on ten cards; VGG-19's layers whole are seven times that on one."""

@@ -264,6 +264,7 @@ def test_greedy_never_beats_the_bound(name, num_ranks, costs, extra, two, pipeli
     assert lower_bound(problem).bound <= schedule.finish
 
 
+@pytest.mark.slow
 def test_with_no_time_something_crosses_a_border_all_the_same():
     """All of 100 sums enter a corner of a mesh over two links of 20.5 us each: 50 rounds, proven in no time."""
     topology = mesh(10, 10)

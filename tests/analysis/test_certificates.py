@@ -404,6 +404,7 @@ NOMINAL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("machine", "nodes", "name", "in_network", "gb_per_s"), NOMINAL)
 def test_bandwidth_of_machines(machine, nodes, name, in_network, gb_per_s):
     """The bandwidth that no schedule can pass, exactly as derived by hand."""

@@ -56,6 +56,7 @@ def test_both_bounds_are_told_where_they_differ():
     assert len(bound_rows(alike, bound_of_every_cut(alike))) == 1
 
 
+@pytest.mark.slow
 def test_the_bound_over_all_chunkings_precedes_the_choice_of_chunks():
     """Where time is short, the bound over all chunkings is found before the search takes what is left."""
     problem = taccl.make_problem(RING, "allreduce", size_bytes=4_000_000)
@@ -325,6 +326,7 @@ def test_the_gap_that_was_asked_for_comes_first():
     assert gap_text(every, Fraction(60), every) == "100.00% over all chunkings"
 
 
+@pytest.mark.slow
 def test_a_problem_with_an_open_number_is_bounded_over_all_chunkings():
     """The result's bound and gap are those that were asked for; those for the chosen chunks stand beside them."""
     problem = taccl.make_problem(

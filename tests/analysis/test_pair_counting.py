@@ -26,6 +26,7 @@ def claims(problem):
     return [Fraction(claim.ticks, problem.costs.ticks_per_us) for claim in found]
 
 
+@pytest.mark.slow
 def test_what_is_sent_at_once_is_of_one_rank_only():
     """Sends of 2 us: in 4 us a rank gets one contribution, and then two."""
     problem = problem_of(joined([0] * 4), custom(4, [(range(4), range(4))], combining=True))

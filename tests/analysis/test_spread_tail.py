@@ -140,6 +140,7 @@ def test_few_can_send_to_a_node_at_first():
     assert bound.check()
 
 
+@pytest.mark.slow
 def test_what_enters_several_nodes_spreads_in_each():
     """Of one chunk for two nodes the second entry ends at 6 us, and spreads in twice 1 us.
 
@@ -199,6 +200,7 @@ def test_what_starts_at_one_rank_doubles(ranks):
     assert bound.check()
 
 
+@pytest.mark.slow
 def test_a_chunk_alone_merges_with_none():
     """Whatever the sketch lets merge: a reduction of one chunk on eight H100 is proven best."""
     problem = make_problem(topologies.dgx_h100(1), "reduce", chunks_per_rank=1, size_bytes="1MB")

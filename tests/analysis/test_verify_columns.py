@@ -188,6 +188,7 @@ def test_columns_may_be_in_any_order():
     assert kinds(columns_of(problem, (0, 1, 5, False), (0, 0, 0, False))) == {"presence"}
 
 
+@pytest.mark.slow
 def test_a_thousand_violations_of_a_kind_are_listed():
     """Of 1,100 chunks that nobody sends, and the verdict says that there are more."""
     problem, *_ = ring_exchange(MOST_LISTED + 100)

@@ -114,6 +114,7 @@ def test_ranks_that_cannot_be_reached_are_named():
         BASELINES["ring"](problem)
 
 
+@pytest.mark.slow
 def test_best_is_the_fastest(make):
     """`best` finishes no later than any baseline that can do the collective."""
     problem = make("allgather", fabrics.mesh(3, 4))

@@ -165,6 +165,7 @@ def test_the_slowest_hop_of_a_ring_counts():
     assert nccl(problem).finish_us == pytest.approx(promised, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", [each for each in COLLECTIVES if each != "alltoall"])
 def test_relayed_rings_are_valid(collective):
     """A mesh of nine ranks has no ring of links."""

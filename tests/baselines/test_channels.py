@@ -29,6 +29,7 @@ def test_all_directed_links_of_a_mesh_of_eight_are_on_one_of_seven_rings():
     assert set(hops_of(channels)) == set(permutations(range(8), 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [2, 4])
 def test_meshes_with_a_card_a_rank_have_eight_rings(nodes):
     """No two rings share a directed link, inside nodes or between them."""

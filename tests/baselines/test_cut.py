@@ -99,6 +99,7 @@ def test_whole_chunks_are_made_once():
     assert BASELINES["tree"](problem, cut=True) is whole
 
 
+@pytest.mark.slow
 def test_the_best_baseline_skips_what_lists_too_much(monkeypatch):
     """One-shot sums of large chunks on a torus send 15 times what others send."""
     problem = make_problem(fabrics.torus(4, 4), "allreduce", size_bytes="16MB")
@@ -111,6 +112,7 @@ def test_the_best_baseline_skips_what_lists_too_much(monkeypatch):
     assert verify(best(problem)).ok
 
 
+@pytest.mark.slow
 def test_the_best_baseline_leaves_out_what_has_too_many_transfers(monkeypatch):
     """One-shot sums that have more transfers than supported do not keep others from being the best."""
     monkeypatch.setattr("taccl.baselines.moves._MOST_TRANSFERS", 2_000)

@@ -88,6 +88,7 @@ def test_buckets_with_whole_sums_take_what_their_formula_says(sizes, num_bytes, 
     assert found.finish_us <= 1.01 * least and taccl.verify(found).ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [taccl.topologies.torus, mesh])
 @pytest.mark.parametrize("sizes", [(3, 5), (2, 3, 4), (4, 3)])
 def test_whole_sums_of_unlike_dimensions_are_valid(sizes, make):

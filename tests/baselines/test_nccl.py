@@ -31,6 +31,7 @@ def test_the_model_by_hand():
     assert found.time_us == pytest.approx(found.latency_us + 1.75 * 2**20 / 1e6 * float(beta))
 
 
+@pytest.mark.slow
 def test_protocols_follow_one_another():
     """As messages grow, the latency counts less, and the bandwidth more."""
     topology = taccl.topologies.dgx_h100(profile="nccl")
@@ -58,6 +59,7 @@ def test_one_ring_takes_what_the_model_says():
     assert nccl(problem, nvls=False).predicted_us == pytest.approx(best.time_us, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_eight_ranks_that_are_all_linked_have_seven_rings():
     """A mesh's ring uses all of its links: 448 GB/s of a rank, of which 4 / 7 are the bytes of an allreduce."""
     problem = problem_of(taccl.topologies.mi300x(profile="nominal"), size=7 * 2**27)
@@ -74,6 +76,7 @@ def test_switches_that_add_are_used():
     assert promised_us < found.finish_us < 1.05 * promised_us  # the last chunk's way back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_switches_that_can_add_do_by_default(nodes):
     """A plain H100 machine is compared with NVLS, on the links of its switches, unless that is turned off."""
@@ -142,6 +145,7 @@ def test_fitted_profiles_predict_their_logs(shared_data, log):
     assert baseline_row(shared_data / "nccl-tests", log)["met"]
 
 
+@pytest.mark.slow
 def test_the_bound_is_of_links_that_no_algorithm_slows():
     """Trees get 0.92 of the bandwidth in NCCL's model; the bound beside them is of the whole of it."""
     topology = taccl.topologies.dgx_h100(2, profile="nccl")

@@ -58,6 +58,7 @@ class TestBound:
         assert (code, "1.02 us over all chunkings" in out) == (0, True)
         assert "stopped by the time limit; these are the highest bounds so far" in err
 
+    @pytest.mark.slow
     def test_price_of_a_sketch_is_shown(self, run):
         """Under a sketch it is said what that costs."""
         _, out, _ = run("bound", "ndv2/sk1", "--collective", "scatter")
@@ -194,6 +195,7 @@ def test_a_topology_may_stand_where_a_sketch_does(run):
     assert out == run("bound", "--topology", "torus:4x4", *rest)[1]
 
 
+@pytest.mark.slow
 def test_chunks_that_may_merge_are_bounded_so(run_json):
     """If the number of chunks is open, small ones merge in a node, and no schedule is below the bound."""
     words = ("dgx2", "--nodes", 1, "--collective", "allgather", "--size", "16KB")

@@ -42,6 +42,7 @@ def test_plain_values_and_a_page_are_written(log, tmp_path, capsys):
     assert len(text) < 200_000
 
 
+@pytest.mark.slow
 def test_ranks_that_take_part_are_renumbered(capsys):
     """`--ranks` and `--without-rank` leave some GPUs of a machine, and the note says which."""
     words = ["bound", "dgx-a100", "--collective", "allgather", "--size", "1MB", "--json"]

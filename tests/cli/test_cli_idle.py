@@ -5,6 +5,7 @@ import pytest
 import taccl
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "share"), [((), 1 / 3), (("--time-limit", "5"), None), (("--time-limit=5",), None)]
 )

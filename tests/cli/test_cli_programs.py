@@ -87,6 +87,7 @@ def test_a_plan_that_cannot_be_run_names_one_remedy(run, tmp_path):
         assert "else give the program that it was made of" in run(*verb)[2]
 
 
+@pytest.mark.slow
 def test_verify_checks_all_files_of_a_plan(run, run_json, tmp_path):
     """The index of a folder that ``taccl plan`` wrote; a program that is spoiled afterwards is found."""
     words = ("--topology", "fully-connected:2", "--collective", "allgather", "--sizes", "4KB,64KB")
@@ -100,6 +101,7 @@ def test_verify_checks_all_files_of_a_plan(run, run_json, tmp_path):
     assert run("verify", index)[0] == 1
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_each_runtime_gets(run, run_json, tmp_path):
     """A line each, and how to register the files; with --runtime there is one."""
     words = ("--topology", "fully-connected:2", "--collective", "allreduce", "--sizes", "4KB,64KB")
@@ -129,6 +131,7 @@ def test_converted_plans_are_for_the_calls_of_pytorch(collective, in_place, run,
     assert json.loads(target.read_text())["inplace"] is False
 
 
+@pytest.mark.slow
 def test_a_schedule_for_ll128_is_converted(run, tmp_path):
     """1 MB on MI300X is best sent by LL128, which MSCCL++ has not: the plan is for another, with a warning."""
     source, target = tmp_path / "s.json", tmp_path / "s.plan.json"
@@ -196,6 +199,7 @@ def test_plan_of_sketches_takes_their_topology(run_json):
     assert found["ranges"][0]["source"].startswith("sketch ndv2-sk")
 
 
+@pytest.mark.slow
 def test_plan_takes_some_ranks(run, tmp_path):
     """Two of four GPUs, renumbered from 0; a note says which."""
     words = ("--collective", "allgather", "--sizes", "1MB", "--backend", "greedy", "--time-limit", "2")

@@ -66,6 +66,7 @@ def test_a_baseline_that_is_sooner_is_said(run):
     assert re.search(r"best baseline +multiplying.*, before every sketch", out)
 
 
+@pytest.mark.slow
 def test_the_best_as_toml(run, tmp_path):
     """What is printed is a sketch file, and no more."""
     code, out, _ = run(*QUICK, "--best")

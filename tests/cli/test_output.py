@@ -69,6 +69,7 @@ def test_closed_descriptors_are_not_reused(tmp_path):
     assert shell(f"taccl verify {path}").returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay_s", [0.02, 0.05, 0.1, 0.2])
 def test_ctrl_c_while_it_starts(delay_s):
     """Ctrl-C before the verb begins leaves no traceback of ours, and the code or signal of an interrupt."""

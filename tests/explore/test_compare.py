@@ -77,6 +77,7 @@ def test_figures_are_those_derived_by_hand(problem):
     assert 0 < row.first_schedule_s <= row.proven_s == row.seconds
 
 
+@pytest.mark.slow
 def test_a_milp_has_a_size_and_times(problem):
     """A MILP backend tells its model's size, its proof and its version; the list scheduler has none."""
     milp, greedy = compare(problem, backends=["highs", "greedy"]).itertuples()
@@ -86,6 +87,7 @@ def test_a_milp_has_a_size_and_times(problem):
     assert str(greedy.model_columns) == str(greedy.solver_version) == "<NA>"
 
 
+@pytest.mark.slow
 def test_details_say_what_a_backend_did(problem):
     """Routing on HiGHS is proven in one round, by a bound no later than the finish; the list scheduler has none."""
     table = compare(problem, backends=["highs", "greedy"], full=False, details=True)
@@ -105,6 +107,7 @@ def test_stages_add_up_to_the_run(problem):
     assert sum(stages) == pytest.approx(row.seconds, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_columns_do_not_depend_on_what_came_out(problem, impossible):
     """Names, order and dtypes are those of the schema, also if every run fails."""
     expected = {column.name: column.dtype for column in COLUMNS}
@@ -216,6 +219,7 @@ def test_workers_find_the_same(problem):
     assert both.equals(compare(problem, **options).drop(columns=TIMES))
 
 
+@pytest.mark.slow
 def test_runs_are_counted(problem, cache):
     """Every run counts once, whether it is cached or not."""
     seen = []
@@ -392,6 +396,7 @@ def test_pool_workers_end_their_solvers(problem, monkeypatch):
     assert not WORKERS._idle["highs"]
 
 
+@pytest.mark.slow
 def test_every_table_says_into_how_many_chunks_a_run_cut_the_data(tmp_path):
     """Given or chosen, by a run or from the cache, the number is a column, and so is the gap over all chunkings."""
     ring = taccl.topologies.ring(4)

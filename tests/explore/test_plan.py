@@ -296,6 +296,7 @@ def test_an_interrupt_before_any_schedule_is_passed_on(monkeypatch):
         taccl.plan("ring:4", "allgather", baselines=False)
 
 
+@pytest.mark.slow
 def test_lowering_obeys_the_time_limit(monkeypatch):
     """If no program is ready in time, the error gives a remedy, and no work continues."""
 
@@ -308,6 +309,7 @@ def test_lowering_obeys_the_time_limit(monkeypatch):
         taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=0.5)
 
 
+@pytest.mark.slow
 def test_baselines_obey_the_time_limit(monkeypatch):
     """One that takes longer than its share is left out, and the plan says so."""
 
@@ -320,6 +322,7 @@ def test_baselines_obey_the_time_limit(monkeypatch):
     assert any("too little time for 1 of 2 baselines" in note for note in plan.notes)
 
 
+@pytest.mark.slow
 def test_the_time_limit_still_gives_a_plan():
     """Without time for every size, sizes far apart come first, and the plan is complete."""
     plan = taccl.plan("ring:4", "allgather", sizes="1KB:1GB", backend="greedy", time_limit_s=1e-6)
@@ -337,6 +340,7 @@ def test_without_time_larger_sizes_are_left_to_the_library():
     assert search.notes == ["too little time for sizes above 1KB: they are left to the library"]
 
 
+@pytest.mark.slow
 def test_without_time_for_programs_the_best_for_both_ends_get_one(monkeypatch):
     """Not the smallest schedule serves all sizes, but the best for the largest, and the best for the smallest."""
 

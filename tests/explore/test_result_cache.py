@@ -138,6 +138,7 @@ def test_a_registered_proposer_changes_the_key():
     assert key_of("a", seed=0) == without
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "match"),
     [
@@ -345,6 +346,7 @@ def test_a_user_without_a_home_has_a_cache(monkeypatch, tmp_path):
     assert cache_folder().is_relative_to(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["a folder in place of an entry", "a file in place of a folder"])
 def test_what_is_in_the_way_is_told(problem, cache, stored, what):
     """The result comes all the same, with one warning."""

@@ -51,6 +51,7 @@ def test_size_and_cut_default_to_the_sketch(tiny):
     assert (row.size_bytes, row.chunks_per_rank, row.status) == (8 * 10**6, 2, "proven for its chunks")
 
 
+@pytest.mark.slow
 def test_finish_grows_with_size():
     """Two hops in one chunk per rank take 2 x (0.5 + 0.02) us for 4 KB, and 2 x (0.5 + 20) us for 4 MB."""
     table = sweep("ring:4", "allgather", sizes=["4KB", "4MB"], chunks_per_rank=[1])

@@ -67,6 +67,7 @@ def test_a_full_disk_leaves_no_plan(tmp_path, full_disk):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_the_old_file(tmp_path):
     """A process that is killed while it writes leaves at most a hidden draft, which blocks no later write."""
     (tmp_path / "file").write_text("old")

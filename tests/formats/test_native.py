@@ -331,6 +331,7 @@ def test_other_documents_are_refused(document):
         load_schedule(document)
 
 
+@pytest.mark.slow
 def test_file_cut_short_at_any_byte_is_refused(tmp_path):
     """No prefix of a file is taken for the whole."""
     path = tmp_path / "s.json"

@@ -128,6 +128,7 @@ def test_unknown_ending_is_refused():
     assert caught.value.where == "x.docx"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["<!---->" * 2000, "<!--" * 3000, "GPU" + " " * 9000, "\x1b[" + "0;" * 5000])
 def test_telling_a_format_takes_no_time(tmp_path, text):
     """Text that is nearly of a format is refused about as fast as any other: of both, each character is looked at."""

@@ -90,6 +90,7 @@ def test_every_sketch_returns(name, ending, tmp_path):
     assert taccl.load(path) == sketch == taccl.load_sketch(path)
 
 
+@pytest.mark.slow
 def test_schedule_returns(tmp_path):
     """A result is saved as its schedule."""
     result = taccl.synthesize(

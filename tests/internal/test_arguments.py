@@ -147,6 +147,7 @@ def test_what_is_found_stays_short_and_on_one_line():
     assert quoted(ring(4)) == "a topology"
 
 
+@pytest.mark.slow
 def test_a_result_stands_for_its_schedule(small):
     """`verify`, `simulate` and `save` take what `synthesize` returns."""
     assert taccl.verify(small.result).ok

@@ -144,6 +144,7 @@ def _quotient(problem):
     return quotient, critical_priorities(quotient)
 
 
+@pytest.mark.slow
 def test_a_bound_needs_no_time(problem):
     """However little there is, one is proven; there may be a better one."""
     least = lower_bound(problem, budget_s=0.0, limit_s=0.0)

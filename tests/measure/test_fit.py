@@ -202,6 +202,7 @@ def test_bus_bandwidth_alone_is_fitted(log):
     assert found_in(fit)["node_gb_per_s"].value == pytest.approx(350, rel=0.02)
 
 
+@pytest.mark.slow
 def test_other_collectives_follow_the_calibrated_library(tmp_path):
     """A network twice as slow to answer as its class shows in a collective that no log has."""
     slow = replace(costs_of("dgx-a100"), network_latency=2.0)

@@ -33,6 +33,7 @@ def test_gpus_tell_their_machine(gpu, machine):
     assert machine_by_gpus([gpu]) == machine
 
 
+@pytest.mark.slow
 def test_predictions_know_every_machine():
     """One table of machines serves predictions, diagnoses and schedules, where a library's costs are known."""
     names = known_machines()

@@ -45,6 +45,7 @@ def test_python_and_the_kernel_agree():
     assert case.ticks(order, compiled=False) == case.ticks(order)
 
 
+@pytest.mark.slow
 def test_cutoff_gives_up():
     """An order that takes 12 us is too long for 11 us, and not for 12."""
     case = Case(racks_of_two(), "allreduce", "ring", 4_000_000)

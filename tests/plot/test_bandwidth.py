@@ -59,6 +59,7 @@ def test_no_line_passes_the_bound(rates):
         assert (rates[name] <= rates["bound"] * (1 + 1e-12)).all()
 
 
+@pytest.mark.slow
 def test_the_sketch_is_left_aside_for_baselines():
     """A sketch that leaves a ring of links binds the schedule, and no baseline."""
     from taccl.sketch.reachability import check_reachable
@@ -77,6 +78,7 @@ def test_the_sketch_is_left_aside_for_baselines():
     assert {"bound, sketch aside", "bound under the sketch"} <= words
 
 
+@pytest.mark.slow
 def test_baselines_are_timed_at_their_best(rates):
     """At its own size each is as fast as the baseline made for it."""
     named = {label_of(name): name for name in taccl.baselines.BASELINES}
@@ -125,6 +127,7 @@ def test_usual_sizes_have_its_own(found):
     assert 4 * 2**20 not in sizes
 
 
+@pytest.mark.slow
 def test_every_line_has_a_name(rates):
     """The schedule, the bound, each baseline and the best of them."""
     ax = taccl.plot.bandwidth(rates)

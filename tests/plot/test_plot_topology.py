@@ -15,6 +15,7 @@ def lines_by_kind(topology):
     return kinds
 
 
+@pytest.mark.slow
 def test_every_link_has_a_line():
     """A ring of 8 has 16 links, each a line of its own."""
     assert lines_by_kind(taccl.topologies.parse("ring:8")) == {"link": 16}

@@ -86,6 +86,7 @@ def test_a_faster_baseline_is_the_first_advice():
     assert "<li>Use the baseline" in said
 
 
+@pytest.mark.slow
 def test_a_page_of_many_bars_is_small(monkeypatch, found):
     """Views of more bars than a page has shapes for are images, without a text for each bar."""
     from taccl.plot import report as sections

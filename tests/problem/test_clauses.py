@@ -370,6 +370,7 @@ def test_what_a_limit_costs_is_told():
     assert [(each.clause, each.verdict) for each in told.clauses] == [("routing.max_hops", "unused")]
 
 
+@pytest.mark.slow
 def test_a_search_that_is_compiled_says_over_which_paths_it_goes(compiled_search):
     """Where models reach no further, a limit is obeyed by paths of the fewest links, and the result tells."""
     problem = make_problem(

@@ -52,6 +52,7 @@ def test_a_scan_keeps_what_it_passes_on():
     assert interpret(program, capacity=1).ok
 
 
+@pytest.mark.slow
 def test_what_is_sent_back_is_one_step_where_one_threadblock_does_both():
     """An allreduce of two ranks over one threadblock each: the sum goes back as soon as it is made."""
     program = program_of("allreduce", "ring:5", chunks_per_rank=2, threadblocks="per-peer")
@@ -67,6 +68,7 @@ def test_others_who_use_it_first_keep_it_apart():
     assert program.num_steps == plain.num_steps - fused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_collective_runs_right(name):
     """In place and out of place, even with room for a single chunk in each queue."""

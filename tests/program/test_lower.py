@@ -76,6 +76,7 @@ def assert_runs(folder, collective, sketch, topology, ways=WAYS):
         interpret(again, capacity=1).raise_if_failed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("collective", "sketch", "topology"), OUR_TABLE)
 def test_schedules_of_our_files(collective, sketch, topology):
     """Two and three nodes of two ranks, and one of three."""

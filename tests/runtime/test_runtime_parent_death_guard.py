@@ -51,6 +51,7 @@ def test_ranks_end_with_who_started_them(tmp_path):
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_what_is_left_ends_with_who_lets_go(tmp_path):
     """Where nobody died, too: a rank and what it started, and the folder; what others started stays."""
     folder = tmp_path / "job"

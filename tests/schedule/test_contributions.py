@@ -170,6 +170,7 @@ def test_names_are_part_of_the_schedule():
     assert [each.contributions for each in schedule] == schedule.contributions
 
 
+@pytest.mark.slow
 def test_replanned():
     """What did not fail is kept as it is; without a link, a schedule is made anew, and verified."""
     problem = make_problem(taccl.topologies.fully_connected(4), one_sum(4), chunk_bytes=1000)

@@ -48,6 +48,7 @@ def test_the_verifier_names_what_leaves_early(problem):
     assert {each.chunk for each in verdict.violations} == {0}
 
 
+@pytest.mark.slow
 def test_a_sum_is_added_to_what_is_there(problem):
     """A contribution that comes before the rank has its own is named, too."""
     sums = taccl.make_problem(problem.topology, "reduce", chunk_bytes=1_000_000, root=0, chunks_per_rank=1)
@@ -58,6 +59,7 @@ def test_a_sum_is_added_to_what_is_there(problem):
     assert result.finish_us >= 500
 
 
+@pytest.mark.slow
 def test_what_comes_late_is_named_and_refused(problem):
     """Nothing can come sooner than a hop of 11 us."""
     due = replace(problem, due_us=((0, 1, 10),))
@@ -107,6 +109,7 @@ def test_what_stays_where_it_is_bounds_nothing(problem):
     assert not claimed.check()
 
 
+@pytest.mark.slow
 def test_due_times_order_sends():
     """Two chunks share a link; the one that is due goes first, whichever that is."""
     line = topologies.ring(2, alpha_us=1, bandwidth_gb_per_s=100)
@@ -131,6 +134,7 @@ def test_sums_that_are_exchanged_wait_for_a_release():
     assert timed.finish_us == 5 + 2 * 11
 
 
+@pytest.mark.slow
 def test_moments_are_kept_in_files(problem, tmp_path):
     """They are a part of the problem, and of its digest; problems without them keep theirs."""
     late = replace(problem, release_us=((0, 0, Fraction(1, 3)),), due_us=((1, 2, 50),))

@@ -54,6 +54,7 @@ def test_workers_are_reused():
     assert drill("echo").result["pid"] == drill("echo").result["pid"] != os.getpid()
 
 
+@pytest.mark.slow
 def test_tasks_at_once_have_a_process_each():
     """A second task does not wait for the first."""
     begun, enough = Event(), Event()
@@ -101,6 +102,7 @@ def test_exception_is_named(caplog):
     assert "Traceback" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
 def test_memory_limit():
     """A task that asks for more than its limit is out of memory, and the next task works."""
@@ -158,6 +160,7 @@ def test_progress_reaches_the_caller_in_order():
     assert len(seen[-1]["values"]) == len(seen)
 
 
+@pytest.mark.slow
 def test_exception_of_the_caller_passes_through():
     """What `on_progress` raises is the caller's, and the task is ended."""
 

@@ -12,6 +12,7 @@ from taccl.synthesis.alltoallv import Borders
 TWO_NODES = taccl.topologies.dgx_h100(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skew", ["hot:64", "zipf:0.4", "zipf:0.8", "zipf:1.2"])
 def test_skew_costs_no_more_than_a_twentieth(skew):
     """Skewed exchanges on two nodes end within 5 % of the bound over all chunkings."""
@@ -44,6 +45,7 @@ def test_more_orders_finish_no_later():
     assert many.finish <= one.finish
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skew", ["zipf:0.5", "hot:9"])
 def test_borders_bound_an_exchange_from_below(skew):
     """Bytes over the rate of a border, and a latency, are no more than the bound over all chunkings."""

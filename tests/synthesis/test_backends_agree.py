@@ -136,6 +136,7 @@ def test_backends_agree():
             assert max(bounds) - min(bounds) <= 1e-4, (seed, name, proven)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "backend"), [(138, "highs"), (138, "cpsat"), (804, "cpsat")])
 def test_no_stage_is_infeasible(seed, backend):
     """Cases in which a stage called a problem infeasible that has a schedule."""

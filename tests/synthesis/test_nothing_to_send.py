@@ -205,6 +205,7 @@ def test_an_implicit_schedule_of_one_rank(collective):
     assert taccl.verify(result.schedule.expand()).ok
 
 
+@pytest.mark.slow
 def test_runs_are_compared():
     """What is found is proven the best, without a bandwidth."""
     table = taccl.compare(PROBLEMS["met"], backends=["highs"], time_limit_s=1)
@@ -222,6 +223,7 @@ def test_a_plan_of_one_rank(collective):
     assert "0 us to 0 us" in repr(plan)
 
 
+@pytest.mark.slow
 def test_a_half_may_be_empty():
     """What rank 1 alone contributes to, and is gathered there, only spreads; 0 -> 1 -> 2 and 1 -> 0 take 2 us."""
     problem = make_problem(ring(3), custom(3, [([1], [1, 2])], combining=True), chunk_bytes=MB)

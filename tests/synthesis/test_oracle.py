@@ -105,6 +105,7 @@ def least(seed):
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", named())
 def test_the_job_shop_proves_the_optimum(name):
     """Its schedule verifies, and takes as long as exhaustive search says."""

@@ -85,6 +85,7 @@ def test_a_file_that_is_missing(tmp_path):
         SearchParameters.load(tmp_path / "none.toml")
 
 
+@pytest.mark.slow
 def test_synthesize_obeys_them(compiled_search):
     """With no hops that a model may have, the compiled search runs; by default the portfolio does."""
     few = SearchParameters.from_dict({"choice": {"most_hops": 0, "few_hops": 0}})
@@ -113,6 +114,7 @@ def test_a_sweep_has_a_row_for_each(tmp_path):
     assert table["status"].str.startswith("proven").all()
 
 
+@pytest.mark.slow
 def test_constants_of_modules_say_what_they_are():
     """A number at the top of a module of the search has a comment, on its line or above its block of lines."""
     folder = Path(taccl.__file__).parent / "synthesis"

@@ -202,6 +202,7 @@ class TestClauses:
         new = replan(old, problem(left, make(6), own_first=full - {11}))
         assert verify(new.schedule).ok
 
+    @pytest.mark.slow
     def test_sends_merge_where_they_may(self):
         """Eight chunks over one link of alpha 10 and beta 1: 18 us in one send, 88 us apart."""
         builder = TopologyBuilder("pair", [0, 1])
@@ -343,6 +344,7 @@ def test_random_failures_verify(seed):
     assert not (new.from_scratch and suits_improvement(case))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combining", [False, True])
 @pytest.mark.parametrize("seed", range(some(6, 12)))
 def test_problems_of_any_shape(seed, combining):

@@ -213,6 +213,7 @@ class TestToDict:
             assert set(stage) == known
             assert 0 <= stage["seconds"] <= result.seconds
 
+    @pytest.mark.slow
     def test_notes_of_the_problem(self):
         """Notes of the sketch are passed on: a root has no symmetry."""
         sketch = taccl.load_sketch("ndv2/sk1")

@@ -343,6 +343,7 @@ class TestLimits:
         assert verified == "verified"
         assert set(statuses) <= {"out-of-memory", "crashed"}
 
+    @pytest.mark.slow
     def test_one_solver_never_passes_the_list_schedulers(self):
         """With a floor of the list scheduler's finish, a named solver's schedule is no later."""
         problem = small()
@@ -622,6 +623,7 @@ class TestCtrlC:
         assert taccl.verify(result.schedule).ok and result.interrupted
         assert result.schedule.problem.collective.num_chunks == best
 
+    @pytest.mark.slow
     def test_no_chunks_are_tried(self):
         """Before the first number of chunks is tried a baseline is returned, and no number chosen."""
         problem = taccl.make_problem(taccl.topologies.ring(4), "broadcast", size_bytes=10**6)
@@ -803,6 +805,7 @@ def test_how_many_modules_a_synthesis_goes_through(monkeypatch):
     assert len(own) <= 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["allgather", "allreduce"])
 def test_each_is_worked_out_once(collective, monkeypatch):
     """The choice, the bound of the whole, and the verdict on what is returned: once each."""
@@ -837,6 +840,7 @@ def one_sum(num_ranks):
 class TestContributionsApart:
     """Sums that no root makes, where messages are small."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("topology", "steps"),
         [(ring(5), 2), (full(4), 1), (full(3, port=True), 2)],
@@ -853,6 +857,7 @@ class TestContributionsApart:
             result.schedule.finish == steps * taccl.lower_bound(problem_of(topology, one_way(topology))).bound
         )
 
+    @pytest.mark.slow
     def test_one_message_a_link_for_all_chunks(self):
         """1 kB in four chunks on four ranks: 0.5 us and 1,000 bytes at 20 us/MB, proven least."""
         problem = taccl.make_problem(
@@ -885,6 +890,7 @@ class TestRootsOutOfReach:
         collective = Collective("sums", num_ranks, tuple(Chunk(*each) for each in chunks), combining=True)
         return Problem(builder.build(), collective, (1_000_000,) * len(chunks))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("backend", ["auto", "greedy", "highs", "cpsat"])
     @pytest.mark.parametrize("root", [0, 1, 3], ids=["contributor", "other", "destination"])
     def test_another_rank_makes_the_sum(self, backend, root):
@@ -909,6 +915,7 @@ class TestRootsOutOfReach:
         with pytest.raises(TopologyError, match="cannot get from rank 2 to rank 3"):
             synthesized(problem)
 
+    @pytest.mark.slow
     def test_a_whole_sum_crosses_from_the_rank_that_made_it(self):
         """Rank 0, the root, cannot make the sum; rank 1 of its node can, and sends it straight on to rank 2."""
         builder = TopologyBuilder("two nodes", [0, 0, 1])

@@ -94,6 +94,7 @@ def test_ranks_may_end_with_different_kernels():
     assert mine.bound <= mine.finish < 2 * us + 16
 
 
+@pytest.mark.slow
 def test_a_contribution_needs_less_than_the_whole_collective():
     """An allgather of 1 MB per rank takes 300 us over one port; one rank's contribution arrives after 100
     us.
@@ -128,6 +129,7 @@ def test_a_reader_may_start_before_all_ranks_have_their_results():
     assert found.best() == 315
 
 
+@pytest.mark.slow
 def test_tiles_keep_up_with_what_they_wait_for():
     """Four tiles of 25 us, and 25 us of allreduce for each: one tile behind the kernel, or one before the sends.
 

@@ -125,6 +125,7 @@ def test_a_tile_of_columns_is_normed_by_whole_rows():
         assert np.allclose(once, twice)
 
 
+@pytest.mark.slow
 def test_casts_move_before_what_gathers_them():
     """Parameters in bfloat16 travel in half the bytes; their slices are cast first."""
     step = Workload("cast", 2).input("p", (8,), layout="sliced(0)").then("all", "allgather", "p")

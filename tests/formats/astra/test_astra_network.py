@@ -154,6 +154,7 @@ def test_every_assumption_is_a_note():
         assert part in notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -173,6 +173,7 @@ def test_run_takes_as_long_as_the_schedule(collective):
     assert _run(_traces(schedule), schedule) == schedule.finish
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "collective", "baseline"),
     [("ndv2", "allgather", "hierarchical"), ("ndv2", "alltoall", "pairwise"), ("ndv2", "allreduce", "ring")],

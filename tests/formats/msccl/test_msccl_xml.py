@@ -52,6 +52,7 @@ def test_files_of_a_rooted_collective_are_taken_for_every_root():
         dump_msccl_xml(program_of("broadcast"))
 
 
+@pytest.mark.slow
 def test_files_for_rccl_have_its_names_and_limits():
     """Reduce-scatter in one word; 64 steps per threadblock; and no custom collectives."""
     assert 'coll="reducescatter"' in dump_msccl_xml(program_of("reduce_scatter"), runtime="rccl")
@@ -236,6 +237,7 @@ def test_up_to_the_limits_all_is_well(program):
     parse_msccl_xml(dump_msccl_xml(program))
 
 
+@pytest.mark.slow
 def test_more_channels_keep_peers_within_the_limit():
     """The remedy in the message works for 34 peers."""
     schedule = schedule_of("broadcast", "fully-connected:35")

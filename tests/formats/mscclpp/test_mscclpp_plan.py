@@ -127,6 +127,7 @@ def test_a_sum_in_one_place_lands_beside_it():
     assert plan["gpus"][0]["scratch_chunks"] == 1
 
 
+@pytest.mark.slow
 def test_nodes_come_from_the_topology():
     """With two nodes of four, ranks of the same node use memory channels, others port channels."""
     problem = taccl.make_problem(

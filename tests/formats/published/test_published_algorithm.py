@@ -129,6 +129,7 @@ def test_our_samples_have_known_figures(name, stated, real, transfers, sends, co
     assert_figures(ours(name), stated, real, transfers, sends, collective)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", *FIGURES), SAMPLES)
 def test_samples_have_known_figures(samples, name, stated, real, transfers, sends, collective):
     """The same of every real file."""
@@ -470,6 +471,7 @@ def test_starts_beyond_64_bits_are_refused(tmp_path):
         _load(tmp_path, document)
 
 
+@pytest.mark.slow
 def test_files_beyond_the_limit_are_refused(tmp_path):
     """A file of 65 MB is not read."""
     path = tmp_path / "huge.json"

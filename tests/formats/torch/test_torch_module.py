@@ -111,6 +111,7 @@ def test_a_program_that_computes_something_else_is_refused():
         dump_torch_module(spoilt)
 
 
+@pytest.mark.slow
 def test_convert_writes_it_without_notes_on_sizes(tmp_path):
     """A module takes calls of every length and place, so that none of the notes on files of runtimes hold."""
     problem = taccl.make_problem(

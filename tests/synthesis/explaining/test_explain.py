@@ -410,6 +410,7 @@ def test_repr_and_dict():
     assert plain["costs"] == []
 
 
+@pytest.mark.slow
 def test_no_time_for_a_proof():
     """Where time runs out the clauses in the way are given up, and the explanation says that less may do."""
     explanation = explain(problem_of("no-links-inside"), time_limit_s=1e-9)

@@ -186,6 +186,7 @@ def test_halves_of_an_allreduce_overlap():
     assert found.start[~reduces].min() < found.end[reduces].max()
 
 
+@pytest.mark.slow
 def test_a_reduction_is_improved_as_far_as_a_broadcast():
     """If links are the same in reverse, its trees are not inserted up to an earlier finish."""
     topology, finish = topologies.dgx_h100(4), {}

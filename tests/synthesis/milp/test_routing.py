@@ -93,6 +93,7 @@ def test_all_solvers_prove_one_objective(name):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ring", "symmetric ring", "star", "two nodes", "own first"])
 def test_the_objective_is_a_relaxation(name):
     """With T alone as objective, over all ways, no schedule finishes before it."""

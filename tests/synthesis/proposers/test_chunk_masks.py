@@ -159,6 +159,7 @@ def test_verifier_names_a_detour_between_nodes():
     assert {violation.kind for violation in found.violations} == {"direct-crossing"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_random_clauses_are_obeyed(seed):
     """Whatever a sketch asks of the links of a full mesh of two nodes, both verifiers are content."""

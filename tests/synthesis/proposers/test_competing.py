@@ -44,6 +44,7 @@ def test_without_time_the_quickest_is_offered():
     assert taccl.verify(search.best).ok
 
 
+@pytest.mark.slow
 def test_one_that_takes_too_long_is_broken_off(monkeypatch):
     """The others compete all the same."""
     made = competing.baseline

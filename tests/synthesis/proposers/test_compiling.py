@@ -105,6 +105,7 @@ def test_time_since_the_start_of_a_worker_counts(cold, monkeypatch):
     assert cold == []
 
 
+@pytest.mark.slow
 def test_kernels_left_out_are_one_row_however_often_a_search_needs_them(cold):
     """Each part of a search asks for them."""
     search = searching(limit_s=COLD_S / 2)
@@ -132,6 +133,7 @@ def test_compiling_is_told(monkeypatch):
     assert heard.is_set()
 
 
+@pytest.mark.slow
 def test_without_kernels_a_baseline_is_returned_and_a_note_says_why(monkeypatch):
     """A baseline without kernels answers, and the note names the limit that compiles them."""
     monkeypatch.setattr(compiling, "are_kept", lambda _: False)

@@ -77,6 +77,7 @@ def test_own_chunks_leave_first():
     assert schedule.finish_ticks == optimal_ticks(problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "problem",
     [

@@ -140,6 +140,7 @@ class TestPhases:
 class TestChoice:
     """The choice of the search, and its reason with figures."""
 
+    @pytest.mark.slow
     def test_result_says_why(self):
         """The number of hops, and what they are more than."""
         result = synthesize(MESH, backend="greedy")
@@ -186,6 +187,7 @@ class TestKept:
         assert taccl.load_spilled(tmp_path / "columns").digest() == result.schedule.digest()
         assert any(str(tmp_path / "columns") in note for note in result.notes)
 
+    @pytest.mark.slow
     def test_what_a_baseline_does_sooner_is_spilled(self, tmp_path, compiled_search):
         """Its columns are in the folder as well."""
         problem = make_problem(topologies.ring(4), collectives.allreduce(4), chunk_bytes=1000)
@@ -208,6 +210,7 @@ class TestKept:
 class TestLimits:
     """The time limit, and Ctrl-C, in each part of the search."""
 
+    @pytest.mark.slow
     def test_first_run_obeys_the_limit(self, monkeypatch):
         """A run that takes longer is stopped, and a baseline is returned."""
 
@@ -242,6 +245,7 @@ class TestLimits:
         advice = re.search(r"no schedule in ([\d.]+) s.*about ([\d.]+) s in all", str(caught.value))
         assert float(advice[2]) > float(advice[1])
 
+    @pytest.mark.slow
     def test_ctrl_c_in_the_first_run(self, monkeypatch):
         """A baseline is returned."""
 
@@ -253,6 +257,7 @@ class TestLimits:
         assert result.stopped == "interrupted"
         assert taccl.verify(result.schedule).ok
 
+    @pytest.mark.slow
     def test_ctrl_c_in_the_proof(self, monkeypatch):
         """The schedule is returned, without a bound, and the result says that it was interrupted."""
 
@@ -264,6 +269,7 @@ class TestLimits:
         assert (result.stopped, result.bound_us, result.finish_us) == ("interrupted", 0, 656)
         assert any("before a lower bound was proven" in note for note in result.notes)
 
+    @pytest.mark.slow
     def test_limit_in_the_proof(self, monkeypatch):
         """When time is up within the verifier a bound is still proven."""
         verified = large_search.verify
@@ -290,6 +296,7 @@ class TestLimits:
         assert result.stopped == "interrupted"
         assert taccl.verify(result.schedule).ok
 
+    @pytest.mark.slow
     def test_same_seed_same_schedule(self):
         """A second synthesis finds the same."""
         one, two = (synthesize(MESH, backend="greedy", seed=3).schedule.digest() for _ in range(2))

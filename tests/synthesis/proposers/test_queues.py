@@ -178,6 +178,7 @@ def test_target_out_of_reach_is_an_error():
         find_paths(fabric, demand)
 
 
+@pytest.mark.slow
 def test_same_seed_same_sends():
     """Everything is repeated exactly."""
     fabric, demand = problem_arrays(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
@@ -209,6 +210,7 @@ def test_columns_lie_in_files(name, tmp_path, monkeypatch):
     assert spilled.digest() == held.digest()
 
 
+@pytest.mark.slow
 def test_starts_are_in_order():
     """As the kernel finds them, in columns as narrow as may be."""
     found = schedule_large(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
@@ -277,6 +279,7 @@ def test_ranks_serve_others_in_step():
     assert found.finish_us == 480.0
 
 
+@pytest.mark.slow
 def test_what_is_broken_off_is_sent_at_once(monkeypatch):
     """Where queueing the sends along routes is stopped, they are a schedule all the same."""
     monkeypatch.setattr(queues, "_send", lambda *_, **__: None)
@@ -383,6 +386,7 @@ def test_random_problems_that_merge_are_verified(seed):
         assert together.finish_ticks <= alone.finish_ticks
 
 
+@pytest.mark.slow
 def test_one_heavy_pair_spreads_over_all_ways():
     """Chunks of one pair of ranks get paths of their own where shared trees hold too few of them."""
     topology = taccl.topologies.dgx_h100(2)

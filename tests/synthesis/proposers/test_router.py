@@ -120,6 +120,7 @@ def test_loads_are_those_of_the_trees():
     assert routes.peak_ticks == max(load.max(), resource_load.max())
 
 
+@pytest.mark.slow
 def test_the_same_seed_finds_the_same():
     """Twice the same starts."""
     fabric, demand, _ = arrays(

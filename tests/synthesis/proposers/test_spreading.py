@@ -263,6 +263,7 @@ def test_search_stops_at_its_target(runs):
     assert len(runs) == 1
 
 
+@pytest.mark.slow
 def test_time_limit_gives_up_later_runs(runs):
     """Ten thousand runs of a mesh take minutes; after a fifth of a second the best so far is returned."""
     problem = problem_of(topologies.mesh(12, 12), collectives.allgather(144))

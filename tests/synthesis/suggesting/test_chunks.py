@@ -208,6 +208,7 @@ def test_a_named_solver_takes_the_number_that_the_portfolio_takes():
     assert result.schedule.problem.collective.chunks_per_rank == 2
 
 
+@pytest.mark.slow
 def test_a_proposal_brings_its_number_of_chunks():
     """A proposal for a size is searched with the problem of that size."""
     problem = _problem("allgather")
@@ -293,6 +294,7 @@ def test_a_ring_competes_with_chunks():
     assert chosen.collective.chunks_per_rank == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("collective", "most_us"),
     [("allgather", Fraction("1.33")), ("allreduce", 2), ("alltoall", Fraction("1.47"))],
@@ -318,6 +320,7 @@ def test_large_chunks_do_not_merge_in_a_node():
     assert merged(replace(problem, chunks_open=False)) is None
 
 
+@pytest.mark.slow
 def test_clauses_of_a_sketch_say_what_merges():
     """Nothing merges that a sketch does not let merge."""
     problem = make_problem(taccl.topologies.dgx2(), "allgather", size_bytes=16_000, clauses=Clauses())

@@ -98,6 +98,7 @@ def test_a_collective_keeps_its_chunks(a100):
     assert best.sketch.chunks.per_rank == 3
 
 
+@pytest.mark.slow
 def test_a_chunk_size_fixes_the_chunks(a100):
     """With a chunk size, more chunks per rank would be another size."""
     (best,) = taccl.suggest_sketches(a100, "allgather", chunk_size="1MB", most=1, time_limit_s=0.1)

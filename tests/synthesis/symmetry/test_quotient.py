@@ -90,6 +90,7 @@ def test_published_sketches_fold(shared_data, sketch, topology, size, hops):
     assert (quotient.group.order, len(quotient.hops)) == (size, hops)
 
 
+@pytest.mark.slow
 def test_the_shipped_dgx2_sketch_folds_sixteenfold():
     """DGX-2 x2, allgather of two chunks a rank, ranks alike modulo 2: 64 chunks in orbits of 16.
 

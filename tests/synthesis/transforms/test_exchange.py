@@ -79,6 +79,7 @@ def test_improvement_begins_from_an_exchange():
     taccl.verify(search.schedule()).raise_if_failed()
 
 
+@pytest.mark.slow
 def test_what_fails_leaves_most_of_an_exchange():
     """The rest is re-planned along its trees, and exchanged again."""
     topology = ring(6, alpha=0)
@@ -118,6 +119,7 @@ def test_listing_starts_sends_anew():
         assert again.digest() == schedule.digest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_ranks", "steps"), [(4, 3), (6, 5), (8, 7)])
 def test_rings_of_even_length_take_one_step_less(num_ranks, steps):
     """Half of a ring there and half of it back, but for the step that two ranks make at once."""

@@ -47,6 +47,7 @@ def test_fused_chunks_hold_what_their_parts_do(name):
         assert {problem.collective.chunks[c] for c in each} == {chunk}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["allreduce", "reduce_scatter", "reduce"])
 def test_where_all_merges_parts_finish_when_the_whole_does(name):
     """A schedule in one chunk per rank is one of all chunks, at the same times up to padding."""
@@ -158,6 +159,7 @@ def test_small_sums_in_many_chunks_finish_as_in_one():
     assert finishes[1] <= 1.3 * finishes[0]
 
 
+@pytest.mark.slow
 def test_large_chunks_are_not_searched_as_one():
     """If latency is a small part of a send, the chunks of one only wait for each other."""
     ring = taccl.topologies.ring(4)

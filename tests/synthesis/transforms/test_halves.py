@@ -116,6 +116,7 @@ def test_random(seed):
 class TestBothHalves:
     """The two halves of an allreduce, together."""
 
+    @pytest.mark.slow
     def test_they_overlap(self):
         """On a star of leaves 1, 2, 3 us away the quick leaves' sums spread while the slow leaf's are made.
 
@@ -148,6 +149,7 @@ class TestBothHalves:
         assert multiplying.finish < first.finish and multiplying.carries is not None
         assert result.schedule.finish < multiplying.finish
 
+    @pytest.mark.slow
     def test_bound_met_needs_none(self):
         """If one phase after the other meets the bound, no improvement runs."""
         result = brief_synthesis(problem_of(two_nodes(), collectives.allreduce(4)))
