@@ -26,6 +26,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.readings import late_part
 from taccl.sketch.group import find_symmetries
 from taccl.workload.exchange import parts_of, problem_of
+from taccl.workload.meaning import groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -180,8 +181,9 @@ class StepBound:
         return self.workload.operation[name].kind == "send"
 
     def _everyones(self, name: str, us: Fraction) -> Fraction:
-        """`us`, or 0 for a send: only the other collectives' results depend on every contribution."""
-        return _NOTHING if self._is_send(name) else us
+        """`us` if every result depends on every rank's contribution; 0 for a send, and for several groups."""
+        groups = groups_of(self.workload, self.workload.operation[name])
+        return _NOTHING if self._is_send(name) or len(groups) > 1 else us
 
     @cached
     def transfers(self, name: str, *, one: bool = False) -> Transfers:
@@ -189,7 +191,7 @@ class StepBound:
         operation = self.workload.operation[name]
         parts = [part for part in self.parts if part.operation == name and not (one and part.tile)]
         sizes = tuple(part.chunk_bytes for part in parts)
-        return self._transfers_of((operation.kind, operation.shift, sizes), name, len(parts))
+        return self._transfers_of((operation.kind, operation.shift, operation.group, sizes), name, len(parts))
 
     def _transfers_of(self, key: object, name: str, count: int) -> Transfers:
         """Lower bounds on the first `count` parts of a collective, cached by `key`."""
@@ -222,7 +224,7 @@ class StepBound:
         """{allgather: reduce-scatter}: pairs that together are an allreduce of each chunk."""
         found: dict[str, str] = {}
         operation = self.workload.operation
-        cut = {name: [p.chunk_bytes for p in self.parts if p.operation == name] for name in names}
+        cut = {name: [(p.chunk_bytes, p.groups) for p in self.parts if p.operation == name] for name in names}
         for name in sorted(each for each in names if operation[each].kind == "allgather"):
             for each in sorted(self.workload.needed(name) & names - set(found.values())):
                 if operation[each].kind == "reduce_scatter" and cut[each] == cut[name]:

@@ -49,7 +49,7 @@ def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
     kernel of several does not read from memory what the kernel has at hand: its results, and what an earlier
     operation has read. It writes its result only where that is kept (`taccl.workload.kernels.bytes_written`).
     """
-    ranks, out, tensors = workload.num_ranks, workload.tensors[operation.name], workload.operands(operation)
+    ranks, out, tensors = workload.grid, workload.tensors[operation.name], workload.operands(operation)
     written, *held = ([*map(range, each.local_shape(ranks))] for each in (out, *tensors))
     read = places_read(operation, out, tensors, held, written)
     size = math.prod(map(len, written))

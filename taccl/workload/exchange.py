@@ -14,6 +14,7 @@ from taccl.problem.clauses import Clauses
 from taccl.problem.problem import make_problem
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.synthesis.parameters import DEFAULTS
+from taccl.workload.meaning import groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -40,7 +41,8 @@ class CollectivePart:
     """A piece of a tile of a collective, and its chunks in the step's problem.
 
     A tile with large chunks is cut into several `pieces`, which are sent one after another. The chunks are
-    numbers `first` to `first + count - 1`, each of `chunk_bytes` bytes.
+    numbers `first` to `first + count - 1`, each of `chunk_bytes` bytes. Those of the first of several
+    `groups` come first.
     """
 
     operation: str
@@ -50,6 +52,12 @@ class CollectivePart:
     first: int
     count: int
     chunk_bytes: int
+    groups: tuple[tuple[int, ...], ...]
+
+    def place(self, chunk: int) -> tuple[tuple[int, ...], int]:
+        """The ranks of a chunk's group, and the number of the chunk in its group."""
+        group, number = divmod(chunk - self.first, self.count // len(self.groups))
+        return self.groups[group], number
 
     @property
     def chunks(self) -> range:
@@ -61,24 +69,35 @@ def parts_of(workload: Workload) -> tuple[CollectivePart, ...]:
     """Parts of all collectives, in the order of `Workload.tiles`."""
     parts: list[CollectivePart] = []
     first = 0
+    groups = {each.name: groups_of(workload, each) for each in workload.operations if each.is_collective}
     counts = {
-        each.name: _collective(each.kind, each.shift, workload.num_ranks).num_chunks
-        for each in workload.operations
-        if each.is_collective
+        name: _collective(workload.operation[name].kind, workload.operation[name].shift, some).num_chunks
+        for name, some in groups.items()
     }
     sent = [(name, tile) for name, tile in workload.tiles if name in counts]
     room = MOST_CHUNKS // max(1, sum(counts[name] for name, _ in sent))
     for name, tile in sent:
         count, cut = counts[name], workload.tiling(name)
-        share = count if workload.operation[name].kind != "alltoall" else workload.num_ranks**2
-        num_bytes = workload.tensors[name].num_bytes
+        size = len(groups[name][0])
+        is_alltoall = workload.operation[name].kind == "alltoall"
+        share = size**2 if is_alltoall else count // len(groups[name])
+        num_bytes = workload.tensors[name].num_bytes // _slices_outside(workload, name)
         least_bytes, most = _TILE_PIECES if cut.overlap else _PIECES
         pieces = max(1, min(most, room, num_bytes // (cut.tiles * share * least_bytes)))
-        size = max(1, -(-num_bytes // (cut.tiles * pieces * share)))
+        chunk_bytes = max(1, -(-num_bytes // (cut.tiles * pieces * share)))
         for piece in range(pieces):
-            parts.append(CollectivePart(name, tile, piece, pieces, first, count, size))
+            part = CollectivePart(name, tile, piece, pieces, first, count, chunk_bytes, groups[name])
+            parts.append(part)
             first += count
     return tuple(parts)
+
+
+def _slices_outside(workload: Workload, name: str) -> int:
+    """Number of groups that do a collective on slices of its result that differ from group to group."""
+    grid, tensor = workload.grid, workload.tensors[name]
+    over = grid.dims_of(workload.operation[name].group, where=name)
+    outside = [dim for dim in grid.names if dim not in over and tensor.along(dim).startswith("sliced")]
+    return grid.size(outside) if outside else 1
 
 
 def parts_by_chunk(workload: Workload) -> list[CollectivePart]:
@@ -94,7 +113,7 @@ def problem_of(
     for part in parts:
         operation = workload.operation[part.operation]
         kind = "allreduce" if part.operation in sums else operation.kind
-        every.append(_collective(kind, operation.shift, workload.num_ranks))
+        every.append(_collective(kind, operation.shift, part.groups))
     sizes = [part.chunk_bytes for part in parts for _ in part.chunks]
     nothing = collectives.custom(workload.num_ranks, precondition={}, postcondition={}, name="nothing")
     return make_problem(topology, collectives.together(every) if every else nothing, chunk_bytes=sizes)
@@ -107,7 +126,7 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
 
     - `workload`, `topology`: Both with the same number of ranks.
     - `algorithm`: ``"synthesized"``, the name of a baseline, or ``"stock"``: pairwise exchange for an
-      alltoall, and rings otherwise.
+      alltoall and for several groups, and rings otherwise.
     """
     parts = parts_of(workload)
     problem = problem_of(workload, topology, parts)
@@ -119,7 +138,7 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
         operation = workload.operation[part.operation]
         is_sum = operation.kind == "allreduce" and algorithm == "synthesized"
         for kind in ("reduce_scatter", "allgather") if is_sum else (operation.kind,):
-            sent = (kind, operation.shift, algorithm, merging)
+            sent = (kind, operation.shift, algorithm, merging, part.groups)
             # The best schedule changes little within a factor of 4 in size, so sizes share schedules.
             found = _alone(topology, sent, 4 ** (((part.chunk_bytes - 1).bit_length() + 1) // 2))
             columns["chunk"].append(found.chunk + part.first)
@@ -133,29 +152,36 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
     )
 
 
-def _collective(kind: str, shift: int, num_ranks: int) -> Collective:
+def _collective(kind: str, shift: int, groups: Sequence[tuple[int, ...]]) -> Collective:
+    """The collective of all groups; of one that is all ranks in order, without groups."""
+    size, num_ranks = len(groups[0]), sum(map(len, groups))
     if kind == "send":
-        starts = {rank: [rank] for rank in range(num_ranks)}
-        ends = {rank: [(rank + shift) % num_ranks] for rank in range(num_ranks)}
-        return collectives.custom(num_ranks, precondition=starts, postcondition=ends, name="send")
-    return collectives.make(kind, num_ranks)
+        starts = {place: [place] for place in range(size)}
+        ends = {place: [(place + shift) % size] for place in range(size)}
+        one = collectives.custom(size, precondition=starts, postcondition=ends, name="send")
+    else:
+        one = collectives.make(kind, size)
+    if len(groups) == 1:
+        return one
+    return collectives.together([one.among(members, num_ranks=num_ranks) for members in groups])
 
 
-#: (kind, shift, algorithm, clauses on merged sends by field) of a collective whose sends are synthesized.
-_Sent = tuple[str, int, str, tuple[tuple[str, Any], ...]]
+#: (kind, shift, algorithm, clauses on merged sends by field, groups) of a collective whose sends are
+#: synthesized.
+_Sent = tuple[str, int, str, tuple[tuple[str, Any], ...], tuple[tuple[int, ...], ...]]
 
 
 @cached
 def _alone(topology: Topology, sent: _Sent, chunk_bytes: int) -> Schedule:
     """Schedule of one collective alone, for chunks of one size in bytes."""
-    kind, shift, algorithm, merging = sent
-    collective = _collective(kind, shift, topology.num_ranks)
+    kind, shift, algorithm, merging, groups = sent
+    collective = _collective(kind, shift, groups)
     clauses = Clauses(**dict(merging))
     problem = make_problem(topology, collective, chunk_bytes=chunk_bytes, clauses=clauses)
     if problem.collective.is_met:
         return make_schedule(problem, chunk=[], link=[], start=[], end=[])
     if algorithm != "synthesized" and kind != "send":
-        stock = "pairwise" if kind == "alltoall" else "ring"
+        stock = "pairwise" if kind == "alltoall" or len(groups) > 1 else "ring"
         name = stock if algorithm == "stock" else algorithm
         return baseline(name, problem, cut=False)
     from taccl.synthesis.synthesize import synthesize  # not needed by ranks that run a step

@@ -15,7 +15,8 @@ from taccl._internal.validation import Index, Positive, Table, validated
 from taccl.errors import WorkloadError
 from taccl.formats.files import write_whole
 from taccl.workload.operations import Operation, Tensor
-from taccl.workload.workload import Overlap, Workload
+from taccl.workload.tiling import Overlap
+from taccl.workload.workload import Workload
 
 _TABLES = {"inputs": Tensor, "operations": Operation, "overlaps": Overlap}
 _WORDS = {"Count": Positive, "Natural": Index}

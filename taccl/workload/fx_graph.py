@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import WorkloadError
-from taccl.workload.operations import COLLECTIVES, DTYPE_BYTES, Operation, Tensor, infer
+from taccl.workload.layouts import infer
+from taccl.workload.operations import COLLECTIVES, DTYPE_BYTES, Operation, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -55,7 +55,7 @@ def bytes_written(workload: Workload, operation: Operation) -> int:
     kept = [
         name for name in group if name in workload.outputs or not set(workload.readers[name]) <= set(group)
     ]
-    num_bytes = {name: workload.tensors[name].local_bytes(workload.num_ranks) for name in group}
+    num_bytes = {name: workload.tensors[name].local_bytes(workload.grid) for name in group}
     if operation.name not in kept:
         return 0
     buffered = next((name for name in reversed(kept) if name not in state), "")

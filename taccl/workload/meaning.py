@@ -45,14 +45,20 @@ def run_workload(
     ranks = [RankTiles(workload, rank, given) for rank in range(workload.num_ranks)]
     for name, number in workload.tiles:
         operation = workload.operation[name]
-        if operation.is_collective:
-            whole = _whole(workload.operands(operation)[0], [each.read(name, number)[0] for each in ranks])
-        for each in ranks:
-            if operation.is_collective:
-                here = places(workload, name, each.rank, number)
-                each.made[name, number] = Piece(taken(whole, sent_from(workload, operation, here)), here)
-            else:
+        if not operation.is_collective:
+            for each in ranks:
                 each.tile(name, number)
+            continue
+        read = [each.read(name, number)[0] for each in ranks]
+        for members in groups_of(workload, operation):
+            for place, rank in enumerate(members):
+                here = places(workload, name, rank, number)
+                if operation.kind == "send":
+                    source = members[(place - operation.shift) % len(members)]
+                    array = taken(read[source], places(workload, name, source, number))
+                else:
+                    array = taken(_whole(workload, operation, [read[each] for each in members]), here)
+                ranks[rank].made[name, number] = Piece(array, here)
     return {name: [each.tensor(name).array for each in ranks] for name in workload.tensors}
 
 
@@ -117,12 +123,20 @@ def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Ar
     source = np.random.default_rng(seed)
     found = {}
     for tensor in workload.inputs:
-        count = workload.num_ranks if tensor.layout == "partial" else 1
+        differing = workload.grid.partial(tensor)
+        count = workload.grid.size(differing) if differing else 1
         # Whole arrays are drawn, so values do not depend on slicing.
         drawn = [rounded(source.normal(size=tensor.shape), tensor) for _ in range(count)]
-        if tensor.axis is not None:
-            drawn = np.split(drawn[0], workload.num_ranks, axis=tensor.axis)
-        found[tensor.name] = [drawn[rank % len(drawn)].copy() for rank in range(workload.num_ranks)]
+        whole = tuple(np.arange(length) for length in tensor.shape)
+        found[tensor.name] = [
+            np.array(
+                taken(
+                    Piece(drawn[workload.grid.index(rank, differing)], whole),
+                    places(workload, tensor.name, rank),
+                )
+            )
+            for rank in range(workload.num_ranks)
+        ]
     return found
 
 
@@ -130,8 +144,10 @@ def places(workload: Workload, name: str, rank: int, tile: int | None = None) ->
     """Indices by axis that a rank holds of a tensor, or of one of its tiles."""
     tensor, cut = workload.tensors[name], workload.tiling(name)
     here = [np.arange(length) for length in tensor.shape]
-    if tensor.axis is not None:
-        here[tensor.axis] = np.split(here[tensor.axis], workload.num_ranks)[rank]
+    for axis in range(len(here)):
+        dims = workload.grid.slicing(tensor, axis)
+        if dims:
+            here[axis] = np.split(here[axis], workload.grid.size(dims))[workload.grid.index(rank, dims)]
     if tile is not None and cut.overlap is not None:
         # If anything is sliced along the tile axis, a tile has a part of each slice.
         of_tile = np.arange(tensor.shape[cut.axis]).reshape(cut.ways, cut.tiles, -1)[:, tile]
@@ -181,21 +197,18 @@ def rounded(values: Any, tensor: Tensor) -> Array:
     return np.where(np.isnan(array), array, near.view(np.float32)).reshape(array.shape)
 
 
-def _whole(tensor: Tensor, parts: Sequence[Piece]) -> Piece:
-    """The whole tensor from the pieces of all ranks: their sum if partial, else joined slices."""
-    if tensor.layout == "partial":
+def groups_of(workload: Workload, operation: Operation) -> tuple[tuple[int, ...], ...]:
+    """Ranks of each group that does a collective."""
+    return workload.grid.groups(workload.grid.dims_of(operation.group, where=operation.name))
+
+
+def _whole(workload: Workload, operation: Operation, parts: Sequence[Piece]) -> Piece:
+    """The tensor that a collective makes, from the pieces of a group: their sum, or joined slices."""
+    (tensor,) = workload.operands(operation)
+    if operation.kind in ("allreduce", "reduce_scatter"):
         return Piece(rounded(np.sum([part.array for part in parts], axis=0), tensor), parts[0].places)
-    return parts[0] if tensor.axis is None else join(parts, tensor.axis)
-
-
-def sent_from(workload: Workload, operation: Operation, wanted: Places) -> Places:
-    """Places in a collective's input that correspond to places of its result."""
-    tensor = workload.tensors[operation.name]
-    if operation.kind != "send" or tensor.axis is None:
-        return wanted
-    axis, length = tensor.axis, tensor.shape[tensor.axis]
-    by = operation.shift * (length // workload.num_ranks)
-    return (*wanted[:axis], (wanted[axis] - by) % length, *wanted[axis + 1 :])
+    over = workload.grid.dims_of(operation.group, where=operation.name)
+    return join(parts, int(tensor.along(over[0]).removeprefix("sliced(").removesuffix(")")))
 
 
 def places_read(
@@ -230,10 +243,12 @@ def _calculated(
     if operation.kind == "compute":  # operands that match no axis of the result enter by their mean
         apart = (set(operand_axes(operation, tensors, out, at)) == {None} for at in range(len(read)))
         read = [value.mean() if each else value for value, each in zip(read, apart, strict=True)]
-    return Piece(rounded(_value(operation, out, read, rank, wanted), out), wanted)
+    place = workload.grid.index(rank, workload.grid.partial(out))
+    return Piece(rounded(_value(operation, out, read, place, wanted), out), wanted)
 
 
-def _value(operation: Operation, out: Tensor, read: Sequence[Array], rank: int, wanted: Places) -> Any:
+def _value(operation: Operation, out: Tensor, read: Sequence[Array], place: int, wanted: Places) -> Any:
+    """Values of an operation; `place` is the rank's position among those with other parts of a sum."""
     kind, value = operation.kind, operation.value or 0.0
 
     def drawn(*seed: int) -> Array:
@@ -241,7 +256,7 @@ def _value(operation: Operation, out: Tensor, read: Sequence[Array], rank: int, 
         return numbers[np.ix_(*wanted)] if wanted else np.asarray(numbers)
 
     if kind == "compute":  # a stand-in for an unknown kernel: random numbers plus the operands
-        return sum(read, start=drawn(rank if out.layout == "partial" else 0))
+        return sum(read, start=drawn(place))
     a = read[0]
     if kind in ROWWISE:
         rows = _normed(a) if kind == "layernorm" else _softmax(a)

@@ -1,4 +1,4 @@
-"""Tensors with layouts, operations, and layout inference for the result of each operation.
+"""Tensors with layouts, and operations.
 
 Source of the layouts and their rules: Jangda et al., "Breaking the Computation and Communication Abstraction
 Barrier in Distributed Machine Learning Workloads" (CoCoNet), ASPLOS 2022.
@@ -7,7 +7,7 @@ A tensor stands for one global array. If it is *replicated*, every rank has the 
 along an axis, rank r has the r-th of equal slices. If it is *partial*, the array is the sum of the ranks'
 arrays. Collectives change layouts and keep values, except that `send` moves slices between ranks. Any other
 operation gets a layout only if its local results make up the operation applied to the global arrays. So an
-operation may move before a collective exactly where `infer` still finds a layout.
+operation may move before a collective exactly where `taccl.workload.layouts.infer` still finds a layout.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-import numpy as np
-
 from taccl._internal.arguments import checked_as, known_word
 from taccl.errors import WorkloadError
+from taccl.workload.mesh import mesh_of, parts_of_layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taccl._internal.arguments import Count, Natural
+    from taccl.workload.mesh import Mesh
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 UNARY = (
@@ -60,7 +60,8 @@ class Tensor:
 
     - `shape`: Shape of the global array, not of one rank's part.
     - `dtype`: Type of its elements, a key of `DTYPE_BYTES`.
-    - `layout`: ``"replicated"``, ``"partial"``, or ``"sliced(AXIS)"``.
+    - `layout`: ``"replicated"``, ``"partial"``, or ``"sliced(AXIS)"``. In a step with groups each is over a
+      group, e.g. ``"sliced(0) over dp, partial over tp"``.
     """
 
     name: str
@@ -80,32 +81,56 @@ class Tensor:
         """Size of the global array in bytes."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
-    def local_shape(self, num_ranks: int) -> tuple[int, ...]:
+    def along(self, dim: str) -> str:
+        """Layout along a dimension of the mesh."""
+        for kind, dims in parts_of_layout(self.layout):
+            if not dims or dim in dims:
+                return kind
+        return "replicated"
+
+    def local_shape(self, ranks: Mesh | int) -> tuple[int, ...]:
         """Shape of one rank's part."""
-        of_axis = enumerate(self.shape)
-        return tuple(length // (num_ranks if axis == self.axis else 1) for axis, length in of_axis)
+        mesh = mesh_of(ranks)
+        return tuple(length // mesh.slices(self, axis) for axis, length in enumerate(self.shape))
 
-    def local_bytes(self, num_ranks: int) -> int:
+    def local_bytes(self, ranks: Mesh | int) -> int:
         """Size of one rank's part in bytes."""
-        return math.prod(self.local_shape(num_ranks)) * DTYPE_BYTES[self.dtype]
+        return math.prod(self.local_shape(ranks)) * DTYPE_BYTES[self.dtype]
 
-    def check(self, num_ranks: int) -> Tensor:
-        """The tensor itself; raises `WorkloadError` if its shape, type or layout is invalid."""
-        axis, shape, count = self.axis, self.shape, len(self.shape)
-        is_known = axis is not None or self.layout in ("replicated", "partial")
-        length = shape[axis] if axis is not None and axis < count else 0
-        layouts, types = "replicated, partial, or sliced(0) with some axis", ", ".join(DTYPE_BYTES)
-        pad = f"does not divide into {num_ranks} equal slices; choose another axis, or pad it"
-        outside = axis is not None and not length
+    def check(self, ranks: Mesh | int) -> Tensor:
+        """The tensor, whose layout names its groups in the mesh's order.
+
+        Raises `WorkloadError` if its shape, type or layout is invalid.
+        """
+        mesh, shape, count = mesh_of(ranks), self.shape, len(self.shape)
+        types = ", ".join(DTYPE_BYTES)
         refuse_first(
             self.name,
             (self.dtype not in DTYPE_BYTES, f"found dtype {self.dtype!r}; expected one of {types}"),
             (min(shape, default=1) < 1, f"found shape {shape}; every axis needs a length of 1 or more"),
-            (not is_known, f"found layout {self.layout!r}; expected {layouts}"),
-            (outside, f"found {self.layout} of {count} axes; name an axis that it has"),
-            (length % num_ranks, f"axis {axis} of length {length} {pad}"),
         )
-        return self
+        named: list[str] = []
+        for kind, dims in parts_of_layout(self.layout):
+            axis = replace(self, layout=kind).axis
+            layouts = "replicated, partial, or sliced(0) with some axis"
+            refuse_first(
+                self.name,
+                (axis is None and kind not in ("replicated", "partial"), f"found layout {kind!r}; expected "
+                 f"{layouts}"),
+                (axis is not None and axis >= count, f"found {kind} of {count} axes; name an axis that it "
+                 "has"),
+            )  # fmt: skip
+            named += mesh.dims_of("+".join(dims), where=self.name)
+        twice = next((name for name in named if named.count(name) > 1), None)
+        refuse_first(self.name, (twice is not None, f"found layout {self.layout!r}; name each group once"))
+        for axis, length in enumerate(shape):
+            pad = (
+                f"does not divide into {mesh.slices(self, axis)} equal slices; choose another axis, or pad it"
+            )
+            refuse_first(
+                self.name, (length % mesh.slices(self, axis), f"axis {axis} of length {length} {pad}")
+            )
+        return replace(self, layout=mesh.layout({name: self.along(name) for name in mesh.names}))
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}] {self.layout}"
@@ -128,7 +153,9 @@ class Operation:
         Seed of `dropout` and `compute`; by default it follows from the name. `dropout` chooses elements by
         their index in the global array.
     shift : int
-        Number of ranks by which `send` moves slices on, cyclically.
+        Number of ranks by which `send` moves slices on, cyclically in each group.
+    group : str
+        Group of a collective: a dimension of the step's mesh, or some as ``"dp+tp"``; empty for all ranks.
     axes : tuple of int
         Order of the operand's axes in the result of `transpose`; by default the last two are exchanged.
     shape, dtype, layout
@@ -151,6 +178,7 @@ class Operation:
     value: float | None = None
     seed: Natural | None = None
     shift: int = 1
+    group: str = ""
     axes: tuple[Natural, ...] = ()
     shape: tuple[Count, ...] = ()
     dtype: str = "float32"
@@ -187,11 +215,13 @@ class Operation:
             (no_share, f"found a share of {self.value}; expected 0 <= value < 1"),
             (bad, f"found {bad}; expected a number of 0 or more"),
             (self.is_collective and costs, said),
+            (self.group and not self.is_collective, f"is a {kind}, which needs no group; leave it out"),
         )
         return self
 
     def __str__(self) -> str:
         options = {name.lower(): getattr(self, name.lower()) for name in _OPTIONS.get(self.kind, ())}
+        options |= {"group": self.group} if self.group else {}
         options |= {name: getattr(self, name) for name in _COSTS if getattr(self, name) is not None}
         given = [*self.inputs, *(f"{name}={value!r}" for name, value in options.items())]
         return f"{self.name} = {self.kind}({', '.join(given)})"
@@ -207,7 +237,7 @@ def operand_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor, at
         if at == 0:
             return [*range(len(shape) - 1), None]
         return [*(range(places - 2) if len(shape) > 2 else ()), None, places - 1]
-    is_apart = kind == "compute" and (shape != out.shape or inputs[at].axis not in (None, out.axis))
+    is_apart = kind == "compute" and (shape != out.shape or _is_sliced_otherwise(inputs[at], out))
     if kind == "transpose":
         order = permutation(operation, len(shape))
         return [order.index(axis) for axis in range(len(shape))]
@@ -221,127 +251,13 @@ def operand_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor, at
     return [*axes[:-1], None] if kind in ROWWISE else axes
 
 
+def _is_sliced_otherwise(tensor: Tensor, out: Tensor) -> bool:
+    """True if a tensor is sliced along a dimension along which the result is not sliced on the same axis."""
+    names = {name for each in (tensor, out) for _, dims in parts_of_layout(each.layout) for name in dims}
+    pairs = ((tensor.along(name), out.along(name)) for name in names or {""})
+    return any(one.startswith("sliced") and one != two for one, two in pairs)
+
+
 def permutation(operation: Operation, count: int) -> tuple[int, ...]:
     """The axis of the operand, of `count` axes, that each axis of a transpose's result is."""
     return operation.axes or (*range(count - 2), count - 1, count - 2)
-
-
-def infer(operation: Operation, inputs: Sequence[Tensor], num_ranks: int) -> Tensor:
-    """Infer the result of an operation with its layout; `WorkloadError` says why there is none.
-
-    - `operation`: An operation of any kind.
-    - `inputs`: Its operands, in its order.
-    - `num_ranks`: Number of ranks, and so of slices.
-    """
-    operation.check()
-    kind = operation.kind
-    if kind == "compute":
-        out = Tensor(operation.name, operation.shape, operation.dtype)
-        layout = _of_compute(operation, inputs)
-    elif operation.is_collective:
-        out, layout = inputs[0], _of_collective(operation, inputs[0])
-    else:
-        dtype = max((each.dtype for each in inputs), key=lambda name: DTYPE_BYTES[name])
-        dtype = operation.dtype if kind == "cast" else dtype
-        out = Tensor(operation.name, _shape(operation, inputs), dtype)
-        if any(each.layout == "partial" for each in inputs):
-            layout = _of_partial(operation, inputs)
-        else:
-            layout = _of_slices(operation, inputs, out)
-    return replace(out, name=operation.name, layout=layout).check(num_ranks)
-
-
-def _refused(operation: Operation, said: str) -> WorkloadError:
-    return WorkloadError(f"{operation.kind} {said}", where=operation.name)
-
-
-def _shape(operation: Operation, inputs: Sequence[Tensor]) -> tuple[int, ...]:
-    shapes = [each.shape for each in inputs]
-    if operation.kind in REDUCTIONS:
-        return ()
-    if operation.kind in ROWWISE and not shapes[0]:
-        raise _refused(operation, "needs an axis; found a scalar")
-    if operation.kind == "sum":
-        axis = operation.axis or 0
-        if axis >= len(shapes[0]):
-            raise _refused(operation, f"is over axis {axis} of {shapes[0]}; name an axis that it has")
-        return (*shapes[0][:axis], *shapes[0][axis + 1 :])
-    if operation.kind == "transpose":
-        count = len(shapes[0])
-        order = permutation(operation, count)
-        if sorted(order) != [*range(count)]:
-            said = f"found axes {order} for {shapes[0]}; name each of its axes once"
-            raise _refused(operation, said)
-        return tuple(shapes[0][axis] for axis in order)
-    if operation.kind == "matmul":
-        a, b = shapes
-        if len(a) >= 2 and len(b) >= 2 and a[-1] == b[-2] and (len(b) == 2 or a[:-2] == b[:-2]):
-            return (*a[:-1], b[-1])
-        said = f"found shapes {a} and {b}; expected (..., m, k) and (k, n), or as many matrices in both"
-        raise _refused(operation, said)
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError:
-        said = f"found shapes {shapes[0]} and {shapes[1]}, which do not fit each other; make them fit"
-        raise _refused(operation, said) from None
-
-
-def _of_compute(operation: Operation, inputs: Sequence[Tensor]) -> str:
-    """The stated layout of a `compute`; `WorkloadError` if it would need communication."""
-    fits = {"partial": ("replicated", "sliced", "partial"), "replicated": ("replicated",)}
-    for each in inputs:
-        if not each.layout.startswith(fits.get(operation.layout, ("replicated", "sliced"))):
-            said = f"makes {operation.layout} of {each.name}, which is {each.layout}"
-            raise _refused(operation, f"{said}; it needs a collective first")
-    return operation.layout
-
-
-def _of_collective(operation: Operation, given: Tensor) -> str:
-    kind, axis = operation.kind, operation.axis
-    wanted = "partial" if kind in ("allreduce", "reduce_scatter") else "sliced"
-    if not given.layout.startswith(wanted):
-        raise _refused(operation, f"needs a {wanted} tensor; {given.name} is {given.layout}")
-    if kind == "alltoall" and given.axis == axis:
-        raise _refused(operation, f"found {given.name} sliced along axis {axis} already; name another")
-    if kind in ("reduce_scatter", "alltoall"):
-        return f"sliced({axis})"
-    return given.layout if kind == "send" else "replicated"
-
-
-def _of_partial(operation: Operation, inputs: Sequence[Tensor]) -> str:
-    kind, layouts = operation.kind, [each.layout for each in inputs]
-    partial = next(each for each in inputs if each.layout == "partial").name
-    both, one = layouts == ["partial", "partial"], "replicated" in layouts
-    before, after = DTYPE_BYTES[inputs[0].dtype], DTYPE_BYTES.get(operation.dtype, 0)
-    is_linear = {
-        "scale": True, "dropout": True, "add": both, "subtract": both, "multiply": one, "matmul": one,
-        "divide": layouts[-1] == "replicated", "relu_grad": layouts[-1] == "replicated",
-        "transpose": True, "sum": True,
-        # A wider type holds every part exactly.
-        "cast": before < after or inputs[0].dtype == operation.dtype,
-    }  # fmt: skip
-    if is_linear.get(kind, False):
-        return "partial"
-    said = f"of these is not linear in {partial}, which is partial; it needs its sum first"
-    if kind == "cast":
-        said = f"to {operation.dtype} rounds each part of {partial}, which is partial; it needs its sum first"
-    if kind in ("add", "subtract"):
-        said = f"of {partial}, which is partial, and a tensor that is not, would count the latter "
-        said += "once for every rank; add them behind the sum"
-    raise _refused(operation, said)
-
-
-def _of_slices(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> str:
-    """Layout of a result of sliced or replicated inputs; partial if it sums over a sliced axis."""
-    found = set()
-    for at, each in enumerate(inputs):
-        if each.axis is not None:
-            axis = operand_axes(operation, inputs, out, at)[each.axis]
-            if axis is None and operation.kind in ("norm", *ROWWISE):
-                said = f"is over axis {each.axis} of {each.name}, of which a rank has a slice"
-                raise _refused(operation, f"{said}; it needs a collective first, or to be split")
-            found.add("partial" if axis is None else f"sliced({axis})")
-    if len(found) > 1:
-        told = " and ".join(f"{each.name} {each.layout}" for each in inputs)
-        raise _refused(operation, f"found {told}, which do not meet; alltoall or allgather one of them first")
-    return found.pop() if found else "replicated"

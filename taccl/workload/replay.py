@@ -13,7 +13,7 @@ import numpy as np
 from taccl._internal.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.workload.exchange import parts_by_chunk
-from taccl.workload.meaning import Piece, RankTiles, dtype_of, given_parts, places, rounded, sent_from, taken
+from taccl.workload.meaning import Piece, RankTiles, dtype_of, given_parts, places, rounded, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -97,8 +97,7 @@ class StepRank(RankTiles):
                 said = f"rank {self.rank} has no chunk {chunk} of it yet; verify the step"
                 raise WorkloadError(said, where=part.operation)
             (mine,) = self.read(part.operation, part.tile)
-            source = sent_from(self.workload, self.workload.operation[part.operation], self._places(chunk))
-            self.chunks[chunk] = self._cut(chunk, taken(mine, source))
+            self.chunks[chunk] = self._cut(chunk, taken(mine, self._places(chunk, at_source=True)))
         return self.chunks[chunk]
 
     def room(self, chunk: int) -> Array:
@@ -124,22 +123,25 @@ class StepRank(RankTiles):
             self.made[key] = Piece(rounded(here, out), wanted)
         return super().tile(name, number)
 
-    def _places(self, chunk: int) -> Places:
-        """Places in the result of the tile part that a chunk is cut from."""
-        part, workload, ranks = self.part_of[chunk], self.workload, self.workload.num_ranks
-        operation, number = workload.operation[part.operation], chunk - part.first
+    def _places(self, chunk: int, *, at_source: bool = False) -> Places:
+        """Places in the result of the tile part that a chunk is cut from; of a send, at either end."""
+        part, workload = self.part_of[chunk], self.workload
+        members, number = part.place(chunk)
+        operation, size = workload.operation[part.operation], len(members)
         if operation.kind == "send":
-            return places(workload, part.operation, (number + operation.shift) % ranks, part.tile)
-        source, target = divmod(number, ranks) if operation.kind == "alltoall" else (number, number)
-        written = places(workload, part.operation, target, part.tile)
-        given = places(workload, operation.inputs[0], source)
+            end = members[number if at_source else (number + operation.shift) % size]
+            return places(workload, part.operation, end, part.tile)
+        source, target = divmod(number, size) if operation.kind == "alltoall" else (number, number)
+        written = places(workload, part.operation, members[target], part.tile)
+        given = places(workload, operation.inputs[0], members[source])
         return tuple(np.intersect1d(one, two) for one, two in zip(written, given, strict=True))
 
     def _cut(self, chunk: int, values: Array) -> Array:
         """Cut a chunk out of the values at its `_places`: its piece, and for an allreduce a share of that."""
         part = self.part_of[chunk]
         is_sum = self.workload.operation[part.operation].kind == "allreduce"
-        share, of = (chunk - part.first, part.count) if is_sum else (0, 1)
+        members, number = part.place(chunk)
+        share, of = (number, len(members)) if is_sum else (0, 1)
         return np.array_split(values.ravel(), part.pieces * of)[part.piece * of + share]
 
     def _spots(self, chunk: int) -> Array:

@@ -59,7 +59,7 @@ def schedule_workload(
         before has ended at all ranks.
     algorithm : str
         Algorithm of the collectives: ``"synthesized"``, a baseline such as ``"ring"``, or ``"stock"``. The
-        last is pairwise exchange for an alltoall and rings otherwise.
+        last is pairwise exchange for an alltoall and for several groups, and rings otherwise.
 
     Returns
     -------

@@ -8,10 +8,8 @@ on a GPU.
 
 from __future__ import annotations
 
-import keyword
 import math
 import os
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +20,7 @@ from taccl.workload.files import load_workload
 from taccl.workload.kernels import kernel
 from taccl.workload.meaning import TOLERANCE
 from taccl.workload.operations import ROWWISE, operand_axes, permutation
+from taccl.workload.torch_tables import compared, group_name, local_name, table_of_inputs
 from taccl.workload.torch_template import HEAD, TAIL
 
 if TYPE_CHECKING:
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Seconds
     from taccl.topology.topology import Topology
     from taccl.workload.operations import Operation
-    from taccl.workload.workload import Overlap, Tiling, Workload
+    from taccl.workload.tiling import Overlap, Tiling
+    from taccl.workload.workload import Workload
 
 #: {kind: expression of its operands}; `{v}` is the value, `{axis}` the axis.
 _VALUES = {
@@ -45,9 +45,10 @@ _VALUES = {
     "norm": "torch.linalg.vector_norm({0})", "sum": "({0}).sum({axis})",
     "relu_grad": "torch.where({1} > 0, {0}, 0.0)",
 }  # fmt: skip
-#: Names of the module's own functions, which tensors may not shadow.
-_TAKEN = frozenset(re.findall(r"^(?:def|class|import) (\w+)", HEAD, re.MULTILINE)) | {
-    "dist", "t", "turn", "tuple", "isinstance", "range", "float", "int", "RANKS",
+#: {kind of collective: function of the module}.
+_CALLS = {
+    "allreduce": "all_reduce", "reduce_scatter": "reduce_scatter", "allgather": "all_gather",
+    "alltoall": "all_to_all", "send": "send",
 }  # fmt: skip
 
 
@@ -89,22 +90,28 @@ def dump_torch_step(
         said = f"has no {absent}, which the step gives" if absent else f"is of {plain.num_ranks} ranks"
         raise WorkloadError(f"{said}; give the program that was transformed", where=os.fspath(original))
     _note_unknown(workload)
-    compared = {
-        name: (_layout(workload, name), _layout(plain, name))
-        for name in workload.outputs
-    }  # fmt: skip
+    groups: set[str] = set()
+    slices = {name: compared(workload, plain, name, groups) for name in workload.outputs}
     every = [*workload.tensors.values(), *plain.tensors.values()]
     fields = {
         "TITLE": workload.name.encode("unicode_escape").decode().replace('"', "'").replace("@", " at "),
         "RANKS": str(workload.num_ranks),
         "TOLERANCE": repr(max((TOLERANCE[each.dtype] for each in every), default=0.0)),
     }
+    programs = [*_Program(workload, "transformed", groups).lines(), "", ""]
+    programs += _Program(plain, "untransformed", groups).lines()
+    tables = [
+        '#: {input: (shape, type, layout)}; a layout is pairs of an axis, or "partial", and a group.',
+        f"INPUTS = {table_of_inputs(workload, groups)}",
+        f"UNTRANSFORMED_INPUTS = {table_of_inputs(plain, groups)}",
+        "#: {output: (slices that only the transformed program makes, group of parts of a sum or None)}.",
+        f"OUTPUTS = {slices!r}",
+    ]  # fmt: skip
+    grid = workload.grid
+    made = {name: grid.groups(grid.dims_of(name, where=name)) for name in sorted(groups - {""})}
     head = HEAD
-    for name, text in fields.items():
+    for name, text in {**fields, "GROUPS": repr(made)}.items():
         head = head.replace(f"@{name}@", text)
-    programs = [*_Program(workload, "transformed").lines(), "", "", *_Program(plain, "untransformed").lines()]
-    tables = [f"INPUTS = {_inputs(workload)}", f"UNTRANSFORMED_INPUTS = {_inputs(plain)}"]
-    tables += ["#: {output: its layout in both}; a number is the axis of slices.", f"OUTPUTS = {compared!r}"]
     return "\n".join([head, *programs, "", "", *tables]) + "\n" + TAIL
 
 
@@ -115,34 +122,11 @@ def _note_unknown(workload: Workload) -> None:
         warn(said, LossyConversionWarning)
 
 
-def _layout(workload: Workload, name: str) -> int | str:
-    tensor = workload.tensors[name]
-    return tensor.layout if tensor.axis is None else tensor.axis
-
-
-def _inputs(workload: Workload) -> str:
-    rows = (
-        f"    {_local(each.name, workload)!r}: ({each.shape}, torch.{each.dtype}, "
-        f"{_layout(workload, each.name)!r}),"
-        for each in workload.inputs
-    )
-    return "\n".join(["{", *rows, "}"])
-
-
-def _local(name: str, workload: Workload) -> str:
-    """Name of a tensor in the program: its own, unless Python or the module has that name."""
-    while keyword.iskeyword(name) or name in _TAKEN or name.startswith(("kernel_", "_")):
-        name = f"t_{name}"
-        while name in workload.tensors:
-            name = f"t_{name}"
-    return name
-
-
 class _Program:
     """One function of the module, with the kernels that it calls."""
 
-    def __init__(self, workload: Workload, name: str) -> None:
-        self.workload, self.name = workload, name
+    def __init__(self, workload: Workload, name: str, groups: set[str]) -> None:
+        self.workload, self.name, self.groups = workload, name, groups
         self.kernels: list[str] = []
         self.waited: set[str] = set()
 
@@ -165,7 +149,7 @@ class _Program:
         ]  # fmt: skip
 
     def _var(self, name: str) -> str:
-        return _local(name, self.workload)
+        return local_name(name, self.workload)
 
     def _loop(self, overlap: Overlap) -> list[str]:
         """A loop over tiles, in which readers of collectives run a turn behind them."""
@@ -190,8 +174,7 @@ class _Program:
         for name in overlap.operations:
             if name in workload.outputs or not set(workload.readers[name]) <= set(overlap.operations):
                 tiling, var = workload.tiling(name), self._var(name)
-                sliced = workload.tensors[name].axis == tiling.axis
-                ways = tiling.ways // (workload.num_ranks if sliced else 1)
+                ways = tiling.ways // workload.grid.slices(workload.tensors[name], tiling.axis)
                 lines.append(f"{var} = joined({var}, {tiling.axis}, {ways})")
         self.waited |= {*overlap.operations}
         return lines
@@ -268,39 +251,49 @@ class _Program:
         together = tiling.overlap is not None and workload.tiling(name).overlap is tiling.overlap
         text = self._var(name) + ("[t]" if together else "")
         axes = operand_axes(operation, tensors, out, place)
-        if operation.kind == "matmul" and tensor.axis is None:
+        grid = workload.grid
+        if operation.kind == "matmul":
             other = tensors[1 - place]
             summed = len(tensor.shape) - (1 if place == 0 else 2)
-            if other.axis == len(other.shape) - (2 if place == 0 else 1):
-                text = f"mine({text}, {summed})"
+            met = grid.slicing(other, len(other.shape) - (2 if place == 0 else 1))
+            text = self._mine(text, summed, grid.slicing(tensor, summed), met)
         for axis, to in enumerate(axes):
             if to is None:
                 continue
-            if out.axis == to and tensor.axis is None and not operation.is_collective:
-                text = f"mine({text}, {axis})"
+            if not operation.is_collective:
+                text = self._mine(text, axis, grid.slicing(tensor, axis), grid.slicing(out, to))
             if tiling.overlap is not None and tiling.axis == to and not together:
-                layout = tensor if operation.is_collective else out
-                text = self._cut(text, axis, layout.axis == (axis if operation.is_collective else to), tiling)
+                held = grid.slices(tensor, axis) if operation.is_collective else grid.slices(out, to)
+                text = self._cut(text, axis, held, tiling)
         wanted = out.dtype if operation.kind != "cast" else tensor.dtype
         if tensor.dtype != wanted and not operation.is_collective:
             text = f"{text}.to(torch.{wanted})"
         return text
 
-    def _cut(self, text: str, axis: int, sliced: bool, tiling: Tiling) -> str:
-        """Expression of the tile of a tensor, which this rank has a slice of along the axis if `sliced`."""
-        ways = tiling.ways // (self.workload.num_ranks if sliced else 1)
-        return f"cut({text}, {axis}, {ways}, {tiling.tiles}, t)"
+    def _mine(self, text: str, axis: int, held: Sequence[str], wanted: Sequence[str]) -> str:
+        """Expression of this rank's slice over the dimensions that are wanted and not held."""
+        more = [dim for dim in wanted if dim not in held]
+        if not more:
+            return text
+        over = group_name(self.workload, more, self.groups)
+        return f"mine({text}, {axis}{f', {over!r}' if over else ''})"
+
+    def _cut(self, text: str, axis: int, slices: int, tiling: Tiling) -> str:
+        """Expression of the tile of a tensor, of which this rank has one of some slices along the axis."""
+        return f"cut({text}, {axis}, {tiling.ways // slices}, {tiling.tiles}, t)"
 
     def _drawn(self, operation: Operation) -> str:
         """Expression of the random numbers of a dropout or an unknown kernel, at the elements in hand."""
         out, tiling = self.workload.tensors[operation.name], self.workload.tiling(operation.name)
-        is_own = out.layout == "partial" and operation.kind == "compute"
-        seed = f"rank_seed({operation.seed})" if is_own else str(operation.seed)
+        grid, seed = self.workload.grid, str(operation.seed)
+        if operation.kind == "compute" and grid.partial(out):
+            over = group_name(self.workload, grid.partial(out), self.groups)
+            seed = f"rank_seed({seed}{f', {over!r}' if over else ''})"
         text = f"drawn({out.shape}, {seed}, device())"
-        if out.axis is not None:
-            text = f"mine({text}, {out.axis})"
+        for axis in range(len(out.shape)):
+            text = self._mine(text, axis, (), grid.slicing(out, axis))
         if tiling.overlap is not None:
-            text = self._cut(text, tiling.axis, out.axis == tiling.axis, tiling)
+            text = self._cut(text, tiling.axis, grid.slices(out, tiling.axis), tiling)
         return text
 
     def _value(self, operation: Operation, operands: Sequence[str]) -> str:
@@ -308,7 +301,7 @@ class _Program:
         kind, out = operation.kind, self.workload.tensors[operation.name]
         value, to = operation.value or 0.0, f".to(torch.{out.dtype})"
         if operation.is_collective:
-            return _collective(self.workload, operation, operands[0])
+            return self._collective(operation, operands[0])
         if kind == "transpose":
             return f"{operands[0]}.permute({permutation(operation, len(out.shape))})"
         if kind == "dropout":
@@ -327,24 +320,25 @@ class _Program:
         text = _VALUES[kind].format(*operands, v=_number(value), axis=operation.axis)
         tiling = self.workload.tiling(operation.name)
         if kind in ROWWISE and tiling.overlap is not None and tiling.axis == len(out.shape) - 1:
-            text = self._cut(f"({text})", tiling.axis, out.axis == tiling.axis, tiling)
+            text = self._cut(f"({text})", tiling.axis, self.workload.grid.slices(out, tiling.axis), tiling)
         return text
+
+    def _collective(self, operation: Operation, operand: str) -> str:
+        """Call that starts a collective."""
+        (source,), kind = self.workload.operands(operation), operation.kind
+        dims = self.workload.grid.dims_of(operation.group, where=operation.name)
+        before = replace(source, layout=source.along(dims[0])).axis
+        given: dict[str, list[int | None]] = {
+            "reduce_scatter": [operation.axis], "allgather": [before],
+            "alltoall": [before, operation.axis], "send": [operation.shift],
+        }  # fmt: skip
+        over = group_name(self.workload, dims, self.groups)
+        arguments = [operand, *map(repr, given.get(kind, [])), *([repr(over)] if over else [])]
+        return f"{_CALLS[kind]}({', '.join(arguments)})"
 
 
 def _number(value: float) -> str:
     return repr(value) if math.isfinite(value) else f'float("{value}")'
-
-
-def _collective(workload: Workload, operation: Operation, operand: str) -> str:
-    source, kind = workload.tensors[operation.inputs[0]], operation.kind
-    calls = {
-        "allreduce": f"all_reduce({operand})",
-        "reduce_scatter": f"reduce_scatter({operand}, {operation.axis})",
-        "allgather": f"all_gather({operand}, {source.axis})",
-        "alltoall": f"all_to_all({operand}, {source.axis}, {operation.axis})",
-        "send": f"send({operand}, {operation.shift})",
-    }
-    return calls[kind]
 
 
 def _arranged(workload: Workload, names: Sequence[str], *, whole: bool) -> list[list[str]]:

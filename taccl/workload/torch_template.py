@@ -27,6 +27,8 @@ RANKS = @RANKS@
 TOLERANCE = @TOLERANCE@
 #: The process group whose ranks run the step; None is the default group.
 GROUP = None
+#: {group of a part of the ranks: ranks of each such group}.
+GROUPS = @GROUPS@
 # Earlier versions of PyTorch have the collectives of one tensor under their earlier names.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -50,49 +52,68 @@ def ready(value):
     return value.wait() if isinstance(value, Pending) else value
 
 
-def all_reduce(x):
+@functools.cache
+def groups():
+    """{group: (process group, number of its ranks, place of this rank)}; all ranks make them together."""
+    me = dist.get_rank(GROUP)
+    found = {"": (GROUP, RANKS, me)}
+    for name, every in GROUPS.items():
+        for ranks in every:
+            known = [rank if GROUP is None else dist.get_global_rank(GROUP, rank) for rank in ranks]
+            made = dist.new_group(known, use_local_synchronization=GROUP is not None)
+            if me in ranks:
+                found[name] = (made, len(ranks), ranks.index(me))
+    return found
+
+
+def all_reduce(x, over=""):
     total = x.contiguous().clone()
-    work = dist.all_reduce(total, group=GROUP, async_op=True)
+    work = dist.all_reduce(total, group=groups()[over][0], async_op=True)
     return Pending([work], lambda: total)
 
 
-def reduce_scatter(x, axis):
+def reduce_scatter(x, axis, over=""):
+    group, count, _ = groups()[over]
     given = x.movedim(axis, 0).contiguous()
-    mine = given.new_empty((given.shape[0] // RANKS, *given.shape[1:]))
-    work = _reduce_scatter(mine, given, group=GROUP, async_op=True)
+    mine = given.new_empty((given.shape[0] // count, *given.shape[1:]))
+    work = _reduce_scatter(mine, given, group=group, async_op=True)
     return Pending([work], lambda: mine.movedim(0, axis))
 
 
-def all_gather(x, axis):
+def all_gather(x, axis, over=""):
+    group, count, _ = groups()[over]
     given = x.movedim(axis, 0).contiguous()
-    whole = given.new_empty((given.shape[0] * RANKS, *given.shape[1:]))
-    work = _all_gather(whole, given, group=GROUP, async_op=True)
+    whole = given.new_empty((given.shape[0] * count, *given.shape[1:]))
+    work = _all_gather(whole, given, group=group, async_op=True)
     return Pending([work], lambda: whole.movedim(0, axis))
 
 
-def all_to_all(x, before, after):
+def all_to_all(x, before, after, over=""):
     """From slices along axis `before` to slices along axis `after`."""
-    given = torch.stack(x.chunk(RANKS, after))
+    group, count, _ = groups()[over]
+    given = torch.stack(x.chunk(count, after))
     taken = torch.empty_like(given)
-    work = dist.all_to_all_single(taken, given, group=GROUP, async_op=True)
+    work = dist.all_to_all_single(taken, given, group=group, async_op=True)
     return Pending([work], lambda: torch.cat(taken.unbind(0), before))
 
 
-def send(x, shift):
-    """To the rank `shift` places on, cyclically."""
-    rank, given = dist.get_rank(GROUP), x.contiguous()
-    there, here = (rank + shift) % RANKS, (rank - shift) % RANKS
-    if there == rank:
+def send(x, shift, over=""):
+    """To the rank `shift` places on in the group, cyclically."""
+    group, count, place = groups()[over]
+    given = x.contiguous()
+    there, here = (place + shift) % count, (place - shift) % count
+    if there == place:
         return given
     taken = torch.empty_like(given)
     ends = [(dist.isend, given, there), (dist.irecv, taken, here)]
-    peers = [dist.P2POp(way, what, group=GROUP, group_peer=peer) for way, what, peer in ends]
+    peers = [dist.P2POp(way, what, group=group, group_peer=peer) for way, what, peer in ends]
     return Pending(dist.batch_isend_irecv(peers), lambda: taken)
 
 
-def mine(x, axis):
-    """This rank's slice of a tensor that all ranks have."""
-    return x.chunk(RANKS, axis)[dist.get_rank(GROUP)]
+def mine(x, axis, over=""):
+    """This rank's slice of a tensor that all ranks of a group have."""
+    _, count, place = groups()[over]
+    return x.chunk(count, axis)[place]
 
 
 def cut(x, axis, ways, tiles, tile):
@@ -118,8 +139,8 @@ def stand_in(start, operands):
     return functools.reduce(torch.add, operands, start)
 
 
-def rank_seed(seed):
-    return seed + 1 + dist.get_rank(GROUP)
+def rank_seed(seed, over=""):
+    return seed + 1 + groups()[over][2]
 
 
 def compiled(function):
@@ -142,9 +163,12 @@ def inputs(layouts, seed=0):
     found = {}
     for name, (shape, dtype, layout) in layouts.items():
         own = zlib.crc32(name.encode()) + 1000003 * seed
-        own = rank_seed(own) if layout == "partial" else own
-        whole = drawn(shape, own, device()).to(dtype)
-        found[name] = (mine(whole, layout) if isinstance(layout, int) else whole).clone()
+        for axis, over in layout:
+            own = rank_seed(own, over) if axis == "partial" else own
+        tensor = drawn(shape, own, device()).to(dtype)
+        for axis, over in layout:
+            tensor = tensor if axis == "partial" else mine(tensor, axis, over)
+        found[name] = tensor.clone()
     return found
 
 
@@ -153,14 +177,14 @@ def compare(seed=0):
     found = transformed(**inputs(INPUTS, seed))
     wanted = untransformed(**inputs(UNTRANSFORMED_INPUTS, seed))
     worst = torch.zeros((), dtype=torch.float64)
-    for name, (ours, theirs) in OUTPUTS.items():
+    for name, (slices, partial) in OUTPUTS.items():
         got, right = found[name].double().cpu(), wanted[name].double().cpu()
-        if isinstance(ours, int) and not isinstance(theirs, int):
-            right = mine(right, ours)
+        for axis, over in slices:
+            right = mine(right, axis, over)
         if got.shape != right.shape:
             raise SystemExit(f"{name}: found shape {tuple(got.shape)}; expected {tuple(right.shape)}")
-        if ours == "partial":  # ranks may hold other parts of the same sum
-            got, right = (ready(all_reduce(each.to(device()))).cpu() for each in (got, right))
+        if partial is not None:  # ranks may hold other parts of the same sum
+            got, right = (ready(all_reduce(each.to(device()), partial)).cpu() for each in (got, right))
         off = torch.where(got == right, 0.0, (got - right).abs() / right.abs().max().clamp_min(1e-30))
         off = torch.where(got.isnan() & right.isnan(), 0.0, off)
         worst = torch.maximum(worst, off.nan_to_num(nan=torch.inf).max() if off.numel() else worst)

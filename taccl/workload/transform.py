@@ -15,13 +15,15 @@ from taccl._internal.arguments import checked_as
 from taccl._internal.names import did_you_mean
 from taccl.errors import WorkloadError
 from taccl.workload.kernels import kernel
-from taccl.workload.operations import POINTWISE, Operation, Tensor, infer, refuse_first
-from taccl.workload.workload import Overlap, Workload
+from taccl.workload.layouts import infer
+from taccl.workload.operations import POINTWISE, Operation, Tensor, refuse_first
+from taccl.workload.tiling import Overlap
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from taccl._internal.arguments import Count, Natural
+    from taccl.workload.workload import Workload
 
 
 @checked_as(WorkloadError)
@@ -50,13 +52,16 @@ def split(workload: Workload, operation: str, *, axis: Natural | None = None) ->
     if found.kind != "allreduce":
         raise WorkloadError(f"is a {found.kind}; an allreduce or a norm can be split", where=operation)
     shape = workload.tensors[operation].shape
+    scatter = replace(found, name=_fresh(workload, f"{operation}_slice"), kind="reduce_scatter", axis=axis)
     if axis is None:
-        axis = next((i for i, length in enumerate(shape) if length % workload.num_ranks == 0), None)
-    if axis is None:
-        said = f"no axis of shape {shape} divides into {workload.num_ranks} slices; pad one"
-        raise WorkloadError(said, where=operation)
-    scatter = Operation(_fresh(workload, f"{operation}_slice"), "reduce_scatter", found.inputs, axis=axis)
-    return _with(workload, {operation: [scatter, Operation(operation, "allgather", (scatter.name,))]})
+        every = (replace(scatter, axis=each) for each in range(len(shape)))
+        fitting = next((each for each in every if _is_legal(workload, each)), None)
+        if fitting is None:
+            ranks = workload.grid.size(workload.grid.dims_of(found.group, where=operation))
+            said = f"no axis of shape {shape} divides into {ranks} slices; pad one"
+            raise WorkloadError(said, where=operation)
+        scatter = fitting
+    return _with(workload, {operation: [scatter, replace(found, kind="allgather", inputs=(scatter.name,))]})
 
 
 @checked_as(WorkloadError)
@@ -102,14 +107,16 @@ def reorder(workload: Workload, collective: str, *operations: str) -> Workload:
 
 def _reordered(workload: Workload, collective: str, operation: str) -> Workload:
     moved, after = _free(workload, collective), _free(workload, operation)
-    is_send = moved.kind == "send"
+    is_send, apart = moved.kind == "send", _are_apart(workload, moved, after)
     by_place = len(set(after.inputs)) > 1 or after.kind not in POINTWISE or after.kind == "dropout"
+    by_place &= not apart
+    is_fixed = after.kind == "compute" or (after.is_collective and not apart)
     why = "is a collective itself" if after.is_collective else "does what is not known with what it reads"
     refuse_first(collective, (not moved.is_collective, f"is a {moved.kind}; name a collective"))
     refuse_first(
         operation,
         (collective not in after.inputs, f"does not read {collective}; reorder what reads it"),
-        (after.is_collective or after.kind == "compute", f"{why}; it stays behind {collective}"),
+        (is_fixed, f"{why}; it stays behind {collective}"),
         (is_send and by_place, f"depends on where its elements are, which {collective} changes; it stays "
          "behind it"),
     )  # fmt: skip
@@ -117,13 +124,14 @@ def _reordered(workload: Workload, collective: str, operation: str) -> Workload:
     alike = {
         each.name: each.inputs[0]
         for each in workload.operations
-        if each.kind == moved.kind and each.shift == moved.shift and each.name in after.inputs
+        if (each.kind, each.shift, each.group) == (moved.kind, moved.shift, moved.group)
+        and each.name in after.inputs
         and workload.tensors[each.inputs[0]].layout == before.layout
     }  # fmt: skip
     for last, instead in ((False, alike), (True, {collective: moved.inputs[0]})):
         early = replace(after, inputs=tuple(instead.get(name, name) for name in after.inputs))
         try:
-            made = infer(early, workload.operands(early), workload.num_ranks)
+            made = infer(early, workload.operands(early), workload.grid)
             break
         except WorkloadError:
             if last:
@@ -132,7 +140,7 @@ def _reordered(workload: Workload, collective: str, operation: str) -> Workload:
         steps = [early]
     else:
         fresh = _fresh(workload, f"{operation}_{'part' if made.layout == 'partial' else 'slice'}")
-        mover = replace(_mover(operation, made, old.layout, moved), inputs=(fresh,))
+        mover = replace(_mover(workload, operation, made, old, moved), inputs=(fresh,))
         steps = [replace(early, name=fresh), mover]
     result = _with(workload, {operation: steps})
     unread = {name for name in alike if not result.readers[name] and name not in result.outputs}
@@ -289,25 +297,51 @@ def _fresh(workload: Workload, name: str) -> str:
     return next(each for each in every if each not in workload.tensors)
 
 
-def _mover(name: str, made: Tensor, layout: str, moved: Operation) -> Operation:
-    """The collective that converts a tensor to a layout.
+def _is_legal(workload: Workload, operation: Operation) -> bool:
+    """True if an operation has a result on the tensors of a step."""
+    try:
+        infer(operation, workload.operands(operation), workload.grid)
+    except WorkloadError:
+        return False
+    return True
+
+
+def _are_apart(workload: Workload, one: Operation, two: Operation) -> bool:
+    """True if two collectives, of which one is a send, are over groups without a common dimension.
+
+    A send between groups hands on whatever the ranks have, so it may as well do so before the other.
+    """
+    if not one.is_collective or not two.is_collective or two.kind != "send":
+        return False
+    dims = [set(workload.grid.dims_of(each.group, where=each.name)) for each in (one, two)]
+    return dims[0].isdisjoint(dims[1])
+
+
+def _mover(workload: Workload, name: str, made: Tensor, wanted: Tensor, moved: Operation) -> Operation:
+    """The collective that converts a tensor to the layout that is wanted, in the groups of the one moved.
 
     - `name`: Name of the collective.
-    - `made`: The tensor to convert.
-    - `layout`: The layout to reach.
+    - `made`, `wanted`: The tensor to convert, and one of the layout to reach.
     - `moved`: The collective that an operation was moved before.
     """
     if moved.kind == "send":
         return replace(moved, name=name)
-    if made.layout == "partial" and layout == "replicated":
-        return Operation(name, "allreduce", ())
-    if made.layout == "replicated" or layout == "partial":
-        said = f"would make {made.layout} of what is before {moved.name}, where {layout} is wanted"
+    over = workload.grid.dims_of(moved.group, where=moved.name)
+    differing = [dim for dim in workload.grid.names if made.along(dim) != wanted.along(dim)]
+    before, after = ({each.along(dim) for dim in over} for each in (made, wanted))
+    said = f"would make {made.layout} of what is before {moved.name}, where {wanted.layout} is wanted"
+    if not set(differing) <= set(over) or len(before) > 1 or len(after) > 1:
         raise WorkloadError(f"{said}; it stays behind it", where=name)
-    if layout == "replicated":
-        return Operation(name, "allgather", ())
-    axis = Tensor(name, made.shape, layout=layout).axis
-    return Operation(name, "reduce_scatter" if made.layout == "partial" else "alltoall", (), axis=axis)
+    one, two = before.pop(), after.pop()
+    mover = replace(moved, name=name, axis=None)
+    if one == "partial" and two == "replicated":
+        return replace(mover, kind="allreduce")
+    if one == "replicated" or two == "partial":
+        raise WorkloadError(f"{said}; it stays behind it", where=name)
+    if two == "replicated":
+        return replace(mover, kind="allgather")
+    axis = replace(wanted, layout=two).axis
+    return replace(mover, kind="reduce_scatter" if one == "partial" else "alltoall", axis=axis)
 
 
 def _asked(workload: Workload) -> tuple[str, ...]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import checked_as, known_word, quoted
 from taccl._internal.names import did_you_mean
 from taccl.errors import WorkloadError
 from taccl.workload.kernels import check_kernels, waits
-from taccl.workload.operations import Operation, Tensor, infer, operand_axes, refuse_first
+from taccl.workload.layouts import infer
+from taccl.workload.mesh import Mesh
+from taccl.workload.operations import Operation, Tensor, refuse_first
+from taccl.workload.tiling import Overlap, Tiling, tile_axes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,31 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl._internal.arguments import Count, Natural
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """Operations that run tile by tile: each tile passes through all of them, pipelined with other tiles.
-
-    Tiles are cut along `axis` of the first operation's result, and along the matching axis of the others.
-    """
-
-    operations: tuple[str, ...]
-    tiles: Count
-    axis: Natural = 0
-
-
-class Tiling(NamedTuple):
-    """Cut of an operation's result into `tiles` along `axis`, for an overlap.
-
-    Each tile consists of `ways` contiguous index ranges along the axis: one per rank if a tensor of the
-    overlap is sliced along that axis, else one.
-    """
-
-    tiles: int
-    axis: int
-    ways: int
-    overlap: Overlap | None
 
 
 @checked_as(WorkloadError)
@@ -71,6 +50,9 @@ class Workload:
         Inputs kept from step to step, each with the name of the tensor that replaces it.
     overlaps : tuple of Overlap
         Operations that run tile by tile.
+    mesh : tuple of (str, int)
+        Names and sizes of the dimensions whose groups do collectives, e.g. ``(("dp", 2), ("tp", 4))``. Ranks
+        are in row-major order. None if every collective is of all ranks.
 
     Raises
     ------
@@ -99,8 +81,10 @@ class Workload:
     returned: tuple[str, ...] = ()
     state: tuple[tuple[str, str], ...] = ()
     overlaps: tuple[Overlap, ...] = ()
+    mesh: tuple[tuple[str, Count], ...] = ()
 
     def __post_init__(self) -> None:
+        self._check_mesh()
         tensors = self.tensors
         for what, names in (("returned", self.returned), ("state", sum(self.state, ()))):
             for name in names:
@@ -120,6 +104,22 @@ class Workload:
         check_kernels(self)
         _ = self._tilings, self.tiles  # these raise if tiles do not divide, or would wait for themselves
 
+    def _check_mesh(self) -> None:
+        """Raise `WorkloadError` unless dimensions have names of their own and as many ranks as the step."""
+        names = [name for name, _ in self.mesh]
+        refuse_first(
+            "mesh",
+            (not all(name.isidentifier() for name in names), f"found dimensions {names}; expected names"),
+            (len(set(names)) < len(names), f"found dimensions {names}; give each a name of its own"),
+            (math.prod(size for _, size in self.mesh) != self.num_ranks and self.mesh,
+             f"found {dict(self.mesh)}, and the step is of {self.num_ranks} ranks; make their product equal"),
+        )  # fmt: skip
+
+    @cached_property
+    def grid(self) -> Mesh:
+        """The mesh of ranks; of one dimension without a name if the step has none."""
+        return Mesh(self.mesh or (("", self.num_ranks),))
+
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """{name: tensor} of all inputs and results, with inferred layouts."""
@@ -132,12 +132,12 @@ class Workload:
             if each.name in made:
                 raise WorkloadError("the name is taken already; choose another", where=each.name)
             if isinstance(each, Tensor):
-                made[each.name] = each.check(self.num_ranks)
+                made[each.name] = each.check(self.grid)
                 continue
             for name in each.inputs:
                 if name not in made:
                     raise self._absent(each, name, made)
-            made[each.name] = infer(each, [made[name] for name in each.inputs], self.num_ranks)
+            made[each.name] = infer(each, [made[name] for name in each.inputs], self.grid)
         return made
 
     def _absent(self, operation: Operation, name: str, made: Mapping[str, Tensor]) -> WorkloadError:
@@ -190,7 +190,7 @@ class Workload:
     @cached_property
     def state_bytes(self) -> int:
         """Bytes of state that one rank keeps from step to step."""
-        return sum(self.tensors[old].local_bytes(self.num_ranks) for old, _ in self.state)
+        return sum(self.tensors[old].local_bytes(self.grid) for old, _ in self.state)
 
     def operands(self, operation: Operation) -> list[Tensor]:
         """The tensors that an operation reads, in its order."""
@@ -209,7 +209,7 @@ class Workload:
         """
         found = {}
         for each in self.overlaps:
-            axes, ways = self._tile_axes(each)
+            axes, ways = tile_axes(self, each)
             for name, axis in axes.items():
                 length = self.tensors[name].shape[axis]
                 if length % (ways * each.tiles):
@@ -219,38 +219,6 @@ class Workload:
                     raise WorkloadError(f"{said}; {few}choose a number of tiles that divides it", where=name)
                 found[name] = Tiling(each.tiles, axis, ways, each)
         return found
-
-    def _tile_axes(self, overlap: Overlap) -> tuple[dict[str, int], int]:
-        """{operation of an overlap: axis of its tiles}, and the number of index ranges per tile (`ways`)."""
-        axes: dict[str, int] = {}
-        ways = 1
-        for operation in (each for each in self.operations if each.name in overlap.operations):
-            tensors, out = self.operands(operation), self.tensors[operation.name]
-            to_axes = [operand_axes(operation, tensors, out, at) for at in range(len(tensors))]
-            both = zip(operation.inputs, to_axes, strict=True)
-            read = {name: to_axis[axes[name]] for name, to_axis in both if name in axes}
-            found = set(read.values()) if axes else {overlap.axis}
-            if not found and operation.fused in axes:  # only its kernel connects it with the overlap
-                found = {axes[operation.fused]}
-            axis = min((each for each in found if each is not None), default=0)
-            whole = next((name for name, each in read.items() if each is None), None)
-            shape = out.shape
-            refuse_first(
-                operation.name,
-                (not found, "reads nothing that the overlap makes; leave it out of the overlap"),
-                (whole, f"reads all of {whole} along axis {axes.get(whole or '')} for each tile of its own; "
-                 "end the overlap before it"),
-                (len(found) > 1, f"reads tiles along axes {found}; leave it out of the overlap"),
-                (overlap.tiles < 1 or not 0 <= axis < len(shape), f"found {overlap.tiles} tiles along axis "
-                 f"{axis} of shape {shape}; expected 1 or more along an axis that it has"),
-            )  # fmt: skip
-            axes[operation.name] = axis
-            # Axes of the result along which an operand is sliced.
-            sliced = {
-                to[each.axis] for each, to in zip(tensors, to_axes, strict=True) if each.axis is not None
-            }
-            ways = self.num_ranks if axis in (out.axis, *sliced) else ways
-        return axes, ways
 
     @cached_property
     def tiles(self) -> dict[tuple[str, int], tuple[tuple[str, int], ...]]:
@@ -381,7 +349,8 @@ class Workload:
         return run_workload(self, inputs, seed=seed)
 
     def __repr__(self) -> str:
-        lines = [f"Workload {self.name} of {self.num_ranks} ranks:"]
+        dims = "".join(f", {name} {size}" for name, size in self.mesh)
+        lines = [f"Workload {self.name} of {self.num_ranks} ranks{dims}:"]
         successor = dict(self.state)
         for tensor in self.inputs:
             kept = f", then {successor[tensor.name]}" if tensor.name in successor else ""

@@ -1,0 +1,108 @@
+"""Process groups of a step: its ranks as a mesh with named dimensions, and layouts along each dimension.
+
+Ranks are numbered in row-major order, as in PyTorch's `DeviceMesh`. A *group* is a dimension, such as ``tp``,
+or some of them, such as ``dp+tp``: ranks that differ only there do a collective together. A layout names the
+dimensions that each of its parts is about: ``sliced(0) over dp, partial over tp``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from taccl._internal.names import did_you_mean
+from taccl.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from taccl.workload.operations import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Ranks in row-major order over dimensions of (name, size); a single one has no name without groups."""
+
+    dims: tuple[tuple[str, int], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all dimensions."""
+        return tuple(name for name, _ in self.dims)
+
+    def dims_of(self, group: str, *, where: str) -> tuple[str, ...]:
+        """Names of a group's dimensions, in the mesh's order; all if the group has no name.
+
+        Raises `WorkloadError` if a dimension does not exist or is named twice.
+        """
+        if not group:
+            return self.names
+        asked = group.split("+")
+        for name in asked:
+            if name not in self.names or not name:
+                known = "+".join(self.names) or "none; give the step a mesh"
+                said = f"found group {group!r}{did_you_mean(name, self.names)}"
+                raise WorkloadError(f"{said}; expected some of {known}", where=where)
+        if len(set(asked)) < len(asked):
+            raise WorkloadError(f"found group {group!r}; name each dimension once", where=where)
+        return tuple(name for name in self.names if name in asked)
+
+    def size(self, names: Sequence[str]) -> int:
+        """Number of ranks of a group."""
+        return math.prod(size for name, size in self.dims if name in names)
+
+    def index(self, rank: int, names: Sequence[str]) -> int:
+        """Position of a rank in its group."""
+        found, stride = 0, math.prod(size for _, size in self.dims)
+        for name, size in self.dims:
+            stride //= size
+            if name in names:
+                found = found * size + rank // stride % size
+        return found
+
+    def groups(self, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Ranks of each group over some dimensions, in the order of their positions."""
+        outside = [name for name in self.names if name not in names]
+        every = range(math.prod(size for _, size in self.dims))
+        ranked = sorted(every, key=lambda rank: (self.index(rank, outside), self.index(rank, names)))
+        return tuple(tuple(each) for each in _in_parts(ranked, self.size(names)))
+
+    def slicing(self, tensor: Tensor, axis: int) -> tuple[str, ...]:
+        """Dimensions along which a tensor is sliced on an axis; the first cuts it into the largest slices."""
+        return tuple(name for name in self.names if tensor.along(name) == f"sliced({axis})")
+
+    def slices(self, tensor: Tensor, axis: int) -> int:
+        """Number of slices of a tensor on an axis."""
+        return self.size(self.slicing(tensor, axis)) if self.slicing(tensor, axis) else 1
+
+    def partial(self, tensor: Tensor) -> tuple[str, ...]:
+        """Dimensions along which a tensor is partial."""
+        return tuple(name for name in self.names if tensor.along(name) == "partial")
+
+    def layout(self, along: Mapping[str, str]) -> str:
+        """The layout of {dimension: layout along it}, as text."""
+        if self.names == ("",):
+            return along[""]
+        of_kind: dict[str, list[str]] = {}
+        for name in self.names:
+            of_kind.setdefault(along[name], []).append(name)
+        of_kind.pop("replicated", None)
+        parts = (f"{kind} over {'+'.join(names)}" for kind, names in of_kind.items())
+        return ", ".join(parts) or "replicated"
+
+
+def mesh_of(ranks: Mesh | int) -> Mesh:
+    """The mesh itself, or the one of a number of ranks without groups."""
+    return Mesh((("", ranks),)) if isinstance(ranks, int) else ranks
+
+
+def parts_of_layout(layout: str) -> list[tuple[str, tuple[str, ...]]]:
+    """(layout, dimensions) of each part of a layout; no dimensions stand for all."""
+    parts = (part.partition(" over ") for part in layout.split(", "))
+    return [(kind, tuple(dims.split("+")) if over else ()) for kind, over, dims in parts]
+
+
+def _in_parts(ranks: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    return [tuple(itertools.islice(ranks, at, at + size)) for at in range(0, len(ranks), size)]

@@ -1,0 +1,71 @@
+"""Tiles of operations that overlap: the axis along which each result is cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from taccl.workload.operations import operand_axes, refuse_first
+
+if TYPE_CHECKING:
+    from taccl._internal.arguments import Count, Natural
+    from taccl.workload.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Operations that run tile by tile: each tile passes through all of them, pipelined with other tiles.
+
+    Tiles are cut along `axis` of the first operation's result, and along the matching axis of the others.
+    """
+
+    operations: tuple[str, ...]
+    tiles: Count
+    axis: Natural = 0
+
+
+class Tiling(NamedTuple):
+    """Cut of an operation's result into `tiles` along `axis`, for an overlap.
+
+    Each tile consists of `ways` contiguous index ranges along the axis: one per rank if a tensor of the
+    overlap is sliced along that axis, else one.
+    """
+
+    tiles: int
+    axis: int
+    ways: int
+    overlap: Overlap | None
+
+
+def tile_axes(workload: Workload, overlap: Overlap) -> tuple[dict[str, int], int]:
+    """{operation of an overlap: axis of its tiles}, and the number of index ranges per tile (`ways`).
+
+    Raises `WorkloadError` if an operation does not run tile by tile with the others.
+    """
+    axes: dict[str, int] = {}
+    dims: set[str] = set()  # along which any of its tensors is sliced on the axis of its tiles
+    for operation in (each for each in workload.operations if each.name in overlap.operations):
+        tensors, out = workload.operands(operation), workload.tensors[operation.name]
+        to_axes = [operand_axes(operation, tensors, out, at) for at in range(len(tensors))]
+        both = zip(operation.inputs, to_axes, strict=True)
+        read = {name: to_axis[axes[name]] for name, to_axis in both if name in axes}
+        found = set(read.values()) if axes else {overlap.axis}
+        if not found and operation.fused in axes:  # only its kernel connects it with the overlap
+            found = {axes[operation.fused]}
+        axis = min((each for each in found if each is not None), default=0)
+        whole = next((name for name, each in read.items() if each is None), None)
+        shape = out.shape
+        refuse_first(
+            operation.name,
+            (not found, "reads nothing that the overlap makes; leave it out of the overlap"),
+            (whole, f"reads all of {whole} along axis {axes.get(whole or '')} for each tile of its own; "
+             "end the overlap before it"),
+            (len(found) > 1, f"reads tiles along axes {found}; leave it out of the overlap"),
+            (overlap.tiles < 1 or not 0 <= axis < len(shape), f"found {overlap.tiles} tiles along axis "
+             f"{axis} of shape {shape}; expected 1 or more along an axis that it has"),
+        )  # fmt: skip
+        axes[operation.name] = axis
+        dims.update(workload.grid.slicing(out, axis))
+        for each, to_axis in zip(tensors, to_axes, strict=True):
+            dims.update(*(workload.grid.slicing(each, i) for i, to in enumerate(to_axis) if to == axis))
+    return axes, workload.grid.size([*dims]) if dims else 1
