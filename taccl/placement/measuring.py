@@ -15,13 +15,14 @@ from taccl._internal.arguments import checked
 from taccl._internal.units import format_count, parse_size
 from taccl.errors import InputError, TacclError
 from taccl.formats.files import check_writable
+from taccl.placement.few_pairs import FewPairs, found_by, verdict
 from taccl.placement.matrices import load_probe
 from taccl.placement.probe import APART, Probe
+from taccl.placement.probe_work import FEWER, FEWEST, PASSES, WARM_UP, is_few, probe_work
 from taccl.runtime.environment import joined, launched_by
 from taccl.runtime.launch import launched
 from taccl.runtime.rank_execution import agreed, gathered, patiently, placing, told
 from taccl.runtime.worker import serve
-from taccl.topology.recognise import completed, levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,15 +30,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl._internal.arguments import Count, Size
+    from taccl.placement.few_pairs import Pairs
 
-#: Messages before those that count.
-_WARM_UP = 3
-#: Large messages are fewer: this part of the number of small ones, and at least this number.
-_FEWER, _FEWEST = 4, 3
 #: A way out is shared where all together get less than this part of what each gets alone; our choice.
 _SHARED = 0.75
-#: Passes over all pairs, far enough apart in time that passing load is in some of them alone.
-_PASSES = 4
 #: Seconds for which a round may be silent.
 _ROUND_S = 120.0
 _TAG = 17
@@ -63,6 +59,7 @@ def probe(
     rounds: Count | None = None,
     size: Size = "1MB",
     repetitions: Count = 20,
+    few: bool = False,
     path: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     note: Callable[[str], None] = lambda _: None,
@@ -89,6 +86,9 @@ def probe(
     repetitions : int
         Small messages of a pair in all passes; large ones are a quarter of these, and three in each pass at
         least. The median of each pass, and of the passes, counts.
+    few : bool
+        Whether to measure O(n log n) pairs: clusters are found from them, and judged on pairs held out. Of
+        fewer than 32 ranks all pairs are measured. It does not go on from a probe that was broken off.
     path : path, optional
         Where the probe is written. Until then what is known is beside it, in ``PATH.part``; a probe that was
         broken off goes on from there.
@@ -106,7 +106,7 @@ def probe(
     """
     request = {
         "rounds": rounds, "size": parse_size(size, where="size"), "repetitions": repetitions,
-        "path": None if path is None else os.path.abspath(path), "overwrite": overwrite,
+        "path": None if path is None else os.path.abspath(path), "overwrite": overwrite, "few": few,
     }  # fmt: skip
     launch = launched_by()
     if comm is None and launch is None:
@@ -143,7 +143,7 @@ class _ProbeRank:
     ) -> None:
         self.comm, self.expect = comm.Dup(), expect
         self.note = note if comm.rank == 0 else lambda _: None
-        passes = min(_PASSES, int(request["repetitions"]))
+        passes = min(PASSES, int(request["repetitions"]))
         self.repetitions, self.overwrite = int(request["repetitions"]) // passes, bool(request["overwrite"])
         self.path = None if request["path"] is None else Path(request["path"])
         self.part = None if self.path is None else self.path.with_name(self.path.name + ".part")
@@ -151,7 +151,14 @@ class _ProbeRank:
         chosen = range(every)
         if number is not None and number < every:
             chosen = np.linspace(0, every - 1, max(2, number)).round().astype(int).tolist()
-        self.rounds = [pairs_of_round(comm.size, index) for index in chosen]
+        self.is_few = bool(request["few"]) and is_few(comm.size)
+        self.rounds = [] if self.is_few else [pairs_of_round(comm.size, index) for index in chosen]
+        self.clusters: tuple[tuple[int, ...], ...] | None = None
+        self.assumed: tuple[str, ...] = ()
+        self.work = probe_work(
+            comm.size, rounds=len(chosen), size=int(request["size"]), repetitions=int(request["repetitions"]),
+            few=self.is_few,
+        )  # fmt: skip
         shape = passes, comm.size, comm.size
         self.latency_us, self.gb_per_s, self.spread = (np.full(shape, np.nan) for _ in range(3))
         self.large, self.small = np.zeros(int(request["size"]), dtype=np.uint8), np.zeros(1, dtype=np.uint8)
@@ -159,17 +166,49 @@ class _ProbeRank:
     def probe(self) -> dict[str, Any]:
         """The whole of it, at every rank, as plain values."""
         self._begin()
+        self.note(str(self.work))
+        judged = self._find_clusters() if self.is_few else None
         for turn, rounds in enumerate(self.missing):
             if rounds:
                 self.note(f"pass {turn + 1} of {len(self.missing)}")
             for number, pairs in enumerate(rounds, 1):
                 self.note(f"round {number} of {len(rounds)}")
                 self._measure(pairs, turn)
+        if judged is not None:
+            plan, held = judged
+            assert self.clusters is not None
+            self.assumed = (verdict(plan, _median(self.latency_us), held, self.clusters),)
         self._settle()
         self.note("sending out of clusters together")
         uplinks = self._uplinks()
         found: dict[str, Any] = agreed(self.comm, lambda: self._kept(uplinks))
         self.comm.Free()
+        return found
+
+    def _find_clusters(self) -> tuple[FewPairs, Pairs] | None:
+        """Measure the first pass of a probe of few pairs; at rank 0 the plan and the pairs held out.
+
+        Rank 0 chooses each round by the figures so far, and the others are told. Later passes repeat them.
+        """
+
+        def measure(pairs: Pairs) -> list[float]:
+            told(self.comm, pairs)
+            self._measure(pairs)
+            self.rounds.append(pairs)
+            self.note(f"round {len(self.rounds)}")
+            return [float((self.latency_us[0][pair] + self.latency_us[0][pair[::-1]]) / 2) for pair in pairs]
+
+        found: tuple[FewPairs, Pairs] | None = None
+        if self.comm.rank == 0:
+            plan = FewPairs(self.comm.size)
+            self.clusters, held = found_by(plan, measure)
+            found = plan, held
+            told(self.comm, [])
+        else:
+            while pairs := [(a, b) for a, b in told(self.comm, None)]:
+                self._measure(pairs)
+                self.rounds.append(pairs)
+        self.missing = [[], *([self.rounds] * (len(self.latency_us) - 1))]
         return found
 
     def _begin(self) -> None:
@@ -193,7 +232,7 @@ class _ProbeRank:
         if self.path is None or self.part is None:
             return [[] for _ in self.latency_us]
         check_writable(self.path, overwrite=self.overwrite)
-        if self.part.exists():
+        if self.part.exists() and not self.is_few:
             before = load_probe(self.part)
             if list(before.hosts) != self.hosts:
                 said = "found a probe of other hosts that was broken off; remove it, or give another path"
@@ -244,7 +283,7 @@ class _ProbeRank:
         """From this rank to its partner: microseconds, GB/s, and the spread."""
         partner, mine = sum(pair) - self.comm.rank, []
         for begins in pair:
-            few = max(_FEWEST, self.repetitions // _FEWER)
+            few = max(FEWEST, self.repetitions // FEWER)
             latency = self._there_and_back(partner, begins, self.small, self.repetitions) / 2
             large = self._there_and_back(partner, begins, self.large, few)
             if begins == self.comm.rank:
@@ -274,7 +313,7 @@ class _ProbeRank:
     ) -> NDArray[np.float64]:
         """Seconds until a small answer to each message is here, at the rank that begins."""
         took = np.zeros(count)
-        for turn in range(-_WARM_UP, count):
+        for turn in range(-WARM_UP, count):
             if begins == self.comm.rank:
                 began = time.perf_counter()
                 self.comm.Send(message, dest=partner, tag=_TAG)
@@ -288,7 +327,7 @@ class _ProbeRank:
     def _uplinks(self) -> list[tuple[tuple[int, ...], float]]:
         """Clusters whose ranks get less together than one by one, and what they get together."""
         labels = [0] * self.comm.size
-        if self.comm.rank == 0 and (found := levels(completed(_median(self.latency_us)))):
+        if self.comm.rank == 0 and (found := self._found(()).levels):
             labels = found[0].tolist()
         labels, shared = told(self.comm, labels), []
         for cluster in range(max(labels) + 1):
@@ -308,7 +347,7 @@ class _ProbeRank:
         rate = 0.0
         for src, dst in pairs:
             if self.comm.rank in (src, dst):
-                took = self._there_and_back(src + dst - self.comm.rank, src, self.large, 2 * _FEWEST)
+                took = self._there_and_back(src + dst - self.comm.rank, src, self.large, 2 * FEWEST)
                 rate = len(self.large) / float(np.median(took)) / 1e9 if self.comm.rank == src else 0.0
         found: float = told(self.comm, sum(gathered(self.comm, rate) or ()))
         return found
@@ -320,6 +359,7 @@ class _ProbeRank:
             tuple(self.hosts), latency_us, gb_per_s, uplinks=tuple(uplinks), sampled=bool(missing.any()),
             latency_spread=None if np.isnan(self.spread).all() else float(np.nanmedian(self.spread)),
             latency_repeats_us=self.latency_us, bandwidth_repeats_gb_per_s=self.gb_per_s,
+            clusters=self.clusters, assumed=self.assumed,
         )  # fmt: skip
 
 

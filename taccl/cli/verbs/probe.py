@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from taccl._internal.names import shown, table
-from taccl._internal.units import format_size, format_us
+from taccl._internal.units import format_size, format_us, parse_size
 from taccl.cli.options import add_options, add_output, option, positive, refuse
 from taccl.cli.output import Answer, check_output, is_first_rank, notes_shown, picked, with_content
 from taccl.errors import InputError
@@ -24,6 +25,10 @@ def add(verb: argparse.ArgumentParser) -> None:
     help = "the probe; until it is whole, what is known is in FILE.part, and a next probe goes on from there"
     add_output(verb, help, required=True)
     option(verb, "--rounds N", "rounds of pairs at most, a sample (default: all pairs)", positive)
+    help = "measure O(n log n) pairs: clusters are found from them, and judged on pairs held out"
+    option(verb, "--few", help)
+    help = "say how many pairs, bytes and seconds a probe of -n ranks takes, and measure nothing"
+    option(verb, "--dry-run", help)
     add_options(verb, "--size", default="1MB", help="of the messages that tell bandwidth")
     option(verb, "--repetitions N", "messages of a pair that count", positive, default=20)
     help = (
@@ -47,10 +52,29 @@ def run(options: argparse.Namespace) -> Answer:
         if options.mpiexec is not None:
             said = "found a command; start taccl itself by it: mpiexec ... taccl probe -o FILE"
             raise InputError(said, where="--mpiexec")
-        given = picked(options, "ranks", "rounds", "size", "repetitions", "overwrite")
+        if options.dry_run:
+            return _work(options)
+        if options.few:
+            refuse(options, ("rounds",), "found with --few, which chooses its rounds; leave it out")
+        given = picked(options, "ranks", "rounds", "size", "repetitions", "few", "overwrite")
         found = probe(**given, path=options.output, note=note)
     values = {name: value for name, value in found.to_dict().items() if name not in ("format", "version")}
     return Answer(f"{_text(found)}\n\nwritten to {shown(options.output)}", values)
+
+
+def _work(options: argparse.Namespace) -> Answer:
+    """The work of a probe, before it begins."""
+    from taccl.placement.probe_work import probe_work
+
+    if options.ranks is None or options.ranks < 2:
+        raise InputError("found --dry-run without ranks; give two or more", where="--ranks")
+    rounds = options.ranks - 1 + options.ranks % 2
+    rounds = rounds if options.rounds is None else min(rounds, max(2, options.rounds))
+    size = parse_size(options.size, where="--size")
+    found = probe_work(
+        options.ranks, rounds=rounds, size=size, repetitions=options.repetitions, few=options.few
+    )
+    return Answer(str(found), asdict(found))
 
 
 def _tuned(options: argparse.Namespace, note: Callable[[str], None]) -> Answer:
