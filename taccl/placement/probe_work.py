@@ -43,8 +43,8 @@ class ProbeWork:
         passes = f"{self.passes} passes over {pairs}, {self.num_bytes / 1e9:.3g} GB sent"
         usual = f"{USUAL_LATENCY_US:g} us and {USUAL_GB_PER_S:g} GB/s"
         return (
-            f"probe of {self.num_ranks} ranks: {passes}; at least {self.least_s:.2g} s at {usual}, longer where "
-            "ranks outnumber cores"
+            f"probe of {self.num_ranks} ranks: {passes}; at least {self.least_s:.2g} s at {usual}, longer "
+            "where ranks outnumber cores"
         )
 
 

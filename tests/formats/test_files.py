@@ -40,11 +40,12 @@ def full_disk(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWarning")
-@pytest.mark.parametrize("name", [each.name for each in FORMATS if each.dump])
-def test_a_full_disk_leaves_no_file(name, tmp_path, full_disk):
+@pytest.mark.parametrize(("name", "kind"), [(each.name, each.holds) for each in FORMATS if each.dump])
+def test_a_full_disk_leaves_no_file(name, kind, tmp_path, full_disk):
     """Every format: one sentence, and neither a partial file nor a draft."""
     problem = SCHEDULE.problem
-    thing = problem.topology if "topology" in name else problem if "problem" in name else SCHEDULE
+    step = taccl.Workload("sum", 4).input("x", (8,), layout="partial").then("y", "allreduce", "x")
+    thing = {"topology": problem.topology, "problem": problem, "workload": step}.get(kind, SCHEDULE)
     with pytest.raises(InputError, match="cannot be written .No space left on device."):
         write(thing, tmp_path / "file", format=name)
     assert not list(tmp_path.iterdir())
