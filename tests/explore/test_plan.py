@@ -46,7 +46,8 @@ def ring_plan():
 def baselines_only():
     """Baselines of `four_plan`, without syntheses."""
     search = planning.PlanSearch(GRID, lambda _: None, [FOUR])
-    search.add_baselines([("no sketch", planning._problems(FOUR, "allgather", {}, None, GRID))], NEVER)
+    problems = [taccl.make_problem(FOUR, "allgather", size_bytes=size) for size in GRID]
+    search.add_baselines([("no sketch", problems)], NEVER)
     return search
 
 
