@@ -121,6 +121,17 @@ def test_commands_in_sentences_have_their_options(page):
     assert not wrong
 
 
+def test_formulas_are_well_formed():
+    """Each formula of the formulation has balanced braces, and no space at its ends, which would leave it text."""
+    text = re.sub(r"`[^`]*`", "", text_of(ROOT / "docs" / "formulation.md"))
+    formulas = [
+        each for pair in re.findall(r"\$\$(.+?)\$\$|\$([^$]+)\$", text, re.DOTALL) for each in pair if each
+    ]
+    assert len(formulas) > 200
+    assert text.count("$") % 2 == 0
+    assert not [each for each in formulas if each != each.strip() or each.count("{") != each.count("}")]
+
+
 def test_borrowed_commands_of_the_gallery_run_elsewhere():
     """Each command of the gallery that is not run there is run on another page, whatever the name of its picture."""
 
