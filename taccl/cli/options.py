@@ -101,7 +101,7 @@ USUAL_SIZE = "64MB"
 LEAST_S = 0.1
 A_TOPOLOGY = "a file, a machine (ndv2), or a fabric (torus:4x4)"
 _COLLECTIVES = ", ".join(collectives.COLLECTIVES)
-_PROTOCOL = "by which messages are sent (default auto: the one that promises least for the size)"
+_PROTOCOL = "by which messages are sent (default auto: the one predicted to be the fastest for the size)"
 _SIZE = "larger of one rank's input and output buffer, e.g. 16MB (default: the sketch's, or 64MB)"
 #: Options of several verbs: what the value is called, the help, and what else argparse is told.
 _SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {

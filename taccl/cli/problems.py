@@ -127,7 +127,7 @@ def _exchange(options: argparse.Namespace, topology: Topology) -> Problem:
 
 
 def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
-    """The problem under the protocol that promises least, unless one is asked for; says so.
+    """The problem under the protocol predicted to be the fastest, unless one is asked for; says so.
 
     The promise of a protocol is the soonest finish of the baselines, re-timed under it; where these take
     long, its bound, or in a short time the estimate of a baseline. Without time to compare protocols the
@@ -185,7 +185,7 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
         return problem
     chosen = min(promised, key=promised.__getitem__)
     said = ", ".join(f"{name} {format_us(us)}" for name, us in promised.items())
-    say(f"note: protocol {chosen} promises least for {format_size(size)} ({said})")
+    say(f"note: protocol {chosen} is predicted to be the fastest for {format_size(size)} ({said})")
     topology = problem.topology.under(chosen)
     is_plain = problem.clauses == plain(problem.topology).clauses  # the defaults differ by protocol
     clauses = plain(topology).clauses if is_plain else problem.clauses

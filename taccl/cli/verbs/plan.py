@@ -61,7 +61,7 @@ def add(verb: ArgumentParser) -> None:
     option(group, "--runtime NAME", help)
     option(group, "--in-place", "for calls whose input and output are one buffer (default: as PyTorch calls)")
     option(group, "--out-of-place", "for calls with two buffers")
-    help = "by which messages are sent (default auto: in each range the one that promises least)"
+    help = "by which messages are sent (default auto: in each range the one predicted to be the fastest)"
     add_options(group, "--protocol", help=help)
     help = "cut every chunk into so many parts, or auto: as many as the links need"
     option(group, "--instances N", help, _instances, default=1)
