@@ -12,6 +12,7 @@ from taccl.analysis.verification.verify import verify
 from tests.analysis import valid_schedules as valid
 from tests.analysis.tick_simulation import is_valid
 from tests.analysis.valid_schedules import SMALL, Row, build, rows_of
+from tests.fuzzing import some
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -354,7 +355,7 @@ def test_random_mutations_are_caught_or_harmless(example):
     start = example()
     rng = random.Random(f"mutations of {example.__name__}")
     verdicts = set()
-    for _ in range(500):
+    for _ in range(some(200, 500)):
         rows = rows_of(start)
         for change in rng.choices(RANDOM, k=rng.choice((1, 1, 2, 3))):
             if rows:

@@ -111,7 +111,7 @@ def test_nodes_whose_switches_add_are_joined_by_trees(nodes):
 @pytest.mark.slow
 def test_the_protocol_that_was_seen_is_taken(tmp_path):
     """A profile from a log says which protocol its sizes took; at others all that it has are weighed."""
-    sizes = tuple(2**power for power in range(3, 30))
+    sizes = tuple(2**power for power in range(3, 30, 3))
     rows = (row(size, 15.0 if size < 2**16 else 60.0 + size / 200e3) for size in sizes)
     (tmp_path / "a.log").write_text("# all_reduce_perf\n" + "\n".join(rows))
     (tmp_path / "mine.toml").write_text(taccl.fit([str(tmp_path / "a.log")], "dgx-h100").to_toml())

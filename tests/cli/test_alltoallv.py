@@ -38,7 +38,7 @@ def test_the_bound_of_a_skew(run_json):
 def test_a_comparison_of_a_matrix(run_json, matrix, words):
     """Backends are compared on the exchange."""
     words = [matrix if word == "FILE" else word for word in words]
-    common = ["--backends", "greedy", "--time-limit", "3", "--no-cache"]
+    common = ["--backends", "greedy", "--time-limit", "0.3", "--no-cache"]
     code, found = run_json("compare", *WORDS, "--matrix", *words, *common)
     assert code == 0
     assert [row["collective"] for row in found["rows"]] == ["alltoallv"]
