@@ -13,6 +13,7 @@ from taccl.schedule.schedule import make_schedule
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.random_schedules import few_schedules, random_schedules
 from tests.analysis.valid_schedules import MB, Row, allreduce, build, ingress_nic, relay, shared_nic
+from tests.fuzzing import thinned
 
 
 def there_and_back():
@@ -140,8 +141,8 @@ def test_schedule_without_transfers_has_no_interval():
 
 @pytest.mark.slow
 def test_random_intervals_are_proven():
-    """Arithmetic confirms the cycle and the potentials of thousands of intervals, none below the busiest load."""
-    for schedule in random_schedules():
+    """Arithmetic confirms the cycle and the potentials of intervals, none below the busiest load."""
+    for schedule in thinned(random_schedules(), every=2):
         steady = initiation_interval(schedule)
         assert steady.check()
         assert steady.interval >= steady.busiest_load

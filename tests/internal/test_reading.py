@@ -154,7 +154,6 @@ def test_json_number_that_cannot_be_read(number, exact):
         parse_json(f'{{"a": {number}}}', source="a.json", exact=exact)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("depth", [100, 20_000, 2_000_000])
 @pytest.mark.parametrize(
     ("before", "inside", "after"),

@@ -13,7 +13,6 @@ from taccl.program.split import split_threadblocks, weight
 from tests.program.examples import program_of
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("max_steps", [4, 7, 20])
 @pytest.mark.parametrize("threadblocks", ["per-direction", "per-peer"])
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce"])

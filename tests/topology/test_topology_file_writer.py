@@ -17,6 +17,7 @@ from taccl.topology.file_writer import dump_topology
 from taccl.topology.files import load_topology
 from taccl.topology.topology import Topology
 from tests.foreign import foreign_files
+from tests.fuzzing import some
 from tests.synthesis.small_problems import linked
 
 
@@ -90,7 +91,7 @@ def topologies(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(20, 60), deadline=None)
 @given(topology=topologies())
 def test_any_topology_returns(topology, tmp_path_factory):
     """Whatever links, costs, names and shared resources: what is read is what was written, exactly."""

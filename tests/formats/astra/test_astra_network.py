@@ -154,7 +154,6 @@ def test_every_assumption_is_a_note():
         assert part in notes
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [

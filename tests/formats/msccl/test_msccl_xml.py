@@ -15,6 +15,7 @@ from taccl.program.interpret import interpret
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
 from tests.foreign import OURS, foreign_files
+from tests.fuzzing import some
 from tests.program.examples import kinds, program_of, schedule_of
 
 WORK = [each for each in foreign_files("msccl-xml/*.xml") if "deadlock" not in each.id]
@@ -142,7 +143,7 @@ def test_every_collective_comes_back(name, in_place):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=some(15, 40), deadline=None)
 @given(
     st.sampled_from(["allgather", "alltoall", "allreduce", "reduce-scatter", "broadcast"]),
     st.sampled_from(["ring:3", "ring:4", "fully-connected:4", "mesh:2x3"]),
