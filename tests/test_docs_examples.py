@@ -7,7 +7,7 @@ On a page, blocks run in their order and share one folder and one set of names:
 - in a block of console, each line that starts with ``taccl`` is run. It must exit with 0, or with the code
   that a comment ``# exits with N`` at its end promises.
 
-Time limits and bounds are cut short here, rows of sizes, and lists of algorithms that are measured. Commands that name files of the published tool are run apart, beside copies.
+Time limits and bounds are cut short here, and rows of sizes. Commands that name files of the published tool are run apart, beside copies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from taccl.analysis.certificates import bounds
 from taccl.analysis.certificates.certificate import kinds_of_bounds
 from taccl.baselines.table import label_of
 from taccl.cli import main
-from taccl.placement import tuning
 from taccl.plot import sizes
 from taccl.topology.machines import SHAPES
 from taccl.topology.networks import INSTANCES, NETWORKS
@@ -89,8 +88,6 @@ def commands_of(block):
 def short_searches(monkeypatch):
     """Cut searches, bounds and pictures short, as pages promise calls that work and exit codes, not finishes.
 
-    Of each collective one algorithm of the MPI library is measured, as ranks are started anew for each.
-
     Comparisons start no processes, which load all libraries anew: tests of those do.
     """
     bandwidths = taccl.plot.bandwidths
@@ -115,8 +112,6 @@ def short_searches(monkeypatch):
     monkeypatch.setattr(sizes, "_SIZES", sizes._SIZES[::6])
     monkeypatch.setattr(sizes, "_BOUND_S", BOUND_SECONDS)
     monkeypatch.setattr(sizes, "BASELINES", {name: sizes.BASELINES[name] for name in ("ring", "pairwise")})
-    measured = {kind: dict(list(names.items())[:1]) for kind, names in tuning.LIBRARY_NAMES.items()}
-    monkeypatch.setattr(tuning, "LIBRARY_NAMES", measured)
     for module in (sizes, taccl.plot):
         monkeypatch.setattr(module, "bandwidths", two_sizes)
     with joblib.parallel_config(backend="sequential"):
