@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from taccl._internal.arguments import Count, checked_as
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taccl.formats.astra.chakra_nodes import TraceNode
+    from taccl.workload.mesh import Mesh
 
 #: {collective of a trace: kind of operation}.
 _KINDS = {
@@ -35,7 +37,14 @@ _WORK = ("COMP_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE")
 
 
 @checked_as(WorkloadError)
-def from_chakra(path: str | os.PathLike[str], num_ranks: Count, *, name: str = "trace") -> Workload:
+def from_chakra(
+    path: str | os.PathLike[str],
+    num_ranks: Count,
+    *,
+    mesh: Sequence[tuple[str, Count]] = (),
+    groups: Mapping[str, str] | None = None,
+    name: str = "trace",
+) -> Workload:
     """The step of a Chakra execution trace of one rank, which stands for all ranks.
 
     Computations have the durations of the trace as costs, and collectives its sizes and dependencies. A
@@ -48,6 +57,10 @@ def from_chakra(path: str | os.PathLike[str], num_ranks: Count, *, name: str = "
         The trace: protobuf (``.et``), what chakra_jsonizer writes, or the JSON of Chakra's feeder.
     num_ranks : int
         Number of ranks of the job.
+    mesh : sequence of (str, int), optional
+        Names and sizes of the dimensions of the ranks, for traces with several process groups.
+    groups : mapping of str to str, optional
+        The dimension that each process group of the trace (``pg_name``) is along, or several as ``"dp+tp"``.
     name : str
         Name of the step.
 
@@ -64,26 +77,28 @@ def from_chakra(path: str | os.PathLike[str], num_ranks: Count, *, name: str = "
         If nodes wait for one another, a collective has no size or its size does not divide among the ranks,
         or the trace has sends and receives between two ranks.
     """
-    trace = _Trace(load_trace_nodes(path), num_ranks, os.fspath(path))
+    grid = Workload(name, num_ranks, mesh=tuple(mesh)).grid
+    trace = _Trace(load_trace_nodes(path), grid, groups or {}, os.fspath(path))
     for node in trace.ordered():
         trace.add(node)
     if not trace.operations:
         said = "found no computation on a device and no collective; convert a trace of host and device"
         raise WorkloadError(said, where=os.fspath(path))
     trace.warn_of_losses()
-    return Workload(name, num_ranks, operations=tuple(trace.operations))
+    return Workload(name, num_ranks, operations=tuple(trace.operations), mesh=tuple(mesh))
 
 
 class _Trace:
     """The operations of a step, made of one node of a trace after another."""
 
-    def __init__(self, nodes: Sequence[TraceNode], num_ranks: int, where: str) -> None:
+    def __init__(self, nodes: Sequence[TraceNode], mesh: Mesh, groups: Mapping[str, str], where: str) -> None:
         self.node = {each.id: each for each in nodes}
-        self.num_ranks, self.where = num_ranks, where
+        self.mesh, self.groups, self.where = mesh, groups, where
+        self.num_ranks = mesh.size(mesh.names)
         self.operations: list[Operation] = []
         #: {node: operations that end before what waits for the node may start}.
         self.ends: dict[int, tuple[str, ...]] = {}
-        self.groups: list[str] = []
+        self.seen: list[str] = []
         self.host: list[TraceNode] = []
         self.timed: list[TraceNode] = []
         self.unknown: list[str] = []
@@ -137,16 +152,14 @@ class _Trace:
 
     def _add_collective(self, node: TraceNode, kind: str, sources: Sequence[str]) -> str:
         """Add a collective and the data that it reads; its name."""
-        num_bytes, ranks = node.attributes.get("comm_size", 0), self.num_ranks
+        num_bytes = node.attributes.get("comm_size", 0)
         if not isinstance(num_bytes, int) or num_bytes < 1:
             raise self._refused(
                 node, f"found comm_size {num_bytes!r}; expected bytes of each rank, 1 or more"
             )
-        group = str(node.attributes.get("pg_name", ""))
-        self.groups.append(group)
-        if group != self.groups[0]:
-            said = f"is over process group {group!r}, and others over {self.groups[0]!r}"
-            raise self._refused(node, f"{said}; a step has collectives of all ranks")
+        group = self._group(node)
+        over = self.mesh.dims_of(group, where=f"groups: {group}")
+        ranks = self.mesh.size(over)
         # A part for each rank must be whole elements.
         whole = ranks if kind in ("reduce_scatter", "alltoall") else 1
         fits = (name for name in ("float32", "float16") if not num_bytes % (whole * DTYPE_BYTES[name]))
@@ -155,15 +168,35 @@ class _Trace:
             said = f"found comm_size {num_bytes}, which does not divide into {whole} parts of 2-byte numbers"
             raise self._refused(node, f"{said}; check the number of ranks")
         count = num_bytes // DTYPE_BYTES[dtype]
+        # Other groups have data of their own, which axis 0 stands for.
+        outside = [dim for dim in self.mesh.names if dim not in over]
+        first = (self.mesh.size(outside),) if outside else ()
+        apart = f"sliced(0) over {'+'.join(outside)}, " if outside else ""
+        of, axis = (f" over {'+'.join(over)}" if group else ""), len(first)
         shape, layout = {
-            "allgather": ((count * ranks,), "sliced(0)"), "alltoall": ((ranks, count), "sliced(0)"),
-        }.get(kind, ((count,), "partial"))  # fmt: skip
-        data = self._add(node, "data", sources, shape, layout, 0.0, dtype)
-        axis = {"reduce_scatter": 0, "alltoall": 1}.get(kind)
-        self.operations.append(Operation(_name(node, ""), kind, (data,), axis=axis))
+            "allgather": ((count * ranks,), f"sliced({axis})"),
+            "alltoall": ((ranks, count), f"sliced({axis})"),
+        }.get(kind, ((count,), "partial"))
+        data = self._add(node, "data", sources, (*first, *shape), f"{apart}{layout}{of}", 0.0, dtype)
+        to = {"reduce_scatter": axis, "alltoall": axis + 1}.get(kind)
+        self.operations.append(Operation(_name(node, ""), kind, (data,), axis=to, group=group))
         if node.duration_us:
             self.timed.append(node)
         return self.operations[-1].name
+
+    def _group(self, node: TraceNode) -> str:
+        """The group of a collective."""
+        name = str(node.attributes.get("pg_name", ""))
+        self.seen.append(name)
+        if self.groups and name not in self.groups:
+            known = ", ".join(self.groups)
+            raise self._refused(
+                node, f"is over process group {name!r}; name it in groups=, which has {known}"
+            )
+        if not self.groups and name != self.seen[0]:
+            said = f"is over process group {name!r}, and others over {self.seen[0]!r}"
+            raise self._refused(node, f"{said}; give mesh= and groups={{name: dimension}}")
+        return str(self.groups.get(name, ""))
 
     def _add(
         self,

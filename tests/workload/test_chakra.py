@@ -31,6 +31,7 @@ def training(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::taccl.LossyConversionWarning")
 def test_computations_overlap_with_collectives_of_others(tmp_path):
     """By hand: 100 + 100 us of kernels, a sum behind the second, and 10 us; the first sum is hidden."""
@@ -87,6 +88,26 @@ def test_sizes_are_bytes_of_the_input_of_each_rank(tmp_path):
     assert {tensor.local_bytes(4) for tensor in given.values()} == {64}
     wanted = {"allgather": 256, "reduce_scatter": 16, "alltoall": 64, "allreduce": 64}
     assert {kind: tensor.local_bytes(4) for kind, tensor in made.items()} == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::taccl.LossyConversionWarning")
+def test_process_groups_become_dimensions(tmp_path):
+    """Of 64 bytes at each rank, gathered over tp and then reduced over dp, both in groups of 2."""
+    path = trace(
+        tmp_path,
+        (1, 4, [], 5, {}),
+        (2, 7, [1], 0, {"comm_type": 2, "comm_size": 64, "pg_name": "7"}),
+        (3, 7, [2], 0, {"comm_type": 7, "comm_size": 64, "pg_name": "8"}),
+        (4, 7, [3], 0, {"comm_type": 6, "comm_size": 64, "pg_name": "8"}),
+        (5, 4, [4], 5, {}),
+    )
+    step = from_chakra(path, 4, mesh=(("dp", 2), ("tp", 2)), groups={"7": "tp", "8": "dp"})
+    local = {each.kind: step.tensors[each.name].local_bytes(step.grid) for each in step.operations}
+    assert [local[kind] for kind in ("allgather", "reduce_scatter", "alltoall")] == [128, 32, 64]
+    assert [each.group for each in step.operations if each.is_collective] == ["tp", "dp", "dp"]
+    scheduled = schedule_workload(step, taccl.topologies.fully_connected(4))
+    assert scheduled.verify().ok
 
 
 @pytest.mark.parametrize(
