@@ -15,7 +15,13 @@ from taccl.workload.workload import Workload
 
 @checked_as(WorkloadError)
 def from_fx(
-    program: Any, num_ranks: Count, *, layouts: Mapping[str, str] | None = None, name: str = "step"
+    program: Any,
+    num_ranks: Count,
+    *,
+    layouts: Mapping[str, str] | None = None,
+    mesh: Sequence[tuple[str, Count]] = (),
+    groups: Mapping[str, str] | None = None,
+    name: str = "step",
 ) -> Workload:
     """The step of a PyTorch graph that one rank runs, with its functional collectives.
 
@@ -29,6 +35,11 @@ def from_fx(
     layouts : mapping of str to str, optional
         Layout of each input by the name of its placeholder, or of its parameter or buffer. The others are
         replicated.
+    mesh : sequence of (str, int), optional
+        Names and sizes of the dimensions of the ranks, for graphs with several process groups.
+    groups : mapping of str to str, optional
+        The dimension that each process group is along, by the name that the graph has for it
+        (``ProcessGroup.group_name``), or several as ``"dp+tp"``.
     name : str
         Name of the step.
 
@@ -54,7 +65,8 @@ def from_fx(
         for placeholder, fqn in getattr(signature, kind, {}).items()
     }
     asked = _by_placeholder(layouts or {}, nodes, known)
-    graph = Graph(num_ranks, READERS)
+    grid = Workload(name, num_ranks, mesh=tuple(mesh)).grid
+    graph = Graph(grid, groups or {}, READERS)
     for node in nodes:
         if node.op in ("placeholder", "get_attr"):
             if node.users or node.name in asked:
@@ -66,7 +78,8 @@ def from_fx(
         else:
             graph.values[node] = graph.read(node)
     state = tuple(graph.state.items())
-    return Workload(name, num_ranks, tuple(graph.inputs), tuple(graph.operations), returned, state)
+    operations, inputs = tuple(graph.operations), tuple(graph.inputs)
+    return Workload(name, num_ranks, inputs, operations, returned, state, mesh=tuple(mesh))
 
 
 def _by_placeholder(

@@ -49,66 +49,63 @@ def _joined(graph: Graph, given: Arguments) -> Any:
     to = given["dim"] % rank
     if to == first.axis:
         return source
-    if (
-        isinstance(source, Stacked)
-        and (first.axis, to) == (0, source.axis)
-        and first.count == graph.num_ranks
-    ):
+    key = (first.axis, to, first.count)
+    if isinstance(source, Stacked) and key == (0, source.axis, source.count):
         return Named(source.name)
-    if isinstance(source, Named) and to == 0 and first.count == graph.num_ranks:
-        return Stacked(source.name, first.axis)
+    if isinstance(source, Named) and to == 0:
+        return Stacked(source.name, first.axis, first.count)
     said = f"concatenates {first.count} pieces of {described(source)} along axis {to}"
     raise graph.refused(f"{said}, cut along axis {first.axis}; a step has no such tensor")
 
 
 def _all_reduce(graph: Graph, given: Arguments) -> Any:
-    return _reduced(graph, given, graph.make("allreduce", _input(graph, given)))
+    group, size = graph.group(given)
+    return _reduced(graph, given, graph.make("allreduce", given["input"], group=group), size)
 
 
 def _reduce_scatter(graph: Graph, given: Arguments) -> Any:
-    source = _input(graph, given)
-    axis = source.axis if isinstance(source, Stacked) else 0
-    made = graph.make(
-        "reduce_scatter", Named(source.name) if isinstance(source, Stacked) else source, axis=axis
-    )
-    return _reduced(graph, given, made)
+    group, size = graph.group(given)
+    source, axis = _along(graph, given, size)
+    return _reduced(graph, given, graph.make("reduce_scatter", source, axis=axis, group=group), size)
 
 
-def _reduced(graph: Graph, given: Arguments, total: Named) -> Named:
-    """A sum over ranks, divided by their number for an average."""
+def _reduced(graph: Graph, given: Arguments, total: Named, size: int) -> Named:
+    """A sum over the ranks of a group, divided by their number for an average."""
     operation = str(given["reduce_op"]).lower()
     if operation not in ("sum", "avg", "mean"):
         raise graph.refused(f"reduces by {operation!r}; a step has sum and avg")
-    if operation == "sum":
-        return total
-    return graph.make("scale", total, value=1 / graph.num_ranks)
+    return total if operation == "sum" else graph.make("scale", total, value=1 / size)
 
 
 def _all_gather(graph: Graph, given: Arguments) -> Any:
-    source = _input(graph, given)
-    axis = graph.tensor(source).axis
-    made = graph.make("allgather", source)
-    return made if not axis else Stacked(made.name, axis)
+    group, size = graph.group(given)
+    return _gathered(graph, graph.make("allgather", given["input"], group=group), given["input"], group, size)
 
 
 def _all_to_all(graph: Graph, given: Arguments) -> Any:
-    source = _input(graph, given)
-    to = source.axis if isinstance(source, Stacked) else 0
-    name = source.name if isinstance(source, (Named, Stacked)) else graph.name_of(source)
+    group, size = graph.group(given)
     for which in ("output_split_sizes", "input_split_sizes"):
         if len(set(given[which])) > 1:
             raise graph.refused(f"has {which} {given[which]}; a step exchanges equal slices only")
-    axis = graph.tensors[name].axis
-    made = graph.make("alltoall", Named(name), axis=to)
-    return made if not axis else Stacked(made.name, axis)
+    source, axis = _along(graph, given, size)
+    return _gathered(graph, graph.make("alltoall", source, axis=axis, group=group), source, group, size)
 
 
-def _input(graph: Graph, given: Arguments) -> Any:
-    """The operand of a collective, over all ranks."""
-    size = given.get("group_size", graph.num_ranks)
-    if size != graph.num_ranks:
-        raise graph.refused(f"is over a group of {size} ranks, and the step is of {graph.num_ranks}")
-    return given["input"] if "input" in given else given["self"]
+def _along(graph: Graph, given: Arguments, size: int) -> tuple[Any, int]:
+    """The operand of a collective, and the axis along which it gives each rank of a group a slice."""
+    source = given["input"]
+    if not isinstance(source, Stacked):
+        return source, 0
+    if source.count != size:
+        raise graph.refused(f"gives {size} ranks slices of {described(source)}, which has {source.count}")
+    return Named(source.name), source.axis
+
+
+def _gathered(graph: Graph, made: Named, source: Any, group: str, size: int) -> Any:
+    """What a collective makes of slices of a group, which PyTorch concatenates along axis 0."""
+    dims = graph.mesh.dims_of(group, where=graph.node.name)
+    axis = replace(graph.tensor(source), layout=graph.tensor(source).along(dims[0])).axis
+    return made if not axis else Stacked(made.name, axis, size)
 
 
 def _each(reader: Reader) -> Reader:

@@ -19,6 +19,10 @@ from taccl.workload.operations import COLLECTIVES, DTYPE_BYTES, Operation, Tenso
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from taccl.workload.mesh import Mesh
+
+    Reader = Callable[["Graph", dict[str, Any]], Any]
+
 TRACE = "trace the step with torch.export or make_fx"
 
 
@@ -39,7 +43,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """The equal pieces of a local tensor along an axis, one for each rank, concatenated along axis 0.
+    """The equal pieces of a local tensor along an axis, one for each rank of a group, joined along axis 0.
 
     All-gathers of slices along another axis than 0 give their result so, and reduce-scatters to such slices
     read their operand so.
@@ -47,11 +51,12 @@ class Stacked:
 
     name: str
     axis: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The piece at a position among all equal pieces of a value along an axis, one for each rank."""
+    """The piece at a position among all equal pieces of a value along an axis."""
 
     whole: Named | Stacked
     axis: int
@@ -69,13 +74,15 @@ class Filled:
 class Graph:
     """A step under construction, one node of a graph after another.
 
-    - `num_ranks`: Number of ranks.
+    - `mesh`: The ranks.
+    - `groups`: {process group of the graph: group of the step}; empty if there is one process group.
     - `readers`: {name of an operation: function that gives the value of a node}.
     - `node`: The node that is read.
     """
 
-    def __init__(self, num_ranks: int, readers: Mapping[str, Callable[[Graph, dict[str, Any]], Any]]) -> None:
-        self.num_ranks, self.readers = num_ranks, readers
+    def __init__(self, mesh: Mesh, groups: Mapping[str, str], readers: Mapping[str, Reader]) -> None:
+        self.mesh, self.groups, self.readers = mesh, groups, readers
+        self.seen: dict[str, None] = {}
         self.node: Any = None
         self.inputs: list[Tensor] = []
         self.operations: list[Operation] = []
@@ -92,7 +99,7 @@ class Graph:
         names = tuple(self.name_of(value) for value in values)
         operation = Operation(self._fresh(f"{self.node.name}_{kind}"), kind, names, **options)
         try:
-            made = infer(operation, [self.tensors[name] for name in names], self.num_ranks)
+            made = infer(operation, [self.tensors[name] for name in names], self.mesh)
         except WorkloadError as error:
             advice = "; correct the layouts of the inputs" if kind in COLLECTIVES else ""
             raise self.refused(error.message + advice) from None
@@ -116,10 +123,10 @@ class Graph:
         """Shape of a value at one rank."""
         if isinstance(value, View):
             return value.shape
-        shape = list(self.tensors[value.name].local_shape(self.num_ranks))
+        shape = list(self.tensors[value.name].local_shape(self.mesh))
         if isinstance(value, Stacked):
-            shape[value.axis] //= self.num_ranks
-            shape[0] *= self.num_ranks
+            shape[value.axis] //= value.count
+            shape[0] *= value.count
         return tuple(shape)
 
     def read(self, node: Any) -> Any:
@@ -153,6 +160,23 @@ class Graph:
             return [self.value(each) for each in argument]
         return self.values[argument] if type(argument).__name__ == "Node" else argument
 
+    def group(self, given: dict[str, Any]) -> tuple[str, int]:
+        """The group of a collective, and its number of ranks."""
+        name = str(given["group_name"])
+        self.seen[name] = None
+        if self.groups and name not in self.groups:
+            known = ", ".join(self.groups)
+            raise self.refused(f"is over process group {name!r}; name it in groups=, which has {known}")
+        if not self.groups and len(self.seen) > 1:
+            told = " and ".join(map(repr, self.seen))
+            raise self.refused(f"found process groups {told}; give mesh= and groups={{name: dimension}}")
+        group = self.groups.get(name, "")
+        size = self.mesh.size(self.mesh.dims_of(group, where=f"groups: {name}"))
+        if given.get("group_size", size) != size:
+            said = f"is over a process group of {given['group_size']} ranks"
+            raise self.refused(f"{said}, and {group or 'the step'} is of {size}")
+        return group, size
+
     def add_input(self, node: Any, layout: str) -> Named:
         """Add the input of a placeholder."""
         self.node = node
@@ -162,8 +186,8 @@ class Graph:
             found = "no shape" if shape is None else f"{dtype}"
             raise self.refused(f"found {found}; expected a tensor of {known}: {TRACE} with such inputs")
         local = Tensor(node.name, shape, dtype, layout)
-        whole = tuple(n * (self.num_ranks if axis == local.axis else 1) for axis, n in enumerate(shape))
-        self.tensors[node.name] = replace(local, shape=whole).check(self.num_ranks)
+        whole = tuple(length * self.mesh.slices(local, axis) for axis, length in enumerate(shape))
+        self.tensors[node.name] = replace(local, shape=whole).check(self.mesh)
         self.inputs.append(self.tensors[node.name])
         return Named(node.name)
 

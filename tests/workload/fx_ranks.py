@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from taccl.workload import from_fx, save_workload
@@ -19,7 +20,7 @@ from taccl.workload.torch_program import dump_torch_step
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
-RANKS = 2
+RANKS = 4
 
 
 class Block(nn.Module):
@@ -62,8 +63,17 @@ def experts(x, w1, w2):
     return functional.all_to_all_single(back, even, even, dist.group.WORLD) * 0.5 + 1
 
 
-def cases():
-    """{name: (graph that runs, program to import, layouts)}."""
+def stage(x, w1, w2, wanted, mesh):
+    """A layer sliced over ranks 0 and 1, and 2 and 3, whose gradient is averaged over 0 and 2, and 1 and 3."""
+    inner = torch.tanh(x @ w1)
+    error = functional.all_reduce(inner @ w2, "sum", mesh["tp"]) - wanted
+    grad = functional.all_reduce(inner.T @ error, "avg", mesh["dp"])
+    every = functional.all_gather_tensor(error.T, 1, mesh["dp"])
+    return w2 - 0.1 * grad, every, functional.all_reduce((grad * grad).sum(), "sum", mesh["tp"])
+
+
+def cases(mesh):
+    """{name: (graph that runs, program to import, layouts, further options)}."""
     torch.manual_seed(1)
     exported = torch.export.export(Block(), (torch.randn(3, 4, 8),))
     plain = exported.run_decompositions()
@@ -71,12 +81,21 @@ def cases():
     data = {"x_1": "sliced(0)", "wanted_1": "sliced(0)"}
     shapes = [(8, 6), (6,), (6, 4), (5, 8), (5, 4)]
     traced = make_fx(training)(*(torch.randn(shape) for shape in shapes))
-    routed = make_fx(experts)(torch.randn(4, 3, 8), torch.randn(2, 8, 6), torch.randn(2, 6, 8))
+    routed = make_fx(experts)(torch.randn(4, 3, 8), torch.randn(1, 8, 6), torch.randn(1, 6, 8))
     expert = {"x_1": "sliced(1)", "w1_1": "sliced(0)", "w2_1": "sliced(0)"}
+    local = [(3, 8), (8, 6), (6, 4), (3, 4)]
+    grouped = make_fx(lambda x, w1, w2, wanted: stage(x, w1, w2, wanted, mesh))(
+        *(torch.randn(shape) for shape in local)
+    )
+    parts = {"w1_1": "sliced(1) over tp", "w2_1": "sliced(0) over tp"}
+    parts |= {"x_1": "sliced(0) over dp", "wanted_1": "sliced(0) over dp"}
+    names = {mesh.get_group(name).group_name: name for name in ("dp", "tp")}
+    options = {"mesh": (("dp", 2), ("tp", 2)), "groups": names}
     return {
-        "block": (plain.graph_module, plain, {"x": "sliced(1)"} | row | column),
-        "training": (traced, traced, data),
-        "experts": (routed, routed, expert),
+        "block": (plain.graph_module, plain, {"x": "sliced(1)"} | row | column, {}),
+        "training": (traced, traced, data, {}),
+        "experts": (routed, routed, expert, {}),
+        "stage": (grouped, grouped, parts, options),
     }
 
 
@@ -84,8 +103,9 @@ def main(folder, rank):
     """Write each step, and the outputs of the graph and of the program that is written of the step."""
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    for name, (graph, program, layouts) in cases().items():
-        step = from_fx(program, RANKS, layouts=layouts, name=name)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for name, (graph, program, layouts, options) in cases(mesh).items():
+        step = from_fx(program, RANKS, layouts=layouts, name=name, **options)
         given = {each: torch.from_numpy(arrays[rank]) for each, arrays in random_inputs(step).items()}
         nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
         spare = {node: torch.zeros(node.meta["val"].shape) for node in nodes if not node.users}

@@ -14,23 +14,23 @@ from taccl.workload.meaning import TOLERANCE
 
 TORCH = os.environ.get("TACCL_TORCH", "")
 needs_torch = pytest.mark.skipif(not TORCH, reason="TACCL_TORCH names no environment with PyTorch")
-CASES = ("block", "training", "experts")
+CASES = ("block", "training", "experts", "stage")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Folder of imported steps, with the outputs of torch and of the written programs on two ranks."""
+    """Folder of imported steps, with the outputs of torch and of the written programs on four ranks."""
     found = tmp_path_factory.mktemp("fx")
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     script = str(Path(__file__).with_name("fx_ranks.py"))
     running = [
         subprocess.Popen([f"{TORCH}/bin/python", script, str(found), str(rank)], env=env,
                          stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
+        for rank in range(4)
     ]  # fmt: skip
     try:
         for each in running:
-            _, said = each.communicate(timeout=150)
+            _, said = each.communicate(timeout=400)
             assert each.returncode == 0, said
     finally:
         for each in running:
@@ -45,7 +45,7 @@ def test_an_imported_step_has_the_values_of_torch(folder, name):
     """The reference execution gives every output of the graph, on each rank."""
     step = load_workload(folder / f"{name}.toml")
     values = step.run()
-    for rank in range(2):
+    for rank in range(4):
         found = np.load(folder / f"{name}.{rank}.npz")
         for each in step.outputs:
             right = found[f"torch_{each}"]
@@ -58,7 +58,7 @@ def test_an_imported_step_has_the_values_of_torch(folder, name):
 @pytest.mark.parametrize("name", CASES)
 def test_a_transformed_step_has_the_values_of_torch(folder, name):
     """The program that is written of it gives every output of the graph that it came from."""
-    for rank in range(2):
+    for rank in range(4):
         found = np.load(folder / f"{name}.{rank}.npz")
         for each in (key.removeprefix("ours_") for key in found if key.startswith("ours_")):
             right = found[f"torch_{each}"]
@@ -149,6 +149,23 @@ def test_results_of_other_local_shapes_are_refused():
     y.kwargs["alpha"] = 1
     with pytest.raises(WorkloadError, match=r"gives float32\[2, 8\] at each rank.*would follow.*\[1, 8\]"):
         from_fx(graph(x, b, y, returned=y), 2, layouts={"x": "sliced(0)"})
+
+
+def test_several_process_groups_need_names():
+    """A graph says of a collective which process group it is over, and not which ranks that has."""
+    x = Node("placeholder", "x", shape=(4,))
+    schema = ("input", "reduce_op", "group_name")
+    y = Node("call_function", "y", "_c10d_functional.all_reduce", (x, "sum", "0"), (4,), schema=schema)
+    z = Node("call_function", "z", "_c10d_functional.all_reduce", (x, "sum", "1"), (4,), schema=schema)
+    nodes = graph(x, y, z, returned=z)
+    layouts = {"x": "partial"}
+    with pytest.raises(WorkloadError, match="found process groups '0' and '1'; give mesh= and groups="):
+        from_fx(nodes, 4, layouts=layouts)
+    mesh = {"mesh": (("dp", 2), ("tp", 2)), "layouts": layouts}
+    with pytest.raises(WorkloadError, match="is over process group '1'; name it in groups="):
+        from_fx(nodes, 4, groups={"0": "dp"}, **mesh)
+    step = from_fx(nodes, 4, groups={"0": "dp", "1": "tp"}, **mesh)
+    assert [each.group for each in step.operations] == ["dp", "tp"]
 
 
 def test_dynamic_shapes_are_refused():
