@@ -115,6 +115,9 @@ CASES = (
     # A corner receives 9999 chunks over 2 links, so at least 5000 rounds of 20.5 us.
     Case("mesh-100x100", _mesh(100, 100), 60, 1.00, is_large=True, bound_us=102500),
     Case("mesh-32x32-tiered", _mesh(32, 32, bandwidth_gb_per_s=(75, 50)), 1, 1.01),
+    Case("mesh-30x30-uneven", lambda: fabrics.uneven_mesh(30), 2, 1.02),
+    Case("mesh-50x50-uneven", lambda: fabrics.uneven_mesh(50), 10, 1.02, is_large=True),
+    Case("mesh-100x100-uneven", lambda: fabrics.uneven_mesh(100), 60, 1.02, is_large=True),
     Case("rail-rings-16x8", lambda: fabrics.rail_rings(16), 1, 1.05),
     Case("rail-rings-128x8", lambda: fabrics.rail_rings(128), 1, 1.05),
     Case("dragonfly-9x8", fabrics.dragonfly, 0.1, 1.02),

@@ -29,6 +29,18 @@ def h100(nodes: int) -> Callable[[], Topology]:
     return lambda: taccl.topologies.dgx_h100(nodes, profile="nominal")
 
 
+def uneven_mesh(size: int, seed: int = 0) -> Topology:
+    """Mesh of size x size ranks, each direction of each link of 10 to 50 GB/s by chance, without latency."""
+    rng = np.random.default_rng(seed)
+    ranks = np.arange(size * size).reshape(size, size)
+    builder = TopologyBuilder(f"uneven mesh {size}x{size}", [0] * ranks.size)
+    beside = (np.stack((ranks[:, :-1], ranks[:, 1:])), np.stack((ranks[:-1], ranks[1:])))
+    for a, b in np.concatenate([each.reshape(2, -1) for each in beside], axis=1).T.tolist():
+        for src, dst in ((a, b), (b, a)):
+            builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=int(rng.integers(20, 101)))
+    return builder.build()
+
+
 def rail_rings(nodes: int) -> Topology:
     """Topology of `nodes` full meshes of 8 ranks at 50 GB/s, with a ring at 12.5 GB/s for each local rank."""
     builder = TopologyBuilder(f"rail-rings x{nodes}", [rank // 8 for rank in range(8 * nodes)])
