@@ -9,7 +9,7 @@ from taccl.baselines.routes import ShortestRoutes
 from taccl.problem.problem import make_problem
 
 
-@pytest.fixture(params=["ndv2 x2", "dgx1 x2", "torus:3x4", "star:6"])
+@pytest.fixture(params=["ndv2 x2", "dgx1 x2", "dgx2 x2", "mi300x x2", "torus:3x4", "star:6"])
 def problem(request):
     """Problem on a topology on which some pairs have no link, or a slow one."""
     name, _, nodes = request.param.partition(" x")
@@ -29,9 +29,17 @@ def test_hops_of_all_pairs_are_the_routes_of_each(problem):
 
 def test_distances_of_all_pairs_are_one_search(monkeypatch):
     """Pairs from all ranks need one call for shortest paths, rather than one for each rank."""
-    problem = make_problem(topologies.dgx2(2), "alltoall", chunk_bytes=10**5)
+    problem = make_problem(topologies.ndv2(2), "alltoall", chunk_bytes=10**5)
     calls, found = [], routes.shortest_paths
     monkeypatch.setattr(routes, "shortest_paths", lambda *given: calls.append(1) or found(*given))
-    src, dst = np.nonzero(~np.eye(32, dtype=bool))
+    src, dst = np.nonzero(~np.eye(16, dtype=bool))
     ShortestRoutes.of(problem).hops(src, dst)
     assert len(calls) == 1
+
+
+def test_direct_links_between_nodes_need_no_search(monkeypatch):
+    """A link between nodes that is as fast as any other one is the shortest route of its ends."""
+    monkeypatch.setattr(routes, "shortest_paths", lambda *_: pytest.fail("searched"))
+    problem = make_problem(topologies.dgx2(2), "alltoall", chunk_bytes=10**5)
+    src, dst = np.nonzero(~np.eye(32, dtype=bool))
+    assert len(ShortestRoutes.of(problem).hops(src, dst)[0]) == len(src)
