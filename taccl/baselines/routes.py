@@ -159,8 +159,8 @@ class ShortestRoutes:
         least_out, least_into = (np.full(n, length.max(initial=0)) for _ in range(2))
         np.minimum.at(least_out, tail, length)
         np.minimum.at(least_into, head, length)
-        # Any other route has a link out of `src` and another one into `dst`; if these are on different nodes, it
-        # has a link between nodes and another link.
+        # Any other route has a link out of `src` and another one into `dst`; if these are on different nodes,
+        # it has a link between nodes and another link.
         node, most = np.array(self._topology.node_of_rank), length.max(initial=0)
         least = length[node[tail] != node[head]].min(initial=most) + length.min(initial=most)
         crossing = np.where(node[src] != node[dst], least, 0)

@@ -8,6 +8,7 @@ costs in ticks by itself, from the topology's exact fractions (`ExactTicks`).
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
@@ -24,8 +25,9 @@ from taccl.schedule.schedule import Schedule
 
 #: Transfers per block: the columns of a block stay in the processor's cache.
 BLOCK = 1 << 16
-#: Transfers from which loops are compiled: about 0.2 s of Python, less than numba takes to load.
-MANY = 1 << 15
+#: Transfers from which loops are compiled; and the multiple of them where numba is not loaded yet, which takes
+#: half a second.
+MANY, _TIMES_UNLOADED = 1 << 15, 4
 #: Finest grid, in ticks per microsecond. Costs that need a finer one may have been rounded up to this.
 _FINEST_TICKS_PER_US = 10**6
 _BYTES_PER_MB = 10**6
@@ -155,7 +157,7 @@ class Columns:
         self.clauses, self.ticks, self.ends = problem.clauses, ExactTicks(problem), LinkEnds.of(problem)
         self.chunk, self.link, self.start, self.end, self.group, reduce = schedule.kept
         #: True if loops over the transfers are compiled.
-        self.is_large = len(self) >= MANY
+        self.is_large = len(self) >= MANY * (1 if "numba" in sys.modules else _TIMES_UNLOADED)
         self.units: NDArray[np.int64] | None = None
         self.carried: list[int] | None = None
         self._reduces = reduce if isinstance(reduce, np.ndarray) else None
