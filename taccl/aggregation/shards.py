@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,6 +11,8 @@ from heapq import heapreplace
 from typing import TYPE_CHECKING
 
 from taccl._internal.arguments import checked, known_name
+from taccl._internal.names import shown
+from taccl._internal.reading import read_text
 from taccl._internal.units import format_count, format_us, parse_size
 from taccl.errors import InputError
 from taccl.problem.collectives import exchange
@@ -179,9 +182,20 @@ def _cards(topology: Topology, server: int) -> dict[str, Fraction]:
 
 @checked
 def layer_bytes(model: str) -> dict[str, int]:
-    """The bytes of each layer's parameters in float32 by name: weights, biases, scales and shifts apart.
+    """The bytes of each layer's parameters by name: of a known model in float32, or as a file says.
 
-    - `model`: One of `MODELS`.
+    Weights, biases, scales and shifts of known models are apart.
+
+    Parameters
+    ----------
+    model : str
+        One of `MODELS`, or the path of a CSV file, whose name ends in ``.csv``. Each row has a layer's name
+        and bytes, such as ``fc1,64MB``; a first row ``name,bytes`` is skipped.
+
+    Raises
+    ------
+    InputError
+        If the model is unknown; or the file cannot be read, or has a row that is no layer.
 
     References
     ----------
@@ -189,10 +203,36 @@ def layer_bytes(model: str) -> dict[str, int]:
     K. Simonyan and A. Zisserman, "Very deep convolutional networks for large-scale image recognition",
     ICLR 2015, table 1, column E.
     """
+    if model.lower().endswith(".csv"):
+        return _layers_in(model)
     found = known_name(model, MODELS, "model")
     numbers = _resnet50() if found == "resnet-50" else _vgg19()
     assert sum(numbers.values()) == MODELS[found], "the shapes come to what is published"
     return {name: 4 * count for name, count in numbers.items()}
+
+
+def _layers_in(path: str) -> dict[str, int]:
+    """{layer: bytes} of a CSV file."""
+    found: dict[str, int] = {}
+    try:
+        rows = list(csv.reader(read_text(path).splitlines(), skipinitialspace=True))
+    except csv.Error as error:
+        raise InputError(f"found no CSV: {error}; expected rows with a name and bytes", where=path) from None
+    for number, cells in enumerate(rows, 1):
+        if not cells or (number == 1 and cells[-1].strip().lower() == "bytes"):
+            continue
+        where = f"{path}: line {number}"
+        if len(cells) != 2:
+            raise InputError(f"found {shown(repr(cells), 80)}; expected a name and bytes", where=where)
+        name = cells[0].strip()
+        if name in found:
+            raise InputError(
+                f"found layer {shown(repr(name), 80)} again; expected each name once", where=where
+            )
+        found[name] = parse_size(cells[1].strip(), where=where)
+    if not found:
+        raise InputError("found no layers; expected rows with a name and bytes", where=path)
+    return found
 
 
 def _resnet50() -> dict[str, int]:

@@ -53,6 +53,7 @@ def _ranks_and_runs(text: str) -> tuple[int, ...]:
     return tuple(rank for a, dash, b in runs for rank in range(whole(a), whole(b if dash else a) + 1))
 
 
+_us = reader(float, lambda x: 0 <= x < math.inf, "a time in us of at least 0")
 _subset = reader(_ranks_and_runs, bool, "ranks such as 0-3,8")
 
 
@@ -95,6 +96,8 @@ def _collective(word: str, *more: str) -> str:
 
 #: Collective whose sizes are those of a matrix, and how a matrix is given.
 BY_MATRIX, MATRICES = "alltoallv", "a CSV or .npy file, or a skew such as zipf:0.8 or hot:64"
+#: Collective whose ranks have roles, with its options.
+EXCHANGE, ROLES = "exchange", ("servers", "worker_ranks", "layers", "update_us_per_mb")
 #: Size if neither a sketch nor an option states one.
 USUAL_SIZE = "64MB"
 #: Seconds for a verb's work in any case, however long what comes before it takes.
@@ -203,10 +206,11 @@ def refuse(options: argparse.Namespace, names: Iterable[str], why: str) -> None:
 
 
 def add_collective(parser: argparse._ActionsContainer, *, required: bool = True) -> None:
-    """Declare the collective, its arguments, and the matrix of an exchange."""
-    help = f"{_COLLECTIVES}, or {BY_MATRIX} with --matrix"
+    """Declare the collective, its arguments, a matrix of bytes, and the roles of an exchange."""
+    help = f"{_COLLECTIVES}, {BY_MATRIX} with --matrix, or {EXCHANGE} with --servers"
+    known = BY_MATRIX, EXCHANGE
     add_options(
-        parser, "--collective", help=help, required=required, type=lambda word: _collective(word, BY_MATRIX)
+        parser, "--collective", help=help, required=required, type=lambda word: _collective(word, *known)
     )
     option(parser, "--matrix FILE|SKEW", f"bytes from each rank (row) to each, of {BY_MATRIX}: {MATRICES}")
     for name, kind in CollectiveArguments.__annotations__.items():
@@ -215,6 +219,12 @@ def add_collective(parser: argparse._ActionsContainer, *, required: bool = True)
         read = reader(several(whole), bool, ARGUMENTS[name]) if is_list else at_least_zero
         value = f"{letter},{letter}" if is_list else letter
         option(parser, f"--{name} {value}", f"{ARGUMENTS[name]}; of {takers}", read)
+    option(parser, "--servers R-R,R", f"ranks that add up and update sums, of {EXCHANGE}", _subset)
+    help = f"ranks that contribute, of {EXCHANGE} (default: all but the servers, or all if all serve)"
+    option(parser, "--worker-ranks R-R,R", help, _subset)
+    help = f"layers of {EXCHANGE}, in place of a size: a model, or a CSV file with name,bytes in each row"
+    option(parser, "--layers FILE|MODEL", help)
+    option(parser, "--update-us-per-mb US", f"time of a server's update of a sum, of {EXCHANGE}", _us)
 
 
 def add_problem_options(

@@ -14,7 +14,7 @@ from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl._internal.names import in_runs
 from taccl._internal.units import format_size, format_us, parse_size
 from taccl.cli import things
-from taccl.cli.options import BY_MATRIX, MATRICES, USUAL_SIZE, refuse
+from taccl.cli.options import BY_MATRIX, EXCHANGE, MATRICES, ROLES, USUAL_SIZE, refuse
 from taccl.cli.output import picked, say
 from taccl.errors import CollectiveError, InputError
 from taccl.problem.alltoallv import is_skew, load_sizes, skewed_sizes
@@ -43,6 +43,10 @@ _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 #: CPU seconds for the bound of a protocol, and for an estimate instead of it, for each link; what would end
 #: late is not begun.
 _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK = 8e-5, 2e-5
+
+
+#: Least chunk of layers, as in the paper on PHub; chunks per server, at which the last pulls take 1.6 %.
+_LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 
 
 #: Share of a verb's time limit for that comparison.
@@ -77,6 +81,7 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
     """
     if options.collective is None:
         raise InputError("found none; give one, e.g. --collective allgather", where="--collective")
+    _check_roles(options)
     settle_topology(options)
     if options.topology is None and options.sketch is None:
         raise InputError("found neither a sketch nor --topology; give at least one", where="SKETCH")
@@ -90,16 +95,19 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
     sketch = things.sketch_from_word(options.sketch)
     topology = subset_for(options, topology_for(options, sketch), sketch)
     if options.collective == BY_MATRIX or options.matrix is not None:
-        return _under_best_protocol(_exchange(options, topology), options)
+        return _under_best_protocol(_by_matrix(options, topology), options)
+    if options.layers is not None:
+        return _under_best_protocol(_by_layers(options, topology), options)
+    collective = collective_of(options, topology)
     cut = {**picked(options, "chunks_per_rank"), **arguments_of(options)}
     if sketch is not None:
         problem = resized(sketch, options, topology).apply(
-            topology, options.collective, **picked(options, "chunk_size", "size"), **cut, reachable=reachable
+            topology, collective, **picked(options, "chunk_size", "size"), **cut, reachable=reachable
         )
     else:
         settle_size(options)
         given = {"size_bytes": options.size, "chunk_bytes": options.chunk_size}
-        problem = taccl.make_problem(topology, options.collective, **cut, **given)
+        problem = taccl.make_problem(topology, collective, **cut, **given)
     return _under_best_protocol(problem, options)
 
 
@@ -118,12 +126,52 @@ def subset_for(options: argparse.Namespace, topology: Topology, sketch: Sketch |
     return found
 
 
-def _exchange(options: argparse.Namespace, topology: Topology) -> Problem:
-    """The exchange whose sizes are given."""
+def _by_matrix(options: argparse.Namespace, topology: Topology) -> Problem:
+    """The problem whose bytes for each pair of ranks are given."""
     sizes = sizes_of_pairs(options, topology.num_ranks)
     unused = ("sketch", "chunks_per_rank", *ARGUMENTS) + ("size",) * (not is_skew(options.matrix))
     refuse(options, unused, f"{BY_MATRIX} takes none; leave it out")
     return taccl.alltoallv_problem(topology, sizes, chunk_bytes=options.chunk_size)
+
+
+def _by_layers(options: argparse.Namespace, topology: Topology) -> Problem:
+    """An exchange of a model's layers, cut into chunks, each at the server whose card finishes it soonest."""
+    from taccl.aggregation import layer_bytes, place_shards
+
+    refuse(options, ("sketch", "size", "chunks_per_rank"), "--layers say it themselves; leave it out")
+    plain = _with_roles(options, topology)
+    layers = layer_bytes(options.layers)
+    chunk = options.chunk_size or max(
+        _LEAST_CHUNK, -(-sum(layers.values()) // (_CHUNKS_PER_SERVER * len(options.servers)))
+    )
+    placed = place_shards(layers, topology, options.servers, chunk=chunk)
+    say(f"note: {placed!r}, chunks of at most {format_size(chunk)}")
+    first = plain.chunks[0]
+    chunks = tuple(replace(first, root=server) for server in placed.servers)
+    collective = replace(plain, chunks=chunks, chunks_open=False)
+    return taccl.make_problem(topology, collective, chunk_bytes=placed.chunk_bytes)
+
+
+def _check_roles(options: argparse.Namespace) -> None:
+    """Raise `InputError` for roles of an exchange that another collective is given."""
+    if options.collective != EXCHANGE:
+        refuse(options, ROLES, f"found it beside {options.collective}; only {EXCHANGE} takes it")
+
+
+def _with_roles(options: argparse.Namespace, topology: Topology) -> Collective:
+    """The exchange of the workers and servers given."""
+    if options.servers is None:
+        said = f"found none; {EXCHANGE} needs ranks that serve, such as 8-15"
+        raise InputError(said, where="--servers")
+    refuse(options, ARGUMENTS, f"{EXCHANGE} takes none; leave it out")
+    everyone = range(topology.num_ranks)
+    others = tuple(rank for rank in everyone if rank not in options.servers)
+    return taccl.collectives.exchange(
+        options.worker_ranks or others or everyone,
+        options.servers,
+        num_ranks=topology.num_ranks,
+        update_us_per_mb=options.update_us_per_mb or 0,
+    )
 
 
 def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
@@ -254,7 +302,11 @@ def arguments_of(options: argparse.Namespace) -> CollectiveArguments:
 
 
 def collective_of(options: argparse.Namespace, topology: Topology) -> Collective | str:
-    """The collective by name; that of a matrix in chunks of one size."""
+    """The collective by name; an exchange by its roles; that of a matrix in chunks of one size."""
+    _check_roles(options)
+    if options.collective == EXCHANGE:
+        refuse(options, ("layers",), "this verb cuts sums into equal chunks; leave it out")
+        return _with_roles(options, topology)
     if options.collective != BY_MATRIX and options.matrix is None:
         name: str = options.collective
         return name

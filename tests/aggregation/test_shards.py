@@ -158,3 +158,27 @@ def test_what_cannot_be_placed_is_said(call, error):
     """The message names the fault and its place."""
     with pytest.raises(InputError, match=error):
         call()
+
+
+def test_layers_of_a_file(tmp_path):
+    """Names may be quoted, sizes have units, and a first row with headings is skipped."""
+    file = tmp_path / "layers.csv"
+    file.write_text('name,bytes\n"fc, first",4MB\n\nfc2, 12\n')
+    assert layer_bytes(str(file)) == {"fc, first": 4_000_000, "fc2": 12}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name,bytes\n", "found no layers"),
+        ("a,1\na,2\n", "line 2: found layer 'a' again"),
+        ("a,1,2\n", "line 1: found .* expected a name and bytes"),
+        ("a,0\n", "line 1: "),
+    ],
+)
+def test_files_without_layers_are_refused(tmp_path, text, said):
+    """A file without layers, with one twice, or with a row that is no layer is refused, by line."""
+    file = tmp_path / "layers.csv"
+    file.write_text(text)
+    with pytest.raises(InputError, match=said):
+        layer_bytes(str(file))

@@ -199,3 +199,12 @@ def test_updates_are_of_sums_with_roots():
         replace(allreduce(2), update_us_per_mb=-1)
     with pytest.raises(CollectiveError, match="updates of different lengths"):
         together([exchange(2, 1), replace(allreduce(3))])
+
+
+@pytest.mark.slow
+def test_chunks_are_cut_until_the_last_pulls_are_short():
+    """14 servers of 24 workers keep 32 chunks each, the most that 32 B allow: the last pulls take 1/32."""
+    slow = rack(24, 14, gb_per_s="1e-6")
+    found = servers(make_problem(slow, exchange(24, 14), size_bytes=14 * 32), levels="one")
+    assert found.problem.collective.num_chunks == 14 * 32
+    assert found.finish_us < 1.04 * 14 * 32 * 1000 * 24 / 14

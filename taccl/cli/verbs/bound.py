@@ -11,7 +11,7 @@ import taccl
 from taccl._internal.deadline import OutOfTime
 from taccl._internal.names import note_lines, table
 from taccl._internal.units import format_gap, format_us
-from taccl.cli.options import LEAST_S, add_limit, add_problem_options, option, refuse
+from taccl.cli.options import LEAST_S, ROLES, add_limit, add_problem_options, option, refuse
 from taccl.cli.output import Answer, following_values, picked, say, title_of
 from taccl.cli.problems import problem_from_options, schedule_in
 from taccl.cli.things import followed, held_by, program_in
@@ -45,7 +45,7 @@ def run(options: Namespace) -> Answer:
         if problem.chunks_open:  # chunks may merge in nodes, too, as they do where that is sooner
             problem = merged(problem) or problem
         return _bounded(problem, options)[0]
-    said = ("collective", "chunks_per_rank", *ARGUMENTS, "cost_model", *_OF_NOUN[noun])
+    said = ("collective", "chunks_per_rank", *ARGUMENTS, *ROLES, "cost_model", *_OF_NOUN[noun])
     refuse(options, said, f"found a {noun}, which says it itself; leave it out")
     program = program_in(options.sketch)
     if program is not None:

@@ -1,0 +1,70 @@
+"""``--collective exchange --servers R-R``: workers push to servers, which add up, and pull the sums."""
+
+from __future__ import annotations
+
+import pytest
+
+from taccl.cli.command import build_parser
+from taccl.cli.problems import problem_from_options
+from taccl.errors import InputError
+
+WORDS = ["synthesize", "--topology", "star:5", "--collective", "exchange"]
+
+
+def problem_of(*words):
+    """The problem that these options describe."""
+    return problem_from_options(build_parser().parse_args([*WORDS, *words]))
+
+
+def test_all_but_the_servers_work():
+    """Ranks 3 and 4 serve, and ranks 0 to 2 contribute; the number of chunks is left open."""
+    problem = problem_of("--servers", "3-4", "--size", "1MB", "--update-us-per-mb", "2")
+    collective = problem.collective
+    assert {chunk.root for chunk in collective.chunks} == {3, 4}
+    assert {chunk.origins for chunk in collective.chunks} == {(0, 1, 2)}
+    assert (problem.chunks_open, collective.update_us_per_mb) == (True, 2)
+
+
+def test_all_work_where_all_serve():
+    """If every rank is a server, every rank also contributes."""
+    assert problem_of("--servers", "0-4").collective.chunks[0].origins == (0, 1, 2, 3, 4)
+
+
+def test_the_number_of_chunks_of_a_server():
+    """``--chunks-per-rank`` says how many chunks each server keeps."""
+    assert problem_of("--servers", "3-4", "--chunks-per-rank", "3").collective.num_chunks == 6
+
+
+def test_layers_are_placed(tmp_path):
+    """Two layers of a CSV file, cut into chunks of at most 2 MB, are spread evenly over two servers."""
+    file = tmp_path / "layers.csv"
+    file.write_text("name,bytes\nfirst,4MB\nsecond,2000000\nthird,2MB\n")
+    problem = problem_of(
+        "--servers", "3-4", "--worker-ranks", "0,1", "--layers", str(file), "--chunk-size", "2MB"
+    )
+    assert problem.chunk_bytes == (2_000_000,) * 4
+    assert sorted(chunk.root for chunk in problem.collective.chunks) == [3, 3, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--size", "1MB"], "--servers: found none; exchange needs ranks that serve"),
+        (["--servers", "4", "--root", "1"], "--root: exchange takes none"),
+        (["--servers", "4", "--layers", "vgg-19", "--size", "1MB"], "--size: --layers say it themselves"),
+        (["--collective", "allgather", "--servers", "4"], "--servers: found it beside allgather"),
+    ],
+)
+def test_options_that_do_not_fit(words, said):
+    """An option that is missing, or of another collective, is named."""
+    with pytest.raises(InputError, match=said):
+        problem_of(*words)
+
+
+@pytest.mark.slow
+def test_a_schedule_of_an_exchange(run_json):
+    """A server sums 1 MB of 4 workers in 8 chunks: 4 pushes of 3 us each (0.5 of them latency), and 4 last pulls."""
+    code, found = run_json(*WORDS, "--servers", "4", "--size", "1MB", "--time-limit", "5")
+    assert code == 0
+    assert found["verified"]
+    assert found["finish_us"] <= (8 + 1) * 4 * 3
