@@ -25,7 +25,7 @@ from taccl.schedule.schedule import Schedule
 
 #: Transfers per block: the columns of a block stay in the processor's cache.
 BLOCK = 1 << 16
-#: Transfers from which loops are compiled; and the multiple of them where numba is not loaded yet, which takes
+#: Transfers from which loops are compiled; and the multiple of them where numba is not loaded, which takes
 #: half a second.
 MANY, _TIMES_UNLOADED = 1 << 15, 4
 #: Finest grid, in ticks per microsecond. Costs that need a finer one may have been rounded up to this.
