@@ -40,7 +40,7 @@ class _Network(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     topology: Annotated[list[Literal["Ring", "FullyConnected", "Switch"]], Field(max_length=_MAX_DIMENSIONS)]
-    npus_count: list[Annotated[int, Field(ge=2, lt=10**9)]]
+    npus_count: list[Annotated[int, Field(ge=1, lt=10**9)]]
     bandwidth: list[Annotated[Cost, AfterValidator(_positive)]]
     latency: list[Cost]
 
@@ -52,6 +52,8 @@ class _Network(BaseModel):
                 raise ValueError(
                     f"found {found} values of {name} for {expected} dimensions; correct the lists"
                 )
+        if self.npus_count and max(self.npus_count) == 1:
+            raise ValueError("found one NPU; expected a dimension of at least 2 in npus_count")
         return self
 
 
@@ -86,6 +88,7 @@ def load_astra_network(
         for kind, count, rate, time_ns in zip(
             file.topology, file.npus_count, file.bandwidth, file.latency, strict=True
         )
+        if count > 1
     ]  # fmt: skip
     num_ranks = prod(each.size for each in dims)
     num_links = sum(num_ranks * (2 if each.kind == "ring" else each.size - 1) for each in dims)
@@ -110,6 +113,9 @@ def _notes(file: _Network, alpha_meaning: AlphaMeaning) -> list[str]:
     notes = ["1 GB/s of the file is 2**30 bytes a second of each link and direction, as ASTRA-sim counts"]
     if alpha_meaning == "pipelined":
         notes.append("a link is free once the bytes have left it, as in ASTRA-sim: alpha is pipelined")
+    skipped = [str(k) for k, count in enumerate(file.npus_count) if count == 1]
+    if skipped:
+        notes.append(f"dimensions of one NPU have no links: npus_count[{', '.join(skipped)}] are skipped")
     if "Switch" in file.topology:
         notes.append(
             "a send through a switch takes two latencies and its bytes once; ASTRA-sim's backend with "

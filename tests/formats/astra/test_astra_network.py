@@ -161,7 +161,8 @@ def test_every_assumption_is_a_note():
             _file(topology="[ Mesh ]"),
             "topology[0]: found 'Mesh'; expected 'Ring', 'FullyConnected' or 'Switch'",
         ),
-        (_file(npus_count="[ 1 ]"), "npus_count[0]: found '1'"),
+        (_file(npus_count="[ 0 ]"), "npus_count[0]: found '0'"),
+        (_file(npus_count="[ 1 ]"), "found one NPU"),
         (_file(npus_count="[ 4.5 ]"), "npus_count[0]: found '4.5'"),
         (_file(npus_count="[ 4, 2 ]"), "found 2 values of npus_count for 1 dimensions"),
         (_file(npus_count="[ 999999999 ]"), "npus_count: found"),
@@ -206,3 +207,15 @@ def test_missing_file_is_an_input_error(tmp_path):
     """A path to nothing is named."""
     with pytest.raises(InputError, match=r"nothing\.yml"):
         load_astra_network(tmp_path / "nothing.yml")
+
+
+def test_dimensions_of_one_npu_are_skipped(tmp_path):
+    """2 x 1 x 4 NPUs have the links of 2 x 4, and a note names the dimension without links."""
+    lists = {"bandwidth": "[ 50, 40, 30 ]", "latency": "[ 500, 1, 700 ]"}
+    path, plain = tmp_path / "net.yml", tmp_path / "plain" / "net.yml"
+    plain.parent.mkdir()
+    path.write_text(_file(topology="[ Ring, Switch, Ring ]", npus_count="[ 2, 1, 4 ]", **lists))
+    plain.write_text(_file("[ Ring, Ring ]", "[ 2, 4 ]", "[ 50, 30 ]", "[ 500, 700 ]"))
+    found = load_astra_network(path)
+    assert found.links == load_astra_network(plain).links
+    assert any("npus_count[1] are skipped" in note for note in found.notes)
