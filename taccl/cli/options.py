@@ -219,6 +219,8 @@ def add_collective(parser: argparse._ActionsContainer, *, required: bool = True)
         read = reader(several(whole), bool, ARGUMENTS[name]) if is_list else at_least_zero
         value = f"{letter},{letter}" if is_list else letter
         option(parser, f"--{name} {value}", f"{ARGUMENTS[name]}; of {takers}", read)
+    help = "dimensions from 1: a collective in each group of ranks that differ in these alone, all at once"
+    option(parser, "--along K,K", help, reader(several(positive), bool, "dimensions such as 1,3"))
     option(parser, "--servers R-R,R", f"ranks that add up and update sums, of {EXCHANGE}", _subset)
     help = f"ranks that contribute, of {EXCHANGE} (default: all but the servers, or all if all serve)"
     option(parser, "--worker-ranks R-R,R", help, _subset)

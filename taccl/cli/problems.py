@@ -152,8 +152,20 @@ def _by_layers(options: argparse.Namespace, topology: Topology) -> Problem:
     return taccl.make_problem(topology, collective, chunk_bytes=placed.chunk_bytes)
 
 
+def _in_groups(options: argparse.Namespace, topology: Topology) -> Collective:
+    """Collectives of all groups of ranks that differ in the dimensions given alone."""
+    refuse(options, ("matrix", *ARGUMENTS), "groups along dimensions take none; leave it out")
+    num_ranks = topology.num_ranks
+    groups = taccl.dimensions(topology).groups([k - 1 for k in options.along])
+    each = taccl.collectives.make(options.collective, len(groups[0]))
+    say(f"note: {len(groups)} groups of {len(groups[0])} ranks, the first {in_runs(groups[0])}")
+    return taccl.collectives.together([each.among(ranks, num_ranks=num_ranks) for ranks in groups])
+
+
 def _check_roles(options: argparse.Namespace) -> None:
-    """Raise `InputError` for roles of an exchange that another collective is given."""
+    """Raise `InputError` for options of another collective."""
+    if options.along is not None and options.collective in (EXCHANGE, BY_MATRIX):
+        raise InputError(f"{options.collective} takes none; leave it out", where="--along")
     if options.collective != EXCHANGE:
         refuse(options, ROLES, f"found it beside {options.collective}; only {EXCHANGE} takes it")
 
@@ -283,6 +295,7 @@ def resized(sketch: Sketch, options: argparse.Namespace, topology: Topology) -> 
 
 def _upstream_problem(options: argparse.Namespace) -> Problem:
     """The problem on an upstream topology file; its costs are kept where the sketch is upstream's too."""
+    refuse(options, ("along",), "an upstream topology file has no dimensions; leave it out")
     from taccl.sketch.upstream import load_problem
 
     for name, given in (("profile", options.profile), ("protocol", options.protocol)):
@@ -307,6 +320,8 @@ def collective_of(options: argparse.Namespace, topology: Topology) -> Collective
     if options.collective == EXCHANGE:
         refuse(options, ("layers",), "this verb cuts sums into equal chunks; leave it out")
         return _with_roles(options, topology)
+    if options.along is not None:
+        return _in_groups(options, topology)
     if options.collective != BY_MATRIX and options.matrix is None:
         name: str = options.collective
         return name

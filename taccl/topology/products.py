@@ -143,6 +143,18 @@ class Dimensions(Sequence[Dimension]):
         strides, sizes = (np.array(each, np.int64)[:, None] for each in (self.strides, self.sizes))
         return np.asarray(ranks // strides % sizes)
 
+    def groups(self, along: Sequence[int]) -> list[tuple[int, ...]]:
+        """Groups of ranks that differ in some dimensions alone, each in ascending order.
+
+        - `along`: Indices of these dimensions, from 0.
+        """
+        if not along or len(set(along)) < len(along) or not set(along) <= set(range(len(self.dims))):
+            said = f"found {list(along)}; expected different dimensions of 0 to {len(self.dims) - 1}"
+            raise TopologyError(said, where="along")
+        ranks = np.arange(self.num_ranks)
+        first = ranks - sum(self.digits(ranks)[k] * self.strides[k] for k in along)
+        return [tuple(np.flatnonzero(first == each).tolist()) for each in np.unique(first)]
+
     def loads_us_per_mb(self, order: Sequence[int], *, exchange: bool = False) -> tuple[Fraction, ...]:
         """For how long each dimension is busy with 10**6 bytes of data that take an order.
 

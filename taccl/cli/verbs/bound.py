@@ -45,7 +45,7 @@ def run(options: Namespace) -> Answer:
         if problem.chunks_open:  # chunks may merge in nodes, too, as they do where that is sooner
             problem = merged(problem) or problem
         return _bounded(problem, options)[0]
-    said = ("collective", "chunks_per_rank", *ARGUMENTS, *ROLES, "cost_model", *_OF_NOUN[noun])
+    said = ("collective", "chunks_per_rank", *ARGUMENTS, *ROLES, "along", "cost_model", *_OF_NOUN[noun])
     refuse(options, said, f"found a {noun}, which says it itself; leave it out")
     program = program_in(options.sketch)
     if program is not None:

@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> Answer:
     if options.output is not None and (options.summary or options.spill is not None):
         said = "found --summary or --spill as well, which leave no schedule to write; leave one of them out"
         raise InputError(said, where="--output")
-    lists = options.summary or options.spill is not None or options.start is not None
+    lists = options.summary or any(each is not None for each in (options.spill, options.start, options.along))
     implicit = None if lists else implicit_answer(options)
     if implicit is not None:
         return implicit

@@ -25,6 +25,7 @@ from taccl.problem.costs import Costs, exact_costs
 from taccl.problem.problem import Problem
 from taccl.schedule.implicit_schedule import ClassTicks, ImplicitSchedule, ticks_of
 from taccl.schedule.schedule import MANY, Schedule
+from taccl.synthesis.proposers.balanced_groups import parts_of, schedule_of_groups
 from taccl.synthesis.search import Search
 from taccl.topology.named import NamedFabric
 from taccl.topology.products import Dimensions
@@ -88,14 +89,29 @@ def choose_num_chunks(
 
 def cut_balanced(problem: Problem, *, policy: Policy) -> Problem:
     """The problem in as many chunks as finish soonest, where it leaves their number open."""
-    dims = dimensions_of(problem, baseline=BALANCED)
+    name, size_bytes, dims = max(_reaches(problem), key=lambda each: each[1])
     if not problem.chunks_open:
         return problem
-    most = max(1, min(NUM_CHUNKS, MOST_TRANSFERS // (2 * dims.num_ranks**2)))
-    size_bytes, name = problem.size_bytes or 1, problem.collective.name
+    most = max(1, min(NUM_CHUNKS, MOST_TRANSFERS // (2 * dims.num_ranks * problem.topology.num_ranks)))
     parts = choose_num_chunks(dims, name, size_bytes, policy=policy, most=most)
     whole = problem.in_its_chunks
     return cut_chunks(whole, parts) if parts > 1 else whole
+
+
+def _reaches(problem: Problem) -> list[tuple[str, int, Dimensions]]:
+    """Collective, size and dimensions of each process group; without groups, of the problem."""
+    if problem.collective.groups:
+        parts = [(part.problem, part.dims) for part in parts_of(problem)]
+    else:
+        parts = [(problem, dimensions_of(problem, baseline=BALANCED))]
+    return [
+        (
+            part.collective.name,
+            part.size_bytes or part.chunk_bytes[0] * part.collective.size_chunks,
+            dims,
+        )
+        for part, dims in parts
+    ]
 
 
 def balanced_schedule(
@@ -106,19 +122,36 @@ def balanced_schedule(
     Raises `CollectiveError` if the topology has no dimensions, the collective is none that goes along them,
     or there are too many transfers. `InputError` if a sketch forbids the schedule.
     """
-    dims, collective = dimensions_of(problem, baseline=BALANCED), problem.collective
-    num_transfers = 2 * collective.chunks_per_rank * dims.num_ranks**2
+    collective, num_ranks = problem.collective, problem.topology.num_ranks
+    most_ranks = max(dims.num_ranks for *_, dims in _reaches(problem))
+    num_transfers = 2 * collective.chunks_per_rank * most_ranks * num_ranks
     if num_transfers > most_transfers:
         raise CollectiveError(
             f"found about {num_transfers:.2g} transfers; expected at most {most_transfers}: give fewer "
             "chunks, or use synthesize_implicit, which lists none",
             where=BALANCED,
         )
-    plan = _planned(dims, collective.name, collective.chunks_per_rank, problem.costs, policy)
-    if sooner_than is not None and problem.costs.us(plan.finish_ticks) >= sooner_than:
+    producer = f"{BALANCED} ({policy})"
+
+    def along(part: Problem, dims: Dimensions) -> Schedule | None:
+        plan = _planned(dims, part.collective.name, part.collective.chunks_per_rank, part.costs, policy)
+        if sooner_than is not None and part.costs.us(plan.finish_ticks) >= sooner_than:
+            return None
+        return schedule_along(plan, part, producer=producer)
+
+    if collective.groups:
+        schedule = schedule_of_groups(problem, along, producer=producer)
+    else:
+        schedule = along(problem, dimensions_of(problem, baseline=BALANCED))
+    if schedule is None:
         return None
-    schedule = schedule_along(plan, problem, producer=f"{BALANCED} ({policy})")
     verification = verify(schedule)
+    if not verification.ok and collective.groups:
+        raise CollectiveError(
+            f"groups collide along their dimensions: {verification.violations[0].message}; give groups that "
+            "share no links, or use another backend",
+            where=BALANCED,
+        )
     if not verification.ok and problem.clauses != problem.clauses.only("merge"):
         raise InputError(
             f"the sketch forbids what goes along dimensions: {verification.violations[0].message}; leave it "
@@ -146,9 +179,8 @@ def search_balanced(
         raise
     if found is None:
         return
-    collective = problem.collective
-    size_bytes = problem.size_bytes or problem.chunk_bytes[0] * collective.size_chunks
-    bound = dimension_bound(dimensions_of(problem, baseline=BALANCED), collective.name, size_bytes)
+    bounds = [dimension_bound(dims, name, size_bytes) for name, size_bytes, dims in _reaches(problem)]
+    bound = max(bounds, key=lambda each: each.bound_us)
     search.dimension_bound = search.dimension_bound if competes else bound
     search.offer_whole(found, producer=found.producer, verified=True)
     search.record("dimensions", "taccl", "done", since, finish_us=found.finish_us, message=bound.limits)

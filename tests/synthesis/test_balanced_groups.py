@@ -1,0 +1,54 @@
+"""``backend="dimension-balanced"`` for process groups over some dimensions of a network."""
+
+from __future__ import annotations
+
+import pytest
+
+from taccl import dimensions, make_problem, synthesize
+from taccl.analysis.verification.verify import verify
+from taccl.errors import CollectiveError, TopologyError
+from taccl.problem.collectives import make, together
+from taccl.topologies import parse
+
+NETWORK = "multidim:ring4@100,switch2@50,switch2@25"
+
+
+def of_groups(groups, name="allreduce", network=NETWORK):
+    """A collective of 1 MB in each group."""
+    topology = parse(network)
+    inside = [make(name, len(ranks)).among(ranks, num_ranks=topology.num_ranks) for ranks in groups]
+    return make_problem(topology, together(inside), size_bytes=10**6)
+
+
+def test_groups_of_some_dimensions():
+    """Ranks of a group have one digit in each other dimension: 0 or 1 along a switch with stride 4."""
+    assert dimensions(NETWORK).groups([0, 2]) == [(0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)]
+    with pytest.raises(TopologyError, match="along: found \\[3\\]; expected different dimensions of 0 to 2"):
+        dimensions(NETWORK).groups([3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["allreduce", "alltoall"])
+def test_groups_are_balanced_at_once(name):
+    """Both groups finish when one would alone on a network of its dimensions, under that network's bound."""
+    found = synthesize(of_groups(dimensions(NETWORK).groups([0, 2]), name), backend="dimension-balanced")
+    alone = parse("multidim:ring4@100,switch2@25")
+    other = synthesize(make_problem(alone, name, size_bytes=10**6), backend="dimension-balanced")
+    assert verify(found.schedule).ok
+    assert found.finish_us == other.finish_us
+    assert found.dimension_bound.bound_us == other.dimension_bound.bound_us
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ([(0, 1, 2, 3), (0, 1, 2, 3)], "groups collide along their dimensions"),
+        ([(0, 1, 6)], "groups"),
+        ([(1, 0, 2, 3)], "of ranks in ascending order"),
+    ],
+    ids=["shared", "no product", "order"],
+)
+def test_groups_that_do_not_go_along_dimensions(groups, said):
+    """Groups that share links, or are no product, are refused with the reason."""
+    with pytest.raises(CollectiveError, match=said):
+        synthesize(of_groups(groups), backend="dimension-balanced")
