@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Chunks are cut while that saves a two-hundredth: pulls of the last one are all that is lost.
 _PAYS = Fraction(199, 200)
-#: Max sends after a cut (about 6 s); 64 chunks per server lose 1.6 % to the last pulls.
+#: Max sends after a cut (about 5 s of CPU time); 64 chunks per server lose 1.6 % to the last pulls.
 _MOST_CUT = 100_000
 #: More sends than this are refused: each is a Python object, and takes its time.
 _MOST_SENDS = 200_000
