@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
-from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.bounds import latency_bound, lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
 from taccl.analysis.certificates.scopes import bound_of_every_cut, stronger
@@ -419,7 +419,8 @@ class Search:
             every = self.look_over_all_chunkings(self.bound)
             known = self.bound
             if known is None and every is None:
-                known = lower_bound(self.problem, budget_s=0.0, limit_s=0.0)
+                has_moments = self.problem.release_us or self.problem.due_us
+                known = no_bound(self.problem) if has_moments else latency_bound(self.problem)
             self.bound = stronger(known or no_bound(self.problem), every)
         if self.bound is None:
             fault = "it was stopped before a lower bound was proven; give more time, or ask lower_bound"

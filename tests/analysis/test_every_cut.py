@@ -10,6 +10,7 @@ import networkx
 import pytest
 
 import taccl
+from taccl._internal.deadline import OutOfTime
 from taccl.analysis.certificates import bounds, scopes
 from taccl.analysis.certificates.scopes import (
     bound_of_every_cut,
@@ -361,3 +362,17 @@ def test_bounds_of_little_work_do_not_hang_on_the_clock(monkeypatch):
             for budget_s in (0.001, 60)
         ]  # fmt: skip
         assert found[0] == found[1]
+
+
+def test_a_search_that_time_ended_is_not_made_again(monkeypatch):
+    """Without time there is no bound over all chunkings, and asking again for it takes none."""
+    problem = taccl.make_problem(taccl.topologies.dgx2(2), "allreduce", size_bytes=10**6).in_its_chunks
+    bound, tries = taccl.lower_bound(problem), []
+
+    def ended(*_, **__):
+        tries.append(1)
+        raise OutOfTime("time is up")
+
+    monkeypatch.setattr(scopes, "lower_bound", ended)
+    assert scopes.bound_of_every_cut(bound, budget_s=1.0) is None
+    assert scopes.bound_of_every_cut(bound) is None and len(tries) == 1

@@ -64,10 +64,11 @@ def bound_of_every_cut(bound: Certificate, *, budget_s: float | None = None) -> 
                 limit_s=_LIMIT_TIMES * budget_s,
                 end_s=None if end_s == math.inf else max(0.0, since + end_s - time.monotonic()),
             )  # fmt: skip
-        except OutOfTime:
-            return None if known is None else known.bound
+        except OutOfTime:  # which is not tried again in as little time
+            known = found[bound.in_network] = _Found(None if known is None else known.bound, budget_s)
+            return known.bound
         is_cut_off = time.monotonic() - since > budget_s
-        every = every if known is None else stronger(known.bound, every)
+        every = every if known is None else stronger(every, known.bound)
         known = found[bound.in_network] = _Found(every, budget_s if is_cut_off else math.inf)
     return known.bound
 
@@ -80,9 +81,12 @@ def share_bound_of_every_cut(problem: Problem, other: Problem) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A bound over all chunkings, and the seconds that it used up: infinity if it was found in less."""
+    """A bound over all chunkings, and the seconds that it used up: infinity if it was found in less.
 
-    bound: Certificate
+    - `bound`: None if time ended the search for it.
+    """
+
+    bound: Certificate | None
     used_s: float
 
 
