@@ -111,7 +111,7 @@ class _Scope:
 
 
 class Cancellation:
-    """Whether a task is to end, and `why`, such as ``"interrupted"``; and what of it is under way."""
+    """Progress of a task, and the reason to end it: `why`, empty while it may go on."""
 
     def __init__(self) -> None:
         self.why = ""

@@ -156,7 +156,12 @@ def _in_groups(options: argparse.Namespace, topology: Topology) -> Collective:
     """Collectives of all groups of ranks that differ in the dimensions given alone."""
     refuse(options, ("matrix", *ARGUMENTS), "groups along dimensions take none; leave it out")
     num_ranks = topology.num_ranks
-    groups = taccl.dimensions(topology).groups([k - 1 for k in options.along])
+    found, along = taccl.dimensions(topology), options.along
+    if len(set(along)) < len(along) or max(along) > len(found.dims):
+        numbers = ",".join(map(str, along))
+        said = f"found {numbers}; expected different dimensions of 1 to {len(found.dims)}"
+        raise InputError(said, where="--along")
+    groups = found.groups([k - 1 for k in along])
     each = taccl.collectives.make(options.collective, len(groups[0]))
     say(f"note: {len(groups)} groups of {len(groups[0])} ranks, the first {in_runs(groups[0])}")
     return taccl.collectives.together([each.among(ranks, num_ranks=num_ranks) for ranks in groups])

@@ -192,8 +192,8 @@ def _rings(kind: str, num_ranks: int, number: int) -> Made:
 def _halving_doubling(kind: str, num_ranks: int, _: int) -> Made:
     """Recursive halving and doubling: partners differ in one bit, the lowest first.
 
-    In an allreduce of a number of ranks that is no power of two, each rank beyond it adds its data to a
-    neighbour's first, and gets the sum at the end.
+    If the number of ranks is no power of two, an allreduce has two further steps. Each surplus rank first
+    sends its data to a neighbour, and gets the sum from it at the end.
     """
     core = 1 << (num_ranks.bit_length() - 1)
     extra, part = num_ranks - core, np.arange(core)

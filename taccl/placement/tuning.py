@@ -1,6 +1,6 @@
 """The fastest algorithm of an MPI library at each size, measured with real ranks.
 
-A library reads the name of a forced algorithm when it starts, so ranks are started anew for each.
+A library reads the name of a forced algorithm when it starts. Each algorithm therefore gets new processes.
 """
 
 from __future__ import annotations

@@ -245,11 +245,11 @@ def asymmetry(matrix: NDArray[np.float64]) -> float:
 
 
 def _are_by_chance(distance: NDArray[np.float64]) -> bool:
-    """True if clusters are noise by a permutation test of the cophenetic correlation.
+    """True if a permutation test of the cophenetic correlation finds no clusters.
 
-    By average linkage the hosts that a merge joins are its height apart on average. So the correlation is the
-    standard deviation of cophenetic distances over that of distances, which no permutation changes: the sum
-    of squares of the former decides.
+    With average linkage, the height of a merge is the mean distance between the hosts that it joins. The
+    correlation is thus the standard deviation of the cophenetic distances over that of the distances. No
+    permutation changes the latter, so the test compares sums of squares of the cophenetic distances.
 
     References
     ----------

@@ -1,11 +1,11 @@
-"""Translations: groups that take any place to any other in exactly one way, and their classes of links.
+"""Translations: groups of symmetries with exactly one element from each place to each other.
 
 An element is known by where it takes place 0: ``translate(g, 0) == g``. Where a fabric looks the same from
 every rank, one rank's view of it is enough. The links out of place 0 stand for classes of links, each with
 one link out of every place. So do the resources that they hold.
 
-Places are ranks of the fabric, or, where the translations are those of a ring that runs through a fabric
-which has none itself (a mesh), places along that ring: then `Translations.ranks` says where each lies.
+Places are ranks of the fabric. A mesh has no translations of its own; places are then positions along a ring
+through its ranks, and `Translations.ranks` has the rank at each.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def for_baselines_s(limit: Deadline, share: float) -> float:
 
 
 def offer_rest(search: Search, found: Schedule | None) -> None:
-    """Offer the remaining baselines in the time that the search has left, by rank.
+    """Offer the remaining baselines in the remaining time of the search, in order of rank.
 
     - `found`: What the search found, if anything, in its own chunks.
     """

@@ -49,11 +49,12 @@ _CUT_VERIFY_S = 0.5
 
 
 def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> Search | None:
-    """Make the schedules of recursive multiplying that are estimated to finish first; a search for the best.
+    """Build the schedules of recursive multiplying with the earliest estimated finish.
 
-    The first one merges messages and is quick to build. Others have finer chunks or one message per chunk.
-    They are built if they are estimated to finish sooner. The result is None where messages may not merge,
-    and on tori, on meshes and for sums at one rank, where other baselines finish first as a rule.
+    The first schedule merges messages and is quick to build. Others have finer chunks or one message per
+    chunk. They are built if their estimated finish is earlier. Returns a search that holds the best one.
+    Returns None where messages may not merge, on tori and meshes, and for sums at one rank: other baselines
+    usually finish first there.
 
     - `cut`: From a problem to the same in chunks of so many parts.
     """

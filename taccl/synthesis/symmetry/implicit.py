@@ -1,8 +1,8 @@
-"""The front door of implicit synthesis: a fabric by name, and a schedule with its bound, in one call.
+"""Implicit synthesis of a named fabric: a schedule and its bound in one call.
 
-A mesh gets a ring: with an even side, a way that visits every rank once and comes back to the first. A rank
-in the corner of a mesh of two axes has two links in, so an allgather takes (R - 1) / 2 rounds at least. A
-ring that goes both ways round takes exactly this number, for any size, and its schedule stays implicit.
+A mesh with an even side gets a ring: a cycle that visits every rank once. A corner rank of a two-dimensional
+mesh has two incoming links, so an allgather takes at least (R - 1) / 2 rounds. A bidirectional ring takes
+exactly this number for any size, and its schedule stays implicit.
 """
 
 from __future__ import annotations
