@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.arguments import Bytes, Count, Number, checked, known_name
+from taccl._internal.units import exact
 from taccl.errors import InputError
 from taccl.measure.library import candidates, chosen
 from taccl.measure.library_costs import Costs
@@ -99,7 +100,9 @@ def predict(
         If a name is unknown, the runtime does not run on the machine, or ranks and nodes do not fit it.
     """
     collective = known_name(collective, COLLECTIVES, "collective")
-    rate = None if network_gb_per_s is None else float(network_gb_per_s)
+    rate = None if network_gb_per_s is None else float(exact(network_gb_per_s, where="network_gb_per_s"))
+    if rate == 0:
+        raise InputError("found 0; expected a rate above 0, such as 50", where="network_gb_per_s")
     costs = costs_of(machine, network=network, network_gb_per_s=rate)
     num_ranks = ranks_per_node(machine) * nodes if ranks is None else ranks
     if num_ranks < 2 or num_ranks % nodes or num_ranks > nodes * ranks_per_node(machine):

@@ -95,7 +95,9 @@ class Algorithm:
         num_messages = int(self.message.max(initial=-1)) + 1
         pairs = self.message[waiting] * num_messages + message[arrival]
         pairs.sort()  # much faster than np.unique, which hashes, where most pairs differ
-        pairs = pairs[np.concatenate(([True] * bool(len(pairs)), pairs[1:] != pairs[:-1]))]
+        is_first = np.ones(len(pairs), dtype=bool)
+        is_first[1:] = pairs[1:] != pairs[:-1]
+        pairs = pairs[is_first]
         return pairs // max(1, num_messages), pairs % max(1, num_messages)
 
 

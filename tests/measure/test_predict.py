@@ -185,3 +185,10 @@ def test_what_is_not_known_is_said(machine, collective, options, said):
     """Errors name what is known instead."""
     with pytest.raises(InputError, match=said):
         taccl.predict(machine, collective, 8, **options)
+
+
+@pytest.mark.parametrize("rate", ["", "x", -1, 0, float("nan")])
+def test_a_rate_of_the_network_is_a_number_above_zero(rate):
+    """Anything else is refused by name."""
+    with pytest.raises(InputError, match="network_gb_per_s: found"):
+        taccl.predict("dgx-h100", "allreduce", "1MB", nodes=2, network_gb_per_s=rate)

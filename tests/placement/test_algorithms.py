@@ -58,6 +58,15 @@ def test_a_message_waits_for_what_it_carries():
         assert sent[before][1] == sent[after][0]
 
 
+def test_a_schedule_of_one_step_is_placed():
+    """On two ranks, no send of an allgather waits for another, and every order is as good."""
+    topology = taccl.topologies.ring(2)
+    problem = taccl.make_problem(topology, taccl.collectives.allgather(2), size_bytes=2000)
+    schedule = taccl.baselines.ring(problem, cut=False)
+    placed = taccl.reorder(topology, "allgather", schedule, 2000, time_limit_s=1.0)
+    assert placed.before_us == placed.after_us == schedule.finish_us
+
+
 def test_one_small_piece_goes_down_the_trees():
     """On 16 hosts 10 us apart, one piece of 1 KB per tree beats the ring's 30 steps; 16 pieces do not."""
     hosts = taccl.Probe(tuple(map(str, range(16))), np.full((16, 16), 10.0)).topology(oversubscription=1)
