@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
 
+#: Max hops from rank 0 to every rank for which strongly connected components are not computed.
+_FEW_HOPS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -202,10 +205,21 @@ def _joins_everything(problem: Problem) -> bool:
             continue
         is_open = problem.open_links(chunks[0])
         if id(is_open) not in parts:
-            parts[id(is_open)] = _parts_joined(topology, np.flatnonzero(is_open))
+            if _joins_all_ranks(topology, is_open):
+                parts[id(is_open)] = np.zeros(topology.num_ranks, dtype=np.int64)
+            else:
+                parts[id(is_open)] = _parts_joined(topology, np.flatnonzero(is_open))
         if len(np.unique(parts[id(is_open)][list(group.ranks)])) > 1:
             return False
     return True
+
+
+def _joins_all_ranks(topology: Topology, is_open: NDArray[np.bool_]) -> bool:
+    """True if a few hops lead from rank 0 to every rank and back, which is told before SciPy is loaded."""
+    return all(
+        len(hops_from(topology, (0,), is_open, reducing=back, limit=_FEW_HOPS)) == topology.num_ranks
+        for back in (False, True)
+    )
 
 
 def _parts_joined(topology: Topology, links: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -10,7 +10,17 @@ from taccl._internal.arguments import checked_as
 from taccl._internal.units import exact, format_count
 from taccl.errors import AssumptionWarning, InputError, TopologyError, warn
 from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
-from taccl.topology.topology import WORDS, AlphaMeaning, Hold, Link, Resource, Side, Switch, Topology
+from taccl.topology.topology import (
+    WORDS,
+    AlphaMeaning,
+    Hold,
+    Link,
+    Resource,
+    Side,
+    Switch,
+    Topology,
+    ends_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -81,15 +91,15 @@ class TopologyBuilder:
         """
         srcs = (src,) if isinstance(src, int) else tuple(sorted(src))
         dsts = (dst,) if isinstance(dst, int) else tuple(sorted(dst))
-        described = f"link {Link(srcs, dsts, _NOTHING, _NOTHING, name)}"
-        link = Link(srcs, dsts, *self._exact(alpha_us, beta_us_per_mb, described), name)
+        ends = ends_text(srcs, dsts, name)
+        link = Link(srcs, dsts, *self._exact(alpha_us, beta_us_per_mb, "link ", ends), name)
         index = len(self.links)
         self.links.append(link)
         if overhead_us is not None:
-            overhead_us, _ = self._exact(overhead_us, _NOTHING, f"{described}: overhead")
+            overhead_us, _ = self._exact(overhead_us, _NOTHING, "overhead of link ", ends)
         held = link.held_us(self.alpha_meaning, overhead_us)
         self._holds.append(Hold(index, len(self._resources), *held))
-        self._resources.append(Resource(described))
+        self._resources.append(Resource(f"link {ends}"))
         return index
 
     @checked_as(TopologyError)
@@ -119,17 +129,18 @@ class TopologyBuilder:
         side : {"send", "receive"}
             Whether from the send's start, or until its end.
         """
-        costs = self._exact(alpha_us, beta_us_per_mb, f"hold of resource {resource} by link {link}")
+        costs = self._exact(alpha_us, beta_us_per_mb, "hold of resource ", resource, " by link ", link)
         self._holds.append(Hold(link, resource, *costs, side))
 
-    def _exact(self, alpha_us: Number, beta_us_per_mb: Number, what: str) -> tuple[Fraction, Fraction]:
+    def _exact(self, alpha_us: Number, beta_us_per_mb: Number, *what: object) -> tuple[Fraction, Fraction]:
         key = id(alpha_us), id(beta_us_per_mb)  # most links share the very objects of their costs
         if key in self._known_costs:
             return self._known_costs[key][1]
         try:
             costs = exact(alpha_us, where="alpha_us"), exact(beta_us_per_mb, where="beta_us_per_mb")
         except InputError as error:
-            raise TopologyError(error.message, where=f"{self.name}: {what}: {error.where}") from None
+            named = "".join(map(str, what))
+            raise TopologyError(error.message, where=f"{self.name}: {named}: {error.where}") from None
         self._known_costs[key] = (alpha_us, beta_us_per_mb), costs
         return costs
 

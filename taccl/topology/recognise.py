@@ -94,7 +94,7 @@ def _of_links(topology: Topology) -> Dimensions:
     if any(len(link.srcs) + len(link.dsts) > 2 for link in topology.links):
         raise _none(topology, "it has links of several ends")
     index = _fastest_links(topology)
-    cost = {ends: _cost(topology, e) for ends, e in index.items()}
+    cost = _Costs(topology, index)
     num_ranks, stride = topology.num_ranks, 1
     dims: list[Dimension] = []
     while stride < num_ranks:
@@ -115,18 +115,39 @@ def _of_links(topology: Topology) -> Dimensions:
 def _fastest_links(topology: Topology) -> dict[tuple[int, int], int]:
     """The link of every pair of ranks; of several side by side the fastest."""
     index: dict[tuple[int, int], int] = {}
-    for e, link in sorted(enumerate(topology.links), key=lambda each: -each[1].beta_us_per_mb):
-        index[link.src, link.dst] = e
+    for e, link in enumerate(topology.links):
+        other = index.setdefault((link.src, link.dst), e)
+        if other != e and link.beta_us_per_mb <= topology.links[other].beta_us_per_mb:
+            index[link.src, link.dst] = e
     return index
 
 
-def _cost(topology: Topology, link: int) -> Cost:
-    each, holds = topology.links[link], topology.holds_of_link[link]
-    kinds = sorted((hold.alpha_us, hold.beta_us_per_mb, hold.side) for hold in holds)
-    return ((each.alpha_us, each.beta_us_per_mb), *kinds)
+class _Costs:
+    """Cost of the link of each pair of ranks, computed when it is asked for."""
+
+    def __init__(self, topology: Topology, index: dict[tuple[int, int], int]) -> None:
+        self._topology, self._index = topology, index
+        self._known: dict[tuple[int, int], Cost] = {}
+
+    def __contains__(self, ends: tuple[int, int]) -> bool:
+        return ends in self._index
+
+    def __getitem__(self, ends: tuple[int, int]) -> Cost:
+        if ends not in self._known:
+            each, holds = (
+                self._topology.links[self._index[ends]],
+                self._topology.holds_of_link[self._index[ends]],
+            )
+            kinds = sorted((hold.alpha_us, hold.beta_us_per_mb, hold.side) for hold in holds)
+            self._known[ends] = ((each.alpha_us, each.beta_us_per_mb), *kinds)
+        return self._known[ends]
+
+    def get(self, ends: tuple[int, int]) -> Cost | None:
+        """Cost of the link from the first rank to the second; None if there is no link."""
+        return self[ends] if ends in self._index else None
 
 
-def _kind(cost: dict[tuple[int, int], Cost], first: int, stride: int, size: int) -> Kind | None:
+def _kind(cost: _Costs, first: int, stride: int, size: int) -> Kind | None:
     """Kind of links between ranks at a stride, all at one cost; None if they differ or are missing."""
     ranks = [first + i * stride for i in range(size)]
     both = [pair for a, b in pairwise(ranks) for pair in ((a, b), (b, a))]
@@ -145,7 +166,7 @@ def _kind(cost: dict[tuple[int, int], Cost], first: int, stride: int, size: int)
 def _along(
     topology: Topology,
     index: dict[tuple[int, int], int],
-    cost: dict[tuple[int, int], Cost],
+    cost: _Costs,
     stride: int,
     size: int,
 ) -> Dimension:

@@ -25,7 +25,7 @@ from taccl.topology.checks import check_topology
 from taccl.topology.in_network import InNetwork
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 T = TypeVar("T")
@@ -71,10 +71,17 @@ class Link:
     @property
     def ends(self) -> str:
         """Its ranks as messages show them, e.g. ``"0->1,2"``."""
-        return f"{','.join(map(str, self.srcs))}->{','.join(map(str, self.dsts))}"
+        return ends_text(self.srcs, self.dsts)
 
     def __str__(self) -> str:
-        return f"{self.ends} ({shown(self.name)})" if self.name else self.ends
+        return ends_text(self.srcs, self.dsts, self.name)
+
+
+def ends_text(srcs: Sequence[int], dsts: Sequence[int], name: str = "") -> str:
+    """Ranks of a link as messages show them, with the link's name: ``"0->1,2 (NVLink)"``."""
+    single = len(srcs) == len(dsts) == 1
+    ends = f"{srcs[0]}->{dsts[0]}" if single else f"{','.join(map(str, srcs))}->{','.join(map(str, dsts))}"
+    return f"{ends} ({shown(name)})" if name else ends
 
 
 @dataclass(frozen=True, slots=True)

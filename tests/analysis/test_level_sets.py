@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import taccl
+from taccl.analysis.certificates.bounds import claims_of
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.finding.volume import Volume
-from taccl.analysis.certificates.level_sets import _Graph, _sides, level_cut
-from taccl.analysis.certificates.readings import as_spreading
+from taccl.analysis.certificates.level_sets import _Graph, _sides, level_cut, node_cut
+from taccl.analysis.certificates.readings import as_spreading, merging_freely
 from taccl.problem.collective import Chunk, Collective
 from taccl.problem.problem import make_problem
 from taccl.topology.builder import TopologyBuilder
@@ -132,3 +133,20 @@ def test_the_volume_into_many_sets_is_that_into_each(combining):
         )
         alone = [volume.needed((frozenset(np.flatnonzero(side).tolist()),)) for side in sides]
         assert volume.needed_in(sides).tolist() == alone
+
+
+@pytest.mark.parametrize(("name", "collective"), [("dgx2", "allreduce"), ("dgx_h100", "allgather")])
+def test_borders_of_nodes_bound_without_a_linear_program(name, collective):
+    """The bound of the linear program, where what leaves nodes limits; its witness proves it."""
+    topology = getattr(taccl.topologies, name)(nodes=2)
+    problem = merging_freely(taccl.make_problem(topology, collective, size_bytes=2**26))
+    bound, witness = node_cut(Volume(as_spreading(problem), divisible=True))
+    claims = [claim.ticks for claim in claims_of(problem, divisible=True) if claim.kind == "throughput"]
+    assert 0.99 * max(claims) <= bound <= max(claims)
+    assert Certificate(problem, bound / problem.costs.ticks_per_us, "throughput", "", witness, True).check()
+
+
+def test_one_node_has_no_border():
+    """None without a second node."""
+    problem = taccl.make_problem(taccl.topologies.dgx1(), "allgather", size_bytes=2**20)
+    assert node_cut(Volume(as_spreading(problem), divisible=True)) is None

@@ -1,5 +1,9 @@
 """``taccl warmup``."""
 
+import importlib.util
+from pathlib import Path
+
+import taccl.cli.verbs.installation
 from taccl.synthesis.proposers import compiling
 
 
@@ -11,3 +15,13 @@ def test_what_was_compiled_and_where_it_is_kept(run, run_json, monkeypatch):
     assert run("warmup")[1].startswith(f"kernels compiled in 18.2 s of CPU, kept in {values['folder']}")
     monkeypatch.setattr(compiling, "compile_every", lambda: 0.0)
     assert run("warmup")[1].startswith("kernels compiled already, kept in ")
+
+
+def test_bytecode_is_kept_where_python_keeps_none(run_json, monkeypatch):
+    """A module without bytecode on disk gets it, and is counted."""
+    monkeypatch.setattr(compiling, "compile_every", lambda: 0.0)
+    run_json("warmup")
+    kept = Path(importlib.util.cache_from_source(taccl.cli.verbs.installation.__file__))
+    kept.unlink()
+    code, values = run_json("warmup")
+    assert (code, values["modules"], kept.exists()) == (0, 1, True)

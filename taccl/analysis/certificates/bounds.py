@@ -28,7 +28,7 @@ from taccl.analysis.certificates.first_arrivals import dissemination_bounds
 from taccl.analysis.certificates.first_arrivals import latency as latency_of
 from taccl.analysis.certificates.flow_time import flow_time_bounds
 from taccl.analysis.certificates.flows import multicommodity
-from taccl.analysis.certificates.level_sets import level_cut
+from taccl.analysis.certificates.level_sets import level_cut, node_cut
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
 from taccl.analysis.certificates.readings import as_spreading, late_part, merging_freely, moments
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
@@ -220,12 +220,17 @@ def _claims(
     is_countable, soon = crossings <= _MAX_TIMED, min(deadline, limit)
     now = time.monotonic()
     first_until = max(now + _FIRST_SHARE * (soon - now), now + _FIRST_S if is_countable else soon)
+    volume = Volume(demand.problem, divisible=divisible, distances=demand.distances)
+    best = latency.ticks
+    if divisible and is_countable and latency.ticks < enough:
+        for claim in _of_border(volume, node_cut(volume)):
+            yield claim
+            best = max(best, claim.ticks)
     demand.deadline = Deadline(max(limit, first_until))
     try:
         symmetries = demand.symmetries
     except OutOfTime:
         return
-    volume = Volume(demand.problem, divisible=divisible, distances=demand.distances)
     within: dict[str, Any] = {"in_network": in_network}
     prices = partial(_prices, volume, symmetries, **within, known=int(latency.ticks))
     pairs = crossings * len(set(symmetries.ranks.tolist())) // len(symmetries.ranks)
@@ -257,7 +262,7 @@ def _claims(
         count_until = now + _COUNTING_SHARE * (min(limit, max(soon, now + _FIRST_S)) - now)
         early = [(quick.pop(0), count_until), (first_prices, first_until)]
     late = [*((find, limit if is_small else soon) for find in quick), (last_prices, soon)]
-    best, some = latency.ticks, False
+    some = False
     for place, (find, usual) in enumerate((*early, *late)):
         until = usual if some or place < len(early) else limit
         if best >= enough or time.monotonic() >= until:
@@ -270,6 +275,15 @@ def _claims(
                 demand.deadline = Deadline(usual)
                 if best >= enough or time.monotonic() >= usual:
                     break
+
+
+def _of_border(volume: Volume, found: tuple[Fraction, CutDual] | None) -> Iterator[Claim]:
+    """Yield the claim of a bound in ticks by prices, if there is one."""
+    if found is not None:
+        bound, cut = found
+        dearest = max(cut.charges, key=lambda each: (each.charge, len(each.parts)))
+        ticks = math.ceil(bound) if volume.by_chunk else bound
+        yield Claim(ticks, _what_crosses(volume, dearest.parts), cut)
 
 
 def _prices(
@@ -306,9 +320,8 @@ def _prices(
     for find, share in cuts:
         found = find(share)
         if found is not None and found[0] > best:
-            best, cut = found
-            dearest = max(cut.charges, key=lambda each: (each.charge, len(each.parts)))
-            yield Claim(ticks(best), _what_crosses(volume, dearest.parts), cut)
+            best = found[0]
+            yield from _of_border(volume, found)
 
 
 def _of_flows(

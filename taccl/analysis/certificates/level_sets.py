@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from taccl._internal.graph_algorithms import fiedler_vector, paths_from_nearest
 from taccl.analysis.certificates.cuts import CutDual, SetCharge
 from taccl.analysis.certificates.finding.distances import arcs_of, least_time
-from taccl.analysis.certificates.finding.volume import Volume
+from taccl.analysis.certificates.finding.volume import Volume, crossing_links
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -51,7 +51,33 @@ def level_cut(volume: Volume, *, budget_s: float) -> tuple[Fraction, CutDual] | 
     for sides in _in_batches(_sides(volume, deadline), borders.most_at_once):
         found += zip(borders.estimates(sides), sides, strict=True)
     best = heapq.nlargest(_MOST_PROVEN, found, key=lambda each: each[0])
-    proven = [_proven(volume, borders, side) for ticks, side in best if ticks]
+    ranks = (frozenset(np.flatnonzero(side).tolist()) for ticks, side in best if ticks)
+    proven = [_proven(volume, borders, (each,)) for each in ranks]
+    return max(proven, key=lambda each: each[0], default=None)
+
+
+def node_cut(volume: Volume) -> tuple[Fraction, CutDual] | None:
+    """Bound in ticks by the borders of nodes, and its witness; None if nothing must cross them.
+
+    For sums, the partition into all nodes. Otherwise, the node, or the complement of one, that limits most.
+    No symmetry and no linear program is needed, so it is there when time is short.
+    """
+    nodes = [frozenset(ranks) for ranks in volume.problem.topology.ranks_of_node if ranks]
+    if len(nodes) < 2:
+        return None
+    borders = _Borders(volume)
+    best: list[tuple[frozenset[int], ...]] = [] if volume.spreads else [tuple(nodes)]
+    everyone = frozenset(range(volume.problem.topology.num_ranks))
+    some = nodes[: max(1, borders.most_at_once // 2)]
+    sides = np.zeros((2 * len(some), len(everyone)), dtype=bool)
+    for index, ranks in enumerate(some):
+        sides[2 * index, sorted(ranks)] = True
+        sides[2 * index + 1] = ~sides[2 * index]
+    estimates = borders.estimates(sides)
+    index = int(np.argmax(estimates))
+    if estimates[index]:
+        best.append((frozenset(np.flatnonzero(sides[index]).tolist()),))
+    proven = [_proven(volume, borders, parts) for parts in best if volume.needed(parts)]
     return max(proven, key=lambda each: each[0], default=None)
 
 
@@ -166,7 +192,9 @@ class _Borders:
 
     def estimates(self, sides: Flags) -> list[float]:
         """Approximate bound of each set in ticks; 0 if what must enter takes no time."""
-        crosses, least = self.shared_out(sides)
+        enters = sides[:, self._dst] & ~sides[:, self._src]
+        crosses = np.logical_or.reduceat(enters, self._first, axis=1) if len(self._first) else enters
+        least = self.least_holds(crosses)
         is_held = self._held[:, 0] > 0
         limits = crosses.any(axis=1) & ~(crosses & ~is_held).any(axis=1)
         rate = np.divide(1.0, least, out=np.zeros(least.shape), where=least > 0).sum(axis=1)
@@ -174,47 +202,50 @@ class _Borders:
         found: list[float] = np.where(limits, ticks, 0).tolist()
         return found
 
-    def shared_out(self, sides: Flags) -> tuple[Flags, NDArray[np.int64]]:
-        """Links that enter each set, (num_sets, num_links), and min hold ticks, (num_sets, num_resources).
+    def least_holds(self, crosses: Flags) -> NDArray[np.int64]:
+        """(num_sets, num_resources) min hold in ticks of the links at a border; 0 for other resources.
 
         Each link counts for one of its resources: the one that links at the border hold longest in total.
-        Resources that no link counts for have 0 ticks.
-        """
-        from scipy.sparse import csr_array
 
-        enters = sides[:, self._dst] & ~sides[:, self._src]
-        crosses = np.logical_or.reduceat(enters, self._first, axis=1) if len(self._first) else enters
-        shape = len(self.links), self.num_resources
-        held = csr_array((self._ticks.astype(float), (self._column, self._resource)), shape=shape)
-        in_all = np.asarray(held.T @ crosses.T.astype(float)).T
+        - `crosses`, (num_sets, num_links) bool: Links at each border.
+        """
+        in_all = np.empty((len(crosses), self.num_resources))
+        for row, crossing in zip(in_all, crosses, strict=True):
+            held = self._ticks * crossing[self._column]
+            row[:] = np.bincount(self._resource, held, minlength=self.num_resources)
         at, link = np.nonzero(crosses)
         total = np.where(self._holds[link] >= 0, in_all[at[:, None], self._holds[link]], -1.0)
         best = np.argmax(total, axis=1)
         resource, ticks = self._holds[link, best], self._held[link, best]
-        least = np.full((len(sides), self.num_resources), np.iinfo(np.int64).max)
+        least = np.full((len(crosses), self.num_resources), np.iinfo(np.int64).max)
         counts = resource >= 0
         np.minimum.at(least, (at[counts], resource[counts]), ticks[counts])
         least[least == np.iinfo(np.int64).max] = 0
-        return crosses, least
+        return least
 
 
-def _proven(volume: Volume, borders: _Borders, side: Flags) -> tuple[Fraction, CutDual]:
-    """Bound that one set proves, and its witness: prices at which all links at the border pay alike."""
-    crosses, least = (each[0] for each in borders.shared_out(side[None]))
-    entering = borders.links[crosses]
+def _proven(volume: Volume, borders: _Borders, parts: tuple[frozenset[int], ...]) -> tuple[Fraction, CutDual]:
+    """Bound that one set or partition proves, and its witness: prices at which links at the border pay alike.
+
+    A link is charged once for each pair of parts that it joins.
+    """
+    entering, pairs = np.unique(crossing_links(volume.problem, parts), return_counts=True)
+    least = borders.least_holds(np.isin(borders.links, entering)[None])[0]
     resources = np.flatnonzero(least)
     ticks = least[resources]
     scale = math.lcm(*ticks.tolist())
     if scale > _MOST_PRICE:
-        scale = max(_MOST_PRICE, int(ticks.max()))
+        scale = max(_MOST_PRICE, int(ticks.max(initial=1)))
     prices = [0] * borders.num_resources
     for r, each in zip(resources.tolist(), ticks.tolist(), strict=True):
         prices[r] = max(1, round(scale / each))
-    charge = min(sum(prices[r] * each for r, each in volume.held[e].items()) for e in entering.tolist())
+    paid = (sum(prices[r] * each for r, each in volume.held[e].items()) for e in entering.tolist())
+    charge = min(
+        (Fraction(each, n) for each, n in zip(paid, pairs.tolist(), strict=True)), default=Fraction(0)
+    )
     is_border = np.zeros(len(volume.problem.topology.links), dtype=bool)
     is_border[entering] = True
     idle = volume.heads_tails.idle(len(prices), is_border).tolist()
     rates = zip((price * volume.ticks_scale for price in prices), idle, strict=True)
-    ranks = frozenset(np.flatnonzero(side).tolist())
-    bound = least_time(rates, Fraction(charge * volume.needed((ranks,))))
-    return bound, CutDual(tuple(prices), (SetCharge((ranks,), Fraction(charge, volume.ticks_scale)),))
+    bound = least_time(rates, charge * volume.needed(parts))
+    return bound, CutDual(tuple(prices), (SetCharge(parts, charge / volume.ticks_scale),))

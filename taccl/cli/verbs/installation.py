@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import compileall
+import importlib.util
+import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
+from pathlib import Path
 
 import taccl
 from taccl.cli.output import Answer
@@ -38,11 +42,29 @@ def add_warmup(verb: ArgumentParser) -> None:
 
 
 def run_warmup(options: Namespace) -> Answer:
-    """Compile the kernels of the search, in about 20 s of CPU, unless they are kept already."""
+    """Compile the kernels of the search, in about 20 s of CPU, and bytecode, unless they are kept already."""
     from taccl.synthesis.kernels.improvement_kernel import improve
     from taccl.synthesis.proposers.compiling import compile_every
 
     cpu_s = compile_every()
     folder = improve.stats.cache_path  # type: ignore[attr-defined]
     said = f"compiled in {cpu_s:.1f} s of CPU" if cpu_s else "compiled already"
-    return Answer(f"kernels {said}, kept in {folder}", {"cpu_s": cpu_s, "folder": folder})
+    modules = _keep_bytecode()
+    text = f"kernels {said}, kept in {folder}"
+    text += f"\nbytecode of {modules} modules kept" if modules else ""
+    return Answer(text, {"cpu_s": cpu_s, "folder": folder, "modules": modules})
+
+
+def _keep_bytecode() -> int:
+    """Keep the bytecode of modules that have none on disk; the number of these modules.
+
+    With PYTHONDONTWRITEBYTECODE, which many container images set, a source tree would be compiled by every
+    process (about 0.5 s). Folders that are not writable are left as they are.
+    """
+    if sys.pycache_prefix is not None:
+        return 0
+    package = Path(taccl.__file__).parent
+    sources = sorted(package.rglob("*.py"))
+    missing = [path for path in sources if not Path(importlib.util.cache_from_source(str(path))).exists()]
+    compileall.compile_dir(package, quiet=2, workers=1)
+    return sum(Path(importlib.util.cache_from_source(str(path))).exists() for path in missing)
