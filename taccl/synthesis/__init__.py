@@ -1,4 +1,4 @@
-"""Making schedules: routing, ordering, contiguity, the job shop, and the portfolio of them."""
+"""Synthesis of schedules: `synthesize`, its proposers, transforms of problems, and explanations."""
 
 from taccl.synthesis.proposing import Proposer, register, unregister
 

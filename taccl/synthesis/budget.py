@@ -1,4 +1,4 @@
-"""The budgeter: asks the proposers of a search in order, each in its part of the time, and logs every one."""
+"""The budgeter: runs the proposers of a search in order, each in its share of the time, and logs each."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def _no_reason(_: Search) -> str:
 
 
 def nothing(_: Search) -> float:
-    """No seconds: the reserve of a proposer that earlier ones leave none."""
+    """Reserve of zero seconds, for a proposer that earlier ones leave no time."""
     return 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A proposer in the order of a search, and its part of the time.
+    """Entry of a proposer in the order of a search, with its share of the time.
 
-    - `is_meant`: True if the options of the search ask for it. Otherwise it has no row in the stages.
-    - `why_not`: Reason to skip it, which is then a row of the stages; empty if it may run.
-    - `reserve_s`: Seconds that earlier proposers leave to it.
+    - `is_meant`: True if the options ask for it; otherwise it is left out without a row in the stages.
+    - `why_not`: Reason to skip it, shown as a row of the stages; empty if it may run.
+    - `reserve_s`: Seconds that earlier proposers must leave for it.
     - `share`: Share of the time left after which it is stopped; None if it ends by itself.
-    - `runs_late`: True if it runs when the time is up or the bound is met, too.
-    - `improves`: True if it starts from a schedule that was found before.
+    - `runs_late`: True if it also runs once time is up or the bound is met.
+    - `improves`: True if it starts from an earlier schedule, and so is skipped without one.
     """
 
     proposer: Proposer
@@ -53,7 +53,7 @@ class Turn:
 
 
 def run(search: Search, turns: Sequence[Turn]) -> None:
-    """Ask proposers one after another. Each leaves later ones the time that these need."""
+    """Run proposers in order, each with the time that later ones have not reserved."""
     meant = [each for each in turns if each.is_meant(search) and each.proposer.supports(search.problem)]
     reserves_s = [
         0.0 if each.reserve_s is nothing or each.why_not(search) else each.reserve_s(search) for each in meant
@@ -68,7 +68,7 @@ def run(search: Search, turns: Sequence[Turn]) -> None:
 
 @contextmanager
 def going_on(whole: Search) -> Iterator[None]:
-    """Let Ctrl-C, the end of the time and failures end what is within, once there is a schedule."""
+    """Context that ends quietly on Ctrl-C, at the deadline or on `NoSolutionError`, given a schedule."""
     try:
         yield
     except KeyboardInterrupt:
@@ -84,7 +84,10 @@ def going_on(whole: Search) -> Iterator[None]:
 
 
 def _ask(search: Search, turn: Turn) -> None:
-    """Ask one proposer, and offer what it returns. A fault of a registered one is a row and a warning."""
+    """Run one proposer, and propose its schedule as incumbent.
+
+    If a user's proposer returns an invalid schedule, it is dropped with a row in the stages and a warning.
+    """
     why_not = turn.why_not(search)
     proposer, since, is_limited = turn.proposer, time.monotonic(), turn.share is not None
     solver = "registered" if is_limited else "taccl"
@@ -120,7 +123,7 @@ def _ask(search: Search, turn: Turn) -> None:
 
 
 def _fault(search: Search, found: Schedule) -> str:
-    """The reason why a proposal is no schedule of the problem; empty if it is one."""
+    """Reason why a proposer's schedule is invalid for the problem; empty if it is valid."""
     try:
         if found.problem != search.problem:
             return f"is of another problem, {found.problem!r}"

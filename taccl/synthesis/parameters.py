@@ -1,8 +1,8 @@
-"""`SearchParameters`: constants of the search that a person could wish to change, with unit and meaning.
+"""`SearchParameters`: the constants of the search that users may want to change, with units and meaning.
 
-A group for each part of the search, which names the benchmarks that it moves; constants that nobody needs to
-change are in the modules that use them. Shares are parts of a time, 0 to 1; names that end in ``_s`` are
-seconds, in ``_us`` microseconds, in ``_bytes`` bytes. Hops are chunks times links.
+There is one group for each part of the search; its docstring names the benchmarks that it affects. Other
+constants are in the modules that use them. Shares are fractions of the available time, 0 to 1. Names that end
+in ``_s`` are seconds, in ``_bytes`` bytes. A hop is a pair of a chunk and a link.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from taccl.errors import InputError
 
 
 class _Group:
-    """A group of constants, each of the kind of its default."""
+    """Base of the groups: checks that each value has the type and range of its default."""
 
     __slots__ = ()
 
@@ -32,44 +32,44 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceParameters(_Group):
-    """Choice of the search (``benchmarks.quality``, ``benchmarks.scale``)."""
+    """Choice between models and compiled search (``benchmarks.quality``, ``benchmarks.scale``)."""
 
-    # Most hops, once reduced, for models: larger problems go to the compiled search. Problems with few hops
-    # go to models however short the time is.
+    # Max hops, after symmetry reduction, for the models (MILP, job shop); larger problems go to the compiled
+    # search. Problems of at most `few_hops` go to the models whatever the time limit.
     most_hops: int = 200_000
     few_hops: int = 100_000
-    # Shorter time limits compile only kernels that a first schedule needs. The compiled search then gets no
-    # suggested sketch. The second number is the least time for kernels that are compiled already.
+    # Min seconds for kernels that only improve schedules: if they are not compiled yet, and if they are
+    # cached. Below the first, the compiled search also gets no suggested sketch.
     compiling_s: float = 5.0
     compiled_s: float = 0.5
-    cold_s: float = 12.0  # least time to compile kernels that are not cached, from the start of that
+    cold_s: float = 12.0  # min seconds to compile the kernels of a first schedule if they are not cached
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetParameters(_Group):
-    """Shares of the time limit for what every search has (``benchmarks.limits``, ``benchmarks.bounds``)."""
+    """Shares of the time limit that every search uses (``benchmarks.limits``, ``benchmarks.bounds``)."""
 
-    reserve_s: float = 0.2  # kept back, at least, to verify what is found and for its bound
-    late_s: float = 10.0  # work on a first schedule beyond the time limit, at most
-    # After which the bound is no longer improved, by what takes long and by anything.
+    reserve_s: float = 0.2  # min seconds reserved to verify the result and for its bound
+    late_s: float = 10.0  # max seconds past the time limit for a first schedule
+    # Shares of the time after which slow bounds are not started, and after which the bound is stopped.
     bound_share: float = 0.2
     most_bound_share: float = 0.5
-    least_bound_s: float = 0.1  # of the bound, in any case
-    last_bound_s: float = 0.6  # least time limit of a bound that begins at the end
-    # For the bound over all chunkings: seconds of work that it gets in any case, and at most.
+    least_bound_s: float = 0.1  # min seconds for the bound, even with less time left
+    last_bound_s: float = 0.6  # min seconds until a bound that begins near the deadline is stopped
+    # Min and max seconds of work on the bound over all chunkings.
     least_every_s: float = 0.5
     most_every_s: float = 1.0
-    improve_share: float = 0.5  # kept for ruin and recreate, where there is a sketch
+    improve_share: float = 0.5  # share reserved for ruin and recreate if the search uses a sketch
 
 
 @dataclass(frozen=True, slots=True)
 class ListParameters(_Group):
     """The list scheduler and its restarts (``benchmarks.quality``)."""
 
-    # In the portfolio: share of the time, and most seconds.
+    # In the portfolio: its share of the time, and its max seconds.
     share: float = 0.1
     most_s: float = 1.0
-    # Alone, before the compiled scheduler: share of the time, and least seconds.
+    # As a backend, before the compiled list scheduler: its share of the time, and its min seconds.
     alone_share: float = 0.2
     least_alone_s: float = 2.0
 
@@ -78,101 +78,100 @@ class ListParameters(_Group):
 class PortfolioParameters(_Group):
     """Baselines, models and improvement in the portfolio (``benchmarks.quality``, ``benchmarks.sums``)."""
 
-    # Most hops for which routing, ordering and contiguity are one job shop from the start, and shares of the
-    # time for it, for routing, and for the job shop after that.
+    # Max hops for which routing, ordering and contiguity are solved as one job shop from the start. Then the
+    # shares of a turn for this job shop, for routing, and for the job shop after routing.
     joint_hops: int = 600
     joint_share: float = 0.3
     routing_share: float = 0.25
     job_shop_share: float = 0.15
-    # Share of the time without progress after which improvement ends; larger within one phase of a reduction,
-    # which has a share of the time only; and least seconds.
+    # Improvement by job shop ends after this share of the time without progress; within one phase of a
+    # reduction, whose time is shorter, after the second share. Below, its min seconds.
     improve_share: float = 0.4
     half_improve_share: float = 0.5
     least_improve_s: float = 3.0
-    # Most arrivals of chunks for which baselines compete after the search, and their share of the time where
-    # more comes after them.
+    # Max arrivals (chunks times destinations) for which baselines run within the search, and their share of
+    # the time left if other stages follow them.
     baseline_arrivals: int = 20_000
     baseline_share: float = 0.5
-    baseline_least_s: float = 0.1  # baselines that take less are tried once the time is over, too
-    # Shares of the time for baselines before the search, and for the best of them as a rule; and the most
-    # transfers of each.
+    baseline_least_s: float = 0.1  # baselines that take fewer seconds are tried even after the time limit
+    # Shares of the time before the search for baselines, and for the usually best one; max transfers of each.
     first_share: float = 0.2
     best_share: float = 0.5
     first_transfers: int = 100_000
-    # Most transfers of chunks balanced over dimensions, which alone compete at more arrivals.
+    # Max transfers for chunks balanced over dimensions, the only baseline above `baseline_arrivals`.
     balanced_transfers: int = 2_000_000
-    registered_share: float = 0.3  # of the time left, for each proposer that a user registered
-    exchanged: int = 4  # schedules whose sums are exchanged at their roots, the earliest first
-    # Most hops for which unreduced contributions are searched too, in a share of the time.
+    registered_share: float = 0.3  # share of the time left for each proposer that a user registered
+    exchanged: int = 4  # number of earliest schedules for which the exchange of sums between roots is tried
+    # Max hops for which schedules with unreduced contributions are searched, too, and their share of the
+    # time.
     apart_hops: int = 10_000
     apart_share: float = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class SuggestingParameters(_Group):
-    """Sketches and numbers of chunks that are tried where none is given (``benchmarks.suggest``)."""
+    """Sketches and numbers of chunks tried if the problem leaves them open (``benchmarks.suggest``)."""
 
-    # Problems with fewer hops need no guidance; with more than the second number no candidate is quick to
-    # try.
+    # Problems of fewer hops need no suggested sketch; above the second number, trying one candidate takes too
+    # long.
     few_hops: int = 600
     most_hops: int = 3_000_000
-    most_suggest_s: float = 20.0  # for suggestions
-    give_up_share: float = 0.5  # of the time, after which no first suggestion is waited for
-    sketches: int = 3  # that are tried, as long as their bounds are below the best schedule
-    # Numbers of chunks per rank that are tried under a sketch; the first is the one that plans are compared
-    # with.
+    most_suggest_s: float = 20.0  # max seconds to suggest sketches
+    give_up_share: float = 0.5  # share of the time after which a search stops waiting for a first suggestion
+    sketches: int = 3  # max suggested sketches searched, while their bounds are below the best finish
+    # Numbers of chunks per rank tried under a sketch; candidate sketches are compared with `first_partition`.
     partitions: tuple[int, ...] = (1, 2, 4, 8)
     first_partition: int = 2
-    # Those that are tried where their number is open; the part of the time for that; and 1 to have baselines
-    # cut data into these numbers alone, too.
+    # Numbers of chunks per rank tried if the problem leaves them open, and the share of the time for that.
+    # With `counts_only` 1, baselines use these numbers only, too.
     counts: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
     chunks_share: float = 0.3
     counts_only: int = 0
-    ranking_runs: int = 15  # of the list scheduler for each candidate, of each half of a reduction
+    ranking_runs: int = 15  # runs of the list scheduler to rank a candidate, for each phase of a reduction
 
 
 @dataclass(frozen=True, slots=True)
 class LargeParameters(_Group):
-    """The compiled search of problems that no model reaches (``benchmarks.scale``)."""
+    """The compiled search of problems too large for models (``benchmarks.scale``)."""
 
-    grace_s: float = 0.5  # what a run gets beyond the time limit where there is no schedule yet
-    told_after_s: float = 2.0  # progress is told of what takes longer
-    merging_share: float = 0.03  # sends merge if latency is at least this share of the time one holds a link
+    grace_s: float = 0.5  # seconds past the time limit for a run while there is no schedule
+    told_after_s: float = 2.0  # seconds after which progress of a run is reported
+    merging_share: float = 0.03  # sends may merge if latency is this share of a send's link time
 
 
 @dataclass(frozen=True, slots=True)
 class RuinParameters(_Group):
-    """Ruin and recreate over routes and order (``benchmarks.quality``)."""
+    """Ruin and recreate over routes and order of sends (``benchmarks.quality``)."""
 
-    most_routes: int = 40_000  # problems with more (trees times ranks) are left as they are
-    # Turns of the first run, at most; every further run has twice the last's. So many runs in a row that
-    # found nothing better are the last.
+    most_routes: int = 40_000  # larger problems (trees times ranks) are skipped
+    # Max turns of the first run; each further run has twice as many. Improvement ends after `idle_runs`
+    # consecutive runs without progress.
     run_turns: int = 10_000
     idle_runs: int = 2
-    s_per_transfer: float = 4e-5  # to read and write a schedule; with less time nothing is tried
+    s_per_transfer: float = 4e-5  # time to read and write a schedule; with less left it is skipped
 
 
 @dataclass(frozen=True, slots=True)
 class SolverParameters(_Group):
-    """Shares of the time where one solver works alone (``benchmarks.quality --plain``)."""
+    """Shares of the time if one solver works alone (``benchmarks.quality --plain``)."""
 
     routing_share: float = 0.6
     contiguity_share: float = 0.4
-    least_round_s: float = 0.5  # least time left for another routing
+    least_round_s: float = 0.5  # min seconds left to start another routing
 
 
 @dataclass(frozen=True, slots=True)
 class SymmetricParameters(_Group):
-    """Implicit schedules of fabrics that look alike from every rank (``benchmarks.scale``)."""
+    """Implicit schedules of fabrics that look the same from every rank (``benchmarks.scale``)."""
 
-    most_bytes: int = 4 * 2**30  # of the memory for one tree over all offsets
-    most_hops: int = 3 * 10**7  # of all of one rank's chunks in an alltoall
+    most_bytes: int = 4 * 2**30  # max memory for one broadcast tree over all rank offsets
+    most_hops: int = 3 * 10**7  # max hops of all chunks of one rank in an alltoall
 
 
 @checked
 @dataclass(frozen=True, slots=True)
 class SearchParameters:
-    """Every constant of the search, in groups; immutable, and part of what a result is cached under.
+    """All constants of the search, in groups. Immutable, and part of the cache key of results.
 
     Parameters
     ----------
@@ -199,7 +198,7 @@ class SearchParameters:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SearchParameters:
-        """The parameters of a TOML file, with a table for every group; what it does not name stays as it is.
+        """Read parameters from a TOML file, a table for each group; omitted values keep their defaults.
 
         Raises
         ------
@@ -210,7 +209,7 @@ class SearchParameters:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, where: str = "parameters") -> SearchParameters:
-        """The parameters with those of `data` in place of the defaults: a mapping for every group.
+        """The default parameters with those of `data` replaced: ``{group: {constant: value}}``.
 
         Raises
         ------

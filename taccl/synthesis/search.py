@@ -1,7 +1,7 @@
-"""A search: its problem, its deadline, its bound, the best schedule so far, and what was done and found when.
+"""`Search`: the state of a search: problem, deadline, bound, incumbent, and logs of its stages.
 
-A search may be made of others: of the halves of a reduction, and of the problem under suggested sketches.
-They share the log, and the cancellation that ends all of them.
+A search may consist of other searches: one for each phase of a reduction, or one for each suggested sketch.
+They share the logs, and one cancellation that ends all of them.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ logger = logging.getLogger(__name__)
 
 #: A function that finds a schedule of a problem, until a deadline.
 Solve = Callable[[Problem, Options, Deadline], Schedule]
-#: Max hops of a problem whose bound has no time limit.
+#: Max hops of a problem whose bound is computed without a time limit (fractions of a second).
 _BRIEF_HOPS = 5_000
-#: Largest share of the time left that a busy machine adds to the bound over all chunkings.
+#: On a busy machine, largest share of the time left for the bound over all chunkings.
 _MOST_EVERY_SHARE = 0.3
-#: Least seconds for improvement to find something.
+#: Minimum seconds without progress before improvement may end.
 _LEAST_IDLE_S = 1.0
-#: Most times its least seconds that this bound gets past the limit, where the machine is busy.
+#: On a busy machine, the bound over all chunkings may run past the limit by up to this many times its
+#: minimum.
 _LATE_TIMES = 1.0
 
 
@@ -58,8 +59,8 @@ _LATE_TIMES = 1.0
 class Search:
     """A search for a schedule of a problem.
 
-    Reaching the bound ends it. With `gives_up`, `OutOfTime` does where time is up before there is a schedule;
-    by default the list scheduler's first run is finished.
+    It ends when the incumbent meets the bound, or at the deadline. If no schedule exists by the deadline, it
+    raises `OutOfTime` with `gives_up`; by default the first run of the list scheduler is completed instead.
     """
 
     problem: Problem
@@ -67,44 +68,44 @@ class Search:
     deadline: Deadline
     bound: Certificate | None = None
     gives_up: bool = False
-    prefix: str = ""  # before the names of its stages
-    above: Search | None = None  # that this is a part of
-    serves_above: bool = False  # its schedules are schedules of the problem above, too
+    prefix: str = ""  # prefix of its stages' names, such as "reduce: "
+    above: Search | None = None  # the search that this one is a part of; None for the outermost
+    serves_above: bool = False  # its schedules are also schedules of the problem of `above`
     best: Schedule | None = None
-    best_on_quotient: ListSchedule | None = None  # the same on the timing quotient
-    rival: Search | None = None  # of the same problem, that found a schedule: of a solver that works alone
-    is_verified: bool = False  # whatever is returned is verified at last
-    earliest: list[Schedule] = field(default_factory=list)  # found, along trees
-    most_earliest: int = 0  # how many of these are kept, for what may yet be made of them
-    exchanged: Schedule | None = None  # the best of these with sums that two ranks complete: along no trees
-    exchange_tried: list[Schedule] = field(default_factory=list)  # those that it was tried of
+    best_on_quotient: ListSchedule | None = None  # the incumbent as a schedule of the quotient
+    rival: Search | None = None  # of a solver alone: the search whose schedule it started from
+    is_verified: bool = False  # the incumbent was verified; otherwise `result` verifies it
+    earliest: list[Schedule] = field(default_factory=list)  # best schedules along trees, earliest first
+    most_earliest: int = 0  # max length of `earliest`
+    exchanged: Schedule | None = None  # best schedule with sums exchanged between roots
+    exchange_tried: list[Schedule] = field(default_factory=list)  # schedules whose exchange was tried
     stages: list[Stage] = field(default_factory=list)
     trace: list[TraceEntry] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    fallbacks: list[str] = field(default_factory=list)  # what ran in the place of what was asked for, and why
+    fallbacks: list[str] = field(default_factory=list)  # messages: what replaced an option, and why
     last_improved: float = field(default_factory=time.monotonic)
-    ran_out: bool = False  # time was up before the search was
-    dimension_bound: DimensionBound | None = None  # of algorithms along dimensions, where these were used
-    kept_s: float = 0.0  # of the time, for what comes after what is being done
-    backend: str = ""  # by default the one that was asked for
-    limit_s: float = 0.0  # the time that it had when its proposers began
-    turn_s: float = 0.0  # the time that shares of its stages are of
-    is_large: bool | None = None  # whether only the compiled search would end in time; None: not decided yet
+    ran_out: bool = False  # time was up before the search ended by itself
+    dimension_bound: DimensionBound | None = None  # bound on algorithms along dimensions; None if none ran
+    kept_s: float = 0.0  # seconds of the time reserved for later stages
+    backend: str = ""  # by default that of the options
+    limit_s: float = 0.0  # seconds that it had when its proposers began
+    turn_s: float = 0.0  # seconds of which the stages take shares
+    is_large: bool | None = None  # True if only the compiled search would end in time; None: not decided yet
     proposals: Sequence[SketchProposal] = ()  # sketches to search under
-    solve: Solve | None = None  # the search of a problem that is made of this one
-    asked: Problem | None = None  # the same with its number of chunks open, where it is
-    made_by: Transform[Problem, Schedule] | None = None  # what its problem was made by
-    others: list[Search] = field(default_factory=list)  # of the same data, in other chunks or by switches
+    solve: Solve | None = None  # function that searches a problem derived from this one
+    asked: Problem | None = None  # the problem as asked, its chunks open if they were
+    made_by: Transform[Problem, Schedule] | None = None  # transform that made the problem
+    others: list[Search] = field(default_factory=list)  # same data, chunked otherwise
     is_apart: bool = False  # its schedule is made by servers or switches
     choice: str = ""  # what searched it, and why; empty for baselines
     stopped: str = ""  # why it ended, once that is settled
-    _is_strengthened: bool = False  # its bound was compared with that over all chunkings
+    _is_strengthened: bool = False  # its bound was compared with the bound over all chunkings
 
     def __post_init__(self) -> None:
         self.backend = self.backend or self.options.backend
 
     def part(self, problem: Problem, prefix: str, deadline: Deadline, **given: Any) -> Search:
-        """A search that is a part of this one, of a problem of its own; with fields that are given."""
+        """A search that is a part of this one, of another problem; `given` sets further fields."""
         given |= {each: getattr(self, each) for each in ("stages", "trace", "notes", "fallbacks")}
         given["gives_up"] = given.get("gives_up", False) or self.gives_up
         given.setdefault("backend", self.backend)
@@ -112,7 +113,7 @@ class Search:
 
     @cached_property
     def quotient(self) -> Quotient:
-        """The quotient by the symmetries that times may have."""
+        """Quotient of the problem by the symmetries that schedules may have."""
         since = time.monotonic()
         group, timing = symmetry_group(self.problem), timing_group(self.problem)
         give_up = self.deadline if self.gives_up else NEVER
@@ -123,23 +124,23 @@ class Search:
 
     @property
     def parameters(self) -> SearchParameters:
-        """Every constant."""
+        """All constants of the search."""
         return self.options.parameters
 
     @property
     def bound_ticks(self) -> int:
-        """The first whole tick that a schedule may finish at by the bound; 0 without one."""
+        """Earliest finish in ticks that the bound allows, rounded up; 0 without a bound."""
         ticks_per_us = self.problem.costs.ticks_per_us
         return 0 if self.bound is None else math.ceil(self.bound.bound * ticks_per_us)
 
     @property
     def bound_us(self) -> float | None:
-        """The bound in microseconds."""
+        """The bound in microseconds; None without one."""
         return None if self.bound is None else self.bound.bound_us
 
     @property
     def best_us(self) -> float | None:
-        """The incumbent's finish in microseconds."""
+        """Finish of the incumbent in microseconds; None without one."""
         return None if self.best is None else self.best.finish_us
 
     @property
@@ -150,7 +151,7 @@ class Search:
 
     @property
     def finish(self) -> Fraction | float:
-        """The incumbent's finish; infinite without one."""
+        """Finish of the incumbent in microseconds, exact; infinite without one."""
         return math.inf if self.best is None else self.best.finish
 
     @property
@@ -160,35 +161,35 @@ class Search:
 
     @property
     def has_found(self) -> bool:
-        """True if there is a schedule, in its own chunks or others."""
+        """True if this search or one in `others` has a schedule."""
         return any(each.best is not None for each in (self, *self.others))
 
     @property
     def earliest_us(self) -> float:
-        """Finish of the earliest schedule of this and those beside it, in us; infinity without any."""
+        """Earliest finish among this search and `others`, in us; infinity without a schedule."""
         found = [each.best for each in (self, *self.others)]
         return min((each.finish_us for each in found if each is not None), default=math.inf)
 
     @property
     def earliest_search(self) -> Search:
-        """The one with the earliest schedule of this and those beside it; baselines come last."""
+        """Search with the earliest schedule, this one or one of `others`; at ties, baselines come last."""
         every = (*self.others, self)
         return min(every, key=lambda each: (each.finish, not each.choice))
 
     @property
     def top(self) -> Search:
-        """The search that this is a part of, if only of itself."""
+        """The outermost search that this one is a part of; itself if there is none."""
         return self if self.above is None else self.above.top
 
     @property
     def patience(self) -> Deadline:
-        """Until when a first schedule is waited for: without one, what time is kept for is of no use."""
+        """Deadline for a first schedule: until one exists, time reserved for later stages may be used."""
         top = self.top
         return (top.deadline.later(top.kept_s) if top.best is None else self.deadline).at_least(0.0)
 
     @property
     def idle_s(self) -> float:
-        """Seconds from now on in which improvement must find something; inf if it may use all of the time."""
+        """Seconds from now within which improvement must find something; inf without `idle_share`."""
         share = self.options.idle_share
         if share is None:
             return math.inf
@@ -197,7 +198,7 @@ class Search:
 
     @property
     def half(self) -> str:
-        """Phase of a reduction that it searches: ``"reduce"`` or ``"spread"``; empty for a whole problem."""
+        """Phase of a reduction: ``"reduce"`` or ``"spread"`` (broadcast); empty for a whole problem."""
         return next((name for name in ("reduce", "spread") if self.prefix.endswith(f"{name}: ")), "")
 
     @property
@@ -206,11 +207,11 @@ class Search:
         return self.deadline.cancellation.why == "interrupted"
 
     def interrupt(self) -> None:
-        """End the search, and all that it is a part of."""
+        """Cancel the whole search after Ctrl-C, including all searches that this one is a part of."""
         self.deadline.cancellation.cancel("interrupted")
 
     def note(self, status: str) -> None:
-        """End the search where a solver was ended by Ctrl-C."""
+        """Cancel the search if a solver's status says that Ctrl-C ended it."""
         if status == "interrupted":
             self.interrupt()
 
@@ -221,7 +222,7 @@ class Search:
 
     @property
     def known(self) -> tuple[int, ListSchedule | None]:
-        """The finish of the best schedule so far, its own or its rival's, and its quotient."""
+        """(finish in ticks, quotient schedule or None) of the incumbent, this search's or its rival's."""
         both = [each for each in (self.rival, self) if each is not None]
         found = [(each.best.finish_ticks, each.best_on_quotient) for each in both if each.best is not None]
         return min(found, key=lambda each: each[0])
@@ -229,7 +230,10 @@ class Search:
     def offer(
         self, schedule: ListSchedule, *, producer: str, proposed: bool = False, whole: Schedule | None = None
     ) -> float | None:
-        """Keep a schedule, expanded, if it is the best; its finish in us, None if it was refused."""
+        """Propose a quotient schedule as incumbent, expanded; return its finish in us, None if refused.
+
+        - `whole`: The expanded schedule, if the caller has it already.
+        """
         if whole is None:
             whole = Symmetry(self.problem, (self.quotient,)).invert([schedule], producer=producer)
         better = self.best is None or whole.finish_ticks < self.best.finish_ticks
@@ -246,9 +250,11 @@ class Search:
         proposed: bool = False,
         verified: bool = False,
     ) -> float | None:
-        """Keep a schedule if it is the best; its finish in us, None if it was refused.
+        """Propose a schedule, kept if it is the best; return its finish in us, None if it was refused.
 
-        The verifier checks schedules that a solver has `proposed`, unless it has accepted them already.
+        - `proposed`: True for output of a solver or a compiled kernel, which is verified here and may be
+          refused.
+        - `verified`: True if the verifier has accepted the schedule already.
         """
         if self.best is None or whole.finish_ticks < self.best.finish_ticks:
             if proposed and not verified:
@@ -272,7 +278,7 @@ class Search:
         return whole.finish_us
 
     def _remember(self, whole: Schedule) -> None:
-        """Keep a schedule of the problem at the top among the earliest, once, however often it is offered."""
+        """Add a schedule of the outermost problem to `earliest`, unless an equal one is there."""
         top, at = self.top, self
         while at.above is not None and at.serves_above:
             at = at.above
@@ -284,19 +290,19 @@ class Search:
             top.earliest = earliest[: top.most_earliest]
 
     def offer_sketched(self, found: Schedule, sketch: str) -> float | None:
-        """Offer what was found under a sketch, which is a schedule without it, too."""
+        """Propose a schedule found under a sketch, which is also valid without it."""
         producer = f"{found.producer}, sketch {sketch}"
         return self.offer_whole(found.under(self.problem, producer=producer), producer=producer)
 
     def allow(self, seconds: float) -> None:
-        """Put the deadline off by what no time limit should count."""
+        """Postpone the deadline, also of the searches above, by `seconds`, which may be negative."""
         self.deadline = self.deadline.later(seconds)
         if self.above is not None:
             self.above.allow(seconds)
 
     @contextmanager
     def keeping(self, seconds: float) -> Iterator[None]:
-        """Keep some of the time for what comes after."""
+        """Reserve seconds of the time for later stages: the deadline is earlier within the block."""
         self.allow(-seconds)
         self.kept_s += seconds
         yield
@@ -304,18 +310,18 @@ class Search:
         self.allow(seconds)
 
     def report(self, doing: str) -> None:
-        """Tell the caller what is going on, with the figures of the whole search.
+        """Report the current activity to the caller, with the finish and bound of the outermost search.
 
-        The finish of one half, and a bound under a sketch, are none of the problem's.
+        The figures of a single phase, or of the problem under a sketch, would not hold for the problem asked.
         """
         self.options.observer.report(self.prefix + doing, self.top.best_us, self.top.bound_us)
 
     def record(
         self, name: str, solver: str, status: str, since: float, *, ticks: int | None = None, **found: Any
     ) -> None:
-        """Add a stage that began at `since`, and what it found: fields of `Stage`, and a bound in ticks.
+        """Add a `Stage` that began at `since`; `found` sets its fields, `ticks` a bound in ticks.
 
-        Its seconds are those that no stage within it has.
+        The stages' seconds exclude those of stages nested in them, so that they add up.
         """
         if ticks is not None:
             found["bound_us"] = float(self.problem.costs.us(ticks))
@@ -327,10 +333,10 @@ class Search:
         self.options.observer.stage(stage)
 
     def look_for_bound(self) -> None:
-        """A lower bound in the part of the time that is meant for it, unless there is one.
+        """Compute the lower bound in its share of the time, unless there is one already.
 
-        Where time is up, the bound over all chunkings, which holds for these chunks, too, is the only one,
-        unless both are quick.
+        Once time is up, only small problems get it. The others are left with the bound over all chunkings,
+        which also holds for the chunks at hand.
         """
         is_late = self.deadline.has_passed and not _is_brief(self.problem)
         if self.bound is None and not (self.interrupted or is_late):
@@ -339,12 +345,12 @@ class Search:
             self.prove(found, since)
 
     def look_over_all_chunkings(self, known: Certificate | None = None) -> Certificate | None:
-        """The bound over all chunkings, which is sought once, in a part of the time; None if that is short.
+        """Lower bound over all chunkings, computed once in a share of the time; None if that is too short.
 
-        - `known`: A bound of the problem in its chunks.
+        - `known`: A lower bound for the problem's own chunks, if there is one.
         """
         budget, since, left_s = self.parameters.budget, time.monotonic(), self.deadline.left_s
-        # A busy machine gets more seconds, but few past the limit.
+        # A busy machine gets more seconds, but few of them past the limit.
         least_s = budget.least_every_s
         least_s = min(least_s * busy_factor(), max(_LATE_TIMES * least_s, _MOST_EVERY_SHARE * left_s))
         every_s = max(least_s, min(budget.most_every_s, budget.bound_share * left_s))
@@ -357,7 +363,7 @@ class Search:
         return every
 
     def prove(self, bound: Certificate, since: float) -> None:
-        """Keep a bound that was found since then, and log it."""
+        """Keep and log a bound whose computation began at `since`."""
         self.bound = bound
         self.record("bound", "taccl", "done", since, bound_us=bound.bound_us, message=bound.kind)
         if self.above is None:
@@ -366,13 +372,13 @@ class Search:
             self.trace.append(self._entry(None if self.best is None else self.best.finish_us))
 
     def settle(self) -> None:
-        """Look for the bounds, and settle why the search ended."""
+        """Compute the bounds, and set `stopped`: the reason why the search ended."""
         self.look_for_bound()
         bound, _ = self._sound_bound()
         self.stopped = self._why_stopped(bound)
 
     def _why_stopped(self, bound: Certificate) -> str:
-        """The reason why the search ended."""
+        """Reason why the search ended, as `Result.stopped` lists them."""
         assert self.best is not None, "there is a schedule"
         if self.interrupted:
             return "interrupted"
@@ -385,7 +391,7 @@ class Search:
         return "time limit" if self.ran_out or self.deadline.has_passed else "nothing better found"
 
     def result(self, choice: str) -> Result:
-        """The incumbent, verified if it is not yet, with its bound and the log."""
+        """The result: incumbent, verified if it was not yet, with its bound, stages, trace and notes."""
         assert self.best is not None, "there is a schedule"
         if not self.is_verified:
             since = time.monotonic()
@@ -408,11 +414,14 @@ class Search:
         )  # fmt: skip
 
     def _entry(self, finish_us: float | None) -> TraceEntry:
-        """Present finish and bound; for a phase, its own times."""
+        """Trace entry for the current time; within a phase of a reduction, its bound is that phase's own."""
         return TraceEntry(time.monotonic() - self.options.began_s, finish_us, self.bound_us, self.half)
 
     def _sound_bound(self) -> tuple[Certificate, tuple[str, ...]]:
-        """The bound, no lower than that over all chunkings; none, with a note, if a schedule refutes it."""
+        """(bound, messages): the larger of the bound and that over all chunkings.
+
+        It is replaced by zero, with a message, if none was proven in time or a verified schedule refutes it.
+        """
         assert self.best is not None, "there is a schedule"
         if not (self.interrupted or self._is_strengthened):
             self._is_strengthened = True
@@ -437,10 +446,10 @@ class Search:
 def bound_within(
     problem: Problem, limit: Deadline, budget: BudgetParameters, *, kept_s: float = 0.0
 ) -> Certificate:
-    """A lower bound in the part of the time until a limit that is meant for it.
+    """Lower bound in its share of the time until `limit`.
 
-    It serves what other time is kept for, too, and so has as large a part of both in any case. It proves
-    nothing if even that is too short.
+    The bound also pays for later stages: its share counts `kept_s`, the seconds reserved for these. The
+    result is zero, proving nothing, if even that is too short.
     """
     left_s, share = limit.left_s, budget.bound_share
     limit_s = max(budget.least_bound_s, budget.most_bound_share * left_s, share * (left_s + kept_s))
@@ -454,10 +463,13 @@ def bound_within(
 
 
 def _is_brief(problem: Problem) -> bool:
-    """True if a bound takes fractions of a second, whatever the time limit."""
+    """True if a bound of this problem takes fractions of a second, so that it needs no time limit."""
     return problem.collective.num_chunks * len(problem.links_allowed) <= _BRIEF_HOPS
 
 
 def no_bound(problem: Problem, *, divisible: bool = False) -> Certificate:
-    """A bound of zero, which proves nothing."""
+    """Lower bound of zero, which proves nothing.
+
+    - `divisible`: True for a bound over all chunkings.
+    """
     return Certificate(problem, Fraction(0), "none", "no proof so far", None, divisible)

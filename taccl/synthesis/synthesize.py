@@ -1,8 +1,9 @@
-"""From a problem to a verified schedule: `synthesize`.
+"""`synthesize`: from a problem to a verified schedule.
 
-Transforms make the problem easier to search. Proposers, asked by the budgeter, find schedules of it. The best
-is inverted, bound and verified. `taccl.synthesis.transforms.table` and `taccl.synthesis.proposers.table` list
-both.
+Transforms turn the problem into one that is easier to search. The budgeter (`taccl.synthesis.budget`) runs
+proposers, which find schedules of it. The best schedule is transformed back, compared with a lower bound and
+verified. `taccl.synthesis.transforms.table` and `taccl.synthesis.proposers.table` list all transforms and
+proposers.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ from taccl.synthesis.transforms.switches import InNetworkUse, PlainLinks, over_l
 from taccl.synthesis.transforms.transform import Transform
 from taccl.synthesis.warm_start import GIVEN, begin_with, checked_start, continue_from
 
-#: Time limit where none is given, and share of the time after which improvement then ends that finds nothing.
+#: Default time limit in seconds; and, if no limit was given, the share of the elapsed time without progress
+#: after which improvement ends.
 DEFAULT_LIMIT_S, IDLE_SHARE = 30.0, 1 / 3
-#: Least seconds of a search, however long what comes before it took.
+#: Minimum seconds for the main search, even if baselines and the choice of chunks used up the time limit.
 _LEAST_SEARCH_S = 0.05
 
 
@@ -75,70 +77,73 @@ def synthesize(
     until_gap: Duration | None = None,
     start: Schedule | None = None,
 ) -> Result:
-    """A verified schedule of a problem, its proven bound, and how it was found.
+    """Synthesize a verified schedule of a problem, with a proven lower bound and a log of the search.
 
     Parameters
     ----------
     problem : Problem
-        Where it leaves the number of chunks open, that is chosen first, in a part of the time and alike for
-        every backend; ``result.schedule.problem`` has the chosen number, and the bound and the gap are over
-        all chunkings. Problems with more hops than 3 million take one chunk per rank.
+        If it leaves the number of chunks open, the search first chooses one, in a share of the time and in
+        the same way for every backend. ``result.schedule.problem`` then has the chosen number, and the bound
+        and the gap hold over all chunkings. Problems of more than 3 million hops (chunks times links) take
+        one chunk per rank.
     backend : str
         ``"auto"`` (the portfolio), ``"greedy"`` (the list scheduler alone), or one solver for routing and
         contiguity: ``"highs"``, ``"scip"``, ``"cbc"``, ``"gurobi"``, ``"cpsat"``, ``"pulp:NAME"``; or
-        ``"dimension-balanced"``, where the topology is a product (`taccl.dimensions`).
+        ``"dimension-balanced"``, if the topology is a product (`taccl.dimensions`).
     policy : {"lp", "greedy"}
-        How ``"dimension-balanced"`` deals chunks out to orders of dimensions: by the optimal shares, or each
-        in turn so that the dimensions' loads are level.
+        How ``"dimension-balanced"`` assigns chunks to orders of dimensions: by the optimal shares of a linear
+        program, or one chunk after another to the order that balances the load of the dimensions best.
     time_limit_s : float, optional
-        Seconds for the whole synthesis, including the compilation of kernels; by default 30. Baselines come
-        first, in a fifth of the time (the best usually in a half), so that a schedule exists. The others run
-        in the time that the search leaves; work under way at the end is stopped. Without any schedule by
-        then the search continues for up to ten seconds.
+        Seconds for the whole synthesis, including the compilation of kernels; default 30. Some baselines run
+        first, in a fifth of the time (the usually best one in up to half), so that a schedule exists. The
+        other baselines run in the time that the search leaves. Work under way at the end is stopped. If no
+        schedule exists by then, the search continues for up to ten seconds.
     idle_share : float, optional
-        Share of the time so far, above 0 and below 1: improvement ends once it has found nothing for that.
-        Default: a third without a time limit; with one, improvement may use all of it.
+        Share of the elapsed time, above 0 and below 1, after which improvement ends if it found nothing
+        better. Default: a third if `time_limit_s` is None; otherwise improvement may use the whole time.
     threads : int, optional
-        Of each solver; default: the cores that this process may use.
+        Threads of each solver. Default: the number of cores that this process may use.
     seed : int
         Same problem, options and seed give the same schedule, unless a time limit cut a stage.
     memory_limit_mb : int, optional
-        Of each solver's process; and what the compiled list scheduler may take, which works out its need
-        before it begins (default: 80 % of the memory that is free).
+        Memory limit of each solver process, and of the compiled list scheduler, which estimates its need
+        before it starts (default there: 80 % of the free memory).
     log : bool
         Whether solvers write their logs to stderr.
     progress : callable, optional
-        Called with (what is being done, best finish in us or None, bound in us or None).
+        Called with (current activity, best finish in us or None, bound in us or None).
     on_incumbent : callable, optional
-        Called with each schedule that finishes before all earlier ones. It may have another number of chunks
-        than the result, and be verified later.
+        Called with each schedule that finishes before all earlier ones. Its number of chunks may differ from
+        the result's, and it may not be verified yet.
     on_bound : callable, optional
-        Called with each bound that is higher than all earlier ones; ``bound.scope`` says of what it is.
+        Called with each bound that is higher than all earlier ones; ``bound.scope`` says what it holds for.
     on_stage : callable, optional
         Called with each `Stage` when it ends.
     stop_when : callable, optional
-        A stopping rule: called with the `SearchState` after each of these; the search ends once it returns
-        true, such as ``lambda state: state.gap < 0.05``.
+        A stopping rule, called with the `SearchState` after each incumbent, bound and stage. The search ends
+        once it returns true, such as ``lambda state: state.gap < 0.05``.
     sketch : str or SketchProposal
-        For a problem that has none, and the portfolio: ``"auto"`` also searches under the best sketch that is
-        suggested for the problem's chunks; ``"none"`` does not; a proposal takes the place of the best.
+        Applies to the portfolio, on a problem without a sketch. ``"auto"`` also searches under the best
+        sketch suggested for the problem's chunks; ``"none"`` does not; a proposal is used instead of the
+        suggestions.
     keep : {"schedule", "summary"}
-        Of the compiled list scheduler, the transfers, or their figures alone once they are verified.
+        Whether the compiled list scheduler keeps the transfers, or only their figures once they are verified.
     spill_dir : path, optional
-        A new or empty folder for the columns of a schedule too large for memory (`taccl.load_spilled`). What
-        a baseline does sooner is in memory alone, and a note says so.
+        A new or empty folder for the columns of a schedule too large for memory (`taccl.load_spilled`). If a
+        baseline finishes first, its schedule stays in memory, and a note says so.
     to_file : bool
-        Whether the schedule is to be saved, so that the memory for that counts as well.
+        Whether the caller will save the schedule, so that the memory check includes saving.
     parameters : SearchParameters
         The constants of the search; ``SearchParameters.load(path)`` reads them from a TOML file.
     in_network : {"auto", "off", "only"}
-        On a topology with switches that add: whether they may add all sums or a share, whichever finishes
-        first; must not; or must add all. The bound is of what is allowed.
+        Use of switches that can add (in-network reduction). ``"auto"``: switches may add all or some of the
+        sums if that finishes first; ``"off"``: none; ``"only"``: all. The bound holds for what is allowed.
     until_gap : float, optional
         The search ends once ``result.gap`` is at most this, such as 0.01; ``result.stopped`` says so.
     start : Schedule, optional
-        A schedule of the problem, such as an earlier result; it is verified first. The search goes on from
-        it, in its chunks where the problem leaves their number open. The result finishes no later.
+        A schedule of the problem, such as an earlier result, from which the search starts once it is
+        verified. If the problem leaves the number of chunks open, the number of this schedule is used. The
+        result finishes no later.
 
     Returns
     -------
@@ -198,9 +203,10 @@ def synthesize(
 def _transformed(
     problem: Problem, options: Options, limit: Deadline
 ) -> tuple[Search, list[Transform[Problem, Schedule]]]:
-    """The search of a problem without release dates and switches that add; and the transforms of these.
+    """Remove release dates and in-network reduction from a problem, and set up the search of the rest.
 
-    It keeps the sends of schedules until they are inverted.
+    Returns the search, and the transforms that were applied, which `_inverted` undoes. With transforms, the
+    search keeps the transfers of its schedules in memory, since inverting needs them.
     """
     transforms: list[Transform[Problem, Schedule]] = []
     if (dates := ReleaseDates.apply(problem.in_its_chunks)) is not None:
@@ -212,11 +218,11 @@ def _transformed(
     links = PlainLinks.apply(problem)
     plain = problem if links is None else links.parts[0]
     if links is not None and options.in_network == "off":
-        links = None  # the result is one of ranks alone, too
+        links = None  # the result must not use switches, so the problem without them is the problem asked
     if links is not None:
         transforms.append(links)
         options = replace(options, keep="schedule", spill_dir=None)
-    if transforms:  # figures of the search are not those of the problem
+    if transforms:  # gap and start refer to the untransformed problem
         options.observer.until_gap, options = None, replace(options, start=None)
     whole = Search(replace(plain, chunks_open=False), options, limit, asked=plain, made_by=links)
     names = [each.name for each in transforms] + [BALANCED] * (options.backend == BALANCED)
@@ -226,7 +232,12 @@ def _transformed(
 
 
 def _is_settled(whole: Search) -> bool:
-    """True if servers or switches alone may make the sums, or no rank can do better than switches do."""
+    """True if the schedules found by servers or switches settle the search, so that ranks need not be tried.
+
+    They do if only servers or switches may make the sums, or if their best schedule finishes no later than
+    the lower bound for ranks alone. Raises `NoSolutionError` if switches must make the sums and found no
+    schedule.
+    """
     assert whole.asked is not None, "the whole problem"
     is_only = whole.options.in_network == "only"
     if is_only and not whole.others:
@@ -243,7 +254,7 @@ def _is_settled(whole: Search) -> bool:
 
 
 def _check_room(whole: Search) -> None:
-    """Raise `InputError` before any work if memory does not suffice for a schedule of a large problem."""
+    """Raise `InputError` before the search if a large problem's schedule would not fit into memory."""
     problem, options = whole.problem, whole.options
     is_named = options.memory_limit_mb is not None
     if is_named or effort(problem) > options.parameters.suggesting.most_hops:
@@ -254,9 +265,10 @@ def _check_room(whole: Search) -> None:
 
 
 def _search_in_best_chunks(whole: Search) -> Search:
-    """Choose the number of chunks, search the problem in these, and put the search beside the whole.
+    """Choose the number of chunks, search the problem in them, and append this search to ``whole.others``.
 
-    While no schedule is known, work goes on beyond the time limit. Raises `OutOfTime` if time is up.
+    Until a first schedule is found, the search may run past the time limit by up to ``budget.late_s``. Raises
+    `OutOfTime` if it finds none.
     """
     limit, budget = whole.deadline, whole.parameters.budget
     at_last = limit.later(budget.late_s * busy_factor())
@@ -275,21 +287,21 @@ def _search_in_best_chunks(whole: Search) -> Search:
         search.ran_out = True
         if search.best is None:
             raise
-    if search.best is None:  # a proposer ended without a schedule, and without a word
+    if search.best is None:  # all proposers ended without a schedule and without raising an error
         said = "the search found no schedule; give more time (--time-limit), or loosen the sketch"
         raise NoSolutionError(f"{search.problem!r}: {said}", bound_us=search.bound_us)
     return search
 
 
 def _solve(problem: Problem, options: Options, limit: Deadline) -> Schedule:
-    """A schedule of a problem that a proposer made of another."""
+    """Schedule of a problem that a proposer derived from another one, such as a coarser chunking."""
     found = _search_in_best_chunks(Search(problem, options, limit)).best
     assert found is not None, "there is a schedule"
     return found
 
 
 def _prepared(whole: Search) -> Search:
-    """A search of the problem in the chunks that are best for it, with its roots and its time."""
+    """Set up the search of the problem in its best chunking, with sums rooted where they can be made."""
     since, limit, options, budget = time.monotonic(), whole.deadline, whole.options, whole.parameters.budget
     start, proposals = options.start, whole.proposals
     if start is not None and isinstance(options.sketch, str):
@@ -303,7 +315,7 @@ def _prepared(whole: Search) -> Search:
     if options.spill_dir is not None and not is_large:
         said = f"only the compiled list scheduler spills, and what runs is {choice}; leave it out"
         raise InputError(said, where="spill_dir")
-    if limit.cancellation.why:  # Ctrl-C came as chunks were chosen: what they were chosen by will do
+    if limit.cancellation.why:  # after Ctrl-C, a quick schedule in the chosen chunks suffices
         quick = quick_schedule(asked, options, NEVER)
         return Search(asked, options, limit, best=quick, stages=whole.stages, choice=choice)
     rooted, apart = feasible(asked, left_s)
@@ -323,16 +335,16 @@ def _prepared(whole: Search) -> Search:
 def _inverted(
     best: Search, whole: Search, transforms: Sequence[Transform[Problem, Schedule]], options: Options
 ) -> Result:
-    """The result of the problem that was asked: the best schedule, inverted, bound and verified."""
+    """The result for the problem that was asked: the best schedule, transformed back, bound and verified."""
     choice = _choice(best, whole)
-    if any(isinstance(each, ReleaseDates) for each in transforms):  # whose sends are all needed
+    if any(isinstance(each, ReleaseDates) for each in transforms):  # re-timing needs all sends
         options = replace(options, keep="schedule", spill_dir=None, to_file=False)
-    if not best.choice:  # a baseline
+    if not best.choice:  # found by a baseline
         best.ran_out |= whole.ran_out
         best.notes = [*whole.notes, *(note for each in whole.others if each.choice for note in each.notes)]
     roots = [] if best is whole or best.made_by is None else [best.made_by]
     applied = [*roots, *reversed(transforms)]
-    if not (best.made_by or best.is_apart):  # the same data, in chunks of its own
+    if not (best.made_by or best.is_apart):  # same data, in a chunking of its own
         share_bound_of_every_cut(best.problem, whole.problem)
     last = best
     if applied:
@@ -341,7 +353,7 @@ def _inverted(
         for transform in applied:
             schedule = transform.invert([schedule])
             choice += transform.told
-        start = options.start  # which the search of a transformed problem did not begin with
+        start = options.start  # the search of the transformed problem could not start from it
         if start is not None and start.finish < schedule.finish:
             schedule, choice = start, GIVEN
         shared = ("stages", "trace", "notes", "fallbacks", "ran_out", "dimension_bound")
@@ -358,13 +370,13 @@ def _inverted(
     try:
         last.look_for_bound()
         return last.result(choice)
-    except KeyboardInterrupt:  # while the best is verified
+    except KeyboardInterrupt:  # during verification
         last.interrupt()
         return last.result(choice)
 
 
 def _choice(best: Search, whole: Search) -> str:
-    """What ran and why: of the search, or of switches and ranks."""
+    """Text for `Result.choice`: what found the schedule and why that ran."""
     made = [each.choice for each in whole.others if each.choice]
     if whole.made_by is not None:
         ranks = [each for each in (*whole.others, whole) if each.best is not None and not each.is_apart]
@@ -382,7 +394,7 @@ def _choice(best: Search, whole: Search) -> str:
 
 
 def _cores() -> int:
-    """The cores that this process may use."""
+    """Number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

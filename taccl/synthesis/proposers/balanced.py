@@ -1,9 +1,9 @@
-"""Collectives balanced over the dimensions of a network: every chunk takes them in an order of its own.
+"""Collectives balanced over the dimensions of a network: each chunk has its own order of dimensions.
 
-The policy ``"lp"`` deals chunks out by the shares of a linear program (`dimension_bound`). ``"greedy"`` gives
-each chunk in turn the order that levels the loads of the dimensions. The orders are planned by
-`taccl.baselines.passages`, and expanded by `taccl.baselines.along`: send by send as a schedule, or,
-of any size, as an implicit one.
+The policy ``"lp"`` assigns orders to chunks by the shares of a linear program (`dimension_bound`).
+``"greedy"`` gives each chunk in turn the order that balances the loads of the dimensions.
+`taccl.baselines.passages` plans the passes of each order. `taccl.baselines.along` expands them to a schedule
+of single sends, or to an implicit one for any number of ranks.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from taccl.topology.named import NamedFabric
 from taccl.topology.products import Dimensions
 
 Policy = Literal["lp", "greedy"]
-#: The name of the backend.
+#: Name of the backend.
 BALANCED = "dimension-balanced"
-#: More transfers than this are left to implicit schedules.
+#: Max transfers of a listed schedule; larger ones must be implicit.
 MOST_TRANSFERS = 20_000_000
-#: Twice as many chunks must finish in this part of the time.
+#: Max ratio of planned finishes at which twice as many chunks count as a gain.
 _PAYS = Fraction(99, 100)
-#: Ratio of finishes up to which the second best plan is improved as well.
+#: Max ratio of planned finishes to the best up to which the second-best plan is improved as well.
 _NEAR = 1.05
 
 
 def choose_orders(dims: Dimensions, collective: str, num_chunks: int) -> list[tuple[int, ...]]:
-    """Order of dimensions for every chunk of a reduction, by the optimal shares rounded to chunks."""
+    """Order of dimensions for each chunk of a reduction: the optimal shares, rounded to whole chunks."""
     shares, _ = balance(dims, collective)
     orders = list(dict.fromkeys([*shares, *orders_of(dims, [0.0] * len(dims))]))
     loads = np.array([dims.loads_us_per_mb(order) for order in orders], float)
     counts = np.array([int(shares.get(order, 0.0) * num_chunks) for order in orders])
     while counts.sum() < num_chunks:
         counts[most_level(counts @ loads + loads)] += 1
-    while True:  # exchange one chunk's order while that levels the loads
+    while True:  # change one chunk's order while that balances the loads better
         total, taken = counts @ loads, np.flatnonzero(counts)
         pairs = (total - loads[taken])[:, None, :] + loads[None, :, :]
         every = np.vstack((total[None, :], pairs.reshape(-1, len(dims))))
@@ -59,7 +59,7 @@ def choose_orders(dims: Dimensions, collective: str, num_chunks: int) -> list[tu
         old, new = divmod(which - 1, len(orders))
         counts[taken[old]] -= 1
         counts[new] += 1
-    # Every dimension has something to begin with where orders take turns.
+    # Orders alternate, so that every dimension has work at the beginning.
     dealt = [
         ((i + 0.5) / count, order)
         for order, count in zip(orders, counts.tolist(), strict=True)
@@ -71,7 +71,7 @@ def choose_orders(dims: Dimensions, collective: str, num_chunks: int) -> list[tu
 def choose_num_chunks(
     dims: Dimensions, collective: str, size_bytes: int, *, policy: Policy = "lp", most: int = NUM_CHUNKS
 ) -> int:
-    """Best number of chunks per rank by the planned finish: a power of two."""
+    """Power of two of chunks per rank with the earliest planned finish."""
     best, best_us = 1, Fraction(-1)
     for bit in range(min(most, max(1, size_bytes // dims.num_ranks)).bit_length()):
         each = -(-size_bytes // (dims.num_ranks << bit))
@@ -88,7 +88,7 @@ def choose_num_chunks(
 
 
 def cut_balanced(problem: Problem, *, policy: Policy) -> Problem:
-    """The problem in as many chunks as finish soonest, where it leaves their number open."""
+    """The problem in the number of chunks with the earliest planned finish, if it leaves that open."""
     name, size_bytes, dims = max(_reaches(problem), key=lambda each: each[1])
     if not problem.chunks_open:
         return problem
@@ -99,7 +99,7 @@ def cut_balanced(problem: Problem, *, policy: Policy) -> Problem:
 
 
 def _reaches(problem: Problem) -> list[tuple[str, int, Dimensions]]:
-    """Collective, size and dimensions of each process group; without groups, of the problem."""
+    """(collective, size in bytes, dimensions) of each process group; without groups, of the whole problem."""
     if problem.collective.groups:
         parts = [(part.problem, part.dims) for part in parts_of(problem)]
     else:
@@ -117,10 +117,12 @@ def _reaches(problem: Problem) -> list[tuple[str, int, Dimensions]]:
 def balanced_schedule(
     problem: Problem, *, policy: Policy = "lp", most_transfers: int, sooner_than: Fraction | None = None
 ) -> Schedule | None:
-    """The schedule along the dimensions of the topology, verified; None where it is not soon enough.
+    """Verified schedule along the topology's dimensions; None if it does not finish soon enough.
 
-    Raises `CollectiveError` if the topology has no dimensions, the collective is none that goes along them,
-    or there are too many transfers. `InputError` if a sketch forbids the schedule.
+    Raises `CollectiveError` if the topology has no dimensions, the collective is not supported along
+    dimensions, or there are too many transfers; `InputError` if the sketch forbids the schedule.
+
+    - `sooner_than`: Finish to beat, in us; None for any.
     """
     collective, num_ranks = problem.collective, problem.topology.num_ranks
     most_ranks = max(dims.num_ranks for *_, dims in _reaches(problem))
@@ -165,7 +167,10 @@ def balanced_schedule(
 def search_balanced(
     search: Search, *, policy: Policy = "lp", most_transfers: int | None = None, competes: bool = False
 ) -> None:
-    """Offer that schedule; of a search where it `competes`, if it is the best, and may be had at all."""
+    """Propose the dimension-balanced schedule.
+
+    - `competes`: True if it only competes with others: it must finish first, and errors are ignored.
+    """
     since, problem = time.monotonic(), search.problem
     search.report("balancing dimensions")
     sooner_than = search.best.finish if competes and search.best is not None else None
@@ -189,7 +194,7 @@ def search_balanced(
 def balanced_implicit(
     dims: Dimensions, collective: str, *, chunk_bytes: int, num_chunks: int, policy: Policy = "lp"
 ) -> ImplicitSchedule:
-    """The schedule of a network that looks the same from every rank, as seen from one."""
+    """Implicit schedule of a translation-symmetric network: the sends of one rank stand for those of all."""
     shape = translations_along(dims)
     plan = _planned(dims, collective, num_chunks, ticks_of(shape.classes, chunk_bytes), policy)
     return implicit_along(plan, shape, chunk_bytes=chunk_bytes, producer=f"{BALANCED} ({policy})")
@@ -204,7 +209,10 @@ def _planned(
     *,
     improve: bool = True,
 ) -> PassagePlan:
-    """The plan of a policy; of optimal shares too few chunks may follow one another: then a greedy one."""
+    """Plan with the earliest finish, over orders by balanced loads and, with ``"lp"``, optimal shares.
+
+    With few chunks, the optimal shares rounded to chunks may be worse than balanced loads.
+    """
     exchange = collective == "alltoall"
     orders = [level_orders(dims, num_chunks, exchange=exchange)]
     if not exchange and len(dims) > 1:
@@ -213,7 +221,7 @@ def _planned(
     paces = paces_of(dims, costs)
     plans = [plan_along(dims, collective, each, paces, improve=False) for each in orders]
     ranked = sorted(range(len(plans)), key=lambda i: plans[i].finish_ticks)
-    if improve:  # the best, and what is near it
+    if improve:  # the best, and the second best if it is close
         most = _NEAR * plans[ranked[0]].finish_ticks
         near = [orders[i] for i in ranked[:2] if plans[i].finish_ticks <= most]
         plans += [plan_along(dims, collective, each, paces) for each in near]

@@ -1,4 +1,4 @@
-"""Collectives of process groups, each over some dimensions of a network: balanced over those, all at once."""
+"""Collectives of process groups, each balanced over its group's dimensions, all concurrent."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _WHERE = "dimension-balanced: groups"
 
 @dataclass(frozen=True)
 class GroupPart:
-    """One group's collective on the topology of its members alone.
+    """One group's collective, on the topology of its members alone.
 
-    - `chunks`: Its chunks in the problem of all groups.
+    - `chunks`: Indices of its chunks in the problem of all groups.
     - `ranks`: Its members, ascending: rank i of the part is ``ranks[i]``.
     """
 
@@ -42,7 +42,7 @@ class GroupPart:
 
 
 def parts_of(problem: Problem) -> list[GroupPart]:
-    """The part of every process group; raises `CollectiveError` if a group has no dimensions of its own."""
+    """The part of each process group; raises `CollectiveError` if a group spans no dimensions."""
     collective = problem.collective
     found = []
     for group, chunks in zip(collective.process_groups, collective.chunks_of_group, strict=True):
@@ -71,11 +71,12 @@ def parts_of(problem: Problem) -> list[GroupPart]:
 def schedule_of_groups(
     problem: Problem, make_part: Callable[[Problem, Dimensions], Schedule | None], *, producer: str
 ) -> Schedule | None:
-    """The schedules of all groups side by side; None if a group has none.
+    """Concurrent schedules of all groups in one schedule; None if a group has none.
 
-    Groups that are alike share one. The result is not verified: groups that share resources collide.
+    Groups of the same shape share one schedule. The result is not verified: groups that share resources
+    collide.
 
-    - `make_part`: From the problem and the dimensions of a group to its schedule.
+    - `make_part`: Function from a group's problem and dimensions to its schedule.
     """
     made: dict[tuple[Any, ...], Schedule | None] = {}
     columns: list[tuple[NDArray[Any], ...]] = []

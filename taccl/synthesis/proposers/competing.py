@@ -1,4 +1,4 @@
-"""Baselines that compete with what a search finds, where they obey the same sketch."""
+"""Baselines as proposals that compete with the search, if they obey the problem's sketch."""
 
 from __future__ import annotations
 
@@ -31,36 +31,40 @@ from taccl.synthesis.proposers.large_search import offer_compiled
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import dimensions
 
-#: Most transfers of baselines that name contributions.
+#: Max transfers of baselines with named contributions.
 _MOST_NAMED = 400_000
-#: CPU seconds to verify a transfer, roughly.
+#: CPU seconds to verify a transfer (estimate).
 _VERIFY_S = 6e-6
-#: How much longer than the quickest a first one may take to build, and largest share of its time otherwise.
+#: If there is no schedule yet: the first baseline may take this many times as long to build as the quickest,
+#: unless the preferred one fits into this share of its time.
 _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
 _BEST = min(TABLE, key=lambda name: TABLE[name].place)
-#: Share of the time in which the best as a rule comes before quicker ones.
+#: Max share of the time left in which `quickest_first` puts the usually best baseline before quicker ones.
 _BEST_FIRST_SHARE = 0.2
-#: The name of that try.
+#: Name under which `tried_finer` lists recursive multiplying by estimate.
 BY_ESTIMATE = "multiplying by estimate"
-#: The compiled list scheduler among them: CPU seconds to load it, and per 10,000 arrivals for chunks that
-#: only spread, and for sums.
+#: The compiled list scheduler as a baseline: its name, CPU seconds to load it, and CPU seconds per 10,000
+#: arrivals, for chunks that are only copied and for sums.
 _COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
 
 
-#: Work on the verifier and the bound at the end, for each link and transfer; and its largest share of time.
+#: CPU seconds of verifier and bound at the end, per link and per transfer; max share of the time reserved.
 _RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5, 0.4
-#: Work on a baseline, for each arrival, link, and transfer that names what travels.
+#: CPU seconds to build and verify a baseline: per arrival, per link, and per transfer with named
+#: contributions.
 _BASELINE_S_PER_ARRIVAL, BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
-#: Seconds of work for baselines before the search in any case, but at most this share of the time.
+#: Min CPU seconds for baselines before the search, and max share of the time for these.
 _LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.25, 0.9
-#: Work on a transfer balanced over dimensions; what takes less than the second is tried after the time, too.
+#: CPU seconds per transfer balanced over dimensions; such a schedule is tried after the time limit, too, if
+#: it takes less than the second number.
 _BALANCED_S_PER_TRANSFER, _BALANCED_LEAST_S = 5e-6, 0.3
 
 
 def is_small(problem: Problem) -> bool:
     """True if the problem is latency-bound.
 
-    All chunks may merge, in nodes, too; or there are sums, and some link takes longer to pass than to fill.
+    Either all chunks may merge, also within nodes; or there are sums, and on some link the latency exceeds
+    the transmission time of all chunks together.
     """
     collective, clauses, costs = problem.collective, problem.clauses, problem.costs
     beyond = clauses.merging.difference(problem.topology.internode_links)
@@ -72,7 +76,7 @@ def is_small(problem: Problem) -> bool:
 
 
 def reserve_s(problem: Problem, left_s: float, budget: BudgetParameters) -> float:
-    """Seconds to keep back for the verifier and the bound, of those that are left."""
+    """Seconds of `left_s` to reserve for the verifier and the bound at the end."""
     transfers, links = num_arrivals(problem) * (1 + problem.collective.sums_up), len(problem.topology.links)
     work_s = _RESERVE_S_PER_LINK * links + _RESERVE_S_PER_TRANSFER * transfers
     kept_s = busy_factor() * max(budget.reserve_s, work_s)
@@ -80,10 +84,10 @@ def reserve_s(problem: Problem, left_s: float, budget: BudgetParameters) -> floa
 
 
 def offer_first(search: Search) -> None:
-    """Offer the baselines that fit into a share of the time, by rank.
+    """Propose the baselines that fit into a share of the time, in order of preference.
 
-    The one that finishes first as a rule has a larger share. If even that is short for it, the quickest to
-    build comes first, in any time. Each is broken off once its time is up, and what is complete of it counts.
+    The usually best one has a larger share. If that is not enough for it, and there is no schedule yet, the
+    quickest to build comes first. Each is stopped at its time limit, and its best complete schedule counts.
     """
     portfolio = search.parameters.portfolio
     until, until_best = (
@@ -94,15 +98,15 @@ def offer_first(search: Search) -> None:
 
 
 def for_baselines_s(limit: Deadline, share: float) -> float:
-    """Seconds for baselines before the search: a share of the time, more where the machine is busy."""
+    """Seconds for baselines before the search: a share of the time, with a minimum that grows with load."""
     left_s = limit.left_s
     return max(share * left_s, min(_MOST_FIRST_SHARE * left_s, _LEAST_FIRST_S * busy_factor()))
 
 
 def offer_rest(search: Search, found: Schedule | None) -> None:
-    """Offer the remaining baselines in the remaining time of the search, in order of rank.
+    """Propose the remaining baselines in the remaining time of the search, in order of preference.
 
-    - `found`: What the search found, if anything, in its own chunks.
+    - `found`: Schedule that the search found in its own chunks; None if it found none.
     """
     if found is not None:
         share_baselines(search.problem, found.problem)
@@ -116,10 +120,13 @@ def offer_rest(search: Search, found: Schedule | None) -> None:
 def _offer_quickest(
     search: Search, until: Deadline, until_best: Deadline, *, apart: tuple[str, ...] = ()
 ) -> None:
-    """Offer baselines that were not made yet by rank until a time; and the best as a rule until another.
+    """Propose baselines that were not built yet, in order of preference.
 
-    If there is no schedule, the first is the best as a rule, or, where that may take too long, one that is
-    about as quick to build as any.
+    If there is no schedule, the first is the usually best one or, if that may take too long, one that is
+    about as quick to build as the quickest.
+
+    - `until`, `until_best`: Deadlines for each baseline, and for the usually best one.
+    - `apart`: Baselines to leave out; given when these run after the search.
     """
     problem, parameters, since = search.problem, search.parameters, time.monotonic()
     portfolio, best = parameters.portfolio, ""
@@ -127,7 +134,7 @@ def _offer_quickest(
         return
     builds_s = _build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
     left = sorted(builds_s.keys() - {*made_of(problem), *apart}, key=_rank)
-    if not apart and BY_ESTIMATE in tried_finer(problem):  # its other plans may wait
+    if not apart and BY_ESTIMATE in tried_finer(problem):  # its remaining forms run after the search
         left = [name for name in left if name != _BEST]
     late_s = parameters.budget.late_s * busy_factor()
     late = search.deadline.later(late_s)
@@ -158,12 +165,12 @@ def _offer_quickest(
 
 
 def left_out(names: Sequence[str]) -> str:
-    """Baselines that there was no time for, for the message of a stage."""
+    """Part of a stage's message that lists the baselines skipped for lack of time; empty without any."""
     return f"; no time for {', '.join(names)}" if names else ""
 
 
 def _in_time(name: str, problem: Problem, limit: Deadline) -> Schedule | None:
-    """A baseline of the problem's own chunks; if time ends it, its best schedule that is complete."""
+    """Baseline in the problem's own chunks; if time ends it, its best complete schedule or None."""
     complete = complete_so_far(without_sketch(problem))
     complete.clear()
     with suppress(InputError, OutOfTime), limit.enforced():
@@ -172,14 +179,14 @@ def _in_time(name: str, problem: Problem, limit: Deadline) -> Schedule | None:
 
 
 def _rank(name: str) -> float:
-    """Place of a baseline among those that finish first as a rule; behind them where it is not known."""
+    """Place of a baseline in the order of preference (which usually finishes first); inf if unknown."""
     return row_of(name).place if name in BASELINES else math.inf
 
 
 def quickest_first(problem: Problem, left_s: float = 0.0) -> list[str]:
-    """The names of the baselines, the quickest to build first; those of too many transfers left out.
+    """Names of the baselines, the quickest to build first; without those of too many transfers.
 
-    - `left_s`: The best as a rule comes before all if it takes a small part of these seconds.
+    - `left_s`: Seconds left; the usually best one comes first if it takes a small share of them.
     """
     builds_s = _build_times(problem, DEFAULTS.portfolio.first_transfers, 2**63)
     best_s = busy_factor() * builds_s.get(_BEST, math.inf)
@@ -188,9 +195,9 @@ def quickest_first(problem: Problem, left_s: float = 0.0) -> list[str]:
 
 
 def _build_times(problem: Problem, most_transfers: int, few_hops: int) -> dict[str, float]:
-    """Rough CPU seconds to build each baseline; those of more transfers are left out.
+    """{baseline: CPU seconds to build it (estimate)}; without those of more than `most_transfers`.
 
-    And those of one run of the compiled list scheduler, for problems with more hops than a few.
+    Also includes one run of the compiled list scheduler, for problems of more than `few_hops`.
     """
     per_link_s = 2e-5 * len(problem.topology.links)
     starting, ending = _ends(problem)
@@ -212,16 +219,16 @@ def _build_times(problem: Problem, most_transfers: int, few_hops: int) -> dict[s
 
 
 def share_baselines(problem: Problem, other: Problem) -> None:
-    """Take over the baselines that were made of an equal problem, which may differ in its notes."""
+    """Reuse baselines that were built for an equal problem, such as one that differs only in its notes."""
     if problem is not other and problem == other:
         for name, made in made_of(other).items():
             made_of(problem).setdefault(name, made.under(problem))
 
 
 def offer_baselines(search: Search, share: float = 1.0) -> None:
-    """Propose well-known algorithms that obey the same sketch, where they are quick and finish sooner.
+    """Propose baselines that obey the same sketch, are quick to build and finish sooner than the incumbent.
 
-    - `share`: Largest share of the time left for them.
+    - `share`: Max share of the time left for them.
     """
     if search.is_met:
         return
@@ -238,7 +245,7 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
         return
     rows = {name: row_of(name) for name in BASELINES}
     names = [name for name, row in rows.items() if row.competes and not row.names_contributions]
-    if is_small(problem):  # the later ones are for small messages
+    if is_small(problem):  # the last rows of the table are for small messages
         names = ["one-shot", *reversed(names)]
     names.insert(0, _BEST)
     until = search.deadline.sooner(share * search.deadline.left_s)
@@ -246,27 +253,27 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
     for name in names:
         begun, made = time.monotonic(), name in made_of(problem)
         takes_s = 0.0 if made else max(longest_s, _takes_s(name, problem, parameters))
-        left_s = (search.deadline if name == names[0] else until).left_s  # the first is the best as a rule
-        # A very quick baseline is tried even if the search used up the time.
+        left_s = (search.deadline if name == names[0] else until).left_s  # the first is the usually best one
+        # Very quick baselines are tried even if the search used up the time.
         if search.is_met:
             break
         if takes_s > max(left_s, portfolio.baseline_least_s):
             skipped.append(name)
             continue
         limit = search.deadline.at_least(2 * portfolio.baseline_least_s)
-        with suppress(InputError, OutOfTime), limit.enforced():  # it is not defined here
+        with suppress(InputError, OutOfTime), limit.enforced():  # InputError: not defined for this problem
             other = _as_asked(name, problem)
             if (search.best is None or other.finish < search.best.finish) and verify(other).ok:
                 search.offer_whole(other, producer=other.producer, verified=True)
                 best = name
-        if not rows[name].names_contributions:  # which take longer than others
+        if not rows[name].names_contributions:  # these take longer than others
             longest_s = max(longest_s, time.monotonic() - begun)
     message = f"{best or 'none better'}{left_out(skipped)}"
     search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
 
 
 def competing_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:
-    """About what `offer_baselines` takes for the first two that it offers; 0 where nothing is in time."""
+    """Seconds that `offer_baselines` takes for its first two baselines (estimate); 0 if none is in time."""
     takes_s = _takes_s("ring", problem, parameters) + _takes_s("multiplying", problem, parameters)
     if takes_s < math.inf:
         return takes_s
@@ -279,7 +286,7 @@ def competing_s(problem: Problem, left_s: float, parameters: SearchParameters) -
 
 
 def baseline_us(name: str, problem: Problem, limit: Deadline, parameters: SearchParameters) -> float:
-    """When a baseline finishes, if it may compete; infinity where it takes too long, or is not defined."""
+    """Finish of a baseline in us; infinity if it takes too long, is undefined or breaks the sketch."""
     found = None
     if _takes_s(name, problem, parameters) <= limit.left_s:
         with suppress(OutOfTime), limit.enforced():
@@ -288,7 +295,7 @@ def baseline_us(name: str, problem: Problem, limit: Deadline, parameters: Search
 
 
 def obeying(name: str, problem: Problem) -> Schedule | None:
-    """A baseline of the problem's own chunks; None where it is not defined, or the sketch forbids it."""
+    """Baseline in the problem's own chunks; None if it is undefined or breaks the sketch."""
     with suppress(InputError):
         found = _as_asked(name, problem)
         if verify(found).ok:
@@ -297,10 +304,10 @@ def obeying(name: str, problem: Problem) -> Schedule | None:
 
 
 def _takes_s(name: str, problem: Problem, parameters: SearchParameters) -> float:
-    """About what a baseline takes; infinity where too much is sent for it to compete."""
+    """Seconds to build a baseline (estimate); infinity if it has too many transfers to compete."""
     portfolio, collective, topology = parameters.portfolio, problem.collective, problem.topology
     links_s = len(topology.links) * BASELINE_S_PER_LINK
-    if name == BALANCED:  # once the dimensions are found
+    if name == BALANCED:  # without the search for dimensions
         transfers = 2 * collective.chunks_per_rank * topology.num_ranks**2
         is_long = transfers > portfolio.balanced_transfers
         return math.inf if is_long else transfers * _BALANCED_S_PER_TRANSFER + links_s
@@ -324,13 +331,13 @@ def _ends(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def num_arrivals(problem: Problem) -> int:
-    """Number of arrivals of chunks, or of contributions to their sums where these are more."""
+    """Number of arrivals of chunks; for sums, the larger number of contributions per chunk."""
     starting, ending = _ends(problem)
     return int(np.maximum(ending, starting * problem.collective.sums_up).sum())
 
 
 def _as_asked(name: str, problem: Problem) -> Schedule:
-    """A baseline of the problem's own chunks, made once, to be judged by all that its sketch says."""
+    """Baseline in the problem's own chunks, built once, and judged under the problem's sketch."""
     made = made_of(problem)
     if name not in made:
         made[name] = replace(baseline(name, problem, cut=False), problem=problem)
@@ -339,11 +346,11 @@ def _as_asked(name: str, problem: Problem) -> Schedule:
 
 @cached
 def made_of(problem: Problem) -> dict[str, Schedule]:
-    """The baselines of a problem that were made, by name."""
+    """{name: schedule} of the baselines built for a problem so far."""
     return {}
 
 
 @cached
 def tried_finer(problem: Problem) -> set[str]:
-    """The baselines that were made in finer chunks, where that pays."""
+    """Names of the baselines tried in finer chunks for a problem so far."""
     return set()

@@ -1,7 +1,7 @@
-"""Compilation of the search's kernels, in worker processes beside the search.
+"""Compilation of the search's kernels in worker processes, concurrent with the search.
 
-Workers fill the cache of compiled functions, from which this process loads them. Meanwhile baselines and the
-list scheduler answer. Without a cache, this process compiles.
+Workers fill the on-disk cache of compiled functions, from which this process loads them. Meanwhile baselines
+and the list scheduler produce schedules. Without a cache, this process compiles.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Name of the kernels of ruin and recreate. The others have the name of a collective, whose list schedulers
-#: and verifier they are.
+#: Name of the kernels of ruin and recreate. The other kernels (list schedulers and verifier) are named after
+#: the collective that they are compiled with.
 IMPROVEMENT = "ruin and recreate"
-#: All kernels, a row for each worker: those of a row share functions.
+#: All kernels, one row per worker; kernels of a row share functions.
 _EVERY = (("allgather", "reduce-scatter", "alltoall"), (IMPROVEMENT,))
-#: Note of a search that had no kernels.
+#: Note of a search that ran without kernels.
 COLD = (
     "the compiled search was left out, as compiling it takes about 20 s of CPU, once; run `taccl warmup`, or "
     "give a longer time limit (--time-limit 60) once"
 )
-#: Least seconds of compiling or loading kernels that are a row of the stages.
+#: Min seconds of compiling or loading kernels to be recorded as a stage.
 _NOTABLE_S = 0.005
-#: Longest time for a worker to compile, and seconds between two looks at it.
+#: Max seconds of a worker's compilation; seconds between polls of it.
 _LONGEST_S, _TICK_S = 900.0, 0.05
-#: Nice value of workers: the search goes first.
+#: Nice value of workers: the search has priority.
 _NICE = 5
 
 
 def needed(problem: Problem) -> tuple[str, ...]:
-    """Names of the kernels that search a problem; a reduction is searched in phases that spread, too."""
+    """Names of the kernels that a problem needs; a reduction also needs those of its broadcast phase."""
     lists: tuple[str, ...] = ("alltoall",) if _goes_to_one(problem) else ("allgather",)
     if problem.collective.combining:
         lists = ("reduce-scatter", "allgather")
@@ -72,12 +72,12 @@ def needed(problem: Problem) -> tuple[str, ...]:
 
 
 def are_kept(problem: Problem) -> bool:
-    """True if an earlier run, or this one, has compiled the kernels that a problem needs."""
+    """True if the kernels that a problem needs are compiled, in this process or in the cache on disk."""
     return all(map(is_kept, needed(problem)))
 
 
 def is_kept(name: str) -> bool:
-    """True if the kernels of a name are compiled, here or in the cache."""
+    """True if the kernels of a name are compiled, in this process or in the cache on disk."""
     if name == IMPROVEMENT:
         return is_compiled(improve)
     kernels: list[Any] = [send_along, route] if name == "alltoall" else [spread_chunks]
@@ -86,7 +86,7 @@ def is_kept(name: str) -> bool:
 
 
 def compile_kernels(problem: Problem) -> None:
-    """Compile the kernels of a problem in this process, or load them."""
+    """Compile the kernels of a problem in this process, or load them from the cache."""
     paths = tuple(problem.clauses.only("path").values("path").items())
     for name in needed(problem):
         compile_named(name, paths)
@@ -94,9 +94,9 @@ def compile_kernels(problem: Problem) -> None:
 
 @cache
 def compile_named(name: str, paths: tuple[tuple[str, Any], ...] = ()) -> None:
-    """Run every kernel of a name once, on two ranks.
+    """Compile every kernel of a name by running it once on two ranks.
 
-    - `paths`: Clauses on paths, under which further kernels run.
+    - `paths`: Clauses on paths, which need further kernels.
     """
     if name == IMPROVEMENT:
         compile_improvement()
@@ -106,16 +106,16 @@ def compile_named(name: str, paths: tuple[tuple[str, Any], ...] = ()) -> None:
     if name == "alltoall":
         fabric, demand = problem_arrays(pair)
         send_at_once(fabric, demand, find_paths(fabric, demand))
-    # Any chunks go along trees where a sketch guides them, be it a suggested one.
+    # Under a sketch, given or suggested, the chunks of any collective may travel along trees.
     some = problem_arrays(make_problem(ring(2), make("allgather", 2), chunk_bytes=1))
     send_along_trees(*some, Limits(num_runs=1), find_trees(*some), partial(find_trees, *some))
 
 
 class Compilation:
-    """Compilation of some kernels in a worker process, which begins at once.
+    """Compilation of kernels in a worker process, which starts immediately.
 
     - `outcome`: Outcome of the worker's task; None until it has ended.
-    - `is_told`: True if a row of the stages has its CPU.
+    - `is_told`: True once its CPU seconds are recorded in a stage.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -125,7 +125,7 @@ class Compilation:
         start(threading.Thread(target=self._run, name="taccl-kernels", daemon=True))
 
     def wait(self, deadline: Deadline) -> None:
-        """Wait until it has ended; `OutOfTime` at the deadline."""
+        """Wait until it has ended; raises `OutOfTime` at the deadline."""
         while self.outcome is None:
             deadline.check()
             time.sleep(_TICK_S)
@@ -140,15 +140,15 @@ class Compilation:
             logger.debug("kernels %s: %s", self.names, self.outcome)
 
 
-#: Compilations that this process has begun, by name.
+#: {kernel name: compilation that this process has started}.
 _BEGUN: dict[str, Compilation] = {}
 
 
 def compile_in_worker(payload: dict[str, Any], control: object) -> dict[str, Any]:
-    """Compile kernels for the cache; returns the seconds of CPU. The task of a worker process.
+    """Task of a worker process: compile kernels into the cache; returns the CPU seconds.
 
-    - `payload`: Their ``"names"``, and the ``"temporary"`` folder of the process that waits, which may have
-      the cache.
+    - `payload`: ``"names"`` of the kernels, and the ``"temporary"`` folder of the waiting process, which may
+      hold the cache.
     """
     tempfile.tempdir = payload["temporary"]
     gc.disable()  # 7 % of the CPU; the process ends soon
@@ -160,7 +160,7 @@ def compile_in_worker(payload: dict[str, Any], control: object) -> dict[str, Any
 
 
 def begin_compiling(search: Search) -> None:
-    """Begin to compile what a search of many hops will need, if there is a core and time for it."""
+    """Start to compile the kernels for a search of many hops, if there are cores and time for it."""
     problem, parameters = search.problem, search.parameters
     if (
         search.backend in ("auto", "greedy")
@@ -173,9 +173,9 @@ def begin_compiling(search: Search) -> None:
 
 
 def compile_every() -> float:
-    """Compile all kernels that are not kept, in two workers; returns the seconds of CPU.
+    """Compile all kernels that are not in the cache, in two workers; returns the CPU seconds.
 
-    Raises `TacclError` if a worker dies, or there is no folder to keep them in.
+    Raises `TacclError` if a worker dies, or if the cache folder cannot be written.
     """
     begun = [Compilation(names) for names in _EVERY if not all(map(is_kept, names))]
     cpu_s = 0.0
@@ -191,7 +191,7 @@ def compile_every() -> float:
 
 
 def have_compiled(search: Search) -> bool:
-    """Have the kernels compiled, if they are not; true if they are. The time it takes counts."""
+    """Compile the search's kernels if necessary, within the time limit; true if they are compiled."""
     deadline = search.deadline
     if search.top.best is None:
         deadline = search.patience.later(search.parameters.budget.late_s * busy_factor())
@@ -202,22 +202,22 @@ def have_compiled(search: Search) -> bool:
 
 
 def compile_in_a_row(search: Search, problem: Problem, deadline: Deadline) -> bool:
-    """Have the kernels of a problem compiled, if they are not, as a row of a search; true if they are."""
+    """Compile a problem's kernels if necessary, as a stage of the search; true if they are compiled."""
     since, was_kept = time.monotonic(), are_kept(problem)
     found = compile_telling(problem, search.options, deadline)
     if not found:
-        if all(each.message != COLD for each in search.stages):  # each part of the search asks
+        if all(each.message != COLD for each in search.stages):  # only once for all parts of the search
             search.record("kernels", "compiled", "skipped", since, message=COLD)
-    elif time.monotonic() - since >= _NOTABLE_S:  # otherwise this process has them already
+    elif time.monotonic() - since >= _NOTABLE_S:  # otherwise they were in memory already
         said = "loaded" if was_kept else _told(problem)
         search.record("kernels", "compiled", "done", since, message=said)
     return found
 
 
 def compile_telling(problem: Problem, options: Options, deadline: Deadline) -> bool:
-    """Have the kernels compiled, if they are not, and say so; false if the time does not suffice.
+    """Compile a problem's kernels if necessary, with progress; false if time does not suffice.
 
-    Kernels compiled by then are kept on disk, which shortens the next run.
+    Kernels compiled by then stay on disk, which shortens the next run.
     """
     choice, told_s = options.parameters.choice, options.parameters.large.told_after_s
 
@@ -232,7 +232,7 @@ def compile_telling(problem: Problem, options: Options, deadline: Deadline) -> b
             return False
         _begin(problem)
     deadline = deadline.at_least(choice.compiled_s)
-    try:  # in this thread Ctrl-C would be lost
+    try:  # run in another thread, as Ctrl-C would be lost while this one compiles
         deadline.run(partial(_await, problem, deadline), tell=tell)
     except OutOfTime:
         return False
@@ -240,7 +240,7 @@ def compile_telling(problem: Problem, options: Options, deadline: Deadline) -> b
 
 
 def _begin(problem: Problem) -> None:
-    """Begin to compile the kernels of a problem that are neither kept nor under way."""
+    """Start to compile those kernels of a problem that are neither cached nor being compiled."""
     missing = [name for name in needed(problem) if name not in _BEGUN and not is_kept(name)]
     improving = [name for name in missing if name == IMPROVEMENT]
     for names in ([name for name in missing if name != IMPROVEMENT], improving):
@@ -256,12 +256,12 @@ def _await(problem: Problem, deadline: Deadline) -> None:
 
 
 def _begun(problem: Problem) -> list[Compilation]:
-    """The compilations of a problem's kernels."""
+    """The compilations of a problem's kernels that this process has started."""
     return list(dict.fromkeys(_BEGUN[name] for name in needed(problem) if name in _BEGUN))
 
 
 def _told(problem: Problem) -> str:
-    """Message of the row, with the CPU of the workers that no other row has."""
+    """Message of the stage, with the CPU seconds of workers that no other stage has counted."""
     cpu_s = 0.0
     for each in _begun(problem):
         if each.outcome is not None and each.outcome.result is not None and not each.is_told:

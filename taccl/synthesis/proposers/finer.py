@@ -1,4 +1,4 @@
-"""Baselines in finer chunks than those of a search, where these finish sooner."""
+"""Baselines in finer chunks than the search uses, if they finish sooner."""
 
 from __future__ import annotations
 
@@ -35,28 +35,29 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 
-#: Forms of recursive multiplying that are estimated: (parts of each chunk, True if messages merge).
+#: Forms of recursive multiplying that are estimated: (parts per chunk, True if messages merge).
 _FORMS = ((1, True), (2, True), (2, False), (4, True), (4, False))
 
-#: CPU seconds per arrival to build and verify one; max ratio of an estimate to a list scheduler's finish.
+#: CPU seconds per arrival to build and verify a form; max ratio of an estimated finish to the best known one
+#: if a list scheduler will time it.
 _ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 2.5e-5, 1.2
 
-#: Most transfers of a baseline that is tried in finer chunks: those of whole sums on 64 ranks.
+#: Max transfers of a baseline that is tried in finer chunks: those of whole sums on 64 ranks.
 _CUT_TRANSFERS = 64 * 64 * 6
 
-#: Seconds to verify one in finer chunks that time ended, at least.
+#: Min seconds to verify a baseline in finer chunks that the deadline cut off.
 _CUT_VERIFY_S = 0.5
 
 
 def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> Search | None:
-    """Build the schedules of recursive multiplying with the earliest estimated finish.
+    """Propose schedules of recursive multiplying with the earliest estimated finish.
 
-    The first schedule merges messages and is quick to build. Others have finer chunks or one message per
-    chunk. They are built if their estimated finish is earlier. Returns a search that holds the best one.
-    Returns None where messages may not merge, on tori and meshes, and for sums at one rank: other baselines
+    The first form merges messages and is quick to build. Later forms have finer chunks or one message per
+    chunk, and are built if their estimated finish is earlier. Returns a search that holds the best schedule.
+    Returns None if messages may not merge, on tori and meshes, and for sums at one rank: other baselines
     usually finish first there.
 
-    - `cut`: From a problem to the same in chunks of so many parts.
+    - `cut`: Function from (problem, parts) to the problem with each chunk cut into that many parts.
     """
     problem, since, best = search.problem, time.monotonic(), None
     open_problem, ends = replace(problem, chunks_open=True), problem.collective.destination_sets
@@ -68,7 +69,7 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
     until = search.deadline.sooner(for_baselines_s(search.deadline, search.parameters.portfolio.best_share))
     late = search.deadline.later(search.parameters.budget.late_s * busy_factor())
     finish_us, likely = search.earliest_us, None
-    settled: set[bool] = set()  # True: finer chunks bring merged messages nothing; False: others likewise
+    settled: set[bool] = set()  # values of `merges` for which finer chunks gain nothing
     skipped: list[str] = []
     with suppress(InputError, OutOfTime):
         for parts, merges in _FORMS:
@@ -99,17 +100,17 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
 
 
 def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Deadline) -> Search:
-    """Make baselines of few transfers in finer chunks; a search for the best of these, or the same one.
+    """Propose baselines of few transfers in finer chunks; returns a search for the best, or `search` itself.
 
-    Those that may finish first come first, of those that time suffices for; those that cannot gain anything
-    are left out.
+    Those that fit into the time come first, by their earliest possible finish; those that cannot finish
+    sooner than the incumbent are skipped.
 
-    - `cut`: From a problem to the same in chunks of so many parts.
+    - `cut`: Function from (problem, parts) to the problem with each chunk cut into that many parts.
     """
     if not search.has_found:
         return search
     problem, since, best, finish_us = search.problem, time.monotonic(), search, search.earliest_us
-    open_problem = replace(problem, chunks_open=True)  # whose messages may merge
+    open_problem = replace(problem, chunks_open=True)  # with it messages may merge
     producer, tried = "", tried_finer(problem)
     most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000  # each cut doubles the one before
     kind = "root" if _is_at_one_rank(problem) else "all"
@@ -132,7 +133,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
         with suppress(InputError, OutOfTime), until.enforced():
             found = baseline(name, open_problem)
             tried.add(name)
-        found = found or finest(open_problem).get(name)  # what there is of a baseline that time ended
+        found = found or finest(open_problem).get(name)  # its best complete schedule so far
         if found is None or found.finish_us >= finish_us:
             continue
         with suppress(InputError, OutOfTime), until.at_least(_CUT_VERIFY_S).enforced():
@@ -145,7 +146,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
 
 
 def _search_for(search: Search, found: Schedule, cut: Callable[[Problem, int], Problem]) -> Search | None:
-    """A search with a schedule in finer chunks; None if it may not have so many, or is refused."""
+    """A search that holds a schedule in finer chunks; None if these are not allowed or it is invalid."""
     suggesting = search.parameters.suggesting
     count = found.problem.collective.chunks_per_rank // search.problem.collective.chunks_per_rank
     if suggesting.counts_only and count not in suggesting.counts:
@@ -164,10 +165,10 @@ def _search_for(search: Search, found: Schedule, cut: Callable[[Problem, int], P
 
 
 def _is_at_one_rank(problem: Problem) -> bool:
-    """True if one rank has all data, or gets it."""
+    """True if one rank is the only origin, or the only destination, of all chunks."""
     return any(map(_is_one_rank, (problem.collective.origin_sets, problem.collective.destination_sets)))
 
 
 def _is_one_rank(ends: RankSets) -> bool:
-    """True if all chunks start, or end, at the same rank alone."""
+    """True if all chunks start at, or go to, one and the same rank only."""
     return len(ends.sets) == len(ends.sets[0]) == 1

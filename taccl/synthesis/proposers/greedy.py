@@ -1,8 +1,8 @@
-"""The list scheduler: whenever a link and its resources are free, send the most urgent chunk.
+"""List scheduler: event-driven; whenever a link and its resources are free, it sends the most urgent chunk.
 
-It works on `Quotient`, so it obeys every clause of the sketch, and it is the one engine behind the first
-schedule of every synthesis (all hops open), the ordering rules (the hops of one routing) and the repair
-of what a solver proposes.
+It works on a `Quotient`, so it obeys every clause of the sketch. It makes the first schedule of every
+synthesis (all hops allowed), schedules for the ordering rules (only the hops of one routing), and repairs the
+output of solvers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Hops that start together over one orbit of links."""
+    """Hops that start together over one orbit of links, merged into one send."""
 
     link: int
     hops: tuple[int, ...]
@@ -33,7 +33,7 @@ class Send:
 
 
 def send_of(quotient: Quotient, hops: Sequence[int], start_ticks: int) -> Send:
-    """The send of hops over one orbit of links, from a start on."""
+    """The send of hops over one orbit of links, starting at `start_ticks`."""
     link = quotient.hops[hops[0]].link_orbit
     units = sum(quotient.hops[m].units for m in hops)
     end_ticks = start_ticks + quotient.problem.costs.duration(quotient.link_rep[link], units)
@@ -42,17 +42,17 @@ def send_of(quotient: Quotient, hops: Sequence[int], start_ticks: int) -> Send:
 
 @dataclass(frozen=True, slots=True)
 class ListSchedule:
-    """Sends on the quotient, in order of start, and the last arrival at a destination."""
+    """Sends on the quotient, in order of start; and the last arrival at a destination, in ticks."""
 
     sends: tuple[Send, ...]
     finish_ticks: int
 
 
 def critical_priorities(quotient: Quotient, *, noise: float = 0.0, seed: int = 0) -> list[float]:
-    """A priority per hop: the longest shortest path that it is the first part of, with noise.
+    """Priority per hop in ticks: length of the longest shortest path that starts with it, plus noise.
 
-    The noise is uniform, in multiples of the median duration of a hop. A hop on no shortest path is held
-    back by its duration.
+    The noise is uniform, from 0 to `noise` times the median duration of a hop. A hop on no shortest path has
+    its negative duration as priority.
     """
     rng = random.Random(seed)
     durations = sorted(hop.duration for hop in quotient.hops) or [1]
@@ -71,18 +71,20 @@ def list_schedule(
     limit_ticks: int | None = None,
     deadline: Deadline = NEVER,
 ) -> ListSchedule | None:
-    """A schedule on the quotient by event-driven list scheduling; None if it cannot finish before the limit.
+    """Schedule on the quotient by event-driven list scheduling; None if it cannot finish before the limit.
 
-    A chunk that is in a node, or on its way there, spreads inside it. It is not sent there again over links
-    between nodes, which are slow, unless nothing else is under way.
+    Once a chunk is in a node, or on its way there, it is copied within the node. It is sent there again over
+    the slow links between nodes only if nothing else is under way.
 
     - `priorities` (sequence of float, per hop): Higher goes first.
+    - `limit_ticks`: Finish to beat; None for no limit.
 
     Raises `OutOfTime` once the deadline has passed.
     """
-    # A chunk with one destination may wander off to where it cannot go on: shortest paths never do. And where
-    # own chunks go first, one that was thought to come by another way may be too late for its own link. Where
-    # paths are limited, a chunk may come to a rank by too many links to be sent on: by the fewest it cannot.
+    # Three rules may end in a dead end, so runs without them follow. Detours: a chunk with one destination
+    # may reach a rank that it cannot leave; shortest paths avoid that. `enter_once` with local-first
+    # priority: a chunk expected over another path may arrive too late for its own link. Limited paths: a
+    # chunk may reach a rank over too many links to continue; paths of the fewest links avoid that.
     tries = [(True, True, False), (True, False, False), (False, True, False), (False, False, False)]
     if quotient.hop_limit is not None:
         tries.append((False, True, True))
@@ -97,7 +99,7 @@ def list_schedule(
 
 
 class _Machine:
-    """The state of one run."""
+    """State of one run of the list scheduler."""
 
     def __init__(
         self, quotient: Quotient, priorities: Sequence[float], limit_ticks: int | None,
@@ -113,11 +115,12 @@ class _Machine:
         self.beta = [int(costs.link_beta[e]) for e in quotient.link_rep]
         self.claimed = [state.is_origin for state in quotient.states]
         self.stays = [_stays(quotient, m) for m in range(len(quotient.hops))]
-        #: The states that each hop leaves, and those that were left; one for each chunk that is made there.
+        #: {hop: states that it sends from}, and those sent from already; separate for each derived chunk.
         apart = count * bool(quotient.problem.collective.derivations)
         self.leaves = [[p + apart * hop.chunk for p in hop.srcs] for hop in quotient.hops]
         self.left: set[int] = set()
-        #: Where it counts: links that the copy at each state has passed, and hops on shortest paths.
+        #: With a limit on path lengths: links that the copy at each state has passed; True per hop on
+        #: shortest paths.
         self.passed, self.hop_limit = [0] * count, quotient.hop_limit
         counts = quotient.hop_limit if fewest else None
         self.is_short = [
@@ -166,7 +169,7 @@ class _Machine:
         return ListSchedule(tuple(self.sends), self.finish)
 
     def _arrive(self, state: int, dirty: set[int]) -> None:
-        """The chunk is here: its hops may go once all their sources are."""
+        """Mark a chunk as arrived at a state: its hops become ready once all their sources have arrived."""
         for m in self.quotient.states[state].hops_out:
             self.sources_missing[m] -= 1
             if not self.sources_missing[m] and self._may_go(m, force=False):
@@ -190,12 +193,12 @@ class _Machine:
         )
 
     def _may_go(self, m: int, force: bool) -> bool:
-        """True if it is useful, and the chunk is neither at the node nor on its way there by another path."""
+        """True if the hop is useful and its chunk is neither in the node it enters nor on its way there."""
         entry = self.quotient.hops[m].enters
         return self._useful(m) and (force or not (self.enter_once and entry >= 0 and self.entered[entry]))
 
     def _start(self, time: int, dirty: set[int], *, force: bool) -> None:
-        """Start what can start now, most urgent first."""
+        """Start all sends that can start at `time`, the most urgent first."""
         while dirty:
             offers = []
             for link in sorted(dirty):
@@ -212,7 +215,7 @@ class _Machine:
                 dirty.add(link)
 
     def _choose(self, link: int, time: int, force: bool) -> list[int]:
-        """The hops that the link would send now: one, or as many as may merge."""
+        """Hops that the link would send now: one, or as many as may merge; empty if none can start."""
         quotient = self.quotient
         if force:
             self.ready[link] = sorted(
@@ -234,7 +237,10 @@ class _Machine:
         return candidates[: self.max_merge if quotient.merging[link] else 1]
 
     def _own_before_relayed(self, link: int, candidates: Sequence[int], time: int, force: bool) -> list[int]:
-        """Own chunks while there are any; relayed ones once all own are gone, a latency after."""
+        """Candidates under local-first priority: own chunks; relayed ones once all own sends have begun.
+
+        Relayed chunks also wait until the latency and transmission time of the last own send have passed.
+        """
         hops = self.quotient.hops
         if link not in self.relayed_gone:
             own = (m for m in self.quotient.hops_of_link[link] if hops[m].is_own)
@@ -246,7 +252,7 @@ class _Machine:
         return [m for m in candidates if not hops[m].is_own]
 
     def _is_free(self, link: int, chosen: Sequence[int], time: int) -> bool:
-        """True if every resource is free; the release of a busy one wakes the link."""
+        """True if every resource of the link is free; otherwise an event retries it at a release."""
         units = sum(self.quotient.hops[m].units for m in chosen)
         duration = self.alpha[link] + units * self.beta[link]
         for held in self.quotient.holds[link]:
@@ -291,16 +297,16 @@ class _Machine:
 
 
 def _stays(quotient: Quotient, m: int) -> bool:
-    """True if the hop would take a chunk with one destination away from that destination."""
+    """True if the hop would move a chunk with a single destination away from that destination."""
     hop = quotient.hops[m]
-    # A derived chunk shares its state with the one that it is made from, and goes on from there.
+    # A derived chunk shares its state with its base chunk, and continues from there.
     shared = bool(quotient.problem.collective.derivations)
     ends = [quotient.states[p] for p in hop.srcs if not shared or quotient.states[p].chunk == hop.chunk]
     return any(state.is_destination and not state.is_origin for state in ends)
 
 
 def expand(quotient: Quotient, sends: Sequence[Send], *, producer: str) -> Schedule:
-    """The schedule of the whole problem that sends on the quotient stand for, pruned and exactly timed."""
+    """Expand sends on the quotient to the schedule of the whole problem, pruned and exactly timed."""
     whole = [
         (send, pairs)
         for send in sends

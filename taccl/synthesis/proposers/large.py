@@ -1,8 +1,8 @@
-"""Greedy synthesis of problems that no MILP and no list scheduler in Python reaches, by the compiled kernel.
+"""Greedy synthesis by compiled kernels, of problems too large for MILP and the list scheduler in Python.
 
-A collective that combines is made of its halves: the reduction is a spread read backwards over reversed
-links, and the copies follow once it has ended. Routes are found as if nothing merged; where sends may merge
-and there are few enough, chunks that wait for one link then go together. No object is made for any send.
+A reduction is searched in phases: its reduce phase is the reversal of a broadcast over reversed links, and
+the broadcast phase follows once it has ended. Routes are found as if no sends merged. If sends may merge and
+are few enough, chunks that wait for the same link are merged afterwards. No Python object is made per send.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
 
 #: Name of each phase in progress reports.
 _DOING = {"": "", "reduce": "reduction", "spread": "copies"}
-#: Share of the time for the first half.
+#: Share of the time for the first phase.
 _HALF_SHARE = 0.5
-#: Sends of all turns that improve a schedule, and least turns.
+#: Total sends over all turns of ruin and recreate, and min turns.
 _TURN_SENDS, _LEAST_TURNS = 6_000_000, 200
-#: Most arrivals of sends that merge where they may.
+#: Max arrivals for which sends are merged.
 _MOST_MERGED = 100_000
 
 
 def suits(problem: Problem) -> bool:
-    """True if the kernel supports the problem."""
+    """True if the compiled kernels support the problem."""
     return not why_not(problem)
 
 
 def why_not(problem: Problem) -> str:
-    """Unsupported features of a problem for the kernel; empty if it supports all."""
+    """Features of the problem that the compiled kernels do not support; empty if they support all."""
     wide = set(wide_links(problem.topology))
     reasons = {
         "chunks that are made from others": bool(problem.collective.derivations),
@@ -89,14 +89,13 @@ def schedule_large(
     spill_dir: str | os.PathLike[str] | None = None,
     parameters: SearchParameters = DEFAULTS,
 ) -> Schedule:
-    """A schedule of a problem that `suits`, by the kernel.
+    """Schedule of a problem that `suits`, by the compiled kernels.
 
-    - `merges`: Whether sends may merge, where the problem allows it, that pays, and they are few.
-    - `target_ticks`: A finish that is good enough, such as a lower bound.
-    - `time_limit_s`: After which no run but the first is begun; after the deadline, first or not, it is
-      stopped.
-    - `num_runs`: How many rules and seeds to try at most; by default each rule once.
-    - `spill_dir`: A folder for columns while they are found, in files without names; by default they are in
+    - `merges`: True to merge sends if the problem allows it, it pays, and there are few enough.
+    - `target_ticks`: Finish at which the search may stop, such as a lower bound.
+    - `time_limit_s`: Seconds after which no further run starts; the deadline also stops a run under way.
+    - `num_runs`: Max number of rules and seeds to try; None for each rule once.
+    - `spill_dir`: Folder for unnamed temporary files that hold the columns during the search; None for
       memory.
 
     Raises `OutOfTime` if it was stopped before there was a schedule.
@@ -115,7 +114,7 @@ def schedule_large(
 
 
 def _schedule_half(half: Half, behind: int, limit_s: float, limits: Limits, *, merges: bool) -> Schedule:
-    """Schedule of a spreading problem, with `behind` phases to come."""
+    """Schedule of one phase, with `behind` phases still to come."""
     problem, deadline = half.problem, limits.deadline
     limits = replace(limits, until=deadline.sooner(limit_s))
     if problem.collective.is_met:
@@ -158,9 +157,10 @@ def _merged(
     search: Callable[[Fabric, Demand, Limits], Sends],
     limits: Limits,
 ) -> Schedule:
-    """The sends with those that wait for one link merged, where that makes them finish sooner.
+    """The best schedule with merged sends, if that finishes sooner; otherwise the schedule as it is.
 
-    So are those of a further search, to which a chunk costs its part of the latency of a full send.
+    A second search charges each chunk only its share of the latency of a full merged send; its sends are
+    merged, too.
     """
     most = most_merged(problem, limits.parameters.large.merging_share)[fabric.link]
     best, together, among = found, None, found

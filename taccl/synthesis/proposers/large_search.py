@@ -1,8 +1,8 @@
-"""The compiled search, of problems that no model reaches: a schedule first, then its proof, then better ones.
+"""Compiled search of problems too large for models: first a schedule, then its bound, then better schedules.
 
-Memory is checked before anything is begun. The first run gives a schedule as soon as may be; then the bound
-is worked out; then other rules and seeds are tried, as long as there is a gap, time and memory. Each is
-stopped in time for what is found to be verified.
+Memory is checked before any work. The first run returns a schedule as soon as possible. Then the bound is
+computed. Then other rules and seeds are tried, while there is a gap, time and memory. Each run is stopped
+early enough for its schedule to be verified.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ if TYPE_CHECKING:
     from taccl.synthesis.search import Search
 
 
-#: Share of the time left for the bound, and least seconds; a better one is computed if this multiple of the
-#: first one's time is left.
+#: Share of the time left for a better bound, and min seconds of the first; the better one is computed if this
+#: multiple of the first one's time is left.
 _BOUND_SHARE, _LEAST_BOUND_S, _MORE_BOUND_TIMES = 0.8, 0.25, 3.0
-#: Fewest ranks for which a result waits for its bound, however long the first claim takes.
+#: Min ranks from which a result waits for its first bound, however long that takes.
 _PATIENT_RANKS = 1_000
-#: Microseconds per transfer to verify copies; largest share of the time left for that, and least seconds.
+#: Microseconds per transfer to verify copies; max share of the time left for that; seconds of verification
+#: that are always allowed.
 _VERIFY_COPY_US, _VERIFY_SHARE, _BRIEF_S = 0.2, 0.5, 0.5
 
 
 def search_large(search: Search) -> None:
-    """Look for a schedule by the compiled list schedulers alone; what is kept is verified.
+    """Search by the compiled list schedulers alone; what is kept is verified.
 
-    Raises `InputError` if there is not enough memory, or the folder to spill to cannot be used.
-    `NoSolutionError` or `KeyboardInterrupt` if there was no schedule by the deadline, or when Ctrl-C came.
+    Raises `InputError` if there is not enough memory, or if the spill folder cannot be used;
+    `NoSolutionError` or `KeyboardInterrupt` if there was no schedule by the deadline, or at Ctrl-C.
     """
     problem, options = search.problem, search.options
     if options.spill_dir is not None:
@@ -67,11 +68,14 @@ def search_large(search: Search) -> None:
 def offer_compiled(
     search: Search, *, budget_s: float, num_runs: int | None = None, late_s: float | None = None
 ) -> None:
-    """Offer what the compiled list scheduler finds, which takes no quotient; where it obeys all clauses.
+    """Propose the compiled list scheduler's schedule of the whole problem (without its quotient).
 
-    Where links of several ends are on offer, it does without, so that these make nothing worse.
+    It is skipped for problems with unsupported features. Hyperedges (multicast and reduction links), which it
+    does not support, are left out of the problem first.
 
-    - `late_s`: Seconds beyond the deadline for a first schedule; by default a short grace.
+    - `budget_s`: Seconds after which no further run starts.
+    - `num_runs`: Max runs; None for each rule once.
+    - `late_s`: Seconds past the deadline for a first schedule; None for a short grace period.
     """
     problem = search.problem
     is_first = search.best is None and not search.gives_up
@@ -89,7 +93,7 @@ def offer_compiled(
         search.record("greedy", "compiled", "no-solution", since, message="no schedule in time")
         return
     is_better = search.best is None or found.finish_ticks < search.best.finish_ticks
-    # Single sends are verified at a tenth of the cost of merged ones.
+    # Verifying single sends costs a tenth of verifying merged ones.
     is_known = found.kept.group is None and problem is search.problem and is_better
     if is_known:
         verify(found).raise_if_failed()
@@ -105,7 +109,7 @@ def _found(
     tell: Callable[[float, str, float | None], None] | None = None,
     **options: Any,
 ) -> Schedule:
-    """Schedule of the compiled list scheduler; `OutOfTime` if there is none."""
+    """Schedule of the compiled list scheduler; raises `OutOfTime` if there is none in time."""
     search.report("compiled list scheduler")
     options |= {"target_ticks": search.bound_ticks, "merges": search.options.keeps_sends}
     schedule = partial(schedule_large, problem, deadline=deadline, parameters=search.parameters, **options)
@@ -113,7 +117,7 @@ def _found(
 
 
 def _single_ended(problem: Problem) -> Problem:
-    """The problem without links of several ends; itself if something could not get where it must."""
+    """The problem without hyperedges (multicast, reduction links); itself if a destination needs one."""
     fit = frozenset(problem.links_allowed).difference(wide_links(problem.topology))
     alone = problem.with_clauses(links_allowed=fit)
     try:
@@ -124,7 +128,7 @@ def _single_ended(problem: Problem) -> Problem:
 
 
 class _Runs:
-    """Runs of the list scheduler, and how long they and the verifier take."""
+    """Runs of the compiled list scheduler, with the estimated times of these and of the verifier."""
 
     def __init__(self, search: Search) -> None:
         self.search, self._large = search, search.parameters.large
@@ -136,7 +140,7 @@ class _Runs:
         self._left_s: float | None = None
 
     def run(self, what: str, *, num_runs: int | None) -> None:
-        """Runs of the list scheduler; what is better than the best is verified and kept."""
+        """Run the list scheduler; a schedule better than the incumbent is verified and kept."""
         search, since = self.search, time.monotonic()
         left_s = search.deadline.left_s
         deadline = search.deadline.sooner(left_s - min(self._verify_s, _VERIFY_SHARE * left_s))
@@ -149,7 +153,7 @@ class _Runs:
                 search, search.problem, deadline, partial(self._tell, search.deadline, since),
                 seed=seed, num_runs=num_runs, time_limit_s=idle_s, spill_dir=search.options.spill_dir,
             )  # fmt: skip
-            # Somebody who pressed Ctrl-C does not wait for long.
+            # After Ctrl-C, only a brief verification is started.
             may_verify = self._verify_s <= max(search.deadline.left_s, _BRIEF_S)
             if search.best is None or (found.finish_ticks < search.best.finish_ticks and may_verify):
                 self._verify(found)
@@ -157,7 +161,7 @@ class _Runs:
             if search.best is None:
                 past_s = time.monotonic() - search.options.began_s
                 needed = "more time"
-                if self._left_s is not None:  # by the progress so far, with a quarter to spare
+                if self._left_s is not None:  # estimated from the progress so far, plus a quarter
                     needed = f"about {1.25 * (past_s + self._left_s):.2g} s in all"
                 raise NoSolutionError(
                     f"{search.problem!r}: no schedule in {past_s:.2g} s, as {effort(search.problem):.2g} "
@@ -169,7 +173,7 @@ class _Runs:
         search.record("greedy", "compiled", status, since, finish_us=search.best_us, message=what)
 
     def prove(self) -> None:
-        """The bound, a quick one first; Ctrl-C leaves what there is of it, if anything."""
+        """Compute the lower bound, a quick one first; Ctrl-C keeps the bound found so far, if any."""
         search, since = self.search, time.monotonic()
         search.report("bound")
         found: list[Certificate] = []
@@ -188,14 +192,14 @@ class _Runs:
             search.prove(max(found, key=lambda each: each.bound), since)
 
     def tell(self, what: str, past_s: float, *_: object, limit_s: float = 0.0) -> None:
-        """Say since when something goes on that takes long, and for how long it may."""
+        """Report how long an activity has been running, and its limit, if it takes long."""
         if past_s >= self._large.told_after_s:
             self.search.report(what.format(past_s, limit_s - past_s))
 
     def _bound(self, budget_s: float) -> Certificate:
-        """Bound found until the deadline, or within a fraction of a second if that is past.
+        """Lower bound found until the deadline, or within a fraction of a second if that has passed.
 
-        The first claim may take longer: with very many ranks it is waited for.
+        With at least `_PATIENT_RANKS` ranks the first bound may take longer.
         """
         search, least_s = self.search, _LEAST_BOUND_S
         left_s = max(least_s, search.deadline.left_s)
@@ -209,7 +213,7 @@ class _Runs:
         )
 
     def _verify(self, found: Schedule) -> None:
-        """Verify what was found, and keep it as the best."""
+        """Verify a schedule, and propose it as incumbent."""
         since = time.monotonic()
         if self._verify_s > self._large.told_after_s:
             self.search.report(f"verifying {len(found):.2g} transfers, about {self._verify_s:.0f} s left")
@@ -218,7 +222,7 @@ class _Runs:
         self.search.offer_whole(found, producer="compiled list scheduler", verified=True)
 
     def _tell(self, limit: Deadline, since: float, past_s: float, doing: str, done: float | None) -> None:
-        """Say how far a run is that takes long, and when it will be done."""
+        """Report the progress of a long run, and its estimated end."""
         self._left_s = past_s * (1 - done) / done + self._verify_s if done else None
         if past_s < self._large.told_after_s:
             return

@@ -1,8 +1,8 @@
-"""Priorities of sends along given paths, by the load of the resources that they hold.
+"""Priorities of sends along given paths, by the load of the resources that they occupy.
 
-Two static rules, each strong where the other is weak: latest starts of a relaxed backward schedule, and an
-even spread of the chunks over the time of the most loaded resource of their path. Both feed a bottleneck from
-the beginning, which rules by travel time alone do not.
+Two static rules complement each other: latest starts of a relaxed backward schedule, and an even distribution
+of chunks over the busy time of the most loaded resource of their path. Both feed a bottleneck from the
+beginning, which rules by travel time alone do not.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from taccl.synthesis.kernels.fabric import Fabric, Floats, Ints
     from taccl.synthesis.proposers.router import Routes
 
-#: Rounds of the backward schedule; more of them let resources contradict each other.
+#: Rounds of the backward schedule; with more, the due dates of different resources contradict each other.
 _ROUNDS = 2
 
 
 def latest_starts(fabric: Fabric, units: Ints, routes: Routes, jitter: Floats) -> Floats:
-    """Latest start of each hop in ticks if the busiest resource is never idle, (num_hops,).
+    """(num_hops,) latest start of each hop in ticks, if the busiest resource is never idle.
 
-    Each resource in turn is scheduled backward from the peak load by due dates, as if the others had room
-    (a relaxed Schrage schedule, reversed). Due dates are those of the following hops of the path.
+    Each resource in turn is scheduled backward from the peak load by due dates, as if the others were free (a
+    relaxed Schrage schedule, reversed). The due date of a hop is the latest start of the next hop of its
+    path.
 
     - `jitter`, (num_hops,): Ticks that break ties.
     """
@@ -42,7 +43,7 @@ def latest_starts(fabric: Fabric, units: Ints, routes: Routes, jitter: Floats) -
         order = np.lexsort(((start + took + jitter)[hop], resource))
         on, held = hop[order], ticks[order]
         ends = np.cumsum(held)
-        # Latest end of each hold: the least over itself and the later ones of its resource.
+        # Latest end of each occupation: the minimum over it and the later ones of its resource.
         slack = start[on] + held - ends
         place = np.cumsum(np.append(0, np.diff(resource[order]) != 0))
         apart = place * (np.ptp(slack) + 1.0)
@@ -52,14 +53,14 @@ def latest_starts(fabric: Fabric, units: Ints, routes: Routes, jitter: Floats) -
 
 
 def spread_starts(fabric: Fabric, units: Ints, routes: Routes, jitter: Floats) -> Floats:
-    """Start of each hop's chunk on the most loaded resource of its path, in random order, (num_hops,).
+    """(num_hops,) start of each hop's chunk on its path's most loaded resource, in random order, in ticks.
 
-    The chunks of a resource are spread over its time up to the peak, so that every resource is fed evenly.
+    The chunks of a resource are spread evenly over its busy time up to the peak.
     """
     hop, resource, ticks = holds_of(fabric, units, routes)
     load, chunk = np.bincount(resource, ticks), routes.chunk[hop]
     order = np.lexsort((load[resource], chunk))
-    critical = order[np.append(chunk[order][1:] != chunk[order][:-1], True)]  # a row for each chunk with hops
+    critical = order[np.append(chunk[order][1:] != chunk[order][:-1], True)]  # one entry per chunk with hops
     on, held = resource[critical], ticks[critical]
     order = np.lexsort((jitter[hop[critical]], on))
     ends = np.cumsum(held[order])

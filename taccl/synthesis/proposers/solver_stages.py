@@ -1,8 +1,9 @@
-"""The published pipeline on a solver: routing, ordering, contiguity; and the job shop that does them at once.
+"""Stages on solvers: routing, ordering and contiguity, as published; and one job shop for all three.
 
-Each function takes a `Search`, offers it what a solver finds, and records a stage with the size of its model.
-`alone` is the loop of named solvers, a logic-based Benders decomposition: its critical path returns a cut to
-routing, until no routing finishes sooner or the time ends. Sources: see `taccl.synthesis.milp.jobshop`.
+Each function takes a `Search`, proposes the solver's schedules to it, and records a stage with the size of
+its model. `alone` is the loop of a named solver, a logic-based Benders decomposition: the critical path of a
+schedule returns a cut to routing, until no routing finishes sooner or time is up. Sources:
+`taccl.synthesis.milp.jobshop`.
 """
 
 from __future__ import annotations
@@ -27,34 +28,35 @@ from taccl.synthesis.result import ModelRun
 from taccl.synthesis.search import Search
 from taccl.synthesis.symmetry.quotient import Quotient
 
-#: Least seconds of a job shop, and of a contiguity model.
+#: Min seconds of a job shop, and of a contiguity model.
 _LEAST_S, _LEAST_CONTIGUITY_S = 0.2, 1.0
-#: Part of a tick by which a solver's bound may lie above a whole one and be that one.
+#: Tolerance, in ticks, when a solver's bound is rounded up to a whole tick.
 _TICK_SLACK = 1e-3
 
-#: Distance of the seeds of rounds that go on later.
+#: Difference between the seeds of consecutive calls of `improve_by_job_shop`.
 _NEXT_SEED = 1_000_003
 
-# Improvement by the job shop: the routes that are freed in every round.
+# Improvement by the job shop: constants of the large-neighbourhood search.
 
-#: Share of chunk-rank states that are free at first, at least and at most; and factors on the share after
-#: a round, one of them at random.
+#: Share of chunk-rank states whose routes are freed: in the first round, min and max; and factors on it after
+#: each round, one of them at random.
 _FREE_FIRST, _FREE_LEAST, _FREE_MOST = 0.2, 0.1, 0.6
 _FREE_STEPS = (0.8, 1.0, 1.3)
-#: Share of rounds that free the last arrivals; the factor on it after a failure; and the share of these that
-#: ask for a schedule that meets the bound.
+#: Share of rounds that free the last arrivals; its factor after a failure; and the share of these rounds that
+#: demand a schedule that meets the bound.
 _LAST_SHARE, _LAST_LESS_OFTEN, _LAST_BOUND_SHARE = 0.5, 0.7, 0.7
-#: Share of the other rounds that free states at random; the rest free arrivals at about one time.
+#: Share of the other rounds that free states at random; the rest free arrivals of about the same time.
 _RANDOM_SHARE = 0.5
-#: Seconds of a round: at least, and for one of the last arrivals; more for every free hop; at most.
+#: Seconds of a round: base, base for the last arrivals, extra per optional hop, and max.
 _ROUND_S, _LAST_ROUND_S, _ROUND_S_PER_HOP, _MOST_ROUND_S = 1.0, 0.6, 0.001, 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Routing of a model: its tentative start of each chunk on each link.
+    """Solution of the routing model.
 
-    - `bound_ticks`: No schedule over the model's hops finishes sooner.
+    - `starts`: {(chunk, link): tentative start in ticks}.
+    - `bound_ticks`: Lower bound on the finish of schedules over the model's hops.
     - `is_optimal`: True if the solver proved its optimum.
     """
 
@@ -73,12 +75,14 @@ def route(
     cuts: Sequence[Cut] = (),
     sooner: bool = False,
 ) -> Routed | None:
-    """The routing MILP on a solver; None if it found nothing, an empty routing if there is none.
+    """Solve the routing MILP; None if the solver found nothing.
 
-    - `sequenced`: Resources on which the model also decides who goes first.
-    - `lower_ticks`: Proven of the model without orders.
-    - `cuts`: Sets of hops that take at least some time together.
-    - `sooner`: True to ask for a finish before that of the best schedule, which is no start then.
+    With `sooner`, a `Routed` without starts means that no routing finishes sooner (proven).
+
+    - `sequenced`: Resources on which the model also decides the order of sends.
+    - `lower_ticks`: Proven lower bound of the model without orders.
+    - `cuts`: Sets of hops whose joint duration has a lower bound.
+    - `sooner`: True to demand a finish before the incumbent's, which is then no starting solution.
     """
     since = time.monotonic()
     search.report(f"routing on {solver}")
@@ -109,7 +113,7 @@ def route(
         answer = replace(answer, status="optimal", bound=upper_us)
         proven = f"no routing by symmetry and slack finishes before {format_us(upper_us)}"
     message = "; ".join(part for part in (proven, answer.message, size, order, cut) if part)
-    if answer.status == "unlicensed":  # which says the size
+    if answer.status == "unlicensed":  # whose message has the size already
         message = answer.message
     _record(search, "routing", solver, since, arrays, answer, message=message)
     if answer.values is None:
@@ -122,10 +126,10 @@ def route(
 
 
 def schedule_routed(search: Search, routed: Routed, solver: str, budget_s: float) -> ListSchedule | None:
-    """The hops of a routing in the best order, and then merged: the best schedule of these; None if none is.
+    """Best schedule of a routing's hops, ordered and then merged; None if they cannot be scheduled.
 
-    The orders are those that the rules give, and that of the routing's tentative starts. Contiguity is
-    decided on the solver; by CP-SAT together with the order, as one job shop.
+    Orders come from the ordering rules and from the routing's tentative starts. The solver decides
+    contiguity; CP-SAT decides order and contiguity together, as one job shop.
     """
     since = time.monotonic()
     quotient = search.quotient.restrict(routed.starts)
@@ -136,7 +140,7 @@ def schedule_routed(search: Search, routed: Routed, solver: str, budget_s: float
     schedule, rule = ordered
     found, finish = _offer_restricted(search, quotient, schedule, f"{solver} routing, {rule}")
     if solver == "cpsat":
-        required = needed_hops(search.quotient, found)  # others may enter where the chunk already is
+        required = needed_hops(search.quotient, found)  # not those that enter where the chunk is
         better = job_shop(search, "job shop", required=required, optional=(), hint=found, budget_s=budget_s)
         return better or found
     search.record("ordering", "taccl", "done", since, finish_us=finish, message=rule)
@@ -160,7 +164,10 @@ def schedule_routed(search: Search, routed: Routed, solver: str, budget_s: float
 def _offer_restricted(
     search: Search, part: Quotient, schedule: ListSchedule, producer: str
 ) -> tuple[ListSchedule, float | None]:
-    """Offer a schedule on a part of the quotient; what it is on all of it, and its finish unless refused."""
+    """Propose a schedule on a restricted quotient.
+
+    Returns the schedule on the whole quotient, and its finish in us (None if refused).
+    """
     whole = expand(part, schedule.sends, producer=producer)
     found = project(search.quotient, whole)
     return found, search.offer(found, producer=producer, proposed=True, whole=whole)
@@ -179,9 +186,9 @@ def job_shop(
     record: bool = True,
     producer: str = "job shop",
 ) -> ListSchedule | None:
-    """Joint ordering and contiguity (and routing, of optional hops) by CP-SAT; offers what it finds.
+    """Joint ordering and contiguity by CP-SAT, and routing of optional hops; proposes its schedule.
 
-    It searches for a finish no later than the hint's, or than `upper_ticks`.
+    It demands a finish no later than that of `hint`, or than `upper_ticks`. Returns None without a schedule.
     """
     since = time.monotonic()
     search.report(f"{name} on cpsat")
@@ -209,14 +216,14 @@ def job_shop(
 
 
 def improve_by_job_shop(search: Search, patience_s: float | None = None) -> None:
-    """Large-neighbourhood search: free the routes of some states, keep the rest, re-time everything.
+    """Large-neighbourhood search by CP-SAT: free routes of some states, fix the others, re-time all sends.
 
-    States are freed at random, because chunks arrive there about one time, or because they are the last that
-    chunks arrive at. The last kind often asks for a schedule that meets the bound. That leaves little room:
-    it is found soon, or not at all, and then tried less often until the incumbent improves. Other rounds
+    States are freed at random, because chunks arrive there at about the same time, or because chunks arrive
+    there last. Rounds of the last kind often demand a schedule that meets the bound. Such a model is solved
+    or refuted quickly; after a failure it is tried less often, until the incumbent improves. Other rounds
     accept an equally good schedule, so that the search drifts over plateaus.
 
-    - `patience_s`: It ends after this time without improvement; by default a share of the time.
+    - `patience_s`: Seconds without improvement after which it ends; None for a share of the turn.
     """
     since = time.monotonic()
     if search.done or (current := search.known[1]) is None:
@@ -273,7 +280,7 @@ def improve_by_job_shop(search: Search, patience_s: float | None = None) -> None
 
 
 def _entering(quotient: Quotient, current: ListSchedule) -> dict[int, tuple[int, int]]:
-    """The hop that enters each state, of those that lead to a destination, and when it ends."""
+    """{state: (hop that enters it, its end in ticks)}, for hops needed to reach a destination."""
     needed = needed_hops(quotient, current)
     return {
         p: (m, send.end_ticks)
@@ -294,7 +301,7 @@ def _record(
     message: str,
     finish_us: float | None = None,
 ) -> None:
-    """Add a stage that solved a linear model; the size of that, and when its solver had what."""
+    """Record a stage that solved a linear model, with the model's size and the solver's times."""
     search.note(answer.status)
     run = ModelRun(
         num_columns=model.num_variables,
@@ -309,16 +316,16 @@ def _record(
     search.record(name, solver, answer.status, since, finish_us=finish_us, **found)
 
 
-#: Seconds of work for the first routing, and twice as many after each that was not proven; for a contiguity
-#: model; for the job shop of a routing; for a cut; and without improvement for the rounds of job shops.
+#: CPU seconds for: the first routing (doubled after each that was not proven); a contiguity model; the job
+#: shop of a routing; a cut; rounds of job shops without improvement.
 _ROUTING_S, _CONTIGUITY_S, _JOB_SHOP_S, _CUT_S, _ROUNDS_S = 5.0, 2.0, 3.0, 1.0, 4.0
-#: Most pairs of hops that share a resource for which routing also decides their order. Each requires up to
-#: a binary and two rows; with more pairs solvers mostly do not end within some seconds.
+#: Max pairs of hops that share a resource for which routing also decides their order. Each pair may need a
+#: binary and two rows; with more pairs, solvers mostly do not end within a few seconds.
 _MOST_PAIRS = 1_000
 
 
 def alone(search: Search, solver: str) -> None:
-    """Routing on one solver, ordering and merging, and cuts, until bounds meet or the time ends."""
+    """Loop of one solver: routing, ordering and merging, cuts; until the bounds meet or time is up."""
     shares, routing_s = search.parameters.solver, _ROUTING_S
     sequenced: frozenset[int] = frozenset()
     cuts: list[Cut] = []
@@ -337,7 +344,7 @@ def alone(search: Search, solver: str) -> None:
             routing_s *= 2
         elif not sequenced and (sequenced := _to_sequence(search, routed)):
             lower = routed.bound_ticks
-            continue  # the order is decided in the model
+            continue  # solve again, with order decided in the model
         improve_by_job_shop(search, _ROUNDS_S)
         if search.stages[-1].status == "unavailable" or _is_over(search, routed):
             return
@@ -346,14 +353,14 @@ def alone(search: Search, solver: str) -> None:
 
 
 def _is_over(search: Search, routed: Routed | None) -> bool:
-    """True if the best schedule, whoever made it, meets a bound of the problem or of the model."""
+    """True if the incumbent, this search's or its rival's, meets a bound of the problem or of the model."""
     upper, _ = search.known
     lower = search.bound_ticks if routed is None else max(search.bound_ticks, routed.bound_ticks)
     return search.interrupted or upper <= lower or search.done
 
 
 def _sequenced(search: Search, routed: Routed, solver: str) -> ListSchedule | None:
-    """The schedule of a routing: ordered and merged by rules and the solver, then as a job shop."""
+    """Best schedule of a routing: ordered and merged by rules and the solver, then by a job shop."""
     if not routed.starts:
         return None
     job_shop_s = busy_factor() * _JOB_SHOP_S
@@ -370,7 +377,7 @@ def _sequenced(search: Search, routed: Routed, solver: str) -> ListSchedule | No
 
 
 def _cuts(search: Search, found: ListSchedule) -> list[Cut]:
-    """The cut of a schedule, if one is proven in a second or so; recorded."""
+    """The cut from a schedule's critical path, if one is proven in about a second; recorded as a stage."""
     since, (upper, _) = time.monotonic(), search.known
     cut = find_cut(
         search.quotient, found, upper_ticks=upper, lower_ticks=search.bound_ticks,
@@ -383,9 +390,9 @@ def _cuts(search: Search, found: ListSchedule) -> list[Cut]:
 
 
 def _to_sequence(search: Search, routed: Routed) -> frozenset[int]:
-    """The resources to put in order when routing is done again; none where that would not help."""
+    """Resources whose order of sends the next routing model should decide; empty if that would not help."""
     (upper, _), quotient = search.known, search.quotient
-    # Where sends merge their order is not that of hops by themselves: NDv2 x2 and x4 got no better by it.
+    # If sends merge, their order is not that of single hops: NDv2 x2 and x4 did not improve by sequencing.
     merges = any(quotient.merging[hop.link_orbit] for hop in quotient.hops)
     if merges or upper <= max(search.bound_ticks, routed.bound_ticks):
         return frozenset()

@@ -1,8 +1,8 @@
-"""The search of a problem as it is: compiled, or by the stages of a backend on each half of a reduction.
+"""Main search of a problem: compiled, or by the stages of a backend on each phase of a reduction.
 
-Stages are proposers for problems whose chunks spread, listed by backend in `STAGES`. Each knows its share of
-the time limit, and has nothing to do where it does not apply. Shares count work, so that they are longer on
-the clock while the machine is busy; the time limit cuts them off.
+Stages are proposers for broadcast-like problems (chunks are copied, not summed), listed by backend in
+`STAGES`. Each knows its share of the time limit and returns at once if it does not apply. Shares are in
+seconds of work, so they last longer on a busy machine, up to the time limit.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ from taccl.synthesis.search import Search
 from taccl.synthesis.symmetry.timing_group import timing_group
 from taccl.synthesis.transforms.halves import may_keep_apart, search_apart, search_halves
 
-#: More hops for each second of the time limit go to the compiled search, unless they are few.
+#: Max hops per second of the time limit for the models, between `few_hops` and `most_hops`.
 _HOPS_PER_S = 50_000
-#: CPU seconds of a run of the list scheduler per hop, by which a budget becomes a number of runs; and how
-#: many times the budget the runs may take on a busy machine.
+#: CPU seconds per hop of a run of the list scheduler, to turn a budget into a number of runs; and how many
+#: times the budget the runs may take on a busy machine.
 _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
-#: Seconds of the first turn of the portfolio's stages; the first stage that later turns repeat.
+#: Seconds of the portfolio's first turn; index of the first stage that later turns repeat.
 _FIRST_TURN_S, _REPEATED = 4.0, 2
-#: Share of the time for ruin and recreate after a named solver.
+#: Share of the time reserved for ruin and recreate after a named solver.
 _IMPROVED_SHARE = 0.25
-#: Least seconds for restarts of the list scheduler before a named solver.
+#: Min seconds for restarts of the list scheduler before a named solver; below, it runs once.
 _LEAST_RESTARTS_S = 0.2
-#: Noise of the list scheduler's priorities, relative, in turn.
+#: Relative noise on the list scheduler's priorities, one value per run in rotation.
 _NOISES = (0.0, 0.1, 0.5, 2.0, 8.0)
-#: Most hops for the list scheduler over any path (about 60 ms a run).
+#: Max hops for the list scheduler over any path (about 60 ms per run).
 _DETOUR_HOPS = 10_000
-#: Share of the time for the compiled list scheduler; most seconds for a job shop, and for one after routing.
+#: Share of a turn for the compiled list scheduler; max seconds of the joint job shop, and of that after
+#: routing.
 _COMPILED_SHARE, _MOST_JOINT_S, _MOST_JOB_SHOP_S = 0.1, 5.0, 4.0
 
 
@@ -63,7 +64,7 @@ def _first(search: Search) -> None:
 
 
 def _first_s(search: Search) -> float:
-    """Seconds of the list scheduler before other stages."""
+    """Seconds for the list scheduler, which runs before the other stages."""
     scheduling = search.parameters.list
     return min(scheduling.most_s, scheduling.share * search.turn_s)
 
@@ -78,7 +79,10 @@ def _compiled(search: Search, *, share: float) -> None:
 
 
 def _detour(search: Search) -> None:
-    """The list scheduler over any path, for exchanges: only the compiled one ignores the routing slack."""
+    """List scheduler without the routing slack, for exchanges (one destination per chunk).
+
+    It is skipped if kernels are compiled, since the compiled list scheduler ignores the routing slack anyway.
+    """
     problem, scheduling = search.problem, search.parameters.list
     is_exchange = all(len(ranks) == 1 for ranks in problem.collective.destination_sets.sets)
     if are_kept(problem) or not is_exchange or effort(problem) > _DETOUR_HOPS:
@@ -92,7 +96,7 @@ def _detour(search: Search) -> None:
 
 
 def _joint(search: Search) -> None:
-    """One job shop with every hop optional, where there are few."""
+    """One job shop for routing, ordering and contiguity, with all hops optional, if they are few."""
     portfolio, num_hops = search.parameters.portfolio, len(search.quotient.hops)
     if num_hops > portfolio.joint_hops or search.best_on_quotient is None:
         return
@@ -119,7 +123,7 @@ def _routed(search: Search) -> None:
 
 
 def _one_solver(search: Search) -> None:
-    """The loop of one solver, then ruin and recreate if its kernels are there."""
+    """Loop of one solver, then ruin and recreate if there is time to compile it."""
     may_improve = suits_improvement(search.problem) and not _too_short(search)
     with search.keeping(may_improve * _IMPROVED_SHARE * search.limit_s):
         _solve_alone(search)
@@ -128,12 +132,12 @@ def _one_solver(search: Search) -> None:
 
 
 def _solve_alone(search: Search) -> None:
-    """Routing, ordering and contiguity on one solver, from the list scheduler's schedule."""
+    """Routing, ordering and contiguity by one solver, started from the list scheduler's schedule."""
     solver, budget_s = search.backend, _first_s(search)
     greedy(search, budget_s=budget_s, max_runs=1 if budget_s < _LEAST_RESTARTS_S else 10_000)
     if search.best is None:
         return
-    # Only the solver's schedules count in the trace.
+    # The trace lists only schedules of the named solver.
     search.trace[:] = [each for each in search.trace if each.finish_us is None or each.half != search.half]
     own = search.part(search.problem, "", search.deadline, bound=search.bound, rival=search)
     own.quotient = search.quotient
@@ -173,12 +177,12 @@ def _solve_alone(search: Search) -> None:
 
 
 def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
-    """The list scheduler, with seeded restarts until the bound is met or the budget is spent.
+    """Run the list scheduler with seeded restarts until the bound is met or the budget is spent.
 
-    The budget becomes a number of runs, by their time on an idle machine, so that the result does not depend
-    on the load. The clock ends it after several times as long.
+    The budget is converted to a number of runs by their time on an idle machine, so that the result does not
+    depend on load. On a busy machine the runs end after `_PATIENCE` times the budget.
 
-    Raises `OutOfTime` if the search gives up, and time was up before there was a schedule.
+    Raises `OutOfTime` if the search has `gives_up` set and time is up before the first schedule.
     """
     quotient, scheduling = search.quotient, search.parameters.list
     since = time.monotonic()
@@ -215,7 +219,7 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
 
 
 def _runs_in(budget_s: float, num_hops: int, scheduling: ListParameters) -> int:
-    """Number of runs for a budget, rounded down to a power of 2, as the time that is left varies a little."""
+    """Number of runs for a budget, rounded down to a power of 2 to ignore small differences."""
     if budget_s <= 0:
         return 2 * len(_NOISES)  # the first may find nothing
     rounded_s = 2.0 ** math.floor(math.log2(budget_s))
@@ -223,10 +227,10 @@ def _runs_in(budget_s: float, num_hops: int, scheduling: ListParameters) -> int:
 
 
 def ruin_and_recreate(search: Search) -> None:
-    """Ruin and recreate over the incumbent's routes and order, until time is up or it finds no more.
+    """Ruin and recreate on the incumbent's routes and order, until time is up or it finds nothing better.
 
-    Sums that are kept apart, or that two ranks complete, have no trees that it could take out: then of the
-    best that has.
+    It needs chunks that travel along trees. If the incumbent has unreduced contributions or exchanged sums,
+    it starts from the best schedules along trees instead.
     """
     best = search.best
     has_trees = best is not None and best.carries is None and best is not search.exchanged
@@ -256,20 +260,21 @@ def ruin_and_recreate(search: Search) -> None:
 
 
 def _too_short(search: Search) -> str:
-    """The reason why time does not suffice for kernels; empty if it does."""
+    """Reason why there is no time to compile the kernels; empty if there is, or if they are compiled."""
     if is_quick(search.limit_s, search.parameters):
         return ""
     return f"its kernels are not compiled, and {search.limit_s:.2g} s do not suffice for that"
 
 
-#: The list scheduler in the portfolio, and as a backend; the compiled list scheduler after each.
+#: The list scheduler: as a stage of the portfolio, and as a backend. The same for the compiled list
+#: scheduler.
 _LIST, _LIST_ALONE = (OwnProposer("list scheduler", each) for each in (_first, _alone))
 _COMPILED, _COMPILED_ALONE = (
     OwnProposer("compiled list scheduler", partial(_compiled, share=share))
     for share in (_COMPILED_SHARE, 1.0)
 )
 _ANY_PATH = OwnProposer("list scheduler over any path", _detour)
-#: The stages of every backend, in order; any other is a solver that works alone.
+#: Stages of each backend, in order; other backends are solvers that work alone (`ONE_SOLVER`).
 STAGES: dict[str, tuple[Turn, ...]] = {
     "auto": (
         Turn(_LIST),
@@ -291,9 +296,9 @@ ONE_SOLVER = (Turn(OwnProposer("one solver", _one_solver)),)
 def choose(
     problem: Problem, backend: str, time_limit_s: float, parameters: SearchParameters = DEFAULTS
 ) -> tuple[bool, str]:
-    """True if only the compiled search would end in time; and the choice, with its reasons in figures.
+    """(True if only the compiled search would end in time, text of the choice with its reasons).
 
-    Effort is counted in hops, chunks times links, of which a symmetry leaves one of each orbit.
+    The size is measured in hops (chunks times links); under a symmetry, one hop per orbit counts.
     """
     if backend not in ("auto", "greedy"):
         return False, f"{backend}, as asked"
@@ -318,7 +323,7 @@ def choose(
 
 
 def search_plain(search: Search) -> None:
-    """The compiled search; or the stages of a backend, on each half of a reduction."""
+    """Search a problem as it is: compiled, or by a backend's stages on each phase of a reduction."""
     if search.is_large is None:
         search.is_large, _ = choose(search.problem, search.backend, search.deadline.left_s, search.parameters)
     if search.is_large:
@@ -336,10 +341,10 @@ def search_plain(search: Search) -> None:
 
 
 def _in_turns(search: Search) -> None:
-    """The stages of a backend; those of the portfolio in turns, each twice as long as the one before.
+    """Run the stages of a backend; those of the portfolio in turns, each twice as long as the one before.
 
-    The length of the first turn is fixed, so that what is found by some time does not depend on the limit.
-    The search ends with a turn that finds nothing, or once one job shop of all hops is proven.
+    The first turn has a fixed length, so that results at a given time do not depend on the time limit. The
+    search ends after a turn without progress, or once the joint job shop is solved to optimality.
     """
     search.limit_s = search.turn_s = search.deadline.left_s
     stages = STAGES.get(search.backend, ONE_SOLVER)
@@ -357,17 +362,17 @@ def _in_turns(search: Search) -> None:
 
 
 def _search_spreading(search: Search) -> None:
-    """The stages of a backend, on a problem whose chunks spread; after Ctrl-C the first schedule will do."""
+    """Run the stages of a backend on a broadcast-like problem; after Ctrl-C, return the first schedule."""
     first = partial(greedy, search, budget_s=0.0, max_runs=1)
     try:
         search.look_for_bound()
-        if search.interrupted or search.problem.collective.is_met:  # or nothing is to be sent
+        if search.interrupted or search.problem.collective.is_met:  # or nothing has to be sent
             first()
         else:
             _in_turns(search)
     except KeyboardInterrupt:
         search.interrupt()
-        if search.best is None and search.half == "spread":  # the other half is there
+        if search.best is None and search.half == "spread":  # the other phase has its schedule
             first()
     if search.best is None:
         if search.interrupted:

@@ -1,4 +1,4 @@
-"""The table of proposers: all that the library asks for a schedule of a problem, in order."""
+"""Table of proposers: all of the library's ways to find a schedule of a problem, in the order they run."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged
 from taccl.synthesis.transforms.fused import offer_fused
 from taccl.synthesis.transforms.switches import by_switches
 
-#: Share of the time for baselines in finer chunks, where their number is open.
+#: Share of the time for baselines in finer chunks, if the problem leaves the number of chunks open.
 _CUT_SHARE = 0.25
-#: Share of the time kept for ruin and recreate without a sketch, which leaves models few hops.
+#: Share of the time reserved for ruin and recreate if the search uses no suggested sketch.
 _SKETCHED_SHARE = 0.3
 
 
 def _by_servers(search: Search) -> None:
-    """Offer the schedule of the servers that update sums: no other search supports these."""
+    """Propose the schedule for parameter servers that update the sums; no other proposer supports these."""
     asked, since = search.asked or search.problem, time.monotonic()
     found = servers(asked, cut=asked.chunks_open)
     found = found.under(replace(found.problem, clauses=asked.clauses))
@@ -52,7 +52,7 @@ def _by_servers(search: Search) -> None:
 
 
 def _offer_apart(search: Search, found: Schedule, choice: str) -> None:
-    """Keep a schedule of the same data, by servers or switches, beside the search."""
+    """Add a schedule of the same data by servers or switches to ``search.others``."""
     other = Search(found.problem, search.options, search.deadline, stages=search.stages, choice=choice)
     other.is_apart = True
     other.offer_whole(found, producer=found.producer)
@@ -64,7 +64,7 @@ def _updates(problem: Problem) -> bool:
 
 
 def _by_switches(search: Search) -> None:
-    """Offer the best that switches do, alone or with ranks."""
+    """Propose the best schedule with in-network reduction, by switches alone or together with ranks."""
     asked = search.made_by.problem if search.made_by is not None else search.problem
     since = time.monotonic()
     found = by_switches(asked, search.options.in_network, search.deadline)
@@ -77,12 +77,12 @@ def _by_switches(search: Search) -> None:
 
 
 def _may_use_switches(search: Search) -> bool:
-    """True if switches that add must be used, or may be and are there."""
+    """True if in-network reduction is required, or is allowed and the topology has switches that add."""
     return search.options.in_network == "only" or search.made_by is not None
 
 
 def _competes_before(search: Search) -> bool:
-    """True if baselines come before the search, and after it."""
+    """True if baselines run both before the search and after it."""
     return _competes(search) and search.options.keeps_sends
 
 
@@ -97,7 +97,7 @@ def _estimated_first(search: Search) -> None:
 
 
 def _bound_all_chunkings(search: Search) -> None:
-    """Bound all chunkings before the search takes the time for that; without time, the result does."""
+    """Bound all chunkings before the search uses up the time; if it is up, `Search.result` does."""
     if not search.deadline.has_passed:
         search.look_over_all_chunkings()
 
@@ -119,7 +119,7 @@ def _finer_last(search: Search) -> None:
 
 
 def _offer_finer(search: Search, limit_s: float) -> None:
-    """Offer baselines in finer chunks, for some seconds, as a search beside this one."""
+    """Propose baselines in finer chunks, for `limit_s` seconds, as a search in ``search.others``."""
     found = offer_cut(search, _cut_and_told, search.deadline.sooner(limit_s))
     if found is not search:
         search.others.append(found)
@@ -135,12 +135,12 @@ def _may_be_finer(search: Search) -> bool:
 
 
 def _competes(search: Search) -> bool:
-    """True if baselines compete: with the library's own searches, and not with a solver alone."""
+    """True if baselines compete with the library's own searches; false for a solver that works alone."""
     return search.backend in ("auto", "greedy")
 
 
 def _is_free(search: Search) -> bool:
-    """True if anything may be tried: for the portfolio, of which all sends are kept."""
+    """True if any proposer may run: in the portfolio, if schedules are kept in memory with all sends."""
     return search.backend == "auto" and search.options.keeps_sends
 
 
@@ -159,7 +159,7 @@ def _may_guide(search: Search) -> bool:
 
 
 def _no_time_for_sketches(search: Search) -> str:
-    """The reason why none is suggested; empty if there is time, or some were proposed."""
+    """Reason why no sketch is suggested; empty if there is time, or if sketches were given."""
     least_s = search.parameters.choice.compiling_s
     if search.proposals or not search.is_large or search.limit_s >= least_s:
         return ""
@@ -167,7 +167,7 @@ def _no_time_for_sketches(search: Search) -> str:
 
 
 def _is_guided(search: Search) -> bool:
-    """True if the search goes on under sketches."""
+    """True if the search runs under sketches."""
     return _may_guide(search) and not _no_time_for_sketches(search)
 
 
@@ -176,14 +176,14 @@ def _is_plain(search: Search) -> bool:
 
 
 def _improving_s(search: Search) -> float:
-    """Seconds kept for ruin and recreate; 0 where it does not run."""
+    """Seconds reserved for ruin and recreate; 0 if it will not run."""
     is_meant = _is_free(search) and suits_improvement(search.problem) and not _too_short(search)
     share = search.parameters.budget.improve_share if _is_guided(search) else _SKETCHED_SHARE
     return is_meant * share * search.limit_s
 
 
 def _too_short(search: Search) -> str:
-    """The reason why there is no time for ruin and recreate; empty if there is."""
+    """Reason why there is no time to compile ruin and recreate; empty if there is, or if it is compiled."""
     if is_quick(search.limit_s, search.parameters):
         return ""
     return f"its kernels are not compiled, and {search.limit_s:.2g} s do not suffice for that"
@@ -199,7 +199,7 @@ def _baselines_last(search: Search) -> None:
 
 
 def _competing_s(search: Search) -> float:
-    """Seconds kept for baselines, beyond those that improvement leaves."""
+    """Seconds reserved for baselines, beyond the seconds that are reserved for ruin and recreate."""
     most_s = search.parameters.budget.improve_share * search.deadline.left_s
     needed_s = min(competing_s(search.problem, most_s, search.parameters), most_s)
     return max(0.0, needed_s - _improving_s(search))
@@ -222,13 +222,13 @@ def _no_time_to_exchange(search: Search) -> str:
 
 
 def _balanced(search: Search) -> None:
-    """The schedule along dimensions, and the bound."""
+    """Propose the dimension-balanced schedule, and compute the bound."""
     search_balanced(search, policy=search.options.policy)
     search.look_for_bound()
 
 
 def _offer_registered(search: Search) -> None:
-    """Ask the proposers of users, each with its share of the time."""
+    """Run the proposers that users registered, each in its share of the time."""
     share = search.parameters.portfolio.registered_share
     run(search, [Turn(each, share=share) for each in registered()])
 
@@ -245,7 +245,7 @@ def _sums_up(problem: Problem) -> bool:
     return problem.collective.sums_up
 
 
-#: The exchange of sums, before ruin and recreate and after it.
+#: The exchange of sums between roots, which runs before ruin and recreate and again after it.
 _EXCHANGE = Turn(
     OwnProposer("exchange", offer_exchanged, _sums_up, _exchange_takes_s),
     lambda search: search.backend == "auto",
@@ -253,12 +253,12 @@ _EXCHANGE = Turn(
     _exchanging_s,
     runs_late=True,
 )
-#: Proposers for sums that servers update or switches add, which no others support.
+#: Proposers for sums that servers or switches make; these support what no other proposer does.
 APART: tuple[Turn, ...] = (
     Turn(OwnProposer("servers", _by_servers, _updates), lambda search: not _may_use_switches(search)),
     Turn(OwnProposer("switches that add", _by_switches), _may_use_switches),
 )
-#: Those before the number of chunks is chosen, so that a schedule exists.
+#: Proposers that run before the number of chunks is chosen, so that a schedule exists early.
 FIRST: tuple[Turn, ...] = (
     Turn(OwnProposer("recursive multiplying by estimate", _estimated_first), _may_be_finer),
     Turn(OwnProposer("first baselines", _first_baselines), _competes_before),
@@ -266,7 +266,7 @@ FIRST: tuple[Turn, ...] = (
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),
     Turn(OwnProposer("trees", _along_trees, may_fill), _may_grow_trees, no_time, improves=True),
 )
-#: Those that the time left is for, once the search has ended.
+#: Proposers that use the time left after the search.
 LAST: tuple[Turn, ...] = (
     Turn(OwnProposer("other baselines", _last_baselines), _competes_before, improves=True),
     Turn(OwnProposer("baselines in finer chunks", _finer_last), _may_be_finer, improves=True),
@@ -298,7 +298,7 @@ PROPOSERS: tuple[Turn, ...] = (
         reserve_s=_competing_s,
         runs_late=True,
     ),
-    replace(_EXCHANGE, reserve_s=nothing),  # where it meets the bound, nothing is left to improve
+    replace(_EXCHANGE, reserve_s=nothing),  # if it meets the bound, nothing is left to improve
     Turn(
         OwnProposer("ruin and recreate", ruin_and_recreate, suits_improvement),
         _is_free,
@@ -310,7 +310,7 @@ PROPOSERS: tuple[Turn, ...] = (
 )
 
 
-#: Those that improve a schedule.
+#: Proposers that improve an existing schedule.
 IMPROVERS: tuple[Turn, ...] = tuple(
     replace(each, reserve_s=nothing)
     for each in PROPOSERS
@@ -319,13 +319,13 @@ IMPROVERS: tuple[Turn, ...] = tuple(
 
 
 def propose_all(search: Search) -> None:
-    """Ask every proposer of the table in turn."""
+    """Run all proposers of `PROPOSERS` in order."""
     search.most_earliest = exchanged_count(search)
     run(search, PROPOSERS)
 
 
 def exchanged_count(search: Search) -> int:
-    """Number of schedules that a search keeps for the exchange of sums."""
+    """Number of schedules kept for the exchange of sums between roots; 0 if it will not run."""
     can_exchange = search.backend == "auto" and _sums_up(search.problem)
     is_exchanging = can_exchange and _exchanging_s(search) > 0
     return search.parameters.portfolio.exchanged if is_exchanging else 0

@@ -1,7 +1,8 @@
-"""Schedules along spanning trees that fill the machine, in as many chunks as their packing needs.
+"""Schedules along packed spanning trees, which reach the machine's throughput in enough chunks.
 
-The throughput of chunks that go to all ranks is limited by the set of ranks that is hardest to enter, and
-trees reach that limit if each rank's data is cut into enough parts. Sums go along the same trees backwards.
+The throughput of chunks that go to all ranks is limited by the set of ranks with the smallest incoming
+capacity. Trees reach that limit if each rank's data is cut into enough parts. Sums go along the same trees,
+reversed.
 
 References
 ----------
@@ -46,32 +47,32 @@ if TYPE_CHECKING:
 
     from taccl.problem.problem import Problem
 
-#: Most ranks for which trees are packed (about 1 s at 64), and most sends of a schedule along them.
+#: Max ranks for which trees are packed (about 1 s at 64), and max sends of a schedule along them.
 _MOST_RANKS, _MOST_SENDS = 96, 350_000
-#: Sends of a schedule that is tried in any case.
+#: Schedules of at most this many sends are tried without comparing estimates.
 _FEW_SENDS = 10_000
-#: Share of the time left for trees; CPU seconds that they have in any case, and most of the time for these.
+#: Share of the time left for trees; min CPU seconds for them, and max share of the time for that minimum.
 _SHARE, _LEAST_S, _MOST_SHARE = 0.3, 2.0, 0.6
-#: Share of the finish below which finer chunks count as a gain.
+#: Ratio of finishes below which finer chunks count as a gain.
 _PAYS = 0.999
-#: Share of the best finish up to which a schedule of the shortest steady interval is preferred.
+#: Max ratio to the best finish at which a schedule of the shortest steady interval is preferred.
 _STEADY = Fraction(1002, 1000)
-#: Numbers of chunks in a row that bring no gain, after which no finer ones are tried.
+#: Number of consecutive chunk counts without gain after which no finer chunks are tried.
 _PATIENCE = 2
-#: Number of slow sends in a row that it takes about to fill the machine; and most times the best estimate of
-#: a finish with which a number of chunks is tried.
+#: Number of slowest sends that take about as long as filling the pipeline; and max ratio to the best
+#: estimated finish at which a number of chunks is tried.
 _HOPS, _FAR = 8, Fraction(105, 100)
-#: Relative difference of times that is due to whole bytes.
+#: Relative difference of times caused by rounding to whole bytes.
 _ROUNDED = Fraction(1, 10_000)
-#: CPU seconds to compile the kernels, which are kept on disk; and the most of the time left for that.
+#: CPU seconds to compile the kernels, which are then cached; and max share of the time left for that.
 _COMPILE_S, _COMPILE_SHARE = 9.0, 0.5
 
 
 def may_fill(problem: Problem) -> bool:
-    """True if trees can carry a problem's chunks, and these are large enough that throughput counts.
+    """True if trees support the problem, and throughput rather than latency limits it.
 
-    Chunks go from one rank each to all, or sums come from all ranks. Over some link a chunk takes longer than
-    its latency. A sketch says no more than which links may be used.
+    Each chunk must go from one rank to all ranks, or be a sum of all ranks. On some link the transmission
+    time of a chunk must exceed the latency. The sketch may only restrict links.
     """
     topology, costs = problem.topology, problem.costs
     plain = replace(problem.clauses, links_allowed=None)
@@ -82,12 +83,12 @@ def may_fill(problem: Problem) -> bool:
 
 
 def is_worthwhile(search: Search) -> bool:
-    """True unless the number of chunks is given, and models suit so few."""
+    """True if the number of chunks is open, or the problem has more hops than suit the models."""
     return search.is_open or effort(search.problem) > search.parameters.suggesting.few_hops
 
 
 def no_time(search: Search) -> str:
-    """The reason why there is no time to compile kernels; empty if there is, or they are compiled."""
+    """Reason why there is no time to compile the kernels; empty if there is, or if they are compiled."""
     needed_s, left_s = busy_factor() * _COMPILE_S, search.deadline.left_s
     if _are_compiled(search.problem) or left_s * _COMPILE_SHARE >= needed_s:
         return ""
@@ -95,7 +96,7 @@ def no_time(search: Search) -> str:
 
 
 def offer_trees(search: Search) -> None:
-    """Offer schedules along trees, in finer chunks as long as that pays if their number is open."""
+    """Propose schedules along trees; if the number of chunks is open, in finer ones while that pays."""
     if not _compiled(search):
         return
     since, left_s = time.monotonic(), search.deadline.left_s
@@ -103,7 +104,7 @@ def offer_trees(search: Search) -> None:
     until = search.deadline.sooner(max(_SHARE * left_s, least_s))
     best, said, idle = None, "", 0
     search.report("spanning trees")
-    with suppress(NoSolutionError, InputError), until.enforced():  # out of time, too
+    with suppress(NoSolutionError, InputError), until.enforced():  # NoSolutionError includes OutOfTime
         for problem, share in _in_chunks(search):
             found = along_trees(problem, Limits(until, seed=search.options.seed))
             if found is None:
@@ -136,11 +137,11 @@ def offer_trees(search: Search) -> None:
 
 
 def _in_chunks(search: Search) -> Iterator[tuple[Problem, str]]:
-    """The problem in the numbers of chunks to try, where trees may finish before the incumbent.
+    """(problem, description of its trees) for each number of chunks in which trees may beat the incumbent.
 
-    Powers of two below the number with which trees reach the optimum, and that one's multiples, are compared
-    by an estimate. Those far behind the best are left out, unless they are quick to try. A description of the
-    trees comes with each.
+    The candidates are the number with which trees reach the optimal throughput, powers of two below it, and
+    its multiples by powers of two. Candidates whose estimated finish is far behind the best are skipped,
+    unless they are quick to try.
     """
     whole = search.problem
     optimum, parts, is_shared = Fraction(0), 1, False
@@ -156,7 +157,7 @@ def _in_chunks(search: Search) -> Iterator[tuple[Problem, str]]:
         return
     most = max(1, min(_MOST_SENDS // num_sends, *whole.chunk_bytes)) if search.is_open else 1
     numbers = _numbers(parts, most)
-    # The few that are quick come at once, before the others are compared.
+    # Quick candidates are yielded one by one, before estimates of the others are compared.
     quick = [count for count in numbers if num_sends * count <= _FEW_SENDS]
     for some in (*([count] for count in quick), numbers[len(quick) :]):
         problems = [whole if count == 1 else cut(whole, count) for count in some]
@@ -170,7 +171,7 @@ def _in_chunks(search: Search) -> Iterator[tuple[Problem, str]]:
 
 
 def _busy_and_filling(problem: Problem) -> tuple[Fraction, Fraction]:
-    """Time for which trees keep the machine busy, and about that until it is, in microseconds."""
+    """(time that trees occupy the busiest resource, estimated time to fill the pipeline), in microseconds."""
     busy = filling = Fraction(0)
     for half in split(problem):
         network, counts, costs = network_of(half.problem), tree_counts(half.problem), half.problem.costs
@@ -183,7 +184,7 @@ def _busy_and_filling(problem: Problem) -> tuple[Fraction, Fraction]:
 
 
 def _described(problem: Problem, least: Fraction, optimum: Fraction, enough: int) -> str:
-    """Number of trees, and the throughput that they reach.
+    """Number of trees per rank, and their throughput relative to the optimum, as text.
 
     - `enough`: Trees per rank that reach the optimum; 0 if unknown.
     """
@@ -196,7 +197,10 @@ def _described(problem: Problem, least: Fraction, optimum: Fraction, enough: int
 
 
 def _numbers(parts: int, most: int) -> list[int]:
-    """Numbers of parts to try, up to `most`; `parts` is the one with which trees reach the optimum, or 0."""
+    """Numbers of parts to try, up to `most`.
+
+    - `parts`: The number with which trees reach the optimal throughput; 0 if unknown.
+    """
     powers = [1 << i for i in range(most.bit_length())]
     multiples = [parts * each for each in powers if 0 < parts * each <= most]
     return sorted({*multiples, *(each for each in powers if not multiples or each < parts)})
@@ -209,7 +213,7 @@ def _are_compiled(problem: Problem) -> bool:
 
 
 def _compiled(search: Search) -> bool:
-    """Have the kernels compiled on two ranks, as a row of the stages; true if they are."""
+    """Compile the kernels on two ranks if necessary, recorded as a stage; true if they are compiled."""
     if _are_compiled(search.problem):
         return True
     since, limit_s = time.monotonic(), _COMPILE_SHARE * search.deadline.left_s
@@ -232,9 +236,10 @@ def _compiled(search: Search) -> bool:
 
 
 def along_trees(problem: Problem, limits: Limits = Limits(), *, gapless: bool = False) -> Schedule | None:
-    """A schedule of a problem's own chunks along trees that fill the machine; None if there are none.
+    """Schedule of a problem in its own chunks along packed spanning trees; None if these do not exist.
 
-    - `gapless`: True for one whose steady interval is that of its busiest resource; None if none is found.
+    - `gapless`: True for a schedule whose steady interval is that of its busiest resource; None if none is
+      found.
 
     Raises
     ------
