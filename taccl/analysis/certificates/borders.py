@@ -1,11 +1,12 @@
-"""Whole chunks that must cross the border of a set of ranks: cut counting, and the single machine.
+"""Bounds from whole chunks that must cross the border of a set of ranks: cut counting and single machine.
 
-Cut counting divides them by the rate of the border's resources. The single machine is one resource that
-chunks must all pass, in batches, with their releases and tails.
+Cut counting divides the number of crossing chunks by the rate of the border's resources. The single-machine
+bound schedules the crossing chunks on one resource that all of them must hold. Each chunk is a job with a
+release date (earliest start) and a tail (least time between its end and the end of the schedule).
 
-Source: Carlier, "The one-machine sequencing problem", European Journal of Operational Research 11 (1982),
-with batches in place of single jobs. A dynamic program over batches finds the earliest ends, which the
-witness holds as labels.
+Source: Carlier, "The one-machine sequencing problem", European Journal of Operational Research 11 (1982).
+Here a send of several chunks is a batch of jobs. A dynamic program over batches finds the earliest ends; the
+witness stores them as labels.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from taccl.problem.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Border(OfRanks):
-    """Sends that must enter (or leave) a set of ranks."""
+    """Witness of cut counting: chunks that must enter (or, if not `entering`, leave) a set of ranks."""
 
     kind, proves = "border", "cut counting"
     preference = 4
@@ -44,7 +45,7 @@ class Border(OfRanks):
 
 
 def counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Count chunks that must enter or leave a set of ranks, over the rate of the resources on the border."""
+    """Yield cut-counting claims: chunks that must enter or leave a set, over the rate of its border."""
     if not demand.single_ended:
         return
     if demand.sums_for_all and not in_network:
@@ -66,7 +67,7 @@ def counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
 
 
 def counted(demand: NeededSends, volume: Volume) -> Iterator[Claim]:
-    """Count whole chunks that must enter each rank and node, without times, for very large problems."""
+    """Yield cut-counting claims for very large problems: chunks enter each rank and node, times ignored."""
     if not (volume.by_chunk and volume.spreads and demand.single_ended):
         return
     size = int(demand.problem.costs.chunk_units[0])
@@ -85,7 +86,7 @@ def _set_name(demand: NeededSends, family: str, ranks: frozenset[int]) -> str:
 
 
 def _crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
-    """True if no schedule with the required crossings of the border can finish before `ticks`."""
+    """True if the chunks that must cross the border cannot all arrive in a schedule shorter than `ticks`."""
     if facts.multi:
         return False
     jobs = list(border_jobs(facts, border.ranks, entering=border.entering))
@@ -96,17 +97,19 @@ def _crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
     return fills(facts, Counter(job.units for job in jobs), links, ticks - late, since=early)
 
 
-#: Max states; above it, the queues of a machine merge into one, which only weakens the bound.
+#: Max states of the dynamic program; above it, all queues merge into one, which only weakens the bound.
 _MAX_STATES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class SingleMachine(Witness):
-    """A resource that chunks must pass when they enter (or leave) ranks, or nodes (`family`).
+    """Witness of the single-machine bound: a resource that chunks must hold when they enter or leave sets.
 
-    - `tail`: Only jobs with at least this tail count, in ticks.
-    - `ends`: Earliest ends of 0, 1, ... jobs of each queue as labels, in ticks; the number of the last queue
-      runs fastest. Jobs whose links overlap share a queue, or all jobs do.
+    - `family`: Family of the sets, ``"rank"`` or ``"node"``.
+    - `entering`: True for chunks that enter, False for chunks that leave.
+    - `tail`: Min tail of the jobs that count, in ticks.
+    - `ends`: Labels of the dynamic program: for each number of finished jobs per queue, the earliest end in
+      ticks, in row-major order. Jobs whose links overlap share a queue, or all jobs share one.
     """
 
     kind = proves = "single machine"
@@ -118,7 +121,7 @@ class SingleMachine(Witness):
     ends: tuple[int, ...] = ()
 
     def fits(self, problem: Problem) -> bool:
-        """True if the witness names only what the problem has, and nothing twice."""
+        """True if the problem has the resource, and the family is known."""
         is_there = 0 <= self.resource < len(problem.topology.resources)
         return is_there and self.family in ("rank", "node")
 
@@ -128,12 +131,12 @@ class SingleMachine(Witness):
 
 
 def single_machine(demand: NeededSends, *, in_network: bool = False) -> Iterator[Claim]:
-    """Single-machine bounds: jobs that must all pass one resource, with their releases and tails.
+    """Yield single-machine claims for each resource that jobs must hold at the borders of ranks or nodes.
 
-    They hold with and without sums in switches.
+    They hold with and without reduction in switches (`in_network`).
 
-    Sets of ranks are disjoint, so jobs of different sets are different sends. This fails if a link multicasts
-    or reduces; each set then counts alone.
+    The sets of a family are disjoint, so jobs of different sets are different sends. If a link multicasts or
+    reduces, one send can be a job of several sets; then only the set with the most jobs counts.
     """
     links_of: dict[int, list[int]] = defaultdict(list)
     for e in demand.problem.links_allowed:
@@ -172,17 +175,17 @@ def single_machine(demand: NeededSends, *, in_network: bool = False) -> Iterator
 def machine_ticks(
     problem: Problem, held: Mapping[int, tuple[int, int, bool]], jobs: Sequence[BorderJob]
 ) -> tuple[int, int, tuple[int, ...]]:
-    """(ticks, tail, labels) of the best bound over the subsets of jobs with at least a given tail.
+    """(bound in ticks, min tail of the jobs that count, labels), the best over some min tails.
 
-    After the last batch of a subset, its chunks leave one by one if all their onward links share a resource.
+    After the last batch, its chunks leave one by one if their onward links share a resource.
 
-    - `held` (mapping of link to (alpha, beta, receives)): Hold of the machine by a send over each link of the
-      jobs; `receives` is True if the hold lasts until the send's end.
+    - `held`: {link: (alpha, beta, receives)} holds of the machine by a send over each link of the jobs;
+      `receives` is True if the hold ends with the send (receiving side), False if it starts with it.
     """
     links = {e for job in jobs for e in job.links}
     alpha, beta = min(held[e][0] for e in links), min(held[e][1] for e in links)
     size = min(job.units for job in jobs)
-    # Ticks by which a send outlasts its hold.
+    # Ticks of a send outside its hold: before the hold at the receiving side, after it at the sending side.
     lags = {e: problem.costs.duration(e, size) - held[e][0] - size * held[e][1] for e in links}
     before = min(lag if held[e][2] else 0 for e, lag in lags.items())
     after = min(0 if held[e][2] else lag for e, lag in lags.items())
@@ -209,14 +212,14 @@ def machine_ticks(
 
 
 def _shared(onward: Sequence[frozenset[tuple[int, int]]]) -> int:
-    """Min ticks for which each job holds a resource that all jobs share on their way out."""
+    """Min hold in ticks, per job, of an onward resource that all jobs share; 0 if they share none."""
     held = [dict(each) for each in onward]
     common = set.intersection(*(set(each) for each in held)) if held else set()
     return max((min(each[resource] for each in held) for resource in common), default=0)
 
 
 def _queues(jobs: Sequence[BorderJob]) -> list[list[int]]:
-    """Sorted releases per queue, by first link; jobs that may merge (their links overlap) share a queue."""
+    """Sorted release dates of each queue, by lowest link; jobs with overlapping links share a queue."""
     queues: list[tuple[set[int], list[int]]] = []
     for job in jobs:
         links, releases, apart = set(job.links), [job.release], []
@@ -233,10 +236,10 @@ def _queues(jobs: Sequence[BorderJob]) -> list[list[int]]:
 def batch_ends(
     queues: list[list[int]], alpha: int, beta: int, max_merge: int
 ) -> tuple[dict[int, int], list[int]]:
-    """({size of the last batch: earliest end of all batches}, earliest ends by number of jobs per queue).
+    """({size of the last batch: earliest end of all batches}, earliest end per number of finished jobs).
 
     A batch of n chunks of one queue starts when the machine is free and its chunks are released. It takes
-    ``alpha + n * beta`` ticks. The dynamic program runs over the number of finished jobs per queue.
+    ``alpha + n * beta`` ticks. A state of the dynamic program is the number of finished jobs of each queue.
     """
     if max_merge == 1 or math.prod(len(queue) + 1 for queue in queues) > _MAX_STATES:
         queues = [sorted(release for queue in queues for release in queue)]
@@ -256,7 +259,7 @@ def batch_ends(
 
 
 def _passes_late(facts: Facts, machine: SingleMachine, ticks: int) -> bool:
-    """True if the jobs that must pass the resource cannot all be over before `ticks`."""
+    """True if the jobs that must hold the resource cannot all end, tails included, before `ticks`."""
     jobs = _passing(facts, machine)
     some = [job for job in jobs if job.tail >= machine.tail]
     if not some or ticks <= 0:
@@ -265,7 +268,7 @@ def _passes_late(facts: Facts, machine: SingleMachine, ticks: int) -> bool:
     holds, size = {e: facts.holds[e][machine.resource] for e in links}, min(job.units for job in jobs)
     alpha, beta = min(hold[0] for hold in holds.values()), min(hold[1] for hold in holds.values())
     most = 1 if links.isdisjoint(facts.clauses.merging) else facts.clauses.max_merge
-    # A send that does not hold the machine from its start, or until its end, lasts that much longer.
+    # Ticks of a send outside its hold: before the hold at the receiving side, after it at the sending side.
     longer = {e: facts.took(e, size) - hold[0] - size * hold[1] for e, hold in holds.items()}
     ticks -= min(ticks if holds[e][2] else 0 for e, ticks in longer.items())
     ticks -= min(0 if holds[e][2] else ticks for e, ticks in longer.items())
@@ -279,14 +282,14 @@ def _passes_late(facts: Facts, machine: SingleMachine, ticks: int) -> bool:
 
 
 def _leaving(jobs: Sequence[BorderJob]) -> int:
-    """Min ticks for which each job with a tail holds one resource on its way out, if they all share one."""
+    """Min hold in ticks, per job with a tail, of an onward resource that these jobs share; 0 if none."""
     held = [dict(job.onward) for job in jobs if job.tail]
     shared = frozenset(held[0]).intersection(*held[1:]) if held else ()
     return max((min(each[resource] for each in held) for resource in shared), default=0)
 
 
 def _passing(facts: Facts, machine: SingleMachine) -> list[BorderJob]:
-    """Jobs at the borders of ranks, or nodes, that must pass the resource; of one set if links multicast."""
+    """Jobs at borders of ranks (or nodes) that must hold the resource; of one set only if links multicast."""
     sets = [frozenset((r,)) for r in range(facts.topology.num_ranks)]
     if machine.family == "node":
         sets = [frozenset(ranks) for ranks in facts.topology.ranks_of_node]
@@ -303,9 +306,10 @@ def _passing(facts: Facts, machine: SingleMachine) -> list[BorderJob]:
 def _last_ends(
     jobs: Sequence[BorderJob], labels: Sequence[int], alpha: int, beta: int, most: int
 ) -> dict[int, int]:
-    """{size of the last batch: min ticks until all batches are over}; empty if a label can be wrong.
+    """{size of the last batch: earliest end of all batches in ticks}; empty if a label is not proven.
 
-    A label is at most the end of each batch that completes its jobs, if earlier labels hold for those before.
+    A label is proven if it is no later than the end of any last batch that starts from an earlier state's
+    label.
     """
     releases: dict[frozenset[int], list[int]] = {}
     for job in jobs:

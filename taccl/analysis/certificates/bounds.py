@@ -1,7 +1,7 @@
-"""Lower bounds on the finish of any schedule of a problem, each with a witness and one sentence.
+"""Lower bounds on the finish of any schedule of a problem, each with a witness and one sentence on its cause.
 
-`lower_bound` returns the best bound that the arguments prove, each in a module of its own. It
-holds for the declared problem: topology, collective and sketch.
+`lower_bound` tries several arguments, each from a module of its own, and returns the best bound. It holds for
+the declared problem: topology, collective and sketch.
 """
 
 from __future__ import annotations
@@ -36,28 +36,29 @@ from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.sketch.reachability import check_possible
 
-#: Max ends of chunks (origins and destinations of each kind) for which borders are timed, not only counted.
+#: Max chunk ends for border crossings with release dates and tails; above it, crossings are only counted.
+#: Chunk ends are the origins and destinations of all different chunks.
 _MAX_TIMED = 60_000
-#: Max ends of chunks, up to symmetry, for which every argument without a linear program always runs
+#: Max chunk ends, counted up to symmetry, of a small problem. It gets every argument without a linear program
 #: (fractions of a second).
 _MAX_BRIEF = 3_000
 #: Default budget of `lower_bound`, in seconds.
 _CUTS_S = 20.0
-#: Share of the price search for cuts along level sets; then share of the remaining time for flows.
+#: Shares of the time for dual prices: for cuts along level sets, and for multicommodity flows.
 _LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
-#: Share of the time for the first linear programs, before all other arguments.
+#: Share of the whole time for the first linear programs, which run before most other arguments.
 _FIRST_SHARE = 0.5
-#: Share of the time for counting, before the first linear programs.
+#: Share of the time for cut counting, which runs before the first linear programs.
 _COUNTING_SHARE = 0.5
-#: Seconds for the first linear programs, and for all arguments of small problems, even after the limit: about
-#: ten times their usual need, so that bounds of little work hold on a busy machine, too.
+#: Min seconds for the first linear programs, and for all arguments of small problems, even beyond the limit.
+#: They are about ten times the usual need, so that a busy machine finds the same bounds.
 _FIRST_S, _SMALL_S = 1.0, 1.5
-#: Min seconds for later linear programs, before the limit; also for the bound of one release date.
+#: Min seconds for the last linear programs, within the limit; also for the bound of one release date.
 _LEAST_S = 1.0
 
 Finder = Callable[[], Iterable[Claim]]
-#: Finders of bounds for whole chunks, and of those over all chunkings, in the order in which they run. Each
-#: takes a `NeededSends` and ``in_network=``, and needs no linear program; prices are found apart.
+#: Finders of bounds without linear programs, in the order in which they run: for whole chunks, and for all
+#: chunkings. Each takes a `NeededSends` and ``in_network=``. `_prices` yields bounds by linear programs.
 WHOLE_CHUNKS: list[Callable[..., Iterable[Claim]]] = [
     counting, dissemination_bounds, pair_counting_bounds, spread_tail_bounds, dynamic_cut_bounds,
     single_machine,
@@ -83,21 +84,22 @@ def lower_bound(
     problem : Problem
         The problem; the bound respects its clauses.
     divisible : bool, optional
-        True bounds data that may be cut arbitrarily finely, rather than whole chunks. All sends may merge
-        then, unless a sketch limits that. Default: True if the problem leaves the number of chunks open.
+        True bounds data that may be cut arbitrarily finely, rather than whole chunks. Sends may then carry
+        any number of chunks, unless a sketch limits it. Default: True if the problem leaves the number of
+        chunks open.
     in_network : bool
-        True assumes that switches can reduce and multicast without limit. Capabilities of the topology's own
-        links need no such assumption.
+        True assumes that all switches can reduce and multicast without limit. Without it, only links that
+        the topology declares do so.
     budget_s : float
-        Seconds after which no higher bound is sought; the bound found by then holds. Latency is always
-        computed. Linear programs of throughput come next, for at least 1 s up to 60,000 ends of chunks. Small
-        problems get all arguments that need no linear program.
+        Seconds for the search; then the best bound so far is returned. The latency bound is always computed.
+        Linear programs for throughput get at least 1 s if different chunks have at most 60,000 origins and
+        destinations together. Small problems always get all arguments without a linear program.
     limit_s : float, optional
-        Seconds after which these, too, are abandoned; small problems get at least 1.5 s. Beyond 60,000 ends
-        of chunks, the result may then be the latency bound alone.
+        Seconds after which these minimum efforts end, too; small problems still get at least 1.5 s. Beyond
+        60,000 origins and destinations, the result may then be the latency bound.
     end_s : float, optional
-        Seconds after which the best bound so far is returned, of small problems, too; `OutOfTime` if there
-        is none.
+        Hard limit in seconds, also for small problems: the best bound so far is returned. `OutOfTime` is
+        raised if there is none.
     finish : Fraction, optional
         Finish of a schedule, in microseconds. A bound that meets it is the best possible, and ends the
         search.
@@ -139,7 +141,7 @@ def lower_bound(
 
 
 def latency_bound(problem: Problem) -> Certificate:
-    """The bound of the latency alone, of a problem without release dates, which takes hundredths of a second.
+    """Latency bound of a problem without release dates; takes hundredths of a second.
 
     Raises the error of `lower_bound` if a chunk cannot reach a destination.
     """
@@ -182,7 +184,7 @@ def claims_of(
 def _of_late_parts(
     problem: Problem, bound_of: Callable[..., Certificate], budget_s: float, finish: Fraction | None
 ) -> Certificate:
-    """Largest bound over release dates: a date, plus the bound of the data released from then on."""
+    """Best bound over release dates: the date, plus the bound of the data released on that date or later."""
     found = bound_of(problem.without_moments(), budget_s=budget_s, finish=finish)
     best, until = replace(found, problem=problem), time.monotonic() + budget_s
     for moment in moments(problem):
@@ -209,10 +211,11 @@ def _claims(
     limit: float,
     enough: Fraction | float,
 ) -> Iterator[Claim]:
-    """Yield claims in the order in which they are found, until one reaches `enough` ticks.
+    """Yield claims as they are found, until one reaches `enough` ticks or the time is over.
 
-    Linear programs for prices come first if other arguments may exhaust the time. They run even after the
-    limit.
+    - `deadline`, `limit`: ``budget_s`` and ``limit_s`` of `lower_bound`, as times of `time.monotonic`.
+
+    Linear programs run early, and even after the limit, if other arguments might use up the time.
     """
     latency = latency_of(demand, divisible=divisible, limit=limit)
     yield latency
@@ -240,13 +243,13 @@ def _claims(
     is_priced = False
 
     def first_prices() -> Iterator[Claim]:
-        """Yield prices in a share of the time: if volume limits, no other argument comes close."""
+        """Yield throughput claims in a share of the time; if throughput limits, no other bound is as high."""
         nonlocal is_priced
         yield from prices(deadline=first_until)
         is_priced = time.monotonic() < first_until
 
     def last_prices() -> Iterable[Claim]:
-        """Prices in the remaining time, unless the first programs were solved to the end."""
+        """Throughput claims in the remaining time; none if the first linear programs were solved."""
         return () if is_priced else prices(deadline=max(deadline, min(limit, time.monotonic() + _LEAST_S)))
 
     quick: list[Finder] = []
@@ -257,8 +260,8 @@ def _claims(
     elif is_countable:
         quick = [partial(find, demand, **within) for find in ALL_CHUNKINGS]
     early: list[tuple[Finder, float]] = [(first_prices, first_until)] if divisible and is_countable else []
-    if not divisible and not (is_small and enough < math.inf):  # often met without prices
-        # Counting is fast if ranks are alike; otherwise it leaves time for prices.
+    if not divisible and not (is_small and enough < math.inf):  # counting often reaches `enough` by itself
+        # Counting is fast if symmetry leaves few ranks; otherwise it must leave time for linear programs.
         count_until = now + _COUNTING_SHARE * (min(limit, max(soon, now + _FIRST_S)) - now)
         early = [(quick.pop(0), count_until), (first_prices, first_until)]
     late = [*((find, limit if is_small else soon) for find in quick), (last_prices, soon)]
@@ -294,10 +297,12 @@ def _prices(
     deadline: float,
     known: int,
 ) -> Iterator[Claim]:
-    """Yield throughput claims from level sets and linear programs as they are found, until `deadline`.
+    """Yield throughput claims from flows, level sets and linear programs over cuts, until `deadline`.
 
-    Of cuts, a claim is yielded only if it is larger than the one before. Bounds are rounded up to whole ticks
-    if chunks of one size travel whole.
+    A claim from a cut is yielded only if it is higher than the one before. Bounds are rounded up to whole
+    ticks if chunks of one size travel whole.
+
+    - `known`: A known bound in ticks; lower ones are of no use.
     """
 
     def ticks(bound: Fraction) -> int | Fraction:
@@ -314,7 +319,7 @@ def _prices(
 
     yield from _of_flows(volume, symmetries, ticks, budget_s=left(_FLOWS_SHARE), known=known)
     cuts = [(levels, _LEVELS_SHARE), (programs, 1.0)]
-    if volume.problem.topology.num_nodes > 1:  # the first linear program prices what leaves nodes
+    if volume.problem.topology.num_nodes > 1:  # the linear program starts with the cuts around nodes
         cuts = [(programs, 1 - _LEVELS_SHARE), (levels, 1.0)]
     best = Fraction(0)
     for find, share in cuts:
@@ -332,7 +337,7 @@ def _of_flows(
     budget_s: float,
     known: int,
 ) -> Iterator[Claim]:
-    """Yield the claim of flows along all ways, where chunks go to at most two destinations."""
+    """Yield the multicommodity-flow claim over all paths, if chunks have at most two destinations each."""
     one_way = volume.spreads and all(len(chunk.destinations) <= 2 for chunk in volume.collective.chunks)
     if not one_way or budget_s <= 0:
         return
@@ -348,7 +353,7 @@ def _of_flows(
 
 
 def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
-    """Name of the limiting traffic."""
+    """Text that names the traffic into a set of ranks, or between the parts of a partition."""
     topology = volume.problem.topology
     if len(parts) > 1:
         return f"traffic between {len(parts)} groups of ranks, which share each sum"

@@ -1,9 +1,9 @@
-"""Byte counting: pair counting of bytes, over all chunkings, with a latency for each send.
+"""Byte counting: a bound over all chunkings that charges each send a latency and counts the pairs it serves.
 
-A pair is a byte that a set of ranks lacks, with a rank of the set that wants it. For sums, a pair also has a
-contribution from outside. An early send into the set serves few pairs per byte, as its sender holds data of
-few ranks by then. A late send serves few pairs, too, as its data then reaches few ranks. See
-docs/formulation.md, "Byte counting".
+A pair is a byte that a set of ranks lacks, and a rank of the set that wants the byte. For sums, a pair is a
+contribution from outside and such a rank. A send into the set that starts early serves few pairs per byte,
+because its sender holds data of few ranks by then. A send that ends late serves few pairs, too, because its
+data then reaches few ranks. See docs/formulation.md, "Byte counting".
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from taccl.analysis.certificates.pair_counting import (
     windows_of,
 )
 
-#: Max ranks, and nodes, to examine.
+#: Max ranks, and max nodes, for which the bound is computed.
 _MOST_SETS = 8
 
 
 class Port(NamedTuple):
-    """A resource at a border.
+    """Costs of a resource at the border of a set of ranks, in ticks, for sends that enter the set.
 
-    - `alpha`, `beta`: Hold of a send without bytes, and additional hold for each unit.
-    - `most`: Max units of use in a send.
-    - `idle`: Min time of a send, of any size, in which it does not hold the resource.
+    - `alpha`, `beta`: A send of u units holds the resource for ``alpha + beta * u`` ticks.
+    - `most`: Max useful units in a send.
+    - `idle`: Min ticks of a send, of any size, in which it does not hold the resource.
 
-    Results are in units times `scale`, a multiple of every beta, so that they are whole at whole ticks.
-    Between whole ticks they are linear, and each is the greatest from its tick on.
+    Methods return numbers of units times `scale`, a multiple of every beta, so that results at whole ticks
+    are whole. In between, they are linear in time and continuous from the right.
     """
 
     alpha: int
@@ -61,7 +61,7 @@ class Port(NamedTuple):
     idle: int
 
     def passed(self, ticks: Time, scale: int) -> Time:
-        """Max units in sends that take `ticks` in total, times `scale`."""
+        """Max units, times `scale`, in sends from start to end within `ticks` ticks."""
         busy, full = ticks - self.idle, self.alpha + self.beta * self.most
         if busy < self.alpha:
             return 0
@@ -75,9 +75,9 @@ class Port(NamedTuple):
         return rounds * self.most * scale + last
 
     def fed(self, ticks: Time, scale: int, known: Sequence[tuple[int, int]], enough: int) -> Time:
-        """Max units within `ticks` in sends that carry no more than their senders hold, times `scale`.
+        """Max units, times `scale`, within `ticks` ticks in sends that carry no more than their senders hold.
 
-        - `known`: (ticks, units): time from which a sender can hold that many units.
+        - `known`: (ticks, units) pairs, ascending: from `ticks` on, a sender can hold that many units.
         - `enough`: Number of units beyond which counting may stop.
         """
         if not self.alpha:
@@ -87,7 +87,7 @@ class Port(NamedTuple):
             each, sends = min(self.most, units), (start - since) // self.alpha + 1
             if sends <= 0:
                 continue
-            if self.beta:  # time for the bytes of `whole` sends, and of a part of one more
+            if self.beta:  # `whole` sends and a part of one more fit into the time
                 left = start + self.alpha - room * self.beta
                 whole = max(0, left // (each * self.beta + self.alpha))
                 if whole < sends:
@@ -101,10 +101,11 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ByteCounting(OfRanks):
-    """Ranks that want data from outside, and the resources that cover the links into them, in order.
+    """Witness of byte counting: ranks that want data from outside, and resources that cover their border.
 
+    - `resources`: Resources that cover the links into the ranks, in the order in which they do so.
     - `collected`: Labels of the number of ranks whose data one rank can hold.
-    - `spread`: Labels of the number of ranks of the set at which data of one of them can be.
+    - `spread`: Labels of the number of ranks of the set that can hold a byte that entered at one of them.
     """
 
     kind = proves = "byte counting"
@@ -121,7 +122,7 @@ class ByteCounting(OfRanks):
 
 
 def byte_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield claims for ranks, and nodes, that no symmetry maps to an earlier one."""
+    """Yield byte-counting claims for some ranks and nodes, one of each orbit under symmetry."""
     if in_network or not demand.single_ended or demand.problem.collective.derivations:
         return
     for name, sets in demand.families:
@@ -136,7 +137,7 @@ def byte_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
 
 
 def _counted(demand: NeededSends, ranks: frozenset[int]) -> tuple[Fraction, ByteCounting | None]:
-    """Bound in ticks, and its witness; 0 proves nothing."""
+    """(bound in ticks, witness) for a set of ranks; (0, None) if nothing is proven."""
     pairs = total = adding = wanting = 0
     of_rank: Counter[int] = Counter()
     for kind, others in demand.outside(ranks).items():
@@ -180,7 +181,12 @@ def copies_served(
     enough: int,
     scale: int,
 ) -> Served:
-    """Pairs of a byte that spreads and a rank: each level of `spread` ranks adds the sends early enough."""
+    """Pairs of a copied byte and a rank by a time; each level of `spread` adds the sends that are in time.
+
+    - `known`: (ticks, units) pairs, ascending: from `ticks` on, a sender can hold that many units.
+    - `spread`: (ticks, ranks) pairs, ascending: data needs `ticks` after its entry to reach that many ranks.
+    - `enough`, `scale`: As in `Port.fed`.
+    """
 
     def fed(tail: int, ticks: Time) -> Time:
         return sum(count * port.fed(ticks - tail, scale, known, enough) for port, count in ports.items())
@@ -190,7 +196,7 @@ def copies_served(
 
 
 def sums_served(ports: Counter[Port], windows: Windows, scale: int) -> Served:
-    """Pairs of a contribution and a rank: sends in the windows of a level, one by one or all together."""
+    """Pairs of a contribution and a rank by a time: the less of one window per level, and all windows."""
 
     def passed(some: Sequence[tuple[int, int]], ticks: Time) -> Time:
         return sum(
@@ -206,7 +212,7 @@ def sums_served(ports: Counter[Port], windows: Windows, scale: int) -> Served:
 
 
 def _port(demand: NeededSends, links: Sequence[int], resource: int, total: int) -> Port:
-    """Port that the given links share, with their least costs; `total` units are of use in all."""
+    """Port with the least costs of the given links of a resource; a send has at most `total` useful units."""
     costs, clauses = demand.problem.costs, demand.problem.clauses
     longest, piece = int(costs.chunk_units.sum()), largest_piece(demand.problem, divisible=True)
     holds = [demand.held[e][resource] for e in links]
@@ -225,15 +231,15 @@ def _port(demand: NeededSends, links: Sequence[int], resource: int, total: int) 
 
 @dataclass(frozen=True, slots=True)
 class _CheckedPort:
-    """A resource that sends of u units hold for ``alpha + beta u``, and leave free for `idle` ticks each."""
+    """The checker's `Port`: a send of u units holds the resource for ``alpha + beta * u`` ticks."""
 
     alpha: int
     beta: int
-    most: int  # max units in a send
+    most: int  # max useful units in a send
     idle: int
 
     def passed(self, ticks: Fraction) -> Fraction:
-        """Max units in sends that take `ticks` ticks in total."""
+        """Max units in sends from start to end within `ticks` ticks."""
         busy, full = ticks - self.idle, self.alpha + self.beta * self.most
         if busy < self.alpha:
             return Fraction(0)
@@ -245,17 +251,22 @@ class _CheckedPort:
         return rounds * self.most + (last if part >= 0 else Fraction(0))
 
     def fed(self, ticks: Fraction, soonest: dict[int, int], each: int, enough: int) -> Fraction:
-        """Max units in `ticks` ticks, if a send has at most `each` units per rank whose data it can have."""
+        """Max units within `ticks` ticks in sends that carry no more than their senders hold.
+
+        - `soonest`: {number of ranks: earliest ticks at which a sender can hold data of that many}.
+        - `each`: Max units from one rank.
+        - `enough`: Number of units beyond which counting may stop.
+        """
         if not self.alpha:
             return self.passed(ticks)
         start, brought = ticks - self.idle - self.alpha, Fraction(0)
         for n, since in sorted(soonest.items(), reverse=True):
-            number = (start - since) // self.alpha + 1  # of sends that start while n ranks are known
+            number = (start - since) // self.alpha + 1  # max sends that start while n ranks are known
             if number <= 0:
                 continue
             unit = min(self.most, n * each)
             if self.beta:
-                # x sends bring ``brought + x unit`` in all; time allows ``(start - (x - 1) alpha) / beta``.
+                # x sends carry ``brought + x unit``; the time allows ``(start - (x - 1) alpha) / beta``.
                 level = (start + self.alpha - brought * self.beta) / (unit * self.beta + self.alpha)
                 few = min(number, max(0, math.floor(level)))
                 if few < number:
@@ -270,8 +281,8 @@ class _CheckedPort:
 def _bytes_left(facts: Facts, witness: ByteCounting, ticks: Fraction) -> bool:
     """True if every schedule that ends before `ticks`, for any chunking, leaves a (byte, rank) pair unserved.
 
-    Ports are counted just before `ticks`. If they can then serve exactly as much as is needed, but less the
-    sooner it is, they cannot before.
+    Pairs served are counted by their limit from below at `ticks`. If the limit is just what is needed and
+    the count rises up to there, no earlier time suffices.
     """
     if not facts.divisible or facts.multi or facts.made_at or facts.in_network:
         return False
@@ -323,7 +334,7 @@ def _bytes_left(facts: Facts, witness: ByteCounting, ticks: Fraction) -> bool:
 
 
 def _just_before(ticks: Fraction, counted: Callable[[Fraction], Fraction]) -> tuple[Fraction, Fraction]:
-    """(limit from below, negated rate there) of a count that is linear between whole ticks."""
+    """(limit from below at `ticks`, minus its slope) of a function that is linear between whole ticks."""
     start = Fraction(math.ceil(ticks) - 1)
     first, middle = counted(start), counted(start + Fraction(1, 2))
     rate = 2 * (middle - first)
@@ -331,7 +342,7 @@ def _just_before(ticks: Fraction, counted: Callable[[Fraction], Fraction]) -> tu
 
 
 def _checked_ports(facts: Facts, witness: ByteCounting, total: int) -> list[_CheckedPort] | None:
-    """Ports of the witness's resources; None if some link into the ranks holds none of them."""
+    """Ports of the witness's resources; None if they do not cover every link into the ranks."""
     left = {e for e in facts.allowed if facts.src[e] not in witness.ranks and facts.dst[e] in witness.ranks}
     joined: Counter[object] = Counter()
     for starts, chunk, units in zip(
@@ -360,7 +371,7 @@ def _checked_ports(facts: Facts, witness: ByteCounting, total: int) -> list[_Che
 
 
 def _weightless(facts: Facts, *, backwards: bool = False) -> Facts:
-    """The same facts for data without bytes; with `backwards`, time is reversed."""
+    """The same facts with every beta 0, so that data has no size; `backwards` also reverses time."""
     bare = copy(facts)
     bare.clauses = replace(facts.clauses, max_merge=1, merging=frozenset())
     bare.beta = [0] * len(facts.beta)

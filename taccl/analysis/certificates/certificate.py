@@ -1,7 +1,7 @@
 """The certificate: a proven lower bound on the finish of any schedule, with the witness that proves it.
 
-Each kind of bound has a module with its witness, its finder, and the evaluation of the witness. Arithmetic
-evaluates a witness on the problem, without a solver. It shares two things with the code that found it: the
+Each kind of bound has a module with its witness, its finder, and the evaluation of the witness. The
+evaluation is exact arithmetic on the problem, without a solver. It shares two things with the finder: the
 problem data (costs in ticks, links, `Problem.open_links`), and the time reversal of problems (`readings`).
 docs/formulation.md, "Checking", explains why this is sound.
 """
@@ -22,17 +22,17 @@ from taccl.problem.problem import Problem
 
 #: Max ranks of a set to list, unless they are consecutive.
 _MOST_SHOWN = 12
-#: ((ticks, most), ...), both ascending: before `ticks`, at most `most` of the counted items can be there.
+#: ((ticks, most), ...), both ascending: before `ticks`, at most `most` of the counted items are possible.
 Labels = tuple[tuple[int, int], ...]
 
 
 class Witness:
-    """Proof of a bound.
+    """Base class of witnesses: data from which arithmetic proves a bound.
 
     - `kind`: Name of the witness in files and reports.
     - `proves`: Kind of bound that it proves.
-    - `preference`: Place of that kind among equal bounds, the least of which is reported.
-    - `any_chunking`: True if it can prove a bound over all chunkings.
+    - `preference`: Rank of that kind among equal bounds; the lowest is reported.
+    - `any_chunking`: True if the witness can prove a bound over all chunkings.
     """
 
     __slots__ = ()
@@ -42,7 +42,7 @@ class Witness:
     any_chunking: ClassVar[bool] = False
 
     def fits(self, problem: Problem) -> bool:
-        """True if the witness names only what the problem has, and nothing twice."""
+        """True if the ranks, links and resources that the witness names exist in the problem."""
         raise NotImplementedError
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
@@ -72,10 +72,11 @@ class OfRanks(Witness):
 
 @dataclass(frozen=True, slots=True)
 class BorderJob:
-    """A send that every schedule has: a chunk enters or leaves a set of ranks over one of `links`.
+    """A required send: in every schedule, a chunk of `units` crosses a border over one of `links`.
 
-    It starts at `release` or later, and at least `tail` ticks remain after its end. If the tail is positive,
-    the chunk then holds the resources that all its onward links share, for the ticks in `onward`.
+    The border is that of a set of ranks. The send starts at `release` or later, and at least `tail` ticks
+    follow its end. If `tail` is positive, the chunk then leaves the receiver, and holds each resource in
+    `onward` for the given ticks: pairs of (resource, ticks).
     """
 
     links: frozenset[int]
@@ -86,7 +87,7 @@ class BorderJob:
 
 
 class Claim(NamedTuple):
-    """A bound in ticks (a fraction if data is divisible), one sentence on what limits, and the witness."""
+    """A bound in ticks (a fraction if data is divisible), one sentence on its cause, and its witness."""
 
     ticks: int | Fraction
     limits: str
@@ -94,20 +95,20 @@ class Claim(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of bound."""
+        """Kind of bound; ``"none"`` without a witness."""
         return "none" if self.witness is None else self.witness.proves
 
     @property
     def preference(self) -> int:
-        """Place among equal claims, the least of which is reported."""
+        """Rank of the kind among equal bounds; the lowest is reported."""
         return 0 if self.witness is None else self.witness.preference
 
 
 def kinds_of_bounds() -> tuple[str, ...]:
-    """Kinds of bounds that witnesses of this package prove, by preference; their modules must be loaded."""
+    """Kinds of bounds that loaded witness classes of this package prove, by preference."""
     found: dict[str, int] = {}
     classes = [Witness]
-    for each in classes:  # which grows
+    for each in classes:  # the list grows while it is read
         classes += each.__subclasses__()
         if hasattr(each, "proves") and each.__module__.startswith("taccl."):
             found.setdefault(each.proves, each.preference)
@@ -134,7 +135,7 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Text of a field; of several sets or prices, only their number."""
+    """Text of a field; for a tuple of several sets or prices, only their number."""
     match value:
         case frozenset() if len(value) > 2 and max(value) - min(value) == len(value) - 1:
             return f"{min(value)}-{max(value)}"
@@ -153,7 +154,7 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Late(Witness):
-    """Data available only from some time on, and the witness for the duration from there."""
+    """Witness for data released at `moment_us` or later: `inner` proves the time needed from then on."""
 
     kind = "late part"
     moment_us: Fraction
@@ -233,7 +234,7 @@ class Certificate:
 
     @checked
     def gap(self, finish: Fraction) -> float:
-        """(finish - bound) / bound; 0 is an optimum in its scope, infinite without a positive bound."""
+        """(finish - bound) / bound; 0 for an optimal schedule, infinite if the bound is 0."""
         if not self.bound:
             return float("inf") if finish else 0.0
         return float((finish - self.bound) / self.bound)
@@ -289,7 +290,7 @@ class Certificate:
 def is_proven(
     problem: Problem, bound: Fraction, witness: Witness | None, *, divisible: bool, in_network: bool
 ) -> bool:
-    """True if the witness proves the bound, in microseconds."""
+    """True if the witness proves the bound, given in microseconds."""
     if isinstance(witness, Late):
         part, left = late_part(problem, witness.moment_us), bound - witness.moment_us
         return part is not None and is_proven(

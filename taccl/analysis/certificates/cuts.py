@@ -1,12 +1,13 @@
-"""The throughput bound: the best dual prices of resources, with sets of ranks that charge for entry.
+"""The throughput bound: optimal dual prices of resources, and charges for sends into sets of ranks.
 
-A linear program on the orbits of a problem's symmetries. Its sets are ranks, nodes, and their complements.
-For chunks that spread, maximum flows add sets that the solution enters too little (violated cuts). Sources:
-Edmonds, "Edge-disjoint branchings", in *Combinatorial Algorithms* (1973), on why cuts decide how fast chunks
-can spread. Dantzig, Fulkerson and Johnson, Operations Research 2 (1954), on adding cuts as they are found.
+A linear program on the orbits of a problem's symmetries finds both. Its first sets are ranks, nodes, and
+their complements. For chunks that spread, maximum flows find violated cuts: sets that the primal solution
+enters too rarely. Sources: Edmonds, "Edge-disjoint branchings", in *Combinatorial Algorithms* (1973), on why
+cuts decide how fast chunks can spread. Dantzig, Fulkerson and Johnson, Operations Research 2 (1954), on
+adding cuts as they are found.
 """
 
-# w price of a resource per tick, z charge of a set, p payment of a send over a link, x sends over a link
+# w price of a resource per tick, z charge of a set, p cost of a send over a link, x sends over a link
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ _MOST_RANKS = 1_024
 _FLOW_SCALE = 1_000_000
 #: Min seconds for a linear program.
 _LEAST_S = 0.1
-#: Max sets that are tried alone if no program was solved.
+#: Max sets for which a bound is computed from that set alone, if no linear program was solved.
 _MOST_ALONE = 8
 
 
@@ -46,9 +47,9 @@ _MOST_ALONE = 8
 class SetCharge:
     """Charge for each send into a set, or between the parts of a partition.
 
-    With one set, it applies to sends that enter the set. With several (a partition), it applies to sends from
-    one to another: a sum that k of them share takes at least 2(k - 1). A send over a link of several ends
-    counts once for each pair of parts that it joins.
+    With one set in `parts`, each send that enters the set is charged. With several sets (a partition), each
+    send from one part to another is charged: a sum that k parts share needs at least 2(k - 1) such sends.
+    A multicast or reduction link counts once for each pair of parts that it joins.
     """
 
     parts: tuple[frozenset[int], ...]
@@ -57,7 +58,7 @@ class SetCharge:
 
 @dataclass(frozen=True, slots=True)
 class CutDual(Witness):
-    """Prices of resources per tick, and charges of sets of ranks: no send is charged more than it pays."""
+    """Witness: prices of resources per tick, and charges of sets. No send's charges exceed its hold costs."""
 
     kind, proves = "cut dual", "throughput"
     preference = 2
@@ -66,7 +67,7 @@ class CutDual(Witness):
     charges: tuple[SetCharge, ...]
 
     def fits(self, problem: Problem) -> bool:
-        """True if the witness names only what the problem has, and nothing twice."""
+        """True if the ranks exist, and there is one price for each resource."""
         ranks = frozenset(range(problem.topology.num_ranks))
         charged = all(each.parts and frozenset().union(*each.parts) <= ranks for each in self.charges)
         return charged and len(self.prices) == len(problem.topology.resources)
@@ -78,7 +79,7 @@ class CutDual(Witness):
 
 @dataclass(frozen=True, slots=True)
 class _Priced:
-    """A solution of the program: prices w and charges z on orbits, and sends x on links."""
+    """Solution of the linear program: prices and charges per orbit, sends per link, the bound in ticks."""
 
     price: NDArray[np.float64]
     charge: NDArray[np.float64]
@@ -89,11 +90,11 @@ class _Priced:
 def throughput(
     volume: Volume, symmetries: Symmetries, *, in_network: bool, budget_s: float, known: int = 0
 ) -> tuple[Fraction, CutDual] | None:
-    """Throughput bound in ticks, and its witness; None if nothing crosses any set.
+    """(throughput bound in ticks, its witness); None if no send must enter any set.
 
     - `in_network`: True if switches are assumed to reduce.
-    - `budget_s`: Seconds after which no program is solved, and no further set sought.
-    - `known`: A known bound in ticks; weaker ones need not be found.
+    - `budget_s`: Seconds after which no further linear program is solved, and no further set sought.
+    - `known`: A known bound in ticks; lower ones are of no use.
     """
     deadline = time.monotonic() + budget_s
     sets = _sets(volume, symmetries, in_network=in_network)
@@ -129,11 +130,11 @@ def throughput(
 
 
 def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[Parts]:
-    """Ranks, nodes, and their complements; for shared sums, also the partitions into ranks and into nodes."""
+    """First sets: ranks, nodes, their complements; for shared sums, also partitions into ranks and nodes."""
     topology = volume.problem.topology
     everyone = frozenset(range(topology.num_ranks))
     different = set(symmetries.ranks.tolist())
-    # If there are very many, keep those with the fewest links, which limit first.
+    # If there are very many, keep the ranks with the fewest links, which most likely limit.
     fewest = sorted(different, key=lambda r: (len(topology.links_to[r]), len(topology.links_from[r]), r))
     families = [[frozenset((r,)) for r in sorted(fewest[:_MOST_RANKS])]]
     nodes = [frozenset(ranks) for ranks in topology.ranks_of_node if ranks]
@@ -151,10 +152,10 @@ def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[P
 
 
 class _Program:
-    """Linear program: max sum need z + sum b w, with sum w = 1, and z of the sets a link enters <= payment.
+    """Linear program: max sum(need z) + sum(b w), with sum(w) = 1, and for each link its charges <= its cost.
 
-    The symbol b stands for `idle_at_most` of a resource. After the bound a resource passes nothing, which no
-    linear program expresses.
+    The symbol b stands for a resource's `idle_at_most`. Idle ticks beyond the bound must not count, which a
+    linear program cannot express; they are capped at a known bound.
     """
 
     def __init__(self, volume: Volume, symmetries: Symmetries) -> None:
@@ -180,7 +181,7 @@ class _Program:
         ]
 
     def add(self, parts: Parts) -> None:
-        """Add sets that charge, with the share of each orbit of links that crosses into them."""
+        """Add a set or partition, with the number of charged sends per link, averaged over each orbit."""
         if parts in self.sets:
             return
         rows = self.row_of_link[crossing_links(self.volume.problem, parts)]
@@ -188,7 +189,7 @@ class _Program:
         self.sets[parts] = (self.volume.needed(parts), count)
 
     def solve(self, known: int, deadline: float) -> _Priced | None:
-        """Best prices and charges; None if the program is unbounded, or not solved in time."""
+        """Optimal prices and charges; None if the program is unbounded, or not solved in time."""
         need = np.array([needed for needed, _ in self.sets.values()], dtype=float)
         scale = need.max()
         crossing = np.array([count for _, count in self.sets.values()])
@@ -218,19 +219,19 @@ class _Program:
         )
 
     def best_of_one(self) -> tuple[Fraction, CutDual] | None:
-        """Best bound by one set, at one price for all resources of its links; no program is solved."""
+        """Best bound from a single set at equal prices for the resources of its links, without a program."""
         row, column, held = (np.array(each) for each in zip(*self.holds, strict=True))
         found = []
         for index, (_, count) in enumerate(list(self.sets.values())[:_MOST_ALONE]):
             price, charge = np.zeros(len(self.columns)), np.zeros(len(self.sets))
             price[column[count[row] > 0]] = 1.0
-            charge[index] = float(held.sum())  # an upper bound: `_exact` lowers it to the payment
+            charge[index] = float(held.sum())  # an upper bound; `_exact` lowers it to what sends pay
             if price.any():
                 found.append(self._exact(_Priced(price, charge, np.zeros(0), 0.0), 1))
         return max(filter(None, found), key=lambda each: each[0], default=None)
 
     def witness(self, solved: _Priced) -> tuple[Fraction, CutDual] | None:
-        """Exact prices and charges near those of the program, and the bound that they prove."""
+        """(bound, witness) from rational prices and charges near those of the program; None if none holds."""
         found = (self._exact(solved, digits) for digits in (10**3, 10**7))
         return max(filter(None, found), key=lambda each: each[0], default=None)
 
@@ -262,7 +263,7 @@ class _Program:
             if asked:
                 share = min(share, pays[row] * size[row] / asked)
         needed = share * sum(needed * z for _, needed, _, z in charged)
-        # Sends that no set charges do not count for idle times.
+        # Idle times count only for sends that some set charges.
         idle = self.volume.heads_tails.idle(
             len(self.symmetries.resources), np.append(entered, False)[self.row_of_link]
         )
@@ -281,7 +282,7 @@ class _Program:
 
 
 def _worth_pricing(held: list[dict[int, int]], idle: list[int]) -> list[int]:
-    """Resources to price; excludes those of one link that holds a shared, equally idle one for as long."""
+    """Resources to price: not those of one link that holds a shared, equally idle resource as long."""
     users: Counter[int] = Counter(resource for mine in held for resource in mine)
     worth = set(users)
     for mine in held:
@@ -295,10 +296,11 @@ def _worth_pricing(held: list[dict[int, int]], idle: list[int]) -> list[int]:
 def _too_little(
     volume: Volume, symmetries: Symmetries, sends: NDArray[np.float64], known: set[Parts], deadline: float
 ) -> list[Parts]:
-    """Sets that chunks must enter more often than `sends` allows, from maximum flows to each rank.
+    """Violated cuts: sets that chunks must enter more often than `sends` allows, by maximum flows.
 
-    The flow network has an arc per link, with its sends as capacity. A source supplies the origins of the
-    chunks that the rank wants. A cut below the rank's demand is a set that is entered too little.
+    There is one flow problem per receiving rank. Each link is an arc, with its sends as capacity. A source
+    supplies the origins of the chunks that the rank wants. If the flow does not meet this demand, the minimum
+    cut is a violated set.
     """
     if not (volume.spreads and volume.single_ended):
         return []
@@ -323,7 +325,7 @@ def _too_little(
 
 
 def _priced(facts: Facts, witness: CutDual) -> Fraction:
-    """Bound in ticks that prices and charges prove; 0 if some send is charged more than it pays."""
+    """Bound in ticks that the prices and charges prove; 0 if the charges of a send exceed its cost."""
     if min(witness.prices, default=0) < 0 or any(each.charge < 0 for each in witness.charges):
         return Fraction(0)
     paid = pays(facts, witness.prices)
@@ -350,7 +352,7 @@ def _priced(facts: Facts, witness: CutDual) -> Fraction:
 
 
 def _must_enter(facts: Facts, parts: Sequence[frozenset[int]]) -> int:
-    """Min volume of the sends into a set, or between the parts of a partition."""
+    """Min volume that must enter a set, or pass between the parts of a partition."""
     volume = 0
     for c, (data, units) in enumerate(zip(facts.collective.chunks, facts.units, strict=True)):
         weight = 1 if facts.by_chunk else units

@@ -1,13 +1,13 @@
-"""The bound of all algorithms along dimensions: the least possible load of the busiest dimension.
+"""Lower bound for algorithms along dimensions: the least possible load of the busiest dimension.
 
-A chunk takes the dimensions in some order, and loads each with its remaining size. A reduction shrinks the
-chunk by the size of every dimension that it has passed. Chunks may take different orders. A linear program
-with a column for each order finds the shares of data with the least maximum load. Its dual assigns prices to
-dimensions, with sum 1; no mix of orders costs less than the cheapest order. Under given prices, the cheapest
-order sorts the dimensions by price over bandwidth, ascending, by an exchange argument. Columns are therefore
-generated on demand, and a certificate is checked by sorting.
+A chunk passes all dimensions in some order, and loads each in proportion to its size at that point. A
+reduction divides the chunk by the size of every dimension already passed. Chunks may take different orders.
+A linear program with a column for each order finds the split of the data that minimises the maximum load. Its
+dual assigns prices to dimensions, with sum 1; no mix of orders costs less than the cheapest order. An
+exchange argument shows that the cheapest order sorts dimensions by price over bandwidth, ascending. Columns
+are therefore generated on demand, and a certificate is checked by sorting.
 
-The bound counts bandwidth only, for data that may be cut arbitrarily. It does not bound other algorithms;
+The bound counts bandwidth only, for data that may be cut arbitrarily. It does not hold for other algorithms;
 `taccl.lower_bound` does.
 """
 
@@ -27,7 +27,7 @@ from taccl.solvers.highs import minimise
 from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions
 
-#: Number of passes of the data along the dimensions.
+#: Number of times that the data passes all dimensions.
 _PASSES = {"allgather": 1, "reduce-scatter": 1, "alltoall": 1, "allreduce": 2}
 _TOLERANCE = 1e-9
 #: Denominator to which prices are rounded; the bound that they prove is exact.
@@ -38,10 +38,10 @@ _FINEST_PRICE = 10**6
 class DimensionBound:
     """Lower bound on the finish of every algorithm along dimensions, bandwidth only.
 
-    - `size_bytes`: As nccl-tests counts it.
-    - `prices`: Weight of a microsecond of each dimension; the weights sum to 1.
-    - `bound`: Microseconds, exact.
-    - `fixed`: Microseconds if all data takes the dimensions in their own order.
+    - `size_bytes`: Size as nccl-tests counts it.
+    - `prices`: Dual price of each dimension's busy time; the prices sum to 1.
+    - `bound`: The bound in microseconds, exact.
+    - `fixed`: Microseconds if all data passes the dimensions in their declared order.
     """
 
     dims: Dimensions
@@ -58,7 +58,7 @@ class DimensionBound:
 
     @property
     def gain(self) -> float:
-        """Time of the dimensions' own order, as a multiple of the bound, bandwidth only."""
+        """Time of the declared order of dimensions as a multiple of the bound, bandwidth only."""
         return float(self.fixed / self.bound)
 
     @property
@@ -79,7 +79,7 @@ class DimensionBound:
         return f"at least {format_us(self.bound)} by any such algorithm, bandwidth only; {self.limits}"
 
     def check(self) -> bool:
-        """True if the prices prove the bound, by arithmetic: the cheapest order costs no less."""
+        """True if the prices prove the bound: under them, the cheapest order costs at least as much."""
         if len(self.prices) != len(self.dims) or min(self.prices) < 0 or sum(self.prices) != 1:
             return False
         return self.bound <= _priced(self.dims, self.collective, self.prices) * self.size_mb
@@ -104,7 +104,7 @@ class DimensionBound:
 
 
 def _loads(dims: Dimensions, collective: str, order: Sequence[int]) -> list[Fraction]:
-    """Microseconds for which each dimension is busy with 10**6 bytes that take the given order."""
+    """Microseconds for which each dimension is busy with 10**6 bytes that pass dimensions in this order."""
     if collective not in _PASSES:
         known = ", ".join(_PASSES)
         raise CollectiveError(f"found {collective}; expected one of {known}", where="dimensions")
@@ -113,7 +113,7 @@ def _loads(dims: Dimensions, collective: str, order: Sequence[int]) -> list[Frac
 
 
 def balance(dims: Dimensions, collective: str) -> tuple[dict[tuple[int, ...], float], tuple[Fraction, ...]]:
-    """Shares of the data for each order that minimise the busiest dimension's load; and dual prices."""
+    """({order: share of the data}, dual prices of the dimensions) that minimise the maximum load."""
     count = len(dims)
     columns = [(*range(first, count), *range(first)) for first in range(count)]
     while True:
@@ -136,7 +136,7 @@ def balance(dims: Dimensions, collective: str) -> tuple[dict[tuple[int, ...], fl
 
 
 def bound_along(problem: Problem) -> DimensionBound | None:
-    """Bound of a problem; None unless its topology has dimensions that its collective can use."""
+    """Bound of a problem; None unless its topology has several dimensions that its collective can use."""
     collective = problem.collective
     if collective.name not in _PASSES or not problem.size_bytes or collective.groups:
         return None
@@ -157,11 +157,11 @@ def dimension_bound(dims: Dimensions, collective: str, size_bytes: int) -> Dimen
 
 
 def _cheapest(dims: Dimensions, prices: Sequence[Fraction]) -> tuple[int, ...]:
-    """Cheapest order under the prices."""
+    """Order of dimensions with the least cost under the prices."""
     return tuple(sorted(range(len(dims)), key=lambda k: (prices[k] / dims.dims[k].bandwidth_gb_per_s, k)))
 
 
 def _priced(dims: Dimensions, collective: str, prices: Sequence[Fraction]) -> Fraction:
-    """Cost of the cheapest order for 10**6 bytes."""
+    """Cost under the prices, in microseconds, of 10**6 bytes in the cheapest order."""
     loads = _loads(dims, collective, _cheapest(dims, prices))
     return sum((load * price for load, price in zip(loads, prices, strict=True)), Fraction(0))

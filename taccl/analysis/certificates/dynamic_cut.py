@@ -1,9 +1,9 @@
-"""Dynamic cuts: chunks that must cross a moving border on their way to a rank.
+"""Dynamic cuts: a bound from chunks that must cross a border whose position changes with time.
 
-Each rank is on the far side of the border until a time of its own; the target always is. Any chunk that
-reaches the target has crossed the border by a send that starts on the near side and ends on the far side. The
-best times are the labels of a quickest flow. Source: Ford and Fulkerson, "Constructing maximal dynamic flows
-from static flows", Oper. Res. (1958).
+Each rank is on the near side of the border from a time of its own on, and on the far side before. The target
+rank is always on the far side. Any chunk that reaches the target has crossed the border, by a send that
+starts on the near side and ends on the far side. The best times are the labels of a quickest flow. Source:
+Ford and Fulkerson, "Constructing maximal dynamic flows from static flows", Oper. Res. (1958).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from taccl.problem.problem import Problem
 if TYPE_CHECKING:
     from taccl.analysis.certificates.finding.needed_sends import ChunkKind, NeededSends
 
-#: Max target ranks to examine, nodes of origin for each target, and borders for each node.
+#: Max target ranks to examine; max nodes of origin per target; max borders per node of origin.
 _MOST_TARGETS, _MOST_NODES, _MOST_BORDERS = 8, 2, 32
-#: Resolution of rates, in parts of a chunk per tick.
+#: Scale of integer flow rates, per chunk per tick.
 _RATE_SCALE = 2**32
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicCut(Witness):
-    """Chunks that must reach a rank across a moving border, from ranks on its near side at time 0.
+    """Witness of a dynamic cut: a target rank, and the time at which each rank changes sides.
 
     - `moments`: Time in ticks from which each rank is on the near side; the target never is.
-    - `backwards`: True for the time-reversed problem.
+    - `backwards`: True if the bound is for the time-reversed problem.
     """
 
     kind, proves = "dynamic cut", "cut counting"
@@ -48,7 +48,7 @@ class DynamicCut(Witness):
     backwards: bool = False
 
     def fits(self, problem: Problem) -> bool:
-        """True if the witness names only what the problem has, and nothing twice."""
+        """True if the target exists, and there is one time for each rank."""
         num_ranks = problem.topology.num_ranks
         return 0 <= self.target < num_ranks and len(self.moments) == num_ranks
 
@@ -58,7 +58,7 @@ class DynamicCut(Witness):
 
 
 def dynamic_cut_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield claims for ranks and the chunks that they lack, grouped by node of origin.
+    """Yield dynamic-cut claims for target ranks; the chunks that they lack are grouped by node of origin.
 
     If fewer ranks hold chunks initially than want some, the time-reversed problem is bounded, too.
     """
@@ -92,7 +92,7 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
 def _best(
     costs: GateCosts, links: Ints, starts: Sequence[int], target: int, number: int
 ) -> tuple[int, list[int]]:
-    """(ticks, crossing times of ranks) for the best border."""
+    """(bound in ticks, time from which each rank is on the near side) for the best border."""
     best, moments = 0, [0] * costs.num_ranks
     took = costs.link_alpha + costs.link_beta
     for label in islice(_labels(costs, links, starts, target), _MOST_BORDERS):
@@ -109,12 +109,15 @@ def _best(
 
 
 def _labels(costs: GateCosts, links: Ints, starts: Sequence[int], target: int) -> Iterator[Ints]:
-    """Distances of ranks from the origins: initially, then after filling each shortest path to the target."""
+    """Yield distances of ranks from the origins, after each augmentation along a shortest path.
+
+    These are the labels of successive shortest paths to the target, which make a quickest flow.
+    """
     most = np.where(costs.merges, costs.max_merge, 1)
     held = np.ones(len(most), dtype=np.int64)
     np.maximum.at(held, costs.link, costs.alpha // most[costs.link] + costs.beta)
     src, dst, took = costs.src[links], costs.dst[links], (costs.link_alpha + costs.link_beta)[links]
-    # Among equally short paths, those over the fewest links count, so that none goes back and forth.
+    # Of equally short paths, prefer those with the fewest links, so that no path goes back and forth.
     tail, head, length = (
         np.append(src, dst),
         np.append(dst, src),
@@ -145,9 +148,9 @@ def _labels(costs: GateCosts, links: Ints, starts: Sequence[int], target: int) -
 
 
 def _crosses(facts: Facts, cut: DynamicCut, ticks: Fraction) -> bool:
-    """True if the target's chunks cannot all cross a moving border and arrive before `ticks`.
+    """True if not all chunks that the target wants can cross the border and arrive before `ticks`.
 
-    The chunks that count are those that the target wants and that start on the near side of the border.
+    Only chunks that start on the near side of the border count.
     """
     if facts.sums or not facts.spreads_alike:
         return False

@@ -1,8 +1,8 @@
-"""First arrivals: the shortest path of a chunk (latency), and merged sends (dissemination).
+"""Bounds from first arrivals: latency (shortest path of one chunk) and dissemination (data of many ranks).
 
-Even a merged send carries no more than its sender holds when it starts. A rank initially holds its own data,
-and gets that of others by successive sends. A send carries data of m ranks only if its sender held data of m
-ranks at its start. See docs/formulation.md, "Dissemination".
+A rank initially holds its own data, and gets the data of others by successive sends. A send, merged or not,
+carries data of m ranks only if its sender holds data of m ranks when it starts. Dissemination bounds the time
+until a rank can hold the data of all ranks that it wants. See docs/formulation.md, "Dissemination".
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from taccl.analysis.certificates.finding.gates import FOREVER, Gates, Ints, fast
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.problem.problem import Problem
 
-#: Above this many ranks, only about `_FEW_CHUNKS` chunks are examined.
+#: Above this many ranks, only about `_FEW_CHUNKS` chunks are examined for latency.
 _MOST_RANKS_TIMED = 2_048
 _FEW_CHUNKS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Path(Witness):
-    """The shortest path of a chunk to a destination."""
+    """Witness of the latency bound: the shortest path of a chunk to a destination."""
 
     kind, proves = "path", "latency"
     preference = 1
@@ -41,7 +41,7 @@ class Path(Witness):
     destination: int
 
     def fits(self, problem: Problem) -> bool:
-        """True if the witness names only what the problem has, and nothing twice."""
+        """True if the problem has the chunk and the destination rank."""
         chunks, num_ranks = problem.collective.num_chunks, problem.topology.num_ranks
         return 0 <= self.chunk < chunks and 0 <= self.destination < num_ranks
 
@@ -51,12 +51,12 @@ class Path(Witness):
 
 
 def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) -> Claim:
-    """Longest shortest path from a chunk's origins to a destination; only alphas count if divisible.
+    """Latency claim: the longest of the shortest paths of chunks; only alphas count if divisible.
 
-    Only some chunks are examined if there are too many ranks for all-pairs times, or after time `limit`.
+    Only some chunks are examined above `_MOST_RANKS_TIMED` ranks, or after `limit` (as `time.monotonic`).
     """
     best = Claim(0, "nothing has to be sent", None)
-    # Largest chunks first: if time runs out, the remaining chunks tend to have shorter paths.
+    # Largest chunks first: they tend to have the longest paths, if time runs out.
     distances, kinds = demand.distances, sorted(demand.example.items(), key=lambda kind: -kind[0][1])
     is_large = demand.topology.num_ranks > _MOST_RANKS_TIMED
     if is_large:
@@ -86,7 +86,7 @@ def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) ->
 
 
 def _arrival(facts: Facts, path: Path) -> int:
-    """Shortest time of a chunk to a destination; for a sum, from its farthest contribution."""
+    """Ticks that a chunk needs at least to reach a destination; for a sum, its farthest contribution."""
     data = facts.collective.chunks[path.chunk]
     if path.destination not in data.destinations:
         return 0
@@ -99,16 +99,16 @@ def _arrival(facts: Facts, path: Path) -> int:
     return max(found.get(rank, 0) for rank in data.origins)
 
 
-#: Max ranks, and nodes, to examine, those with the most missing data first.
+#: Max ranks, and max nodes, for which the bound is computed; those that lack the most data come first.
 _MOST_SETS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Dissemination(OfRanks):
-    """Ranks of which one wants data of many ranks outside the set, and earliest times as labels, in ticks.
+    """Witness of dissemination: a set of ranks, one of which wants data of many ranks outside the set.
 
-    - `anywhere`: Earliest times at which any rank can hold data of 0, 1, ... ranks, its own included.
-    - `inside`: Earliest times at which a rank of the set can hold data of 0, 1, ... ranks outside.
+    - `anywhere`: Earliest ticks at which any rank can hold data of 0, 1, ... ranks, its own included.
+    - `inside`: Earliest ticks at which a rank of the set can hold data of 0, 1, ... ranks outside the set.
     """
 
     kind = proves = "dissemination"
@@ -123,7 +123,7 @@ class Dissemination(OfRanks):
 
 
 def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield claims for some ranks, and nodes, that no symmetry maps to an earlier one."""
+    """Yield dissemination claims for some ranks and nodes, one of each orbit under symmetry."""
     if demand.sums_for_all or not demand.spreads_alike(in_network=in_network):
         return
     if not demand.costs.merges.any():
@@ -162,21 +162,23 @@ def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
 
 
 def _learnt(num: int, had: list[int], *ways: tuple[Gates, list[int] | None]) -> list[int]:
-    """Earliest times at which a rank can hold data of 0, 1, ..., `num` ranks.
+    """Earliest ticks at which a rank can hold data of 0, 1, ..., `num` other ranks.
 
-    - `had`: First times of the result, which are known.
-    - `ways`: Bottleneck resources into the rank, and the senders' times; None: as for this rank.
+    - `had`: First entries of the result, which are known.
+    - `ways`: (bottleneck resources of some links into the rank, the senders' earliest ticks); None in place
+      of the senders' times if senders are like this rank.
     """
     when = list(had)
     came = [np.full((len(gates.most), num), FOREVER) for gates, _ in ways]
-    free = [np.full((len(gates.most), num + 1), FOREVER) for gates, _ in ways]  # when that much has passed
+    # Earliest ticks at which each resource is free after 0, 1, ... ranks' data.
+    free = [np.full((len(gates.most), num + 1), FOREVER) for gates, _ in ways]
     for passed in free:
         passed[:, 0] = 0
 
     def bring(number: int, gates: Gates, known: list[int] | None, came: Ints, free: Ints) -> None:
         senders = when if known is None else known
         most = min(len(gates.rest), number, len(senders) - 1)
-        if most < 1:  # no sender can hold it yet
+        if most < 1:  # no sender can hold any data yet
             return
         m = np.arange(1, most + 1)
         begin = np.maximum(
@@ -192,13 +194,13 @@ def _learnt(num: int, had: list[int], *ways: tuple[Gates, list[int] | None]) -> 
         arrivals = np.concatenate([each[:, :number].ravel() for each in came])
         when.append(int(np.partition(arrivals, number - 1)[number - 1]))
         for way, *times in zip(ways, came, free, strict=True):
-            if way[1] is None:  # some rank holds that much now, and may send it
+            if way[1] is None:  # senders like this rank hold that much from now on, and may send it
                 bring(number, *way, *times)
     return when
 
 
 def _disseminated(facts: Facts, witness: Dissemination) -> int:
-    """Earliest time at which a rank of the set can hold all its wanted outside data; 0 proves nothing."""
+    """Earliest ticks at which a rank of the set can hold all outside data it wants; 0 if unproven."""
     if not facts.spreads_alike or facts.sums or facts.divisible:
         return 0
     wanted: dict[int, set[int]] = defaultdict(set)
@@ -227,17 +229,17 @@ def _disseminated(facts: Facts, witness: Dissemination) -> int:
 def _are_earliest(
     times: tuple[int, ...], ways: list[tuple[GatePassage, tuple[int, ...]]], *, own: int
 ) -> bool:
-    """True if no rank that is entered in these ways can hold data of 0, 1, ... ranks before these times.
+    """True if a rank cannot hold data of 0, 1, ... ranks before `times`, by induction over arrivals.
 
-    Each time is at most that of an arrival, if senders hold data of m ranks from their m-th label on. The
-    first rank to hold more than its labels say would have it from senders whose labels are true.
+    Each time must be no later than the corresponding arrival, if senders hold data of m ranks from the m-th
+    label on. A first violation would need senders whose labels hold, so there is none.
 
-    - `ways`: Bottleneck resources into the rank, and the labels of the senders.
-    - `own`: Number of ranks whose data the rank has from the start.
+    - `ways`: Bottleneck resources of links into the rank, and labels of the senders.
+    - `own`: Number of ranks whose data the rank holds initially.
     """
     came: list[int] = []
     for way, senders in ways:
-        passed = [0]  # time at which the way is free after data of 0, 1, ... ranks
+        passed = [0]  # earliest ticks at which the resource is free after data of 0, 1, ... ranks
         for i in range(1, len(times) - own):
             begins = [
                 (max(senders[m] + way.before, passed[i - m]), m) for m in range(1, min(way.most, i) + 1)

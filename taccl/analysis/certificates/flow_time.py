@@ -1,8 +1,8 @@
-"""Mean flow time: bytes leave a rank in sends, cross the network, and enter another rank in sends.
+"""Mean flow time: a bound from the mean time at which bytes leave one rank and enter another.
 
-The bytes of a send leave together, at its end. In few sends the first bytes wait for the last ones, and each
-of many sends adds its latency. So the mean byte leaves late. In reversed time, the mean byte enters the other
-rank long before the end. See docs/formulation.md, "Mean flow time".
+All bytes of a send leave at its end. With few sends, early bytes wait for later ones; with many sends, each
+adds its latency. So the mean byte leaves the source late. By time reversal, the mean byte enters the target
+long before the finish. In between, bytes cross the network. See docs/formulation.md, "Mean flow time".
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from taccl.analysis.certificates.finding.volume import cover_of, crossing_links
 from taccl.problem.costs import link_ends
 from taccl.problem.problem import Problem
 
-#: Max ranks of which all pairs are examined (a second).
+#: Max ranks for which all pairs of source and target are examined (about 1 s).
 _MOST_RANKS = 256
 
 
 class Lane(NamedTuple):
-    """A resource that holds all sends of some links out of a rank, or into it.
+    """Costs of a resource that all sends of some links out of (or into) a rank hold, in ticks.
 
-    - `alpha`, `beta`: Ticks for which a send without bytes holds it, and more for each unit.
-    - `idle`: Least ticks of a send in which it does not hold the resource.
+    - `alpha`, `beta`: A send of u units holds the resource for at least ``alpha + beta * u`` ticks.
+    - `idle`: Min ticks of a send in which it does not hold the resource.
     """
 
     alpha: int
@@ -44,10 +44,10 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlowTime(Witness):
-    """Two ranks, resources that cover the links out of the first and into the second, and prices.
+    """Witness of mean flow time: two ranks, resources that cover the links out of and into them, and prices.
 
-    - `leaving`, `entering`: The resources, in the order in which they cover the links.
-    - `prices`: Dual prices in ticks: times of the marginal byte out of `source`, and into `target`.
+    - `leaving`, `entering`: Resources that cover the links out of `source` and into `target`, in cover order.
+    - `prices`: Dual prices in ticks: flow times of the marginal byte out of `source`, and into `target`.
     """
 
     kind = proves = "mean flow time"
@@ -60,7 +60,7 @@ class FlowTime(Witness):
     prices: tuple[Fraction, Fraction]
 
     def fits(self, problem: Problem) -> bool:
-        """True if the problem has these ranks and resources, and none is named twice."""
+        """True if the problem has the ranks and resources, and none is named twice in its field."""
         ranks, resources = problem.topology.num_ranks, len(problem.topology.resources)
         named = (self.leaving, resources), (self.entering, resources), ((self.source, self.target), ranks)
         return all(len({*some}) == len(some) and {*some} <= {*range(most)} for some, most in named)
@@ -71,7 +71,10 @@ class FlowTime(Witness):
 
 
 def flow_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield the claim of the pair of ranks whose common bytes need the longest, if no link joins the two."""
+    """Yield the mean-flow-time claim of the pair of ranks with the highest bound.
+
+    Only pairs without a link between them count.
+    """
     problem, num_ranks = demand.problem, demand.topology.num_ranks
     if in_network or not demand.single_ended or problem.collective.derivations or num_ranks > _MOST_RANKS:
         return
@@ -112,7 +115,7 @@ def flow_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
 
 
 def _common_units(demand: NeededSends) -> NDArray[np.int64]:
-    """(num_ranks, num_ranks) units that the row's rank starts with, and the column's rank needs from it."""
+    """(num_ranks, num_ranks) units of the row's rank that the column's rank wants."""
     found = np.zeros((demand.topology.num_ranks,) * 2, np.int64)
     for kind, count in demand.classes.items():
         data = kind.data
@@ -123,9 +126,9 @@ def _common_units(demand: NeededSends) -> NDArray[np.int64]:
 
 
 def _between(problem: Problem) -> NDArray[np.float64]:
-    """(num_ranks, num_ranks) least ticks between a send out of the row's rank and one into the column's.
+    """(num_ranks, num_ranks) min ticks between a send out of the row's rank and one into the column's.
 
-    Only alphas count. Entries are -1 where a link joins the two ranks.
+    Only alphas count. Entries are -1 where a link joins the two ranks directly.
     """
     links = tuple(problem.links_allowed)
     src, dst = (ends[list(links)] for ends in link_ends(problem.topology))
@@ -138,7 +141,7 @@ def _between(problem: Problem) -> NDArray[np.float64]:
 
 
 def _lane(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
-    """Lane of links that hold one resource, with their least costs."""
+    """Lane of some links that all hold the resource, with the least of their costs."""
     costs = demand.problem.costs
     longest, idle, sides = int(costs.chunk_units.sum()), [], set()
     alphas, betas = [], []
@@ -148,22 +151,22 @@ def _lane(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
         betas.append(beta)
         sides.add(receives)
         idle.append(int(costs.link_alpha[e]) - alpha + min(0, (int(costs.link_beta[e]) - beta) * longest))
-    # Holds at both ends of sends follow one another without the waits of either.
+    # With holds at both ends of sends, one hold may directly follow another, so no idle time is certain.
     return Lane(min(alphas), min(betas), min(idle) if len(sides) == 1 else min(0, *idle))
 
 
 def _mean_ticks(lanes: Sequence[Lane], units: int) -> tuple[Fraction, Fraction]:
-    """Least mean ticks until a unit has left over the lanes, and the price that proves it.
+    """(min over all schedules of the mean ticks until a unit has left, dual price that proves it).
 
-    At a price, each lane carries the units that leave within that time. Their number is convex in the price,
-    and linear between breakpoints. So Newton's method from above ends at the price at which all leave.
+    At a price, each lane carries the units that can leave within that time. Their number is convex and
+    piecewise linear in the price, so Newton's method from above ends at the price at which all units leave.
     """
     counted = Counter(lanes)
     caps = [Fraction(lane.idle + lane.alpha) for lane in lanes if not lane.beta]
     price = min(caps, default=Fraction(max(1, *(lane.idle + lane.alpha for lane in lanes))))
 
     def carried() -> tuple[Fraction, Fraction, Fraction]:
-        """Units at the price, their increase with it, and their gain."""
+        """(units carried at the price, their derivative, their gain) over all lanes."""
         some = [(count, _carried(lane, price)) for lane, count in counted.items()]
         number, rate, gain = (sum((n * each[i] for n, each in some), Fraction(0)) for i in range(3))
         return number, rate, gain
@@ -179,9 +182,10 @@ def _mean_ticks(lanes: Sequence[Lane], units: int) -> tuple[Fraction, Fraction]:
 
 
 def _carried(lane: Lane, price: Fraction) -> tuple[Fraction, Fraction, Fraction]:
-    """Units that a lane carries at a price, their derivative, and their total gain: price less time.
+    """(units that a lane carries at a price, their derivative, their total gain: price minus flow time).
 
-    Sends shrink by alpha / beta from one to the next, as each unit of a send delays all later ones.
+    In an optimum, each send is smaller than the one before by alpha / beta, as its units delay all later
+    ones.
     """
     left = price - lane.idle
     if left <= lane.alpha or not lane.beta:
@@ -199,7 +203,7 @@ def _carried(lane: Lane, price: Fraction) -> tuple[Fraction, Fraction, Fraction]
 
 
 def _least_ticks(facts: Facts, witness: FlowTime) -> Fraction:
-    """Finish that the witness proves; 0 if it proves nothing."""
+    """Bound in ticks that the witness proves; 0 if it proves nothing."""
     source, target = witness.source, witness.target
     if facts.multi or facts.made_at or facts.in_network:
         return Fraction(0)
@@ -229,9 +233,9 @@ def _least_ticks(facts: Facts, witness: FlowTime) -> Fraction:
 
 
 def _gained(facts: Facts, links: Sequence[int], resources: Sequence[int], price: Fraction) -> Fraction | None:
-    """Largest total gain of units at a price; a unit gains the price less the time at which it has left.
+    """Max total gain of units at a price; the gain of a unit is the price minus the time when it has left.
 
-    None if some link holds none of the resources, or if a resource passes any number of units in less time.
+    None if the resources do not cover the links, or if one of them passes any number of units in time.
     """
     left, gained, longest = set(links), Fraction(0), sum(facts.units)
     for resource in resources:
@@ -253,7 +257,7 @@ def _gained(facts: Facts, links: Sequence[int], resources: Sequence[int], price:
         if not alpha:
             gained += spare * spare / (2 * beta)
             continue
-        # The gain is largest where no unit more gains in any send i: i alpha + beta (all + own) = spare.
+        # At the optimum, another unit gains nothing in any send i: i alpha + beta (all + own) = spare.
         sends = 1
         while alpha * (sends + 1) * (sends + 2) < 2 * spare:
             sends += 1

@@ -1,9 +1,9 @@
-"""The multicommodity bound: the best dual prices, with each chunk paying at least its cheapest path.
+"""The multicommodity bound: optimal dual prices of resources, at which each chunk pays its cheapest path.
 
 It is for chunks with one destination (alltoall, scatter, gather). A linear program of flows has one commodity
-per set of origins, on the orbits of a problem's symmetries; its dual prices are the witness. If it would be
-too large, every resource has the same price, which gives distance times volume over capacity. Source:
-Leighton and Rao, "Multicommodity max-flow min-cut theorems", Journal of the ACM 46 (1999).
+per set of origins, on the orbits of a problem's symmetries; its dual prices are the witness. If the program
+would be too large, all resources get the same price; the bound is then distance times volume over capacity.
+Source: Leighton and Rao, "Multicommodity max-flow min-cut theorems", Journal of the ACM 46 (1999).
 """
 
 # w price of a resource per tick, f flow of a commodity over an arc
@@ -29,9 +29,10 @@ from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.solvers.highs import minimise
 
-#: Max flow variables of a program that is solved.
+#: Max flow variables of a linear program; above it, all resources get the same price.
 _MAX_FLOWS = 400_000
 #: Max flow variables for the simplex method. Larger programs use the interior-point method, which seldom
+#: checks the clock, so it needs one second of budget per `_FLOWS_PER_S` variables.
 #: checks the clock; it starts only with one second per `_FLOWS_PER_S` variables.
 _FEW_FLOWS, _FLOWS_PER_S = 20_000, 10_000
 #: Max integer price, so that path costs stay exact in double precision.
@@ -40,7 +41,7 @@ _PRICE_TOTAL = 10**6
 
 @dataclass(frozen=True, slots=True)
 class FlowDual(Witness):
-    """Prices of resources per tick: each chunk pays at least its cheapest path."""
+    """Witness: prices of resources per tick, at which each chunk pays at least for its cheapest path."""
 
     kind, proves = "flow dual", "multicommodity"
     preference = 3
@@ -48,7 +49,7 @@ class FlowDual(Witness):
     prices: tuple[int, ...]
 
     def fits(self, problem: Problem) -> bool:
-        """True if the witness names only what the problem has, and nothing twice."""
+        """True if there is one price for each resource."""
         return len(self.prices) == len(problem.topology.resources)
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
@@ -58,9 +59,10 @@ class FlowDual(Witness):
 
 @dataclass(frozen=True, slots=True)
 class _Commodity:
-    """Chunks with the same origins and links, as volume by destination.
+    """Chunks with the same origins and links: volume by destination.
 
-    - `count`: Number of commodities in its orbit, itself included.
+    - `links`: Number of the set of links, for `Distances.arcs`.
+    - `count`: Number of commodities in its orbit under symmetry, itself included.
     """
 
     origins: tuple[int, ...]
@@ -72,12 +74,12 @@ class _Commodity:
 def multicommodity(
     volume: Volume, symmetries: Symmetries, *, budget_s: float = math.inf, known: int = 0
 ) -> tuple[Fraction, FlowDual, bool] | None:
-    """(bound in ticks, witness, True if the program was solved); None if the bound does not apply.
+    """(bound in ticks, witness, True if the linear program was solved); None if the bound does not apply.
 
-    A chunk with several destinations counts for the farthest.
+    A chunk with several destinations counts for the farthest one.
 
-    - `budget_s`: Seconds for solving the program; if they are too few, every resource has the same price.
-    - `known`: A known bound in ticks; weaker ones need not be found.
+    - `budget_s`: Seconds for the linear program; if they are too few, all resources get the same price.
+    - `known`: A known bound in ticks; lower ones are of no use.
     """
     if not volume.spreads or volume.collective.derivations:
         return None
@@ -107,9 +109,9 @@ def multicommodity(
 
 
 def _ends_in_fewer(volume: Volume) -> bool:
-    """True if chunks go from one rank to one, and end at fewer ranks than they start at.
+    """True if each chunk has one origin and one destination, and there are fewer destinations than origins.
 
-    Flows are then followed from their ends: one commodity per destination.
+    Then the program has one commodity per destination, with flows reversed.
     """
     chunks = [
         chunk for chunk in volume.collective.chunks if not set(chunk.destinations) <= set(chunk.origins)
@@ -120,7 +122,7 @@ def _ends_in_fewer(volume: Volume) -> bool:
 
 
 def _commodities(volume: Volume, symmetries: Symmetries, *, backwards: bool) -> Iterator[_Commodity]:
-    """Yield one commodity per orbit of (origins, links); backwards, destinations count as origins."""
+    """Yield one commodity per orbit of (origins, links); if `backwards`, destinations count as origins."""
     chunks, distances = volume.collective.chunks, volume.distances
     number: dict[tuple[tuple[int, ...], int], int] = {}
     of_chunk = np.full(len(chunks), -1)
@@ -163,7 +165,10 @@ def _solve(
     budget_s: float,
     known: int,
 ) -> NDArray[np.float64] | None:
-    """Prices dual to the least T at which flows arrive and no orbit is held for longer than available."""
+    """Dual prices, (num_resources,), of the program: min T such that all flows arrive by T; None if unsolved.
+
+    No resource may be held for longer than T minus its idle ticks; orbits share one constraint.
+    """
     num_ranks, num_links = volume.problem.topology.num_ranks, len(volume.problem.topology.links)
     orbits, column, size = np.unique(symmetries.resources, return_inverse=True, return_counts=True)
     holder, resource, held = volume.holds
@@ -208,7 +213,7 @@ def _solve(
 
 
 def _rounded(price: NDArray[np.float64], symmetries: Symmetries) -> Iterator[list[int]]:
-    """Yield integer prices near the program's: as simple ratios, and with more digits."""
+    """Yield integer prices close to those of the program: as simple ratios, then with more digits."""
     top = float(price.max()) or 1.0
     orbits, column = np.unique(symmetries.resources, return_inverse=True)
     ratios = (price[orbits] / top).tolist()
@@ -220,7 +225,7 @@ def _rounded(price: NDArray[np.float64], symmetries: Symmetries) -> Iterator[lis
 
 
 def _flat(volume: Volume) -> Iterator[list[int]]:
-    """Yield equal prices for all resources, for those between nodes, and for those that links share."""
+    """Yield prices of 1 for some resources: all, those of links between nodes, those that links share."""
     topology = volume.problem.topology
     link, resource, _ = volume.holds
     allowed = np.isin(link, volume.problem.links_allowed)
@@ -239,7 +244,7 @@ def _proved(
     idle: NDArray[np.int64],
     price: Sequence[int],
 ) -> Fraction:
-    """Bound that prices prove: the time of resources pays for the cheapest paths of all chunks."""
+    """Bound in ticks that prices prove: hold times of resources must pay for the cheapest paths of chunks."""
     pays = np.array([sum(price[r] * t for r, t in held.items()) for held in volume.held], dtype=float)
     total = 0
     for each, (link, src, dst) in zip(commodities, arcs, strict=True):
@@ -249,7 +254,7 @@ def _proved(
 
 
 def _priced(facts: Facts, witness: FlowDual) -> Fraction:
-    """Bound in ticks that prices prove, as every chunk pays at least its cheapest path."""
+    """Bound in ticks that prices prove, as every chunk pays at least for its cheapest path."""
     if min(witness.prices, default=0) < 0 or facts.sums or facts.collective.derivations:
         return Fraction(0)
     paid = pays(facts, witness.prices)

@@ -1,9 +1,9 @@
-"""Gossip: sends between ranks, between ranks of a node, or between nodes that shared sums require.
+"""Gossip: a bound from the number of sends that sums shared by all ranks, or by all nodes, require.
 
-A send between nodes counts in part if it does only part of the work of a send. This is so if it starts before
-any rank can hold all contributions of its node. It is also so if it ends too late for one copy to spread in a
-node. It counts half, or by the share of the node's ranks whose data it can bring, or that it can still reach.
-docs/formulation.md, "Gossip", has the arguments.
+The bound on sends between nodes gives partial weight to early and late sends. A send is early if it starts
+before any rank can hold all contributions of its node. It is late if it ends when a copy can no longer reach
+all ranks of a node. Its weight is half, or the share of the node's ranks whose data it can carry, or that it
+can still reach. docs/formulation.md, "Gossip", has the proof.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gossip(OfRanks):
-    """Sends between all ranks, or those of a node, or between nodes, that shared sums require.
+    """Witness of gossip: sends between ranks of a set, or between nodes, that shared sums require.
 
     - `between_nodes`: True for sends between nodes; `ranks` are then all ranks.
     - `collected`: Labels of the number of ranks of a node whose contributions one of them can hold.
-    - `spread`: Labels of the number of ranks of a node at which data of one of them can be.
+    - `spread`: Labels of the number of ranks of a node that can hold a copy that entered at one of them.
     """
 
     kind, proves = "gossip", "cut counting"
@@ -67,11 +67,11 @@ class Gossip(OfRanks):
 
 
 def gossip(demand: NeededSends) -> Iterator[Claim]:
-    """Yield claims from shared sums: n ranks (or nodes) that share a sum need at least 2(n - 1) sends.
+    """Yield gossip claims: n ranks (or nodes) that share a sum need at least 2(n - 1) sends among them.
 
     Each sharer's contribution must leave it, and the sum must reach it. At least n - 1 sends are made until
-    some sharer holds the sum; each of the n - 1 others then needs one more. Within a node, ranks with links
-    to other nodes count as one, together with all ranks outside.
+    some sharer holds the sum; each of the n - 1 others then needs one more. For ranks of one node, those with
+    links to other nodes count as one sharer, together with all ranks outside.
     """
     topology = demand.topology
     everyone, nodes = frozenset(range(topology.num_ranks)), demand.families[1:]
@@ -102,8 +102,7 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
                 costs, crossing = demand.costs, np.array(sorted(links), dtype=np.int64)
                 inside = np.array(sorted(demand.allowed.difference(links)), dtype=np.int64)
                 turned = GateCosts(reduction_half(demand.problem), int(demand.problem.costs.chunk_units[0]))
-                # Time until some rank can hold all that its node adds; time for a copy to reach all that want
-                # it.
+                # Ticks to gather all contributions of a node at one rank, and to spread a copy in a node.
                 times = _doubling(turned, inside, adding), _doubling(costs, inside, wanting)
                 later = _passed(costs, crossing, times, sends.total())
                 if later > ticks:
@@ -114,7 +113,7 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
 
 @cached
 def _parts(demand: NeededSends, witness: Gossip, number: int) -> tuple[list[int], frozenset[int]]:
-    """Part of every rank, and links between parts: nodes, or single ranks and all others."""
+    """(part of every rank, links between parts); parts are nodes, or single ranks with all others as one."""
     node, ranks = demand.topology.node_of_rank, np.arange(demand.topology.num_ranks)
     if witness.between_nodes:
         return list(node), demand.allowed.intersection(demand.topology.internode_links)
@@ -127,9 +126,11 @@ def _parts(demand: NeededSends, witness: Gossip, number: int) -> tuple[list[int]
 
 
 def _passed(costs: GateCosts, e: Ints, times: tuple[list[int], list[int]], sends: int) -> int:
-    """Earliest time by which links can pass the sends, early or late ones counted in part; 0 proves nothing.
+    """Earliest tick by which links can pass the sends if early and late ones have partial weight.
 
-    - `times`: Times by which a rank can hold data of 1, 2, ... ranks of a node; and for a copy to reach them.
+    0 if nothing is proven.
+
+    - `times`: Ticks until a rank can hold data of 1, 2, ... ranks of a node, and until a copy reaches them.
     """
     single = _one_by_one(costs)
     took, gates = (single.link_alpha + single.link_beta)[e], gates_of(single, e, np.zeros_like(single.src))
@@ -157,7 +158,10 @@ def _passed(costs: GateCosts, e: Ints, times: tuple[list[int], list[int]], sends
 
 
 def _one_by_one(costs: GateCosts) -> GateCosts:
-    """Costs of mergeable chunks that are sent one by one, which hold resources for their bytes alone."""
+    """Costs if chunks that may merge are sent singly, and hold resources for beta only.
+
+    Such a chunk never holds a resource for longer than its share of a merged send.
+    """
     some = copy(costs)
     some.alpha = np.where(costs.merges[costs.link], 0, costs.alpha)
     some.merges = np.zeros_like(costs.merges)
@@ -165,14 +169,14 @@ def _one_by_one(costs: GateCosts) -> GateCosts:
 
 
 def _hold_no_longer(costs: GateCosts, links: Ints) -> bool:
-    """True if sends that may merge hold no resource for longer than they last."""
+    """True if no mergeable send over these links holds a resource for longer than the send itself takes."""
     at = np.flatnonzero(costs.merges[costs.link] & np.isin(costs.link, links))
     e = costs.link[at]
     return bool(((costs.alpha[at] <= costs.link_alpha[e]) & (costs.beta[at] <= costs.link_beta[e])).all())
 
 
 def _doubling(costs: GateCosts, links: Ints, num: int) -> list[int]:
-    """Min ticks for a chunk to get from one rank to 1, 2, ..., `num` ranks, each of which sends it on."""
+    """Min ticks for a chunk to spread from one rank to 1, 2, ..., `num` ranks, all of which send it on."""
     out = gates_of(costs, links, costs.src)
     return waking(fastest_senders(out), [0], num)
 
@@ -191,8 +195,8 @@ def _between_nodes(facts: Facts, witness: Gossip, ticks: Fraction) -> bool:
 def _between_ranks(facts: Facts, ranks: frozenset[int], ticks: Fraction) -> bool:
     """True if links among the ranks cannot pass the sends required by shared sums before `ticks`.
 
-    For each sum, all other ranks together are one of its sharers. So are the ranks at links that may carry
-    the sum from or to them.
+    All other ranks together are one sharer of each sum. Ranks at links that may carry the sum to or from them
+    belong to this sharer.
     """
     sends, over = Counter[int](), set[int]()
     for c, (data, units) in enumerate(zip(facts.collective.chunks, facts.units, strict=True)):
@@ -209,18 +213,18 @@ def _between_ranks(facts: Facts, ranks: frozenset[int], ticks: Fraction) -> bool
 
 
 def _num_sharing(data: Chunk, part_of: Sequence[int]) -> int:
-    """Number of parts of the ranks that both contribute to a sum and want it."""
+    """Number of parts with a rank that contributes to a sum and a rank that wants it."""
     return len({part_of[r] for r in data.origins} & {part_of[r] for r in data.destinations})
 
 
 def _fills_between_ends(
     facts: Facts, witness: Gossip, sharing: list[int], links: Sequence[int], ticks: Fraction
 ) -> bool:
-    """True if links between nodes cannot pass the sends of sums, with those at either end counted in part.
+    """True if links between nodes cannot pass the required sends, with partial weight of early and late ones.
 
-    A send does only part of its work if it starts before one rank can hold all contributions of a node. The
-    same is true if it ends too late for one copy to spread in a node. It counts half, or the share of the
-    ranks whose contributions it can bring, or that it can reach.
+    A send is early if it starts before any rank can hold all contributions of its node. It is late if it ends
+    when a copy can no longer reach all ranks of a node. Its weight is half, or the share of ranks whose data
+    it can carry, or that it can still reach.
 
     - `sharing`: Number of nodes that share each sum.
     """
@@ -262,11 +266,12 @@ def _fills_between_ends(
 def _most_work(
     way: GatePassage, early: Sequence[int], late: Sequence[int], first: int, since: int, last: int
 ) -> int:
-    """Max work of the sends that pass until `last`, where each does ``len(early) * len(late)`` at most.
+    """Max total weight of sends over a resource until `last`; a full send weighs ``len(early) * len(late)``.
 
-    - `early`: A send does ``len(late)`` less for each of these times, cut off at `first`, that it precedes.
-    - `late`: It does ``len(early)`` less for each of these spans before `last`, cut off at `since`, that it
-      ends in.
+    - `early`: Start times; a send's weight is ``len(late)`` less for each that it precedes. Times count as
+      `first` at most.
+    - `late`: Spans before `last`; a send's weight is ``len(early)`` less for each that it ends in. Spans
+      begin at `since` or later.
     """
     starts = [min(start, first) for start in early for _ in late]
     ends = [max(last - end, since) for end in late for _ in early]
@@ -277,7 +282,7 @@ def _most_work(
 
 
 def _singly(facts: Facts) -> Facts:
-    """Facts with each merged send replaced by single chunks in sequence, which hold for their bytes alone."""
+    """Facts in which chunks that may merge are sent singly, and hold resources for beta only."""
     if facts.clauses.max_merge == 1:
         return facts
     single, merging = copy(facts), facts.clauses.merging

@@ -1,10 +1,10 @@
-"""Cuts along level sets of coordinates, of the Fiedler vector, and of distances between ranks.
+"""Throughput bounds of cuts along level sets of coordinates, of the Fiedler vector, and of distances.
 
-A mesh is narrowest across its middle, which no single rank or node shows. Every function of the ranks splits
-them in two at each of its levels. The data that must enter either side crosses the links between the sides.
-Each such set is evaluated alone, at prices of the resources at its border, and the best are proven. Source:
-Fiedler, "A property of eigenvectors of nonnegative symmetric matrices and its application to graph theory",
-Czechoslovak Mathematical Journal 25 (1975), for the vector.
+The narrowest cut of a mesh goes through its middle, which cuts around ranks and nodes do not find. Each
+function of the ranks splits them in two at each of its levels. The data that one side needs from the other
+must cross the links in between. Each cut is evaluated on its own, at prices of the resources on its border,
+and the best are proven. Source of the vector: Fiedler, "A property of eigenvectors of nonnegative symmetric
+matrices and its application to graph theory", Czechoslovak Mathematical Journal 25 (1975).
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from taccl.analysis.certificates.finding.volume import Volume, crossing_links
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-#: Approximate number of levels to try per function, evenly spaced by rank; one level halves the ranks.
+#: Approximate number of levels per function, evenly spaced over the ranks; the middle one halves them.
 _MOST_LEVELS = 9
-#: Ranks, far from one another, from which distances are taken.
+#: Number of ranks, far from one another, whose distance functions are used.
 _LANDMARKS = 8
-#: Number of most promising sets whose bounds are proven.
+#: Number of cuts, with the highest estimates, whose bounds are proven.
 _MOST_PROVEN = 3
-#: Max ranks for which the eigenvector is computed.
+#: Max ranks for which the Fiedler vector is computed.
 _MOST_OF_VECTOR = 5_000
-#: Max pairs of a set with a hold of a link, or with a kind of chunk, that are evaluated at once.
+#: Max cells of the arrays by which cuts are evaluated together: cuts times link holds, or times chunk kinds.
 _MOST_CELLS = 2_000_000
-#: Prices above this are rounded.
+#: Max common scale of prices; above it, prices are rounded.
 _MOST_PRICE = 10**12
 
 
 def level_cut(volume: Volume, *, budget_s: float) -> tuple[Fraction, CutDual] | None:
-    """Best bound in ticks by one set of ranks, and its witness; None if nothing crosses any set.
+    """(best bound in ticks from a single cut, its witness); None if no cut must be crossed.
 
-    - `budget_s`: Seconds after which no further sets are tried.
+    - `budget_s`: Seconds after which no further cuts are tried.
     """
     deadline, borders = time.monotonic() + budget_s, _Borders(volume)
     found: list[tuple[float, Flags]] = []
@@ -82,13 +82,13 @@ def node_cut(volume: Volume) -> tuple[Fraction, CutDual] | None:
 
 
 def _in_batches(sides: Iterator[Flags], most: int) -> Iterator[Flags]:
-    """Yield (num_sets, num_ranks) arrays of at most `most` sets."""
+    """Yield (num_sets, num_ranks) arrays of at most `most` sets each."""
     while batch := [*itertools.islice(sides, most)]:
         yield np.array(batch)
 
 
 def _sides(volume: Volume, deadline: float = math.inf) -> Iterator[Flags]:
-    """Yield both sides of the levels of every function, each set of ranks once."""
+    """Yield both sides of each level of every function, without repetition, as (num_ranks,) bool."""
     tried: set[bytes] = set()
     for values in _functions(volume):
         if time.monotonic() > deadline:
@@ -98,7 +98,7 @@ def _sides(volume: Volume, deadline: float = math.inf) -> Iterator[Flags]:
         if len(below) > _MOST_LEVELS:
             share = np.arange(1, _MOST_LEVELS + 1) / (_MOST_LEVELS + 1)
             at = np.searchsorted(below, share * len(values))
-            # Take the levels on either side of every share, as none may be exactly at it.
+            # The number of ranks below a level may jump over a share; take the levels on both sides of it.
             chosen = np.unique(np.concatenate((at, np.maximum(at - 1, 0))))
             levels = levels[:-1][np.minimum(chosen, len(below) - 1)]
         else:
@@ -113,7 +113,7 @@ def _sides(volume: Volume, deadline: float = math.inf) -> Iterator[Flags]:
 
 
 def _functions(volume: Volume) -> Iterator[Floats]:
-    """Yield functions of the ranks; their level sets are the cuts."""
+    """Yield functions of the ranks, (num_ranks,) float64, whose level sets are the cuts."""
     yield from _coordinates(volume.problem.topology.num_ranks)
     graph = _Graph(volume)
     yield from graph.eigenvector()
@@ -123,17 +123,17 @@ def _functions(volume: Volume) -> Iterator[Floats]:
 
 
 def _coordinates(num_ranks: int) -> Iterator[Floats]:
-    """Yield coordinates of ranks that are numbered row by row, for all possible row lengths."""
+    """Yield grid coordinates of ranks that are numbered row by row, for every grid with that many ranks."""
     ranks = np.arange(num_ranks)
     divisors = [m for m in range(1, num_ranks + 1) if num_ranks % m == 0]
     pairs = [(m, n) for m in divisors for n in divisors if n > 1 and num_ranks % (m * n) == 0]
-    # Coordinates of two dimensions first: the innermost (m = 1), then the outermost (m n = num_ranks).
+    # Grids of two dimensions first: the coordinate that varies fastest (m = 1), or slowest (m n = num_ranks).
     for m, n in sorted(pairs, key=lambda pair: (pair[0] * pair[1] < num_ranks and pair[0] > 1, pair)):
         yield (ranks // m % n).astype(float)
 
 
 class _Graph:
-    """The ranks, joined by the usable links."""
+    """Graph of the ranks, joined by the usable links."""
 
     def __init__(self, volume: Volume) -> None:
         problem = volume.problem
@@ -143,7 +143,10 @@ class _Graph:
         self.ticks = problem.costs.link_alpha[link] + size * problem.costs.link_beta[link]
 
     def eigenvector(self) -> Iterator[Floats]:
-        """Yield the Fiedler vector (second least eigenvalue) of the Laplacian; fast links weigh more."""
+        """Yield the Fiedler vector of the graph Laplacian, with links weighted by speed; none if too large.
+
+        It is the eigenvector of the second-smallest eigenvalue.
+        """
         if not 4 <= self.num_ranks <= _MOST_OF_VECTOR or not len(self.ticks):
             return
         speed = self.ticks.max() / np.maximum(self.ticks, 1)
@@ -166,9 +169,9 @@ class _Graph:
 
 
 class _Borders:
-    """Links that enter sets of ranks, the resources that limit them, and the volume that must enter.
+    """Links that enter sets of ranks, resources that limit them, and volume that must enter.
 
-    Sets are rows of (num_sets, num_ranks) bool. Columns of links are the usable ones, in order.
+    Sets are rows of (num_sets, num_ranks) bool arrays. Columns of links are the usable links, ascending.
     """
 
     def __init__(self, volume: Volume) -> None:
@@ -184,14 +187,14 @@ class _Borders:
         self._resource, self._ticks = resource[at], ticks[at]
         place = np.arange(len(at)) - np.searchsorted(self._column, self._column)
         shape = len(self.links), int(place.max(initial=0)) + 1
-        #: (num_links, most holds of a link): each link's resources, ascending; -1 is none.
+        #: (num_links, max holds per link): the resources of each link, ascending; padded with -1.
         self._holds = np.full(shape, -1)
         self._held = np.zeros(shape, dtype=np.int64)
         self._holds[self._column, place], self._held[self._column, place] = self._resource, self._ticks
         self.most_at_once = max(1, _MOST_CELLS // max(1, self._holds.size, volume.num_kinds))
 
     def estimates(self, sides: Flags) -> list[float]:
-        """Approximate bound of each set in ticks; 0 if what must enter takes no time."""
+        """Approximate bound of each set in ticks; 0 if some link into it takes no time."""
         enters = sides[:, self._dst] & ~sides[:, self._src]
         crosses = np.logical_or.reduceat(enters, self._first, axis=1) if len(self._first) else enters
         least = self.least_holds(crosses)

@@ -1,9 +1,9 @@
-"""Pair counting: each contribution must reach each rank that wants the sum, by few sends into a set.
+"""Pair counting: a bound from the (contribution, rank) pairs that sends into a set of ranks can serve.
 
-A pair is a rank outside a set that contributes to a sum, and a rank of the set that wants the sum. Take the
-last send into the set on the path between them. It carries only contributions that its sender can hold at its
-start. It serves only ranks that its data can reach before the finish. Early sends therefore carry little, and
-late ones serve few ranks. See docs/formulation.md, "Pair counting".
+A pair is a rank outside a set that contributes to a sum, and a rank of the set that wants the sum. The last
+send into the set on the path between them serves the pair. It carries only contributions that its sender can
+hold when it starts, and serves only ranks that its data can reach before the finish. So early sends carry
+few contributions, and late ones serve few ranks. See docs/formulation.md, "Pair counting".
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import crossing_links
 from taccl.schedule.combine import reduction_half
 
-#: Max ranks, and nodes, to examine.
+#: Max ranks, and max nodes, for which the bound is computed.
 _MOST_SETS = 8
-#: Max steps to which the numbers of contributions, and of reached ranks, are rounded up.
+#: Max steps to which numbers of contributions, and of reached ranks, are rounded up.
 _MOST_STEPS = 12
-#: Max starting ranks for which distances are used.
+#: Max starting ranks for which shortest paths sharpen the times.
 _MOST_RANKS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PairCounting(OfRanks):
-    """Ranks that want sums with contributions of others.
+    """Witness of pair counting: ranks that want sums to which ranks outside contribute.
 
     - `collected`: Labels of the number of ranks whose contributions one rank can hold.
-    - `spread`: Labels of the number of ranks of the set at which data of one of them can be.
+    - `spread`: Labels of the number of ranks of the set that can hold data that entered at one of them.
     """
 
     kind = proves = "pair counting"
@@ -64,7 +64,7 @@ class PairCounting(OfRanks):
 
 
 def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield claims for some ranks, and nodes, that no symmetry maps to an earlier one."""
+    """Yield pair-counting claims for some ranks and nodes, one of each orbit under symmetry."""
     if not demand.sums_for_all or not demand.spreads_alike(in_network=in_network):
         return
     for name, sets in demand.families:
@@ -81,7 +81,7 @@ def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
 
 
 def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int, tuple[Labels, Labels]]:
-    """Number of pairs, the earliest time by which sends into a set can have served them all, and labels."""
+    """(number of pairs, earliest tick by which sends into the set can serve them all, labels)."""
     problem, pairs, adding, wanting = demand.problem, 0, 0, 0
     for (data, *_), count in demand.classes.items():
         some, wanted = len(set(data.origins) - ranks), len(ranks.intersection(data.destinations))
@@ -114,9 +114,9 @@ def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int, tuple
 def times_of(
     costs: GateCosts, allowed: Collection[int], among: frozenset[int], starts: frozenset[int], num: int
 ) -> list[int]:
-    """Earliest times at which 1, 2, ..., `num` ranks can hold a chunk; `FOREVER` if they never can.
+    """Earliest ticks at which 1, 2, ..., `num` ranks can hold a chunk; `FOREVER` if they never can.
 
-    The chunk starts at one of `starts`, and travels over links between ranks of `among`.
+    The chunk starts at one of the ranks `starts`, and travels over links between ranks of `among`.
     """
     inner, links = np.zeros(costs.num_ranks, dtype=bool), np.zeros(len(costs.src), dtype=bool)
     inner[list(among)], links[list(allowed)] = True, True
@@ -129,7 +129,7 @@ def times_of(
 
 
 def steps_of(times: Sequence[int]) -> list[tuple[int, int]]:
-    """(ticks, number): max ranks that can hold a chunk from these ticks on, in few steps."""
+    """(ticks, number) pairs, in few steps: from `ticks` on, at most `number` ranks can hold a chunk."""
     num, times = len(times), [ticks for ticks in times if ticks < FOREVER]
     factor = 1 if len(set(times)) <= _MOST_STEPS else num ** (1 / _MOST_STEPS)
     steps, number = [], 0
@@ -140,15 +140,15 @@ def steps_of(times: Sequence[int]) -> list[tuple[int, int]]:
     return steps
 
 
-#: (gain, [(since, tail), ...]) by ascending number of pairs that a send can serve.
+#: [(gain, [(since, tail), ...]), ...] by ascending number of pairs that a send can serve; see `windows_of`.
 Windows = list[tuple[int, list[tuple[int, int]]]]
 
 
 def windows_of(collected: list[tuple[int, int]], spread: list[tuple[int, int]]) -> Windows:
-    """(gain, [(since, tail), ...]) by ascending number of pairs that a send can serve.
+    """Levels (gain, [(since, tail), ...]) by ascending number of pairs that a send can serve.
 
-    A send serves at most `gain` more pairs than at the level before, and only if it lies in a window. It must
-    start at `since` or later, and end at least `tail` ticks before the finish.
+    A send serves at most `gain` more pairs than at the level below, and only if it lies in one of the
+    windows: it starts at `since` or later, and ends at least `tail` ticks before the finish.
     """
     levels, before = [], 0
     for pairs in sorted({brings * reaches for _, brings in collected for _, reaches in spread}):
@@ -191,7 +191,7 @@ def _pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
             passed[start, end] = sum(way.between(start, end) for way in ways)
         return passed[start, end]
 
-    # A send that can serve this many pairs or more starts late enough for n, and ends early enough for k.
+    # n: contributions that a send can carry if it starts late enough; k: ranks that it can serve.
     served = 0
     for gain, spans in spans_of(stepwise(collected), stepwise(spread)):
         one_by_one = sum(passing(start, last - after) for start, after in spans.items())
@@ -200,9 +200,10 @@ def _pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
 
 
 def spans_of(soonest: Mapping[int, int], latest: Mapping[int, int]) -> Iterator[tuple[int, dict[int, int]]]:
-    """(gain, {start: tail}): spans in which a send can serve `gain` pairs more than at the level before.
+    """Yield levels (gain, {since: tail}) by ascending number of pairs that a send can serve.
 
-    A send in a span starts at `start` or later, and ends at least `tail` ticks before the finish.
+    A send serves `gain` more pairs than at the level below only if it starts at `since` or later, and ends at
+    least `tail` ticks before the finish.
     """
     below = 0
     for pairs in sorted({n * k for n in soonest for k in latest}):
@@ -216,7 +217,7 @@ def spans_of(soonest: Mapping[int, int], latest: Mapping[int, int]) -> Iterator[
 
 
 def stepwise(times: list[int]) -> dict[int, int]:
-    """Times in few steps: {number: ticks} until more than the previous number can be reached."""
+    """{number: ticks} in few steps: before `ticks`, no more than the previous number can be reached."""
     most, times = len(times), [ticks for ticks in times if ticks < NEVER]
     steps: dict[int, int] = {}
     shrink = len(set(times)) > _MOST_STEPS

@@ -1,8 +1,8 @@
 """Transformed problems for bounds: time-reversed, without useless merging, or from a release date on.
 
-Data released from some date on has its own bound from that date. This is the argument of the single-machine
-relaxation, with `lower_bound` of the late part in place of a machine. For a sum, only late contributions
-count.
+For data released at some date or later, that date plus a bound for this data alone is a bound. This is the
+single-machine relaxation with `lower_bound` in place of a machine. For a sum, only contributions with late
+release dates count.
 """
 
 from __future__ import annotations
@@ -17,26 +17,25 @@ from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.combine import reduction_half
 
-#: Max release dates to try: the first, the last, and the most promising of the others.
+#: Max release dates to bound from: the first, the last, and the most promising others.
 _MOST_MOMENTS = 6
 
 
 def as_spreading(problem: Problem) -> Problem:
-    """Return the problem to bound: a sum for one rank is time-reversed to a chunk that spreads from there.
+    """Return the problem to bound: reductions to one rank are time-reversed, and useless merging is disabled.
 
-    If some ranks contribute nothing, a reduction may also be copied on. Its reverse then has no clauses on
-    the chunks that a link carries, and none on the paths of chunks. Chunks that spread do not merge where
-    merging gains nothing.
+    If some ranks contribute nothing, a reduction's result may also travel on as a copy. Clauses on paths, and
+    on the chunks that a link carries, would then apply differently in reverse, so they are dropped.
     """
     return _merging_where_it_gains(_reversed_if_to_root(problem))
 
 
 def _merging_where_it_gains(problem: Problem) -> Problem:
-    """Disable merging over links where n chunks take n times as long as one, and hold all for as long.
+    """Disable merging over links where a merged send of n chunks takes as long as n single sends.
 
-    In sequence, the chunks take the same time of the same resources. None leaves before the merged send
-    would, and none arrives later. (Sums are excluded: later sends may include more contributions.)
-    `max_merge` is capped at the number of chunks.
+    This holds for links without alpha whose resources are held for the whole send. In sequence, single sends
+    take the same time on the same resources; no chunk leaves earlier or arrives later. Sums are excluded, as
+    later sends may include more contributions. `max_merge` is capped at the number of chunks.
     """
     most = max(problem.collective.num_chunks, 1)
     if problem.clauses.max_merge > most:
@@ -63,9 +62,10 @@ def _reversed_if_to_root(problem: Problem) -> Problem:
 
 
 def turned_round(problem: Problem) -> Problem | None:
-    """Return the time-reversed problem; None unless every chunk goes unchanged from one rank to one rank.
+    """Return the time-reversed problem; None unless every chunk goes unreduced from one rank to one rank.
 
-    The clause on origins that a link carries (`carries_from`) is dropped, as it would apply to destinations.
+    The clause `carries_from` (allowed origins of the chunks on a link) is dropped, as it would apply to
+    destinations.
     """
     collective = problem.collective
     single = all(len(chunk.origins) == len(chunk.destinations) == 1 for chunk in collective.chunks)
@@ -80,10 +80,10 @@ def turned_round(problem: Problem) -> Problem | None:
 
 
 def merging_freely(problem: Problem) -> Problem:
-    """Return the problem with sends that merge over all links, in any number.
+    """Return the problem with unlimited merging on all links.
 
-    A problem stays as it is if its clauses limit merging below the default, or contain anything else. The
-    default is only a starting point of the search, which merges more if that finishes sooner.
+    The problem is returned unchanged if its clauses limit merging more than the default does, or say anything
+    else. The default limit itself is no restriction: the search merges more where that finishes sooner.
     """
     clauses = problem.clauses
     if clauses != clauses.only("merge"):
@@ -96,17 +96,17 @@ def merging_freely(problem: Problem) -> Problem:
 
 
 def late_part(problem: Problem, moment: Fraction) -> Problem | None:
-    """Problem of what cannot be sent before a given time, starting at that time; None if it is empty."""
+    """Problem of the data released at `moment` (us) or later, with that date as time 0; None if empty."""
     release = {(chunk, rank): us for chunk, rank, us in problem.release_us}
     collective, chunks, sizes = problem.collective, [], []
     for index, chunk in enumerate(collective.chunks):
         late = tuple(rank for rank in chunk.origins if release.get((index, rank), 0) >= moment)
-        if chunk.is_met(is_sum=collective.sums_up):  # needs no send, whatever its release date
+        if chunk.is_met(is_sum=collective.sums_up):  # needs no send
             continue
         if late and (collective.sums_up or late == chunk.origins):
             chunks.append(replace(chunk, origins=late))
             sizes.append(problem.chunk_bytes[index])
-    # Relays depend on process groups, which some of the chunks do not determine.
+    # Relays are tied to process groups, which a part of the chunks does not determine.
     if not chunks or collective.derivations or problem.clauses.relays is not None:
         return None
     part = Collective(collective.name, collective.num_ranks, tuple(chunks), collective.combining)
@@ -116,7 +116,7 @@ def late_part(problem: Problem, moment: Fraction) -> Problem | None:
 
 
 def moments(problem: Problem) -> list[Fraction]:
-    """Release dates to bound from: if there are many, late ones and those with many bytes left."""
+    """Release dates to bound from, ascending; of many, those that are late or precede many bytes."""
     release = {(chunk, rank): us for chunk, rank, us in problem.release_us}
     when = [
         (min(release.get((index, rank), 0) for rank in chunk.origins), problem.chunk_bytes[index])

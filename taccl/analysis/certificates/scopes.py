@@ -1,8 +1,8 @@
-"""Scopes of bounds: the chunks of a problem, or all chunkings of its data; with a sketch, or without.
+"""Scopes of bounds: for the problem's chunks or over all chunkings of its data; with or without a sketch.
 
 A finish that meets the bound of its problem is optimal for these chunks. A finish that meets the bound over
-all chunkings is optimal under the costs of the topology. Bounds in several scopes give the costs of a sketch,
-of whole chunks and of the search (`prices`).
+all chunkings is optimal for the topology's costs. Differences between bounds in several scopes are the costs
+of a sketch, of whole chunks, and of the search (`prices`).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from taccl.schedule.schedule import Schedule
 from taccl.sketch.symmetry import share_permutations
 from taccl.topology.transform import rescaled
 
-#: Seconds for arguments beyond latency; and the multiple of them after which the search for a bound ends.
+#: Budget of a bound over all chunkings, in seconds; and its time limit as a multiple of the budget.
 _BUDGET_S, _LIMIT_TIMES = 1.0, 2.0
-#: Multiple of the budget after which the best claim so far has to do; and moves up to which none is cut off.
+#: Hard time limit as a multiple of the budget; and max chunk-link pairs for which there is no hard limit.
 _END_TIMES, _BRIEF_MOVES = 2.0, 5_000
-#: Least ratio of budgets at which a bound that used up the smaller one is computed again.
+#: Min ratio of a new budget to the one used up, for a bound to be computed again.
 _LARGER = 1.5
-#: Max pairs of a chunk and a link for which the bound over all chunkings is computed.
+#: Max chunk-link pairs for which the bound over all chunkings is computed.
 _MOST_MOVES = 100_000_000
 #: Relative difference above which both bounds are reported.
 _WORTH_TELLING = Fraction(1, 100)
-#: Key of these bounds in the cache of a problem: by `in_network`.
+#: Key of bounds over all chunkings in a problem's cache; the value maps `in_network` to a bound.
 _CACHE = f"{__name__}.bound_of_every_cut"
 
 
@@ -41,8 +41,8 @@ def bound_of_every_cut(bound: Certificate, *, budget_s: float | None = None) -> 
 
     Padding to whole bytes does not count, since another chunking pads less.
 
-    - `budget_s`: Seconds for it, about. A bound that used up fewer is computed again. By default it is
-      computed once, in 1 s.
+    - `budget_s`: Approximate seconds. A cached bound that used up a much smaller budget is computed again.
+      Default: a cached bound, or one computed in 1 s.
     """
     problem = bound.problem
     if bound.divisible:
@@ -64,7 +64,7 @@ def bound_of_every_cut(bound: Certificate, *, budget_s: float | None = None) -> 
                 limit_s=_LIMIT_TIMES * budget_s,
                 end_s=None if end_s == math.inf else max(0.0, since + end_s - time.monotonic()),
             )  # fmt: skip
-        except OutOfTime:  # which is not tried again in as little time
+        except OutOfTime:  # record the failure, so that it is not repeated with the same budget
             known = found[bound.in_network] = _Found(None if known is None else known.bound, budget_s)
             return known.bound
         is_cut_off = time.monotonic() - since > budget_s
@@ -74,16 +74,16 @@ def bound_of_every_cut(bound: Certificate, *, budget_s: float | None = None) -> 
 
 
 def share_bound_of_every_cut(problem: Problem, other: Problem) -> None:
-    """Take over the bound over all chunkings that was found for the same data in other chunks."""
+    """Copy cached bounds over all chunkings from `other`, if it has the same data in other chunks."""
     if problem.size_bytes is not None and problem.size_bytes == other.size_bytes:
         problem.cache.setdefault(_CACHE, {}).update(other.cache.get(_CACHE, {}))
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A bound over all chunkings, and the seconds that it used up: infinity if it was found in less.
+    """A bound over all chunkings, and the budget in seconds that it used up; infinity if it used less.
 
-    - `bound`: None if time ended the search for it.
+    - `bound`: None if the search ran out of time.
     """
 
     bound: Certificate | None
@@ -96,7 +96,7 @@ def stronger(bound: Certificate, every: Certificate | None) -> Certificate:
 
 
 def standing(bound: Certificate, finish: Fraction, every: Certificate | None) -> str:
-    """Proof of optimality in words: over all chunkings, or for these chunks; empty if unproven."""
+    """Optimality proof as text, over all chunkings or for these chunks; empty if there is none."""
     if finish > bound.bound:
         return ""
     problem, clauses = bound.problem, bound.problem.clauses
@@ -112,7 +112,7 @@ def standing(bound: Certificate, finish: Fraction, every: Certificate | None) ->
 def bound_rows(
     bound: Certificate, every: Certificate | None, *, is_open: bool = False
 ) -> list[tuple[str, str]]:
-    """Rows for the requested bound, and for the other one if they differ by more than 1 %.
+    """(label, text) rows: the requested bound, and the other one if they differ by more than 1 %.
 
     - `bound`, `every`: For the chunks of a schedule, and over all chunkings.
     - `is_open`: True if the number of chunks was left open, so that `every` was requested.
@@ -132,7 +132,7 @@ def bound_rows(
 def gap_text(
     bound: Certificate, finish: Fraction, every: Certificate | None, *, is_open: bool = False
 ) -> str:
-    """Gap to the requested bound; in brackets the proof of optimality, and the gap to the other bound.
+    """Text of the gap to the requested bound; in brackets, the optimality proof and the gap to the other.
 
     Parameters are those of `bound_rows`.
     """
@@ -150,7 +150,7 @@ def gap_text(
 
 
 def _unpadded(problem: Problem) -> Problem:
-    """Return the problem with beta reduced by the share of padding in its bytes."""
+    """Return the problem with betas reduced by the share of padding in its bytes."""
     padded = problem.collective.size_chunks * problem.chunk_bytes[0] if problem.chunk_bytes else 0
     if problem.size_bytes is None or not 0 < problem.size_bytes < padded or len(set(problem.chunk_bytes)) > 1:
         return problem

@@ -1,13 +1,13 @@
 """The spread-tail bound: the last chunks to enter sets of ranks must still spread inside them.
 
-For any order of the sends into the sets, two limits apply to the last k entries. They end no sooner than the
-border resources can have let in all but k - 1 entries. Nor do they end before enough ranks can have had
-chunks to send. Until then, no rank of a set holds any of these k entries. Each rank that wants one must then
-get it, over the border or from a rank of its set that has it. A chunk that arrives at a rank adds one sender
-at most. Ranks far from the entry point get it later.
+Consider the last k entries of chunks into the sets, in any order of sends. They end no sooner than the border
+resources can let in all but k - 1 entries, and no sooner than enough ranks can hold chunks to send. Until
+then, no rank of a set holds any of these k entries. Each rank that wants one must then get it over the
+border, or from a rank of its set that has it. Each arrival adds one sender at most, and ranks far from the
+entry point get the chunk later.
 """
 
-# n chunks that enter, once for each set, k the last of them; a pair is one of these and a rank that wants it
+# n entries (each of a chunk into a set), k the last of them; a pair is a last entry and a rank that wants it
 
 from __future__ import annotations
 
@@ -42,29 +42,31 @@ from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import set_of_rank
 from taccl.problem.problem import Problem
 
-#: Numbers of last chunks to try: every number up to the first value, some up to the second.
+#: Numbers k of last entries to try: every number up to the first value, some up to the second.
 _EVERY, _MOST = 16, 256
-#: Max thresholds to try for the number of ranks that want a chunk.
+#: Max thresholds for the number of ranks of a set that want a chunk.
 _MOST_SIZES = 4
-#: Max contributions of one rank to sums, times the other ranks, each of which is a set.
+#: Max product of contributions per rank and other ranks, for bounds with each rank as a set.
 _MOST_BY_RANK = 128
-#: Max pairs of an entry and a rank for which distances from entries are used.
+#: Max pairs of an entry and a rank for which distances from entry points are used.
 _MOST_WAYS = 2_000_000
 
-#: Gates by sender, and the times from which the senders hold data.
+#: [(bottleneck resources by sender, ticks from which senders hold data), ...]
 Fed = list[tuple[Gates, list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
 class SpreadTail(Witness):
-    """The last chunks to enter sets, among those that at least `least` ranks of a set want.
+    """Witness of spread tail: sets of ranks, and the last chunks to enter them.
 
-    - `last`: Number of these chunks.
-    - `backwards`: True for the time-reversed problem.
-    - `since`: Earliest time, in ticks, at which the first of these chunks enters.
+    Only chunks that at least `least` ranks of a set want count as entries.
+
+    - `last`: Number of last entries.
+    - `backwards`: True if the bound is for the time-reversed problem.
+    - `since`: Earliest time, in ticks, of the first of the last entries.
     - `awake`, `inside`, `entered`: Labels of the number of outside ranks, of ranks of the sets, and of sets
       that hold some chunk.
-    - `pairs`: Labels of the number of pairs of a last chunk and a rank of its set that holds it.
+    - `pairs`: Labels of the number of pairs of a last entry and a rank of its set that holds the chunk.
     """
 
     kind = proves = "spread tail"
@@ -80,7 +82,7 @@ class SpreadTail(Witness):
     pairs: Labels = ()
 
     def fits(self, problem: Problem) -> bool:
-        """True if the witness names only what the problem has, and nothing twice."""
+        """True if the problem has the ranks of all sets."""
         return frozenset().union(*self.sets) <= frozenset(range(problem.topology.num_ranks))
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
@@ -89,9 +91,9 @@ class SpreadTail(Witness):
 
 
 def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield claims for every node up to symmetry, and for all initially empty ranks or nodes.
+    """Yield spread-tail claims for every node up to symmetry, and for all ranks or nodes without data.
 
-    For a sum, contributions of outside ranks count as chunks.
+    For sums, contributions of outside ranks count as chunks.
     """
     if demand.spreads_alike(in_network=in_network):
         for needed, backwards in demand.both_ways():
@@ -137,11 +139,11 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
 def _entering(
     demand: NeededSends, sets: tuple[frozenset[int], ...]
 ) -> tuple[list[int], Ints, frozenset[int], frozenset[int]]:
-    """(sizes, release, first, wanting) of the entries into the sets.
+    """(sizes, release, first, wanting) of the entries of chunks into the sets.
 
-    - `sizes`: Number of ranks in a set that want a chunk, for each entry, ascending.
-    - `release`, (num_links,) int64: Earliest time at which each link can carry one of the chunks.
-    - `first`: Ranks outside that initially hold some of the chunks.
+    - `sizes`: Number of ranks of the set that want the chunk, for each entry, ascending.
+    - `release`, (num_links,) int64: Earliest tick at which each link can carry one of the chunks.
+    - `first`: Outside ranks that initially hold some of the chunks.
     - `wanting`: Ranks of the sets that want some of the chunks.
     """
     every = frozenset().union(*sets)
@@ -159,10 +161,10 @@ def _entering(
 
 
 class TailSpread:
-    """Rate at which chunks can enter sets of ranks, and spread inside.
+    """Rates at which chunks can enter sets of ranks, and spread inside.
 
-    - `release`, (num_links,) int64: Earliest time at which each link can carry a chunk.
-    - `first`: Ranks outside that initially hold data. Default: all, so that no rank waits for data.
+    - `release`, (num_links,) int64: Earliest tick at which each link can carry a chunk.
+    - `first`: Outside ranks that initially hold data. Default: all.
     - `wanting`: Ranks that want some of the chunks. Default: all.
     """
 
@@ -182,20 +184,20 @@ class TailSpread:
         def gates(chosen: NDArray[np.bool_], of_set: Ints, since: Ints | None = None) -> Gates:
             return gates_of(costs, np.flatnonzero(used & chosen), of_set, since)
 
-        #: Gates of sends over a border: together, by set, by receiving rank; and of sends inside, by
-        #: receiving rank.
+        #: Gates (bottleneck resources) of sends into the sets: in total, by set, by receiving rank; and of
+        #: sends inside the sets, by receiving rank.
         self.enter, self.into_set = gates(enters, none, release), gates(enters, dst)
         self.direct, self.inside = gates(enters, costs.dst, release), gates(inside, costs.dst)
-        #: (num_ranks,) min ticks until 1, 2, ... ranks can hold a chunk that entered at one.
+        #: (num_ranks,) min ticks until 1, 2, ... ranks can hold a chunk that entered at one of them.
         self.near = nearest(costs, inside, costs.dst[enters], label >= 0)
         out = gates(inside, costs.src)
         self._wants = np.isin(np.arange(costs.num_ranks), list(wanting)) if wanting else label >= 0
         self._merges = out.most.max(initial=1) > 1
         self._senders = cache(lambda most: fastest_senders(out, most))
-        #: Border sends from outside, and from other sets; each limited by sending rank, and together or by
-        #: set.
+        #: Gates of sends into the sets from outside, and from other sets: by sending rank, and in total (or
+        #: by sending set).
         self._fed: list[Fed] = []
-        #: Labels of outside ranks, inside ranks, and sets, that hold data.
+        #: Labels of the number of outside ranks, inside ranks, and sets that hold data.
         self.labels: tuple[Labels, Labels, Labels] = (), (), ()
         outside, every = int(np.count_nonzero(label < 0)), int(np.count_nonzero(label >= 0))
         if first is not None and (len(sets) > 1 or len(first) < outside):
@@ -203,7 +205,7 @@ class TailSpread:
             awake = waking(
                 fastest_senders(gates((src < 0) & (dst < 0), costs.src)), [0] * len(first), outside
             )
-            # Once an entered chunk can be out again, all outside ranks count as holding data.
+            # Once an entered chunk can have left a set again, all outside ranks count as holding data.
             again = sum(
                 int(took[some].min(initial=FOREVER)) for some in (enters, used & (src >= 0) & (dst < 0))
             )
@@ -219,9 +221,9 @@ class TailSpread:
             self.labels = labels_of(awake), labels_of(late), labels_of(entered)
 
     def best(self, sizes: Sequence[int]) -> tuple[int, int, int, list[int]]:
-        """(ticks, k, earliest entry, earliest pairs) for the k last chunks that prove most.
+        """(bound in ticks, k, earliest last entry, earliest ticks of pairs) for the k with the best bound.
 
-        - `sizes`: Numbers of ranks of a set that want each entry, ascending.
+        - `sizes`: Number of ranks of the set that want the chunk, for each entry, ascending.
         """
         num, most = len(sizes), min(len(sizes), _MOST)
         pairs = np.cumsum(sizes[:most])
@@ -233,7 +235,7 @@ class TailSpread:
         last = 0
         while last < most:
             last = min(most, last + 1 if last < _EVERY else last + last // 4)
-            # Include all entries with the same earliest time as the last k.
+            # Extend k to all entries with the same earliest time.
             since = int(entries[num - last])
             last = min(most, num - int(np.searchsorted(entries, since)))
             into, wanting = self._into_ranks(last, since)
@@ -247,7 +249,7 @@ class TailSpread:
         return best
 
     def _into_sets(self, last: int, num: int) -> Ints:
-        """(num,) min ticks until 1, 2, ... entries of `last` chunks, each chunk once per set."""
+        """(num,) min ticks until 1, 2, ... entries of `last` chunks, each of which enters a set once."""
         most = np.minimum(self.into_set.most, last)  # a send carries each chunk once
         times, of_set = replace(self.into_set, most=most).more_ends(num), self.into_set.of_set
         each = [np.sort(times[of_set == i], axis=None)[:num] for i in np.unique(of_set)]
@@ -255,9 +257,9 @@ class TailSpread:
         return np.sort(np.repeat(fastest, min(last, len(each))))[:num]
 
     def _into_ranks(self, last: int, since: int) -> tuple[Ints, Ints]:
-        """Earliest arrivals of `last` chunks at any ranks, and at those that want them, ascending.
+        """Earliest arrivals of `last` chunks at all ranks, and at ranks that want them, ascending.
 
-        Sends from inside start at `since` or later, and those over a border end then or later.
+        Sends inside a set start at `since` or later; sends over a border end at `since` or later.
         """
         rank = np.repeat(np.append(self.inside.of_set, self.direct.of_set), last)
         near = self.inside.arrivals(last) + since
@@ -270,13 +272,13 @@ class TailSpread:
         return np.sort(times[first]), np.sort(times[first & self._wants[rank]])
 
     def _spread(self, entries: Ints, into: Ints, pairs: int, last: int) -> list[int]:
-        """Earliest times of 1, 2, ... pairs, made by entries and by ranks that hold a chunk by then."""
+        """Earliest ticks of 1, 2, ... pairs, made by entries and by ranks that hold a chunk."""
         senders = self._senders(last if self._merges else 1)
         soonest = np.maximum(into[:pairs], self._reached(entries, pairs)[: len(into)])
         return waking(senders, entries.tolist(), pairs, soonest=soonest.tolist(), num_senders=len(self.near))
 
     def _reached(self, entries: Ints, pairs: int) -> Ints:
-        """(pairs,) earliest times of 1, 2, ... pairs by the distance of ranks from the entries."""
+        """(pairs,) earliest ticks of 1, 2, ... pairs, from the distances of ranks to entry points."""
         some = entries[:pairs]
         if not self.near.any() or len(some) * len(self.near) > _MOST_WAYS:
             return np.repeat(entries[:1], pairs)
@@ -290,7 +292,7 @@ def _entries(fed: Fed, most: int) -> Iterator[int]:
 
 
 def _spreads_late(facts: Facts, witness: SpreadTail, ticks: int) -> bool:
-    """True if the last chunks to enter the sets cannot have spread there by `ticks`."""
+    """True if the last entries cannot have reached all ranks that want them by `ticks`."""
     if not facts.spreads_alike or len(frozenset().union(*witness.sets)) != sum(map(len, witness.sets)):
         return False
     wanted, release, first, wanting = _entries_into(facts, witness.sets)
@@ -311,7 +313,7 @@ def _spreads_late(facts: Facts, witness: SpreadTail, ticks: int) -> bool:
 def _entries_into(
     facts: Facts, sets: tuple[frozenset[int], ...]
 ) -> tuple[list[int], dict[int, int], frozenset[int], frozenset[int]]:
-    """(ranks that want each entry, link releases, first outside holders, ranks that want some entry)."""
+    """(ranks that want each entry, link release dates, initial outside holders, ranks that want an entry)."""
     every, wanted, starts, wanting = frozenset().union(*sets), list[int](), [], set[int]()
     for c, others in facts.outside(every):
         ends = every.intersection(facts.collective.chunks[c].destinations)

@@ -1,10 +1,10 @@
-"""Bounds of collectives on implicit fabrics, by distance and by volume over capacity.
+"""Bounds of collectives on implicit fabrics, from distances and from volume over capacity.
 
 latency
-    A chunk must come from the farthest rank, at alpha + beta per hop.
+    The chunk of the farthest rank needs alpha + beta per hop.
 cut counting
-    Whole chunks over the rate of the links that they must pass. These are the links into the worst-placed
-    rank, or all links of a fabric that looks the same from every rank.
+    Number of whole chunks over the rate of the links that they must cross. These are the links into the rank
+    with the fewest links, or all links of a fabric that looks the same from every rank.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FabricBound:
         return float(self.bound)
 
     def gap(self, finish: Fraction) -> float:
-        """(finish - bound) / bound; 0 is a proven optimum."""
+        """(finish - bound) / bound; 0 for an optimal schedule."""
         return float((finish - self.bound) / self.bound) if finish != self.bound else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class FabricBound:
 def collective_bound(
     translations: Translations, collective: str, *, chunks_per_rank: int, chunk_bytes: int
 ) -> FabricBound:
-    """Larger of the latency and the counting bound; it holds for the host, not only for a ring through it.
+    """Higher of the latency and the cut-counting bound; it holds for the whole fabric, not only its ring.
 
     - `collective`: One of `taccl.schedule.implicit_schedule.IMPLICIT_COLLECTIVES`.
 
@@ -106,7 +106,7 @@ def _us(ticks: int, costs: ClassTicks) -> Fraction:
 
 
 def _servers(costs: ClassTicks, classes: set[int] | None = None) -> list[tuple[int, int]]:
-    """(hold, latency) ticks of resources that share no send: each link class counts for one resource."""
+    """(hold, latency) ticks of resources with disjoint sends; each class of links counts for one resource."""
     left = set(range(len(costs.latency))) if classes is None else set(classes)
     users: dict[int, set[int]] = {}
     for g in sorted(left):
@@ -124,7 +124,7 @@ def _servers(costs: ClassTicks, classes: set[int] | None = None) -> list[tuple[i
 
 
 def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
-    """Least ticks in which servers can do `needed` sends together, on average over ranks."""
+    """Min ticks in which the servers of a rank, (hold, latency) each, can do `needed` sends together."""
 
     def done(ticks: int) -> bool:
         busy = ((held, ticks - latency) for held, latency in servers if ticks >= latency)
@@ -136,7 +136,10 @@ def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
 def _host_of_ring(
     host: NamedFabric, collective: str, pieces: int, costs: ClassTicks
 ) -> tuple[int, list[tuple[list[tuple[int, int]], int, str]]]:
-    """Farthest distance in a mesh at the cost of its ring, and sends into a corner or over all links."""
+    """(farthest distance in ticks, jobs) of a mesh whose ranks form a ring, at the cost of the ring's links.
+
+    Jobs are (servers, number of sends, what limits): sends into a corner, or over all links together.
+    """
     num_ranks, corner = host.num_ranks, sum(dim > 1 for dim in host.dims)
     latency, held = int(costs.latency[0]), costs.holds[0][0][1]
     far = latency * sum(dim - 1 for dim in host.dims)
@@ -156,7 +159,7 @@ def _host_of_ring(
 def _along_axes(
     host: NamedFabric, translations: Translations, pieces: int, costs: ClassTicks
 ) -> list[tuple[list[tuple[int, int]], int, str]]:
-    """Sends required along every axis of a torus, over the links along it."""
+    """(servers, number of sends, what limits) for each axis of a torus: sends required along the axis."""
     place_0 = np.zeros(len(costs.latency), dtype=np.int64)
     axis_of = host.axis(place_0, np.array([each.dst for each in translations.classes])).tolist()
     jobs = []
@@ -170,7 +173,7 @@ def _along_axes(
 
 
 def _distances(translations: Translations, costs: ClassTicks) -> tuple[int, int]:
-    """Sum of hops from place 0 to all others, and ticks to the farthest."""
+    """(sum of hops from place 0 to all others, ticks from place 0 to the farthest)."""
     host = translations.host
     if not isinstance(host, NamedFabric):
         return _searched(translations, costs)
@@ -183,12 +186,12 @@ def _distances(translations: Translations, costs: ClassTicks) -> tuple[int, int]
 
 
 def _hops_along(host: NamedFabric, axis: Dimension) -> int:
-    """Sum of hops along an axis from place 0 to all others."""
+    """Sum of hops along one axis from place 0 to all others."""
     return host.num_ranks // axis.size * sum(axis.hops)
 
 
 def _searched(translations: Translations, costs: ClassTicks) -> tuple[int, int]:
-    """Sum of hops from place 0, and ticks to the farthest place, from shortest paths on a topology."""
+    """(sum of hops, ticks to the farthest place) from place 0, by shortest paths on an explicit topology."""
     num_ranks = translations.num_ranks
     places = np.arange(num_ranks)
     ends = [translations.group.translate(places, each.dst) for each in translations.classes]

@@ -1,9 +1,10 @@
-"""Numbers of arrivals by a time, and labels that bound them, for evaluations of witnesses.
+"""Numbers of arrivals by a time, and labels that bound them, for the evaluation of witnesses.
 
-Ranks that hold data send it on, so the number that can hold data by a time depends on the numbers before. A
-witness states these numbers as labels. They hold if the senders that they admit cannot exceed them: the first
-arrival that exceeds a label would come from earlier ones, which exceed none. docs/formulation.md, "Checking",
-has the argument. `Entries` counts the chunks that can have entered sets of ranks, and have spread there.
+Ranks that hold data send it on, so arrivals by a time depend on earlier arrivals. A witness states bounds on
+these numbers as labels. They are checked by induction: the senders that the labels admit must not exceed
+them, as the first arrival beyond a label would come from senders within theirs. docs/formulation.md,
+"Checking", has the proof. `Entries` counts chunks that can have entered sets of ranks, and `Pairs` those that
+can have spread inside.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from taccl.analysis.certificates.certificate import Labels
 from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
 from taccl.analysis.certificates.evaluation.passages import GatePassage, by_place, passages, passages_of
 
-#: Max starting ranks for which distances are used.
+#: Max starting ranks for which shortest paths sharpen the numbers.
 _MOST_STARTS = 256
-#: [(since, more), ...]: from `since` on, that many more senders may hold data.
+#: [(since, more), ...]: from tick `since` on, `more` additional senders may hold data.
 Steps = Sequence[tuple[int, int]]
 
 
 class Fastest:
-    """Component-wise fastest sender: passage by passage, the best of several senders.
+    """Component-wise fastest sender: resource by resource, the best of several senders.
 
     A send has at most `most` chunks.
     """
@@ -35,25 +36,25 @@ class Fastest:
         full = max((way.most for mine in limited for way in mine), default=1)
 
         def pace(way: GatePassage) -> tuple[object, ...]:
-            """Ticks for a full send of any passage, then the time of the first chunk."""
+            """Sort key: ticks per full send, in units common to all passages; then the first arrival."""
             return full // way.most * (way.alpha + way.most * way.beta), way.before + way.after[0], way.after
 
         self._places = by_place(limited, pace)
         self._known: dict[int, int] = {}
 
     def within(self, ticks: int) -> int:
-        """Max chunks that arrive within `ticks` of the time from which one sender holds data."""
+        """Max chunks that arrive in the `ticks` ticks after one sender gets data."""
         if ticks not in self._known:
             self._known[ticks] = sum(max(way.between(0, ticks) for way in some) for some in self._places)
         return self._known[ticks]
 
     def by(self, ticks: int, awake: Steps) -> int:
-        """Max chunks that arrive by `ticks`, if senders hold data as the steps say."""
+        """Max chunks that arrive by tick `ticks`, with senders that get data according to the steps."""
         return sum(more * self.within(ticks - since) for since, more in awake if since <= ticks)
 
 
 def steps(labels: Labels, most: int) -> list[tuple[int, int]]:
-    """[(since, more), ...]: times at which more items can be there than before, `most` in the end."""
+    """[(since, more), ...]: from tick `since` on, `more` additional items are possible; `most` in total."""
     found, since, before = list[tuple[int, int]](), 0, 0
     for until, number in (*labels, (NEVER, most)):
         number = min(number, most)
@@ -63,9 +64,9 @@ def steps(labels: Labels, most: int) -> list[tuple[int, int]]:
 
 
 def are_true(labels: Labels, arrived: Callable[[int], int]) -> bool:
-    """True if, before the time of each label, no more items can have arrived than it says.
+    """True if no label can be exceeded: before its time, at most its number of items can have arrived.
 
-    - `arrived`: Max number of items by given ticks, if labels hold for all senders before.
+    - `arrived`: Max number of items by a given tick, if all earlier labels hold.
     """
     if any(ticks <= before or most < few for (before, few), (ticks, most) in pairwise(((-1, 0), *labels))):
         return False
@@ -81,10 +82,10 @@ def reached(
     starts: Collection[int] | None = None,
     backwards: bool = False,
 ) -> list[int] | None:
-    """Earliest times at which data of one rank can be at 1, 2, ..., `most` ranks; None if a label is wrong.
+    """Earliest ticks at which data of one rank can be at 1, 2, ..., `most` ranks; None if a label is wrong.
 
-    - `starts`: Ranks of which the data comes, for distances along the links. Default: unknown.
-    - `backwards`: True if `facts` has the ends of links exchanged.
+    - `starts`: Ranks from which the data may come, for shortest paths. Default: unknown.
+    - `backwards`: True if source and destination of links are exchanged in `facts`.
     """
     sender, awake = Fastest(passages_of(facts, links, facts.src).values()), steps(labels, most)
     near = None
@@ -100,18 +101,18 @@ def reached(
     return [since for since, more in awake for _ in range(more)]
 
 
-#: Max ranks for which distances from the entries are used.
+#: Max ranks for which distances from entry points are used.
 _MOST_RANKS = 4_000
-#: Equal passages, and their number.
+#: Set of (passage, number of equal passages).
 Passages = frozenset[tuple[GatePassage, int]]
 
 
 class Entries:
-    """Number of chunks that can have entered the sets, once for each set, by a time.
+    """Max number of entries by a time; an entry is a chunk that enters one of the sets for the first time.
 
-    - `release`: {usable link: earliest time at which it can carry a chunk}.
-    - `num_first`: Number of outside ranks that hold some chunk initially.
-    - `num`: Number of entries that are needed; no send has more chunks.
+    - `release`: {usable link: earliest tick at which it can carry a chunk}.
+    - `num_first`: Number of outside ranks that initially hold some chunk.
+    - `num`: Number of entries that are needed; no send carries more chunks.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Entries:
         self.border = self.links(lambda a, b: a != b is not None)
         self._let_in = Counter(passages(facts, self.border, release))
         self._num_sets, self._num_outside = len(sets), facts.topology.num_ranks - len(self.set_of)
-        #: False if all outside ranks can send into the only set from the start.
+        #: False if there is one set, and all outside ranks can send into it from the start.
         self._is_fed = len(sets) > 1 or num_first < self._num_outside
         self._awake: Steps = ()
         self._inside: Steps = ()
@@ -141,7 +142,7 @@ class Entries:
         self.by = cache(self._by)
 
     def limited_by(self, awake: Labels, inside: Labels, entered: Labels) -> bool:
-        """Limit entries by the number of ranks and sets that hold chunks; False if a label can be wrong.
+        """Limit entries by the numbers of ranks and sets that hold chunks; False if a label is not proven.
 
         - `awake`, `inside`, `entered`: Labels of the number of outside ranks, ranks of sets, and sets.
         """
@@ -151,7 +152,7 @@ class Entries:
         out_and_in = ((self.facts.took(e, self.facts.units[0]) for e in some) for some in (back, self.border))
         again = sum(min(ticks, default=NEVER) for ticks in out_and_in)
         outside = steps(awake, self._num_outside)
-        # Once an entered chunk can be out again, all outside ranks count as holding data.
+        # Once an entered chunk can have left a set again, all outside ranks count as holding data.
         self._awake = [(min(since, again), more) for since, more in outside]
         self._inside, self._entered = steps(inside, len(self.set_of)), steps(entered, self._num_sets)
         among_outside = self.fastest(self.links(lambda a, b: a is b is None), 1)
@@ -177,21 +178,24 @@ class Entries:
         return min(through, self._outside(most).by(ticks, self._awake))
 
     def links(self, belongs: Callable[[int | None, int | None], bool]) -> list[int]:
-        """Usable links whose ends satisfy `belongs`, given the indices of their sets; None: in no set."""
+        """Usable links for which `belongs` is true of the set indices of source and destination.
+
+        The index is None for a rank outside every set.
+        """
         src, dst, set_of = self.facts.src, self.facts.dst, self.set_of
         return [e for e in self.release if belongs(set_of.get(src[e]), set_of.get(dst[e]))]
 
     def fastest(self, links: list[int], most: int, *, of: Mapping[int, int] | None = None) -> Fastest:
-        """Component-wise fastest sender of all ranks, or sets."""
+        """Component-wise fastest sender over these links, of all ranks; or of all groups of ranks in `of`."""
         label = [rank if of is None else of.get(rank, -1) for rank in self.facts.src]
         return Fastest(passages_of(self.facts, links, label).values(), most)
 
 
 class Pairs:
-    """Number of pairs of a last entry and a rank of its set that can hold the chunk, by a time.
+    """Max number of pairs by a time; a pair is a last entry and a rank of its set that can hold the chunk.
 
-    - `since`: Time before which none of the last chunks enters.
-    - `last`: Number of the last chunks.
+    - `since`: Earliest tick of the last entries.
+    - `last`: Number of last entries.
     """
 
     def __init__(self, entries: Entries, since: int, last: int) -> None:
@@ -213,7 +217,7 @@ class Pairs:
         self._entered = cache(self._entered_by)
 
     def limited_by(self, labels: Labels) -> bool:
-        """True if no chunk of the last enters too early, and no label of the number of pairs can be wrong."""
+        """True if the last entries cannot begin before `since`, and no label of pairs can be exceeded."""
         ranks = frozenset(self._entries.set_of)
         made = steps(labels, len(ranks))  # each rank sends from its first pair on
 
@@ -225,16 +229,16 @@ class Pairs:
         return self._entries.by(self._since - 1) <= self._before and are_true(labels, arrived)
 
     def _entered_by(self, ticks: int) -> int:
-        """Max number of the last entries by `ticks`; each chunk enters a set once."""
+        """Max number of last entries by `ticks`; each chunk enters a set once."""
         if ticks < self._since:
             return 0
         into = max(sum(n * way.ending(self._since, ticks) for way, n in ways) for ways in self._into)
         return min(max(0, self._entries.by(ticks) - self._before), self._num_entered * into)
 
     def room(self, ticks: int, ranks: frozenset[int]) -> int:
-        """Max number of pairs that ranks can take by `ticks`.
+        """Max number of last entries that can have arrived at the ranks by `ticks`, summed over ranks.
 
-        Sends from inside start at `since` or later, and those over a border end then or later.
+        Sends inside a set start at `since` or later; sends over a border end at `since` or later.
         """
         since, taken = self._since, 0
         for (near, direct), number in self._alike(ranks):
@@ -245,5 +249,5 @@ class Pairs:
 
 
 def _together(ways: Iterable[GatePassage]) -> Passages:
-    """Passages, and the number of equal ones."""
+    """Set of (passage, number of equal passages)."""
     return frozenset(Counter(ways).items())

@@ -1,8 +1,8 @@
 """Problem data as plain numbers for checking certificates: costs, admitted links, shortest paths, prices.
 
-Costs in ticks, and the links that may carry a chunk, are read from the problem as elsewhere. Paths and the
-idle times of resources at the start and at the end of a schedule are recomputed here, in integers. The
-payment of each send is added up link by link, in fractions.
+Costs in ticks, and the links that may carry a chunk, come from the problem, as for finders. Shortest paths,
+and the idle times of resources at the start and at the end of a schedule, are computed here independently of
+finders, in integers. The cost of each send under dual prices is added up in fractions.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ class Facts:
     def times(
         self, links: Sequence[int], units: int, starts: dict[int, int], *, backwards: bool = False
     ) -> dict[int, int]:
-        """Earliest times at ranks; backwards, times left to the starts. A link waits for one source only.
+        """{rank: earliest tick from `starts`}; backwards, {rank: min ticks from there to a start}.
 
-        `links` must be a list that `admitted` returned, as results are cached by its identity.
+        A link of several sources waits for the first one only. `links` must be a list that `admitted`
+        returned, as results are cached by its identity.
         """
         key = (id(links), units, frozenset(starts.items()), backwards)
         if key not in self._times:
@@ -81,7 +82,7 @@ class Facts:
         return self._times[key]
 
     def _arcs(self, links: Sequence[int], units: int, backwards: bool) -> Arcs:
-        """Arcs of links, with the duration of a send as their length."""
+        """Arcs of links; the length of an arc is the duration of a send."""
         key = (id(links), units, backwards)
         if key not in self._out:
             self._out[key] = self.arcs({e: self.took(e, units) for e in links}, backwards=backwards)
@@ -103,20 +104,20 @@ class Facts:
         return out
 
     def nearest(self, links: Iterable[int], starts: Collection[int], *, backwards: bool = False) -> list[int]:
-        """Least times for a chunk to be at 1, 2, ... ranks by shortest paths from one of `starts`."""
+        """Min ticks for a chunk to reach 1, 2, ... ranks along shortest paths, from the best of `starts`."""
         out = self.arcs({e: self.took(e, self.units[0]) for e in links}, backwards=backwards)
         ways = [sorted(shortest_ways(out, {rank: 0}).values()) for rank in starts]
         return list(map(min, zip_longest(*ways, fillvalue=NEVER)))
 
     def _shortest(self, out: Arcs, starts: dict[int, int]) -> dict[int, int]:
         limit = self.clauses.path_limit
-        if limit is not None:  # for sums: to the root, then from it
+        if limit is not None:  # the limit holds twice for sums: to the root, and from it
             return self._over_few_links(out, starts, 2 * limit if self.sums else limit)
         return shortest_ways(out, starts)
 
     @staticmethod
     def _over_few_links(out: Arcs, starts: dict[int, int], most: int) -> dict[int, int]:
-        """Shortest times over at most `most` links; each round extends only the improved times."""
+        """{rank: shortest time} over at most `most` links; each round extends only improved times."""
         best, better = dict(starts), dict(starts)
         while better and most > 0:
             most -= 1
@@ -130,18 +131,24 @@ class Facts:
 
     @property
     def spreads_alike(self) -> bool:
-        """True if chunks of one size, or contributions to sums, spread over links from one rank to one."""
+        """True if underived chunks of one size spread over links from one rank to one rank.
+
+        Contributions to sums count as such chunks. False if switches may reduce (`in_network`).
+        """
         return not (self.multi or self.made_at or len(set(self.units)) != 1 or self.in_network)
 
     def outside(self, ranks: frozenset[int]) -> Iterator[tuple[int, set[int]]]:
-        """Yield (chunk, outside holders) of chunks that the ranks lack at first, or of sums others add to."""
+        """Yield (chunk, outside holders) of chunks that `ranks` lack, or of sums that others add to."""
         for c, data in enumerate(self.collective.chunks):
             others = set(data.origins) - ranks
             if others and (self.sums or len(others) == len(data.origins)):
                 yield c, others
 
     def releases(self, starts: Iterable[tuple[int, Iterable[int]]]) -> dict[int, int]:
-        """{link: earliest time at which it can carry a chunk}, for chunks of one size with given starts."""
+        """{link: earliest tick at which it can carry one of the chunks}, all of which have one size.
+
+        - `starts`: (chunk, its initial ranks) pairs.
+        """
         found: dict[int, tuple[list[int], dict[int, int]]] = {}
         for c, ranks in starts:
             links = self.carried(c)
@@ -156,7 +163,7 @@ class Facts:
         return release
 
     def origins(self, c: int, units: int | None = None) -> dict[int, int]:
-        """{rank: time} at which a chunk first exists; a derived chunk exists once it is made."""
+        """{rank: tick} at which a chunk first exists; a derived chunk exists once it is made."""
         starts = dict.fromkeys(self.collective.chunks[c].origins, 0)
         if c in self.made_at:
             when = self._made(units).get(c)
@@ -165,7 +172,7 @@ class Facts:
         return starts
 
     def _made(self, units: int | None) -> dict[int, int]:
-        """{derived chunk: time at which it is made}; times are lowered while some source comes earlier."""
+        """{derived chunk: earliest tick at which it is made}; repeated until no source comes earlier."""
         if units not in self._when:
             known = self._when[units] = {}
             chunks_of: dict[int, list[int]] = defaultdict(list)
@@ -197,7 +204,11 @@ class Facts:
 
 
 def shortest_ways(out: Mapping[int, Iterable[tuple[int, int]]], starts: Mapping[int, int]) -> dict[int, int]:
-    """Length of the shortest path to every reachable rank, given (rank, length) of the arcs out of each."""
+    """{rank: length of the shortest path} for all reachable ranks, by Dijkstra's algorithm.
+
+    - `out`: {rank: (other end, length) of each arc out of it}.
+    - `starts`: {rank: initial length}.
+    """
     best: dict[int, int] = {}
     queue = [(length, rank) for rank, length in starts.items()]
     heapq.heapify(queue)
@@ -211,9 +222,9 @@ def shortest_ways(out: Mapping[int, Iterable[tuple[int, int]]], starts: Mapping[
 
 
 def soonest(facts: Facts, prices: Sequence[int], links: Sequence[int], need: Fraction) -> Fraction:
-    """Earliest time by which resources can have been held for as long as sends over `links` pay for.
+    """Earliest tick T by which the resources' holds, at their prices, can have paid `need`.
 
-    Each resource can have been held by time T for T less its idle ticks, if that is positive.
+    Only sends over `links` count. By time T, a resource can have been held for T minus its idle ticks.
     """
     idle = _idle(facts, links)
     events = sorted((idle[r], price) for r, price in enumerate(prices) if price and r in idle)
@@ -229,7 +240,7 @@ def soonest(facts: Facts, prices: Sequence[int], links: Sequence[int], need: Fra
 
 
 def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
-    """{resource: min idle ticks}, over the sends on `links` that serve some chunk."""
+    """{resource: min idle ticks at start and end of a schedule}, over sends on `links` that serve a chunk."""
     before: dict[int, int] = {}
     after: dict[int, int] = {}
     chosen = set(links)
@@ -239,7 +250,7 @@ def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
             ends = [last[r] for r in facts.topology.links[e].dsts if r in last]
             for r, (alpha, beta, receives) in facts.holds[e].items() if begins and ends else ():
                 if beta or alpha:
-                    # Larger sends outlast their holds by at least as much.
+                    # A larger send exceeds its hold by at least as many ticks.
                     rest = facts.alpha[e] - alpha + units * (facts.beta[e] - beta)
                     begin = min(begins) + (rest if receives else 0)
                     end = min(ends) + (0 if receives else rest)
@@ -249,10 +260,10 @@ def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
 
 
 def _ways(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[int, int], dict[int, int]]]:
-    """Yield (links, units, earliest time at each rank, least time left from each rank).
+    """Yield (links, units, {rank: earliest tick}, {rank: min ticks from there to a destination}).
 
-    Each item covers all chunks with the same links and size. A chunk that another is derived from is also
-    wanted where the other is made.
+    There is one item for all chunks with the same links and size. A chunk from which another is derived is
+    also wanted where the other is made.
     """
     makes: dict[int, set[int]] = defaultdict(set)
     for each in facts.collective.derivations:
@@ -276,7 +287,7 @@ def _ways(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[int, int], di
 
 
 def pays(facts: Facts, prices: Sequence[int]) -> list[Fraction]:
-    """Payment of a chunk on every link; of a unit of data if sizes differ or data is divisible."""
+    """Cost of a chunk on every link under the prices; of a unit if sizes differ or data is divisible."""
     units, most, most_merged = facts.units[0] if facts.by_chunk else 1, joined(facts), merged(facts)
     pays = []
     for e, held in enumerate(facts.holds):
@@ -289,15 +300,15 @@ def pays(facts: Facts, prices: Sequence[int]) -> list[Fraction]:
 
 
 def merged(facts: Facts) -> int:
-    """Max amount that one alpha can send where chunks merge: no more than all chunks together."""
+    """Max amount in a merged send, which pays one alpha: `max_merge` pieces, but no more than all data."""
     total = len(facts.units) if facts.by_chunk else sum(facts.units)
     return max(joined(facts), min(facts.clauses.max_merge * joined(facts), total))
 
 
 def joined(facts: Facts) -> int:
-    """Max amount that one alpha can send: one chunk if chunks count, otherwise units of data.
+    """Max amount of one unmerged send, which pays one alpha: one chunk if chunks count, else units of data.
 
-    The units are those of the largest chunk, or, if data is divisible, of all chunks with equal ends.
+    The units are those of the largest chunk; if data is divisible, of all chunks with equal ends together.
     """
     if facts.by_chunk:
         return 1

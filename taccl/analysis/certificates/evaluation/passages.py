@@ -1,6 +1,6 @@
-"""Throughput of bottleneck resources (passages) and sends at the border of a set, for checking certificates.
+"""Throughput of bottleneck resources (passages), and sends required at a border, for checking certificates.
 
-Sends may merge in any way.
+Sends may carry several chunks where the problem lets them merge.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GatePassage:
-    """A bottleneck resource: sends over some links all hold it, for at least ``alpha + n * beta``.
+    """A bottleneck resource: all sends over some links hold it, for at least ``alpha + n * beta`` ticks.
 
-    A send carries n chunks, at most `most`. Its hold begins `before` or more ticks after its start. The send
-    ends ``after[n - 1]`` to `after_most` ticks after that. No send starts before `release`.
+    A send carries n chunks, at most `most`. Its hold begins at least `before` ticks after its start. The send
+    ends between ``after[n - 1]`` and `after_most` ticks after the begin of its hold. No send starts before
+    `release`.
     """
 
     alpha: int
@@ -75,7 +76,7 @@ def passages(
 ) -> list[GatePassage]:
     """Greedy cover: repeatedly pick the resource that the most uncovered links hold longest.
 
-    - `release`: Earliest use of each link; default: time 0.
+    - `release`: {link: earliest tick of use}; default: 0 for all links.
     - `size`: Size of a chunk in units; default: the common size of all chunks.
     """
     most, size = facts.clauses.max_merge, facts.units[0] if size is None else size
@@ -134,7 +135,7 @@ def passages_of(
 def by_place(
     sets: Iterable[Iterable[GatePassage]], key: Callable[[GatePassage], tuple[object, ...]]
 ) -> list[set[GatePassage]]:
-    """The first passages of all sets, the second ones, and so on, each set sorted by a key."""
+    """The first passages of all sets, then all second ones, and so on, with each set sorted by `key`."""
     places: dict[int, set[GatePassage]] = defaultdict(set)
     for ways in sets:
         for place, way in enumerate(sorted(ways, key=key)):
@@ -143,7 +144,10 @@ def by_place(
 
 
 def strongest(sets: Iterable[list[GatePassage]]) -> list[GatePassage]:
-    """Passages that dominate those of every set: the best of all first ones, all second ones, and so on."""
+    """Passages that dominate those of every set: the best of all first ones, all second ones, and so on.
+
+    The order is by hold, alpha, `most` and `before`.
+    """
     found = []
     for some in by_place(sets, lambda way: (way.hold, way.alpha, way.most, way.before)):
         most, before = max(way.most for way in some), min(way.before for way in some)
@@ -162,7 +166,7 @@ def strongest(sets: Iterable[list[GatePassage]]) -> list[GatePassage]:
 
 
 def _span(facts: Facts, e: int, r: int, units: int) -> tuple[int, int]:
-    """Ticks from the start of a send to its hold, and from there to its end."""
+    """(ticks from the start of a send to the begin of its hold, ticks from there to the send's end)."""
     alpha, beta, receives = facts.holds[e][r]
     took = facts.took(e, units)
     before = took - alpha - units * beta if receives else 0
@@ -172,7 +176,10 @@ def _span(facts: Facts, e: int, r: int, units: int) -> tuple[int, int]:
 def fills(
     facts: Facts, sends: Counter[int], links: Sequence[int], ticks: Fraction, *, since: int = 0
 ) -> bool:
-    """True if links cannot pass the sends, each counted as the smallest, from `since` to before `ticks`."""
+    """True if links cannot pass all sends between `since` and just before `ticks`.
+
+    Each send counts as the smallest one.
+    """
     number = sends.total()
     if not number or ticks <= since:
         return ticks <= since
@@ -184,7 +191,7 @@ def fills(
 
 
 def jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[BorderJob]:
-    """Yield the sends that every schedule has at the border of a set of ranks."""
+    """Yield the sends that every schedule must have at the border of a set of ranks."""
     node, links = facts.topology.node_of_rank, facts.topology.links
     is_direct = facts.sums and facts.clauses.direct_crossing and entering and not facts.multi
     for c, count in facts.alike:
@@ -196,8 +203,7 @@ def jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[Bor
         every = facts.carried(c)
         parts = [(every, sources, targets)]
         if is_direct and len(ranks) > 1 and data.root in ranks:
-            # From each other node straight to the root's, for all ranks that want the sum except those of
-            # that node.
+            # Contributions of each other node cross straight to the root's node, for ranks outside their own.
             parts = []
             for n in sorted({node[r] for r in sources}):
                 over = [e for e in facts.admitted(c, reducing=True) if node[links[e].src] == n]
@@ -221,7 +227,7 @@ def _job(
     sources: set[int],
     targets: set[int],
 ) -> BorderJob:
-    """Job that crosses one of the links, from the farthest contribution of a sum or the nearest copy."""
+    """Job of a chunk that crosses one of the links: farthest contribution of a sum, or nearest copy."""
     srcs = {r for e in crossing for r in facts.topology.links[e].srcs}
     dsts = {r for e in crossing for r in facts.topology.links[e].dsts}
 

@@ -1,10 +1,10 @@
 """Shortest times of chunks over the links that may carry them; heads and tails of resources.
 
-The head of a resource is its min idle time at the start of a schedule, and its tail that at the end. A send
-serves a chunk if it lies on the path by which a destination first gets the chunk. Its hold of a resource
-begins no sooner than the chunk can be at the sender. After the hold, the chunk must still arrive and get to a
-destination. In a schedule that finishes at T, sends that serve therefore hold a resource for at most T less
-its head and its tail. These sends alone deliver everything that must be sent.
+The head of a resource is its min idle time at the start of a schedule, the tail that at the end. Only sends
+on the path by which a destination first gets a chunk count; they alone deliver everything. Their hold of a
+resource begins no sooner than the chunk can reach the sender. After the hold, the chunk must still arrive and
+get to a destination. In a schedule that finishes at T, these sends therefore hold a resource for at most T
+minus its head and its tail.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Arcs = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDArray[np.float64]:
-    """Shortest times between all ranks over some links, for a send of `units`.
+    """Shortest times between all ranks over some links, for a chunk of `units`.
 
     A link of several sources counts as waiting for its first source, which can only shorten times. Paths
-    respect the problem's limit on the links that a chunk may pass. For sums, they may have twice as many: up
-    to the limit to the root, and again from it.
+    respect the problem's limit on the links that a chunk may pass. For sums, the limit is doubled: it holds
+    to the root, and again from it.
 
     Returns
     -------
@@ -55,7 +55,7 @@ def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDAr
 
 
 def _over_few_links(direct: NDArray[np.float64], most: int) -> NDArray[np.float64]:
-    """Shortest times over at most `most` links, from the times of single links."""
+    """Shortest times over at most `most` links, given the times of single links (inf where there is none)."""
     times = np.where(np.eye(len(direct), dtype=bool), 0.0, np.inf)
     into = [(dst, np.flatnonzero(np.isfinite(column))) for dst, column in enumerate(direct.T)]
     for _ in range(min(most, len(direct))):
@@ -69,7 +69,7 @@ def _over_few_links(direct: NDArray[np.float64], most: int) -> NDArray[np.float6
 
 
 def arcs_of(problem: Problem, links: Sequence[int]) -> Arcs:
-    """(link, source, destination) of every pair of ranks that the links join."""
+    """(link, source, destination) columns, with a row for every pair of ranks that a link joins."""
     ends, wide = problem.topology.links, wide_links(problem.topology)
     if not wide:
         some, (src, dst) = np.array(links, dtype=np.int64), link_ends(problem.topology)
@@ -80,7 +80,10 @@ def arcs_of(problem: Problem, links: Sequence[int]) -> Arcs:
 
 
 class Distances:
-    """Shortest times of a problem's chunks; computed on demand, once per set of links and size."""
+    """Shortest times of a problem's chunks, computed on demand.
+
+    Sets of links that may carry a chunk are numbered, so that times are computed once per set and size.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -92,7 +95,7 @@ class Distances:
         self._times: dict[tuple[int, int], NDArray[np.float64]] = {}
 
     def origins(self, c: int, *, units: int | None = None) -> dict[int, int]:
-        """{rank: time} at which the chunk first exists."""
+        """{rank: tick} at which the chunk first exists there; a derived chunk exists once it is made."""
         starts = dict.fromkeys(self.problem.collective.chunks[c].origins, 0)
         if c in self._derived_at:
             made = self._when_made(units)
@@ -101,10 +104,10 @@ class Distances:
         return starts
 
     def _when_made(self, units: int | None) -> dict[int, int]:
-        """{derived chunk: earliest time at which it can be made}."""
+        """{derived chunk: earliest tick at which it can be made}."""
         if units not in self._made:
             made: dict[int, int] = {}
-            self._made[units] = made  # filled below: `heads` of a source reads the entries so far
+            self._made[units] = made  # filled below, as `heads` of a derived source reads earlier entries
             for each in self.problem.collective.derivations_in_turn:
                 head = self.heads(each.source, units=units)[each.rank]
                 if np.isfinite(head):
@@ -112,7 +115,7 @@ class Distances:
         return self._made[units]
 
     def heads(self, c: int, *, units: int | None = None) -> NDArray[np.float64]:
-        """(num_ranks,) earliest arrival of the chunk at every rank; inf if it cannot arrive.
+        """(num_ranks,) earliest arrival of the chunk at every rank, in ticks; inf if it cannot arrive.
 
         - `units`: Assumed size of the chunk, and of the chunks that it is derived from; default: their own.
         """
@@ -125,11 +128,11 @@ class Distances:
         return earliest
 
     def to_go(self, c: int, destination: int) -> NDArray[np.float64]:
-        """(num_ranks,) shortest time of the chunk from every rank to a destination."""
+        """(num_ranks,) least ticks of the chunk from every rank to a destination."""
         return self.times(self.carried(c), int(self.problem.costs.chunk_units[c]))[:, destination]
 
     def times(self, links: int, units: int) -> NDArray[np.float64]:
-        """`shortest_times` over a numbered set of links."""
+        """`shortest_times` over a numbered set of links, for a chunk of `units`."""
         if (links, units) not in self._times:
             self._times[links, units] = shortest_times(self.problem, self._link_sets[links], units)
         return self._times[links, units]
@@ -137,7 +140,7 @@ class Distances:
     def nearest(
         self, links: int, units: int, ranks: Collection[int], *, backwards: bool = False
     ) -> NDArray[np.float64]:
-        """(num_ranks,) shortest time over a numbered set of links from, or to, the nearest of some ranks."""
+        """(num_ranks,) least ticks from the nearest of some ranks (backwards: to it) to every rank."""
         num_ranks = self.problem.topology.num_ranks
         if len(ranks) == num_ranks:
             return np.zeros(num_ranks)
@@ -153,7 +156,7 @@ class Distances:
 
     @cached
     def arcs(self, number: int) -> Arcs:
-        """`arcs_of` a numbered set of links."""
+        """`arcs_of` the links of a numbered set."""
         return arcs_of(self.problem, self._link_sets[number])
 
     def links(self, number: int) -> tuple[int, ...]:
@@ -166,10 +169,10 @@ class Distances:
         return frozenset(self._link_sets[number])
 
     def carried(self, c: int, *, reducing: bool | None = False) -> int:
-        """Number of the set of links that may carry a chunk: spreading, reducing, or (None) either."""
+        """Number of the set of links that may carry a chunk: unreduced, reducing, or (None) either way."""
         modes = (False, True) if reducing is None else (reducing,)
         masks = [self.problem.open_links(c, reducing=mode) for mode in modes]
-        alike = tuple(map(id, masks))  # chunks that clauses treat alike share them
+        alike = tuple(map(id, masks))  # chunks with equal clauses share their masks
         if alike not in self._numbers:
             is_open = np.logical_or.reduce(masks)
             number = self._numbers.setdefault(is_open.tobytes(), len(self._link_sets))
@@ -181,13 +184,13 @@ class Distances:
 
 Proof = TypeVar("Proof")
 
-#: Max solves of a linear program, each with the bound that the previous one proved.
+#: Max rounds of solving a linear program with the bound that the previous round proved.
 _MOST_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class HeadsTails:
-    """Link, resource, head and tail of every hold that takes time; `FOREVER` if it serves no chunk."""
+    """Link, resource, head and tail of every hold that takes time; `FOREVER` if no needed send has it."""
 
     link: Ints
     resource: Ints
@@ -195,7 +198,7 @@ class HeadsTails:
     tail: Ints
 
     def idle(self, num_resources: int, links: NDArray[np.bool_] | None = None) -> Ints:
-        """(num_resources,) min ticks for which each resource is idle; `FOREVER` if no send holds it.
+        """(num_resources,) min ticks, head plus tail, for which each resource is idle; `FOREVER` if unused.
 
         - `links`, (num_links,) bool: Links whose sends count. Default: all.
         """
@@ -210,7 +213,7 @@ class HeadsTails:
 def heads_and_tails(distances: Distances, *, divisible: bool) -> HeadsTails:
     """Heads and tails of a problem whose chunks spread, or are summed for all ranks.
 
-    - `divisible`: True if data may be cut arbitrarily; only alphas take time then.
+    - `divisible`: True if data may be cut arbitrarily; only alphas count then.
     """
     problem = distances.problem
     holds, costs = hold_columns(problem.topology), problem.costs
@@ -221,7 +224,7 @@ def heads_and_tails(distances: Distances, *, divisible: bool) -> HeadsTails:
         first, left = (np.full(len(problem.topology.links), np.inf) for _ in range(2))
         np.minimum.at(first, arc, distances.nearest(links, units, starts)[src])
         np.minimum.at(left, arc, distances.nearest(links, units, ends, backwards=True)[dst])
-        # A send of several chunks takes longer, and outlasts its holds by at least as much.
+        # A send of several chunks takes longer, by at least as much as its holds do.
         rest = costs.link_alpha[link] - costs.hold_alpha + units * (costs.link_beta[link] - costs.hold_beta)
         for all_ticks, of_link, late in ((head, first, receives), (tail, left, ~receives)):
             found = np.isfinite(first[link]) & np.isfinite(left[link])
@@ -232,7 +235,7 @@ def heads_and_tails(distances: Distances, *, divisible: bool) -> HeadsTails:
 
 
 def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int, set[int], set[int]]]:
-    """Yield (links, units, ranks where chunks start, ranks that want one), by links and units."""
+    """Yield (number of a link set, units, starting ranks, ranks that want some), for each such pair once."""
     collective, sizes = distances.problem.collective, distances.problem.costs.chunk_units.tolist()
     sums = collective.sums_up
     wanted: dict[int, set[int]] = {}
@@ -253,9 +256,9 @@ def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int
 
 
 def least_time(prices: Iterable[tuple[int, int]], needed: Fraction) -> Fraction:
-    """Least T at which resources have paid `needed`: each pays its price per tick after its idle ticks.
+    """Least time T at which resources have paid `needed`; each pays its price per tick after its idle ticks.
 
-    - `prices` (iterable of (int, int)): Price and idle ticks of every resource.
+    - `prices`: (price, idle ticks) of every resource.
     """
     by_idle: dict[int, int] = {}
     for price, idle in prices:
@@ -274,7 +277,8 @@ def least_time(prices: Iterable[tuple[int, int]], needed: Fraction) -> Fraction:
 def idle_at_most(idle: Ints, known: int) -> Ints:
     """Idle ticks for a linear program, capped at the known bound; 0 for resources that no send holds.
 
-    The program knows the bound, but cannot express that a resource may be unused.
+    In a schedule of T ticks, a resource is held for at most max(0, T - idle). With idle <= known <= T this is
+    linear in T, as the program requires.
     """
     return np.where(idle < FOREVER, np.minimum(idle, known), 0)
 
@@ -282,9 +286,9 @@ def idle_at_most(idle: Ints, known: int) -> Ints:
 def proven_in_rounds(
     idle: Ints, known: int, prove: Callable[[int], tuple[Fraction, Proof] | None]
 ) -> tuple[Fraction, Proof] | None:
-    """Best result of a linear program, solved again with `idle_at_most` of the bound that it proved.
+    """Best result of a linear program that is solved again with idle ticks capped at the bound it proved.
 
-    - `prove`: Solves the program, given a known bound; returns None if it cannot.
+    - `prove`: Solves the program, given a known bound; returns (bound, proof), or None if it cannot.
     """
     best: tuple[Fraction, Proof] | None = None
     for _ in range(_MOST_ROUNDS):

@@ -1,7 +1,7 @@
 """Gates: bottleneck resources that cover the links at a border, and their throughput in chunks.
 
-Each link is assigned to one gate that it holds. However sends are merged and ordered, the holds of sends
-limit the number of chunks that pass a gate in a given time.
+Each link is assigned to one gate, a resource that its sends hold. However sends are merged and ordered, these
+holds limit the number of chunks that pass a gate in a given time.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class GateCosts:
 class Gates:
     """Bottleneck resources that cover some links, each link assigned to one, with their throughput.
 
-    A send of n chunks, at most `most`, holds a gate for at least ``alpha + n * beta`` ticks. `offset` is the
-    least time from a send's start to its hold. ``rest[n - 1]`` is the least time from there to its end, which
-    varies by `end_spread` over the sends of a gate. No send starts before `release`.
+    A send of n chunks, at most `most`, holds a gate for at least ``alpha + n * beta`` ticks. The hold begins
+    at least `offset` ticks after the send's start. The send ends at least ``rest[n - 1]`` ticks after the
+    begin of the hold; this time varies by at most `end_spread`. No send starts before `release`.
 
     - `rest`, (max n, num_gates); all other arrays, (num_gates,).
-    - `of_set`: The set of ranks that the links of each gate enter or leave.
+    - `of_set`: Index of the set of ranks that the links of the gate enter or leave.
     """
 
     of_set: Ints
@@ -74,7 +74,7 @@ class Gates:
     end_spread: Ints
 
     def passed(self, ticks: Ints) -> Ints:
-        """Max chunks in sends whose holds take at most `ticks` ticks together."""
+        """Max chunks in sends whose holds take at most `ticks` ticks in total."""
         full = self.alpha + self.most * self.beta
         rounds, left = np.divmod(np.maximum(ticks, 0), np.maximum(full, 1))
         part = np.maximum(left - self.alpha, 0) // np.maximum(self.beta, 1) * (self.beta > 0)
@@ -83,14 +83,14 @@ class Gates:
 
     @property
     def hold(self) -> Ints:
-        """Min ticks for which a send holds each gate."""
+        """Min ticks for which a send of one chunk holds each gate."""
         return self.alpha + self.beta
 
     def within(self, start: Ints | int, end: Ints | int) -> Ints:
         """Max chunks in sends that start at `start` or later and end at `end` or earlier."""
         time = end - np.maximum(self.release, start) - self.offset
         shape = (len(self.rest),) + (1,) * (time.ndim - 1)
-        n = np.arange(1, len(self.rest) + 1).reshape(*shape, 1)  # chunks in the last send
+        n = np.arange(1, len(self.rest) + 1).reshape(*shape, 1)  # number of chunks in the last send
         left = time - self.rest.reshape(*shape, time.shape[-1])
         passed: Ints = np.where((left >= 0) & (n <= self.most), n + self.passed(left), 0).max(axis=0)
         return passed
@@ -98,7 +98,7 @@ class Gates:
     def arrivals(self, num: int) -> Ints:
         """(num_gates, num) earliest arrivals of the first, second, ... chunk, in sends from time 0 on."""
         first = np.full((len(self.of_set), num), FOREVER)
-        for n, rest in enumerate(self.rest, 1):  # chunks in the last send
+        for n, rest in enumerate(self.rest, 1):  # n chunks in the last send
             found = self._holds(np.arange(1 - n, num + 1 - n)) + rest[:, None]
             may = (self.most >= n)[:, None] & (np.arange(1, num + 1) >= n)
             np.minimum(first, found, out=first, where=may)
@@ -111,7 +111,7 @@ class Gates:
         return np.asarray(np.maximum(after, 0), dtype=np.int64)
 
     def _holds(self, chunks: Ints) -> Ints:
-        """(num_gates, num) ticks for which sends of `chunks` chunks in total hold each gate."""
+        """(num_gates, num) min ticks for which sends of `chunks` chunks in total hold each gate."""
         chunks, most = np.maximum(chunks, 0), self.most[:, None]
         full, part = chunks // most, chunks % most
         alpha, beta = self.alpha[:, None], self.beta[:, None]
@@ -123,8 +123,8 @@ def gates_of(costs: GateCosts, links: Ints, of_set: Ints, release: Ints | None =
     """Greedy cover: repeatedly pick the resource that the most uncovered links of a set hold longest.
 
     - `links`, (num,) int64: Links to cover; each holds some resource.
-    - `of_set`, `release`, (num_links,) int64: For every link of the topology, the set that it enters or
-      leaves, and its earliest use; default of `release`: 0.
+    - `of_set`, (num_links,) int64: Index of the set that each link of the topology enters or leaves.
+    - `release`, (num_links,) int64: Earliest use of each link of the topology, in ticks; default: 0.
     """
     chosen = np.zeros(len(costs.merges), dtype=bool)
     chosen[links] = True
@@ -168,7 +168,7 @@ def gates_of(costs: GateCosts, links: Ints, of_set: Ints, release: Ints | None =
 
 
 def _shared_out(links: list[int], codes: list[int], shares: list[int]) -> tuple[Ints, Ints]:
-    """Greedy cover of columns of holds: (hold that counts for each link, index of its gate)."""
+    """Greedy cover of columns of holds: (index of the hold that counts for each link, index of its gate)."""
     holds: dict[int, list[int]] = {}
     for hold, code in enumerate(codes):
         holds.setdefault(code, []).append(hold)
@@ -205,9 +205,11 @@ def first_tick(holds: Callable[[int], bool], high: int = FOREVER) -> int:
 def passed_by(
     problem: Problem, sends: Counter[int], links: Collection[int], *, since: int = 0
 ) -> tuple[int, str]:
-    """Earliest time by which links can pass the sends, and a text with the number of bottleneck resources.
+    """(earliest tick by which links can pass the sends, text with the number of bottleneck resources).
 
-    Every send counts as the smallest one. Links can be used from time `since` on.
+    Every send counts as the smallest one. Links can be used from tick `since` on.
+
+    - `sends`: {size in units: number of sends}.
     """
     none = np.zeros(len(problem.topology.links), dtype=np.int64)
     costs = GateCosts(problem, min(sends))
@@ -219,9 +221,12 @@ def passed_by(
 
 
 def nearest(costs: GateCosts, links: NDArray[np.bool_], starts: Ints, inner: NDArray[np.bool_]) -> Ints:
-    """(num_inner,) least path length that reaches 1, 2, ... ranks from a start; 0 above `_MOST_RANKS`.
+    """(num_inner,) least ticks in which a chunk from a start reaches 1, 2, ... ranks along shortest paths.
 
-    - `inner`, (num_ranks,) bool: Ranks that count; links and starts are among them.
+    All 0 above `_MOST_RANKS` ranks.
+
+    - `links`, (num_links,) bool: Links that may carry the chunk.
+    - `inner`, (num_ranks,) bool: Ranks that count; the ends of links and the starts are among them.
     """
     num = int(np.count_nonzero(inner))
     if num > _MOST_RANKS:
@@ -235,21 +240,21 @@ def nearest(costs: GateCosts, links: NDArray[np.bool_], starts: Ints, inner: NDA
 
 
 class Sender(NamedTuple):
-    """Arrivals of a rank's chunks after it starts to send: `first`, repeated every `period` ticks."""
+    """Arrivals of the chunks that a rank sends, in ticks after it starts: `first`, again every `period`."""
 
     first: tuple[int, ...]
     period: int
 
     def since(self, moment: int) -> Iterator[int]:
-        """Arrivals of successive chunks, sent from a given time on."""
+        """Arrivals of successive chunks if the rank starts to send at tick `moment`."""
         return (start + after for start in count(moment, self.period) for after in self.first)
 
 
 def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
-    """Component-wise fastest sender: gate by gate, it is no slower than any rank.
+    """Component-wise fastest sender, one entry per gate, each no slower than the same gate of any rank.
 
-    - `out`: Gates by sending rank.
-    - `most`: Max chunks in a send; with 1, each period has one arrival, which can reach a new rank.
+    - `out`: Gates of sends, by sending rank.
+    - `most`: Max chunks in a send. With 1, arrivals are single, as each can reach a new rank.
     """
     out = replace(out, most=np.minimum(out.most, most))
     num = int(out.most.max(initial=1))
@@ -261,7 +266,10 @@ def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
 
 
 def fastest(gates: Gates) -> Gates:
-    """Gates of a set that dominates every other: the best of all first gates, all second ones, and so on."""
+    """Gates of a set that dominates every other: the best of all first gates, all second ones, and so on.
+
+    Gates are ordered by hold, alpha, `most` and offset.
+    """
     places = _by_place(gates, gates.hold, gates.alpha, gates.most, gates.offset)
 
     def least(values: Ints) -> Ints:
@@ -281,7 +289,7 @@ def fastest(gates: Gates) -> Gates:
 
 
 def _by_place(gates: Gates, *keys: Ints) -> list[Ints]:
-    """Indices of the first gates of all sets, of the second ones, and so on, as sorted by keys."""
+    """Indices of the first gates of all sets, of all second ones, and so on, each set sorted by `keys`."""
     order = np.lexsort((*reversed(keys), gates.of_set))
     _, sizes = np.unique(gates.of_set, return_counts=True)
     place = np.concatenate([np.arange(number) for number in (0, *sizes.tolist())])
@@ -296,10 +304,10 @@ def waking(
     soonest: Iterable[int] = repeat(0),
     num_senders: float = math.inf,
 ) -> list[int]:
-    """Earliest times by which 1, 2, ..., `num` ranks can hold data, if each then sends to others.
+    """Earliest ticks by which 1, 2, ..., `num` ranks can hold data, if each then sends it to others.
 
-    - `woken`: Times at which ranks get data from elsewhere, ascending; `FOREVER` stands for never.
-    - `soonest`: Earliest admissible times of the first, second, ... rank.
+    - `woken`: Ticks at which ranks get data from outside, ascending; `FOREVER` stands for never.
+    - `soonest`: Lower bounds of the result: for the first rank, the second, and so on.
     - `num_senders`: Max ranks that send to others.
     """
     sources: list[Iterator[int]] = [chain(woken, repeat(FOREVER))]
@@ -316,7 +324,7 @@ def waking(
 
 
 def labels_of(times: Iterable[int]) -> Labels:
-    """(ticks, most): before `ticks`, only `most` of the ascending times have come."""
+    """Labels (ticks, most) of ascending times: before `ticks`, at most `most` of them have passed."""
     found: list[tuple[int, int]] = []
     for number, ticks in enumerate(times):
         if ticks > (found[-1][0] if found else 0):
@@ -325,21 +333,25 @@ def labels_of(times: Iterable[int]) -> Labels:
 
 
 def sends_of(senders: list[Sender], awake: Iterable[int]) -> Iterator[int]:
-    """Merged arrivals of what ranks send, each from the time at which it holds data."""
+    """Arrivals of chunks from all ranks in one ascending sequence; each sends once it holds data.
+
+    - `awake`: Ticks at which ranks get data.
+    """
     return heapq.merge(*(each.since(moment) for moment in awake if moment < FOREVER for each in senders))
 
 
-#: Ticks, whole or not.
+#: Number of ticks, whole or fractional.
 Time = int | Fraction
-#: Pairs that sends serve by a time, as a sum of (gain, functions of time): gain times the least of them.
+#: Pairs that sends can serve by a time, as a sum over levels (gain, functions of time): gain times the least
+#: of the functions.
 Served = list[tuple[int, tuple[Callable[[Time], Time], ...]]]
 
 
 def first_served(served: Served, needed: int) -> Fraction:
-    """Least ticks by which enough is served, exact.
+    """Least ticks by which `needed` pairs can be served, exact.
 
-    Between whole ticks every function is linear. The least of some is concave then, and so is their sum:
-    following its tangents from the left never leads too far.
+    Between whole ticks every function is linear, so the least of several is concave, and so is the sum.
+    Newton's method from the left along tangents therefore never overshoots.
     """
 
     def reached(ticks: int) -> bool:

@@ -1,7 +1,7 @@
 """Sends that every schedule of a problem must have: those that enter or leave each set of ranks.
 
-Bounds count over disjoint sets of ranks: single ranks, and nodes. A chunk that a set lacks must enter it. A
-sum that all ranks need carries contributions into and out of every set.
+Bounds count such sends for disjoint sets of ranks: single ranks, and nodes. A chunk that a set lacks must
+enter it. A sum that all ranks need carries contributions into and out of every set.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 class ChunkKind(NamedTuple):
-    """Properties of a chunk that bounds depend on; chunks of one kind need the same sends.
+    """Properties of a chunk on which bounds depend; chunks of one kind need the same sends.
 
-    - `holders`: Ranks that may ever hold the chunk; None for all.
-    - `made`: (rank, time) pairs at which a derived chunk first exists; None for other chunks.
+    - `holders`: Ranks that may ever hold the chunk; None if all may.
+    - `made`: (rank, tick) pairs at which a derived chunk first exists; None for other chunks.
     """
 
     data: Chunk
@@ -48,7 +48,12 @@ class ChunkKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Crossing:
-    """Links at a border, with the least times from each rank to a link, and from a link to each rank."""
+    """Links at a border that may carry a chunk, and ticks to and from them, each (num_ranks,).
+
+    - `to_border`: Least ticks from each rank to the source of some link.
+    - `from_border`: Least ticks from the destination of some link to each rank.
+    - `enters`: Destinations of the links.
+    """
 
     links: frozenset[int]
     to_border: NDArray[np.float64]
@@ -59,8 +64,8 @@ class _Crossing:
 class NeededSends:
     """Sends that a problem requires, and their shortest times, in ticks.
 
-    - `problem`: Its chunks spread, or are summed for all ranks; a sum for one rank is bounded as its reverse.
-    - `deadline` (Deadline): After it has passed, a request for a border raises `OutOfTime`.
+    - `problem`: Chunks spread, or are summed for all ranks. A sum for one rank must be time-reversed before.
+    - `deadline`: Set by callers; once it has passed, a request for a border raises `OutOfTime`.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -81,7 +86,7 @@ class NeededSends:
         self.example: dict[ChunkKind, int] = {}
         for c, kind in enumerate(kinds):
             self.example.setdefault(kind, c)
-        #: Usable links, and True if each joins one rank to one rank.
+        #: Usable links; and True if each of them joins one rank to one rank.
         self.allowed = frozenset(problem.links_allowed)
         self.single_ended = self.allowed.isdisjoint(wide_links(self.topology))
         self.cache: dict[Any, Any] = {}
@@ -103,14 +108,14 @@ class NeededSends:
     def spreads_alike(self, *, in_network: bool) -> bool:
         """True if underived chunks of one size spread over links from one rank to one rank.
 
-        Contributions to sums count as such chunks. Switches that may reduce and multicast (`in_network`) make
-        it False.
+        Contributions to sums count as such chunks. False if switches may reduce and multicast
+        (`in_network`).
         """
         alike = len({kind.units for kind in self.classes}) == 1
         return alike and self.single_ended and not self.problem.collective.derivations and not in_network
 
     def both_ways(self) -> Iterator[tuple[NeededSends, bool]]:
-        """Yield (self, False); if fewer ranks have chunks than want some, also (time-reversed, True)."""
+        """Yield (self, False); if chunks start at fewer ranks than want some, also (time-reversed, True)."""
         yield self, False
         chunks = self.problem.collective.chunks
         starts, ends = ({r for c in chunks for r in getattr(c, side)} for side in ("origins", "destinations"))
@@ -123,12 +128,12 @@ class NeededSends:
 
     @cached_property
     def costs(self) -> GateCosts:
-        """Costs of sends of the smallest chunk."""
+        """Costs of sends of chunks of the smallest size."""
         return GateCosts(self.problem, min(kind.units for kind in self.classes))
 
     @cached_property
     def symmetries(self) -> Symmetries:
-        """Symmetries of the problem: sets of ranks that they map to each other have the same jobs."""
+        """Symmetries of the problem; sets of ranks that they map to each other have the same border jobs."""
         return find_symmetries(self.problem, self.deadline)
 
     @cached_property
@@ -149,15 +154,15 @@ class NeededSends:
         return [("rank", ranks)] + ([("node", nodes)] if len(nodes) > 1 else [])
 
     def different(self, sets: list[frozenset[int]]) -> list[frozenset[int]]:
-        """Sets of a family that no symmetry maps to an earlier one."""
+        """Sets of a family, one of each orbit under symmetry."""
         return [sets[i] for i in sorted(set(self.symmetries.sets(sets).tolist()))]
 
     def carried(self, c: int) -> int:
-        """Number of the set of links that may carry a chunk; for sums, spreading or reducing."""
+        """Number of the set of links that may carry a chunk; for sums, unreduced or reducing."""
         return self.distances.carried(c, reducing=None if self.sums_for_all else False)
 
     def outside(self, ranks: frozenset[int]) -> dict[ChunkKind, set[int]]:
-        """{kind: outside holders} of chunks that the ranks lack at first, or of sums to which others add."""
+        """{kind: outside holders} of chunks that `ranks` lack, or of sums to which others contribute."""
         found = {kind: set(kind.data.origins) - ranks for kind in self.classes}
         return {
             kind: others
@@ -166,9 +171,9 @@ class NeededSends:
         }
 
     def first_uses(self, starts: Mapping[ChunkKind, Collection[int]]) -> NDArray[np.int64]:
-        """(num_links,) earliest time at which each link can carry a smallest chunk; `FOREVER` if never.
+        """(num_links,) earliest tick at which each link can carry a chunk of least size; `FOREVER` if never.
 
-        `starts` gives the initial ranks of each kind.
+        - `starts`: {kind: ranks that initially hold its chunks}.
         """
         together: dict[int, set[int]] = {}
         for kind, ranks in starts.items():
@@ -185,7 +190,7 @@ class NeededSends:
 
     @cached
     def border(self, ranks: frozenset[int], *, entering: bool) -> tuple[BorderJob, ...]:
-        """Jobs that must enter (or leave) a set of ranks."""
+        """Jobs at the border of a set of ranks: chunks that must enter (or leave) it; see `BorderJob`."""
         at = frozenset(crossing_links(self.problem, (ranks,), entering=entering).tolist())
         jobs: list[BorderJob] = []
         kinds = {kind: None for r in sorted(ranks) for kind in self._at_rank[entering][r]}
@@ -201,10 +206,12 @@ class NeededSends:
     ) -> Iterator[BorderJob]:
         """Yield the sends of one chunk that must enter (or leave) a set of ranks over its border links.
 
-        A chunk that spreads enters a set that lacks it at least once. A sum that all ranks need carries the
-        outside contributions into every set, and the set's contributions out of it. A sketch may let
-        reductions cross only straight to the root's node. Contributions of each other node then enter that
-        node separately, on their way to ranks outside their own node.
+        - `at`: Border links.
+
+        A chunk that spreads enters a set that lacks it at least once. A sum that all ranks need carries
+        outside contributions into every set, and the set's contributions out of it. If a sketch lets
+        reductions cross only straight to the root's node (`direct_crossing`), contributions of each other
+        node enter the root's node separately. They are on their way to ranks outside their own node.
         """
         data = self.problem.collective.chunks[c]
         starts, ends = set(self.distances.origins(c)), set(data.destinations)
@@ -228,8 +235,8 @@ class NeededSends:
             crossing = self._crossing(over, every, border, units) if wanted else None
             if crossing is None:
                 continue
-            # Several crossings may share the work, so the job is the one that serves the farthest target. For
-            # a sum, it is the one with the farthest contribution; for a copy, any source will do.
+            # Different crossings may serve different targets, so only one job with the largest lower bounds
+            # is certain: to the farthest target, from the farthest contribution of a sum or the nearest copy.
             reached = crossing.to_border[sorted(some)]
             tail = int(crossing.from_border[sorted(wanted)].max())
             onward = self.onward(every, units, crossing.enters) if tail else frozenset[tuple[int, int]]()
@@ -238,14 +245,14 @@ class NeededSends:
 
     @cached
     def _crossing(self, over: int, links: int, at: frozenset[int], units: int) -> _Crossing | None:
-        """Border links in a numbered set, with the times to and from them; None if there are none."""
+        """Border links that belong to a numbered set, with times to and from them; None if there are none."""
         crossing = sorted(at & self.distances.link_set(over))
         if not crossing:
             return None
         times = self.distances.times(links, units)
         ends = [self.topology.links[e] for e in crossing]
-        # A link of several sources counts as waiting for its first: a sum, or its reverse, may do so.
-        before = times[:, sorted({r for e in ends for r in e.srcs})].T  # end x rank
+        # A link of several sources counts as waiting for its first source, which is a valid lower bound.
+        before = times[:, sorted({r for e in ends for r in e.srcs})].T  # (source, rank)
         after = times[sorted({r for e in ends for r in e.dsts})]
         return _Crossing(
             frozenset(crossing),
@@ -256,9 +263,9 @@ class NeededSends:
 
     @cached
     def onward(self, links: int, units: int, ranks: frozenset[int]) -> frozenset[tuple[int, int]]:
-        """(resource, ticks) that a chunk must hold when it leaves any of the ranks, over any link.
+        """(resource, ticks) that a chunk must hold when it leaves any of the ranks, over any of the links.
 
-        If the chunk may travel merged with others, it holds the resource for its bytes only.
+        If the chunk may be merged with others, only the ticks for its bytes (beta) count.
         """
         clauses, some = self.problem.clauses, self.distances.link_set(links)
         ways = [e for r in sorted(ranks) for e in self.topology.links_from[r] if e in some]

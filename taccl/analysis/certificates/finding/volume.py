@@ -1,9 +1,9 @@
-"""Data of throughput bounds: volume that must cross each set of ranks, and holds of each send.
+"""Data of throughput bounds: volume that must cross each set of ranks, and resource holds per volume.
 
-If all chunks have one size, a send counts as one, and pays alpha (on a merging link, its share of one).
-Otherwise, or if data is divisible, bytes count. Each byte then pays its share of the alpha of the largest
-piece: the most that a send can carry of one chunk, or of all chunks with equal ends. A merged send carries
-several of these, and at most all data.
+If all chunks have one size, volume is a number of chunks, and each pays alpha (over a link that merges, the
+share of a merged send). Otherwise, or if data is divisible, volume is in units of data. Each unit then pays
+its share of the alpha of the largest piece. A piece is the most data in an unmerged send: one chunk, or, if
+data is divisible, all chunks with equal ends. A merged send carries several pieces, but at most all data.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from taccl.problem.problem import Problem
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-#: Limits of `Volume.ticks_scale` times beta, for exact sums in double precision; and times alpha, for int64.
+#: Caps of `Volume.ticks_scale` times beta, for exact sums in double precision; and times alpha, for int64.
 _MOST_OF_BETA, _MOST_OF_ALPHA = 2**31, 2**62
 
 
 class Volume:
-    """The chunks of a problem as matrices.
+    """Volume of a problem's chunks, and ticks for which it holds resources.
 
-    - `problem`: Its chunks spread, or are summed for all ranks.
+    - `problem`: Chunks spread, or are summed for all ranks.
     - `divisible`: True if data may be cut arbitrarily.
-    - `distances`: Distances of the problem, if some are already known.
+    - `distances`: Distances of the problem, if some are already computed.
     """
 
     def __init__(self, problem: Problem, *, divisible: bool, distances: Distances | None = None) -> None:
@@ -54,11 +54,11 @@ class Volume:
         self.by_chunk = not divisible and len(np.unique(units)) == 1
         self.weight = np.ones(len(units), dtype=np.int64) if self.by_chunk else units
         self.total = int(self.weight.sum())
-        #: Largest weight that one alpha sends; of one chunk if data is whole.
+        #: Max volume of an unmerged send, which pays one alpha.
         self.piece = 1 if self.by_chunk else largest_piece(problem, divisible=divisible)
-        #: Largest weight that one alpha sends of chunks that merge: no more than there is.
+        #: Max volume of a merged send, which pays one alpha.
         self.merged_piece = max(self.piece, min(problem.clauses.max_merge * self.piece, self.total))
-        #: Factor on holds that makes a unit's share of alpha whole, or nearly so.
+        #: Integer factor on ticks, so that a unit's share of alpha is whole, or nearly so.
         self.ticks_scale = self.merged_piece
         if not self.by_chunk:
             of_beta = _MOST_OF_BETA // int(problem.costs.hold_beta.max(initial=1))
@@ -67,7 +67,7 @@ class Volume:
 
     @cached_property
     def held(self) -> list[dict[int, int]]:
-        """{resource: hold in ticks times `ticks_scale`} for every link, by a chunk (or a unit of data)."""
+        """{resource: hold in ticks times `ticks_scale`} for every link, per chunk (or per unit of data)."""
         holds, costs, clauses = hold_columns(self.problem.topology), self.problem.costs, self.problem.clauses
         share = np.where(np.isin(holds.link, sorted(clauses.merging)), self.merged_piece, self.piece)
         ticks = self.ticks_scale * costs.hold_beta * (costs.chunk_units[0] if self.by_chunk else 1)
@@ -88,7 +88,7 @@ class Volume:
 
     @cached_property
     def heads_tails(self) -> HeadsTails:
-        """Earliest begins of holds that chunks need, and the least times left after them."""
+        """Heads and tails of holds: earliest begins, and least ticks left after them."""
         return heads_and_tails(self.distances, divisible=self.divisible)
 
     @cached_property
@@ -103,9 +103,8 @@ class Volume:
     def needed(self, parts: Sequence[frozenset[int]]) -> int:
         """Min volume of the sends that enter a set, or that pass between the parts of a partition.
 
-        A chunk that spreads enters a set that needs it and lacks it. A sum enters a set that needs it and
-        does not make it alone. Between k parts that share it, a sum takes 2(k - 1) sends from one part to
-        another.
+        A chunk that spreads enters a set that wants it and lacks it. A sum enters a set that wants it, unless
+        all its contributions are inside. Between k parts that share a sum, it needs 2(k - 1) sends.
         """
         targets = self.collective.destination_sets
         if len(parts) > 1:
@@ -121,7 +120,10 @@ class Volume:
 
     @cached_property
     def _kinds(self) -> tuple[csr_array, csr_array, NDArray[np.int64]]:
-        """Ranks where chunks start, and that want them, (num_kinds, num_ranks), and weights, by kind."""
+        """(starts, ends, weights) by kind: 0/1 matrices, (num_kinds, num_ranks), and volumes.
+
+        Chunks with the same starting ranks and destinations are of one kind.
+        """
         ends = self.collective.destination_sets
         code = self._starts.of_chunk.astype(np.int64) * len(ends.sets) + ends.of_chunk
         kinds, kind_of = np.unique(code, return_inverse=True)
@@ -133,11 +135,11 @@ class Volume:
 
     @property
     def num_kinds(self) -> int:
-        """Number of different pairs of starts and destinations."""
+        """Number of different pairs of starting ranks and destinations."""
         return len(self._kinds[2])
 
     def needed_in(self, sides: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """(num_sets,) min volume of the sends into each set of ranks, as `needed`.
+        """(num_sets,) min volume of the sends into each set of ranks; see `needed`.
 
         - `sides`, (num_sets, num_ranks) bool: The sets.
         """
@@ -149,7 +151,7 @@ class Volume:
         return needed
 
     def wanted_by(self, rank: int) -> NDArray[np.int64]:
-        """(num_ranks,) volume that a rank lacks, by origin; chunks with several origins are left out."""
+        """(num_ranks,) volume that a rank lacks, by origin; chunks with several origins do not count."""
         one = frozenset((rank,))
         wants = self.collective.destination_sets.meeting(one) & ~self._starts.meeting(one)
         supply = np.zeros(self.collective.num_ranks, dtype=np.int64)
@@ -160,7 +162,7 @@ class Volume:
 
 
 def _members(sets: RankSets, num_ranks: int) -> csr_array:
-    """(num_sets, num_ranks) 1 for the ranks of each set."""
+    """(num_sets, num_ranks) matrix with 1 for the ranks of each set."""
     from scipy.sparse import csr_array
 
     columns = np.fromiter(chain.from_iterable(sets.sets), np.int64)
@@ -169,9 +171,9 @@ def _members(sets: RankSets, num_ranks: int) -> csr_array:
 
 
 def largest_piece(problem: Problem, *, divisible: bool) -> int:
-    """Max units that a send can carry of one chunk, or, if divisible, of all chunks with equal ends.
+    """Max units in an unmerged send: the largest chunk, or, if divisible, all chunks with equal ends.
 
-    Chunkings may join such chunks; sums may be joined whatever their roots.
+    Other chunkings may join chunks with equal ends; contributions to sums may be joined whatever their roots.
     """
     units = problem.costs.chunk_units.tolist()
     if not divisible:
@@ -185,9 +187,9 @@ def largest_piece(problem: Problem, *, divisible: bool) -> int:
 def crossing_links(
     problem: Problem, parts: Sequence[frozenset[int]], *, entering: bool = True
 ) -> NDArray[np.int64]:
-    """Admitted links that enter (or leave) a set of ranks, or that join two parts of a partition.
+    """Usable links that enter (or leave) a set of ranks, or that join two parts of a partition.
 
-    A link of several ends appears once for each pair of parts that it joins.
+    A multicast or reduction link appears once for each pair of parts that it joins.
     """
     label = set_of_rank(problem.topology.num_ranks, parts)
     link, src, dst = _arcs(problem)
@@ -202,7 +204,7 @@ def crossing_links(
 def cover_of(held: Sequence[Mapping[int, object]], links: Iterable[int]) -> list[tuple[int, list[int]]]:
     """Greedy cover of links: [(resource, the links that it covers), ...]; empty if links remain uncovered.
 
-    The next resource is the one that most of the remaining links hold.
+    The next resource is always the one that the most uncovered links hold.
 
     - `held`: Resources that each link holds, as keys.
     """
