@@ -1,9 +1,8 @@
-"""Events of a schedule: what each waits for, when it happens, and how resources spend their time.
+"""Events of a schedule: what each waits for, when it happens, and busy and idle times of resources.
 
-An event is a send or a join. The order of a schedule is stored separately from its times;
-`taccl.schedule.precedence` defines a wait. The waits here follow the schedule's own order. Their lengths come
-from the costs of a problem whose sizes and costs may differ from the schedule's
-(`taccl.analysis.simulation.simulate`).
+An event is a send or a join: the point where several arrivals make up a sum. Waits, as defined in
+`taccl.schedule.precedence`, follow from the schedule's order, not from its times. Their lengths follow from
+the costs of a problem whose sizes and costs may differ from the schedule's (`taccl.simulate`).
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ JITTER_BITS = 20
 
 
 class Events(Precedence):
-    """The events of a schedule, with times under the costs of `problem`.
+    """Events of a schedule, with the waits between them under the costs of `problem`.
 
     - `problem`: The schedule's own, or one that differs from it in sizes and costs only.
-    - `source`, `target`, `after`, `lead`, `extra`, `cause`, `tile`, (num_waits,) list of int: The waits as
-      columns.
-    - `waits_of`, (num_events,) list of list of int: The waits of every event.
+    - `source`, `target`, `after`, `lead`, `extra`, `cause`, `tile`, (num_waits,) list of int: Columns of the
+      waits; `target` waits for `source`.
+    - `waits_of`, (num_events,) list of list of int: Waits of which each event is the target.
     - `components` (list of list of int): Events in topological order of the waits within a tile. Events that
-      bound each other, such as two ranks exchanging partial sums, share a component.
+      wait for each other, such as two ranks that exchange partial sums, share a component.
 
     Raises `InputError` if a chunk, link or group is invalid, or a rank sends a chunk that never arrives
     there.
@@ -46,13 +45,13 @@ class Events(Precedence):
         self.components = Tasks.of_sends(self, turns=True).components()
         columns: list[list[int]] = [list(column) for column in zip(*self.waits, strict=True)] or [[]] * 7
         self.source, self.target, self.after, self.lead, self.extra, self.cause, self.tile = columns
-        self.waits.clear()  # a simulation keeps the columns alone: its waits may be millions
+        self.waits.clear()  # only the columns are needed; there may be millions of waits
         self.waits_of: list[list[int]] = [[] for _ in range(self.num_events)]
         for wait, event in enumerate(self.target):
             self.waits_of[event].append(wait)
 
     def sent(self, send: int) -> tuple[tuple[int, ...], int, str]:
-        """Chunks, link index and link ends of a send."""
+        """(chunks, link index, link ends as text) of a send."""
         link = self.link[send]
         return self._chunks(send), link, str(self.own.topology.links[link])
 
@@ -60,7 +59,7 @@ class Events(Precedence):
         return tuple(self.chunk[t] for t in self.transfers[event]) if event < self.num_sends else ()
 
     def described(self, wait: int) -> tuple[WaitedFor, str]:
-        """Kind of a wait, and the name of its chunk, resource or clause."""
+        """(kind of a wait, name of the chunk, resource or clause); ``("nothing", "")`` for wait -1."""
         if wait < 0:
             return "nothing", ""
         cause = self.cause[wait]
@@ -74,7 +73,7 @@ class Events(Precedence):
         return "data", f"{name}, to be sent on first" if cause == SUM else name
 
     def gaps(self) -> list[int]:
-        """Ticks from the source's start to the target's earliest start, for every wait."""
+        """Min ticks from the source's start to the target's start, for every wait."""
         return [a - b + c for a, b, c in zip(self.after, self.lead, self.extra, strict=True)]
 
     def put_off(
@@ -85,11 +84,11 @@ class Events(Precedence):
         gaps: Sequence[int],
         before: Sequence[int] | None = None,
     ) -> bool:
-        """Postpone events of a component to satisfy their waits; True if any event moved.
+        """Postpone events of a component until their waits are over; True if any event moved.
 
         - `times`: Starts of all events, in ticks; updated in place.
-        - `binding`: The last wait to end, for each event; updated in place.
-        - `gaps`: Ticks from the source's start to the target's earliest start, for each wait.
+        - `binding`: The wait that ends last, for each event; updated in place.
+        - `gaps`: Min ticks from the source's start to the target's start, for each wait.
         - `before`: Starts of the previous tile, for waits across tiles; None ignores these waits.
         """
         moved = False
@@ -105,9 +104,10 @@ class Events(Precedence):
 
 @dataclass(frozen=True, slots=True)
 class EventTimes:
-    """Times of all events: for each tile, an array of starts and one of binding waits.
+    """Times of all events, with one array per tile.
 
-    - `bindings`: The last wait to end before each event; -1 if there is none.
+    - `starts`: Start of each event, in ticks (or finer units with jitter).
+    - `bindings`: The wait of each event that ends last; -1 if it has none.
     - `factors`, (tiles, num_events): Duration factors in units of 2**-JITTER_BITS; None without jitter.
     """
 
@@ -117,7 +117,7 @@ class EventTimes:
     factors: NDArray[Any] | None
 
     def scale(self, tile: int) -> Sequence[int]:
-        """Factor that multiplies the ticks of each event of a tile."""
+        """Factor by which the ticks of each event of a tile are multiplied."""
         if self.factors is None:
             return [1] * self.events.num_events
         scale: list[int] = self.factors[tile].tolist()
@@ -125,12 +125,12 @@ class EventTimes:
 
 
 def spend(run: EventTimes, finish: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """(resource, number of sends, ticks) of every used resource until the finish, busiest first.
+    """(resource, number of sends, five times in ticks) of every used resource, busiest first.
 
-    The ticks are five: busy, idle for data, idle for a clause, idle for another resource, and idle after the
-    last send. Idle time before a send has up to three phases, in this order. The resource is idle for data
-    until the send's chunks are at its sources and on their way to the resource. It is then idle for a clause
-    until every clause admits the send, and then for another resource.
+    The times add up to the finish: busy, idle for data, idle for a clause, idle for another resource, and
+    idle after the last send. Idle time before a send has up to three phases, in this order. The resource is
+    idle for data until the send's chunks are at its sources and have reached the resource. It is then idle
+    for a clause until every clause admits the send, and then for another resource.
     """
     tiles = [(starts.tolist(), run.scale(tile)) for tile, starts in enumerate(run.starts)]
     spent = []
@@ -158,7 +158,7 @@ def spend(run: EventTimes, finish: int) -> list[tuple[int, int, tuple[int, ...]]
 def _over(
     run: EventTimes, starts: Sequence[int], scale: Sequence[int], send: int, causes: tuple[int, ...]
 ) -> int:
-    """Time at which a send's waits with these causes end; 0 if there are none."""
+    """Time at which the last of a send's waits with these causes ends; 0 if there are none."""
     events = run.events
     one = 1 if run.factors is None else 2**JITTER_BITS
     over = 0

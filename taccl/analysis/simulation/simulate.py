@@ -1,12 +1,12 @@
-"""Simulation: replay of a schedule under other assumptions, with its order and its merges kept.
+"""Simulation: replay of a schedule under other assumptions, in the same order and with the same merging.
 
 The assumptions are another size, alpha meaning, profile, or topology costs (`assume`). Links, resources,
 initial data, chunks and clauses stay; only bytes and costs change.
 
-The replay ignores the times computed by the producer. The schedule determines the waits of each send
-(`taccl.analysis.simulation.events`); a send is timed after all of its predecessors. Sends are processed in
-this order of precedence rather than by start time. Ingress is held until a send's end, so a send may take the
-later turn there and still start first.
+The replay ignores the schedule's own times. The schedule's order determines the waits of each send
+(`taccl.analysis.simulation.events`), and a send is timed after all of its predecessors. This order is not
+that of start times: the ingress side is held until a send's end, so a send may be later in the order of a
+resource and still start first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from taccl.topology.profiles import profile_of
 from taccl.topology.registry import machine_names, parse
 from taccl.topology.topology import Hold, Topology
 
-#: Max sends of all tiles together; more would take minutes and gigabytes.
+#: Max sends of all tiles together (about 200 s and 2 GB).
 _MOST_EVENTS = 100_000_000
 
 
@@ -48,18 +48,18 @@ def simulate(
     jitter: float = 0.0,
     seed: Natural = 0,
 ) -> Simulation:
-    """Times of a schedule under other assumptions, with its order and its merges kept.
+    """Times of a schedule under other assumptions, in the same order and with the same merging.
 
     Every send starts as soon as its chunks are at its sources and its resources are free, in the schedule's
-    order. In a reduction, all contributions that the send is to include must have arrived. Gaps required by
-    the problem's clauses (`own_first`) are kept. Under the schedule's own assumptions, the finish equals the
+    order. A reducing send also waits for all contributions that it is to include. Gaps that the problem's
+    clauses require (`own_first`) are kept. Under the schedule's own assumptions, the finish equals the
     schedule's exactly if every send starts as early as possible. A schedule with slack, such as one written
     by hand, finishes earlier here. One whose sends overlap on a resource finishes later, at its true finish.
 
     Parameters
     ----------
     size : int or str, optional
-        Size as nccl-tests counts it (``"16MB"``): every chunk in proportion, rounded up to whole bytes.
+        Size as nccl-tests counts it (``"16MB"``). Chunks are scaled in proportion, and rounded up to bytes.
     alpha : {"occupies", "pipelined"}, optional
         With ``"occupies"``, a link's own hold lasts for alpha + bytes * beta, where a machine's profile may
         cap alpha at its overhead. With ``"pipelined"``, it lasts for bytes * beta. Ports of switches follow
@@ -70,10 +70,10 @@ def simulate(
         Topology with the same links and holds, and other costs.
     tiles : int
         Number of tiles of a large message, each of the problem's size. Every resource serves all sends of a
-        tile, in the schedule's order, before those of the next; data is awaited within a tile only.
+        tile, in the schedule's order, before those of the next. Sends wait for data of their own tile only.
     jitter : float
-        Each send of each tile lasts, and holds its resources, for longer or shorter by its own factor, drawn
-        uniformly between ``1 - jitter`` and ``1 + jitter``.
+        Max relative deviation: durations and holds of each send of each tile are multiplied by a factor,
+        drawn uniformly between ``1 - jitter`` and ``1 + jitter``.
     seed : int
         Seed of the factors; the same seed gives the same times.
 
@@ -81,12 +81,12 @@ def simulate(
     ------
     InputError
         If an assumption is unknown or does not fit the problem, if the schedule does not belong to its
-        problem, or if the order cannot be kept under the assumptions because sends wait for one another.
+        problem, or if sends would wait for one another in a cycle.
 
     Notes
     -----
     If a chunk arrives at a rank several times, sends wait for the arrival that is first in the schedule. If
-    the schedule sends a sum on before a further contribution is added, the addition waits for that send: the
+    the schedule forwards a sum before a further contribution is added, the addition waits for that send: the
     contribution arrives at least one tick later.
     """
     if not 0 <= jitter < 1:
@@ -105,7 +105,7 @@ def simulate(
 
 
 def _factors(events: Events, tiles: int, jitter: float, seed: int) -> NDArray[np.int64]:
-    """Duration factor of every send of every tile, in units of 2**-JITTER_BITS; joins last no time."""
+    """(tiles, num_events) duration factors in units of 2**-JITTER_BITS; 1 for joins, which take no time."""
     width = min(round(jitter * 2**JITTER_BITS), 2**JITTER_BITS - 1)
     drawn = np.random.default_rng(seed).integers(-width, width, (tiles, events.num_sends), endpoint=True)
     joins = np.zeros((tiles, events.num_events - events.num_sends), dtype=np.int64)
@@ -114,7 +114,7 @@ def _factors(events: Events, tiles: int, jitter: float, seed: int) -> NDArray[np
 
 
 def _play(events: Events, tiles: int, factors: NDArray[np.int64] | None) -> EventTimes:
-    """Start of every event of every tile, and the last wait to end before it."""
+    """Start of every event of every tile, and the wait of each event that ends last."""
     run = EventTimes(events, [], [], factors)
     gaps, before = events.gaps(), None
     for tile in range(tiles):
@@ -139,13 +139,13 @@ def _scaled_gaps(events: Events, scale: Sequence[int], scale_before: Sequence[in
 def _play_tile(
     events: Events, gap: Sequence[int], before: Sequence[int] | None
 ) -> tuple[list[int], list[int]]:
-    """Starts of one tile, given those of the previous tile, and the last wait to end before each event."""
+    """(starts of a tile's events, the wait of each that ends last), given the previous tile's starts."""
     start, binding = [0] * events.num_events, [-1] * events.num_events
     for component in events.components:
         rounds = 0
         while events.put_off(component, start, binding, gap, before) and len(component) > 1:
             rounds += 1
-            # Mutually bounding events settle in one round each, unless a cycle delays them without end.
+            # Events that wait for each other settle in one round each, unless they do so in a cycle.
             if rounds > len(component):
                 sends = sorted(event for event in component if event < events.num_sends)
                 raise InputError(
@@ -158,7 +158,7 @@ def _play_tile(
 
 
 def _packed(times: list[int]) -> NDArray[np.int64] | NDArray[np.object_]:
-    """Times as an array; of Python integers if they need more than 64 bits."""
+    """Times as an array of int64, or of Python integers if they need more than 64 bits."""
     try:
         return np.array(times, dtype=np.int64)
     except OverflowError:
@@ -198,7 +198,7 @@ def assume(
 
 
 def _with_size(problem: Problem, size_bytes: int) -> Problem:
-    """Scale every chunk in proportion, rounded up to whole bytes as `make_problem` pads."""
+    """Return the problem with all chunks scaled in proportion, rounded up to bytes as `make_problem` pads."""
     if problem.size_bytes is None:
         raise InputError(
             "the schedule's own size is not known, so nothing can be scaled from it; leave the size out",
@@ -214,7 +214,7 @@ def _with_size(problem: Problem, size_bytes: int) -> Problem:
 
 
 def _with_alpha(topology: Topology, alpha: str) -> Topology:
-    """Set or remove alpha in each link's own hold, and in switch ports that are held as long."""
+    """Set or remove alpha in each link's own hold, and in switch ports with the same hold time."""
     known_word(alpha, ("occupies", "pipelined"), "alpha")
     if alpha == topology.alpha_meaning:
         return topology
@@ -252,7 +252,7 @@ def _with_alpha(topology: Topology, alpha: str) -> Topology:
 
 
 def _with_profile(topology: Topology, profile: str) -> Topology:
-    """Replace the costs by those of another profile of the machine, matching links by ends and name."""
+    """Replace costs by those of another profile of the machine; links are matched by ends and name."""
     if topology.machine not in machine_names():
         raise InputError(
             f"found {profile!r}, but {topology.name} is not made from a machine model "
@@ -309,7 +309,7 @@ def _with_costs_of(topology: Topology, model: Topology) -> Topology | None:
 
 
 def _differences(topology: Topology, other: Topology) -> Iterator[str]:
-    """Yield the differences between `other` and the schedule's topology: ranks, links, and holds."""
+    """Yield differences of `other` from the schedule's topology in ranks, links and holds, as text."""
     for name, found, expected in (
         ("ranks", other.num_ranks, topology.num_ranks),
         ("links", len(other.links), len(topology.links)),

@@ -19,13 +19,13 @@ from taccl.schedule.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class TimedSend:
-    """One send of a critical path or a cycle, and the wait that determined its start.
+    """A send of a critical path or a cycle, and the wait that determined its start.
 
-    - `chunks`: The chunks that travel in it.
-    - `tile`, `group`, `link`: `group` is the send's in the schedule.
-    - `start`, `end`: Exact microseconds; in a cycle, from the start of the send that the first one waits for.
-    - `waited_for`: Kind of the last wait to end before the start; ``"nothing"`` for a send at time 0.
-    - `what`: The awaited chunk, resource or clause.
+    - `chunks`: Indices of the chunks that it carries.
+    - `group`: Number of the send in the schedule.
+    - `start`, `end`: Exact microseconds; in a cycle, relative to the start of the last send one round before.
+    - `waited_for`: Kind of the wait that ended last before the start; ``"nothing"`` for a send at time 0.
+    - `what`: Name of the awaited chunk, resource or clause.
     """
 
     chunks: tuple[int, ...]
@@ -50,7 +50,7 @@ class TimedSend:
 
 
 def sends_table(sends: Sequence[TimedSend], *, limit: int | None = None) -> str:
-    """Sends as text, one row each."""
+    """Table of sends as text, one row each, with at most `limit` sends."""
     rows: list[tuple[str, ...]] = [("start_us", "end_us", "tile", "chunks", "link", "waited for")]
     for send in sends[:limit]:
         times = f"{send.start_us:.3f}", f"{send.end_us:.3f}"
@@ -64,7 +64,7 @@ class ResourceUse:
     """Use of a resource until the finish; all times are exact microseconds.
 
     - `busy`: A send holds the resource.
-    - `idle_for_data`: The next send's chunks are not yet at its sources, or are on their way here.
+    - `idle_for_data`: The next send's chunks are not at its sources yet, or have not reached the resource.
     - `idle_for_clause`: A clause (`own_first`) delays the next send.
     - `idle_for_resource`: The next send waits for another resource.
     - `idle_at_end`: The last send has ended.
@@ -92,14 +92,14 @@ class ResourceUse:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Simulation(Figures):
-    """A schedule as it runs under a problem's costs; see `taccl.simulate`.
+    """Times of a schedule under a problem's sizes and costs; see `taccl.simulate`.
 
     Parameters
     ----------
     schedule : Schedule
-        The simulated schedule, whose order and merges were kept.
+        The simulated schedule, whose order and merging were kept.
     problem : Problem
-        The assumed sizes and costs.
+        The problem with the assumed sizes and costs.
     """
 
     schedule: Schedule
@@ -119,7 +119,7 @@ class Simulation(Figures):
 
     @cached_property
     def _lasts(self) -> tuple[tuple[int, int, int], ...]:
-        """Last arrival of the first tile, of the first two, ...: ticks, tile, send; ties go to the first."""
+        """(ticks, tile, send) of the last arrival among the first 1, 2, ... tiles; ties go to the first."""
         events = self.run.events
         last, lasts = (0, 0, 0), []
         for tile in range(self.tiles):
@@ -138,7 +138,7 @@ class Simulation(Figures):
 
     @property
     def finish(self) -> Fraction:
-        """Last arrival of the last tile, in exact microseconds."""
+        """Last arrival of all tiles, in exact microseconds."""
         return self._us(self._lasts[-1][0])
 
     @property
@@ -149,7 +149,7 @@ class Simulation(Figures):
 
     @cached_property
     def critical_path(self) -> tuple[TimedSend, ...]:
-        """Sends from time 0 to the finish, each of which delayed the next."""
+        """Sends from time 0 to the finish, each of which waited for the one before."""
         events = self.run.events
         if not events.num_sends:
             return ()
@@ -178,12 +178,12 @@ class Simulation(Figures):
         )
 
     def as_schedule(self) -> Schedule:
-        """Convert to a schedule at the simulated times, for the assumed problem.
+        """Convert to a schedule with the simulated times, for the assumed problem.
 
         Raises
         ------
         InputError
-            If there are several tiles or jitter, which no schedule can represent.
+            If there are several tiles or jitter, which a schedule cannot represent.
         """
         if self.tiles > 1 or self.jitter:
             raise InputError(

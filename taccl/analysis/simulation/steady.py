@@ -1,10 +1,10 @@
-"""Steady state: the smallest period at which tiles of a large message can follow one another.
+"""Steady state: the shortest interval at which tiles of a large message can follow one another.
 
-Runtimes loop a program over the tiles of a message. Its bandwidth is therefore one tile per period, not one
-tile per pass. With the order on each resource kept, start s of tile t is at ``potential[s] + t * interval``.
-This is feasible if and only if no cycle of waits takes longer than the interval times the tiles that it
-spans. The interval is therefore the maximum cycle ratio. The search raises it from the busiest resource's
-load until longest paths converge, which proves it. A positive cycle gives the next value (Dinkelbach's
+Runtimes loop a program over the tiles of a message, so its bandwidth is one tile per interval. With the order
+on each resource kept, send s of tile t starts at ``potential[s] + t * interval``. This is feasible if and
+only if no cycle of waits is longer than the interval times the number of tiles that it spans. The shortest
+interval is therefore the maximum cycle ratio. The search starts from the busiest resource's load. A cycle
+that is too long gives the next interval, until longest paths converge, which proves optimality (Dinkelbach's
 method, as in Lawler, Combinatorial Optimization, 1976, section 3.13). All arithmetic is on integers.
 """
 
@@ -79,14 +79,16 @@ class SteadyState:
 
     @cached_property
     def cycle(self) -> tuple[TimedSend, ...]:
-        """Sends that wait for one another, in order; the first waits for the last.
+        """Sends of the limiting cycle in order, each of which waits for the one before.
 
-        Tiles are counted from that of the first send.
+        The first one waits for the last one.
+
+        Tiles are numbered relative to that of the first send.
         """
         problem = self.schedule.problem
         events, us = Events(self.schedule, problem), problem.costs.us
         gaps = events.gaps()
-        # Begin after a send, so that every join on the cycle lies between two sends.
+        # Begin at a wait for a send rather than a join, so that every join lies between two sends.
         first = next((i for i, w in enumerate(self._waits) if events.source[w] < events.num_sends), 0)
         steps = []
         now = tile = 0
@@ -98,7 +100,7 @@ class SteadyState:
         return tuple(steps)
 
     def check(self) -> bool:
-        """True if arithmetic alone confirms the interval.
+        """True if exact arithmetic confirms the interval.
 
         The waits must form a cycle whose length is the interval times the tiles that it spans, so no shorter
         interval is feasible. The potentials must satisfy every wait, so the interval itself is feasible.
@@ -138,10 +140,10 @@ class SteadyState:
 
 @checked
 def initiation_interval(schedule: Schedule) -> SteadyState:
-    """Smallest period at which tiles can follow one another, with the order on each resource kept.
+    """Shortest interval at which tiles can follow one another, with the order on each resource kept.
 
     Several tiles may be in flight at once. On each resource, the first send of a tile follows the last send
-    of the previous tile. Chunks wait for chunks of their own tile only. For other sizes or costs, give the
+    of the previous tile. Sends wait for data of their own tile only. For other sizes or costs, give the
     schedule of a simulation. Example: ``initiation_interval(simulate(schedule, size="1GB").as_schedule())``.
 
     Raises
@@ -156,7 +158,7 @@ def initiation_interval(schedule: Schedule) -> SteadyState:
     gaps = events.gaps()
     loads = {resource: sum(use.until - use.begin for use in uses) for resource, uses in events.uses.items()}
     busiest = max(loads, key=lambda resource: loads[resource])
-    # The waits between sends on the busiest resource close with the first send of the next tile.
+    # Waits between successive sends on the busiest resource; the last is for the next tile's first send.
     after = {events.source[wait]: wait for wait, cause in enumerate(events.cause) if cause == busiest}
     interval, cycle = Fraction(loads[busiest]), [after[use.send] for use in events.uses[busiest]]
     while True:
@@ -188,7 +190,7 @@ def _ratio(events: Events, gaps: Sequence[int], cycle: Sequence[int]) -> Fractio
 
 
 def _settle(events: Events, gaps: Sequence[int], interval: Fraction) -> tuple[list[int], list[list[int]]]:
-    """Potentials that satisfy every wait at an interval, or the cycles that are too long for it.
+    """(potentials that satisfy every wait at an interval, []); or (..., cycles that are too long for it).
 
     Potentials are in ticks over the interval's denominator.
     """
@@ -203,7 +205,7 @@ def _settle(events: Events, gaps: Sequence[int], interval: Fraction) -> tuple[li
 
 
 def _cycles(events: Events, binding: Sequence[int]) -> list[list[int]]:
-    """Cycles among the binding waits, each in order."""
+    """Cycles of binding waits; each is a list of waits in order."""
     seen = [-1] * len(binding)
     found = []
     for root in range(len(binding)):

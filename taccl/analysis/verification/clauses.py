@@ -1,10 +1,11 @@
-"""Checks of a schedule against its sketch's clauses, as defined in the docstring of `Clauses`, and of dates.
+"""Checks of a schedule against the clauses of its sketch, and against release and due dates.
 
-Some clauses come in two versions, for chunks on their way to the root and on their way from it. What
-transfers carry selects the version (`Replay.reducing`, `NamedSums.reducing`); their own flag is ignored.
+The docstring of `Clauses` defines each clause. Some clauses distinguish chunks on their way to the root from
+chunks on their way from it. The replay decides this (`Replay.reducing`, `NamedSums.reducing`); the flags of
+transfers are ignored.
 
-Data that a rank starts with is neither sent nor added to before its release date. Each chunk with a due date
-is complete at its rank by then.
+Data that a rank starts with must neither be sent nor be added to before its release date. Each chunk with a
+due date must be complete at its rank by then.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from taccl.analysis.verification.findings import Findings
 from taccl.analysis.verification.loops import count_links, fitted
 from taccl.analysis.verification.named_sums import NamedSums
 
-#: The check of one clause: True for each send of a block that breaks it, and the message for one of them.
+#: Check of a clause: True for each send of a block that breaks it. And the message for one of these sends.
 _Breaks: TypeAlias = "Callable[[Sends], NDArray[np.bool_]]"
 _Says: TypeAlias = "Callable[[int, int, bool], str]"
 
 
 class Sends(NamedTuple):
-    """Chunk and link of some sends; `reducing` marks those that bring sums towards their roots."""
+    """Chunk and link of some sends; `reducing` is True for those on their way to the chunk's root."""
 
     chunk: NDArray[Any]
     link: NDArray[Any]
@@ -36,7 +37,7 @@ class Sends(NamedTuple):
 
 
 def check_clauses(columns: Columns, findings: Findings, reducing: NDArray[np.bool_]) -> None:
-    """Check the clauses on one chunk over one link.
+    """Check the clauses that concern one chunk over one link.
 
     - `reducing`, (num_transfers,) bool: True for transfers on the way to their root; empty if there are none.
     """
@@ -56,7 +57,7 @@ def check_clauses(columns: Columns, findings: Findings, reducing: NDArray[np.boo
 
 
 class _Facts:
-    """A problem as arrays."""
+    """Data of a problem as arrays."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns, self.collective, self.ends = columns, columns.collective, columns.ends
@@ -84,9 +85,11 @@ class _Facts:
     def admitted(
         self, said: Mapping[int, frozenset[int]], sets: Sequence[tuple[int, ...]]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Table row of every link, and a (num_rows, num_sets) table of admitted sets.
+        """Table of the ranks that links admit: (row of every link, (num_rows, num_sets) bool).
 
-        An entry is True if the set contains a rank that the row admits. Row 0 admits every set.
+        An entry is True if the set contains a rank that links of the row admit. Row 0 admits every set.
+
+        - `said`: {link: ranks that it admits}; other links admit all.
         """
         kinds = {ranks: number for number, ranks in enumerate(dict.fromkeys(said.values()), start=1)}
         of_link = np.zeros(self.num_links, np.int64)
@@ -160,7 +163,7 @@ def _direct_crossing(facts: _Facts, asked: bool) -> tuple[_Breaks, _Says]:
     def breaks(sends: Sends) -> NDArray[np.bool_]:
         bad = np.zeros(len(sends.chunk), bool)
         at = np.flatnonzero(crosses[sends.link]) if not collective.derivations else np.zeros(0, np.int64)
-        # On its way to the root, a chunk goes from contributing nodes to the root's node; then on from there.
+        # Reductions go from contributing nodes to the root's node, copies from there to nodes that want them.
         send, rank = facts.ends.sources(sends.link[at])
         chunk, reducing = sends.chunk[at[send]], sends.reducing[at[send]]
         contributes = origins[origin_sets.of_chunk[chunk], node[rank]]
@@ -186,7 +189,7 @@ def _direct_crossing(facts: _Facts, asked: bool) -> tuple[_Breaks, _Says]:
     return breaks, says
 
 
-#: {clause: its check}, for the clauses on one chunk over one link.
+#: {clause: its check}, for clauses that concern one chunk over one link.
 _CHECKS: dict[str, Callable[..., tuple[_Breaks, _Says]]] = {
     "links_allowed": _links_allowed,
     "relays": _relays,
@@ -197,10 +200,11 @@ _CHECKS: dict[str, Callable[..., tuple[_Breaks, _Says]]] = {
 
 
 def check_order(columns: Columns, findings: Findings, reducing: NDArray[np.bool_]) -> None:
-    """Check that relayed chunks start at least one latency after all own ones, on the links of `own_first`.
+    """Check the clause `own_first`: relayed chunks start one latency or more after all of the link's own.
 
-    While chunks are reduced, time runs backwards: chunks whose root receives end last. A lane is a link in
-    one of the two directions of time.
+    A chunk is a link's own if the link's source is one of its origins. For reductions, time runs backwards:
+    chunks whose root is the link's destination must end last. A lane is a link in one of the two directions
+    of time.
     """
     if not columns.clauses.own_first:
         return
@@ -208,11 +212,11 @@ def check_order(columns: Columns, findings: Findings, reducing: NDArray[np.bool_
     is_asked = facts.marked(columns.clauses.own_first)
     is_start = np.zeros((len(facts.starts.sets), facts.num_ranks), bool)
     is_start[pairs(facts.starts.sets)] = True
-    #: Tick from which relayed chunks may start in each lane, and the own chunk that it is due to.
+    #: Earliest start of relayed chunks in each lane, in ticks; and the own chunk that determines it.
     free_from, due_to = np.full((2, 2 * facts.num_links), [[np.iinfo(np.int64).min], [-1]])
 
     def lanes() -> Iterator[tuple[NDArray[np.int64], ...]]:
-        """Yield (transfer, chunk, lane, start, True if the chunk is the link's own), in blocks."""
+        """Yield (transfer, chunk, lane, start, True if the chunk is the link's own), block by block."""
         for first in range(0, len(columns), BLOCK):
             at = first + np.flatnonzero(is_asked[columns.link[first : first + BLOCK]])
             chunk, link, start, end = columns.read(at)
@@ -230,7 +234,7 @@ def check_order(columns: Columns, findings: Findings, reducing: NDArray[np.bool_
         before = free_from[lane]
         np.maximum.at(free_from, lane, free)
         latest = (free == free_from[lane]) & (free > before)
-        due_to[lane[latest][::-1]] = chunk[latest][::-1]  # the first of several
+        due_to[lane[latest][::-1]] = chunk[latest][::-1]  # reversed, so that the first of several stays
     for at, _, lane, start, is_own in lanes():
         for k in np.flatnonzero(~is_own & (start < free_from[lane])).tolist():
             limit = int(free_from[lane[k]])
@@ -248,7 +252,7 @@ def _list(numbers: Iterable[int]) -> str:
 def check_paths(
     columns: Columns, findings: Findings, reducing: NDArray[np.bool_], named: NamedSums | None
 ) -> None:
-    """Report the transfers whose chunk has passed more links than a clause allows, that link included."""
+    """Report transfers whose chunk has passed more links than a clause allows, that transfer's included."""
     limits = [(each, getattr(columns.clauses, each.field)) for each in columns.clauses.said("path")]
     if not limits:
         return
@@ -265,7 +269,7 @@ def check_paths(
 
 
 def _far(columns: Columns, reducing: NDArray[np.bool_], most: int) -> list[tuple[int, int]]:
-    """(transfer, number of links passed) of transfers beyond a number of links."""
+    """(transfer, number of links passed) of transfers that have passed more than `most` links."""
     copies, summed = np.empty((2, columns.topology.num_ranks), np.int64)
     far = []
     for some in by_chunk(columns, columns.start_sets()):
@@ -285,14 +289,14 @@ def _ordinal(number: int) -> str:
 def check_dates(columns: Columns, findings: Findings, dates: Mapping[tuple[int, int], int] | None) -> None:
     """Report transfers before release dates, and chunks after due dates.
 
-    - `dates`: `Replay.dates` of copies; None for sums, which are whole with their last arrival.
+    - `dates`: `Replay.dates` of copies; None for sums, which are complete after their last arrival.
     """
     problem, ticks, num_ranks = columns.problem, columns.ticks, columns.topology.num_ranks
     if not problem.release_us and not problem.due_us:
         return
     release = {(chunk, rank): us * ticks.per_us for chunk, rank, us in problem.release_us}
     released = np.array([c * num_ranks + rank for c, rank in release], np.int64)
-    # Times of sends are whole, so that dates may be rounded up for them.
+    # Times of sends are whole ticks, so dates may be rounded up.
     release_ticks = np.array([math.ceil(each) for each in release.values()], np.int64)
     for block in columns.blocks() if release else ():
         leaves, src = columns.ends.sources(block.link)

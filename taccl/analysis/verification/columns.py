@@ -1,8 +1,8 @@
 """Columns of a schedule as the verifier reads them.
 
-A column that a schedule does not keep is derived here: `end` from the start and the exact costs, `group` as
-one send per transfer, `reduce` as copies, and contributions as whatever a rank holds. The verifier works out
-costs in ticks by itself, from the topology's exact fractions (`ExactTicks`).
+A column that a schedule does not keep is derived here. `end` follows from the start and the exact costs.
+`group` is one send per transfer, `reduce` is False, and contributions are all that a rank holds. The verifier
+computes its own costs in ticks from the topology's exact fractions (`ExactTicks`).
 """
 
 from __future__ import annotations
@@ -23,24 +23,23 @@ from taccl.problem.costs import cost_columns, link_ends, wide_links
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 
-#: Transfers per block: the columns of a block stay in the processor's cache.
+#: Transfers per block, so that the columns of a block fit into the processor's cache.
 BLOCK = 1 << 16
-#: Transfers from which loops are compiled; and the multiple of them where numba is not loaded, which takes
-#: half a second.
+#: Min transfers for compiled loops; multiplied by the second number if numba (0.5 s) is not loaded yet.
 MANY, _TIMES_UNLOADED = 1 << 15, 4
-#: Finest grid, in ticks per microsecond. Costs that need a finer one may have been rounded up to this.
+#: Max ticks per microsecond of a problem. Costs that need more may have been rounded up to this grid.
 _FINEST_TICKS_PER_US = 10**6
 _BYTES_PER_MB = 10**6
-#: Range of times, in ticks: a time and a duration can be added in 64 bits.
+#: Range of times in ticks, such that a time plus a duration fits into 64 bits.
 _LEAST, _MOST = -(2**62), 2**62
 
 
 class Block(NamedTuple):
-    """Some transfers in order of start; `first` is the index of the first one.
+    """Consecutive transfers in order of start; `first` is the index of the first one.
 
     - `chunk`, `link`, `start`, `end`, (num_transfers,) int64: Times in ticks.
-    - `units`, (num_transfers,) int64: Size of the send that starts with this transfer. -1 for other members
-      of a merged send, and for groups that are no valid send.
+    - `units`, (num_transfers,) int64: Size of the send, at its first transfer. -1 for other members of a
+      merged send, and for groups that are no valid send.
     """
 
     first: int
@@ -57,7 +56,7 @@ class Block(NamedTuple):
 
 
 class LinkEnds(NamedTuple):
-    """Ranks at the ends of links, flattened, all int64.
+    """Ranks at the ends of links as flat arrays, all int64.
 
     Link e has the sources ``rank[first[e]:middle[e]]`` and the destinations ``rank[middle[e]:first[e + 1]]``.
     """
@@ -100,11 +99,11 @@ class LinkEnds(NamedTuple):
 
 
 class ExactTicks:
-    """Costs in ticks, worked out from exact fractions; all arrays are int64.
+    """Costs in ticks, computed from exact fractions; all arrays are int64.
 
     A send of u units over link e lasts ``(link_alpha[e] + u * link_beta[e]) / divisor`` ticks. `divisor` is 1
-    if the grid is fine enough, or if costs are rounded up as they need a grid finer than the finest. Alpha is
-    then rounded up, and so is beta for one unit: the greatest common divisor of the chunk sizes.
+    if all costs are whole ticks. It is also 1 if costs would need more than the max ticks per microsecond.
+    Alpha and the beta of one unit are then rounded up; a unit is the greatest common divisor of chunk sizes.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -130,15 +129,15 @@ class ExactTicks:
         )
 
     def latency(self, link: Any, units: Any) -> Any:
-        """Duration of sends in ticks, rounded up to a whole one."""
+        """Duration of sends in ticks, rounded up to whole ticks."""
         return -(-(self.link_alpha[link] + units * self.link_beta[link]) // self.divisor)
 
     def exact_latency(self, link: int, units: int) -> Fraction:
-        """Duration of a send in ticks."""
+        """Exact duration of a send in ticks."""
         return Fraction(int(self.link_alpha[link]) + units * int(self.link_beta[link]), self.divisor)
 
     def us(self, ticks: int | Fraction) -> str:
-        """Ticks as microseconds, to the picosecond."""
+        """Ticks as text in microseconds, to the picosecond."""
         return f"{float(Fraction(ticks) / self.per_us):.6f}".rstrip("0").rstrip(".")
 
 
@@ -148,7 +147,7 @@ class Columns:
     - `chunk`, `link`, `start`: As in the schedule, with its narrow types.
     - `end`, `group`: The same, or None if the schedule does not keep them.
     - `carried`: Contributions that each transfer names, as bit masks; None if ranks send all that they hold.
-    - `units`: As in `Block`; None if every transfer is its own send.
+    - `units`: As in `Block`; None if every transfer is a send of its own.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -156,7 +155,7 @@ class Columns:
         self.problem, self.topology, self.collective = problem, problem.topology, problem.collective
         self.clauses, self.ticks, self.ends = problem.clauses, ExactTicks(problem), LinkEnds.of(problem)
         self.chunk, self.link, self.start, self.end, self.group, reduce = schedule.kept
-        #: True if loops over the transfers are compiled.
+        #: True if the schedule has enough transfers for compiled loops.
         self.is_large = len(self) >= MANY * (1 if "numba" in sys.modules else _TIMES_UNLOADED)
         self.units: NDArray[np.int64] | None = None
         self.carried: list[int] | None = None
@@ -176,25 +175,25 @@ class Columns:
 
     @property
     def reduces_any(self) -> bool:
-        """True if a transfer is added to what its destination holds."""
+        """True if some transfer is added to what its destination holds."""
         return self._num_reducing > 0
 
     def adds(self, rows: slice | NDArray[Any]) -> NDArray[np.bool_]:
-        """True for each of some transfers that is added to what its destination holds."""
+        """(num_rows,) True for each of the given transfers that is added to what its destination holds."""
         if self._reduces is not None:
             return np.asarray(self._reduces[rows], bool)
         at = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
         return np.asarray(at < self._num_reducing, bool)
 
     def read(self, rows: slice | NDArray[Any]) -> tuple[NDArray[np.int64], ...]:
-        """(chunk, link, start, end) of some transfers, as int64."""
+        """(chunk, link, start, end) of the given transfers, as int64."""
         chunk, link, start = (column[rows].astype(np.int64) for column in (self.chunk, self.link, self.start))
         if self.end is not None:
             return chunk, link, start, self.end[rows].astype(np.int64)
         return chunk, link, start, start + self.ticks.latency(link, self.ticks.chunk_units[chunk])
 
     def take(self, rows: NDArray[np.int64]) -> None:
-        """Keep only some transfers, in the given order."""
+        """Keep only the given transfers, in the given order."""
         self._reduces = self.adds(rows) if self.reduces_any else None
         self._num_reducing = 0 if self._reduces is None else int(self._reduces.sum())
         self.chunk, self.link, self.start = self.chunk[rows], self.link[rows], self.start[rows]
@@ -203,12 +202,12 @@ class Columns:
         self.carried = None if self.carried is None else [self.carried[i] for i in rows.tolist()]
 
     def sort(self) -> None:
-        """Sort the transfers by start, if they are not."""
+        """Sort the transfers by start, if they are not sorted yet."""
         if (self.start[1:] < self.start[:-1]).any():
             self.take(np.argsort(self.start, kind="stable"))
 
     def blocks(self) -> Iterator[Block]:
-        """Yield all transfers in blocks; stated ends may be wrong, so that such transfers are one block."""
+        """Yield all transfers in blocks; in one block if the schedule states ends, which may be wrong."""
         size = BLOCK if self.end is None else max(1, len(self))
         for first in range(0, len(self), size):
             rows = slice(first, first + size)
@@ -217,7 +216,7 @@ class Columns:
             yield Block(first, chunk, link, start, end, units)
 
     def start_sets(self) -> RankSets:
-        """Ranks from which each chunk spreads: its root if it is reduced, or its origins and derivers."""
+        """Ranks from which each chunk spreads: its root if it is reduced; else its origins and derivers."""
         collective = self.collective
         starts = [
             data.origins if data.root is None or not collective.combining else (data.root,)
@@ -236,7 +235,7 @@ def roots_of(problem: Problem) -> NDArray[np.int64]:
 
 
 def flat_sets(sets: RankSets) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(ranks, first, end): chunk c has the ranks ``ranks[first[c]:end[c]]``; all int64."""
+    """(ranks, first, end), all int64: the set of chunk c is ``ranks[first[c]:end[c]]``."""
     offsets = np.cumsum([0, *map(len, sets.sets)])
     return pairs(sets.sets)[1], offsets[sets.of_chunk], offsets[sets.of_chunk + 1]
 
@@ -244,7 +243,7 @@ def flat_sets(sets: RankSets) -> tuple[NDArray[np.int64], NDArray[np.int64], NDA
 def pairs(
     ranks_of_chunk: Sequence[tuple[int, ...]], *, first: int = 0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Chunk and rank of every pair, given the ranks of each chunk; chunks are numbered from `first`."""
+    """(chunk, rank) columns of all pairs, given the ranks of each chunk; chunks are numbered from `first`."""
     counts = np.fromiter(map(len, ranks_of_chunk), np.int64, len(ranks_of_chunk))
     rank = np.fromiter(chain.from_iterable(ranks_of_chunk), np.int64, int(counts.sum()))
     return np.repeat(np.arange(first, first + len(counts)), counts), rank

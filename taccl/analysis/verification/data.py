@@ -1,7 +1,7 @@
-"""Location of data: which contributions to each chunk's sum every rank holds, and from when on.
+"""Location of data: the contributions to each chunk's sum that every rank holds, and since when.
 
-A chunk that is copied is a sum with one contribution, which each of its origins holds. Chunks do not affect
-each other's buffers, so they are replayed one by one. Loops accept valid chunks; all others are replayed in
+A copied chunk is a sum with one contribution, which each of its origins holds. Chunks do not affect each
+other's buffers, so they are replayed one by one. Fast loops accept valid chunks; all others are replayed in
 Python, which names their faults.
 """
 
@@ -34,12 +34,12 @@ from taccl.analysis.verification.loops import (
 if TYPE_CHECKING:
     from taccl.problem.collective import RankSets
 
-#: Max transfers replayed in Python once as many faults of a kind are known as are listed (about 3 s).
+#: Max transfers replayed in Python (about 3 s) after more faults of a kind are found than are listed.
 _MOST_REPLAYED = 1 << 20
 
 
 class ChunkBlock(NamedTuple):
-    """Sends of the chunks from `low` on, grouped by chunk and in order of start; `at` are their indices."""
+    """Sends of consecutive chunks from `low` on, by chunk and start; `at` has their indices in `Columns`."""
 
     low: int
     at: NDArray[Any]
@@ -48,7 +48,7 @@ class ChunkBlock(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Fault of a sum: a violation at a rank, by a send or (None) at the end; sorted by `time` and `phase`."""
+    """A violation at a rank, by a send, or at the end (`send` None); faults are sorted by time and phase."""
 
     time: int
     phase: int
@@ -64,9 +64,9 @@ def by_chunk(
 ) -> Iterator[ChunkBlock]:
     """Yield all transfers in blocks of chunks.
 
-    - `starts`: Ranks of each chunk, taken as `SumChunks.origins`.
-    - `dates`: {(chunk, rank): ticks} from which ranks hold copies by themselves. None: `Sums.lands` is
-      filled, too.
+    - `starts`: Ranks of each chunk, which become `SumChunks.origins`.
+    - `dates`: {(chunk, rank): ticks} from which a rank holds a copy without an arrival. None for sums:
+      `Sums.lands` is then filled, too.
     """
     root = roots_of(columns.problem)
     order, first = _order(columns, len(root))
@@ -97,7 +97,7 @@ def by_chunk(
 
 
 def _order(columns: Columns, num_chunks: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Transfers in order of chunk and start, and the place of each chunk's first one there."""
+    """(transfers in order of chunk and start, offset of each chunk's first one in this order)."""
     chunk, first = columns.chunk, np.zeros(num_chunks + 1, np.int64)
     blocks = range(0, len(chunk), BLOCK)
     for i in blocks:
@@ -113,13 +113,13 @@ def _order(columns: Columns, num_chunks: int) -> tuple[NDArray[Any], NDArray[np.
 
 
 class Replay:
-    """Replay of all chunks of a schedule whose transfers carry what their senders hold.
+    """Replay of all chunks of a schedule whose transfers carry everything that their senders hold.
 
-    - `dates`: {(chunk, rank): ticks} from which a rank holds a copy by itself: released or derived. None
-      for sums.
-    - `num_redundant`: Copies that bring a rank what it holds.
-    - `reducing`, (num_transfers,) bool: True for transfers on the way to their root; empty for copies, and if
-      no clause distinguishes them.
+    - `dates`: {(chunk, rank): ticks} from which a rank holds a copy without an arrival: released or derived.
+      None for sums.
+    - `num_redundant`: Number of copies that arrive where the rank already holds them.
+    - `reducing`, (num_transfers,) bool: True for transfers on the way to their root. Empty for copies, and if
+      no clause distinguishes the two phases.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -135,12 +135,12 @@ class Replay:
             accepted, num_redundant = accept(
                 sums, chunks, columns.ends, collective.num_ranks, is_copied=is_copied, is_large=is_large
             )
-            if is_updated:  # an update begins once the root holds the whole sum, which loops do not tell
+            if is_updated:  # the loops do not return when the root holds the whole sum, so replay in Python
                 accepted[:], num_redundant = False, 0
             seen = views(sums), views(chunks), views(columns.ends)
             for c in np.flatnonzero(~accepted).tolist():
                 if num_replayed > _MOST_REPLAYED and max(counts.values(), default=0) > MOST_LISTED:
-                    break  # more faults of a kind than are listed
+                    break  # enough faults to list
                 num_replayed += int(chunks.first[c + 1] - chunks.first[c])
                 if is_copied:
                     faults, redundant = replay_copy(*seen, c, us=columns.ticks.us)
@@ -150,7 +150,7 @@ class Replay:
                 num_redundant += redundant
                 for each in faults:
                     if each.kind == "presence" and (low + c, each.rank) in released:
-                        continue  # the release dates are checked
+                        continue  # reported by the check of release dates
                     send = None if each.send is None else int(at[each.send])
                     counts[each.kind] += 1
                     if counts[each.kind] <= MOST_LISTED + 1:  # one more than is listed
@@ -170,7 +170,7 @@ def _when(fault: Fault) -> tuple[int, int, int]:
 
 
 def own_dates(columns: Columns) -> dict[tuple[int, int], int]:
-    """{(chunk, rank): ticks} from which a rank holds a copy by itself, being released or derived."""
+    """{(chunk, rank): ticks} from which a rank holds a released or derived copy without an arrival."""
     per_us, collective = columns.ticks.per_us, columns.collective
     dates = {(chunk, rank): math.ceil(us * per_us) for chunk, rank, us in columns.problem.release_us}
     first = arrivals(columns, [(each.source, each.rank) for each in collective.derivations])
@@ -185,7 +185,7 @@ def own_dates(columns: Columns) -> dict[tuple[int, int], int]:
 def arrivals(
     columns: Columns, places: Collection[tuple[int, int]], *, last: bool = False
 ) -> dict[tuple[int, int], int]:
-    """{(chunk, rank): ticks of the first or last arrival}, for those of the places with an arrival."""
+    """{(chunk, rank): ticks of the first (or `last`) arrival}, for those of `places` with an arrival."""
     if not places:
         return {}
     num_ranks = columns.topology.num_ranks
@@ -202,7 +202,7 @@ def arrivals(
 def places_of(
     keys: NDArray[np.int64], wanted: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Index of each wanted key in sorted `keys`, and True where it is one of them."""
+    """(index of each wanted key in the sorted `keys`, True if it is there)."""
     if not len(keys):
         return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
     place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
@@ -212,10 +212,10 @@ def places_of(
 def accept(
     sums: Sums, chunks: SumChunks, ends: LinkEnds, num_ranks: int, *, is_copied: bool, is_large: bool
 ) -> tuple[NDArray[np.bool_], int]:
-    """Replay chunks by loops: (chunks accepted as valid, number of redundant copies). Sets ``sums.gathers``.
+    """Replay chunks by fast loops: (chunks accepted as valid, number of redundant copies).
 
-    Every valid chunk is accepted if it is copied, or if there are many transfers. Of few, only sums that
-    travel along trees are.
+    Sets ``sums.gathers``. Valid copied chunks are always accepted. Valid sums are all accepted if there are
+    many transfers (`is_large`); otherwise only sums that travel along trees.
     """
     accepted, state = np.zeros(len(chunks.root), bool), np.empty(num_ranks, np.int64)
     if is_copied:
@@ -234,9 +234,9 @@ def accept(
 def replay_copy(
     sums: Sums, chunks: SumChunks, ends: LinkEnds, c: int, *, us: Callable[[int], str] = str
 ) -> tuple[list[Fault], int]:
-    """Replay chunk `c`, which is copied: (faults, number of redundant copies). The arrays are `views`.
+    """Replay copied chunk `c`: (faults, number of redundant copies). The array arguments are `views`.
 
-    - `us`: Ticks as text.
+    - `us`: Converts ticks to text.
     """
     own = dict.fromkeys(chunks.origins[chunks.given[c] : chunks.given_end[c]].tolist(), -NEVER)
     for k in range(chunks.date[c], chunks.date[c + 1]):
@@ -268,9 +268,9 @@ def replay_copy(
 
 
 def replay_sum(sums: Sums, chunks: SumChunks, ends: LinkEnds, c: int) -> tuple[list[Fault], int, int]:
-    """Replay sum `c` with arbitrary sends; the contents of buffers are bit masks. The arguments are `views`.
+    """Replay sum `c` of any form, with buffers as bit masks of ranks. The array arguments are `views`.
 
-    Returns the faults, the number of redundant copies, and the ticks from which the root holds the whole sum.
+    Returns (faults, number of redundant copies, tick from which the root holds the whole sum).
     """
     low, root, num_redundant = chunks.first[c], chunks.root[c], 0
     mine = slice(low, chunks.first[c + 1])
@@ -328,7 +328,7 @@ def replay_sum(sums: Sums, chunks: SumChunks, ends: LinkEnds, c: int) -> tuple[l
 
 
 def ranks_text(bits: int) -> str:
-    """Ranks of a bit mask, as text."""
+    """Text of the ranks in a bit mask."""
     return ", ".join(str(rank) for rank in range(bits.bit_length()) if bits >> rank & 1)
 
 
@@ -337,7 +337,7 @@ def landing_order(
 ) -> NDArray[np.int64]:
     """Sends in order of chunk and end; at equal ends, additions come first."""
     key = 2 * end + ~adds
-    if (np.diff(key)[np.diff(chunk) == 0] >= 0).all():  # e.g. all sends take equally long
+    if (np.diff(key)[np.diff(chunk) == 0] >= 0).all():  # already sorted, e.g. all sends take equally long
         return np.arange(len(end))
     return np.lexsort((key, chunk))
 
@@ -345,9 +345,9 @@ def landing_order(
 def _unupdated(
     columns: Columns, some: ChunkBlock, c: int, faults: list[Fault], whole: int
 ) -> Iterator[Fault]:
-    """Yield whole sums that leave a root before it has updated them, or end without its update.
+    """Yield faults of sums that must be updated at their root: sent before the update, or final without it.
 
-    - `whole`: Ticks from which the root holds the whole sum of chunk `c` of the block.
+    - `whole`: Tick from which the root holds the whole sum of chunk `c` of the block.
     """
     low, _, sums, chunks = some
     links, data, root = columns.topology.links, columns.collective.chunks[low + c], int(chunks.root[c])

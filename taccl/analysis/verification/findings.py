@@ -1,4 +1,4 @@
-"""Results of the verifier: kinds of violation, those found so far, and the verdict on a schedule."""
+"""Results of the verifier: kinds of violation, violations found so far, and the verdict on a schedule."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Verification:
-    """Result of `verify`: the violations, and figures of the schedule.
+    """Result of `verify`: the violations, and some figures of the schedule.
 
     Parameters
     ----------
     finish_us : float
         Last arrival, in microseconds.
     num_sends : int
-        Sends, counting merged transfers once.
+        Number of sends; a merged send counts once.
     num_redundant : int
-        Arrivals that bring a rank what it already holds; they are allowed.
+        Number of arrivals of data that the rank already holds, which is allowed.
     is_complete : bool
         False if there are more violations of a kind than are listed.
     """
@@ -120,7 +120,7 @@ MOST_LISTED = 1000
 
 
 class Findings:
-    """Violations of one schedule, at most `MOST_LISTED` of each kind."""
+    """Violations of a schedule found so far, at most `MOST_LISTED` of each kind."""
 
     def __init__(self, columns: Columns) -> None:
         self.violations: list[Violation] = []
@@ -139,7 +139,7 @@ class Findings:
         chunk: int | None = None,
         clause: str | None = None,
     ) -> None:
-        """Add a violation by transfer `i`, or at a rank and chunk at the end."""
+        """Add a violation by transfer `i`, or (None) of a chunk at a rank at the end."""
         assert kind in KINDS
         self._counts[kind] += 1
         if self._counts[kind] > MOST_LISTED:
@@ -162,16 +162,16 @@ class Findings:
         self.violations.append(Violation(kind, message, rank, chunk, link, start_us, end_us, clause))
 
     def span_text(self, i: int) -> str:
-        """Interval of a transfer, as text."""
+        """Text of the start and end of a transfer."""
         return " to ".join(map(self._columns.ticks.us, self._span(i))) + " us"
 
     def link_text(self, link: int) -> str:
-        """Index and ends of a link, as text."""
+        """Text of a link: its index and its ends."""
         links = self._columns.topology.links
         return f"link {link} ({links[link]})" if 0 <= link < len(links) else f"link {link}"
 
     def _span(self, i: int) -> list[int]:
-        """Start and end of a transfer in ticks; without an end if chunk or link do not exist."""
+        """[start, end] of a transfer in ticks; [start] if its chunk or link does not exist."""
         columns = self._columns
         start, chunk, link = int(columns.start[i]), int(columns.chunk[i]), int(columns.link[i])
         if columns.end is not None:

@@ -1,6 +1,6 @@
-"""Loops of the verifier over sends: run as Python for few transfers, compiled by numba for many.
+"""Loops of the verifier over sends: interpreted for few transfers, compiled by numba for many.
 
-The loops are plain functions that call no other, so that both ways run the same code. Callers allocate all
+The loops are plain functions that call no others, so that both forms run the same code. Callers allocate all
 arrays; indices and times are int64.
 """
 
@@ -17,24 +17,24 @@ from taccl.analysis.verification.columns import Block, LinkEnds
 
 _Loop = TypeVar("_Loop", bound="Callable[..., Any]")
 
-#: Later than all times, in ticks.
+#: A time later than all others, in ticks.
 NEVER = 2**62
 
 
 def fitted(loop: _Loop, is_large: bool) -> _Loop:
-    """The compiled form of a loop for many transfers, or the loop as Python for few."""
+    """Compiled form of a loop for many transfers, interpreted form for few."""
     chosen: _Loop = (compiled_loop if is_large else interpreted_loop)(loop)
     return chosen
 
 
 @cache
 def interpreted_loop(loop: _Loop) -> _Loop:
-    """The loop as Python, on `views` of its arrays, which is faster than on arrays."""
+    """Interpreted form of a loop, on memory views (`views`), which are faster than arrays there."""
     return cast("_Loop", lambda *args: loop(*map(views, args)))
 
 
 def views(value: Any) -> Any:
-    """Memory views of the arrays in a value, which hand out Python's own numbers."""
+    """Memory views of the arrays in a value; their elements are Python numbers."""
     if isinstance(value, tuple):
         return type(value)(*map(views, value))
     return value.data if isinstance(value, np.ndarray) else value
@@ -42,7 +42,7 @@ def views(value: Any) -> Any:
 
 @cache
 def compiled_loop(loop: _Loop) -> _Loop:
-    """The loop compiled by numba."""
+    """Form of a loop that is compiled by numba."""
     from taccl._internal.kernels import compiled
 
     return compiled(loop)
@@ -51,8 +51,8 @@ def compiled_loop(loop: _Loop) -> _Loop:
 class Holds(NamedTuple):
     """Holds in order of link; rows ``of_link[e]:of_link[e + 1]`` belong to link e.
 
-    A hold lasts ``(alpha + units * beta) / divisor`` ticks, rounded up, from the start of its send, or until
-    its end if it `receives`.
+    A hold lasts ``(alpha + units * beta) / divisor`` ticks, rounded up. It begins at the start of its send;
+    if `receives`, it ends at the send's end.
     """
 
     of_link: NDArray[np.int64]
@@ -64,7 +64,7 @@ class Holds(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Intervals in which sends hold resources: columns, and how many rows are filled; all int64."""
+    """Intervals in which sends hold resources, as columns with spare rows; all int64."""
 
     resource: NDArray[np.int64]
     begin: NDArray[np.int64]
@@ -73,7 +73,7 @@ class Held(NamedTuple):
 
 
 def list_holds(block: Block, holds: Holds, held: Held, count: int) -> int:
-    """Append the intervals of all sends of a block to `held`, from row `count` on; return the new count."""
+    """Append the hold intervals of a block's sends to `held`, from row `count` on; return the new count."""
     first, _, links, starts, ends, sizes = block
     of_link, resources, receives, alphas, betas, divisor = holds
     resource, begins, until, send = held
@@ -96,11 +96,11 @@ def sweep(
     held: Held, order: NDArray[np.int64], until: NDArray[np.int64], holder: NDArray[np.int64],
     clashes: NDArray[np.int64],
 ) -> int:  # fmt: skip
-    """Sweep intervals in order of begin; return the number that begin before another send's has ended.
+    """Sweep hold intervals in order of begin; return the number that overlap another send's.
 
-    - `order`, (num_rows,): Rows in order of begin.
+    - `order`, (num_rows,): Rows of `held` in order of begin.
     - `until`, `holder`, (num_resources,): Latest end so far, and its send; updated in place.
-    - `clashes`, (most, 5): Output: resource, begin, send, the other send, and its end.
+    - `clashes`, (most, 5): Output: resource, begin, send, the other send, and that send's end.
     """
     count = 0
     resource, begin, end, send = held
@@ -121,11 +121,11 @@ def sweep(
 class Sums(NamedTuple):
     """Sends in order of chunk and start.
 
-    - `link`, `start`, `end`, `adds`, (num_sends,): `adds` is True if the arrival is added to what its
-      destination holds, and False if it replaces that.
+    - `adds`, (num_sends,): True if the arrival is added to what its destination holds, False if it replaces
+      that.
     - `lands`, (num_sends,): Sends in order of chunk and end; at equal ends, additions come first.
-    - `gathers`, (num_sends,): Output: True for sends on their way to the root, that is while the source or
-      the root lacks contributions.
+    - `gathers`, (num_sends,): Output: True for sends on their way to the root, i.e. while the source or the
+      root lacks contributions.
     """
 
     link: NDArray[np.int64]
@@ -141,9 +141,9 @@ class SumChunks(NamedTuple):
 
     - `root`, (num_chunks,): Root of each chunk; -1 if there is none.
     - `origins`, `given`, `given_end`: Ranks ``origins[given[c]:given_end[c]]`` contribute to chunk c.
-    - `wanted`, `want`, `want_end`: The same for the destinations of each sum.
-    - `dated`, `date`, `since`: Rank ``dated[k]`` holds chunk c by itself from tick ``since[k]`` on, for k in
-      ``date[c]:date[c + 1]``: released or derived copies.
+    - `wanted`, `want`, `want_end`: Ranks ``wanted[want[c]:want_end[c]]`` want chunk c.
+    - `dated`, `date`, `since`: Rank ``dated[k]`` holds chunk c without an arrival from tick ``since[k]`` on,
+      for k in ``date[c]:date[c + 1]``: released or derived copies.
     """
 
     first: NDArray[np.int64]
@@ -162,9 +162,9 @@ class SumChunks(NamedTuple):
 def place_by_chunk(
     chunk: NDArray[np.int64], first: int, place: NDArray[np.int64], order: NDArray[Any]
 ) -> None:
-    """Enter transfers from number `first` on into their order by chunk: one step of a counting sort.
+    """Write the transfers from number `first` on into their order by chunk: one step of a counting sort.
 
-    - `place`, (num_chunks,): Next place of each chunk's transfers in `order`; updated.
+    - `place`, (num_chunks,): Next free position of each chunk in `order`; updated.
     """
     for i in range(len(chunk)):
         order[place[chunk[i]]] = first + i
@@ -174,11 +174,11 @@ def place_by_chunk(
 def accept_copies(
     sums: Sums, chunks: SumChunks, ends: LinkEnds, since: NDArray[np.int64], accepted: NDArray[np.bool_]
 ) -> int:
-    """Accept chunks that are copied from where they are, and arrive; return the number of redundant copies.
+    """Accept copied chunks whose senders always hold them, and that arrive; return the redundant copies.
 
-    A send that a later one depends on ends by its start, and so starts before it.
+    One pass in order of start suffices: a send on which another depends ends before that starts.
 
-    - `since`, (num_ranks,): State; its contents need no preparation.
+    - `since`, (num_ranks,): Scratch space.
     - `accepted`, (num_chunks,): Output: True for valid chunks.
     """
     num_redundant = 0
@@ -190,7 +190,7 @@ def accept_copies(
         if 2 * len(sends) > len(since):
             for rank in range(len(since)):
                 since[rank] = NEVER
-        else:  # few of the ranks take part
+        else:  # reset only the ranks that take part
             for i in sends:
                 for at in range(first[link[i]], first[link[i] + 1]):
                     since[ranks[at]] = NEVER
@@ -212,7 +212,7 @@ def accept_copies(
                     since[rank] = arrival
         for at in range(chunks.want[c], chunks.want_end[c]):
             is_valid &= since[chunks.wanted[at]] < NEVER
-        for k in dates:  # what arrives before the rank has it by itself
+        for k in dates:  # an arrival before the rank's own date was counted as redundant, but is not
             redundant -= since[chunks.dated[k]] < chunks.since[k]
         accepted[c] = is_valid
         num_redundant += redundant * is_valid
@@ -223,14 +223,14 @@ def accept_trees(
     sums: Sums, chunks: SumChunks, ends: LinkEnds, size: NDArray[np.int64], spent: NDArray[np.bool_],
     taken: NDArray[np.int64], accepted: NDArray[np.bool_],
 ) -> int:  # fmt: skip
-    """Accept chunks whose partial sums travel along trees and arrive; return the number of redundant copies.
+    """Accept sums that travel along trees and arrive; return the number of redundant copies.
 
     The tree rule has two conditions. A rank adds its partial sum to another's once, after all its own
-    arrivals. Only whole sums are copied. Every contribution is then in exactly one sum that has not been sent
-    on. These sums are therefore disjoint, and a sum is whole if its number of contributions is. A link may
+    arrivals. Only whole sums are copied. Every contribution is then in exactly one partial sum that has not
+    been sent on, so these sums are disjoint. A sum is thus whole if it has enough contributions. A link may
     add up the partial sums of several sources, or copy a whole sum to several destinations.
 
-    - `size`, `spent`, (num_ranks,), `taken`, (num_sends,): State; their contents need no preparation.
+    - `size`, `spent`, (num_ranks,), `taken`, (num_sends,): Scratch space.
     - `accepted`, (num_chunks,): Output: True for chunks that are valid by this rule; others may be valid.
     """
     num_redundant = 0
@@ -282,12 +282,12 @@ def accept_sets(
     sums: Sums, chunks: SumChunks, ends: LinkEnds, held: NDArray[np.int64], sent: NDArray[np.int64],
     last: NDArray[np.int64], accepted: NDArray[np.bool_],
 ) -> int:  # fmt: skip
-    """Accept all other valid sums, by sets of contributions; return the number of redundant copies.
+    """Accept all other valid sums, by replay of sets of contributions; return the number of redundant copies.
 
-    A set is a row of words, and bit k stands for the k-th origin of the chunk.
+    A set is a row of 64-bit words; bit k stands for the k-th origin of the chunk.
 
     - `held`, (num_ranks + 1, num_words), `sent`, (most sends of a chunk, num_words), `last`, (num_ranks,):
-      State; their contents need no preparation. The last row of `held` is the whole sum.
+      Scratch space. The last row of `held` is the whole sum.
     - `accepted`, (num_chunks,): True for chunks that are known to be valid; updated.
     """
     num_redundant, whole = 0, len(held) - 1
@@ -310,7 +310,7 @@ def accept_sets(
                     rank, is_same = ends.rank[at], True
                     other = last[rank]
                     is_tie = other >= 0 and sums.end[other] == sums.end[t] and not sums.adds[t]
-                    is_valid &= not (is_tie and sums.adds[other])  # or their order decides what it holds
+                    is_valid &= not (is_tie and sums.adds[other])  # their order would matter
                     for w in range(held.shape[1]):
                         bits, has = sent[t - low, w], held[rank, w]
                         is_valid &= (bits & has if sums.adds[t] else has & ~bits) == 0
@@ -347,11 +347,11 @@ def count_links(
 ) -> None:  # fmt: skip
     """Count the links that each send's chunk has passed, its own included, into `passed`.
 
-    A copy has passed one link more than its sender's copy; of several copies, the one with the fewest links
-    counts. The number is 0 where the chunk starts, the ranks of `chunks.origins`. A sum on its way to the
-    root (`Sums.gathers`) has passed the maximum over its contributions.
+    A copy has passed one link more than the copy at its sender; of several copies there, the one with the
+    fewest links counts. The number is 0 at the ranks where the chunk starts, `chunks.origins`. A sum on its
+    way to the root (`Sums.gathers`) has passed the maximum over its contributions.
 
-    - `copies`, `summed`, (num_ranks,): State of one chunk; their contents need no preparation.
+    - `copies`, `summed`, (num_ranks,): Scratch space.
     """
     for c in range(len(chunks.first) - 1):
         low, high = chunks.first[c], chunks.first[c + 1]

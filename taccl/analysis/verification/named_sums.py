@@ -1,4 +1,4 @@
-"""Sums of transfers that name the contributions that they carry, as a runtime with scratch space has them."""
+"""Replay of transfers that name the contributions they carry, as in a runtime with scratch space."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from taccl.analysis.verification.data import ranks_text
 from taccl.analysis.verification.findings import Findings
 from taccl.analysis.verification.loops import NEVER
 
-#: Max search nodes to compose one sum from arrived sums; beyond it, the sum is reported as undecided.
+#: Max search nodes to compose a sum from arrived sums; beyond it, the sum is reported as undecided.
 _MOST_TRIED = 200_000
 
 
 class NamedSums:
     """Replay of transfers that name their contributions.
 
-    A rank keeps its own contribution and every arrival separately and permanently. Each sum that it sends,
+    A rank keeps its own contribution and every arrival, separately and permanently. Each sum that it sends,
     and each of its results, must be a disjoint union of sums that it holds by then. A sum that only its root
-    wants counts as on the way there whenever it is sent. Any other sum spreads once it is whole, at any rank.
+    wants is on its way there whenever it is sent. Any other sum spreads from the rank that completes it.
 
-    - `num_redundant`: Arrivals that bring a rank a sum that it holds.
+    - `num_redundant`: Number of arrivals of a sum that the rank already holds.
     - `reducing`, (num_transfers,) bool: True for transfers on the way to their root.
     """
 
@@ -35,7 +35,7 @@ class NamedSums:
         *read, ends = columns.read(slice(None))
         self._rows = list(zip(*(column.tolist() for column in read), strict=True))
         self._ends, self._adds = ends, columns.adds(slice(None))
-        #: Ranks that contribute to every chunk, as bit masks.
+        #: Ranks that contribute to each chunk, as bit masks.
         self._everyone = [sum(1 << rank for rank in data.origins) for data in chunks]
         everyone, stays = self._everyone, [data.destinations == (data.root,) for data in chunks]
         pairs = zip(self._rows, carried, strict=True)
@@ -43,7 +43,7 @@ class NamedSums:
         self.num_redundant = 0
 
     def report(self, findings: Findings) -> None:
-        """Report sums that are misnamed, not there when they are sent, or not there at the end."""
+        """Report sums with wrong names, and sums that ranks lack when they are sent or at the end."""
         columns, carried, everyone = self._columns, self._carried, self._everyone
         links, chunks = columns.topology.links, columns.collective.chunks
         if columns.collective.update_us_per_mb is not None:
@@ -82,15 +82,14 @@ class NamedSums:
     def links_passed(self) -> Iterator[int]:
         """Yield the number of links that each transfer's sum has passed, in order of start.
 
-        A send has passed one link more than any sum at its sources that may be a part of it. A whole sum
-        starts to spread at the rank that completes it, root or not. A whole sum that arrived keeps the links
-        that it passed.
+        It is one more than the maximum over sums at the sources that may be part of it. A whole sum starts
+        with 0 links at the rank that completes it, root or not. A whole sum that arrived keeps its number.
         """
         columns, carried = self._columns, self._carried
         links, rows, ends = columns.topology.links, self._rows, self._ends
         lands = iter(np.lexsort((~self._adds, ends)).tolist())
         landing = next(lands, None)
-        #: Fewest links passed by each sum that arrived: {(rank, chunk): {sum: links}}
+        #: {(rank, chunk): {arrived sum: fewest links that it passed}}.
         passed: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
         under_way: list[int] = []
         for i, (chunk, link, start) in enumerate(rows):
@@ -114,7 +113,7 @@ class NamedSums:
 def _report_unmade(
     findings: Findings, wanted: int, known: list[int], *, rank: int, chunk: int, i: int | None = None
 ) -> None:
-    """Report a sum that is not a disjoint union of known ones, by what it lacks or counts twice."""
+    """Report a sum that is no disjoint union of known ones: what it lacks, or that it counts some twice."""
     usable = {bits for bits in known if bits and not bits & ~wanted}
     reached = reduce(or_, usable, 0)
     # Without an overlap, the sum of the bit masks equals their union.
@@ -138,7 +137,7 @@ def _report_unmade(
 
 
 def _is_disjoint_union(wanted: int, usable: set[int]) -> bool | None:
-    """True if some of the sums are disjoint and make up another; None if too many combinations exist."""
+    """True if some of the sums are disjoint and make up `wanted`; None if the search reached its limit."""
     of_rank: dict[int, list[int]] = defaultdict(list)
     for bits in sorted(usable, key=lambda bits: (-bits.bit_count(), bits)):
         for place in range(bits.bit_length()):
@@ -149,7 +148,7 @@ def _is_disjoint_union(wanted: int, usable: set[int]) -> bool | None:
         if not left or not left[-1]:
             return bool(left)
         missing = left.pop()
-        # Branch first on the rank contained in the fewest known sums.
+        # Branch on the rank that the fewest known sums contain.
         place = min(
             (r for r in range(missing.bit_length()) if missing >> r & 1), key=lambda r: len(of_rank[r])
         )

@@ -1,6 +1,6 @@
 """Checks of sends on their links: indices, intervals, merging, durations, and contention for resources.
 
-Each resource is held by one send at a time; intervals are half open.
+Each resource is held by one send at a time; hold intervals are half open.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from taccl.problem.costs import hold_columns
 
 
 def check_indices(columns: Columns, findings: Findings) -> NDArray[np.int64] | None:
-    """Check that chunk, link and interval of each transfer are valid; return valid ones, or None for all."""
+    """Check chunk, link and interval of each transfer; return indices of valid ones, or None if all are."""
     num_chunks, num_links = columns.collective.num_chunks, len(columns.topology.links)
     if not len(columns):
         return None
@@ -46,11 +46,11 @@ def check_indices(columns: Columns, findings: Findings) -> NDArray[np.int64] | N
 
 
 def check_merging(columns: Columns, findings: Findings, sizes: Counter[int]) -> None:
-    """Check that transfers of a group share link, times and operation, and obey the merge limits.
+    """Check that transfers of a group share link, times and operation, and respect the merge limits.
 
     Sets ``columns.units``.
 
-    - `sizes`: Number of transfers of every group that has several, invalid ones included.
+    - `sizes`: {group: number of its transfers, invalid ones included}, for groups of several.
     """
     if not sizes or columns.group is None:
         return
@@ -67,7 +67,7 @@ def check_merging(columns: Columns, findings: Findings, sizes: Counter[int]) -> 
 
 
 def _is_one_send(columns: Columns, findings: Findings, group: int, members: list[int]) -> bool:
-    """Check that transfers agree on link, times and operation, and have different chunks."""
+    """Check that the transfers agree on link, times and operation, and have different chunks."""
     at = np.array(members)
     rows = list(zip(*(column.tolist() for column in (*columns.read(at), columns.adds(at))), strict=True))
     (first, *same_send, reduce), is_sound = rows[0], True
@@ -90,7 +90,7 @@ def _is_one_send(columns: Columns, findings: Findings, group: int, members: list
 
 
 def _check_limits(columns: Columns, findings: Findings, members: list[int]) -> None:
-    """Check a merged send against the sketch."""
+    """Check a merged send against the sketch's limits on merging."""
     count, clauses = len(members), columns.clauses
     if count > 1 and int(columns.link[members[0]]) not in clauses.merging:
         text = f"{count} chunks in one send; sends over this link do not merge"
@@ -101,7 +101,7 @@ def _check_limits(columns: Columns, findings: Findings, members: list[int]) -> N
 
 
 def check_times(columns: Columns, findings: Findings) -> None:
-    """Check that every send lasts alpha + bytes * beta of its link, if the schedule states ends."""
+    """Check that every send lasts alpha + bytes * beta of its link; nothing to check without stated ends."""
     if columns.end is None:
         return
     ticks = columns.ticks
@@ -121,10 +121,10 @@ def check_times(columns: Columns, findings: Findings) -> None:
 
 
 class Contention:
-    """One sweep over the intervals in which sends hold resources, in order of begin, block by block.
+    """Sweep over the intervals in which sends hold resources, in order of begin, block by block.
 
-    An interval that begins after the next block's first start waits for that block: sends there may hold
-    resources earlier. No later send does, as no hold is longer than its send.
+    An interval that begins after the next block's first start is deferred to that block, whose sends may hold
+    resources earlier. One block later is enough, as no hold is longer than its send.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -138,13 +138,13 @@ class Contention:
         )  # fmt: skip
         self._most_holds = int(np.diff(of_link).max(initial=0))
         num_resources = len(topology.resources)
-        #: Latest end of the intervals of each resource so far, and its send.
+        #: Latest end of the swept intervals of each resource, and its send.
         self._until, self._holder = np.full(num_resources, -NEVER), np.full(num_resources, -1)
         self._waiting: tuple[NDArray[np.int64], ...] = (np.zeros(0, np.int64),) * 4
         self._clashes: list[NDArray[np.int64]] = []
 
     def note(self, block: Block) -> None:
-        """Sweep over a block of sends."""
+        """Sweep over the sends of a block."""
         after = block.first + len(block.chunk)
         next_start = int(self._columns.start[after]) if after < len(self._columns) else NEVER
         count = len(self._waiting[0])
@@ -165,7 +165,7 @@ class Contention:
         self._waiting = tuple(column[order[final:]] for column in held)
 
     def report(self, findings: Findings) -> None:
-        """Report the sends that begin to hold a resource that another one still holds."""
+        """Report sends that begin to hold a resource before another send has released it."""
         columns, us = self._columns, self._columns.ticks.us
         clashes = np.concatenate([np.zeros((0, 5), np.int64), *self._clashes])
         order = np.lexsort((clashes[:, 2], clashes[:, 1], clashes[:, 0]))

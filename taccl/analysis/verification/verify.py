@@ -50,9 +50,9 @@ from taccl.schedule.schedule import Schedule
 
 @checked
 def verify(schedule: Schedule | ImplicitSchedule) -> Verification:
-    """Verify a schedule; report every broken rule, but at most a thousand violations of each kind.
+    """Verify a schedule: report every broken rule, with at most 1,000 violations of each kind.
 
-    Implicit schedules are verified without being listed (`verify_implicit`).
+    Implicit schedules are verified without expansion into transfers (`verify_implicit`).
     """
     if isinstance(schedule, ImplicitSchedule):
         return verify_implicit(schedule)
@@ -60,7 +60,7 @@ def verify(schedule: Schedule | ImplicitSchedule) -> Verification:
 
 
 def compile_verifier(schedule: Schedule) -> None:
-    """Compile all loops that verify schedules of such collectives, on a small schedule."""
+    """Compile all loops that verify schedules of this kind of collective, by verifying a small one."""
     columns = Columns(schedule)
     columns.is_large = True
     _judge(schedule, columns)
@@ -80,7 +80,7 @@ def _judge(schedule: Schedule, columns: Columns) -> Verification:
     check_merging(columns, findings, sizes)
     check_times(columns, findings)
     num_redundant, last = _check_blocks(columns, findings)
-    if finish is None:  # a chunk or link that does not exist leaves its send without an end
+    if finish is None:  # sends over links, or of chunks, that do not exist have no end
         has_ends = all(each.kind != "index" for each in findings.violations)
         finish = last if has_ends else None
     return Verification(
@@ -94,7 +94,7 @@ def _judge(schedule: Schedule, columns: Columns) -> Verification:
 
 
 def _check_blocks(columns: Columns, findings: Findings) -> tuple[int, int]:
-    """Check contention, data, clauses and dates; return (number of redundant arrivals, last end)."""
+    """Check contention, data, clauses and dates; return (number of redundant arrivals, last end in ticks)."""
     data: Replay | NamedSums
     data = Replay(columns) if columns.carried is None else NamedSums(columns, columns.carried)
     contention, last = Contention(columns), 0

@@ -1,20 +1,20 @@
 """Verifier of implicit schedules: proves from one pattern that all its translations together are valid.
 
-The proof has five steps. Each is arithmetic on whole arrays, without expansion:
+The proof has five steps. Each is arithmetic on whole arrays, without expansion into transfers:
 
 1. *Links.* Element g of the group maps place 0 to g, and place p to g + p. A product of cyclic groups does so
    by definition; for a group of permutations, the products are checked here. For every link class and every
    place, the represented link is looked up in the fabric. It must exist, have the costs of the class, and
    hold resources of the stated classes for the stated times.
 2. *Resources.* The links of a class hold different resources of each class. Under all translations, a send
-   therefore holds each resource of a class once at most.
+   therefore holds each resource of a class at most once.
 3. *Rows.* Every row uses the link of its class: ``dst == translate(src, class.dst)``. So does every
    translation of it, as ``g + (p + d) == (g + p) + d``.
-4. *Contention.* From step 2, two sends can meet at a resource only if their rows hold its class. The
-   intervals of these rows must not overlap.
-5. *Data.* Every chunk travels as the corresponding chunk of place 0 does. Each chunk must be sent from a
-   place that holds it by then, and must reach every place that needs it. A sum must include every
-   contribution once. The replay of listed sums (`data.replay_sum`) checks sums, for place 0's chunks alone.
+4. *Contention.* By step 2, two sends can meet at a resource only if their rows hold its class. The intervals
+   of these rows must not overlap.
+5. *Data.* By translation, it suffices to check the chunks of place 0. Each chunk must be sent from a place
+   that already holds it, and must reach every place that wants it. A sum must include every contribution
+   once; it is replayed as for ordinary schedules (`data.replay_sum`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from taccl.topology.named import NamedFabric
 from taccl.topology.topology import Topology
 from taccl.topology.translations import CyclicProduct, LinkClass, Translations
 
-#: Max rows at fault to list for each rule.
+#: Max faulty rows to list for each rule.
 _MOST = 5
-#: Max ratio of all (item, place) pairs to rows and wanted pairs for a dense table; above it, a sparse one.
+#: Max ratio of all (item, place) pairs to used ones for a dense table; above it, a sparse one.
 _SPARSE = 8
 _NEVER = 2**62
 
@@ -45,9 +45,9 @@ _NEVER = 2**62
 def verify_implicit(schedule: ImplicitSchedule) -> Verification:
     """Verify an implicit schedule; the module's docstring gives the proof.
 
-    Reports every broken rule, but at most one fault of the links and one of the sums. Its cost grows with the
-    number of links and of pattern rows, not of transfers. If links or rows are invalid, later steps are
-    skipped.
+    Reports every broken rule, but at most one fault of the links and one of the sums. The effort is
+    proportional to the number of links and of pattern rows, not of transfers. If links or rows are invalid,
+    later steps are skipped.
     """
     judge = _Judge(schedule)
     if judge.check_links() and judge.check_rows():
@@ -63,7 +63,7 @@ def verify_implicit(schedule: ImplicitSchedule) -> Verification:
 
 
 class _Judge:
-    """One verification: the schedule, and the faults found."""
+    """State of a verification: the schedule, and the violations found."""
 
     def __init__(self, schedule: ImplicitSchedule) -> None:
         self.schedule, self.pattern = schedule, schedule.pattern
@@ -72,7 +72,7 @@ class _Judge:
         self.violations: list[Violation] = []
         self.meaningless = False
         self.num_redundant = 0
-        #: Number of holds, over all link classes, that name each resource class.
+        #: Number of holds of each resource class, over all link classes.
         self.uses = Counter(hold.resource for each in self.shape.classes for hold in each.holds)
 
     def report(self, kind: str, message: str, row: int | None = None) -> None:
@@ -123,7 +123,7 @@ class _Judge:
         return not self.violations
 
     def links(self) -> Iterator[tuple[int, LinkClass, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield every link class: its number, itself, and the source and destination ranks of its links."""
+        """Yield (number, link class, source ranks, destination ranks) of the links of every class."""
         places = np.arange(self.num_ranks, dtype=np.int64)
         for number, each in enumerate(self.shape.classes):
             ends = self.shape.group.translate(places, each.dst)
@@ -132,14 +132,14 @@ class _Judge:
     # ---- the pattern
 
     def check_rows(self) -> bool:
-        """Check step 3: indices exist, starts are nonnegative, and the link class fixes each destination."""
+        """Check step 3: indices exist, starts are nonnegative, and destinations match the link class."""
         pattern, shape = self.pattern, self.shape
         lengths = {len(column) for column in pattern}
         if len(lengths) > 1:
             self.report("index", f"the pattern's columns have {sorted(lengths)} rows; expected as many each")
             self.meaningless = True
             return False
-        self.meaningless = True  # without valid classes, rows have no times
+        self.meaningless = True  # rows of unknown classes have no end times
         for name, column, count in (
             ("item", pattern.item, self.schedule.num_items),
             ("place", pattern.src, self.num_ranks),
@@ -162,7 +162,7 @@ class _Judge:
         return not self.violations
 
     def check_contention(self) -> None:
-        """Check step 4: rows that hold one class of resources do so one at a time."""
+        """Check step 4: rows that hold the same class of resources do so one after another."""
         pattern, ticks = self.pattern, self.schedule.ticks
         order = np.argsort(pattern.link_class, kind="stable")
         cuts = np.searchsorted(pattern.link_class[order], np.arange(len(ticks.holds) + 1))
@@ -204,7 +204,7 @@ class _Judge:
         wanted = wanted[wanted % num_ranks != 0]
         if schedule.num_items * num_ranks <= _SPARSE * (len(item) + len(wanted)):
             keys = np.arange(schedule.num_items * num_ranks, dtype=np.int64)
-        else:  # most items are at few places
+        else:  # most items reach few places
             keys = np.unique(np.concatenate((sent, got, wanted)))
             sent, got, wanted = (np.searchsorted(keys, each) for each in (sent, got, wanted))
         own = keys % num_ranks == 0
@@ -222,7 +222,7 @@ class _Judge:
             self.report("postcondition", f"and {len(missing) - _MOST} more never come where they must be")
 
     def _check_sums(self) -> None:
-        """Check sums of every place's contributions to items of place 0; report at most one fault."""
+        """Check that sums at place 0 include every contribution once; report at most one fault."""
         pattern, num_items = self.pattern, self.schedule.num_items
         ranks = np.arange(self.num_ranks)
         num_wanted = 1 if self.schedule.collective == "reduce-scatter" else self.num_ranks
@@ -261,7 +261,7 @@ def _is_permutation(values: NDArray[np.int64], count: int) -> bool:
 
 
 def _is_regular(table: NDArray[np.int64], group: object) -> bool:
-    """True if the table's rows are the group made by its generators, with row g mapping place 0 to g."""
+    """True if the rows are the group made by `group.generators`, with row g mapping place 0 to g."""
     count = len(table)
     generators = [np.asarray(each) for each in getattr(group, "generators", ())]
     if not generators or not np.array_equal(table[0], np.arange(count)):
@@ -274,7 +274,7 @@ def _is_regular(table: NDArray[np.int64], group: object) -> bool:
 
 
 def _unlike_named(judge: _Judge, host: NamedFabric) -> Iterator[tuple[str, str]]:
-    """Yield faults of the link classes against a named fabric; only the first one is meaningful."""
+    """Yield (kind, text) of differences of link classes from a named fabric; only the first is meaningful."""
     ports_of_axis: dict[int, list[int]] = {}
     for number, each, src, dst in judge.links():
         axis = host.axis(src, dst)
@@ -299,7 +299,7 @@ def _unlike_named(judge: _Judge, host: NamedFabric) -> Iterator[tuple[str, str]]
 
 
 def _unlike_topology(judge: _Judge, host: Topology) -> Iterator[tuple[str, str]]:
-    """Yield faults of the link classes against a topology; only the first one is meaningful."""
+    """Yield (kind, text) of differences of link classes from a topology; only the first is meaningful."""
     resource_class = judge.shape.resource_class
     if len(resource_class) != len(host.resources):
         yield "symmetry", f"found classes of {len(resource_class)} resources for the topology's"
