@@ -1,7 +1,7 @@
 """Well-known algorithms of libraries as schedules, for comparison with results.
 
-Each takes a `Problem` and returns a `Schedule`. Of the sketch, only its merging clauses apply. As libraries
-do, they cut chunks into smaller ones while that pays; with ``cut=False`` the chunks are the problem's.
+Each function makes a `Schedule` for a `Problem`. It respects only the merging clauses of a sketch. Chunks are
+cut into smaller ones while that shortens the schedule, as libraries do; ``cut=False`` keeps the chunks.
 """
 
 from __future__ import annotations
@@ -39,53 +39,58 @@ __all__ = [
 
 @checked
 def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
-    """The schedule of the baseline of that name; `InputError` if it does not support the problem.
+    """Schedule of a problem by the baseline of the given name.
 
     Parameters
     ----------
     name : str
-        One of `BASELINES`, ``"best"`` of them, or ``"nccl"``: the choice of that library, with its
-        protocol. Case and separators do not matter.
+        One of `BASELINES`; ``"best"``, the fastest of them; or ``"nccl"``, the predicted choice of NCCL. Case
+        and separators do not matter.
     problem : Problem
         The problem to solve.
     cut : bool
-        True if chunks may be cut, while that pays.
+        True to cut chunks into smaller ones while that shortens the schedule.
+
+    Raises
+    ------
+    InputError
+        If the name is unknown, or the baseline does not support the problem.
     """
     known: dict[str, Any] = {**BASELINES, "best": best, "nccl": nccl}
     found: Schedule = known[known_name(name, known, "baseline")](problem, cut=cut)
     return found
 
 
-#: Schedules with fewer transfers are cut in any case (about 0.2 s).
+#: Max transfers of a schedule that is always tried in finer chunks (about 0.2 s).
 _CUT_ANYWAY = 2_000
 
 
 @checked
 def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = None) -> Schedule:
-    """The schedule that finishes first, of all baselines that can do the collective on the topology.
+    """Schedule with the earliest finish over all baselines that support the problem.
 
-    A baseline that is quick to build comes first, then those that finish first as a rule. Once the time limit
-    has passed, the best so far is returned.
+    Baselines that are quick to build come first. Once the time limit has passed, the best schedule so far is
+    returned.
 
     Parameters
     ----------
     problem : Problem
         The problem to solve.
     cut : bool
-        True if chunks may be cut, while that pays.
+        True to cut chunks into smaller ones while that shortens the schedule.
     time_limit_s : float, optional
         Seconds after which no further baseline is tried. The first baseline is always completed.
 
     Raises
     ------
     CollectiveError
-        If no baseline can do the collective.
+        If no baseline supports the problem.
     """
     deadline = Deadline.after(math.inf if time_limit_s is None else time_limit_s)
     made: dict[str, Schedule] = {}
 
     def attempt(name: str, *, cut: bool) -> Schedule | None:
-        """The schedule of a baseline; None if it is unsupported, late, or one-shot and known to be slower."""
+        """Schedule of a baseline; None if unsupported, out of time, or one-shot and known to be slower."""
         least_us = min((schedule.finish_us for schedule in made.values()), default=math.inf)
         with suppress(CollectiveError, OutOfTime), deadline.enforced() if made else nullcontext():
             if BASELINES[name] is one_shot and not cut and least_one_shot_us(problem) > least_us:

@@ -1,7 +1,7 @@
-"""Sends of a plan along dimensions: as an implicit schedule of one rank, or of all ranks.
+"""Sends of a plan along dimensions, as an implicit schedule of one rank or as a schedule of all ranks.
 
-The runs of a passage determine its sends and their times (`taccl.baselines.passages`). No two of them use a
-link or a port at the same time.
+A passage is one chunk along one dimension; its runs determine its sends and their times
+(`taccl.baselines.passages`). No two sends use a link or a port at the same time.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from taccl.topology.products import Dimensions
     from taccl.topology.translations import Translations
 
-#: Max transfers of a listed schedule.
+#: Max transfers of a schedule.
 _MOST_LISTED = 5_000_000
-#: Max transfers of schedules for which merged sends are tried (about 1 s).
+#: Max transfers of schedules for which merged sends are tried, too (about 1 s).
 _MOST_MERGED = 40_000
 
 
 def translations_along(dims: Dimensions) -> Translations:
-    """Translations along every dimension; raises `TopologyError` if one is a line."""
+    """Group of translations along all dimensions; raises `TopologyError` if one is a line."""
     if not dims.is_regular:
         raise TopologyError(
             "found a line, along which ranks differ; expected rings, switches and fully connected groups",
@@ -52,7 +52,10 @@ def translations_along(dims: Dimensions) -> Translations:
 
 
 def paces_of(dims: Dimensions, costs: Costs | ClassTicks) -> tuple[Pace, ...]:
-    """Pace of a send of one piece along each dimension, from costs of links or of classes of links."""
+    """Hold and latency in ticks of a send of one piece along each dimension.
+
+    - `costs`: Costs of links, or of classes of links.
+    """
     if isinstance(costs, ClassTicks):
         number = {each.dst: g for g, each in enumerate(translations_along(dims).classes)}
         found = [number[stride] for stride in dims.strides]
@@ -70,7 +73,7 @@ def paces_of(dims: Dimensions, costs: Costs | ClassTicks) -> tuple[Pace, ...]:
 def implicit_along(
     plan: PassagePlan, shape: Translations, *, chunk_bytes: int, producer: str
 ) -> ImplicitSchedule:
-    """Implicit schedule of a plan: the sends of one rank."""
+    """Implicit schedule of a plan, made of the sends of one rank."""
     number = np.full(plan.dims.num_ranks, -1, np.int64)
     number[[each.dst for each in shape.classes]] = np.arange(len(shape.classes))
     columns = []
@@ -94,13 +97,13 @@ def implicit_along(
 
 
 def schedule_along(plan: PassagePlan, problem: Problem, *, producer: str) -> Schedule:
-    """Schedule of a plan, send by send; plan and problem have the same number of chunks per rank."""
+    """Schedule of a plan; plan and problem must have the same number of chunks per rank."""
     chunk, link, start, _, reduce = _columns(plan, problem)
     return Schedule(problem, narrow(chunk), narrow(link), narrow(start), reduce=reduce, producer=producer)
 
 
 def _columns(plan: PassagePlan, problem: Problem) -> list[NDArray[Any]]:
-    """Chunk, link, start and step of each send, and True if it reduces; in order of start."""
+    """(chunk, link, start, step, reduces) columns of all sends of a plan, in order of start."""
     num_ranks, num_chunks = plan.dims.num_ranks, plan.num_chunks
     tables = links_along(problem.topology, plan.dims)
     rows, num_steps = [], 0
@@ -123,20 +126,27 @@ def _columns(plan: PassagePlan, problem: Problem) -> list[NDArray[Any]]:
 
 
 class _PassageSends(NamedTuple):
-    """Sends of a passage: pieces from or to `root`; in an exchange, for the rank that `item` is away."""
+    """Sends of a passage as columns.
+
+    - `root`: Rank at which the piece starts, or its sum ends.
+    - `item`: In an alltoall, the rank offset from `root` to the piece's destination.
+    - `by`: Difference between the digits of `dst` and `src` along the dimension.
+    - `run`: Index of the send's run, to whose start `start` is relative.
+    - `step`: Number of the step; sends of one step over one link may be merged.
+    """
 
     root: NDArray[np.int64]
     item: NDArray[np.int64]
     src: NDArray[np.int64]
     dst: NDArray[np.int64]
-    by: NDArray[np.int64]  # how much digits differ
+    by: NDArray[np.int64]
     start: NDArray[np.int64]
     run: NDArray[np.int64]
-    step: NDArray[np.int64]  # sends of one step over one link may be merged
+    step: NDArray[np.int64]
 
 
 def _sends(plan: PassagePlan, roots: NDArray[np.int64]) -> Iterator[tuple[ChunkPassage, _PassageSends]]:
-    """Sends of chunks that start at some ranks, or of sums that end there, passage by passage."""
+    """Yield (passage, its sends) for chunks that start at the ranks `roots`, or for sums that end there."""
     known: dict[tuple[tuple[int, ...], int, int, bool], _PassageSends] = {}
     for each in plan.passages:
         alike = each.order, each.place, each.chunk % 2, each.reduces
@@ -149,8 +159,8 @@ def _sends(plan: PassagePlan, roots: NDArray[np.int64]) -> Iterator[tuple[ChunkP
 def _of_passage(plan: PassagePlan, each: ChunkPassage, roots: NDArray[np.int64]) -> _PassageSends:
     """Sends of a passage, with starts relative to their runs.
 
-    Pieces of one rank differ in their origins along the dimensions that are done. In an exchange they differ
-    in origins or destinations along all other dimensions.
+    Pieces of one rank differ in their origins along dimensions that the chunk has already passed. In an
+    exchange (alltoall), they differ in origin or destination along all other dimensions.
     """
     axis, dims = each.dimension, plan.dims
     strides, sizes = dims.strides, dims.sizes
@@ -194,11 +204,11 @@ def _of_passage(plan: PassagePlan, each: ChunkPassage, roots: NDArray[np.int64])
 def listed_along(
     dims: Dimensions, problem: Problem, orders: Sequence[Sequence[int]], *, producer: str
 ) -> Schedule:
-    """Schedule of a problem, send by send; sends merge if that finishes sooner.
+    """Schedule of a problem along dimensions; sends are merged if that finishes sooner.
 
     Raises `CollectiveError` if it has too many transfers.
 
-    - `orders`: Dimensions of each chunk of a rank, as in `plan_along`.
+    - `orders`: Order of dimensions for each chunk of a rank, as in `plan_along`.
     """
     num_transfers, name = 2 * len(orders) * dims.num_ranks**2, problem.collective.name
     if num_transfers > _MOST_LISTED:
@@ -219,7 +229,7 @@ def listed_along(
 
 
 def _merged(plan: PassagePlan, problem: Problem, producer: str) -> Schedule:
-    """Schedule of a plan, re-timed with the pieces merged that cross one link in one step."""
+    """Schedule of a plan, re-timed with merged sends for the pieces that cross one link in one step."""
     chunk, link, start, step, reduce = _columns(plan, problem)
     order = np.lexsort((start, step, link))
     same = (np.diff(link[order]) == 0) & (np.diff(step[order]) == 0)

@@ -1,4 +1,4 @@
-"""The bucket algorithm on tori and meshes: along one dimension after another, in all at once."""
+"""The bucket algorithm on tori and meshes: rings along one dimension after another, all dimensions in use."""
 
 from __future__ import annotations
 
@@ -34,30 +34,32 @@ if TYPE_CHECKING:
 
 @checked
 def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule along the rings or lines of a torus or a mesh: each part of the chunks begins along another.
+    """Bucket schedule on a torus or a mesh: chunks pass one dimension after another, along rings or lines.
 
-    Chunks have two parts for each dimension, which begin along it, one upwards and one downwards. Along a
-    dimension they go round the ring one way, or half of the ring each way; along a line they go both ways.
-    What a rank sends over a link in a step is one message, where sends may merge. The `producer` names the
-    faster form. Only the merging clauses of the sketch apply.
+    Chunks are divided into two parts per dimension. Each part starts with another dimension, so that all
+    dimensions are in use; of the two parts, one goes upwards and one downwards. Along a ring, chunks go all
+    the way round in one direction, or half way in both. Along a line, they go in both directions. What a rank
+    sends over a link in a step is one message where sends may merge. The `producer` names the faster form.
+    Only the merging clauses of the sketch apply.
 
     An allreduce of n bytes on a torus of p ranks with D equal dimensions of size a takes
-    2 (D s alpha + n beta (p - 1) / (2 D p)), where s is a - 1 steps one way, and a // 2 both ways.
+    2 (D s alpha + n beta (p - 1) / (2 D p)), where s is a - 1 steps in one direction, and a // 2 in both.
     On a mesh s is a - 1, and the bytes take n beta (p - 1) / (D p).
 
-    An allreduce of fewer bytes scatters sums along j dimensions of each part alone. Along the others, ranks
-    pass on whole partial sums, both ways at once, without a gather. There are (D + j) s steps then, and the
-    bytes take n beta (1 - 1 / a**j + (D - j) (a - 1) / (2 a**j)) / D on a torus, twice as long on a mesh.
+    For smaller sizes, an allreduce scatters the sums of each part along j dimensions only. Along the others,
+    ranks forward whole partial sums in both directions, and no gather follows. Then there are (D + j) s
+    steps, and the bytes take n beta (1 - 1 / a**j + (D - j) (a - 1) / (2 a**j)) / D on a torus, twice as long
+    on a mesh.
 
     Parameters
     ----------
     problem, cut
-        As in `ring`; chunks are cut so that every part has some.
+        As in `ring`; chunks are cut so that no part is empty.
 
     Raises
     ------
     CollectiveError
-        If a chunk does not concern every rank, as in alltoall; or the topology is neither torus nor mesh.
+        If a chunk does not concern every rank, as in alltoall, or the topology is neither torus nor mesh.
 
     References
     ----------
@@ -99,12 +101,15 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def _orders(dims: Dimensions, number: int) -> list[tuple[int, ...]]:
-    """First `number` dimensions of each part of the chunks."""
+    """Dimensions along which each part is scattered: `number` of them, each part from another first."""
     return [tuple((part + k) % len(dims) for k in range(number)) for part in range(len(dims))]
 
 
 def _fill(problem: Problem, *, dims: Dimensions, ways: int) -> Sends:
-    """Chunks go along the dimensions in turn; each dimension is the first of two parts of them."""
+    """Sends of chunks that pass all dimensions in cyclic order; each dimension is the first for two parts.
+
+    - `ways`: Directions that a chunk takes on a ring, 1 or 2.
+    """
     holder, chunk, place = held_at_start(problem)
     moves: list[Row] = []
     for part in range(len(dims)):
@@ -131,7 +136,10 @@ def _fill(problem: Problem, *, dims: Dimensions, ways: int) -> Sends:
 
 
 def _scatter_and_sum(problem: Problem, dims: Dimensions, number: int) -> Sends:
-    """Sums scattered along `number` dimensions of each part, summed whole along the others, and gathered."""
+    """Sends of sums that are scattered along some dimensions, summed whole along the others, then gathered.
+
+    - `number`: Number of dimensions along which the sums of each part are scattered.
+    """
     moves: list[Row] = []
     carried: list[tuple[int, Ints]] = [(0, np.zeros(0, np.int64))]
     sums: dict[tuple[int, ...], int] = {}
@@ -142,7 +150,7 @@ def _scatter_and_sum(problem: Problem, dims: Dimensions, number: int) -> Sends:
         ):
             moves.append((step, chunk, src, dst, True))
             carried.append((step, number_of_sum))
-    carried.sort(key=itemgetter(0))  # as moves are
+    carried.sort(key=itemgetter(0))  # same order as `Moves.of`
     return routed(
         problem, Moves.of(moves), sums=list(sums), carries=np.concatenate([each for _, each in carried])
     )
@@ -151,10 +159,10 @@ def _scatter_and_sum(problem: Problem, dims: Dimensions, number: int) -> Sends:
 def _part_of_sums(
     dims: Dimensions, chunk: Ints, along: Sequence[int], sums: dict[tuple[int, ...], int]
 ) -> Iterator[tuple[int, Ints, Ints, Ints, Ints]]:
-    """(step, chunk, source, destination, number in `sums`) of the moves of a part of the chunks, by step.
+    """Yield (step, chunk, source, destination, index in `sums`) of moves, for one part of the chunks.
 
-    - `along`: Dimensions along which sums are scattered, in order; they are whole along the others.
-    - `sums`: {ranks whose contributions are added up: number}, which grows.
+    - `along`: Dimensions along which sums are scattered, in order; along the others they are whole.
+    - `sums`: {ranks whose contributions are added up: index}; new sums are added.
     """
     digits, value = dims.digits(np.arange(dims.num_ranks)), np.arange(len(chunk))
     target = np.zeros((len(dims), len(chunk)), np.int64)
@@ -171,7 +179,10 @@ def _part_of_sums(
     def moved(
         step: int, k: int, way: int, goes: Flags, length: Ints | int
     ) -> tuple[int, Ints, Ints, Ints, Ints]:
-        """Moves from ranks (rows of `goes`) to the next: sums of `length` ranks in a row to the source."""
+        """Move of partial sums from each rank (row of `goes`) to the next one along dimension k.
+
+        A partial sum holds contributions of `length` consecutive ranks, the last of which is the source.
+        """
         src, row = np.nonzero(goes)
         size, stride = dims.sizes[k], dims.strides[k]
         dst = src + ((digits[k][src] + way) % size - digits[k][src]) * stride
@@ -187,12 +198,12 @@ def _part_of_sums(
         return step, chunk[row], src, dst, np.array(found, np.int64)[inverse.ravel()]
 
     def at(some: Iterable[int]) -> Flags:
-        """True for each rank and chunk if the rank has the digits of the chunk's target."""
+        """(num_ranks, num_chunks) True if rank and chunk's target agree in some dimensions' digits."""
         some = list(some)
         return np.asarray((digits[some][:, :, None] == target[some][:, None, :]).all(axis=0))
 
     def away(k: int, way: int, hops: int) -> Flags:
-        """True for each rank and chunk if the rank is so many hops from the chunk's target on one side."""
+        """(num_ranks, num_chunks) True if the rank is `hops` from the chunk's target on one side."""
         there = target[k] + way * hops
         is_far = digits[k][:, None] == (there % dims.sizes[k] if dims.dims[k].kind == "ring" else there)
         return np.asarray(is_far & (hops <= reach(k, way)))
@@ -209,7 +220,7 @@ def _part_of_sums(
             goes = at(along)
             if dims.dims[k].kind == "ring":
                 goes &= step < reach(k, way)
-            else:  # what comes from an end goes on with what it passes
+            else:  # a sum that starts at an end of the line collects every rank that it passes
                 goes &= (digits[k] == (step if way > 0 else dims.sizes[k] - 1 - step))[:, None]
             yield moved(first + step, k, way, goes, step + 1)
         first += _steps(dims, k)
@@ -222,5 +233,5 @@ def _part_of_sums(
 
 
 def _steps(dims: Dimensions, k: int) -> int:
-    """Number of steps along a dimension, half of a ring each way."""
+    """Number of steps along a dimension; on a ring, half of it in each direction."""
     return dims.sizes[k] // 2 if dims.dims[k].kind == "ring" else dims.sizes[k] - 1

@@ -1,7 +1,8 @@
-"""Collectives over channels, as libraries run them, and how long each takes by a model of the same hops.
+"""Collectives over channels as libraries run them, with predicted times from a model of their hops.
 
-Every channel carries the same share of the data. Where each rank has a part of its own, a part goes round
-each ring. From or to one rank, pieces follow one another along each ring, or up and down each tree.
+Every channel carries the same share of the data. If every rank holds or receives a part of its own, the parts
+go round the ring of a channel. From or to one rank, pieces follow one another along a ring, or up and down a
+tree.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: Max transfers of schedules of rings that are made in several orders.
+#: Max transfers of ring schedules for which several orders are tried.
 _FEW_TRANSFERS = 100_000
-#: Period of a plan over the time of its busiest resource, and the part of its time in which the first piece
-#: waits, beyond which pieces are also served as they come.
+#: A plan is poor if its period exceeds the busiest resource's time by this factor, or waiting this share.
 _POOR, _WAITS = 1.05, 0.25
-#: Ticks from an arrival to the earliest send of its data in a plan, as starts are rounded up.
+#: Ticks from an arrival to the earliest send of its data in a plan, for rounding of starts.
 _SLACK_TICKS = 2
-#: Max messages of pieces that are replayed (about 0.15 s), beyond which a plan alone counts; fewest pieces.
+#: Max messages to replay (about 0.15 s); above it, only a plan is used. Then the min number of pieces.
 _MOST_REPLAYED, _FEWEST_PIECES = 20_000, 2
 
 
 class Prediction(NamedTuple):
-    """Time of a collective over channels, without its launch.
+    """Predicted time of a collective over channels, without launch.
 
-    - `latency_us`: Time of messages without bytes.
-    - `gb_per_s`: Algorithm bandwidth that very large messages approach.
-    - `hop_gb_per_s`: GB/s that all channels together pass from rank to rank.
+    - `latency_us`: Time without bytes.
+    - `gb_per_s`: Algorithm bandwidth in the limit of large sizes.
+    - `hop_gb_per_s`: GB/s that all channels together carry from rank to rank.
+    - `time_us`: Time for the problem's size.
     """
 
     latency_us: float
@@ -66,7 +67,7 @@ class Prediction(NamedTuple):
 
 
 def predict(problem: Problem, algorithm: Algorithm, on: Topology) -> Prediction:
-    """The time of an algorithm on the problem's topology at other costs, by the hops of its channels."""
+    """Predicted time of an algorithm over the channels of the problem's topology, with the costs of `on`."""
     assert problem.size_bytes is not None, "checked by the caller"
     lanes = Lanes(replace(problem, topology=on), algorithm, channels_of(problem, algorithm))
     mb, num, n = problem.size_bytes / 1e6, len(lanes.hops), on.num_ranks
@@ -83,9 +84,10 @@ def predict(problem: Problem, algorithm: Algorithm, on: Topology) -> Prediction:
 
 
 def _piped_us(lanes: Lanes) -> float:
-    """Time of all pieces on open lanes: by a periodic plan; of few also as they become ready or in its order.
+    """Time of all pieces on open lanes: by a periodic plan, and for few pieces also by two replays.
 
-    Schedules of many pieces follow the plan, but their first pieces need not wait for all turns: half counts.
+    The replays serve pieces as they become ready, and in the plan's order; the least time counts. For many
+    pieces, the first piece need not wait for all its turns: the mean of waiting and not waiting counts.
     """
     pieces = lanes.num_pieces
     if lanes.relayed:
@@ -108,19 +110,19 @@ def _piped_us(lanes: Lanes) -> float:
 
 
 def _is_poor(plan: Plan, lanes: Lanes, mb: float, pieces: float) -> bool:
-    """True if the busiest resource idles for long, or pieces wait for turns: others may be faster."""
+    """True if a plan leaves the busiest resource idle, or lets pieces wait, so that replays may be faster."""
     waits_us, whole_us = plan.end_us - lanes.alone_us(mb), plan.end_us + (pieces - 1) * plan.period_us
     return plan.period_us > _POOR * lanes.busiest_us(mb) or waits_us > _WAITS * whole_us
 
 
 def _served_us(lanes: Lanes, pieces: int, mb: float) -> float:
-    """Time of some pieces on open lanes, served as they become ready."""
+    """Time of some pieces on open lanes, if resources serve them first come, first served."""
     columns = _pieces(pieces * len(lanes.hops), lanes, None)
     return float(_first_come_us(lanes.problem.topology, mb, columns)[1].max(initial=0))
 
 
 def _by_plan_us(lanes: Lanes, pieces: int, mb: float, plan: Plan) -> float:
-    """Time of some pieces on open lanes, whose sends take resources in the order of their planned starts."""
+    """Time of some pieces on open lanes, if resources serve sends in the order of their planned starts."""
     topology, columns = lanes.problem.topology, _pieces(pieces * len(lanes.hops), lanes, plan)
     us, holds = _held_us(topology, mb)
     free = [0.0] * len(topology.resources)
@@ -141,13 +143,13 @@ def _by_plan_us(lanes: Lanes, pieces: int, mb: float, plan: Plan) -> float:
 
 
 def channels_of(problem: Problem, algorithm: Algorithm) -> Channels:
-    """The channels of an algorithm on the problem's topology."""
+    """Channels of an algorithm on the problem's topology."""
     find = ring_channels if algorithm == "ring" else chain_channels
     return find(problem.topology, ShortestRoutes.of(problem).ticks)
 
 
 def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: bool = True) -> Schedule:
-    """The schedule of an algorithm on the problem's topology at other costs.
+    """Schedule of an algorithm on channels of the problem's topology, with the costs of `on`.
 
     Raises
     ------
@@ -181,7 +183,7 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
         else _pieces(problem.collective.num_chunks, lanes, plan)
     )
     check_number(problem, len(columns.chunk))
-    # Channels run side by side: where a hop is late, others go first, or wait (by plan, by step).
+    # Channels contend for resources; try the plan's order, first come first served, and order by step.
     is_small = len(columns.chunk) <= (_FEW_TRANSFERS if lanes.goes_round else _MOST_REPLAYED)
     made = [] if plan is None else [_planned(problem, columns, name)]
     if is_small or plan is None or _is_poor(plan, lanes, mb, problem.collective.num_chunks / len(lanes.hops)):
@@ -196,7 +198,7 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
 
 
 def _planned(problem: Problem, columns: _Columns, name: str) -> Schedule:
-    """The schedule of sends in the order of a plan on each resource, no later than the plan."""
+    """Schedule of sends in the plan's order on each resource; it is no slower than the plan."""
     ticks = np.ceil(columns.start * float(problem.costs.ticks_per_us)).astype(np.int64)
     return exact_times(
         problem, chunk=columns.chunk, link=columns.link, starts=ticks, reduce=columns.adds, producer=name
@@ -204,7 +206,7 @@ def _planned(problem: Problem, columns: _Columns, name: str) -> Schedule:
 
 
 def _scheduled(problem: Problem, columns: _Columns, order: Sequence[Ints | Floats], name: str) -> Schedule:
-    """The schedule of sends that take resources by the last of some keys, then by the one before it."""
+    """Schedule of sends in lexicographic order of some keys, the last key first, as in `numpy.lexsort`."""
     place = np.empty(len(columns.chunk), dtype=np.int64)
     place[np.lexsort(order)] = np.arange(len(place))
     return exact_times(
@@ -213,10 +215,10 @@ def _scheduled(problem: Problem, columns: _Columns, order: Sequence[Ints | Float
 
 
 def _first_come_us(topology: Topology, mb: float, columns: _Columns) -> tuple[Floats, Floats]:
-    """(sends,) start and end of each send where resources serve sends as these become ready.
+    """(starts, ends), (num_sends,) in us, if resources serve sends first come, first served.
 
-    Of sends that are ready at once, the one of the earlier step and turn goes first. A send waits for its
-    chunk of `mb` MB, or for all that it adds up, to reach its source.
+    Among sends that are ready at the same time, those of earlier steps and turns go first. A send waits for
+    its chunk of `mb` MB, or for all contributions that it adds up, to reach its source.
     """
     links = topology.links
     chunk, link, adds = columns.chunk.tolist(), columns.link.tolist(), columns.adds.tolist()
@@ -237,7 +239,7 @@ def _first_come_us(topology: Topology, mb: float, columns: _Columns) -> tuple[Fl
     place = [0] * len(order)
     for number, send in enumerate(order):
         place[send] = number
-    # Messages of one lane pass a link in order, so that no more than one of them asks for its resources.
+    # Messages of one lane pass a link in order, so at most one of them requests its resources at a time.
     last_of: dict[tuple[int, int], int] = {}
     next_of: dict[int, int] = {}
     lane = columns.lane.tolist()
@@ -278,7 +280,7 @@ def _first_come_us(topology: Topology, mb: float, columns: _Columns) -> tuple[Fl
 
 
 def _held_us(topology: Topology, mb: float) -> tuple[list[float], list[list[tuple[int, float, float]]]]:
-    """Time of `mb` MB over each link; and its resources, each held between two times after a start."""
+    """(us of `mb` MB over each link, (resource, begin, end) of its holds relative to a send's start)."""
     us = [float(e.alpha_us) + mb * float(e.beta_us_per_mb) for e in topology.links]
     holds: list[list[tuple[int, float, float]]] = []
     for over, each in enumerate(topology.holds_of_link):
@@ -295,7 +297,7 @@ def _held_us(topology: Topology, mb: float) -> tuple[list[float], list[list[tupl
 
 
 class _Columns(NamedTuple):
-    """Columns of sends: what, over which link, if it adds, its planned start, step and turn, its lane."""
+    """Columns of sends: `adds` is True for reductions; `turn` and `lane` as in `Lanes`."""
 
     chunk: Ints
     link: Ints
@@ -307,7 +309,7 @@ class _Columns(NamedTuple):
 
 
 def _rounds(problem: Problem, lanes: Lanes, roots: Sequence[int] | None) -> _Columns:
-    """Chunks are dealt out to the rings; each goes all the way round once, or twice."""
+    """Columns of sends on rings: chunks are dealt to the rings, and go round once, or twice for allreduce."""
     collective, num, n = problem.collective, len(lanes.hops), problem.topology.num_ranks
     place = np.empty((num, n), dtype=np.int64)
     for number, hops in enumerate(lanes.hops):
@@ -343,9 +345,9 @@ def _rounds(problem: Problem, lanes: Lanes, roots: Sequence[int] | None) -> _Col
 
 
 def _pieces(num_chunks: int, lanes: Lanes, plan: Plan | None) -> _Columns:
-    """Chunks are dealt out to the lanes, and follow one another up, down, or up and down each.
+    """Columns of sends on open lanes: chunks are dealt to the lanes, and follow one another along each.
 
-    - `plan`: Starts of the sends; None leaves them at 0.
+    - `plan`: Plan with the starts of the sends; None sets all starts to 0.
     """
     num = len(lanes.hops)
     chunk = np.arange(num_chunks)[:, None]
@@ -365,14 +367,17 @@ def _pieces(num_chunks: int, lanes: Lanes, plan: Plan | None) -> _Columns:
 
 
 def _round(problem: Problem, *, lanes: Lanes, backwards: bool = False) -> Sends:
-    """Sends of chunks that are dealt out to the rings, rank by rank, and go round them by way of relays."""
+    """Sends of chunks that are dealt to the rings, rank by rank, and go round them, over relays if needed."""
     holder, chunk, number = held_at_start(problem)
     rings = [[src for src, _ in (hops[::-1] if backwards else hops)] for hops in lanes.hops]
     return routed(problem, Moves.of(on_rings(rings, holder, chunk, number % len(rings))))
 
 
 def _down(problem: Problem, *, lanes: Lanes, backwards: bool = False) -> Sends:
-    """Sends of chunks that follow one another down each lane by way of relays, perhaps the last first."""
+    """Sends of chunks that follow one another down each lane, over relays if needed.
+
+    - `backwards`: True to send the last chunk first, for a broadcast that is reversed to a reduction.
+    """
     chunks = np.arange(problem.collective.num_chunks)
     chunks = chunks[::-1] if backwards else chunks
     num = len(lanes.hops)

@@ -1,4 +1,4 @@
-"""Hierarchical collectives: along dimensions, in one order or in balanced orders, or between nodes first."""
+"""Hierarchical collectives: along dimensions in fixed or balanced orders, or between nodes, then inside."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 
-#: Largest ratio of the finishes, with finer chunks and without, that counts as a gain between nodes.
+#: Max ratio of finishes with and without finer chunks for finer chunks to be kept, between nodes.
 _PAYS = Fraction(99, 100)
-#: Max dimensions of which all orders are tried.
+#: Max dimensions for which all orders are tried.
 _MOST_ENUMERATED = 5
-#: Exponent of the norm of loads that is minimised; our choice, of 4, 8, 16 and infinity.
+#: Exponent of the norm of loads that is minimised; chosen from 4, 8, 16 and infinity.
 _NORM = 16
 
 
@@ -76,15 +76,18 @@ def hierarchical(
     collective: str = "allreduce",
     size: Size = "1GB",
 ) -> Schedule | ImplicitSchedule:
-    """A schedule along the dimensions of the topology, or between nodes and then inside each.
+    """Schedule along the dimensions of the topology, or between nodes and then inside each.
 
     On a product of dimensions (`taccl.dimensions`), an allreduce scatters sums along one dimension after
-    another and gathers them in the opposite order; chunks are pipelined. Within a dimension they go round a
-    ring, directly, or by doubling. On other topologies, chunks go round rings of the ranks of one place in
-    all nodes. Then they spread in each node, round a ring or directly. Alternatively chunks cross to these
-    ranks directly, one chunk of each rank after another, and each spreads while the next one crosses.
-    Reductions are the reverse. What crosses a link in a step is one message where sends may merge. The
-    fastest form is returned, and its `producer` names it. Only the merging clauses of the sketch apply.
+    another, and gathers them in the opposite order; chunks are pipelined. Within a dimension, chunks go round
+    a ring, directly, or by doubling.
+
+    On other topologies there are two forms. In the first, chunks go round rings of the ranks with the same
+    local rank in all nodes, and then spread in each node, round a ring or directly. In the second, chunks
+    cross to these ranks directly, one chunk of each rank after another; each spreads in its node while the
+    next one crosses. Reductions are the reverse. Chunks that cross a link in one step are one message where
+    sends may merge. The fastest form is returned, and its `producer` names it. Only the merging clauses of
+    the sketch apply.
 
     Parameters
     ----------
@@ -95,7 +98,7 @@ def hierarchical(
     chunks : int, optional
         Number of chunks per rank; for dimensions, the default is 64.
     order : sequence of int, optional
-        Dimensions, numbered from 0, in the order in which a reduction uses them; by default their own order.
+        Dimensions, numbered from 0, in the order in which a reduction uses them. Default: as declared.
     collective, size
         For dimensions: ``"allreduce"``, ``"reduce-scatter"``, ``"allgather"`` or ``"alltoall"``, and the
         larger of a rank's input and output buffer.
@@ -146,11 +149,11 @@ def hierarchical(
 
 @checked
 def dimension_balanced(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule whose chunks use the dimensions of the topology in orders that balance their loads.
+    """Schedule whose chunks use the dimensions of the topology in orders that balance their loads.
 
-    Each chunk in turn has the order that minimises the largest load. Chunks that cross a link in one step
-    are one message where sends may merge. `taccl.synthesize` with
-    ``backend="dimension-balanced"`` also computes optimal shares, and supports larger problems.
+    Each chunk in turn gets the order that minimises the largest load so far. Chunks that cross a link in one
+    step are one message where sends may merge. `taccl.synthesize` with ``backend="dimension-balanced"`` also
+    computes optimal shares, and supports larger problems.
 
     Parameters
     ----------
@@ -177,7 +180,7 @@ def dimension_balanced(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def _order(dims: Dimensions, order: Sequence[int] | None) -> tuple[int, ...]:
-    """The given order, or the dimensions' own."""
+    """The given order of dimensions after a check, or their declared order."""
     found = tuple(range(len(dims)) if order is None else order)
     if sorted(found) != list(range(len(dims))):
         raise CollectiveError(
@@ -223,13 +226,16 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
 
 
 def _two_levels(problem: Problem, *, inside: str) -> Sends:
-    """Chunks go round rings of the ranks of one place in all nodes, and then through each node."""
+    """Sends round rings of ranks with the same local rank in all nodes, and then inside each node.
+
+    - `inside`: ``"ring"`` or ``"direct"``.
+    """
     topology, (holder, held, _) = problem.topology, held_at_start(problem)
     nodes = np.array(topology.ranks_of_node)
     num_nodes, size = nodes.shape
     first_node, local = (np.array(each)[holder] for each in (topology.node_of_rank, topology.local_rank))
     moves = list(on_rings(nodes.T, holder, held, local))
-    # A rank now holds the chunks that started at its place of any node; those held longest go first.
+    # Each rank now holds the chunks of its local rank in every node; send those it has held longest first.
     walk = np.arange(size)
     if inside == "ring":
         ring = find_rings(topology, ShortestRoutes.of(problem).ticks)[0]
@@ -250,9 +256,10 @@ def _two_levels(problem: Problem, *, inside: str) -> Sends:
 
 
 def _chunk_by_chunk(problem: Problem) -> Sends:
-    """Each rank's first chunk goes to the ranks of its place in other nodes, then the second one, and so on.
+    """Sends in which each rank's first chunk crosses to all other nodes, then its second one, and so on.
 
-    Each of these ranks sends it to the others of its node at once, while later chunks cross.
+    A chunk crosses to the same local rank of each node. That rank sends it to its whole node while later
+    chunks cross.
     """
     topology, (holder, chunk, number) = problem.topology, held_at_start(problem)
     nodes = np.array(topology.ranks_of_node)
@@ -279,16 +286,16 @@ def _balanced(problem: Problem, *, dims: Dimensions) -> Schedule:
 def level_orders(
     dims: Dimensions, num_chunks: int, *, exchange: bool = False, smooth: bool = False
 ) -> list[tuple[int, ...]]:
-    """Order of dimensions for each chunk in turn, which balances the loads of the dimensions so far.
+    """Order of dimensions for each chunk in turn, which balances the loads of dimensions so far.
 
-    The order minimises the largest load, or with `smooth` a norm of the loads. The former loads slow
-    dimensions as soon as they have time, the latter loads them late; networks differ in which is better.
+    The order minimises the largest load, or with `smooth` a norm of all loads. The first criterion uses slow
+    dimensions as early as possible, the second one late; which is better depends on the network.
     """
     total, chosen = np.zeros(len(dims)), []
     for number in range(num_chunks):
         orders = orders_of(dims, total.tolist())
         loads = np.array([dims.loads_us_per_mb(order, exchange=exchange) for order in orders], float)
-        # In an exchange all orders have equal loads; rotation keeps every dimension busy.
+        # In an exchange, all orders have equal loads; rotation keeps every dimension busy.
         if exchange:
             which = number % len(dims)
         elif smooth:
@@ -302,12 +309,12 @@ def level_orders(
 
 
 def most_level(loads: NDArray[np.float64]) -> int:
-    """Row whose largest load is least; ties are broken by the next largest load, and so on."""
+    """Index of the row with the least maximum load; ties are broken by the next largest load, and so on."""
     return int(np.lexsort(np.sort(loads, axis=1).round(9).T)[0])
 
 
 def orders_of(dims: Dimensions, total: Sequence[float]) -> list[tuple[int, ...]]:
-    """All orders of few dimensions; of more, one for each first, with the least loaded of the others next."""
+    """Candidate orders: all for few dimensions; otherwise one per first dimension, others by rising load."""
     count = len(dims)
     turned = [
         (first, *sorted({*range(count)} - {first}, key=lambda k: (total[k], k))) for first in range(count)

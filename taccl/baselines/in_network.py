@@ -1,4 +1,4 @@
-"""Sums by switches that add, and copies by switches that multicast."""
+"""In-network aggregation: sums by switches that reduce, and copies by switches that multicast."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: Chunks are cut while that saves a thousandth: the last one's way back is all that a switch's sums lose.
+#: Chunks are cut while that saves 0.1 %: only the last chunk's multicast cannot overlap other work.
 _PAYS = Fraction(999, 1000)
 
 
 @checked
 def in_network(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule in which switches add what ranks send, and multicast what one rank sends to all others.
+    """Schedule in which switches add up what ranks send, and multicast what one rank sends.
 
-    Each sum goes through the switch to one rank, and from there to all others by a multicast, which passes
-    while the next sum is made. The sketch is left aside.
+    Each sum goes through the switch to one rank. From there, a multicast sends it to all others while the
+    next sum is made. The sketch does not apply.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def in_network(problem: Problem, *, cut: bool = True) -> Schedule:
     Raises
     ------
     CollectiveError
-        If no switch adds or multicasts what the collective asks for, or a packet is larger than a chunk.
+        If no switch adds or multicasts what the collective requires, or a packet is larger than a chunk.
 
     References
     ----------
@@ -55,10 +55,10 @@ def in_network(problem: Problem, *, cut: bool = True) -> Schedule:
 def _by_switches(problem: Problem) -> Schedule:
     switches = [switch.reduces for switch in problem.topology.switches if switch.reduces]
     payload = max((each.payload_bytes or 0 for each in switches), default=0)
-    sends: list[tuple[int, int, int, bool]] = []  # place in the sequence, chunk, link, whether it adds
+    sends: list[tuple[int, int, int, bool]] = []  # (position in the sequence, chunk, link, True if it adds)
     turns: dict[int, Iterator[int]] = defaultdict(count)
     for c, size in enumerate(problem.chunk_bytes):
-        turn = next(turns[problem.collective.group_of_chunk[c]])  # groups add in turns
+        turn = next(turns[problem.collective.group_of_chunk[c]])  # process groups have separate sequences
         into, out_of = switch_links(problem, c)
         if into is not None and size < payload:
             raise CollectiveError(
@@ -68,23 +68,23 @@ def _by_switches(problem: Problem) -> Schedule:
             )
         if into is not None:
             sends.append((2 * turn, c, into, True))
-        if out_of is not None:  # while the next sum is made
+        if out_of is not None:  # overlaps the next sum
             sends.append((2 * turn + 3, c, out_of, False))
     place, chunk, link, adds = np.array(sends, dtype=np.int64).reshape(-1, 4).T
     return exact_times(problem, chunk=chunk, link=link, sequence=place, reduce=adds, producer="in-network")
 
 
 def shared_links(topology: Topology) -> list[int]:
-    """The links of several ends that run through switches that add, by index."""
+    """Indices of the reduction and multicast links of switches that add."""
     through = {e for switch in topology.switches if switch.reduces for e in switch.links}
     links = topology.links
     return sorted(e for e in through if len(links[e].srcs) + len(links[e].dsts) > 2)
 
 
 def switch_links(problem: Problem, chunk: int) -> tuple[int | None, int | None]:
-    """The link that adds up a chunk, and the one that spreads it; None for what is not needed.
+    """(link that adds up a chunk, link that multicasts it); None where the chunk needs no such link.
 
-    `CollectiveError` says that there are none.
+    Raises `CollectiveError` if the topology lacks them.
     """
     data = problem.collective.chunks[chunk]
     found = _links_for(problem, data.origins, data.destinations)

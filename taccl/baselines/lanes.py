@@ -1,4 +1,4 @@
-"""The hops of channels: which links they take, in which turns, and how long messages on all of them take."""
+"""Hops of channels: their links, turns that avoid contention, and times of messages on all of them."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
-    #: Two ranks, the parent first.
+    #: (parent rank, child rank).
     Hop = tuple[int, int]
 
 Algorithm = Literal["ring", "tree"]
 
-#: Steps that are replayed to see how long one takes.
+#: Number of steps that are replayed to measure the time of one.
 _REPLAYED = 9
 #: Max transfers of pieces that follow one another (about 2 s).
 _MOST_PIECED = 120_000
 
 
 class Plan(NamedTuple):
-    """Pieces that follow one another, each a period after the one before.
+    """Periodic plan: each piece repeats the sends of the one before, a period later.
 
-    - `starts_us`: (ways, lanes, hops) start of the first piece on each hop.
-    - `end_us`: Time by which the first piece is everywhere.
+    - `starts_us`, (ways, lanes, hops): Start of the first piece on each hop.
+    - `end_us`: Time by which the first piece has arrived everywhere.
     """
 
     period_us: float
@@ -50,14 +50,16 @@ class Plan(NamedTuple):
 
 
 class Lanes:
-    """The hops of all channels of an algorithm, each with an equal share of the data.
+    """Hops of all channels of an algorithm, each of which carries an equal share of the data.
 
-    Data takes every hop one way, or up all hops and down again. Its hops are kept as (ways, lanes, hops).
+    A lane is the hops of one channel, or of one of its two trees. A way is a direction of data on the hops:
+    down (parents to children), up, or up and then down. Arrays by hop have the shape (ways, lanes, hops).
 
     - `hops`: Hops of each lane from its root on, parents before children; a closed ring has no root.
-    - `backwards`: For each way, True if data goes from children to parents.
-    - `busy`: (2, resources) us a message, and us per MB, for which a message on every hop keeps each busy.
-    - `goes_round`: True if each rank has a part of the data, which goes round rings.
+    - `backwards`: True for each way that goes up, from children to parents.
+    - `busy`, (2, num_resources): Time for which one message on every hop keeps each resource busy, in us per
+      message and us per MB.
+    - `goes_round`: True if every rank has a part of the data, which goes round closed rings.
     """
 
     def __init__(self, problem: Problem, algorithm: Algorithm, channels: Channels) -> None:
@@ -76,7 +78,7 @@ class Lanes:
             self.hops = [
                 list(pairwise(_from(order, *ends, backwards=self.backwards[0]))) for order in channels.orders
             ]
-        #: Links of each hop; several where ranks between them relay.
+        #: Links of each hop; several if ranks between its ends relay.
         self.routes = [
             [[routes.hop(*(hop[::-1] if back else hop)) for hop in hops] for hops in self.hops]
             for back in self.backwards
@@ -104,28 +106,29 @@ class Lanes:
 
     @cached_property
     def links(self) -> Ints:
-        """(ways, lanes, hops) link of each hop; only where none is relayed."""
+        """(ways, lanes, hops) link of each hop, if no hop is relayed."""
         return np.array([[[route[0] for route in lane] for lane in way] for way in self.routes])
 
     @cached_property
     def turns(self) -> Ints:
-        """(ways, lanes, hops) turn within a step: no two hops of one turn hold the same resource.
+        """(ways, lanes, hops) turn of each hop within a step; hops of one turn share no resource.
 
-        Hops are edges between what they hold where they start and end, and turns are an edge colouring.
+        The turns are an edge colouring of a bipartite graph: hops join the resources that they hold at their
+        start and at their end.
         """
         found = turns_of([holds for lane in self._holds for holds in lane], self.busy[1] + self.busy[0])
         return np.array(found).reshape(self._alpha_us.shape)
 
     @cached_property
     def stretch(self) -> float:
-        """Factor by which a step takes longer than its busiest resource: sends wait for several at once."""
+        """Ratio of a step's time to its busiest resource's: sends wait for several resources together."""
         if self.goes_round:
             return self._replayed[0]
         found = self._periodic_per_mb
         return 1.0 if found is None else max(1.0, found[0] / float(self.busy[1].max()))
 
     def plan(self, mb: float, *, slack_us: float = 0.0) -> Plan | None:
-        """A plan of pieces of `mb` MB that follow one another on open lanes; None if none is found.
+        """Periodic plan of pieces of `mb` MB on open lanes; None if none is found.
 
         - `slack_us`: Time from the arrival of data to the earliest send of it.
         """
@@ -135,13 +138,17 @@ class Lanes:
 
     @cached_property
     def _periodic_per_mb(self) -> tuple[float, Floats] | None:
-        """Period and phases of messages of a MB without latency."""
+        """(period, phases) of messages of 1 MB without latency; None if none is found."""
         return self._periodic(self._us_per_mb, 0.0, 1.0, 0.0)
 
     def _periodic(
         self, takes_us: Floats, latency: float, mb: float, slack_us: float
     ) -> tuple[float, Floats] | None:
-        """A period and the phase of each hop, by the times of hops, and their holds."""
+        """(period, phase of each hop) in us; None if none is found.
+
+        - `takes_us`, (ways, lanes, hops): Time of a message of `mb` MB on each hop.
+        - `latency`: 1 to include alpha in holds, 0 to leave it out.
+        """
         takes: list[float] = takes_us.ravel().tolist()
         holds: list[list[Held]] = []
         for hop, held in enumerate(each for lane in self._holds for each in lane):
@@ -160,7 +167,7 @@ class Lanes:
 
     @cached_property
     def _before(self) -> list[int]:
-        """For each hop, the hop whose data it passes on, if one alone; -1 for none."""
+        """Index of the hop whose data each hop forwards; -1 at roots, and for the sum of several."""
         found = []
         num = self._alpha_us.shape[2]
         for way, back in enumerate(self.backwards):
@@ -173,9 +180,9 @@ class Lanes:
 
     @cached_property
     def _replayed(self) -> tuple[float, Floats]:
-        """The factor on closed rings, and first starts of each hop in parts of a step, (ways, lanes, hops).
+        """(stretch factor of closed rings, first start of each hop as a share of a step, by hop).
 
-        A few steps of messages without latency are replayed, turn by turn.
+        Measured by a replay of a few steps of messages without latency, turn by turn.
         """
         order = np.lexsort((np.arange(self.turns.size), self.turns.ravel())).tolist()
         holds = [holds for lane in self._holds for holds in lane]
@@ -205,7 +212,7 @@ class Lanes:
         return stretch, (np.array(first) / replayed).reshape(shape)
 
     def pieces_us(self, pieces: float) -> float:
-        """Estimated time of pieces that follow one another, where each hop waits for half of its turns."""
+        """Estimated time of a number of pieces; each hop waits for half of its turns on average."""
         mb = self.mb_of(pieces)
         alone_us = in_turn_us = self.alone_us(mb)
         if self._periodic_per_mb is not None:
@@ -216,14 +223,14 @@ class Lanes:
         return (alone_us + in_turn_us) / 2 + (pieces - 1) * self.period_us(mb)
 
     def alone_us(self, mb: float) -> float:
-        """Time of the first piece on lanes that nothing holds up."""
+        """Time of the first piece on all lanes without contention."""
         return self._starts_us(self._alpha_us + mb * self._us_per_mb, 0.0, None)[1]
 
     def _starts_us(self, latency: Floats, period: float, phase: Floats | None) -> tuple[Floats, float]:
-        """(ways, lanes, hops) start of the first piece on each hop, and when it is everywhere.
+        """((ways, lanes, hops) start of the first piece on each hop, time by which it is everywhere).
 
-        - `latency`: (ways, lanes, hops) time from the start of a send to the next send of its data.
-        - `phase`: Phase of each hop within a period, at which it starts; None if it starts at once.
+        - `latency`, (ways, lanes, hops): Time from the start of a send to the next send of its data.
+        - `phase`, (ways, lanes, hops): Phase of each hop's starts within a period. None: as soon as possible.
         """
         starts, end = np.zeros(latency.shape), 0.0
         for lane, hops in enumerate(self.hops):
@@ -244,7 +251,7 @@ class Lanes:
         return starts, end
 
     def period_us(self, mb: float) -> float:
-        """Time for which the busiest resource is held by a message on every hop."""
+        """Period of messages of `mb` MB on every hop: time of the busiest resource, times the stretch."""
         return self.stretch * self.busiest_us(mb)
 
     def busiest_us(self, mb: float) -> float:
@@ -252,9 +259,9 @@ class Lanes:
         return float((self.busy[0] + mb * self.busy[1]).max())
 
     def round_us(self, mb: float, steps: int) -> tuple[Floats, float]:
-        """(steps, lanes, hops) start of each message on closed rings, step by step, and the end of all.
+        """((steps, lanes, hops) start of each message on closed rings, end of the last one), in us.
 
-        First messages start at their turns. All go on as soon as they can.
+        First messages start at their turns, all others as soon as they can.
         """
         latency = (self._alpha_us + mb * self._us_per_mb)[0]
         held = self._held_us(mb)[0]
@@ -270,10 +277,10 @@ class Lanes:
 
     @property
     def parts(self) -> int:
-        """Number of parts that each chunk is cut into, so that all lanes have as many."""
+        """Number of parts to cut each chunk into, so that all lanes carry equally many."""
         count, num, n = self.problem.collective.num_chunks, len(self.hops), self.problem.topology.num_ranks
         if self.goes_round:
-            # A ring has a part for each rank; a chunk of an allreduce may belong to any.
+            # Each ring has a part per rank; chunks of an allreduce may be assigned to any rank.
             owned, wanted = (count, n * num) if is_allreduce(self.problem) else (count // n, num)
             return wanted // gcd(owned, wanted)
         least = num // gcd(count, num)
@@ -281,19 +288,19 @@ class Lanes:
 
     @property
     def num_pieces(self) -> float:
-        """Number of pieces on each lane."""
+        """Number of pieces per lane."""
         parts = min(self.parts, *self.problem.chunk_bytes)
         return max(1.0, self.problem.collective.num_chunks * parts / len(self.hops))
 
     def roots(self, count: int) -> list[int]:
-        """The rank at which each of `count` chunks of an allreduce is summed."""
+        """Rank at which each of `count` chunks of an allreduce is summed."""
         num, n = len(self.hops), self.problem.topology.num_ranks
         if not self.goes_round:
             return [self.hops[c % num][0][0] for c in range(count)]
         return [c // num % n if count % (n * num) == 0 else c % n for c in range(count)]
 
     def mb_of(self, pieces: float) -> float:
-        """MB of each of the pieces of a lane."""
+        """MB of each piece, given the number of pieces per lane."""
         assert self.problem.size_bytes is not None, "checked by the caller"
         return self.problem.size_bytes / 1e6 / len(self.hops) / pieces
 
@@ -304,7 +311,7 @@ class Lanes:
         return best
 
     def _held_us(self, mb: float) -> Floats:
-        """(ways, lanes, hops) us for which a message on every hop keeps the busiest resource of each busy."""
+        """(ways, lanes, hops) us for which messages on all hops hold the busiest resource of each hop."""
         of_resource = self.stretch * (self.busy[0] + mb * self.busy[1])
         held = [
             [max((of_resource[h.resource] for h in holds), default=0.0) for holds in lane]
@@ -314,10 +321,10 @@ class Lanes:
 
 
 def turns_of(holds: Sequence[Sequence[Hold]], busy_us: Floats) -> list[int]:
-    """A turn for each of some sends, such that no two of one turn hold the same resource.
+    """Turn of each send, such that no two sends of one turn hold the same resource.
 
-    - `holds`: What each send holds; at either end its busiest resource counts.
-    - `busy_us`: (resources,) us for which all sends keep each busy.
+    - `holds`: Holds of each send; only the busiest resource at each end counts.
+    - `busy_us`, (num_resources,): Time for which all sends keep each resource busy.
     """
     colouring = EdgeColouring()
     for number, held in enumerate(holds):
@@ -330,7 +337,7 @@ def turns_of(holds: Sequence[Sequence[Hold]], busy_us: Floats) -> list[int]:
 
 
 class EdgeColouring:
-    """Colours of edges of a bipartite multigraph, no two alike at a vertex: as few as its largest degree.
+    """Edge colouring of a bipartite multigraph, with as many colours as its maximum degree (Koenig).
 
     References
     ----------
@@ -344,7 +351,7 @@ class EdgeColouring:
         self._at: dict[tuple[str, int], dict[int, int]] = {}
 
     def add(self, edge: int, one: tuple[str, int], other: tuple[str, int]) -> None:
-        """Add an edge; edges on a path of two colours may change theirs."""
+        """Add an edge; edges on an alternating path of two colours may be recoloured."""
         self._ends[edge] = one, other
         at_one, at_other = (self._at.setdefault(end, {}) for end in (one, other))
         free, free_there = (next(c for c in range(len(at) + 1) if c not in at) for at in (at_one, at_other))
@@ -355,7 +362,7 @@ class EdgeColouring:
         self._give(edge, free)
 
     def _swap(self, vertex: tuple[str, int], colour: int, other: int) -> None:
-        """Swap two colours on the path that begins at a vertex with the first."""
+        """Swap two colours on the alternating path that begins at a vertex with the first one."""
         path = []
         while (edge := self._at[vertex].get(colour)) is not None:
             path.append((edge, other))
@@ -374,21 +381,21 @@ class EdgeColouring:
 
 
 def is_allreduce(problem: Problem) -> bool:
-    """True if every rank gets every sum."""
+    """True if every rank receives every sum."""
     collective = problem.collective
     everyone = collective.num_ranks
     return collective.combining and all(len(chunk.destinations) == everyone for chunk in collective.chunks)
 
 
 def _from(order: Sequence[int], root: int, *, backwards: bool) -> Sequence[int]:
-    """A ring's ranks from one on, onwards or backwards."""
+    """Ranks of a ring in order from `root` on; in the opposite order if `backwards`."""
     walked = order[::-1] if backwards else order
     first = walked.index(root)
     return (*walked[first:], *walked[:first])
 
 
 def _trees(topology: Topology, routes: ShortestRoutes, order: Sequence[int]) -> Iterator[list[Hop]]:
-    """The hops of two trees of nodes with a chain in each node; of two nodes or one, both trees are alike."""
+    """Yield the hops of two trees of nodes with a chain in each node; one tree for one or two nodes."""
     nodes = near_nodes(topology, routes)
     size = len(nodes[0])
     chains = [order[n * size : (n + 1) * size] for n in range(len(nodes))]

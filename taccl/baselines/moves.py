@@ -1,10 +1,10 @@
 """Moves: the messages of an algorithm as columns, and their sends over the links of a topology.
 
 A baseline lists its moves step by step: rank `src` sends a chunk to rank `dst`, which adds it up or keeps it.
-Moves know ranks alone. `routed` turns them into sends over links: each over the direct link, or over a
-shortest path of relays. `Sends.schedule` then finds the exact times in one pass.
+Moves name ranks only. `routed` converts them to sends over links, each over the direct link or a shortest
+path of relays. `Sends.schedule` then computes exact times in one pass.
 
-A reduction is a broadcast whose moves are reversed, so a baseline lists its broadcast alone.
+A reduction is a broadcast with reversed moves, so a baseline lists only its broadcast.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Flags = NDArray[np.bool_]
-    #: Step, chunk, source, destination, and True if the chunk is added up; arrays that broadcast together.
+    #: (step, chunk, source, destination, True if the chunk is added up); arrays that broadcast together.
     Row = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike, ArrayLike]
 
-#: Max transfers of a baseline (about 10 s); of one that names contributions, half as many.
+#: Max transfers of a baseline (about 10 s); half of it for combining collectives.
 _MOST_TRANSFERS = 2_000_000
-#: Problems with fewer arrivals are routed without a count of their relays first.
+#: Max arrivals of problems that are routed without counting their relays first.
 _FEW_TRANSFERS = 10_000
 
 
 class Moves(NamedTuple):
-    """Messages between ranks: one chunk per row, in the order in which they use their resources.
+    """Messages between ranks, with one chunk per row, in the order in which they use resources.
 
     - `step`, `chunk`, `src`, `dst`: (num_moves,) int64.
     - `adds`, (num_moves,) bool: True if the destination adds the chunk to its own.
-    - `message`, (num_moves,) int64: Chunks of one message travel together where a link merges.
+    - `message`, (num_moves,) int64: Number of the message; its chunks travel together where a link merges.
     """
 
     step: Ints
@@ -56,9 +56,9 @@ class Moves(NamedTuple):
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Moves:
-        """Moves of some rows, sorted by step; those of one step keep their order.
+        """Moves of some rows, sorted by step; moves of one step keep their order.
 
-        Within a row, what goes between two ranks in one step is a message.
+        Within a row, all chunks between the same two ranks in one step form a message.
         """
         parts = [np.zeros((6, 0), np.int64)]
         for number, row in enumerate(rows):
@@ -74,19 +74,19 @@ class Moves(NamedTuple):
         return cls(step, chunk, src, dst, adds.astype(bool), message)
 
     def reversed(self) -> Moves:
-        """The moves in reversed time: what was copied is added up."""
+        """Moves in reversed time: copies become additions."""
         step = self.step.max(initial=0) - self.step[::-1]
         chunk, src, dst, message = (column[::-1] for column in (self.chunk, self.src, self.dst, self.message))
         return Moves(step, chunk, dst, src, ~self.adds[::-1], message)
 
 
 class Sends(NamedTuple):
-    """Transfers over links, in the order in which they use their resources.
+    """Transfers over links, in the order in which they use resources.
 
     - `chunk`, `link`: (num_transfers,) int64.
-    - `group`, (num_transfers,) int64: Number of each transfer's send; rising.
+    - `group`, (num_transfers,) int64: Number of each transfer's send, ascending.
     - `adds`, (num_transfers,) bool: True if the destination adds the chunk to its own.
-    - `carries`: Ranks whose contributions each transfer carries, if ranks keep these apart.
+    - `carries`: Ranks whose contributions each transfer carries. None: transfers name no contributions.
     """
 
     chunk: Ints
@@ -97,7 +97,7 @@ class Sends(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule) -> Sends:
-        """The sends of a schedule, in order of their starts."""
+        """Sends of a schedule, in order of start."""
         order = np.lexsort((schedule.group, schedule.start))
         chunk, link, group = (
             column[order].astype(np.int64) for column in (schedule.chunk, schedule.link, schedule.group)
@@ -105,12 +105,12 @@ class Sends(NamedTuple):
         return cls(chunk, link, np.cumsum(np.diff(group, prepend=-1) != 0) - 1, schedule.reduce[order])
 
     def reversed(self) -> Sends:
-        """The sends in reversed time, over the same links of the reversed topology."""
+        """Sends in reversed time, over the same links of the reversed topology."""
         group = self.group[-1:] - self.group
         return Sends(self.chunk[::-1], self.link[::-1], group[::-1], ~self.adds[::-1])
 
     def then(self, later: Sends) -> Sends:
-        """These sends, and after them others on each resource."""
+        """These sends followed by others, on every resource."""
         group = later.group + 1 + self.group.max(initial=-1)
         return Sends(
             np.concatenate((self.chunk, later.chunk)),
@@ -120,7 +120,7 @@ class Sends(NamedTuple):
         )
 
     def busy_ticks(self, problem: Problem) -> int:
-        """Lower bound on the finish: ticks for which a resource is held, and least ticks before and after."""
+        """Lower bound on the finish: busy ticks of a resource, plus least ticks of sends before and after."""
         costs, holds = problem.costs, hold_columns(problem.topology)
         first = np.flatnonzero(np.diff(self.group, prepend=-1))
         if not len(first):
@@ -131,7 +131,7 @@ class Sends(NamedTuple):
         held = costs.hold_alpha[hold] + units[send] * costs.hold_beta[hold]
         duration = (costs.link_alpha[link] + units * costs.link_beta[link])[send]
         begin, until = np.where(receives, duration - held, 0), np.where(receives, duration, held)
-        # A link may hold a resource at both of its ends, and then in between.
+        # If a link holds a resource at both ends, the resource is also busy in between.
         order = np.lexsort((send, resource))
         new = np.flatnonzero(np.diff(resource[order], prepend=-1) | np.diff(send[order], prepend=-1))
         begin, until = np.minimum.reduceat(begin[order], new), np.maximum.reduceat(until[order], new)
@@ -141,7 +141,7 @@ class Sends(NamedTuple):
         return int((busy + np.minimum.reduceat(begin, each) + np.minimum.reduceat(rest, each)).max())
 
     def schedule(self, problem: Problem, *, producer: str) -> Schedule:
-        """The schedule of the sends: each starts as soon as its data and its resources permit."""
+        """Schedule of the sends; each starts as soon as its data and its resources permit."""
         named = self.carries is not None
         check_number(problem, len(self.chunk))
         return exact_times(
@@ -153,12 +153,12 @@ class Sends(NamedTuple):
 def routed(
     problem: Problem, moves: Moves, *, sums: Sequence[tuple[int, ...]] = (), carries: Ints | None = None
 ) -> Sends:
-    """Sends of moves: over the direct link, or over a shortest path, whose hops follow one another.
+    """Sends of moves: over the direct link, or over a shortest path, hop by hop.
 
-    The moves of a step pass their first hops side by side, then their second ones. See `sends_over`.
+    All first hops of a step's moves come before all second hops, and so on. See `sends_over`.
 
-    - `sums`, `carries`, (num_moves,) array: Distinct sets of ranks, and the set whose contributions each move
-      carries.
+    - `sums`, `carries`, (num_moves,) array: Distinct sets of ranks, and the index of the set whose
+      contributions each move carries.
     """
     check_least(problem)
     row, hop, link = ShortestRoutes.of(problem).hops(moves.src, moves.dst)
@@ -180,9 +180,10 @@ def sends_over(
     sums: Sequence[tuple[int, ...]] = (),
     carries: Ints | None = None,
 ) -> Sends:
-    """Sends of transfers in order, without those that bring nothing new or lead to no destination.
+    """Sends of transfers in order, without redundant ones.
 
-    The transfers of a message travel together where the link merges. Nothing goes to a rank twice.
+    A transfer is redundant if the rank already has the data, or no destination depends on it. The transfers
+    of a message travel together where the link merges.
 
     - `chunk`, `link`, `message`: (num_transfers,) columns; the rows of a message are consecutive.
     - `sums`, `carries`: As in `routed`.
@@ -212,7 +213,7 @@ def sends_over(
 
 
 def _needed(problem: Problem, chunk: Ints, src: Ints, dst: Ints) -> Flags:
-    """True for each transfer that leads to a destination; one transfer brings a chunk to a rank."""
+    """(num_transfers,) True if a destination depends on the transfer; each rank gets a chunk only once."""
     n, ends = problem.topology.num_ranks, problem.collective.destination_sets
     needed = _members(ends, n)[ends.of_chunk[chunk], dst]
     here = chunk * n + dst
@@ -249,12 +250,12 @@ def check_number(problem: Problem, num_transfers: int) -> None:
 
 
 def check_least(problem: Problem) -> None:
-    """Raise `CollectiveError` where any baseline has too many transfers, before one is made."""
+    """Raise `CollectiveError` if every schedule of the problem has too many transfers for a baseline."""
     check_number(problem, _least_transfers(problem))
 
 
 def _least_transfers(problem: Problem) -> int:
-    """Fewest transfers of any schedule: one per arrival, and relays of chunks with one source and one end.
+    """Min number of transfers of any schedule: one per arrival, plus relays of point-to-point chunks.
 
     Relays of small problems are not counted.
     """

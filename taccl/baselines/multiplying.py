@@ -1,4 +1,4 @@
-"""Recursive multiplying: steps in each of which groups of several ranks exchange all that they hold."""
+"""Recursive multiplying: in each step, groups of two or more ranks exchange all that they hold."""
 
 from __future__ import annotations
 
@@ -42,38 +42,36 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: Plans that become schedules: the best by estimate, the best of each kind, until they have this many
-#: transfers, and none estimated to take longer than the best schedule by this factor.
+#: Max plans that become schedules, overall and of each kind; max transfers; max estimate over best finish.
 _MOST_PLANS, _MOST_ALIKE, _MOST_TRANSFERS, _LATE = 3, 3, 24_000, 1.2
-#: Largest ratio of the bases of digits that are similar.
+#: Max ratio of the bases of digits that count as similar.
 _ALIKE = 2
-#: Largest ratio of the finishes, with finer chunks and without, that counts as a gain.
+#: Max ratio of finishes with and without finer chunks for finer chunks to be kept.
 _PAYS = Fraction(99, 100)
-#: Blocks of as many chunks as a node has ranks that a mixed plan should have; its max transfers, and about as
-#: many of each chunk for every rank.
+#: Mixed plans: wanted number of blocks of chunks, max transfers, approximate transfers per chunk and rank.
 _MIXED_BLOCKS, _MIXED_TRANSFERS, _TRANSFERS_EACH = 16, 50_000, 3
-#: Single plans are not tried in further chunks if a mixed plan takes less than this share of their time.
+#: Finer chunks are not tried for single plans if a mixed plan takes less than this share of their time.
 _MIX_PAYS = Fraction(98, 100)
-#: Numbers of pieces that messages of sums are cut into, so that the first ones are passed on earlier.
+#: Numbers of pieces to cut messages of sums into, so that the first ones are forwarded earlier.
 _PIECES = (1, 4)
 
 
 @checked
 def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule in steps, in each of which groups of ranks exchange all that they hold.
+    """Schedule in steps; in each step, groups of ranks exchange all that they hold.
 
-    Groups have two ranks or more, and any number of ranks is supported. The plans that are estimated to be
-    the fastest become schedules. An allreduce whose chunks may be cut also mixes plans: parts of the chunks
-    cross between nodes while others are summed or spread inside (`taccl.baselines.multiplying_mixes`). The
-    schedule that finishes first is returned, and its `producer` names its plan
-    (`taccl.baselines.multiplying_plans`). Only the merging clauses of the sketch apply.
+    Groups have two or more ranks, and any number of ranks is supported. The plans with the least estimated
+    times become schedules. An allreduce whose chunks may be cut also mixes plans: some chunks cross between
+    nodes while others are summed or spread inside (`taccl.baselines.multiplying_mixes`). The fastest schedule
+    is returned, and its `producer` names its plan (`taccl.baselines.multiplying_plans`). Only the merging
+    clauses of the sketch apply.
 
     Parameters
     ----------
     problem : Problem
-        The problem to solve. Sums are of contributions of all ranks, for all of them or for one each.
+        The problem to solve. Sums must include all ranks, and be for all ranks or for one rank each.
     cut : bool
-        True if chunks may be cut, so that more of them follow one another.
+        True to cut chunks, so that more of them follow one another.
 
     Raises
     ------
@@ -92,20 +90,20 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
     finer = _to_mix(problem) if cut and sums_everywhere(problem) else None
     found = [] if finer is None else _mixed(finer)
     cut = cut and (len(found) < 2 or found[1].finish > _MIX_PAYS * found[0].finish)
-    if found:  # chunks are cut on from there, and callers find it if time ends that
+    if found:  # further cutting starts from these chunks, and this schedule is returned if time runs out
         finest(problem).setdefault("multiplying", fastest(found))
     single = cut_while_it_pays(problem, _fastest_plan, name="multiplying", cut=cut, pays=_PAYS, merges=True)
     return fastest((single, *found))
 
 
 def _to_mix(problem: Problem) -> Problem | None:
-    """The problem in finer chunks for mixed plans, whose messages merge where they may.
+    """Return the problem in finer chunks for mixed plans, with merging where it is allowed.
 
     None for one rank, on tori and meshes, and if there would be too many transfers.
     """
     problem = without_sketch(merging(problem) if may_merge(problem) else problem)
     num_ranks, num_chunks = problem.topology.num_ranks, problem.collective.num_chunks
-    # On tori and meshes no part has to wait for a slower link.
+    # On tori and meshes all links are alike, so that mixing gains nothing.
     if num_ranks < 2 or grid_of(problem.topology) is not None:
         return None
     fewest = _MIXED_BLOCKS * num_ranks // problem.topology.num_nodes
@@ -119,7 +117,7 @@ def _to_mix(problem: Problem) -> Problem | None:
 
 
 def _mixed(problem: Problem) -> list[Schedule]:
-    """Schedules of single plans and of a mixed one; none if resources differ too much to estimate mixes."""
+    """[best single plan, best mixed plan] as schedules; empty if too many resources differ for estimates."""
     times = StepTimes(problem, Grid(problem))
     plan = best_mix(times)
     mixed = None if plan is None else _sooner(times, plan, _sends(times, plan, 1), None)
@@ -127,7 +125,7 @@ def _mixed(problem: Problem) -> list[Schedule]:
 
 
 def estimated_us(problem: Problem) -> float:
-    """Estimated finish of `multiplying` in us, by its plans of few steps whose chunks stay together.
+    """Estimated finish of `multiplying` in us, over its plans of few steps without parts.
 
     Raises `CollectiveError` if it does not support the problem.
     """
@@ -139,9 +137,9 @@ def estimated_us(problem: Problem) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """The plan of `multiplying` that is estimated to finish first, in given chunks, not yet a schedule.
+    """Plan of `multiplying` with the least estimated finish, for given chunks; not yet a schedule.
 
-    - `us`: The estimated finish; list scheduling may find a sooner one.
+    - `us`: The estimated finish; list scheduling may improve on it.
     """
 
     us: float
@@ -150,7 +148,7 @@ class Estimated:
 
     @classmethod
     def of(cls, problem: Problem, likely: StepPlan | None = None) -> Estimated:
-        """The plan for a problem; raises `CollectiveError` if none supports it.
+        """Best plan of a problem by estimate; raises `CollectiveError` if no plan supports the problem.
 
         - `likely`: Plan to estimate first, which saves time if it is among the best.
         """
@@ -162,9 +160,9 @@ class Estimated:
         return cls(found[0] / problem.costs.ticks_per_us, times, found[1])
 
     def schedule(self, *, lists: bool = True) -> Schedule:
-        """The schedule of the plan.
+        """Schedule of the plan.
 
-        - `lists`: True to time it by list scheduling, too, which takes as long again.
+        - `lists`: True to try list scheduling, too, which doubles the time.
         """
         sends = _sends(self.times, self.plan, 1)
         found = _sooner(self.times, self.plan, sends, None, lists=lists)
@@ -173,14 +171,14 @@ class Estimated:
 
 
 def _is_plain(part: PlanPart) -> bool:
-    """True if a part has at most two steps in nodes and two between them, along digits of similar bases."""
+    """True if a part has at most two steps in nodes and two between nodes, along digits of similar bases."""
     digits = (*part.scattered, *part.summed)
     bases = [[digit.base for digit in digits if digit.across is across] for across in (False, True)]
     return all(len(some) <= 2 and max(some, default=0) <= _ALIKE * min(some, default=0) for some in bases)
 
 
 def _require_supported(problem: Problem) -> None:
-    """Raise `CollectiveError` for sums of or for some ranks, and chunks that derive from others."""
+    """Raise `CollectiveError` for sums of or for a part of the ranks, and for derived chunks."""
     require_no_derivations(problem, baseline="multiplying")
     num_ranks, collective = problem.topology.num_ranks, problem.collective
     if collective.combining and any(
@@ -195,7 +193,7 @@ def _require_supported(problem: Problem) -> None:
 
 
 def _plans_of(problem: Problem) -> tuple[StepTimes, Iterator[StepPlan]]:
-    """Estimated times of a problem's plans, and the plans."""
+    """(estimator of times, iterator over all plans) of a problem."""
     grid = Grid(problem)
     times = StepTimes(problem, grid)
     most = 1 + MOST_SENDS // len(grid.place)
@@ -228,7 +226,7 @@ def _fastest_plan(problem: Problem) -> Schedule:
                 best, best_plan = found, plan
     if best is None:
         raise _too_many_sends(problem)
-    # More parts behind one another start to cross between nodes sooner, and end later.
+    # More parts let crossings between nodes start sooner, but end later.
     while (
         best_plan.how == BEHIND
         and 2 * len(best_plan.parts) * best_plan.block <= problem.collective.num_chunks
@@ -242,7 +240,7 @@ def _fastest_plan(problem: Problem) -> Schedule:
 
 
 def _plain_trees(found: Schedule, times: StepTimes, plan: StepPlan) -> Schedule:
-    """The schedule, without named contributions if sums gather along trees and spread from their roots."""
+    """The schedule, without names of contributions if its sums are gathered and spread along trees."""
     is_tree = found.carries is not None and all(
         not (part.summed or part.before or part.after)
         and all(len(times.hops(digit)) == 1 for digit in part.scattered)
@@ -252,7 +250,7 @@ def _plain_trees(found: Schedule, times: StepTimes, plan: StepPlan) -> Schedule:
 
 
 def _too_many_sends(problem: Problem) -> CollectiveError:
-    """The error of a problem that no plan supports."""
+    """Error for a problem that no plan supports."""
     return CollectiveError(
         f"multiplying takes more than {MOST_SENDS} sends in a step of {problem.title}; use ring or "
         "hierarchical",
@@ -263,9 +261,9 @@ def _too_many_sends(problem: Problem) -> CollectiveError:
 def _sooner(
     times: StepTimes, plan: StepPlan, sends: Sends, best: Schedule | None, *, lists: bool = True
 ) -> Schedule | None:
-    """Schedule of a plan's sends if it finishes before the best so far, or None.
+    """Schedule of a plan's sends if it finishes before the best so far, else None.
 
-    - `lists`: True to time the sends by list scheduling, too.
+    - `lists`: True to try list scheduling, too.
     """
     least, found = sends.busy_ticks(times.problem), None
     if best is not None and least >= best.finish_ticks:
@@ -279,7 +277,7 @@ def _sooner(
 
 
 def _sends(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
-    """Sends of all steps of a plan; each message of sums in pieces, the first of all messages first."""
+    """Sends of all steps of a plan; messages of sums are cut into pieces, and all first pieces go first."""
     digits = plan.parts[0].scattered[::-1]
     if plan.how == BY_NODE:
         return run(times.problem, partial(_node_by_node, times=times, plan=plan))
@@ -291,7 +289,7 @@ def _sends(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
 
 
 def _summed(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
-    """Sends of sums with named contributions: in a step, ranks add up what the others of a group hold."""
+    """Sends of sums that name their contributions: in a step, ranks add up what their groups hold."""
     grid, num_parts, part_of = times.grid, len(plan.parts), times.part_of_chunks(plan)
     summed: list[list[tuple[int, ...]]] = [[(rank,) for rank in range(len(grid.place))]] * num_parts
     done: list[tuple[Digit, ...]] = [()] * num_parts
@@ -307,7 +305,7 @@ def _summed(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
         for piece in range(pieces):
             at, some = holder[position % pieces == piece], chunk[position % pieces == piece]
             for turn in grid.turns(digit):
-                # To scatter sums, a rank sends what its partner keeps.
+                # When sums are scattered, a rank sends the chunks that its partner keeps.
                 src = np.argsort(turn)[at] if verb == "scatter" else at
                 order = np.argsort(src, kind="stable")
                 src, sent = src[order], some[order]
@@ -322,7 +320,7 @@ def _summed(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
 
 
 def _holders(times: StepTimes, plan: StepPlan, done: dict[int, tuple[Digit, ...]]) -> tuple[Ints, Ints]:
-    """Ranks, rising, and the chunks of some parts that each sums.
+    """(ranks ascending, chunks that each of them sums), for some parts.
 
     - `done`: {part: digits along which its chunks are scattered}.
     """
@@ -348,9 +346,9 @@ def _targets(problem: Problem) -> Ints:
 def _is_bound(
     times: StepTimes, digits: Sequence[Digit], step: int, chunk: Ints, rank: Ints, keeps: bool
 ) -> Flags:
-    """True for each chunk whose destination has the rank's digits of all steps so far.
+    """(num_chunks,) True if the chunk's destination has the rank's digits of all steps so far.
 
-    A rank sends straight only what is for the receiver itself. It keeps what is for its node.
+    A rank sends along the straight digit only chunks for the receiver itself. It keeps chunks for its node.
     """
     done, (num_nodes, size) = digits[: step + 1], times.grid.ranks.shape
     if not done[0].weight:
@@ -363,7 +361,10 @@ def _is_bound(
 
 
 def _node_by_node(problem: Problem, *, times: StepTimes, plan: StepPlan) -> Sends:
-    """Chunks that cross to another node are gathered there while more cross, and not passed on further."""
+    """Sends in which chunks from another node are gathered in the node, but not forwarded to further nodes.
+
+    The gather of one node's chunks overlaps with the crossing of the next node's.
+    """
     holder, chunk, _ = held_at_start(problem)
     moves: list[Row] = []
     for part in range(len(plan.parts)):

@@ -1,11 +1,11 @@
-"""Mixed plans of recursive multiplying: parts of the chunks in plans and sizes of their own.
+"""Mixed plans of recursive multiplying: parts of the chunks with plans and sizes of their own.
 
-In a single plan the bottleneck is idle until the first sums arrive, and again while the last ones spread. A
-mix uses it then: some parts cross between nodes before they are summed in the node, others at the end. Parts
-that take more steps of fewer bytes share the bottleneck with parts that take fewer steps of more.
+In a single plan the bottleneck is idle until the first sums reach it, and again while the last ones spread. A
+mixed plan uses these times: some parts cross between nodes before they are summed in their node, others at
+the end. Parts with more steps and fewer bytes share the bottleneck with parts of fewer steps and more bytes.
 
-Local search over the plans, sizes and order of the parts minimises the estimated finish. It reads the steps
-of `StepTimes`, whose estimates are exact on machines of alike nodes and ports.
+Local search over the plans, sizes and order of the parts minimises the estimated finish. It uses the steps of
+`StepTimes`, whose estimates are exact on machines of equal nodes and ports.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
     #: Parts in order of urgency, each with its number of chunks.
     Mix = list[tuple[PlanPart, int]]
-    #: Ticks of a step, and the resources that it holds with the ticks of each.
+    #: (ticks of a step, [(resource, ticks for which the step holds it), ...]).
     Step = tuple[float, list[tuple[int, float]]]
 
-#: Max parts of a mix, and numbers of equal parts of one plan that the search starts from.
+#: Max parts of a mix; and numbers of equal parts of one plan from which the search starts.
 _MOST_PARTS, _EQUAL_PARTS = 12, (1, 2, 4, 8)
-#: Parts of all chunks that such a start gives another plan.
+#: A start with another plan gives this fraction of the chunks to it: 1 / 16 or 1 / 8.
 _SHARES = (16, 8)
-#: Starts of local search, the best by estimate, and moves in a row without a gain after which it ends.
+#: Number of starts of local search, best by estimate; and successive moves without gain that end a search.
 _STARTS, _PATIENCE = 8, 600
-#: Max resources that differ; on irregular machines estimates would take long.
+#: Max resources with different loads; on irregular machines estimates would take too long.
 _MOST_RESOURCES = 64
 
 
 def best_mix(times: StepTimes, *, seed: int = 0) -> StepPlan | None:
-    """The mixed plan of sums for all ranks with the least estimate, or None if resources differ too much."""
+    """Mixed plan of sums for all ranks with the least estimate; None if too many resources differ."""
     grid, num_chunks = times.grid, times.problem.collective.num_chunks
     most = 1 + MOST_SENDS // len(grid.place)
     parts = list(dict.fromkeys(all_mixable(*grid.ranks.shape, most=most)))
@@ -55,7 +55,7 @@ def best_mix(times: StepTimes, *, seed: int = 0) -> StepPlan | None:
     best_ticks = mixes.finish(best)
     if best_ticks == math.inf:
         return None
-    # A part that would end later alone, even if it were small, is in no better mix.
+    # No better mix has a part that, even if small, would end later by itself.
     least = max(1, num_chunks // _MOST_PARTS)
     pool = mixes.not_worse([part for part in parts if mixes.finish([(part, least)]) < best_ticks], least)
     starts = [best]
@@ -78,13 +78,13 @@ def best_mix(times: StepTimes, *, seed: int = 0) -> StepPlan | None:
 
 
 def _equal(part: PlanPart, num_chunks: int, number: int) -> Mix:
-    """A mix of a number of parts of one plan, as equal as can be."""
+    """Mix of a number of parts of one plan, with sizes as equal as possible."""
     ends = [num_chunks * k // number for k in range(number + 1)]
     return [(part, end - begin) for begin, end in pairwise(ends) if end > begin]
 
 
 def _beside(main: PlanPart, num_chunks: int, first: PlanPart | None, last: PlanPart | None) -> Iterator[Mix]:
-    """Mixes of some equal parts of one plan with a smaller part of other plans before them and after them."""
+    """Yield mixes of equal parts of one plan, with a small part of another plan before and after them."""
     for number, share in product(_EQUAL_PARTS[1:], _SHARES):
         small = max(1, num_chunks // share)
         before, after = ([(part, small)] if part else [] for part in (first, last))
@@ -94,10 +94,10 @@ def _beside(main: PlanPart, num_chunks: int, first: PlanPart | None, last: PlanP
 
 
 def _changed(mix: Mix, pool: Sequence[PlanPart], random: Random) -> Mix:
-    """A mix with one change: some chunks in another part, or of another plan, or a part at another place."""
+    """A random neighbour of a mix: chunks moved to another part or plan, or a part moved in the order."""
     found, kind = list(mix), random.random()
     here = random.randrange(len(found))
-    if kind < 0.2:  # mostly the largest part has too many chunks
+    if kind < 0.2:  # mostly take chunks from the largest part
         here = max(range(len(found)), key=lambda number: found[number][1])
     part, size = found[here]
     moved = min(size, 2 ** random.randrange(size.bit_length()))
@@ -119,9 +119,10 @@ def _changed(mix: Mix, pool: Sequence[PlanPart], random: Random) -> Mix:
 
 
 class MixTimes:
-    """Estimated finishes of mixes, from the resources that can delay others.
+    """Estimated finishes of mixes, which consider only resources that can cause delays.
 
-    - `resources`: Resources that no other one is held at least as long as in every step; one of alike ones.
+    - `resources`: Indices of resources, without those dominated by another one: in every step, the other is
+      held at least as long. One of equal ones remains.
     """
 
     def __init__(self, times: StepTimes, parts: Iterable[PlanPart]) -> None:
@@ -138,10 +139,10 @@ class MixTimes:
         self._known: dict[tuple[int, Digit, bool], Step] = {}
 
     def finish(self, mix: Mix, most: float = math.inf) -> float:
-        """Estimated ticks of a mix, infinite beyond `most`; the order is that of `StepTimes.timeline`."""
+        """Estimated finish of a mix in ticks, infinite beyond `most`; same order as `StepTimes.timeline`."""
         free = [0.0] * len(self.resources)
         steps = [iter(self._steps_of(part, size)) for part, size in mix]
-        heads = [(0.0, *next(each)) for each in steps]  # ready, ticks, holds; parts without steps have ended
+        heads = [(0.0, *next(each)) for each in steps]  # (ready, ticks, holds) of each part's next step
         finish = 0.0
         while heads:
             since, first = math.inf, -1
@@ -168,7 +169,7 @@ class MixTimes:
         return finish
 
     def not_worse(self, parts: Sequence[PlanPart], size: int) -> list[PlanPart]:
-        """Parts that no other part is better than by every trait; of equal ones, the first."""
+        """Parts that no other part dominates in all `_traits`; of equal parts, the first."""
         rows = np.array([self._traits(part, size) for part in parts]).reshape(len(parts), -1)
         kept: list[int] = []
         for number in np.argsort(rows.sum(axis=1), kind="stable").tolist():
@@ -177,7 +178,7 @@ class MixTimes:
         return [parts[number] for number in kept]
 
     def _traits(self, part: PlanPart, size: int) -> list[float]:
-        """Ticks of a part alone; load of each resource; ticks before its first use, and after its last."""
+        """[ticks of the part alone, then by resource: load, ticks before first use, ticks after last use]."""
         steps, count, now = self._steps_of(part, size), len(self.resources), 0.0
         total = sum(ticks for ticks, _ in steps)
         load, before, after = [0.0] * count, [total] * count, [0.0] * count
@@ -212,12 +213,12 @@ class MixTimes:
 
 
 def _fits(times: StepTimes, digit: Digit) -> bool:
-    """True if an exchange along a digit has few enough sends."""
+    """True if an exchange along the digit has at most `MOST_SENDS` sends."""
     return bool(times.hops(digit))
 
 
 def _that_delay(times: StepTimes, digits: Iterable[tuple[Digit, bool]]) -> Ints:
-    """Resources that are not always held by steps that hold another one for as long."""
+    """Indices of resources that no other resource dominates, i.e. is held at least as long in every step."""
     loads = []
     for digit, is_same in digits:
         used, _, alphas, betas = times.loads(digit, is_same)

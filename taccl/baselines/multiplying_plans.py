@@ -1,22 +1,22 @@
-"""Plans of recursive multiplying: the groups of ranks in each step, and the parts of the chunks.
+"""Plans of recursive multiplying: the groups of ranks in each step, and the division of chunks into parts.
 
-A rank's node and its place there are written as digits of mixed bases. In a step, ranks that differ in one
+A rank's node and its local rank are written as digits of mixed bases. In a step, ranks that differ in one
 digit exchange all that they hold; with base 2, this is recursive doubling. Alternatively they exchange along
-the digits of places only. Then each rank sends its own chunks *straight* to all ranks of other nodes.
+digits of the local rank only, and each rank sends its own chunks *straight* to all ranks of other nodes.
 
-Sums for all ranks are scattered along some digits first: each rank of a group receives its share of what the
-others hold. Along the other digits each rank receives all partial sums of the others, and adds them up. Last,
-sums are gathered along the first digits in the opposite order. With base 2, scattering alone is recursive
-halving and doubling; summing alone is recursive doubling.
+Sums for all ranks are first scattered along some digits: each rank of a group receives its share of what the
+others hold. Along the other digits, each rank receives all partial sums of the others, and adds them up.
+Finally, sums are gathered along the first digits in the opposite order. With base 2, scattering along all
+digits is recursive halving and doubling; summing along all digits is recursive doubling.
 
-The chunks may be divided into parts with plans of their own, so that all links are used at once:
+The chunks may be divided into parts with plans of their own, so that all links are used at the same time:
 
-- *in turns*: each part crosses between nodes before another one of the sums in nodes;
-- *round about*, on a torus: each part begins along another dimension;
+- *in turns*: each part crosses between nodes before a different one of the sums in nodes;
+- *round about*, on a torus: each part starts with a different dimension;
 - *one behind another*: one part crosses between nodes while the next is scattered in its node;
-- *node by node*, without sums or with one destination each: chunks of one node are gathered while those of
-  the next node arrive;
-- *mixed*: parts of any plans and sizes, so that one crosses while another is summed or gathered
+- *node by node*, for chunks without sums, or sums with one destination each: chunks of one node are gathered
+  while those of the next node arrive;
+- *mixed*: parts with any plans and sizes, so that one crosses while another is summed or gathered
   (`taccl.baselines.multiplying_mixes`). A part may also cross before it is summed in nodes, or at the end.
 """
 
@@ -28,16 +28,18 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: Kinds of plans whose parts share no messages.
+#: Kinds of plans whose parts send separate messages.
 BEHIND, BY_NODE, MIXED = "one behind another", "node by node", "mixed"
 
 
 class Digit(NamedTuple):
-    """A digit of the node's number (`across`), or of the place in the node.
+    """A digit of the node's number (`across`), or of the local rank.
 
+    - `base`: Number of values of the digit, i.e. of ranks in a group.
     - `weight`: Difference between ranks whose digits differ by one; 0 stands for all ranks of other nodes.
-    - `shift`: Places by which partners in the next node differ, so that parts cross over different links.
-    - `turn`: Difference of the only partner; by default each other value of the digit has a turn.
+    - `shift`: Difference of local ranks between partners in successive nodes, so that parts use different
+      links.
+    - `turn`: Difference of the only partner's digit; 0 for all partners.
     """
 
     across: bool
@@ -53,10 +55,10 @@ class Digit(NamedTuple):
 
 
 class PlanPart(NamedTuple):
-    """Plan of a part of the chunks: digits along which sums are scattered, and then summed.
+    """Plan of a part of the chunks: digits along which sums are scattered, then summed.
 
     Then chunks are gathered along the first digits, in the opposite order. Whole chunks may also be summed
-    before they are scattered, and after they are gathered.
+    before they are scattered (`before`), and after they are gathered (`after`).
     """
 
     scattered: tuple[Digit, ...]
@@ -69,7 +71,7 @@ class PlanPart(NamedTuple):
         return ", ".join(f"{name} {' x '.join(map(str, some))}" for name, some in named if some)
 
     def steps(self, *, spreads: bool = False, to_one: bool = False) -> list[tuple[str, Digit]]:
-        """Verb and digit of each step, in order.
+        """(verb, digit) of each step, in order.
 
         - `spreads`: True for chunks without sums, which are only gathered.
         - `to_one`: True for sums that stay where they are scattered to.
@@ -81,11 +83,12 @@ class PlanPart(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """Plans of parts of the chunks; `how` names the kind of division.
+    """Plans of all parts of the chunks.
 
-    Parts that take the same step share its messages, except `BEHIND`, `BY_NODE` and `MIXED`.
+    Parts that take the same step share its messages, except with `BEHIND`, `BY_NODE` and `MIXED`.
 
-    - `sizes`: Number of chunks of each part of `MIXED`; those of other plans are equal.
+    - `how`: Kind of division into parts; empty for a single part.
+    - `sizes`: Number of chunks of each part of `MIXED`; other plans have equal parts.
     """
 
     parts: tuple[PlanPart, ...]
@@ -100,7 +103,7 @@ class StepPlan(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Number of consecutive chunks in one part: that of ranks among which they are scattered."""
+        """Number of consecutive chunks dealt to a part: that of the ranks among which they are scattered."""
         return max(math.prod(digit.base for digit in part.scattered) for part in self.parts)
 
 
@@ -113,16 +116,16 @@ class PlanStep(NamedTuple):
 
 
 def straight_digit(num_nodes: int, num_local: int) -> Digit:
-    """The digit that stands for all ranks of other nodes, and the rank itself."""
+    """Digit whose values are the rank itself and all ranks of other nodes."""
     return Digit(True, (num_nodes - 1) * num_local + 1, 0)
 
 
 def all_plans(num_nodes: int, num_local: int, *, sums: bool, to_one: bool, most: int) -> Iterator[StepPlan]:
-    """All plans for nodes of equal size.
+    """Yield all plans for nodes of equal size.
 
     - `sums`: True if chunks are summed.
     - `to_one`: True if each chunk has one destination.
-    - `most`: Largest base.
+    - `most`: Max base.
     """
     for inner in _all_bases(num_local, most):
         local = tuple(_digits(inner, across=False))
@@ -143,9 +146,9 @@ def all_plans(num_nodes: int, num_local: int, *, sums: bool, to_one: bool, most:
 
 
 def all_mixable(num_nodes: int, num_local: int, *, most: int) -> Iterator[PlanPart]:
-    """All plans of parts of sums for all ranks, in nodes of equal size; some are listed twice.
+    """Yield all plans for parts of a mix, for sums for all ranks and nodes of equal size; some are repeated.
 
-    - `most`: Largest base.
+    - `most`: Max base.
     """
     for inner in _all_bases(num_local, most):
         local = tuple(_digits(inner, across=False))
@@ -161,7 +164,7 @@ def all_mixable(num_nodes: int, num_local: int, *, most: int) -> Iterator[PlanPa
 
 
 def _plans_of_sums(local: tuple[Digit, ...], far: tuple[Digit, ...], i: int, j: int) -> Iterator[StepPlan]:
-    """Plans of all kinds that scatter sums along the first i digits in nodes and the first j between them."""
+    """Yield plans that scatter sums along the first i digits in nodes and the first j between them."""
     scattered, near, out = (*local[:i], *far[:j]), local[i:], far[j:]
     part = PlanPart(scattered, (*near, *out))
     yield StepPlan((part,))
@@ -183,7 +186,7 @@ def _plans_of_sums(local: tuple[Digit, ...], far: tuple[Digit, ...], i: int, j: 
 
 
 def _all_bases(number: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Factorisations of a number in every order, with factors up to `most`."""
+    """Yield factorisations of a number, as ordered tuples of factors from 2 to `most`."""
     if number == 1:
         yield ()
     for base in range(2, min(number, most) + 1):
@@ -193,7 +196,7 @@ def _all_bases(number: int, most: int) -> Iterator[tuple[int, ...]]:
 
 
 def _digits(bases: Sequence[int], *, across: bool) -> Iterator[Digit]:
-    """Digits of the given bases, the lowest first."""
+    """Yield digits of the given bases, from the lowest."""
     weight = 1
     for base in bases:
         yield Digit(across, base, weight)

@@ -1,4 +1,4 @@
-"""Estimated times of plans of recursive multiplying, step by step, from what each step holds."""
+"""Estimated times of plans of recursive multiplying, step by step, from the holds of each step."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-#: Plans are near the fastest if they are estimated to take longer by at most this factor, which grows to this
-#: power while callers ask for more.
+#: Plans within this factor of the fastest are estimated first; the factor grows to this power on demand.
 _NEAR, _MOST_ROUNDS = 1.25, 6
-#: Max sends of one step, whatever they carry; plans with more are left out.
+#: Max sends of one step; plans with more are left out.
 MOST_SENDS = 50_000
 
 
 class Grid:
-    """The ranks of a topology on a grid of nodes and places in them; one row if nodes differ in size.
+    """Ranks of a topology as a grid of nodes and local ranks; a single row if nodes differ in size.
 
     - `ranks`, (num_nodes, num_local): Rank at each place.
-    - `place`, (num_ranks, 2): Node and place of each rank.
+    - `place`, (num_ranks, 2): Node and local rank of each rank.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -55,7 +54,7 @@ class Grid:
 
     @cached
     def turns(self, digit: Digit) -> list[list[int]]:
-        """Partner of each rank in every turn: the ranks that differ in the digit, the next one first."""
+        """Partner of each rank in every turn; partners differ in the digit, and the next one comes first."""
         (node, at), (num_nodes, num) = self.place.T, self.ranks.shape
         if not digit.weight:
             return [
@@ -74,7 +73,7 @@ class Grid:
         return turns
 
     def numbers(self, digits: Sequence[Digit]) -> Ints:
-        """(num_ranks,) number that some digits of each rank make, the lowest first."""
+        """(num_ranks,) number formed by some digits of each rank, from the lowest digit."""
         number, weight = np.zeros(len(self.place), np.int64), 1
         for digit in digits:
             number += weight * (self.place[:, 1 - digit.across] // digit.weight % digit.base)
@@ -91,20 +90,20 @@ class StepTimes:
 
     def __init__(self, problem: Problem, grid: Grid) -> None:
         self.problem, self.grid, self.cache = problem, grid, dict[Any, Any]()
-        #: Arguments of `step`, and what it returns: all plans together take few steps.
+        #: Cache of `step` by its arguments; all plans together have few different steps.
         self._steps: dict[tuple[int, Digit, bool], tuple[float, Floats, Ints]] = {}
         self.sums = problem.collective.combining
         self.to_one = all(len(ranks) == 1 for ranks in problem.collective.destination_sets.sets)
 
     def ranked(self, plans: Iterable[StepPlan]) -> Iterator[tuple[float, StepPlan]]:
-        """Plans with their estimates in ticks, the fastest first; plans with too many sends are left out.
+        """Yield (estimate in ticks, plan), fastest first; plans with too many sends are left out.
 
-        Plans far behind the fastest are estimated to the end only if the caller reaches them.
+        Plans that are much slower than the fastest are fully estimated only on demand.
         """
         place = {plan: i for i, plan in enumerate(dict.fromkeys(plans))}
         known: dict[StepPlan, float] = {}
         most = math.inf
-        for plan in sorted(place, key=lambda plan: len(plan.parts)):  # the quickest to estimate first
+        for plan in sorted(place, key=lambda plan: len(plan.parts)):  # fewest parts are quickest to estimate
             known[plan] = self.ticks(plan, most)
             most = min(most, _NEAR * known[plan])
         end = most * _NEAR**_MOST_ROUNDS
@@ -122,9 +121,9 @@ class StepTimes:
     def soonest(
         self, plans: Iterable[StepPlan], likely: StepPlan | None = None
     ) -> tuple[float, StepPlan] | None:
-        """The plan with the earliest estimated finish, and that in ticks; None if all have too many sends.
+        """(least estimated finish in ticks, its plan); None if all plans have too many sends.
 
-        - `likely`: Plan to estimate first if it is among the others, which are broken off beyond the best.
+        - `likely`: Plan to estimate first, if it is one of them; estimates stop beyond the best so far.
         """
         place = {plan: i for i, plan in enumerate(dict.fromkeys(plans))}
         best, most = None, math.inf
@@ -135,22 +134,22 @@ class StepTimes:
         return None if best is None else (best[0], found)
 
     def ticks(self, plan: StepPlan, most: float = math.inf) -> float:
-        """Estimated finish of a plan; infinite beyond `most`, or if a step has too many sends."""
+        """Estimated finish of a plan in ticks; infinite beyond `most`, or if a step has too many sends."""
         digits, count = plan.parts[0].scattered, float(self.problem.collective.num_chunks)
         num_ranks = len(self.grid.place)
-        if self.grid.straight in digits:  # at the same time as what goes on in the nodes
+        if self.grid.straight in digits:  # the straight step overlaps with those inside nodes
             local = StepPlan((PlanPart(digits[:-1]),))
             share = count / num_ranks ** (1 if self.sums or not self.to_one else 2)
             return max(self.ticks(local) / len(self.grid.ranks), self.step(share, self.grid.straight)[0])
-        if self.to_one and not self.sums:  # a rank always holds as many chunks, and passes on its partners'
+        if self.to_one and not self.sums:  # a rank always holds equally many chunks, and forwards some
             return sum(self.step(count / num_ranks / each.base, each)[0] for each in digits)
         return self.timeline(plan, most)[0]
 
     @cached
     def timeline(self, plan: StepPlan, most: float = math.inf) -> tuple[float, list[PlanStep]]:
-        """Estimated finish of a plan, and its steps in order of their starts; no steps beyond `most` ticks.
+        """(estimated finish of a plan in ticks, its steps in order of start); (inf, []) beyond `most`.
 
-        Parts take each step together where they then end no later.
+        Parts take a step together if that delays none of them.
         """
         spreads, by_node = not self.sums or plan.how == BY_NODE, plan.how == BY_NODE
         left = [part.steps(spreads=spreads, to_one=self.to_one) for part in plan.parts]
@@ -198,22 +197,22 @@ class StepTimes:
         return max(ready), order
 
     def dealt(self, part: int, plan: StepPlan) -> Ints:
-        """Chunks of a part of a plan."""
+        """Indices of the chunks of a part of a plan."""
         return np.flatnonzero(self.part_of_chunks(plan) == part)
 
     def part_of_chunks(self, plan: StepPlan) -> Ints:
-        """(num_chunks,) part of a plan to which each chunk is dealt, in blocks unless parts have sizes."""
+        """(num_chunks,) part of the plan that each chunk belongs to; in alternate blocks without `sizes`."""
         if plan.sizes:
             return np.repeat(np.arange(len(plan.parts)), plan.sizes)
         found: Ints = np.arange(self.problem.collective.num_chunks) // plan.block % len(plan.parts)
         return found
 
     def step(self, count: float, digit: Digit, is_same: bool = False) -> tuple[float, Floats, Ints]:
-        """Ticks of an exchange of messages of `count` chunks, by estimate, and holds of resources.
+        """Estimate of an exchange of messages of `count` chunks.
 
-        Returns the ticks, those for which each used resource is held, and the numbers of these resources.
+        Returns (its ticks, ticks for which each used resource is held, indices of these resources).
 
-        - `is_same`: True if a rank sends the same to all, which crosses no link twice.
+        - `is_same`: True if a rank sends the same data to all partners, which then crosses each link once.
         """
         return self._exchange(max(1, round(count)), digit, is_same)
 
@@ -231,12 +230,12 @@ class StepTimes:
 
     @cached
     def loads(self, digit: Digit, is_same: bool) -> tuple[Ints, list[Ints], Ints, Ints]:
-        """Ticks for which the sends of an exchange hold each resource, and by which they take longer.
+        """Ticks for which the sends of an exchange hold each resource, and ticks beyond these holds.
 
-        - First, (num_used,): The resources that are held.
-        - Second, for each hop, (6, num_kinds): Distinct loads of a resource, with the rest of a send after
-          its hold: ticks per send over links that do not merge, per send over those that do, and per chunk;
-          1 if the send with the rest merges; its rest in ticks per send, and per chunk.
+        - First, (num_used,): Indices of the resources that are held.
+        - Second, for each hop, (6, num_kinds): Distinct combinations of a resource's load and a send's rest
+          after its hold. Rows: ticks per send over links that do not merge, per send over links that do, and
+          per chunk; 1 if the send with the rest merges; the rest in ticks per send, and per chunk.
         - Last, (2, num_used) and (num_used,): Ticks of all hops per send, and per chunk.
         """
         topology, costs = self.problem.topology, self.problem.costs
@@ -262,11 +261,11 @@ class StepTimes:
 
     @cached
     def hops(self, digit: Digit, is_same: bool = False) -> list[Ints]:
-        """Links of the first hops of all routes along a digit, of the second ones, and so on.
+        """Links of the first hops of all routes along a digit, of all second hops, and so on.
 
-        The list is empty if there are too many.
+        Empty if there are more than `MOST_SENDS`.
 
-        - `is_same`: True if what a rank sends crosses each link once.
+        - `is_same`: True if data that a rank sends crosses each link once.
         """
         turns = np.array(self.grid.turns(digit))
         src, dst = (each.ravel() for each in np.broadcast_arrays(np.arange(turns.shape[1]), turns))
@@ -281,7 +280,7 @@ class StepTimes:
 
 
 def _distinct(columns: Ints) -> Ints:
-    """The distinct columns of a (num_rows, num_columns) array; `numpy.unique` takes ten times as long."""
+    """Distinct columns of a (num_rows, num_columns) array; ten times as fast as `numpy.unique`."""
     kind = np.zeros(columns.shape[1], np.int64)
     for row in columns:
         if row.size and (row != row[0]).any():

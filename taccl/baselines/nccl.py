@@ -1,8 +1,9 @@
-"""Prediction of NCCL's choice: an algorithm and a protocol, by a model of its costs.
+"""Prediction of the algorithm and protocol that NCCL chooses, by a model of its costs.
 
 Rings and trees run over channels, packed into the links as NCCL's search does (`taccl.baselines.channels`).
-Their time is a latency, of launch, base and hops, and the bytes over what the channels carry together. Other
-algorithms take their hops, and bytes over what a rank and a card carry. The schedule takes the same channels.
+Their predicted time is a latency (launch, base and hops) plus the bytes over the bandwidth of all channels.
+For other algorithms, it is their hops plus the bytes over the bandwidth of a rank and of a NIC. Schedules use
+the same channels.
 """
 
 from __future__ import annotations
@@ -46,19 +47,19 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: A schedule and the model agree within this part.
+#: Max relative difference between a schedule and the model that needs no note.
 _AGREES = 0.1
-#: Finer chunks of sums in switches must finish in this share of the time.
+#: Max ratio of finishes with and without finer chunks for finer chunks to be kept, for sums in switches.
 _PAYS = Fraction(99, 100)
 
 
 class Considered(NamedTuple):
-    """An algorithm under a protocol, and what it takes by NCCL's model, in us.
+    """An algorithm under a protocol, with figures of NCCL's model.
 
-    - `channels`: As many as the bandwidth from rank to rank needs.
+    - `channels`: Number of channels that the bandwidth from rank to rank requires.
     - `latency_us`: Launch, base and hops of a message without bytes.
-    - `gb_per_s`: Algorithm bandwidth that large messages approach.
-    - `time_us`: The whole time, launch included: hops overlap transfers, and pieces fill a pipeline first.
+    - `gb_per_s`: Algorithm bandwidth in the limit of large sizes.
+    - `time_us`: Total time, launch included; hops overlap transfers once pieces fill the pipeline.
     """
 
     algorithm: str
@@ -74,16 +75,16 @@ class Considered(NamedTuple):
 
 @checked
 def nccl_choices(problem: Problem, *, nvls: bool = True) -> tuple[Considered, ...]:
-    """Every algorithm under every protocol of the topology's profile, the fastest by NCCL's model first.
+    """All algorithms under all protocols of the topology's profile, fastest by NCCL's model first.
 
-    Where the profile says which protocol was taken for such a collective at this size, only under that one.
+    If the profile has measured which protocol is used for the collective at this size, only that one counts.
 
     Parameters
     ----------
     problem : Problem
-        What is to be done, under any protocol.
+        The problem to solve, under any protocol.
     nvls : bool
-        True for sums in switches on machines whose switches can add, as NCCL does by default.
+        True to allow sums in switches on machines whose switches can add, as NCCL does by default.
 
     Raises
     ------
@@ -111,7 +112,7 @@ def nccl_choices(problem: Problem, *, nvls: bool = True) -> tuple[Considered, ..
 
 
 def _over_channels(problem: Problem, algorithm: str, protocol: str, on: Topology) -> Considered:
-    """Rings or trees, by the hops of their channels."""
+    """Ring or tree, predicted from the hops of its channels."""
     found = predict(problem, cast("Algorithm", algorithm), on)
     launch_us = float(on.launch_us)
     return Considered(
@@ -121,7 +122,7 @@ def _over_channels(problem: Problem, algorithm: str, protocol: str, on: Topology
 
 
 def _by_volume(problem: Problem, way: Way, protocol: str, on: Topology) -> Considered:
-    """Other algorithms: hops, and bytes over what a rank and a NIC carry."""
+    """Another algorithm, predicted from its hops, and from bytes over the bandwidth of a rank and a NIC."""
     machine = machine_of(problem.topology.under(protocol) if protocol else problem.topology)
     node_us, network_us = (_hop_us(on, between=between) for between in (False, True))
     if way.algorithm == "nvls":
@@ -133,7 +134,7 @@ def _by_volume(problem: Problem, way: Way, protocol: str, on: Topology) -> Consi
     num_channels = _num_channels(max(machine.node_gb_per_s, machine.network_gb_per_s))
     assert problem.size_bytes is not None, "checked"
     if way.algorithm == "pairwise" and problem.size_bytes:
-        # Pairs that no link joins are relayed, and NICs are shared: what the hops of all pairs hold counts.
+        # Pairs without a link are relayed, and NICs are shared, so use the busiest resource of all hops.
         busy_us = exchange_us(replace(problem, topology=on))
         us_per_kb = float(busy_us.max(initial=0)) * 1000 / problem.size_bytes
     time_us = latency_us + problem.size_bytes * us_per_kb / 1000
@@ -141,25 +142,25 @@ def _by_volume(problem: Problem, way: Way, protocol: str, on: Topology) -> Consi
 
 
 def _num_channels(gb_per_s: float) -> int:
-    """The power of two of channels that move a bandwidth."""
+    """Number of channels for a bandwidth, rounded up to a power of two."""
     return int(min(2 ** ceil(log2(max(gb_per_s / CHANNEL_GB_PER_S, 1))), MAX_CHANNELS))
 
 
 @checked
 def nccl(problem: Problem, *, cut: bool = True, nvls: bool = True) -> Schedule:
-    """A schedule such as NCCL would choose, on the topology under the protocol that it would take.
+    """Schedule that NCCL is predicted to choose, on the topology under its protocol.
 
-    Its `producer` says which algorithm and protocol; `nccl_choices` has all that were considered.
+    Its `producer` names the algorithm and the protocol; `nccl_choices` returns all candidates.
 
     Parameters
     ----------
     problem : Problem
-        What is to be done, under any protocol.
+        The problem to solve, under any protocol.
     cut : bool
-        Whether chunks may be cut, for as long as that pays.
+        True to cut chunks into smaller ones while that shortens the schedule.
     nvls : bool
-        True for sums in switches on machines whose switches can add, as NCCL does by default. The schedule is
-        then on the topology with links of these switches.
+        True to allow sums in switches on machines whose switches can add, as NCCL does by default. The
+        schedule's topology then includes the links of these switches.
 
     Raises
     ------
@@ -169,7 +170,7 @@ def nccl(problem: Problem, *, cut: bool = True, nvls: bool = True) -> Schedule:
     References
     ----------
     The NVIDIA Collective Communications Library, version 2.30: its tuning tables, and the model in which it
-    uses them. Where a switch reduces: NVLS, and between nodes trees of what their switches add.
+    uses them. If a switch reduces: NVLS, and trees between nodes for the sums of their switches.
     """
     best = nccl_choices(problem, nvls=nvls)[0]
     problem = _with_switches(problem) if best.algorithm == "nvls" else problem
@@ -187,10 +188,10 @@ def nccl(problem: Problem, *, cut: bool = True, nvls: bool = True) -> Schedule:
 
 
 def nccl_bounded(problem: Problem, schedule: Schedule, chosen: Considered) -> tuple[Problem, tuple[str, ...]]:
-    """The problem whose bound belongs beside a schedule of `nccl`, and notes on how its figures relate.
+    """(problem whose bound to compare with a schedule of `nccl`, notes on how their figures relate).
 
-    The bound is of the topology as it was given, under the protocol of the schedule. The schedule itself may
-    be on slower links, as NCCL's model lets trees reach a part of the bandwidth alone.
+    The problem has the topology as given, under the schedule's protocol. The schedule itself may be on slower
+    links, as NCCL's model grants trees only a part of the bandwidth.
     """
     notes = []
     if chosen.algorithm == "nvls" and not _nvls_links(problem.topology):
@@ -215,9 +216,9 @@ def nccl_bounded(problem: Problem, schedule: Schedule, chosen: Considered) -> tu
 
 
 def model_gap(schedule: Schedule, chosen: Considered) -> str:
-    """One sentence if a schedule of NCCL's choice takes far longer, or shorter, than its model says.
+    """Warning if a schedule of NCCL's choice differs in time from NCCL's model; empty within 10 %.
 
-    Empty within 10 %. A schedule that is slower than its model is no measure of NCCL.
+    A schedule that is slower than the model does not represent NCCL.
     """
     ratio = schedule.predicted_us / chosen.time_us
     if abs(ratio - 1) <= _AGREES:
@@ -242,7 +243,7 @@ def _check(problem: Problem) -> None:
 
 
 def _protocols(topology: Topology, collective: str, size: int) -> tuple[str, ...]:
-    """The protocol that was seen to be taken, or all that there are."""
+    """Protocols to consider: the measured one for this collective and size, or all."""
     profile = profile_of(topology)
     seen = () if profile is None else profile.ranges
     of = collective, topology.num_ranks, topology.num_nodes
@@ -255,9 +256,9 @@ def _protocols(topology: Topology, collective: str, size: int) -> tuple[str, ...
 
 
 def _with_switches(problem: Problem) -> Problem:
-    """The problem on the same machine with switches that add; as it is if its machine model has none.
+    """Return the problem on the same machine with switches that add, if its model has them.
 
-    Links that were removed or whose costs were changed, and clauses that name links, leave it as it is, too.
+    Otherwise it is returned unchanged; also if links were removed or costs changed, or clauses name links.
     """
     topology, shape = problem.topology, SHAPES.get(problem.topology.machine)
     if shape is None or not shape.nvls or _nvls_links(topology) or problem.collective.name != "allreduce":
@@ -276,7 +277,7 @@ def _with_switches(problem: Problem) -> Problem:
 
 
 def _nvls_links(topology: Topology) -> dict[int, tuple[int, int]]:
-    """For each rank the links by which a switch adds up all data of its node there, and spreads it."""
+    """{rank: (link that adds up its node's data there, link that multicasts from there)}, over the switch."""
     shared = {(topology.links[e].srcs, topology.links[e].dsts): e for e in shared_links(topology)}
     found = {}
     for ranks in topology.ranks_of_node:
@@ -288,7 +289,7 @@ def _nvls_links(topology: Topology) -> dict[int, tuple[int, int]]:
 
 
 def _nvls_ways(problem: Problem) -> tuple[Way, ...]:
-    """Sums in the switch of each node: every byte goes there once, and comes back; trees join the nodes."""
+    """NVLS, if available: each byte goes to the node's switch once and comes back; trees join the nodes."""
     topology, found = problem.topology, _nvls_links(problem.topology)
     m, n = topology.num_nodes, topology.num_ranks
     joined = all(_rails(topology, rank) for rank in topology.ranks_of_node[0])
@@ -300,7 +301,7 @@ def _nvls_ways(problem: Problem) -> tuple[Way, ...]:
 
 
 def _rails(topology: Topology, rank: int) -> dict[tuple[int, int], int]:
-    """Links between the ranks of one place in all nodes, by the nodes at their ends; empty if some lack."""
+    """{(source node, destination node): link} between ranks of one local rank; empty if one is missing."""
     place = topology.local_rank[rank]
     heads = [ranks[place] for ranks in topology.ranks_of_node]
     links = {(topology.links[e].src, topology.links[e].dst): e for e in topology.internode_links}
@@ -311,10 +312,10 @@ def _rails(topology: Topology, rank: int) -> dict[tuple[int, int], int]:
 
 
 def _nvls(problem: Problem, *, cut: bool) -> Schedule:
-    """Each chunk is added up on its way to a rank of its node, over a tree of nodes, and spread from there.
+    """NVLS schedule: each chunk is summed at a rank of every node, over a tree of nodes, and multicast back.
 
-    While the switch adds up one chunk it spreads another from the same rank. In a single node that is rank 0;
-    with several nodes each rank in turn, so that every card has its share.
+    While the switch adds up one chunk, it multicasts another from the same rank. In a single node this is
+    rank 0; with several nodes all ranks take turns, so that every NIC is used.
     """
     return cut_while_it_pays(
         problem, _through_switches, name="nvls", cut=cut, parts=len(problem.topology.ranks_of_node[0]),
@@ -327,7 +328,7 @@ def _through_switches(problem: Problem) -> Schedule:
     m, of_node = topology.num_nodes, topology.ranks_of_node
     turns = 1 if m == 1 else len(of_node[0])
     rails = [_rails(topology, rank) for rank in of_node[0][:turns]]
-    sends: list[tuple[int, int, int, bool]] = []  # place in the sequence, chunk, link, whether it adds
+    sends: list[tuple[int, int, int, bool]] = []  # (position in the sequence, chunk, link, True if it adds)
     for c in range(problem.collective.num_chunks):
         turn, root = divmod(c, turns)
         edges = two_trees(range(m))[turn % 2]
@@ -336,8 +337,8 @@ def _through_switches(problem: Problem) -> Schedule:
         steps += [(last - depth, 1, rails[root][b, a], True) for depth, a, b in edges]
         steps += [(last + 1 + depth, 2, rails[root][a, b], False) for depth, a, b in edges]
         steps += [(2 * last + 1, 3, nvls[ranks[root]][1], False) for ranks in of_node]
-        # Each step is two rounds of all roots later: the same rank is the root of what comes and goes, and a
-        # card has the time for what it passes on in either tree.
+        # Each step comes two rounds of all roots after the one before. So one rank is the root of chunks in
+        # both directions, and NICs have time for what they forward in either tree.
         sends += [
             (4 * ((turn + 2 * step) * turns + root) + kind, c, e, adds) for step, kind, e, adds in steps
         ]
@@ -348,14 +349,17 @@ def _through_switches(problem: Problem) -> Schedule:
 
 
 def _hop_us(topology: Topology, *, between: bool) -> float:
-    """The longest alpha of a link between two ranks in a node, or between nodes."""
+    """Max alpha in us of links inside nodes, or between nodes."""
     wide = shared_links(topology)
     links = (e for i, e in enumerate(topology.links) if i not in wide and topology.is_internode(i) == between)
     return max((float(e.alpha_us) for e in links), default=0.0)
 
 
 def _topology(topology: Topology, protocol: str, algorithm: str, size: int) -> Topology:
-    """The topology under a protocol, with the channels that a message uses; trees as the tables have them."""
+    """The topology under a protocol, with the latency of the channels that a message of this size uses.
+
+    For NVLS and trees, also with the costs in NCCL's tuning tables.
+    """
     if not protocol:
         return topology
     found, profile = topology.under(protocol), profile_of(topology)

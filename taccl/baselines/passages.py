@@ -1,12 +1,12 @@
-"""Pipelined collectives along the dimensions of a network: the time of each chunk on each dimension.
+"""Pipelined collectives along the dimensions of a network: times of each chunk on each dimension.
 
 A *form* lists the hops of a collective along one dimension, step by step: round a ring, direct, or by
 doubling. All ranks act alike, with equal numbers of pieces; reductions reverse a form. The two directions of
-a ring or a line are *lanes*, which never wait for each other.
+a ring or a line are *lanes*, which are independent of each other.
 
 Each chunk has its own order of dimensions. It is summed and scattered along one dimension after another, or
 gathered along them in the opposite order, or exchanged along each (alltoall). A *passage* is one chunk along
-one dimension. A list scheduler starts the passages on their dimensions.
+one dimension. A list scheduler determines the starts of passages.
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ if TYPE_CHECKING:
 
     from taccl.topology.products import Dimension, Dimensions
 
-#: Default number of parts of a rank's data: our choice.
+#: Default number of chunks per rank; our choice.
 NUM_CHUNKS = 64
-#: Max runs of a plan; with more steps than that, a run has several.
+#: Max runs of a plan; to stay below it, several steps are combined into a run.
 _MOST_RUNS = 20_000
-#: A plan is improved if it takes longer than its busiest dimension by this factor. The improvement ends after
-#: this number of scheduled runs, or of tries.
+#: A plan is improved if its finish exceeds the busiest dimension's time by the first factor. Improvement ends
+#: after the second number of scheduled runs, or the third number of tries.
 _NEAR, _WORK, _MOST_TRIES = 1.01, 100_000, 150
-#: Standard deviations of random moves of chunks, as shares of the finish: of all chunks, or of a few.
+#: Standard deviations of random shifts of chunks, as shares of the finish: for all chunks, or for a few.
 _A_LITTLE, _FAR = 0.02, 0.15
 
 
 class Pace(NamedTuple):
-    """Ticks for which a send of one piece holds its link or port, and ticks that it takes."""
+    """Costs of a send of one piece, in ticks: hold of its link or port, and total duration."""
 
     held: int
     latency: int
 
 
 class DigitHop(NamedTuple):
-    """A hop of the pieces of a rank, between ranks whose digits differ from its own by `src` and `dst`.
+    """A hop of a rank's pieces along a dimension; digits are relative to the rank's own.
 
-    - `turn`: Turn of the hop among those of its step that share a port.
-    - `half`: 0 if even pieces go, 1 if odd pieces go, -1 if all go.
-    - `target`: Difference of the destination's digit, in an exchange.
+    - `src`, `dst`: Digits of the source and the destination of the hop.
+    - `turn`: Position among the hops of a step that share a port.
+    - `half`: 0 if only even pieces take the hop, 1 if odd ones do, -1 if all do.
+    - `target`: Digit of the final destination, in an exchange.
     """
 
     src: int
@@ -59,15 +60,15 @@ class DigitHop(NamedTuple):
     target: int = 0
 
     def going(self, num_pieces: int, parity: int) -> range:
-        """Pieces that go, in order; `parity` 1 swaps even and odd ones."""
+        """Pieces that take the hop, in order; `parity` 1 swaps even and odd ones."""
         return range(num_pieces) if self.half < 0 else range(self.half ^ parity, num_pieces, 2)
 
 
 class Run(NamedTuple):
     """Consecutive hops of a lane, scheduled as one task.
 
-    - `lane`: 1 upwards or -1 downwards; 0 if the dimension has one lane.
-    - `hops`: (ticks after the run's start, hop) of each turn.
+    - `lane`: 1 upwards or -1 downwards; 0 if the dimension has only one lane.
+    - `hops`: (ticks after the run's start, hop) pairs.
     - `busy`: Ticks for which the lane is busy.
     - `lag`: Min ticks from the run's start to the start of the lane's next run of the same passage.
     """
@@ -85,10 +86,9 @@ class Form(NamedTuple):
     exchange: bool
 
     def runs(self, num_pieces: int, pace: Pace, *, parity: int, most: int) -> Iterator[Run]:
-        """Runs of each lane in turn; a step that need not wait for the one before continues its run.
+        """Yield the runs of each lane in order; a step that need not wait for the one before joins its run.
 
-        - `parity`: 1 if even and odd pieces change places, so that successive chunks use both directions of a
-          ring.
+        - `parity`: 1 to swap even and odd pieces, so that successive chunks balance the directions of a ring.
         - `most`: Max runs per lane.
         """
         for way, lane in zip((1, -1) if len(self.lanes) > 1 else (0,), self.lanes, strict=True):
@@ -100,7 +100,7 @@ class Form(NamedTuple):
                 busy = pace.held * max(
                     hop.turn * num_pieces + len(hop.going(num_pieces, parity)) for hop in step
                 )
-                # In an exchange the turn before brings what goes next; of a half, pieces close ranks.
+                # In an exchange, data of the whole step before is needed. Half of the pieces follow closer.
                 late, last = num_pieces * self.exchange, place + 1 == len(steps)
                 if not last and not self.exchange and steps[place + 1][0].half >= 0:
                     final = steps[place + 1][0].going(num_pieces, parity)[-1]
@@ -116,6 +116,7 @@ class Form(NamedTuple):
 class ChunkPassage(NamedTuple):
     """A chunk along one dimension of its order, gathered or exchanged; reversed in time if it `reduces`.
 
+    - `place`: Index of the dimension in `order`.
     - `num_pieces`: Pieces of each rank: number of ranks along the dimensions that are done; in an exchange,
       along all other dimensions.
     - `begins`: Start of each run in ticks.
@@ -131,13 +132,13 @@ class ChunkPassage(NamedTuple):
 
     @property
     def dimension(self) -> int:
-        """The dimension along which the chunk goes."""
+        """Index of the dimension along which the chunk goes."""
         return self.order[self.place]
 
 
 @dataclass(frozen=True, eq=False)
 class PassagePlan:
-    """Passages of all chunks with their starts, and the finish of the last."""
+    """Passages of all chunks with their starts, and the finish of the last one in ticks."""
 
     dims: Dimensions
     collective: str
@@ -161,9 +162,9 @@ def plan_along(
     - `collective`: One of `IMPLICIT_COLLECTIVES`.
     - `orders` (sequence of sequence of int): Dimensions of each chunk, in the order in which a reduction or
       an alltoall uses them.
-    - `paces`: Pace of each dimension.
-    - `doubling`: True if pieces are doubled behind switches; by default they are sent directly.
-    - `improve`: True if other sequences of chunks are tried while the busiest dimension is often idle.
+    - `paces`: Costs of a send along each dimension.
+    - `doubling`: True for recursive doubling behind switches; by default pieces are sent directly.
+    - `improve`: True to try other sequences of chunks if the busiest dimension is often idle.
     """
     if collective not in IMPLICIT_COLLECTIVES:
         raise CollectiveError(
@@ -207,12 +208,12 @@ def plan_along(
 
 def _tasks_of(passages: Sequence[ChunkPassage], paces: Sequence[Pace]) -> Tasks:
     """Runs of passages as tasks, in order; each lane of a dimension is a resource."""
-    tasks, done = Tasks(), list[tuple[int, int]]()  # the last runs of the chunk so far, and their gaps
+    tasks, done = Tasks(), list[tuple[int, int]]()  # `done`: last runs of the chunk so far, and their gaps
     for number, each in enumerate(passages):
         first, tail = len(tasks.duration), paces[each.dimension].latency - paces[each.dimension].held
         if not number or passages[number - 1].chunk != each.chunk:
             done = []
-        way = -1 if each.reduces else 1  # backwards the other links are used
+        way = -1 if each.reduces else 1  # reversed passages use links of the other direction
         numbers = [tasks.add(run.busy, 3 * each.dimension + way * run.lane) for run in each.runs]
         ends = []
         for i, run in enumerate(each.runs):
@@ -220,7 +221,7 @@ def _tasks_of(passages: Sequence[ChunkPassage], paces: Sequence[Pace]) -> Tasks:
             is_last = first + i == numbers[-1] or each.runs[i + 1].lane != run.lane
             if not is_first:
                 before = each.runs[i - 1]
-                # Backwards what was the later of two goes first.
+                # In reversed time, the later of two runs comes first.
                 gap = before.lag + run.busy - before.busy if each.reduces else before.lag
                 ends_of = (numbers[i], numbers[i - 1]) if each.reduces else (numbers[i - 1], numbers[i])
                 tasks.after[ends_of[0]].append((ends_of[1], gap))
@@ -234,10 +235,10 @@ def _tasks_of(passages: Sequence[ChunkPassage], paces: Sequence[Pace]) -> Tasks:
 
 
 def _listed(tasks: Tasks, chunk_of: Sequence[int], *, improve: bool) -> list[int]:
-    """Start of each task in ticks.
+    """Start of each task in ticks, by list scheduling with improvement.
 
-    Earlier chunks go first. Forward-backward improvement then closes gaps: tasks are listed in reversed time,
-    those that end last first, and again forwards. Random moves of chunks follow, each improved in the same
+    Earlier chunks go first. Forward-backward improvement then closes gaps: tasks are scheduled in reversed
+    time, latest ends first, and again forwards. Random shifts of chunks follow; each is improved in the same
     way, and kept if the finish is no later.
 
     Source: Valls, Ballestin and Quintanilla, "Justification and RCPSP", European Journal of Operational

@@ -1,4 +1,4 @@
-"""The table of baselines: a row each, from which their order, costs and names derive."""
+"""Table of baselines with one row each, from which names, order and estimated build times derive."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from taccl.baselines.tree import tree
 if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
-#: Place of a baseline behind all that finish first as a rule.
+#: `place` of a baseline that is seldom the fastest.
 _LAST = 100
 
 
 class Baseline(NamedTuple):
-    """A baseline, and what searches and pictures have to know of it.
+    """A row of the table: a baseline, and data about it for searches and pictures.
 
     - `make`: Function from a problem to a schedule.
-    - `label`: Its name in pictures; empty for its own name.
-    - `turn`: Place in which `taccl.baselines.best` makes it: first those that are quick to build.
-    - `place`: Place among those that finish first as a rule.
-    - `build_s`: CPU seconds per 10,000 transfers to build and verify it, roughly.
-    - `competes`: False if only the searches by switches and servers propose it.
+    - `label`: Name in pictures; empty to use its key in the table.
+    - `turn`: Order in which `taccl.baselines.best` builds baselines, ascending; quick ones first.
+    - `place`: Rank by how often the baseline is the fastest; 0 is the most often.
+    - `build_s`: Approximate CPU seconds to build and verify 10,000 transfers.
+    - `competes`: False if only searches for topologies with reducing switches or servers propose it.
     - `names_contributions`: True if its sends name the contributions that they carry, which takes longer.
-    - `finer_chunks`: Collectives in which it finishes first in finer chunks as a rule: those of one root, or
-      all others, on tori or over nodes; empty for none.
+    - `finer_chunks`: Collectives for which finer chunks usually help, on tori or several nodes: ``"root"``
+      (those with a root), ``"all"``, or empty for none.
     """
 
     make: Callable[..., Schedule]
@@ -64,14 +64,14 @@ TABLE: dict[str, Baseline] = {
     "servers": Baseline(servers, "at servers", competes=False),
 }
 
-#: Order and costs of a baseline that was added to `BASELINES` alone; its `make` is not called.
+#: Row for a baseline that was added to `BASELINES` but not to the table; its `make` is not used.
 _DEFAULT = Baseline(ring)
-#: The function of every baseline, by name.
+#: {name: function from a problem to a schedule}.
 BASELINES: dict[str, Callable[..., Schedule]] = {name: each.make for name, each in TABLE.items()}
 
 
 def row_of(name: str) -> Baseline:
-    """Order and costs of a baseline; defaults for one without a row."""
+    """Row of a baseline; default values for one that is not in the table."""
     return TABLE.get(name, _DEFAULT)
 
 
