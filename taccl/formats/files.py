@@ -11,7 +11,7 @@ from pathlib import Path
 
 from taccl.errors import InputError
 
-#: {error of the operating system: its meaning for the caller's path}.
+#: {operating-system error: message for the caller}.
 _REASONS: dict[type[OSError], str] = {
     FileExistsError: (
         "the file exists; pass --overwrite (overwrite=True) to replace it, or give another path"

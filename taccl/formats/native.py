@@ -26,7 +26,7 @@ from taccl.schedule.schedule import Schedule
 
 FORMAT = "taccl-schedule"
 VERSION = 2
-#: Version of files without the columns that are derived; those of bare schedules (`Schedule.is_bare`).
+#: Version of files of bare schedules (`Schedule.is_bare`), which leave out derivable columns.
 _BARE_VERSION = 3
 #: Max seconds to compute the bound of a schedule that is saved without one.
 _BOUND_S = 2.0
@@ -38,7 +38,7 @@ _COLUMNS = {
 
 
 def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The schedule as plain values; `extra` is its origin, and becomes the field ``result``."""
+    """The schedule as plain values; `extra` (how it was made) becomes the field ``result``."""
     problem = schedule.problem
     document: dict[str, Any] = {
         "format": FORMAT,

@@ -11,7 +11,7 @@ from taccl.problem.collectives import make
 from taccl.program.layout import layout
 from taccl.program.program import Program
 
-#: Collectives whose calls count the elements of one rank.
+#: Collectives whose calls state the number of elements of one rank, not of the whole buffer.
 _COUNTED_BY_RANK = ("allgather", "alltoall", "gather", "reduce-scatter", "scatter")
 
 
@@ -98,7 +98,7 @@ def sizes_of(program: Program, least: int | None, most: int | None, *, otherwise
 
 
 def serves_powers_of_two(divisor: int, collective: str, num_ranks: int) -> bool:
-    """True if 2 ** n elements or bytes (of each rank, for some collectives) are multiples, for large n."""
+    """True if large powers of two, as numbers of elements or bytes in a call, are multiples of `divisor`."""
     ranks = num_ranks if collective in _COUNTED_BY_RANK else 1
     return (divisor // gcd(divisor, ranks)).bit_count() == 1
 

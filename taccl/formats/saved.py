@@ -27,9 +27,10 @@ from taccl.topology.topology import Topology
 
 VERSION = 1
 _LIMIT_BYTES = 10**9
-#: Schema name that marks a sketch with too few fields to be distinct from a topology; editors use it as well.
+#: Schema name in sketch files, so that a sketch with few fields is not taken for a topology. Editors use it
+#: too.
 _SCHEMA = "sketch.schema.json"
-#: {class of objects that `save` does not hold: the call that saves one}.
+#: {class that `save` does not support: the call that saves it}.
 _SAVED_BY = {
     "Collective": "taccl.save(taccl.make_problem(topology, collective), 'problem.json')",
     "Fit": "taccl fit -o profile.toml, or write the text of fit.to_toml(),",
@@ -42,7 +43,7 @@ _SAVED_BY = {
     "Workload": "taccl.workload.save_workload(workload, 'workload.toml')",
 }
 
-#: Endings of names that stand for other formats than JSON.
+#: File extensions of formats other than JSON.
 _OTHER_ENDINGS = {ending for each in FORMATS for ending in each.extensions if each.dump} - {".json"}
 
 T = TypeVar("T")
@@ -76,8 +77,8 @@ def save(
     Raises
     ------
     InputError
-        If `thing` is of another kind, or the name ends as of another format. If the file exists and
-        `overwrite` is False, or it cannot be written; or if `extra` is given without a schedule.
+        If `thing` is of another kind, or the name has the extension of another format. If the file exists
+        and `overwrite` is False, or it cannot be written; or if `extra` is given without a schedule.
     ExportError
         If a TOML file cannot hold the topology; JSON can.
     """

@@ -1,8 +1,8 @@
 """Chakra execution traces, one per rank, that ASTRA-sim runs as a custom collective.
 
 A trace is a graph of nodes. A node is a send, a receive, the computation of a sum, or a computed tile of a
-workload's step (`Computed`), which has a duration. ``docs/formats.md`` states the dependencies of each, and
-the losses.
+workload's step (`Computed`), which has a duration. ``docs/formats.md`` states the dependencies of each kind,
+and the information that a trace loses.
 
 A file is a sequence of messages, each a length and that many bytes in protobuf's wire format. The first
 message is `GlobalMetadata` (fields 1 version, 2 attributes). The others are `Node` (1 id, 2 name, 3 type, 5
@@ -34,7 +34,7 @@ from taccl.schedule.schedule import Schedule
 _COMP, _SEND, _RECEIVE = 4, 5, 6
 _VERSION = "0.0.4"
 _SUFFIX = ".et"
-#: Collectives whose size ASTRA-sim can cut into chunks.
+#: Collectives whose chunks ASTRA-sim can scale to another message size.
 _SCALED = frozenset(("allgather", "allreduce", "alltoall", "reduce-scatter"))
 _SHOWN = 3
 
@@ -61,7 +61,7 @@ def dump_chakra(
     computed: Sequence[Computed] = (),
     sources: Mapping[tuple[int, int], Computed] = MappingProxyType({}),
 ) -> dict[Path, bytes]:
-    """{file: trace}, ``PREFIX.0.et``, ``PREFIX.1.et``, ..., one per rank; warns of losses.
+    """Traces as {file: content}, one file per rank (``PREFIX.0.et``, ...); warns of lost information.
 
     - `schedule`: A schedule whose links each join two ranks.
     - `path`: The prefix, or ``PREFIX.et``.
@@ -97,7 +97,7 @@ def dump_chakra(
 
 @dataclass(slots=True)
 class _Node:
-    """A node of one rank's trace; `after` are ids of nodes of the same trace. No node runs on the CPU."""
+    """A node of one rank's trace; `after` has the ids of nodes that it waits for. No node runs on the CPU."""
 
     kind: int
     name: str
@@ -171,7 +171,7 @@ def _nodes(
     for before, s in _kept_order(events):
         nodes[links[events.link[s]].src][sent[s]].after.add(sent[before])
     for each in nodes:
-        if not each:  # ASTRA-sim takes a trace without a ready node for a deadlock
+        if not each:  # ASTRA-sim reports a trace without a ready node as a deadlock
             each.append(_Node(_COMP, "nothing to do"))
     return nodes
 
@@ -186,13 +186,13 @@ def _sources(events: Events, send: int) -> set[int]:
             source = events.source[wait]
             if source < events.num_sends:
                 found.add(source)
-            else:  # a join of several arrivals
+            else:  # a wait for several arrivals: collect its sources
                 pending.append(source)
     return found
 
 
 def _kept_order(events: Events) -> set[tuple[int, int]]:
-    """Pairs of successive sends of a rank on a resource, of which the first ends before the second starts."""
+    """Pairs of successive sends of one rank on one resource where the first ends before the second starts."""
     links = events.problem.topology.links
     pairs = set()
     for uses in events.uses.values():
@@ -216,7 +216,7 @@ def _shared_by_ranks(problem: Problem, events: Events) -> list[str]:
 
 
 def _total_chunks(problem: Problem) -> int:
-    """Number of chunks of the whole collective, as ASTRA-sim counts them; 0 if it cannot scale them."""
+    """Number of chunks of the collective (``total_chunk_cnt``); 0 if ASTRA-sim cannot scale its chunks."""
     collective = problem.collective
     alike = len(set(problem.chunk_bytes)) == 1 and collective.name in _SCALED
     return collective.size_chunks if alike and collective.size_chunks % collective.num_ranks == 0 else 0

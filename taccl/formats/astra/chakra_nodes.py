@@ -18,12 +18,12 @@ from typing import Any
 from taccl._internal.reading import MAX_FILE_BYTES, read_bytes
 from taccl.errors import FormatError
 
-#: Types of nodes, as `NodeType` numbers them.
+#: Types of nodes; the index is the value in protobuf's enum `NodeType`.
 NODE_TYPES = (
     "INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE",
     "COMM_RECV_NODE", "COMM_COLL_NODE",
 )  # fmt: skip
-#: Collectives, as `CollectiveCommType` numbers them.
+#: Collectives; the index is the value in protobuf's enum `CollectiveCommType`.
 COLLECTIVE_TYPES = (
     "ALL_REDUCE", "REDUCE", "ALL_GATHER", "GATHER", "SCATTER", "BROADCAST", "ALL_TO_ALL", "REDUCE_SCATTER",
     "REDUCE_SCATTER_BLOCK", "BARRIER",
@@ -36,7 +36,7 @@ class TraceNode:
 
     - `kind`: One of `NODE_TYPES`.
     - `after`: Ids of the nodes that it waits for (data dependencies).
-    - `control`: Ids of its control dependencies; of host operations, the callers.
+    - `control`: Ids of its control dependencies; for host operations, their callers.
     - `duration_us`: Duration in microseconds; 0 if the trace states none.
     - `attributes`: {name: number, truth value or text}.
     """
@@ -51,9 +51,9 @@ class TraceNode:
 
 
 def load_trace_nodes(path: str | os.PathLike[str]) -> list[TraceNode]:
-    """Nodes of a trace in a file, in its order.
+    """Load the nodes of a trace, in the order of the file.
 
-    Raises `InputError` if the file cannot be read, and `FormatError` if it is no trace.
+    Raises `InputError` if the file cannot be read, and `FormatError` if it is not a trace.
     """
     where, content = os.fspath(path), read_bytes(path)
     if content[:2] == b"\x1f\x8b":
@@ -100,7 +100,7 @@ def _from_json(text: str) -> Iterator[TraceNode]:
 
 
 def _of_jsonizer(data: Mapping[str, Any]) -> TraceNode:
-    """A node that protobuf's JSON mapping wrote: names in camel case, numbers of 64 bits as text."""
+    """Node from protobuf's JSON mapping, where names are in camel case and 64-bit numbers are text."""
     attributes = {}
     for each in data.get("attr", ()):
         value = next((value for name, value in each.items() if name not in ("name", "docString")), 0)
@@ -113,7 +113,7 @@ def _of_jsonizer(data: Mapping[str, Any]) -> TraceNode:
 
 
 def _of_feeder(data: Mapping[str, Any]) -> TraceNode:
-    """A node of the JSON that the feeder reads; its attributes are fields."""
+    """Node from the feeder's JSON, where attributes are fields of the node."""
     known = ("Id", "Name", "NodeType", "data_deps", "ctrl_deps", "ctrlDeps", "runtime")
     after, control = _ids(data.get("data_deps", ())), _ids(data.get("ctrl_deps", data.get("ctrlDeps", ())))
     attributes = {name: value for name, value in data.items() if name not in known}
@@ -160,7 +160,7 @@ def _node(message: bytes) -> TraceNode:
     return TraceNode(number, name, NODE_TYPES[kind], _ids(waits[5]), _ids(waits[4]), took_us, attributes)
 
 
-#: Fields of an `AttributeProto` of fixed width, and how `struct` names them.
+#: {field number of a fixed-width value in `AttributeProto`: its `struct` format}.
 _FIXED = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
 
 
@@ -186,7 +186,7 @@ def _attribute(message: bytes) -> dict[str, Any]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """(number, value) of each field: an integer of a varint, else the bytes."""
+    """(field number, value) of each field: an integer for a varint, otherwise the raw bytes."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -214,7 +214,7 @@ def _packed(content: bytes) -> list[int]:
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """A varint, and the position behind it."""
+    """Value of the varint at position `at`, and the position after it."""
     value = shift = 0
     while True:
         byte = content[at]

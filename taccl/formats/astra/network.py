@@ -136,7 +136,7 @@ def _assumed(file: _Network, ranks_per_node: int | None) -> list[str]:
 
 
 def _plain(text: str, where: str) -> dict[str, Any]:
-    """Fields of a YAML file, each a text or a list of texts; the content of other fields is not read."""
+    """{field: its items as strings} of a YAML file; empty for a field that is not a list."""
     import yaml
 
     try:

@@ -31,7 +31,7 @@ from taccl.program.runtimes import (
 from taccl.runtimes.runtime import Runtime
 from taccl.runtimes.table import RUNTIMES
 
-#: Types of steps.
+#: {type of a step in a file: operation in a program}.
 TYPES = {
     "s": "send", "r": "receive", "rcs": "receive-send", "rrc": "receive-reduce",
     "rrs": "receive-reduce-send", "rrcs": "receive-reduce-copy-send", "cpy": "copy", "re": "reduce",
@@ -43,7 +43,7 @@ _COLLECTIVES = ("allreduce", "allgather", "reduce", "broadcast", "alltoall", "re
 _READERS = [each for each in RUNTIMES.values() if each.reads_xml]
 #: {other runtimes' name of a collective: MSCCL's name}.
 _ALIASES = {theirs: ours for each in _READERS for ours, theirs in each.renamed.items()}
-#: Largest limits of all runtimes, as files for any of them are read.
+#: Largest limits among all runtimes, since a file may be meant for any of them.
 _LARGEST = Runtime(
     "any", "any runtime",
     max_steps=max(each.max_steps for each in _READERS),

@@ -23,7 +23,7 @@ from taccl.runtimes.registry import runtime_named
 
 __all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]
 
-#: {step: the slot at the other end of its queue, if the step there names one}.
+#: {step: slot of the step at the other end of its queue, or None if that step names no slot}.
 Mirrored = dict[StepAddress, Slot | None]
 
 _TYPE_OF = {operation: kind for kind, operation in TYPES.items()}
@@ -41,15 +41,14 @@ def dump_msccl_xml(
 ) -> str:
     """Text of the MSCCL XML file for a program.
 
-    - `min_bytes`, `max_bytes`: Sizes for which the runtime uses the program, the upper one excluded.
-      Default: half to twice the size of a lowered schedule, and up to 128 MiB for other programs. The runtime
-      allocates ``max_bytes`` times the share of scratch in the buffer.
+    - `min_bytes`, `max_bytes`: Sizes for which the runtime uses the program, the upper one excluded. Default:
+      half to twice the size of a lowered schedule, and up to 128 MiB for other programs. The runtime
+      allocates scratch memory for ``max_bytes``.
     - `split`: True to split a threadblock with too many steps into several that run one after another, each
       with its own channel (`taccl.program.split`). Default: split if needed, with a warning.
     - `name`: Name of the program in the file, by default the program's. Characters other than letters,
       digits, ``_``, ``.`` and ``-`` become ``-``.
-    - `runtime`: Runtime that reads the file, one of `taccl.runtimes`; its limits and names
-      apply.
+    - `runtime`: Runtime that reads the file, one of `taccl.runtimes`; its limits and names apply.
     """
     reader = runtime_named(runtime, xml=True)
     min_bytes, max_bytes = sizes_of(program, min_bytes, max_bytes, otherwise=2**27)
@@ -98,12 +97,12 @@ def dump_msccl_xml(
 
 
 def unseen_root(collective: str, root: int) -> str:
-    """Warning for a rooted collective: runtimes do not compare roots."""
+    """Warning text for a rooted collective: runtimes do not compare roots."""
     return f"runtimes of MSCCL XML take every {collective} for one with root {root}"
 
 
 def _mirrored(program: Program) -> tuple[Mirrored, Mirrored]:
-    """Slot that each receive's data was sent from, and slot that each send's data is received into."""
+    """Slots of peers: {receive: slot that its data comes from}, {send: slot that its data goes to}."""
     sources: Mirrored = {}
     targets: Mirrored = {}
     for parcel in parcels_of(program):

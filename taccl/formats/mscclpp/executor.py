@@ -40,7 +40,8 @@ _FIRST_PACKET = {"upkt": 0, "repkt": 1}
 Op = dict[str, Any]
 #: Place of a chunk: (rank, memory, index).
 Place = tuple[int, str, int]
-#: Inbox of signals: an end of a channel, ``(kind, rank, peer, index among these)``, or a semaphore.
+#: Inbox of signals: an end of a channel, ``(kind, rank, peer, index among these)``, or a semaphore,
+#: ``("semaphore", rank, number)``.
 Inbox = tuple[Any, ...]
 
 
@@ -91,7 +92,7 @@ class _PlanRun:
         self.layouts = (RankLayout((), ()),) * len(self.gpus)
         if self.collective is not None:
             self.layouts = layout(self.collective)
-        self.users: list[set[Place]] = []  # places of each rank that its user accesses before and after
+        self.users: list[set[Place]] = []  # places that each rank's user accesses, before and after the run
         self.contents: dict[Place, Content] = {}
         self.packets: dict[tuple[int, int], Content] = {}
         self.inboxes: dict[Inbox, deque[int]] = {}
@@ -326,7 +327,7 @@ class _PlanRun:
     def _combine(self, r: int, t: int, op: Op) -> None:
         """Write the sum of an operation's sources, chunks of the rank or packets, to its destination.
 
-        The arrival of a packet orders no other access of its sender.
+        The arrival of a packet does not imply that earlier writes of its sender have arrived.
         """
         sources, (dst,) = op["src_buff"], op["dst_buff"]
         first = _FIRST_PACKET.get(op["name"], len(sources))

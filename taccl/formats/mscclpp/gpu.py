@@ -77,7 +77,10 @@ class PlanGpu:
         return "memory" if self.nodes[peer] == self.nodes[self.rank] else "port"
 
     def _semaphores(self) -> tuple[dict[StepAddress, list[int]], dict[StepAddress, list[int]], int]:
-        """Semaphores that each step acquires and releases, and their number; implied waits have none."""
+        """({step: semaphores it acquires}, {step: semaphores it releases}, number of semaphores).
+
+        Waits implied by earlier waits of a threadblock need no semaphore.
+        """
         numbers: dict[tuple[int, int], int] = {}
         waits: dict[StepAddress, list[int]] = defaultdict(list)
         released: dict[StepAddress, list[int]] = defaultdict(list)

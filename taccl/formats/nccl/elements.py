@@ -1,7 +1,7 @@
 """Elements of an NCCL topology file as a tree of parts, GPUs and NICs, with assumptions.
 
-Constants are those of NCCL and RCCL (`src/graph/topo.h` and `topo.cc` of each, as of 2026). The same holds
-for assumptions on missing attributes. NCCL itself queries the machine first, which a file does not permit.
+Constants, and values assumed for missing attributes, are those of NCCL and RCCL (`src/graph/topo.h` and
+`topo.cc` of each, as of 2026). NCCL itself first queries the machine for missing values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _GPU, _NIC, _SWITCH, _NVSWITCH = "GPU", "NIC", "PCIe switch", "NVSwitch"
 GPU_CLASSES = ("0x03", "0x1200")
 #: {element of links between GPUs: fabric}.
 FABRICS = {"nvlink": "NVLink", "xgmi": "xGMI"}
-#: us per MB of two lanes of PCIe 1: virtual machines report rates this low for bridges without such a limit.
+#: Beta in us per MB of two lanes of PCIe 1. Virtual machines report rates this low for bridges that are
+#: faster.
 _VIRTUAL_BETA = beta_of_bandwidth(Fraction(2 * 15, 80))
 
 

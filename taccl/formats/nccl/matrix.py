@@ -1,6 +1,6 @@
 """The matrix of ``nvidia-smi topo -m`` as text: cells, affinities and names of devices.
 
-Quote marks of mails and forums, colours, numbers of lines and text around the matrix are ignored.
+Quote marks of mails and forums, colours, line numbers and text around the matrix are ignored.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _COMMAS = re.compile(r"\bGPU\d+\s*,\s*\w+\d+\s*,", re.MULTILINE)
 NVLINK = re.compile(r"^NV([1-9]\d{0,2})$")
 #: {cell of earlier drivers: current name}.
 _EARLIER_CELLS = {"SOC": "SYS"}
-#: One cell; then several cells without spaces between them; then a last cell without space before the
-#: affinity.
+#: Patterns: one cell; several cells without spaces between them; a last cell joined to the affinity.
 _CELL = r"X|SYS|SOC|NODE|PHB|PXB|PIX|NV[1-9]\d*"
 _GLUED = re.compile(rf"(?:{_CELL}){{2,}}")
 _GLUED_AFFINITY = re.compile(rf"({_CELL})(N/A|\d[\d,-]*)")
@@ -70,7 +69,7 @@ class Matrix:
         return sorted(groups, key=lambda group: min(map(self.devices.index, group)))
 
     def hidden(self) -> list[str]:
-        """GPUs that NVLinks join, and that may share a PCIe switch, as far as the cells tell."""
+        """GPUs joined by NVLinks that may also share a PCIe switch, which NVLink cells do not show."""
         pairs = (pair for pair in combinations(self.gpus, 2) if self._may_share(*pair))
         return list(dict.fromkeys(gpu for pair in pairs for gpu in pair))
 
@@ -103,7 +102,7 @@ def read_matrix(text: str, where: str) -> Matrix:
             "found no line that begins with GPU0; expected what `nvidia-smi topo -m` prints; save it whole",
             where=where,
         )
-    # Each line may have a number, or a time of its own, where the header has one.
+    # Each line may begin with a line number or a timestamp of its own where the header has one.
     prefix = re.compile(re.sub(r"\d+", r"\\d+", re.escape(header[1].strip())))
     begins = [(line.strip(), prefix.match(line.strip())) for line in lines]
     lines = [line[match.end() :] if match else "" for line, match in begins]

@@ -1,4 +1,4 @@
-"""NICs of a server: those of each local rank, the shares of its sends, and what all of them carry."""
+"""NICs of a server: assignment to local ranks, shares of each send, and total throughput."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from taccl.solvers.highs import minimise
 from taccl.topology.topology import Side
 
 _SIDES: tuple[Side, ...] = ("send", "receive")
-#: Relative difference of two capacities that is no rounding.
+#: Relative difference of two capacities up to which they count as equal.
 _APART = 1e-9
 
 
 class Nics:
-    """NICs of each local rank, and the steps to and from them.
+    """NICs of each local rank, and the capacity limits (steps) on the paths to and from them.
 
     A rank uses all of its nearest NICs as one NIC whose rate is the sum. It stripes each send over them in
     proportion to the rates at which PCIe reaches them. Ranks with the same nearest NICs divide them if the
@@ -29,8 +29,8 @@ class Nics:
 
     - `rails`: True if a rank sends across nodes only to ranks with its own local rank.
     - `of_rank`: NICs of each local rank.
-    - `units`: {local ranks, and the times for which each holds them: NICs}. They are one resource, as they
-      are busy together.
+    - `units`: {(local ranks that use the NICs, betas of their holds): NICs}. The NICs of an entry are one
+      resource, as they are busy together.
     """
 
     def __init__(self, server: PcieServer, *, rails: bool = False) -> None:
@@ -85,7 +85,7 @@ class Nics:
         return [(name, beta, side) for name, beta in held.items()]
 
     def ports(self, rank: int, node: int, side: Side) -> list[WayStep]:
-        """NICs that a send of a local rank holds as steps, out of a node or into it."""
+        """Steps for the NICs that a send of a local rank holds, out of a node or into it."""
         way = "egress" if side == "send" else "ingress"
         return [
             (
@@ -98,7 +98,7 @@ class Nics:
         ]
 
     def undercut(self) -> dict[tuple[str, Fraction, Fraction], list[str]]:
-        """{(assumption, its beta, beta of NICs together): NICs that PCIe serves below their stated rate}."""
+        """{(assumption, its beta, joint beta of the NICs): names of NICs limited by assumed PCIe rates}."""
         server = self._server
         through: dict[tuple[str, Fraction], set[int]] = defaultdict(set)
         for gpu, nics in zip(server.gpus, self.of_rank, strict=True):
@@ -153,7 +153,7 @@ class Nics:
         return float(min(flows))
 
     def assumptions(self) -> list[str]:
-        """Statements on capacity of the NICs that ranks do not use."""
+        """Assumptions on shared NICs, unused NICs and lost capacity."""
         assumed = []
         if any(
             self._shares[side][a] != self._shares[side][b]

@@ -97,7 +97,7 @@ class PcieServer:
             self.guesses[step[0]] = guess
 
     def lift_guesses(self) -> None:
-        """Raise assumed rates of links that serve only NICs, as of a dual-port card, to the NICs' total."""
+        """Raise assumed rates of links that only serve NICs, such as a dual-port card's, to the NICs' sum."""
         serves_gpus = {key for gpu in self.gpus for key in self._above(gpu)}
         sent: dict[str, Fraction] = defaultdict(Fraction)
         used = sorted({nic for gpu in self.gpus for nic in self.near_nics(gpu)})
@@ -150,7 +150,7 @@ class PcieServer:
         )
 
     def shares(self, gpu: str, nics: Iterable[int], side: Side) -> dict[int, Fraction]:
-        """{NIC: its share of what a GPU sends or receives}, by the rates of PCIe to all of them together."""
+        """{NIC: share of the bytes that a GPU sends or receives}, in proportion to PCIe rates to the NICs."""
         rates = {nic: 1 / self.nics[nic].beta_us_per_mb for nic in nics}
         through: dict[tuple[int, str, str], list[int]] = defaultdict(list)
         for nic in rates:

@@ -92,7 +92,7 @@ class _Shared:
     def add_resources(self) -> None:
         """Add the resources that several links hold and that no other resource implies.
 
-        From equal resources the last is kept: NICs come after the PCIe links that lead to them.
+        Among equal resources the last is kept: NICs come after the PCIe links that lead to them.
         """
         of_link = defaultdict(list)
         for name, holds in self.holds.items():

@@ -5,11 +5,11 @@ valid under the tool's model. (The exception is an allreduce whose phases overla
 warning says so.) Properties without a place in the file are omitted, with a `LossyConversionWarning` that
 names them.
 
-The tool's model: nodes are copies of one. Inside it, a pair of local ranks has some number of parallel links,
-with the same cost per chunk. Between nodes, the same local ranks are linked for every ordered pair of nodes,
-all with one latency and one cost per chunk; only there do chunks merge. With more than two nodes, a rank
-sends to one other node at a time, and receives from one. Ranks at a switch have an output port and an input
-port for each of its planes.
+The tool's model: all nodes are copies of one node. Inside a node, a pair of local ranks has some number of
+parallel links, with the same cost per chunk. Between nodes, the same local ranks are linked for every ordered
+pair of nodes, all with one latency and one cost per chunk; only there do chunks merge. With more than two
+nodes, a rank sends to one other node at a time, and receives from one. Ranks at a switch have an output port
+and an input port for each of its planes.
 """
 
 from __future__ import annotations

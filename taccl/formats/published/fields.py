@@ -33,7 +33,8 @@ from taccl.topology.topology import Topology
 
 REMEDY = "write the file anew with the tool that made it"
 
-#: Index of a rank, chunk or link; then a start, limited so that the tick grid does not overflow.
+#: Index of a rank, chunk or link; count of parts; start in tenths of a unit, limited so that the tick grid
+#: does not overflow.
 _Index = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 _Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 _Tenths = Annotated[int, Field(strict=True, ge=0, le=10**15)]
@@ -243,7 +244,7 @@ def _turned_round(edges: list[Edge]) -> list[Edge]:
 
 
 def collective_of(file: AlgorithmFile) -> tuple[dict[int, int], Collective, list[str]]:
-    """{number that sends use: chunk}, the collective, and notes for the user."""
+    """({chunk number in sends: chunk index}, the collective, notes for the user)."""
     chunks = file.collective.chunks
     by_address: dict[int, list[ChunkFields]] = defaultdict(list)
     for each in chunks:

@@ -32,7 +32,7 @@ _EXAMPLES = {
     "all_to_all_single": "output, input", "gather": "tensor, gather_list", "scatter": "tensor, scatter_list",
 }  # fmt: skip
 _ROUNDS, _END = "ROUNDS: list[list[Round]] = [\n", "# --- end of the schedule ---\n"
-#: Values of a module's tag, so that two schedules on one group have different ones.
+#: Number of different tags of modules, so that two schedules on one process group rarely share a tag.
 _TAGS = 2**20
 
 
@@ -108,7 +108,7 @@ def _dict(entries: Mapping[int, str]) -> str:
 
 
 def _without_unused(text: str, methods: tuple[str, ...]) -> str:
-    """A module without other methods of its class, and without private code that nothing uses then."""
+    """Remove the class's other methods from a module, then the private code that nothing uses any more."""
     while True:
         tree = ast.parse(text)
         [collective] = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Collective")
@@ -138,7 +138,7 @@ def _without_unused(text: str, methods: tuple[str, ...]) -> str:
 
 
 def _names(node: ast.stmt) -> list[str]:
-    """Names that a definition or an assignment gives."""
+    """Names that a definition or an assignment binds."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else []

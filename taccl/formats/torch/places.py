@@ -1,4 +1,4 @@
-"""Places of values in tensors: the user's where they are free, else staged ones, one for each message.
+"""Places of values: in the user's tensors where slots are free, else in staged tensors, one per message.
 
 The user's input is only read. An input that is also an output of its rank is in the output from the start. So
 one list of steps serves calls in place and out of place.
@@ -15,7 +15,7 @@ from taccl.formats.torch.rounds import Rounds, Value
 
 
 class Place(NamedTuple):
-    """Slots that follow one another in a buffer.
+    """Consecutive slots of a buffer.
 
     - `buffer`: ``"input"``, ``"output"``, or the number of a staged tensor.
     """
@@ -36,8 +36,9 @@ class Local(NamedTuple):
 class RankRound:
     """Part of one rank in a round.
 
-    - `stage` ({number of a staged tensor: part of a block of each slot}): Tensors to allocate first.
-    - `send`, `receive` ({peer: places}): One message each; received chunks are in one place.
+    - `stage` ({number of a staged tensor: for each of its slots, the part of a block that it holds}): Tensors
+      to allocate first.
+    - `send`, `receive` ({peer: places}): One message per peer; its chunks are contiguous at the receiver.
     - `then`: Operations once all messages have arrived, in order.
     """
 
@@ -48,7 +49,7 @@ class RankRound:
 
 
 def place(found: Rounds) -> list[dict[int, RankRound]]:
-    """{round: the rank's part in it}, by rank; the number of rounds stands for what follows the last."""
+    """{round: the rank's part in it}, one per rank; key `num_rounds` has the operations after all rounds."""
     return _Placing(found).run()
 
 
@@ -94,7 +95,7 @@ class _Placing:
         return self.rounds
 
     def _message(self, number: int, src: int, dst: int, arrivals: Sequence[Value]) -> None:
-        """Place the values of a message: in the output if all go to slots there that follow one another."""
+        """Place a message's values: in the output if their slots are free and consecutive, else staged."""
         mine = self.rounds[dst][number]
         before = (number, -1)
         homes = [value.output_slot for value in arrivals]
@@ -145,9 +146,9 @@ class _Placing:
         return (at.buffer, 0, at.first) if isinstance(at.buffer, str) else ("", at.buffer, at.first)
 
     def _is_free(self, value: Value, time: tuple[int, int]) -> bool:
-        """True if a value has a slot in the output that nothing reads after a time.
+        """True if a value belongs in an output slot that nothing reads at or after `time`, a (round, turn).
 
-        The occupant may still be read by the very sum that the value is.
+        The previous occupant may be a summand of the value itself.
         """
         if value.output_slot < 0:
             return False
@@ -159,9 +160,10 @@ class _Placing:
         self.at[value.number] = Place("output", slot)
 
     def _staged(self, rank: int, number: int, values: Sequence[Value], moved: Sequence[Value] = ()) -> int:
-        """Number of a staged tensor for some values, the least that is free in a round.
+        """Lowest number of a staged tensor that is free in a round; the tensor will hold `values`.
 
-        It is not kept for values that are moved out in that round.
+        The tensor stays in use until these are read, except for values that are `moved` to the output in this
+        round.
         """
         busy = self.in_use[rank]
         free = next(i for i in range(len(busy) + 1) if busy.get(i, -1) < number)
@@ -174,12 +176,12 @@ class _Placing:
         return free
 
     def _keep(self, rank: int, staged: int, value: Value) -> None:
-        """Keep a staged tensor for all reads of a value."""
+        """Keep a staged tensor until the last read of a value."""
         last = value.last_read[0]
         self.in_use[rank][staged] = max(self.in_use[rank][staged], last)
 
     def _join(self, mine: RankRound | None) -> None:
-        """Join operations of a round on slots that follow one another everywhere into one."""
+        """Merge successive operations of a round whose slots are all consecutive."""
         if mine is None:
             return
         done: list[Local] = []
@@ -196,7 +198,7 @@ class _Placing:
 
 
 def joined(places: Sequence[Place]) -> tuple[Place, ...]:
-    """Places of single slots, in order; those that follow one another as one."""
+    """Places of single slots, in order, with consecutive slots merged."""
     runs: list[Place] = []
     for each in places:
         last = runs[-1] if runs else None

@@ -21,7 +21,7 @@ from taccl.program.execution import running_order
 from taccl.program.layout import RankLayout, layout
 from taccl.program.program import OPERATIONS, Program, Queue, Slot
 
-#: Rounds of a value that is read at the end: after every other.
+#: Round in which outputs are read: after every other round.
 AT_THE_END = 2**62
 
 
@@ -49,7 +49,7 @@ class Value:
     - `input_slot`: Its slot in the input buffer; -1 if it is no input.
     - `output_slot`: Slot of the output buffer that it must end in; -1 if it is no output.
     - `number`: Position in order of creation.
-    - `turn`: Turn of a sum among those of its round at its rank, from 1 on.
+    - `turn`: Position of a sum among the sums of its round and rank, from 1; 0 for other values.
     - `last_read`: Last (round, turn) that reads it. The turn of messages is -1, before all sums.
     """
 
@@ -156,7 +156,7 @@ def rounds_of(program: Program) -> Rounds:
 def _executed(
     program: Program, collective: Collective, call: Call, layouts: tuple[RankLayout, ...]
 ) -> Rounds:
-    """Inputs and outputs of a program as values, each with those that it is made of."""
+    """Execute a program symbolically: inputs and outputs as values, linked to the values they are made of."""
     numbers = count()
     memory: list[dict[Slot, Value]] = []
     inputs: list[list[Value]] = []
@@ -255,9 +255,9 @@ def _sort_into_rounds(found: Rounds) -> None:
 
 
 def _take_turns(values: list[Value]) -> None:
-    """Sort the sums of a round at a rank: first those that need no other of them, each time by chunk.
+    """Sort the sums of one round and rank by dependency depth, then by chunk.
 
-    Neighbouring chunks are then added up in one operation.
+    Sums of neighbouring chunks can then be computed in one operation.
     """
     depth: dict[int, int] = {}
     for value in values:  # a summand has a lower number

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 
 class In(NamedTuple):
-    """Chunks of the caller's input, which is only read: number of the first, and how many."""
+    """Chunks of the caller's input, which is only read: index of the first chunk, number of chunks."""
 
     first: int
     num: int
@@ -49,7 +49,7 @@ class Local(NamedTuple):
 class Round(NamedTuple):
     """One rank's part in a round.
 
-    - `stage`: Tensors to allocate. Each lists the part of a block that each of its chunks is.
+    - `stage`: Tensors to allocate. {number: for each chunk of the tensor, its part of a block}.
     - `send`, `receive`: One message for each peer.
     - `then`: What follows once all messages have arrived, in order.
     """
@@ -92,7 +92,7 @@ ROUNDS: list[list[Round]] = [
 ]
 # --- end of the schedule ---
 
-#: How each reduction combines two contributions; AVG divides the sum at the end.
+#: Function that combines two contributions, for each reduction; AVG divides the sum at the end.
 _COMBINE = {
     dist.ReduceOp.SUM: torch.add, dist.ReduceOp.AVG: torch.add, dist.ReduceOp.PRODUCT: torch.mul,
     dist.ReduceOp.MAX: torch.maximum, dist.ReduceOp.MIN: torch.minimum,
@@ -183,7 +183,7 @@ class Collective:
     def reduce_scatter_single(
         self, output: Any, input: Any, op: Any = dist.ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
-        """Reduce the inputs of all ranks to one block each; in place if the output is that of the input."""
+        """Reduce all inputs to a block per rank; in place if the output is a rank's block of the input."""
         combine = self._combine(op, input)
         self._check(input, output, NUM_RANKS, 1)
 
@@ -254,7 +254,7 @@ class Collective:
         self, source: Any, target: Any, *, own: Any = None, own_block: int = 0, blocks: int = 1,
         combine: Any = torch.add, average: bool = False,
     ) -> None:  # fmt: skip
-        """Run all rounds, once this rank's own block is in the target, which has a number of blocks.
+        """Copy this rank's own block into the target, which has `blocks` blocks; then run all rounds.
 
         The source has one block if there is no target. Tensors that are not contiguous are copied.
         """
@@ -272,7 +272,7 @@ class Collective:
             target.copy_(flat.view(target.shape))
 
     def _run(self, source: Any, target: Any, block: int, combine: Any) -> None:
-        """Run all rounds on flat tensors, with a number of elements in each block."""
+        """Run all rounds on flat tensors; `block` is the number of elements of a block."""
         each = -(-block // PARTS)  # the last parts of a block may be shorter, or empty
         begins = [min(part * each, block) for part in range(PARTS + 1)]
         some = source if target is None else target
@@ -312,13 +312,13 @@ class Collective:
                     combine(*operands, out=view(local.target))
 
     def _connect(self, device: Any) -> None:
-        """Let all ranks take part in the first message of the group, as NCCL requires."""
+        """Let all ranks take part in the group's first communication, as NCCL requires."""
         if device not in self._connected:
             dist.all_reduce(torch.zeros(1, device=device), group=self.group)
             self._connected.add(device)
 
     def _start(self, call: Any, tensors: tuple[Any, ...], async_op: bool) -> Work | None:
-        """Run a call; one that is not waited for in a stream on a GPU, and in a thread on a CPU."""
+        """Run a call: an asynchronous one in a stream of its own on a GPU, and in a thread on a CPU."""
         device = tensors[0].device
         self._connect(device)
         call = torch.no_grad()(call)
@@ -378,7 +378,7 @@ class Collective:
         return list(tensors or ()) if self.rank == ROOT else []
 
     def _apart(self, source: Any, target: Any, own: Any) -> Any:
-        """The source, or a copy if the target lies inside it elsewhere than at this rank's own block."""
+        """The source, or a copy if the target overlaps it elsewhere than at this rank's own block."""
         begin, end = source.data_ptr(), source.data_ptr() + source.numel() * source.element_size()
         last = target.data_ptr() + target.numel() * target.element_size()
         overlaps = target.data_ptr() < end and begin < last
