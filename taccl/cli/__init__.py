@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 1 the answer is no (infeasible, a check failed, no schedule found); 2 bad input, or an
 answer that cannot be written; 3 a known solver is not installed or not licensed; 70 a fault of taccl's own;
-130 Ctrl-C with nothing in hand.
+130 interrupted (Ctrl-C) before there was an answer.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from types import FrameType
 
 from taccl._internal.deadline import await_left_behind, process_began_s, signals_to
 
-#: Objects made between two collections: Python's 700 cost a fifth of the time of large topologies.
+#: Allocations between garbage collections. Python's default of 700 costs a fifth of the time of large
+#: topologies.
 _COLLECT_EVERY = 100_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code. Without words it is the command, and the process ends with it.
+    """Run one verb; return its exit code.
 
-    The time limit of the command counts from the start of its process.
+    Without `argv` this is the command itself: it reads `sys.argv`, its time limit counts from the start of
+    the process, and the process ends afterwards.
     """
     began_s, interrupts = process_began_s() if argv is None else time.monotonic(), list[int]()
     code = 130
     gc.set_threshold(_COLLECT_EVERY, *gc.get_threshold()[1:])
 
-    def note(number: int, frame: FrameType | None) -> None:  # whatever becomes of the exception
+    def note(number: int, frame: FrameType | None) -> None:  # recorded even if the exception is lost
         interrupts.append(number)
         signal.default_int_handler(number, frame)
 
-    try:  # whatever takes time to import is imported in here
+    try:  # slow imports are in here, so that Ctrl-C is handled
         with signals_to(note, "SIGINT", only=signal.default_int_handler):
             from taccl.cli.command import complete, run
 
@@ -47,9 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         pass
     except ImportError:
-        if not interrupts:  # a library that is interrupted while it is imported may say that it is damaged
+        if not interrupts:  # an import that Ctrl-C interrupts may raise ImportError
             raise
-    if argv is None:  # all is said: neither Ctrl-C nor what nobody needs any more holds up the end
+    if argv is None:  # the answer is printed: neither Ctrl-C nor garbage collection delays the end
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         gc.freeze()
         if any(each.name == "taccl-work" for each in threading.enumerate()):
@@ -58,9 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _end_now(code: int) -> None:
-    """End the process without taking the interpreter down.
+    """End the process without shutting down the interpreter.
 
-    A thread that was left behind when time was up may be in compiled code, and would abort in it.
+    A worker thread abandoned at the time limit may still run compiled code, and would abort during a
+    shutdown.
     """
     atexit.unregister(await_left_behind)
     atexit._run_exitfuncs()

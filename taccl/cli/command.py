@@ -1,4 +1,4 @@
-"""From words to an exit code: the parser, the verb that was named, and what is printed of its answer."""
+"""Parse the command line, run the named verb, and print its answer."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _INTERRUPTED = failed("interrupted, with nothing in hand", EXIT_INTERRUPTED)
 def run(
     argv: Sequence[str] | None = None, interrupts: Sequence[int] = (), *, began_s: float | None = None
 ) -> int:
-    """Run one verb; returns the exit code. Each Ctrl-C until then is noted in `interrupts`.
+    """Run one verb; return its exit code.
 
+    - `interrupts`: List to which the caller's signal handler appends each Ctrl-C.
     - `began_s`: Start of the verb on the clock of `time.monotonic`, from which its time limit counts.
     """
     began_s = time.monotonic() if began_s is None else began_s
@@ -42,7 +43,7 @@ def run(
             answer = _answer(words, interrupts, began_s)
         except KeyboardInterrupt:
             answer = _INTERRUPTED
-    # A library that is interrupted while it is imported may say that it is not installed, or damaged.
+    # An import that Ctrl-C interrupts may look like a missing or damaged library.
     if interrupts and answer.exit_code:
         answer = _INTERRUPTED
     return emit(answer, as_json="--json" in words)
@@ -54,9 +55,9 @@ def _answer(words: list[str], interrupts: Sequence[int], began_s: float) -> Answ
         return Answer(f"taccl {taccl.__version__}", {"version": taccl.__version__})
     try:
         options = build_parser(words[0] if words and words[0] in VERBS else None).parse_args(words)
-        if interrupts:  # Python itself drops one that comes as it lets go of a module
+        if interrupts:  # Python drops a KeyboardInterrupt raised while a module is deallocated
             return _INTERRUPTED
-        options.words = words  # what was typed, for files to keep
+        options.words = words  # the command line, stored in output files
         limited_by = getattr(options, "limited_by", None)
         options.deadline = NEVER
         if limited_by is not None:
@@ -76,18 +77,18 @@ class _Help(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are ours, and that prints nothing."""
+    """Argument parser that raises `InputError` and prints nothing."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
-        # ``-5MB`` is a wrong size, and no option.
+        # Treat ``-5MB`` as a wrong size, not as an option.
         self._negative_number_matcher = re.compile(r"^-\.?\d")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, but what no option is comes first, and the verb says it with its own help."""
+        """Parse as argparse does, but report unknown options first, with the help of the verb."""
         is_own = (lambda word: word != "--") if self._subparsers is None else (lambda word: word[:1] == "-")
         for word in takewhile(is_own, args):
-            if word.startswith("--") and word != "--json":  # which help and version may have, too
+            if word.startswith("--") and word != "--json":  # help and version accept --json, too
                 self._check_option(word)
         found, extra = super().parse_known_args(args, namespace)
         for word in extra:
@@ -122,9 +123,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The parser of all verbs; of `only` one, which is quicker, where that is given.
+    """Build the parser of all verbs, or, in less time, that of the verb `only`.
 
-    The other verbs are then known by their names alone.
+    Other verbs then have a name but no options.
     """
     parser = _Parser(
         prog="taccl",
@@ -142,7 +143,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         module, suffix = (SHARED[name], f"_{name}") if name in SHARED else (name, "")
         functions = vars(import_module(f"taccl.cli.verbs.{module}"))
         add, run = functions[f"add{suffix}"], functions[f"run{suffix}"]
-        help = run.__doc__ or ""  # which python -OO leaves out
+        help = run.__doc__ or ""  # python -OO strips docstrings
         examples = [line for line in EXAMPLES.splitlines() if line.split()[1:2] == [name]]
         verb = verbs.add_parser(
             name,
@@ -160,14 +161,14 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 
 
 def _option_named(where: str | None, options: argparse.Namespace) -> str | None:
-    """The option that an error is about, as a person gave it, where a function named its parameter."""
+    """Command-line option for the parameter name in an error's `where`; None if there is none."""
     where = where or ""
     names = (where, f"{where}s", *(where.removesuffix(unit) for unit in ("_s", "_mb", "_bytes")))
     return next((flag_of(name) for name in names if name in getattr(options, "flags", ())), None)
 
 
 def complete() -> None:
-    """Answer the shell that asks how a line may go on (``eval "$(register-python-argcomplete taccl)"``)."""
+    """Answer a shell's completion request (``eval "$(register-python-argcomplete taccl)"``)."""
     from argcomplete import autocomplete
 
     names: Any = _names_and_files
@@ -175,7 +176,7 @@ def complete() -> None:
 
 
 def _names_and_files(prefix: str, action: argparse.Action, **_: object) -> list[str]:
-    """Names of the kind of an option, or of any kind, that begin as what was typed does; and files."""
+    """Completions of `prefix`: names that the option accepts, or else names of any kind, and files."""
     from argcomplete.completers import FilesCompleter
 
     from taccl.solvers.registry import OWN_BACKENDS, known_solvers

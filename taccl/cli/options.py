@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def reader(make: Callable[[str], T], fits: Callable[[T], object], expected: str) -> Callable[[str], T]:
-    """A function that reads a word for argparse, or says what was `expected` of it."""
+    """Make a function that converts a word for argparse, or raises an error with what was `expected`."""
 
     def read(word: str) -> T:
         try:
@@ -48,7 +48,7 @@ seconds = reader(float, lambda x: 0 < x < math.inf, "a positive number of second
 
 
 def _ranks_and_runs(text: str) -> tuple[int, ...]:
-    """Ranks and runs of ranks: ``0-3,8``; ValueError for anything else."""
+    """Ranks and ranges of ranks, such as ``0-3,8``; ValueError for anything else."""
     runs = [word.partition("-") for word in text.split(",")]
     return tuple(rank for a, dash, b in runs for rank in range(whole(a), whole(b if dash else a) + 1))
 
@@ -58,7 +58,7 @@ _subset = reader(_ranks_and_runs, bool, "ranks such as 0-3,8")
 
 
 def several(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
-    """A function that reads things with commas between for argparse."""
+    """Make a function that converts comma-separated values for argparse."""
     return lambda text: tuple(map(read, text.split(",")))
 
 
@@ -71,7 +71,7 @@ def size(word: str) -> int:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Sizes such as ``1KB,1MB``, or ``FIRST:LAST``, each ten or ``:FACTOR`` times the one before."""
+    """Sizes in bytes from a list ``1KB,1MB`` or a range ``FIRST:LAST[:FACTOR]`` (by default factor 10)."""
     if ":" not in text:
         return several(size)(text)
     first, last, factor = (*text.split(":"), "10")[:3] if text.count(":") < 3 else ("", "", "")
@@ -85,7 +85,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def _collective(word: str, *more: str) -> str:
-    """The name of a collective, or of one `more`, however it is spelt."""
+    """Canonical name of a collective, or of one in `more`, ignoring variants of spelling."""
     known = (*collectives.COLLECTIVES, *more)
     name = matching(word, known)
     if name is None:
@@ -94,19 +94,19 @@ def _collective(word: str, *more: str) -> str:
     return name
 
 
-#: Collective whose sizes are those of a matrix, and how a matrix is given.
+#: Collective whose sizes come from a matrix; forms in which a matrix is given, for messages.
 BY_MATRIX, MATRICES = "alltoallv", "a CSV or .npy file, or a skew such as zipf:0.8 or hot:64"
-#: Collective whose ranks have roles, with its options.
+#: Collective of servers and workers, and its options.
 EXCHANGE, ROLES = "exchange", ("servers", "worker_ranks", "layers", "update_us_per_mb")
 #: Size if neither a sketch nor an option states one.
 USUAL_SIZE = "64MB"
-#: Seconds for a verb's work in any case, however long what comes before it takes.
+#: Least seconds for the main work of a verb, even if its preparation used up the time limit.
 LEAST_S = 0.1
 A_TOPOLOGY = "a file, a machine (ndv2), or a fabric (torus:4x4)"
 _COLLECTIVES = ", ".join(collectives.COLLECTIVES)
 _PROTOCOL = "by which messages are sent (default auto: the one predicted to be the fastest for the size)"
 _SIZE = "larger of one rank's input and output buffer, e.g. 16MB (default: the sketch's, or 64MB)"
-#: Options of several verbs: what the value is called, the help, and what else argparse is told.
+#: {option that several verbs share: (name of its value, help, other arguments of argparse)}.
 _SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "--topology": ("FILE|NAME", A_TOPOLOGY, {}),
     "--nodes": ("N", "number of nodes; rescales sketches", {"type": positive}),
@@ -128,9 +128,10 @@ def option(
     parser: argparse._ActionsContainer, words: str, help: str, read: Callable[[str], Any] | None = None,
     **how: Any,
 ) -> None:  # fmt: skip
-    """Declare an option as its help shows it: flags, then what its value is called, or ``one|other`` choices.
+    """Declare an option in the form that help shows: flags, then the name of its value, or its choices.
 
-    Without a word for its value it is a switch. A default is told, unless the help speaks of it.
+    Choices are ``one|other``. Without a value the option is a switch. The default is appended to the help,
+    unless the help mentions one.
     """
     *flags, value = words.split(" ")
     if value.startswith("-"):
@@ -146,7 +147,7 @@ def option(
 
 
 def add_options(parser: argparse._ActionsContainer, *names: str, help: str = "", **changed: Any) -> None:
-    """Declare options that verbs share, with what is `changed` of them."""
+    """Declare shared options by name, with some arguments of argparse `changed`."""
     for name in names:
         value, usual, how = _SHARED[name]
         option(parser, f"{name} {value}", help or usual, **(how | changed))
@@ -175,12 +176,15 @@ def add_subset(parser: argparse._ActionsContainer) -> None:
 
 
 def add_size(parser: argparse._ActionsContainer) -> None:
-    """Declare the size, or that of a chunk."""
+    """Declare ``--size`` and ``--chunk-size``, of which at most one may be given."""
     add_options(parser.add_mutually_exclusive_group(), "--size", "--chunk-size")
 
 
 def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
-    """Declare a schedule's file, or `also` another thing's, and what the published tool's do not say."""
+    """Declare the file of a schedule, and the options for files of the published tool.
+
+    - `also`: Other kinds of files that the verb accepts, for the help.
+    """
     help = "a schedule (of `taccl synthesize -o`), an algorithm of the published tool"
     verb.add_argument("file", metavar="FILE", help=f"{help}{also and ', ' + also}")
     group = verb.add_argument_group("of an algorithm of the published tool")
@@ -189,17 +193,17 @@ def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
 
 
 def flag_of(name: str) -> str:
-    """The option as it is typed, by its name among the options."""
+    """Flag of an attribute of the parsed options: ``time_limit`` is ``--time-limit``."""
     return "--" + name.replace("_", "-")
 
 
 def was_given(name: str, options: argparse.Namespace) -> bool:
-    """True if an option was typed, and does not have its default."""
+    """True if an option was given on the command line, rather than left at its default."""
     return any(word.partition("=")[0] == flag_of(name) for word in options.words)
 
 
 def refuse(options: argparse.Namespace, names: Iterable[str], why: str) -> None:
-    """Raise `InputError` for the first of some options that was given, and has nothing to say."""
+    """Raise `InputError` for the first option in `names` that was given; `why` is the message."""
     for name in names:
         if getattr(options, name) is not None:
             raise InputError(why, where=flag_of(name))
@@ -232,7 +236,10 @@ def add_collective(parser: argparse._ActionsContainer, *, required: bool = True)
 def add_problem_options(
     parser: argparse.ArgumentParser, *, also: str = "", collective_required: bool = True
 ) -> None:
-    """Declare the sketch, in place of which `also` another thing may stand, and the options of a problem."""
+    """Declare the sketch argument, and the options that describe a problem.
+
+    - `also`: Other inputs that the verb accepts in place of a sketch, for the help.
+    """
     help = "a shipped name (ndv2/sk1), a TOML or JSON file, an upstream sketch file; or a topology"
     parser.add_argument("sketch", nargs="?", metavar="SKETCH", help=help + also)
     group = parser.add_argument_group("problem")

@@ -48,7 +48,7 @@ _OUT_OF_MEMORY = (
 class Answer:
     """Answer of a verb: text, plain values, a complaint for stderr, and an exit code.
 
-    With a complaint the answer is no, and its code 1 unless another is given.
+    An answer with a complaint is negative: its exit code is 1 unless another is given.
 
     - `figures`: The plain values, or a function that makes them where the user asks for them.
     """
@@ -69,12 +69,12 @@ class Answer:
 
 
 def picked(thing: object, *names: str) -> dict[str, Any]:
-    """Some attributes of a thing, by name."""
+    """{name: value} of some attributes of an object."""
     return {name: getattr(thing, name) for name in names}
 
 
 def explained(error: Exception, *, where: str | None = None) -> Answer:
-    """Error as a message, with its exit code; `where` replaces the error's own place."""
+    """Answer that reports an error, with its exit code; `where` replaces the error's own location."""
     for kind, code in _EXIT_CODES:
         if isinstance(error, kind):
             where = where or getattr(error, "where", None)
@@ -87,7 +87,7 @@ def explained(error: Exception, *, where: str | None = None) -> Answer:
 
 
 def failed(message: str, code: int, *, where: str | None = None) -> Answer:
-    """An answer that is a complaint and no more."""
+    """Answer that consists of an error message alone."""
     values = {"error": message, "where": where, "exit_code": code}
     return Answer("", values, f"{where}: {message}" if where else message, code)
 
@@ -107,7 +107,7 @@ def check_output(options: argparse.Namespace, *others: str) -> None:
 
 
 def with_content(answer: Answer, path: str, content: str | bytes, options: argparse.Namespace) -> Answer:
-    """The answer, once a content is written to a path; if that fails, with the exit code of bad input."""
+    """Write `content` to `path`; return the answer with the file's name, or with an error if this fails."""
     from taccl.formats.files import write_whole
 
     try:
@@ -120,7 +120,7 @@ def with_content(answer: Answer, path: str, content: str | bytes, options: argpa
 
 
 def with_file(answer: Answer, schedule: Schedule, options: argparse.Namespace) -> Answer:
-    """The answer, once its schedule is written where the user asked."""
+    """Write a schedule to ``--output``, if given; return the answer with the file's name."""
     from taccl.formats.native import dump_text
 
     if options.output is None:
@@ -130,9 +130,9 @@ def with_file(answer: Answer, schedule: Schedule, options: argparse.Namespace) -
 
 
 def emit(answer: Answer, *, as_json: bool) -> int:
-    """Print an answer; returns the exit code, which tells where it could not be written.
+    """Print an answer; return the exit code, which is 2 if stdout cannot be written.
 
-    A reader that has gone away (``| head``) changes nothing about the answer.
+    A closed pipe (``| head``) is not a failure.
     """
     content = json.dumps(answer.values, allow_nan=False) if as_json else shown_lines(answer.text)
     code = answer.exit_code
@@ -170,9 +170,9 @@ def show_warning(message: Warning | str, category: type[Warning], *_: object, **
 
 
 def hold_descriptors() -> None:
-    """Open what the caller closed of stdin, stdout and stderr, lest a file take its number.
+    """Open those of stdin, stdout and stderr that the caller closed, on the null device.
 
-    A file or a pipe to a solver that got number 1 would receive whatever a library prints.
+    Otherwise a file or a pipe to a solver would get descriptor 1, and receive whatever a library prints.
     """
     if None in (sys.stdin, sys.stdout, sys.stderr):
         held = os.open(os.devnull, os.O_RDWR)
@@ -202,13 +202,13 @@ def progress_shown(*, wanted: bool) -> Iterator[Callable[[str, float | None, flo
 
 @contextlib.contextmanager
 def notes_shown(*, wanted: bool = True) -> Iterator[Callable[[str], None]]:
-    """Callback for the name of the stage under way; shown on terminals only."""
+    """Callback that shows the name of the current stage; silent unless stderr is a terminal."""
     with progress_shown(wanted=wanted) as progress:
         yield lambda text: None if progress is None else progress(text, None, None)
 
 
 def is_first_rank() -> bool:
-    """True if this process may print: among ranks of a launcher only rank 0 does."""
+    """True on rank 0, or without a launcher. On other ranks, output is redirected to the null device."""
     from taccl.runtime.environment import launched_by
 
     launch = launched_by()
@@ -219,7 +219,7 @@ def is_first_rank() -> bool:
 
 
 def _give_up(stream: TextIO | None) -> None:
-    """Let what a stream still holds go nowhere: Python flushes once more at exit."""
+    """Redirect a stream to the null device, so that Python's flush at exit does not fail."""
     with contextlib.suppress(OSError, ValueError):
         if stream is not None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -228,9 +228,9 @@ def _give_up(stream: TextIO | None) -> None:
 
 
 def result_answer(result: Result, deadline: Deadline = NEVER) -> Answer:
-    """A result: the figures, then a row per stage.
+    """Answer for a result: its figures, then a row per stage.
 
-    - `deadline`: When the bound over all chunkings is given up, which takes a second or two.
+    - `deadline`: Time limit for the bound over all chunkings, which takes a second or two.
     """
     try:
         with deadline.enforced():
@@ -243,7 +243,7 @@ def result_answer(result: Result, deadline: Deadline = NEVER) -> Answer:
         return result_answer(replace(result, stopped="interrupted"))
 
 
-#: The heads of columns, and how their values are shown.
+#: {name of a value: (heading of its column, formatter)}.
 _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "name": ("sketch", str), "size_bytes": ("size", format_size), "chunks_per_rank": ("chunks/rank", str),
     "finish_us": ("finish", format_us), "predicted_us": ("predicted", format_us),
@@ -262,7 +262,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 
 def figures_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """Columns of plain values by name, as ``--json`` prints them; `predicted_us` where launches count."""
+    """Table of named values of each row; `predicted_us` is shown only if launch overhead matters."""
     launched = any(row.get("predicted_us") != row.get("finish_us") for row in rows)
     shown = [_COLUMNS.get(name, (name, str)) for name in names if launched or name != "predicted_us"]
     names = [name for name in names if launched or name != "predicted_us"]
@@ -279,9 +279,9 @@ def finish_text(schedule: Schedule) -> str:
 
 
 def following_values(schedule: Schedule, bound: Certificate | None = None) -> dict[str, Any]:
-    """The figures of a schedule, or of a program's, as plain values.
+    """Figures of a schedule, its bound and its busiest resource, as plain values.
 
-    - `bound`: One that is shown beside them; None works it out.
+    - `bound`: A lower bound of the problem; None to compute one.
     """
     bound = bound or taccl.lower_bound(schedule.problem)
     gap = bound.gap(schedule.finish)

@@ -35,26 +35,27 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: Most arrivals of chunks and contributions for which baselines compare protocols (about 2 s; 9 s if 32 ranks
-#: reduce), and most arrivals for which bounds do.
+#: Max arrivals of chunks and contributions for which protocols are compared by baselines (about 2 s; 9 s if
+#: 32 ranks reduce), and by bounds.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 
 
-#: CPU seconds for the bound of a protocol, and for an estimate instead of it, for each link; what would end
-#: late is not begun.
+#: CPU seconds per link for the bound under one protocol, and for an estimate instead of it. Work that would
+#: exceed the time limit is not begun.
 _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK = 8e-5, 2e-5
 
 
-#: Least chunk of layers, as in the paper on PHub; chunks per server, at which the last pulls take 1.6 %.
+#: Min bytes of a chunk of layers, as in the paper on PHub; chunks per server, at which the pulls of the last
+#: chunks add 1.6 %.
 _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 
 
-#: Share of a verb's time limit for that comparison.
+#: Share of a verb's time limit for comparing protocols.
 _PROTOCOL_SHARE = 0.3
 
 
 def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
-    """The schedule in a file, of whichever tool, with the options of `add_schedule`."""
+    """Load the schedule in a file of taccl or another tool, with the options of `add_schedule`."""
     from taccl.formats.registry import readable, wrong_format
 
     given, found = picked(options, "topology", "chunk_size", "time_unit_us"), readable(file)
@@ -77,7 +78,7 @@ def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
 def problem_from_options(options: argparse.Namespace, *, reachable: bool = True) -> Problem:
     """The problem that the options of `add_problem_options` describe.
 
-    - `reachable`: Whether a sketch that keeps a chunk from a destination is an error.
+    - `reachable`: True if a sketch under which some chunk cannot reach a destination is an error.
     """
     if options.collective is None:
         raise InputError("found none; give one, e.g. --collective allgather", where="--collective")
@@ -112,7 +113,7 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
 
 
 def subset_for(options: argparse.Namespace, topology: Topology, sketch: Sketch | None) -> Topology:
-    """The topology of the ranks that take part; says how they are renumbered."""
+    """Topology of the ranks that take part; prints a note on how they are renumbered."""
     from taccl.topology.transform import subset
 
     if options.ranks is None and not options.without_rank:
@@ -127,7 +128,7 @@ def subset_for(options: argparse.Namespace, topology: Topology, sketch: Sketch |
 
 
 def _by_matrix(options: argparse.Namespace, topology: Topology) -> Problem:
-    """The problem whose bytes for each pair of ranks are given."""
+    """Alltoallv problem with given bytes for each pair of ranks."""
     sizes = sizes_of_pairs(options, topology.num_ranks)
     unused = ("sketch", "chunks_per_rank", *ARGUMENTS) + ("size",) * (not is_skew(options.matrix))
     refuse(options, unused, f"{BY_MATRIX} takes none; leave it out")
@@ -135,7 +136,7 @@ def _by_matrix(options: argparse.Namespace, topology: Topology) -> Problem:
 
 
 def _by_layers(options: argparse.Namespace, topology: Topology) -> Problem:
-    """An exchange of a model's layers, cut into chunks, each at the server whose card finishes it soonest."""
+    """Exchange of a model's layers in chunks, each at the server whose NIC would finish it first."""
     from taccl.aggregation import layer_bytes, place_shards
 
     refuse(options, ("sketch", "size", "chunks_per_rank"), "--layers say it themselves; leave it out")
@@ -153,7 +154,7 @@ def _by_layers(options: argparse.Namespace, topology: Topology) -> Problem:
 
 
 def _in_groups(options: argparse.Namespace, topology: Topology) -> Collective:
-    """Collectives of all groups of ranks that differ in the dimensions given alone."""
+    """One collective in each group of ranks that differ only in the dimensions given, as one collective."""
     refuse(options, ("matrix", *ARGUMENTS), "groups along dimensions take none; leave it out")
     num_ranks = topology.num_ranks
     found, along = taccl.dimensions(topology), options.along
@@ -168,7 +169,7 @@ def _in_groups(options: argparse.Namespace, topology: Topology) -> Collective:
 
 
 def _check_roles(options: argparse.Namespace) -> None:
-    """Raise `InputError` for options of another collective."""
+    """Raise `InputError` for options that the collective does not take."""
     if options.along is not None and options.collective in (EXCHANGE, BY_MATRIX):
         raise InputError(f"{options.collective} takes none; leave it out", where="--along")
     if options.collective != EXCHANGE:
@@ -192,11 +193,11 @@ def _with_roles(options: argparse.Namespace, topology: Topology) -> Collective:
 
 
 def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
-    """The problem under the protocol predicted to be the fastest, unless one is asked for; says so.
+    """The problem under the protocol predicted to be the fastest, unless one was given; prints a note.
 
-    The promise of a protocol is the soonest finish of the baselines, re-timed under it; where these take
-    long, its bound, or in a short time the estimate of a baseline. Without time to compare protocols the
-    topology's own is taken.
+    A protocol is rated by the earliest finish of all baselines, re-timed under it. Large problems are rated
+    by lower bounds, or, if time is short, by the estimate of a baseline. Without time for a comparison, the
+    topology's own protocol is used.
     """
     protocols, size = problem.topology.protocols, problem.size_bytes
     if options.protocol != "auto" or len(protocols) < 2 or size is None:
@@ -258,7 +259,7 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
 
 
 def _baselines_of(problem: Problem) -> list[Schedule]:
-    """Schedules of all baselines that can do the problem, in its own chunks."""
+    """Schedules of all baselines that apply to the problem, without changing its chunks."""
     found = []
     for name in taccl.baselines.BASELINES:
         with suppress(InputError):
@@ -267,20 +268,20 @@ def _baselines_of(problem: Problem) -> list[Schedule]:
 
 
 def settle_topology(options: argparse.Namespace) -> None:
-    """Take a topology that stands where a sketch may stand for what it is."""
+    """Use the positional argument as the topology if it names one, not a sketch."""
     if options.topology is None and options.sketch is not None and things.names_topology(options.sketch):
         options.topology, options.sketch = options.sketch, None
 
 
 def settle_size(options: argparse.Namespace) -> None:
-    """Take the usual size where there is no sketch and no option that says one, and say so."""
+    """Set the default size if neither a size nor a chunk size is given; prints a note."""
     if options.size is None and options.chunk_size is None:
         options.size = parse_size(USUAL_SIZE)
         say(f"note: found neither --size nor --chunk-size; {USUAL_SIZE} is taken")
 
 
 def topology_for(options: argparse.Namespace, sketch: Sketch | None) -> Topology:
-    """The topology of the options; of a machine, with the nodes and the profile of the sketch."""
+    """Topology of the options; for a machine, the sketch supplies nodes and profile that are not given."""
     nodes, profile, protocol = options.nodes, options.profile, options.protocol
     if options.topology is None:
         assert sketch is not None
@@ -292,14 +293,14 @@ def topology_for(options: argparse.Namespace, sketch: Sketch | None) -> Topology
 
 
 def resized(sketch: Sketch, options: argparse.Namespace, topology: Topology) -> Sketch:
-    """The sketch for as many nodes as the options ask for, if they do."""
+    """The sketch, rescaled to ``--nodes`` if given."""
     if options.nodes is None:
         return sketch
     return sketch.with_nodes(options.nodes, ranks_per_node=len(topology.ranks_of_node[0]))
 
 
 def _upstream_problem(options: argparse.Namespace) -> Problem:
-    """The problem on an upstream topology file; its costs are kept where the sketch is upstream's too."""
+    """Problem on an upstream topology file; by default with its costs if the sketch is upstream's, too."""
     refuse(options, ("along",), "an upstream topology file has no dimensions; leave it out")
     from taccl.sketch.upstream import load_problem
 
@@ -320,7 +321,7 @@ def arguments_of(options: argparse.Namespace) -> CollectiveArguments:
 
 
 def collective_of(options: argparse.Namespace, topology: Topology) -> Collective | str:
-    """The collective by name; an exchange by its roles; that of a matrix in chunks of one size."""
+    """Collective of the options: a name, an exchange with its roles, or a matrix in chunks of one size."""
     _check_roles(options)
     if options.collective == EXCHANGE:
         refuse(options, ("layers",), "this verb cuts sums into equal chunks; leave it out")
@@ -342,7 +343,7 @@ def collective_of(options: argparse.Namespace, topology: Topology) -> Collective
 
 
 def sizes_of_pairs(options: argparse.Namespace, num_ranks: int) -> NDArray[np.int64]:
-    """Matrix of an exchange: from a file, or of a skew, whose mean per rank is the size."""
+    """Bytes from each rank (row) to each, from a file or a skew, whose mean per rank is the size."""
     if options.collective != BY_MATRIX:
         raise InputError(f"found one of {options.collective}; only {BY_MATRIX} has one", where="--matrix")
     if options.matrix is None:

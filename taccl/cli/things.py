@@ -24,12 +24,12 @@ _FILE_SUFFIXES = (".toml", ".json", ".xml", ".yml", ".yaml", ".txt", ".csv")
 def topology_from_word(
     word: str, *, nodes: int | None = None, profile: str | None = None, protocol: str | None = None
 ) -> Topology:
-    """The topology in a file, or of a machine's or fabric's name, under a protocol that was asked for."""
+    """Topology from a file, or of a machine's or fabric's name, under a protocol unless it is ``"auto"``."""
     return under_protocol(_topology_from_word(word, nodes, profile), protocol)
 
 
 def under_protocol(topology: Topology, protocol: str | None) -> Topology:
-    """The topology under a protocol that was asked for."""
+    """The topology under a protocol; unchanged for None or ``"auto"``."""
     return topology if protocol in (None, "auto") else topology.under(protocol)
 
 
@@ -55,7 +55,7 @@ def _topology_from_word(word: str, nodes: int | None, profile: str | None) -> To
 
 
 def names_topology(word: str) -> bool:
-    """True if a word can only be a topology, by a file of one or a name, and not a sketch."""
+    """True if a word names a topology, by a file's content or by name, and cannot be a sketch."""
     if is_file(word):
         return kind_of(word, unclear="sketch") in ("topology", "upstream topology")
     from taccl.topology.registry import find_kind
@@ -70,26 +70,26 @@ def names_topology(word: str) -> bool:
 def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
     """Kind of the object in a file, by its content, or of the object that a name stands for.
 
-    A file that could be a sketch or a topology, as it names a machine and no more, is taken for `unclear`.
+    - `unclear`: Result for a file that only names a machine, which may be a sketch or a topology.
     """
     if not is_file(word):
         return "sketch" if word in taccl.shipped_sketches() or "/" in word else "topology"
     from taccl._internal.reading import kinds_of
     from taccl.formats.registry import FOREIGN_TOPOLOGIES
 
-    known = format_in(word)  # none of a sketch; whatever else is wrong shows below
+    known = format_in(word)  # None for a sketch; other faults are reported below
     if known is not None and known.name in FOREIGN_TOPOLOGIES:
         return "topology"
     if known is not None and known.name == "taccl-schedule":
         return "schedule"
     if known is not None and known.holds != "topology":
-        return unclear  # and its reader says what it is
+        return unclear  # its reader reports what it is
     found = kinds_of(word)
     return next((each for each in get_args(Kind) if each in found), unclear)
 
 
 def format_in(word: str | None) -> FileFormat | None:
-    """The format that a file's content tells; None of files in none of the table's, and of other words."""
+    """Format of a file by its content; None for an unknown format, and for a word that is not a file."""
     from taccl.formats.registry import format_of_content
 
     if word is None or not is_file(word):
@@ -116,7 +116,7 @@ def program_in(word: str) -> Program | None:
 def followed(
     program: Program, options: argparse.Namespace, *, size: int | str | None, chunk_size: str | None = None
 ) -> Schedule:
-    """The schedule that a program follows on the topology of the options."""
+    """Schedule of a program's transfers, timed on the topology of the options."""
     if options.topology is None:
         raise InputError(
             "a program does not say what it runs on; give a topology, e.g. --topology dgx2 --nodes 2",
@@ -137,5 +137,5 @@ def sketch_from_word(word: str | None) -> Sketch | None:
 
 def is_file(word: str) -> bool:
     """True if a word is a path rather than a name."""
-    # A folder may bear the name of a machine. A link that leads nowhere is one to a file that is missing.
+    # A folder may have the name of a machine. A dangling symbolic link is a path to a missing file.
     return word.lower().endswith(_FILE_SUFFIXES) or (os.path.lexists(word) and not os.path.isdir(word))

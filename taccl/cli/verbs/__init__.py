@@ -6,14 +6,14 @@ the help of the verb, which ends with its lines of ``EXAMPLES``. Heavy modules a
 
 from __future__ import annotations
 
-#: In the order in which ``taccl --help`` lists them.
+#: All verbs, in the order of ``taccl --help``.
 VERBS = (
     "synthesize", "verify", "show", "simulate", "bound", "explain", "suggest", "baseline", "convert", "run",
     "plan", "fit", "diagnose", "probe", "reorder", "backends", "compare", "sweep", "cache", "warmup", "plot",
     "report",
 )  # fmt: skip
 
-#: Modules of verbs that stand beside others.
+#: {verb: module}, for verbs in a module of another verb.
 SHARED = {
     "backends": "installation",
     "cache": "installation",

@@ -1,4 +1,4 @@
-"""``taccl baseline``: what a well-known algorithm, without a sketch, would take."""
+"""``taccl baseline``: finish time of a well-known algorithm, without a sketch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Share of the time limit for the schedule; the rest is for its verification and bounds.
 _SCHEDULE_SHARE = 0.6
-#: Seconds for the bound without a limit.
+#: Max seconds for the bound.
 _BOUND_S = 20.0
 
 

@@ -1,4 +1,4 @@
-"""``taccl bound``: a proven lower bound on any schedule's finish, its witness, and what it is made of."""
+"""``taccl bound``: a lower bound on any schedule's finish, and the costs of the sketch and whole chunks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem.problem import Problem
 
-#: Share of the time limit for bounds with and without the sketch and whole chunks; the rest is for switches.
+#: Share of the time limit for bounds with and without the sketch and whole chunks; the rest is for the bound
+#: with sums in switches.
 _PRICES_SHARE = 0.75
-#: Whose problem is bounded where a file holds it, and which further options leave nothing to be said.
+#: {kind of a file whose problem is bounded: options that its content makes superfluous}.
 _OF_NOUN = {"program": ("time_unit_us",), "schedule": ("nodes", "profile", "size")}
 
 
@@ -42,7 +43,7 @@ def run(options: Namespace) -> Answer:
         from taccl.synthesis.suggesting.chunks import merged
 
         problem = problem_from_options(options)
-        if problem.chunks_open:  # chunks may merge in nodes, too, as they do where that is sooner
+        if problem.chunks_open:  # also allow merged sends inside nodes, as synthesis does
             problem = merged(problem) or problem
         return _bounded(problem, options)[0]
     said = ("collective", "chunks_per_rank", *ARGUMENTS, *ROLES, "along", "cost_model", *_OF_NOUN[noun])
@@ -62,15 +63,15 @@ def run(options: Namespace) -> Answer:
 
 
 def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]:
-    """A lower bound, what limits, and what the sketch and whole chunks have to do with it; as text, too."""
+    """Answer with a lower bound, its limit, and the costs of the sketch and of whole chunks; the bound."""
     prices = taccl.prices(problem, time_limit_s=max(LEAST_S, _PRICES_SHARE * options.deadline.left_s))
     bound, whole = prices.bound, f"whole chunks cost {prices.chunks:+.2%}"
     other = "all chunkings", f"{_brief(prices.divisible)}; {whole}"
-    if problem.chunks_open:  # what was asked holds for any number of chunks
+    if problem.chunks_open:  # the number of chunks was left open
         bound, other = prices.divisible, (f"for {bound.scope}", f"{_brief(bound)}; {whole}")
     collective, in_switches = problem.collective, None
     if collective.combining and any(min(len(c.origins), len(c.destinations)) > 1 for c in collective.chunks):
-        # Several ranks need one sum of several.
+        # Several ranks need a sum of several contributions.
         left_s = max(LEAST_S, options.deadline.left_s)
         with suppress(OutOfTime):
             in_switches = taccl.lower_bound(

@@ -41,11 +41,11 @@ def _numbers(text: str) -> Sequence[int]:
     return range(whole(first), whole(end)) if colon else tuple(map(whole, text.split(",")))
 
 
-#: Share of the time that is left when runs begin for all of them; the rest is for the table.
+#: Share of the remaining time for all runs; the rest is for the table.
 _RUNS_SHARE = 0.9
 _ENDINGS = (".csv", ".json")
 _seeds = reader(_numbers, bool, "whole numbers such as 0,7, or 0:3 for 0, 1 and 2")
-#: Reads words with commas between.
+#: Converts comma-separated words for argparse.
 words = reader(lambda text: tuple(map(str.strip, text.split(","))), all, "words with commas between")
 
 
@@ -58,12 +58,12 @@ def add(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Answer:
     """Show what several backends find for one problem, side by side."""
     check_table(options)
-    problem = problem_from_options(options, reachable=False)  # what cannot be reached is a row
+    problem = problem_from_options(options, reachable=False)  # unreachable destinations become a row
     return table_answer(taccl.compare(problem, full=True, **run_options(options)), options)
 
 
 def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
-    """Declare what each run is given, and where the table goes."""
+    """Declare the options of each run, and the file of the table."""
     group = verb.add_argument_group("runs")
     help = f"of `taccl backends`, with commas between (default {backends})"
     option(group, "--backends A,B", help, words, default=words(backends))
@@ -80,7 +80,7 @@ def run_options(options: argparse.Namespace) -> dict[str, Any]:
     """Options of `add_run_options`, as arguments of `compare` and `sweep`."""
     import pandas  # noqa: F401  so that its time counts before the runs
 
-    # The processes that joblib starts would look for modules in the current folder first, such as a json.py.
+    # Keep joblib's processes from importing modules of the current folder first, such as a json.py.
     os.environ["PYTHONSAFEPATH"] = "1"
     left_s = max(LEAST_S, _RUNS_SHARE * options.deadline.left_s)
     return {
@@ -102,7 +102,7 @@ def check_table(options: argparse.Namespace) -> None:
 
 
 def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
-    """A comparison as text, in the order that was asked for, and written where the user asked."""
+    """Answer with the table of a comparison, written to ``--output`` if given."""
     from taccl.explore.rows import plain_rows
 
     rows = plain_rows(found)
@@ -121,7 +121,7 @@ def _text(rows: list[dict[str, Any]], *, details: bool = False) -> str:
     """Table of runs: the columns that differ, and the quality of each, or the reason for no schedule."""
     from taccl.explore.rows import DETAILS
 
-    first = next((row for row in rows if row["topology"] is not None), rows[0])  # not all need have been run
+    first = next((row for row in rows if row["topology"] is not None), rows[0])  # some may not have started
     may_differ = ("sketch", "size_bytes", "seed")
     labels = [name for name in may_differ if len({row[name] for row in rows} - {None}) > 1]
     gaps = ["gap", "gap_of_every_cut"]

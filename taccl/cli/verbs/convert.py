@@ -1,4 +1,4 @@
-"""``taccl convert``: a file in one format written in another, and what is lost on the way."""
+"""``taccl convert``: write a file in another format, and report what is lost."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> Answer:
     if of_program and options.topology is None and writing.holds != "program":
         example = "give what it runs on and a size, e.g. --topology dgx2 --nodes 2 --size 1MB"
         raise InputError(f"found a program; to make a schedule of it, {example}", where="--topology")
-    # A program takes them on its way to a schedule, a step when it is transformed; other files when read.
+    # Programs and workloads take these options during the conversion, other files when they are read.
     load_options, on_the_way = ({}, given) if of_program or reading.holds == "workload" else (given, {})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", TacclWarning)

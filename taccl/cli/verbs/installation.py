@@ -14,7 +14,7 @@ from taccl.cli.output import Answer
 
 
 def add_backends(verb: ArgumentParser) -> None:
-    """Declare nothing: there is nothing to choose."""
+    """Declare no options."""
 
 
 def run_backends(options: Namespace) -> Answer:
@@ -38,7 +38,7 @@ def run_cache(options: Namespace) -> Answer:
 
 
 def add_warmup(verb: ArgumentParser) -> None:
-    """Declare the options: none."""
+    """Declare no options."""
 
 
 def run_warmup(options: Namespace) -> Answer:

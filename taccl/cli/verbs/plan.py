@@ -83,7 +83,7 @@ def run(options: Namespace) -> Answer:
         raise InputError("was given beside --in-place; leave out both for all", where="--out-of-place")
     if options.in_place or options.out_of_place:
         lowering["in_place"] = options.in_place
-    if asked != "auto" and not topology.protocols:  # costs are the same for all
+    if asked != "auto" and not topology.protocols:  # costs do not depend on the protocol
         asked, lowering["protocol"] = "auto", next(each for each in PROTOCOLS if each.lower() == asked)
     left_s = options.deadline.left_s - _WRITING_SHARE * options.time_limit
     found = taccl.plan(
@@ -112,7 +112,7 @@ def run(options: Namespace) -> Answer:
 
 
 def _topology_and_sketches(options: Namespace) -> tuple[Topology, list[Sketch | None]]:
-    """The one topology, and the sketches for it."""
+    """The topology, and the sketches for it; ``[None]`` if no sketch is given."""
     words: list[str] = list(options.sketches)
     if len(words) == 1 and options.topology is None and names_topology(words[0]):
         options.topology, words = words[0], []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-#: What may be drawn, with the options that no other picture has.
+#: {picture: options that no other picture has}.
 _WHATS = {"gantt": ("by",), "topology": ("nodes",), "bandwidth": ("sizes", "measured"), "progress": ()}
 
 

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _work(options: argparse.Namespace) -> Answer:
-    """The work of a probe, before it begins."""
+    """Answer of ``--dry-run``: pairs, bytes and seconds that a probe would need."""
     from taccl.placement.probe_work import probe_work
 
     if options.ranks is None or options.ranks < 2:

@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _verified(options: argparse.Namespace) -> Answer:
-    """The measured gain of a placement; the same at every rank."""
+    """Answer with the measured gain of a placement; the same at every rank."""
     from taccl._internal.reading import parse_json, read_text
     from taccl.placement.measured_gain import measure_gain
 
@@ -142,7 +142,7 @@ def _verified(options: argparse.Namespace) -> Answer:
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Topology | ProbedHosts, list[str]]:
-    """The hosts as topology or probe, and the host of each of its slots; no hosts if no file names them."""
+    """(topology or probe of the hosts, host name of each slot); no names if no file states them."""
     from taccl.placement.hosts import ProbedHosts
     from taccl.placement.launchers import read_hosts
     from taccl.placement.matrices import load_probe
@@ -153,7 +153,7 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology | ProbedHosts, list[st
     known = format_in(options.topology)
     if known is not None and known.name in ("taccl-probe", "pair-matrix", "slurm-topology"):
         if known.name == "slurm-topology":
-            # The file has all hosts of the cluster, of which a job has some.
+            # The file lists all hosts of the cluster, and a job has only some of them.
             wanted = None if options.hosts is None else read_hosts(options.hosts)
             probe = load_slurm(options.topology, hosts=wanted)
         else:
@@ -182,7 +182,7 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology | ProbedHosts, list[st
 
 
 def _withheld(options: argparse.Namespace) -> list[str]:
-    """A note for each file for launchers and libraries: none is written within noise."""
+    """Withdraw the files asked for, as the gain is within noise; return a note for each."""
     notes = []
     for name in (*_ORDERS, *_RULES):
         path = getattr(options, name)
@@ -200,7 +200,7 @@ def _withheld(options: argparse.Namespace) -> list[str]:
 def _launched(
     found: taccl.Placement, hosts: list[str], notes: list[str]
 ) -> tuple[taccl.Placement, list[str]]:
-    """The placement as launchers start it, and notes with what that changes."""
+    """(placement in the order in which launchers start ranks, notes on the difference)."""
     from taccl.placement.launchers import as_launched
 
     started = as_launched(found, hosts)
@@ -213,7 +213,7 @@ def _launched(
 def _start(
     found: taccl.Placement, hosts: list[str], options: argparse.Namespace, notes: list[str]
 ) -> list[str]:
-    """The commands that start ranks by the files; what they change besides is added to the notes."""
+    """Commands that start ranks with the files written; caveats are added to `notes`."""
     from taccl.placement.launchers import caveats, command
 
     start = []
@@ -231,7 +231,7 @@ def _start(
 
 
 def _contents(found: taccl.Placement, hosts: list[str], options: argparse.Namespace) -> dict[str, str]:
-    """The content of every file that launchers and libraries are to be told by, by its path."""
+    """{path: content} of all files asked for, for launchers and libraries."""
     from taccl.placement import files, launchers
 
     def choices(library: str) -> Any:

@@ -141,7 +141,7 @@ def _of_schedule(file: str, *, limit: int | None) -> Answer:
 
 
 def _bound_text(found: Mapping[str, Any]) -> str:
-    """The bound of the result that a file keeps, and the chunks that it holds for, if the file says."""
+    """Bound that a schedule's file states, with its scope if the file states one."""
     from taccl.analysis.certificates.certificate import ALL_CHUNKINGS
 
     scope = found.get("bound_scope")
@@ -150,7 +150,7 @@ def _bound_text(found: Mapping[str, Any]) -> str:
 
 
 def _gap_text(found: Mapping[str, Any]) -> str:
-    """The gap to that bound; in brackets what is proven, and the gap over all chunkings if it is another."""
+    """Gap that a schedule's file states; in brackets its standing, and another gap over all chunkings."""
     gap, standing = format_gap(found.get("gap")), found.get("standing")
     if found.get("gap_of_every_cut") is None:
         said = [standing]

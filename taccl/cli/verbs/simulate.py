@@ -1,4 +1,4 @@
-"""``taccl simulate``: what becomes of a schedule or a program at other sizes and under other assumptions."""
+"""``taccl simulate``: replay a schedule or a program at other sizes or under other assumptions."""
 
 from __future__ import annotations
 

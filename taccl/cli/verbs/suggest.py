@@ -1,4 +1,4 @@
-"""``taccl suggest`` and ``taccl explain``: sketches for a problem; the costs or the conflict of your own."""
+"""``taccl suggest`` and ``taccl explain``: sketches for a problem; costs or conflicts of a given sketch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: Baselines are tried for problems in which as many chunks must come anywhere, at most.
+#: Max required arrivals (pairs of a chunk and a destination) for which baselines are tried.
 _MOST_ARRIVALS = 6_000
 
 
@@ -90,9 +90,9 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _rival(problem: Problem, deadline: Deadline) -> Schedule | None:
-    """The baseline that finishes first, which no sketch says: small sums are soonest made in one shot.
+    """Fastest baseline, for comparison with the sketches; None if there is no time for it.
 
-    None without time for it.
+    Small sums are fastest by direct sends of all contributions, which no sketch describes.
     """
     if sum(len(chunk.destinations) for chunk in problem.collective.chunks) > _MOST_ARRIVALS:
         return None
@@ -160,7 +160,7 @@ def _values(topology: Topology, found: Sequence[taccl.SketchProposal]) -> dict[s
 
 
 def _write(found: Sequence[taccl.SketchProposal], folder: Path, *, overwrite: bool) -> list[Path]:
-    """A file for each sketch, its place first, and the schema that editors look for beside them."""
+    """Write each sketch to a file named by its place and name, and the JSON Schema for editors."""
     from taccl.formats.files import check_writable, write_whole
     from taccl.sketch.sketch import sketch_json_schema
 

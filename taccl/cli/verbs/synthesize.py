@@ -44,10 +44,10 @@ _REST_SHARE = 0.1
 _MANY_RANKS = 2048
 #: Fewest ranks for an implicit schedule by ``dimension-balanced``.
 _MANY_BALANCED = 257
-#: A worse implicit schedule is left to the general way.
+#: Max gap of an implicit schedule; above it ordinary synthesis runs instead.
 _WORTH_A_SEARCH = 0.1
 
-#: Options of a schedule's file that only other tools' files need.
+#: Options of `schedule_in` for a file of taccl's own.
 _OWN_FILE = argparse.Namespace(topology=None, chunk_size=None, time_unit_us=None)
 
 
@@ -122,7 +122,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def check_room(options: argparse.Namespace, memory_limit_mb: int | None) -> None:
-    """Raise `InputError` for a named fabric of more ranks than any schedule has room for, at once."""
+    """Raise `InputError` before any work if a schedule on a named fabric cannot fit into memory."""
     from taccl.synthesis.memory import check_columns
 
     fabric = _fabric(options)
@@ -146,7 +146,7 @@ def implicit_answer(options: argparse.Namespace) -> Answer | None:
     except InputError:
         if balanced:
             raise
-        return None  # which the usual way explains, or can do
+        return None  # ordinary synthesis can solve it, or explains the error
     if result.gap > _WORTH_A_SEARCH and not balanced:
         schedule = result.schedule
         say(
@@ -192,7 +192,7 @@ def _fabric(options: argparse.Namespace) -> NamedFabric | None:
 
 
 def _cut(options: argparse.Namespace, fabric: NamedFabric) -> tuple[int, int]:
-    """Number of chunks per rank, and the bytes of each; the optimal number along dimensions."""
+    """(chunks per rank, bytes of a chunk); for ``dimension-balanced``, the optimal number of chunks."""
     from taccl.synthesis.proposers.balanced import choose_num_chunks
 
     count = options.chunks_per_rank

@@ -7,7 +7,7 @@ from typing import Any
 
 from taccl.errors import FormatError
 
-#: Operations that can be run.
+#: Operations that the simulated executor supports.
 OPERATIONS = (
     "nop", "put", "ppkt", "copy", "upkt", "re", "repkt", "signal", "wait", "flush", "sem_acquire",
     "sem_release",

@@ -1,4 +1,4 @@
-"""Topologies of several equal servers, each as one file describes it.
+"""Topologies of several equal servers, all described by one file.
 
 A rank is a GPU, and a node is a server; ``docs/formats.md`` describes the resulting topology. A resource is
 omitted if another one, held by at least the same sends for at least as long, implies it.
