@@ -1,6 +1,6 @@
 """Results by content, in the user's cache folder.
 
-One file a result, ``results/v1/abcd....json``, named by its key. A schedule's file is one of taccl's own
+One file per result, ``results/v1/abcd....json``, named by its key. A schedule's file is one of taccl's own
 format, so that `taccl.load` and every verb read it too; a proof that there is no schedule is a small file of
 JSON. Files are written whole or not at all, so that many processes may share a folder without a lock.
 
@@ -96,10 +96,9 @@ class Cache:
         return self.folder / "results" / f"v{_SCHEMA}" / f"{key}.json"
 
     def find(self, key: str, problem: Problem | None = None) -> Entry | str | None:
-        """Entry of a key, once it has passed the verifier; None if there is none.
+        """Verified entry of a key; None if the cache has none, or a message on an entry that cannot be used.
 
-        A damaged entry, or one of another problem, is a sentence that says so. Reading is faster if the
-        problem is given.
+        - `problem`: The problem that the entry should be for; with it, reading is faster.
         """
         path = self.path(key)
         if not os.path.isfile(path):
@@ -112,7 +111,7 @@ class Cache:
 
     @checked
     def store(self, document: dict[str, Any]) -> bool:
-        """Store what `entry_document` made; whether that went well, else with a `CacheWarning`."""
+        """Store a document of `entry_document`; True on success, otherwise False with a `CacheWarning`."""
         path = self.path(document["result"]["key"])
         text = json.dumps(document, separators=(",", ":"), allow_nan=False)
         try:
@@ -151,7 +150,7 @@ class Cache:
         return CacheInfo(self.folder, len(found), sum(found))
 
     def clear(self) -> CacheInfo:
-        """Remove every result, and nothing else that may be in the folder; what was removed."""
+        """Remove all results, but no other files of the folder; return the size of what was removed."""
         removed = self.info()
         for path in self._files():
             try:
@@ -161,7 +160,7 @@ class Cache:
         return removed
 
     def _files(self) -> Iterator[Path]:
-        """Every file that a cache of any version made, drafts that were left behind included."""
+        """Files of caches of all versions, including drafts of interrupted writes."""
         try:
             if self.folder.exists() and not self.folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
@@ -186,7 +185,7 @@ def cache_folder() -> Path:
     """TACCL_CACHE_DIR, or the folder of taccl in the platform's cache folder of the user."""
     named = os.environ.get("TACCL_CACHE_DIR")
     if named:
-        return Path(os.path.expanduser(named))  # a user who is not known stays as written
+        return Path(os.path.expanduser(named))  # an unknown ~user stays as written
     from platformdirs import user_cache_path
 
     with contextlib.suppress(RuntimeError):  # a user without a home; older releases return a relative path
@@ -198,7 +197,7 @@ def cache_folder() -> Path:
 
 
 def key_of(problem_digest: str, **options: str | int | float | None) -> str:
-    """The key of a run: a hash of its problem, its options, the versions of what solves, and proposers."""
+    """Key of a run: hash of its problem, options, registered proposers, and versions of packages."""
     content: dict[str, Any] = {
         "schema": _SCHEMA, "problem": problem_digest, "options": options, "versions": _versions(),
     }  # fmt: skip
@@ -218,7 +217,7 @@ def entry_document(
 
 
 def _read(path: Path, key: str, problem: Problem | None) -> Entry:
-    """The entry in a file."""
+    """Read and check the entry in a file."""
     document = parse_json(read_text(path, _LIMIT_BYTES), source=str(path))
     schedule = None
     if document["format"] == FORMAT:
@@ -244,9 +243,9 @@ def _read(path: Path, key: str, problem: Problem | None) -> Entry:
 
 
 def _is_cut_of(cut: Problem, problem: Problem) -> bool:
-    """True if a problem is another, which leaves the number of chunks open, in some number of chunks.
+    """True if `cut` is `problem`, whose number of chunks is open, with some number of chunks.
 
-    Chunks may merge over more links then.
+    The clauses on merging may differ.
     """
     if not problem.chunks_open or cut.collective.chunks_per_rank % problem.collective.chunks_per_rank:
         return False

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from taccl.sketch.sketch import Sketch
 
-#: Most runs; more would take too long, and their rows fill the memory.
+#: Max runs of a table; more would take too long, and their rows would fill the memory.
 _MOST_RUNS = 100_000
 
-#: Backends that are compared by default: those without a licence.
+#: Backends that are compared by default: those that require no licence.
 BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "cpsat")
 
 
@@ -55,41 +55,41 @@ def compare(
     full: bool = False,
     details: bool = False,
 ) -> pd.DataFrame:
-    """A table of what backends find for a problem, one row for each backend and seed.
+    """Compare what backends find for a problem: a table with a row for each backend and seed.
 
     Runs share this machine's cores, or a Dask cluster within ``joblib.parallel_config(backend="dask")``.
-    Those that the cache knows are not run again. Ctrl-C returns what is done; the other rows have the status
+    Cached runs are not repeated. Ctrl-C returns the finished rows; the others have the status
     "not run", and the same call resumes.
 
     Parameters
     ----------
     problem : Problem
-        Where it leaves the number of chunks open, every run chooses it as `taccl.synthesize` does, and the
-        column ``chunks_per_rank`` says what it chose.
+        If it leaves the number of chunks open, every run chooses it as `taccl.synthesize` does, and the
+        column ``chunks_per_rank`` states the choice.
     backends : iterable of str
-        Of `taccl.backends`. One that is missing or fails is a row that says why.
+        Names from `taccl.backends`. One that is missing or fails is a row that says why.
     seeds : iterable of int
     time_limit_s : float
-        Of each run.
+        Seconds for each run.
     total_limit_s : float, optional
         Seconds after which all runs must have ended. Each then has an equal part of the time that is left
-        when it begins; the table and the cache name it by an equal part of `time_limit_s`.
+        when it begins; the table and the cache list an equal part of `time_limit_s` as its limit.
     num_workers : int, optional
-        How many run at a time; default: one for each core. A Dask cluster uses all that it has.
+        Number of runs at a time; default: one per core. A Dask cluster uses all of its cores.
     threads : int
-        Of each solver.
+        Threads of each solver.
     cache : bool, Cache or path
         True for the user's cache, False for none, or the cache or its folder.
     progress : bool or callable, optional
-        Whether a bar on stderr counts runs (default: on a terminal or in a notebook), or what to call with
-        the number of runs done and of all.
+        True for a progress bar on stderr (default: on a terminal or in a notebook), or a function that is
+        called with the numbers of finished runs and of all runs.
     parameters : iterable of SearchParameters, optional
         Constants of the search, one row for each; the column ``parameters`` says how they differ from the
         defaults.
     full : bool
-        Whether to show all columns, such as the seconds of each stage, versions, and the key in the cache.
+        True to show all columns, such as the seconds of each stage, versions, and the key in the cache.
     details : bool
-        Whether to show what each backend did: statuses of routing and ordering, the solver's bound, sizes,
+        True to show what each backend did: statuses of routing and ordering, the solver's bound, sizes,
         nodes, rounds, and seconds to the first and to the best schedule (`taccl.explore.rows.DETAILS`).
 
     Returns
@@ -135,22 +135,23 @@ def sweep(
     details: bool = False,
     **arguments: Unpack[CollectiveArguments],
 ) -> pd.DataFrame:
-    """A table of what is found for every combination, one row for each.
+    """Compare results for every combination of sketches, sizes, numbers of chunks, backends and seeds.
 
-    The order is that of the arguments: sketches first, seeds last. A combination that makes no problem, such
-    as a sketch of another machine, is a row that says why. All else is as for `compare`.
+    The table has a row for each combination, in the order of the arguments: sketches first, seeds last.
+    A combination that makes no problem, such as a sketch of another machine, is a row that says why.
 
     Parameters
     ----------
     topology : Topology or str
-        Or a machine or a fabric by name, e.g. ``"ring:8"``.
+        A topology, or a machine or a fabric by name, e.g. ``"ring:8"``.
     collective : Collective or str
     sketches : iterable of Sketch, name, path or None
         None stands for no sketch.
     sizes : iterable of int or str, optional
-        Of the larger of one rank's input and output buffer, e.g. ``"1MB"``; default: what each sketch says.
+        Sizes of the larger of one rank's input and output buffer, e.g. ``"1MB"``; default: as each sketch
+        states.
     chunks_per_rank : iterable of int, optional
-        Default: that of the collective, or of each sketch. Where neither says it, every run chooses it as
+        Default: that of the collective, or of each sketch. If neither states it, every run chooses it as
         `taccl.synthesize` does.
     backends, seeds, time_limit_s, total_limit_s, num_workers, threads, cache, progress, parameters, full,
     details
@@ -161,7 +162,7 @@ def sweep(
     Returns
     -------
     DataFrame
-        With the columns that `compare` has.
+        With the columns of `compare`.
 
     Raises
     ------
@@ -213,14 +214,14 @@ def sweep(
 def _part_s(
     time_limit_s: float, total_limit_s: float | None, num_runs: int, num_workers: int | None
 ) -> dict[str, float]:
-    """The time limit of each run, as a part of a row."""
+    """Time limit of each run, as an entry of a row."""
     if total_limit_s is not None:
         time_limit_s /= -(-num_runs // num_at_once(num_workers, num_runs))
     return {"time_limit_s": time_limit_s}
 
 
 def loaded(sketches: Iterable[Sketch | str | PathLike[str] | None]) -> list[Sketch | None]:
-    """The sketches by name, path or themselves."""
+    """Load the sketches given by name or path; sketches and None are kept."""
     found = [load_sketch(each) if isinstance(each, (str, PathLike)) else each for each in sketches]
     return _some(found, "sketches", ", or None for no sketch")
 
@@ -234,7 +235,7 @@ def _some(found: Iterable[Any], where: str, such_as: str = "") -> list[Any]:
 
 
 def name_of(sketch: Sketch | None) -> str:
-    """The name of a sketch, or where it is from; empty for none."""
+    """Name of a sketch, or its source; empty for None."""
     return "" if sketch is None else sketch.name or sketch.source or "unnamed"
 
 
@@ -258,7 +259,7 @@ def _option_rows(
 
 
 def _check_num_runs(num_runs: int, time_limit_s: float) -> None:
-    """Raise `InputError` for more runs than one table can mean."""
+    """Raise `InputError` if there are too many runs for one table."""
     if num_runs > _MOST_RUNS:
         raise InputError(
             f"found {num_runs} runs or more, of up to {time_limit_s:g} s each; expected at most {_MOST_RUNS} "

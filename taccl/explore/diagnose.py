@@ -164,14 +164,14 @@ def _link_sentence(
 
 
 def _share(expected: Expectation) -> float | None:
-    """Measured over expected bandwidth at the largest size; None if that shows no bandwidth."""
+    """Measured over expected bandwidth at the largest size; None if that size is too small to tell."""
     series = expected.series
     is_large = series.size_bytes[-1] >= _LARGE
     return expected.best.time_us / series.times_us[-1] if is_large else None
 
 
 def _small(expected: Expectation) -> tuple[float | None, float | None]:
-    """Median measured and usual time of small messages; None if the log or the topology does not tell."""
+    """(measured, expected) median time of small messages in us; (None, None) if either is unknown."""
     series = expected.series
     rows = zip(series.size_bytes, series.times_us, expected.expected_us.tolist(), strict=True)
     small = [(time_us, wanted_us) for size, time_us, wanted_us in rows if size <= _SMALL]

@@ -33,7 +33,7 @@ _NUMBERS = re.compile(r"\d+")
 _CUT_RANKS = 16
 #: Seconds for the bound.
 _BOUND_S = 2.0
-#: Sizes at which the model is evaluated, by the number of ranks up to which they hold; a few below that.
+#: (max ranks, number of sizes at which the model is evaluated); then that number for more ranks.
 _SIZES, _FEW_SIZES = ((16, 8), (64, 5)), 3
 
 
@@ -51,8 +51,8 @@ class Choice(NamedTuple):
 class Expectation:
     """Expected behaviour of a stock library for one collective on one topology.
 
-    Machines and instance types by name follow the library's choice and pipeline (`taccl.measure.library`);
-    other topologies, and profiles from files, the baseline `nccl`, which goes over their links.
+    Machines and instance types by name use the library's own choices and pipeline (`taccl.measure.library`).
+    Other topologies, and profiles from files, use the baseline `nccl`, which sends over their links.
     """
 
     def __init__(self, series: Series, topology: Topology) -> None:
@@ -81,7 +81,7 @@ class Expectation:
         return self._costs.nic_gb_per_s * self._costs.network.efficiency
 
     def carried(self, topology: Topology) -> Topology:
-        """The topology with what large messages reach of its network, where that is known."""
+        """The topology with network rates lowered to what large messages reach, if that is known."""
         share = 1.0 if self._costs is None else self._costs.network.efficiency
         return rescaled(topology, {(True, "beta"): 1 / Fraction(str(share))}, thousandths)
 
@@ -146,7 +146,7 @@ class Expectation:
         return min(1.0, min(shares, default=1.0))
 
     def bound_us(self) -> float:
-        """Lower bound of the largest size with the launch, over all chunkings."""
+        """Lower bound in us for the largest size, launch included, over all chunkings."""
         problem = self.problem(self.series.size_bytes[-1])
         found = lower_bound(
             problem, divisible=True, budget_s=_BOUND_S, limit_s=4 * _BOUND_S, end_s=5 * _BOUND_S
@@ -158,7 +158,7 @@ class Expectation:
         on, is_cut = self.topology, self.topology.num_ranks <= _CUT_RANKS
         schedule = nccl(self.problem(self.series.size_bytes[-1]), cut=is_cut)
         busy_us = busy_shares(schedule) * schedule.finish_us
-        if not is_cut:  # whole chunks load one channel each; cut ones load all alike
+        if not is_cut:  # whole chunks load one channel each: take the mean of a kind
             names = [_NUMBERS.sub("", resource.name) for resource in on.resources]
             _, group, count = np.unique(names, return_inverse=True, return_counts=True)
             busy_us = (np.bincount(group, weights=busy_us) / count)[group]

@@ -1,4 +1,4 @@
-"""Many runs at once, through joblib: cached ones are read, the others shared out, and all are counted.
+"""Run many problems in parallel through joblib: read cached results, share out the rest, show progress.
 
 joblib's own configuration says where: by default the cores of this machine, and within
 ``joblib.parallel_config(backend="dask")`` a Dask cluster. Only this process reads and writes the cache.
@@ -40,10 +40,11 @@ def table_of(
     asked: Asked, *, num_workers: int | None, cache: bool | Cache | str | os.PathLike[str],
     progress: bool | Callable[[int, int], None] | None, until_s: float = math.inf,
 ) -> pd.DataFrame:  # fmt: skip
-    """A row for each problem that is to be made, and row of labels, in their order, whatever becomes of it.
+    """Run all problems; a table with a row for each, in their order, including those that fail.
 
-    Ctrl-C before the first run was done is raised again.
+    Ctrl-C stops the runs. It is raised again if no run was done.
 
+    - `asked`: (function that makes the problem, known values of its row), for each run.
     - `until_s`: End of all runs on the clock of `time.time`; by default each has the limit of its row.
     """
     rows = [labels for _, labels in asked]
@@ -82,7 +83,7 @@ def table_of(
 def _rows(
     asked: Asked, num_workers: int | None, cache: Cache | None, until_s: float
 ) -> Generator[tuple[int, dict[str, Any]]]:
-    """The number and the row of each run, as they come: first those that need not run."""
+    """Yield (index, row) of each run: first those that are cached or make no problem, then the others."""
     waiting: list[tuple[int, RunRequest]] = []
     damage: list[str] = []
     for index, (make, labels) in enumerate(asked):
@@ -98,7 +99,7 @@ def _rows(
             yield index, entry.row | labels | {"from_cache": True}
             continue
         damage += [entry] if entry else []
-        # Cached results about the problem are too large to be worth sending.
+        # `replace` drops the problem's cached data, which are too large to send.
         run = RunRequest(replace(problem), row, this_process(), cache is not None, until_s)
         waiting.append((index, run))
     warn_of_damage(damage)
@@ -107,21 +108,21 @@ def _rows(
     with contextlib.closing(_answers(waiting, num_workers)) as answers:
         for index, row, document in answers:
             if cache is not None and document is not None and not cache.store(document):
-                cache = None  # that it cannot store is said once
+                cache = None  # warn once only
             yield index, row
 
 
 def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None) -> Generator[Answer]:
-    """Outcome of each run, in the order in which runs end.
+    """Yield the outcome of each run, in the order in which runs end.
 
-    Where a worker dies, which of the runs under way ended it is found by running each of them alone.
+    If a worker dies, the runs under way are repeated one at a time, to find the one that ends it.
     """
     num_jobs = num_at_once(num_workers, len(waiting))
     left = {
         index: run._replace(rounds=-(-(len(waiting) - place) // num_jobs))
         for place, (index, run) in enumerate(waiting)
     }
-    alone = 0  # of those left, so many are run one at a time
+    alone = 0  # number of the next runs that run one at a time
     while left:
         some = list(left.items())[: 1 if alone else None]
         try:
@@ -139,7 +140,7 @@ def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None)
                 why = f"the process that ran it died, and again when it ran alone ({death})"
                 yield index, failed_row(run.row, TacclError(why)), None
             else:
-                alone = min(len(left), 2 * num_jobs) + 1  # joblib hands out so many ahead
+                alone = min(len(left), 2 * num_jobs) + 1  # joblib dispatches this many ahead
         alone = max(0, alone - 1)
 
 
@@ -158,10 +159,10 @@ def _in_parallel(some: Sequence[tuple[int, RunRequest]], num_jobs: int) -> Gener
     """Outcome of each run, in the order in which runs end, until a worker dies."""
     from joblib import Parallel, delayed
 
-    # A batch of one, so that what is done is known at once.
+    # Batches of one, so that each result arrives as soon as it is ready.
     parallel = Parallel(n_jobs=num_jobs, return_as="generator_unordered", batch_size=1)
     _mend_dask(parallel._backend)
-    # Workers that are processes which joblib starts itself, unlike threads or a cluster.
+    # True if workers are processes that joblib starts, rather than threads or a cluster.
     starts_processes = type(parallel._backend).__name__ in ("LokyBackend", "MultiprocessingBackend")
     parent = (os.getpid(), _solver_files()) if num_jobs > 1 and starts_processes else None
     answers = parallel(delayed(_numbered)(index, run, parent) for index, run in some)
@@ -170,14 +171,14 @@ def _in_parallel(some: Sequence[tuple[int, RunRequest]], num_jobs: int) -> Gener
             yield answer
     finally:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # joblib's own, that not all answers were taken
+            warnings.simplefilter("ignore")  # joblib warns if not all results were consumed
             answers.close()
 
 
 def _mend_dask(backend: Any) -> None:
-    """Have joblib's Dask backend report tasks whose workers died, and run every task on the cluster.
+    """Patch joblib's Dask backend to report tasks of dead workers, and to run every task on the cluster.
 
-    It would wait for the former without end, and run tasks in this process while the cluster has one core.
+    Otherwise it waits for such tasks forever, and runs tasks in this process if the cluster has one core.
     """
     if type(backend).__name__ != "DaskDistributedBackend" or "submit" in vars(backend):
         return
@@ -200,7 +201,7 @@ def _mend_dask(backend: Any) -> None:
 
 @cache
 def _solver_files() -> str:
-    """Folder for files of solvers of joblib's processes: joblib kills them, and this process tidies up."""
+    """Folder for solver files of joblib's processes; this process removes it, as joblib kills them."""
     folder = tempfile.mkdtemp(prefix="taccl-runs-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

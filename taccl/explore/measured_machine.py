@@ -113,7 +113,7 @@ def topology_of(series: Series, machine: Machine, gpus: Collection[str]) -> tupl
 
 
 def _made(word: str, nodes: int, profile: str | None) -> Topology:
-    """The topology of a word with a number of nodes; with sums in its switches where they can add."""
+    """Topology of a name or file with `nodes` nodes; with in-switch sums (NVLS) if its switches can add."""
     if os.path.isfile(word):
         given = {"nodes": nodes} if foreign_topology(word) is not None and nodes > 1 else {}
         return load_topology(word, **given)

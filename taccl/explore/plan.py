@@ -1,4 +1,4 @@
-"""A plan: the best schedule for every size of a range, and where one takes over from the other.
+"""A plan: the best schedule for every size of a range, and the sizes at which the winner changes.
 
 Schedules are synthesized at some sizes, and every one is timed at all others (`taccl.simulate`), with the
 baselines beside them. Between two sizes with different winners the crossover is found in whole bytes.
@@ -42,13 +42,13 @@ from taccl.synthesis.synthesize import synthesize
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
 
-#: Shares of the time limit for baselines, and for programs and bounds at the end; the most seconds for these.
+#: Shares of the time limit for baselines, and for programs and bounds at the end; max seconds for the latter.
 _BASELINES_SHARE, _FINISHING_SHARE, _MOST_FINISHING_S = 0.3, 0.35, 60.0
-#: Share of what is left at the end for programs; the rest is for bounds.
+#: Share of the time left at the end for programs; the rest is for bounds.
 _PROGRAMS_SHARE = 0.6
-#: A synthesis with less time (in s) is not begun; and seconds beyond a limit for a first schedule or program.
+#: Min seconds for a synthesis to begin; seconds beyond the limit to get a first schedule or program.
 _LEAST_S, _LATE_S = 0.1, 1.5
-#: Sizes at which schedules are synthesized grow by this factor.
+#: Factor between successive sizes at which schedules are synthesized.
 _FACTOR = 4
 
 
@@ -71,7 +71,7 @@ def plan(
     progress: Callable[[str], None] | None = None,
     **arguments: Unpack[CollectiveArguments],
 ) -> Plan:
-    """The best schedule for every size of a range, with the sizes at which one takes over from another.
+    """Find the best schedule for every size of a range, and the sizes at which the winner changes.
 
     Parameters
     ----------
@@ -83,19 +83,20 @@ def plan(
     sketches : iterable of sketch, shipped name or path
         Each is synthesized at every size; None for no sketch.
     sizes : str or iterable of sizes
-        ``"1KB:1GB"``: from the one to the other, synthesized at every fourfold. Or where to synthesize.
+        A range such as ``"1KB:1GB"``, with a synthesis at sizes that grow by a factor of 4; or the sizes at
+        which to synthesize.
     baselines : bool
-        Whether the well-known algorithms compete, too.
+        True to compare the well-known algorithms, too.
     backend, threads, seed
-        As of `taccl.synthesize`.
+        As for `taccl.synthesize`.
     time_limit_s : float
         Seconds for everything. Baselines, syntheses, programs and bounds have shares of it; unused time of
         one synthesis goes to the later ones. A plan that runs out of time has fewer ranges.
     max_ranges : int
-        Most ranges; the MSCCL runtime loads four files. A note states the cost of the limit.
+        Max ranges; the MSCCL runtime loads four files. A note states the cost of the limit.
     protocol : str
-        By which messages are sent, of those that the topology has; ``"auto"`` compares all of them, and takes
-        at every size the one whose launch and finish come to least.
+        Protocol of messages, one of the topology's; ``"auto"`` compares all, and chooses at every size the
+        one with the least sum of launch and finish.
     lowering : mapping, optional
         Options of `taccl.lower`. Without ``in_place``, programs are for the calls that PyTorch makes: in
         place for allreduce, reduce and broadcast, else out of place; MSCCL++ gets allgather and
@@ -112,7 +113,7 @@ def plan(
     Returns
     -------
     Plan
-        Ctrl-C stops the search, and the plan is made of what there is; ``plan.stopped`` says so.
+        After Ctrl-C, the plan is made of the schedules found so far; ``plan.stopped`` says so.
 
     Raises
     ------
@@ -170,7 +171,7 @@ def plan(
 
 
 def _grid(sizes: str | Iterable[Size]) -> list[int]:
-    """The sizes to synthesize at, in order."""
+    """Sizes at which schedules are synthesized, in increasing order."""
     if isinstance(sizes, str) and ":" in sizes:
         ends = [parse_size(end, where="sizes") for end in sizes.split(":")]
         if len(ends) != 2 or ends[0] > ends[1]:
@@ -193,7 +194,7 @@ def _problems(
     sketch: Sketch | None,
     grid: Sequence[int],
 ) -> list[Problem]:
-    """The problem at every size; the number of chunks is open at each, unless the sketch says it."""
+    """The problem at every size; its number of chunks is open, unless the sketch fixes it."""
     if sketch is None:
         return [make_problem(topology, collective, size_bytes=size, **arguments) for size in grid]
     first = apply(sketch, topology, collective, size=grid[0], **arguments)
@@ -202,7 +203,7 @@ def _problems(
 
 
 def _spread(count: int) -> list[int]:
-    """All places, the first few far apart already: the ends, then the middle of the widest gap."""
+    """Indices 0 to count - 1 in the order of bisection: both ends, then the middle of the widest gap."""
     order = [0, count - 1][: min(count, 2)]
     while len(order) < count:
         known = sorted(order)
@@ -212,7 +213,7 @@ def _spread(count: int) -> list[int]:
 
 
 class PlanSearch:
-    """The candidates as they are found."""
+    """State of a plan's search: candidates, notes, and the reason for its end."""
 
     def __init__(
         self,
@@ -229,12 +230,12 @@ class PlanSearch:
         self.failure: Exception | None = None
 
     def add(self, schedule: Schedule, source: str) -> None:
-        """Add a schedule as a candidate under every protocol, unless it is one already."""
+        """Add a schedule as a candidate under every protocol, unless an equal one is known."""
         for topology in self.topologies:
             try:
                 same = topology is schedule.problem.topology
                 found = schedule if same else simulate(schedule, topology=topology).as_schedule()
-            except InputError:  # its order cannot be kept there
+            except InputError:  # its order of sends is infeasible there
                 continue
             candidate = TimedSchedule(found, source)
             if candidate.shape not in self.shapes:
@@ -243,9 +244,9 @@ class PlanSearch:
             self.shapes[candidate.shape].made_us[found.problem.size_bytes or 0] = found.predicted_us
 
     def add_baselines(self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline) -> None:
-        """Add every baseline that applies, for small, middle and large sizes, and each cut of the data.
+        """Add every baseline that applies, for a small, a middle and a large size, and each number of chunks.
 
-        The quickest to build come first. A note lists those left when time is up.
+        The quickest to build come first. A note counts those that time is too short for.
         """
         cuts = {problems[0].collective.chunks_per_rank: problems for _, problems in cases}
         places = sorted({0, len(self.grid) // 2, len(self.grid) - 1})
@@ -262,7 +263,7 @@ class PlanSearch:
                 problems, name, place = left[0]
                 size, problem = self.grid[place], problems[place]
                 plain = make_problem(problem.topology, problem.collective, size_bytes=size)
-                with contextlib.suppress(InputError):  # of what it cannot do on this topology
+                with contextlib.suppress(InputError):  # not applicable on this topology
                     self.add(BASELINES[name](plain, cut=False), f"baseline {name}, for {format_size(size)}")
                 del left[0]
         if left:
@@ -271,9 +272,9 @@ class PlanSearch:
     def synthesize(
         self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline, **options: Any
     ) -> None:
-        """A schedule for every size and sketch, as long as there is time; `options` are of `synthesize`.
+        """Synthesize for every size and sketch, as long as there is time, with `options` of `synthesize`.
 
-        Raises `OutOfTime` if time is up within a synthesis, and there is a candidate.
+        Raises `OutOfTime` if time is up during a synthesis, and there is a candidate already.
         """
         with until.enforced(lambda: bool(self.candidates)):
             left = len(self.grid) * len(cases)
@@ -306,9 +307,9 @@ class PlanSearch:
     def ranges(
         self, max_ranges: int, lowering: dict[str, Any], limit: Deadline
     ) -> tuple[tuple[PlanRange, ...], list[str]]:
-        """The tiles of the plan, each with a program that its runtime can hold; and notes.
+        """(ranges of the plan, each with a program within the runtime's limits; notes).
 
-        Without time for all of them, tiles are of the schedules that have a program by then.
+        If time is short, only schedules that have a program by then are used.
         """
         notes: list[str] = []
         programs: dict[TimedSchedule, Program] = {}
@@ -332,7 +333,7 @@ class PlanSearch:
         programs: dict[TimedSchedule, Program],
         limit: Deadline,
     ) -> list[Tile]:
-        """The tiles of schedules that have programs; one tile where these are too many, or take too long.
+        """Tiles of the schedules that have programs; a single tile if there are too many, or time is up.
 
         The best schedules for the largest size and for the smallest get programs in any case. Sizes larger
         than any that a schedule was made for are left to the library. Raises `NoSolutionError` if no schedule
@@ -366,13 +367,13 @@ class PlanSearch:
         programs: dict[TimedSchedule, Program],
         notes: list[str],
     ) -> list[Tile]:
-        """The best tiles whose schedules have programs; programs and notes are added as they are found."""
+        """Best tiles whose schedules can be lowered; adds to `programs` and `notes`."""
         remaining = list(self.candidates)
-        # Large sizes first: they tell most about the others.
+        # Large sizes first: they limit the times at other sizes best.
         best = {size: winner_at(remaining, size).finish(size) for size in reversed(self.grid)}
         while True:
             tiles = tiles_of(remaining, self.grid)
-            # The smallest and the largest sizes first: they lose most by a program for other sizes.
+            # The smallest and the largest sizes first: a program made for other sizes costs most there.
             for place in _spread(len(tiles)):
                 winner = tiles[place][2]
                 if winner not in programs:

@@ -37,7 +37,7 @@ _OWN_XML = re.compile(r"range-\d+\.xml")
 
 
 def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
-    """The folder to write; `InputError` if something speaks against it."""
+    """The folder to write; `InputError` if it cannot or must not be written."""
     where = os.fspath(folder)
     path = Path(os.path.abspath(folder))
     try:
@@ -81,13 +81,13 @@ def save_plan(plan: Plan, folder: str | os.PathLike[str], *, overwrite: bool = F
         if path.exists():
             os.replace(path, old)
         os.replace(draft, path)
-    except InputError as error:  # of a file in the draft, of which nobody has heard
+    except InputError as error:  # it names a file of the draft, which the caller does not know
         raise InputError(error.message, where=str(folder)) from None
     except OSError as error:
         reason = error.strerror or error
         raise InputError(f"cannot be written ({reason}); give another path", where=str(folder)) from None
     finally:
-        if old.exists() and not path.exists():  # stopped between the two
+        if old.exists() and not path.exists():  # interrupted between the two renames
             os.replace(old, path)
         for each in (draft, old):
             shutil.rmtree(each, ignore_errors=True)

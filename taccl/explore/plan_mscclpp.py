@@ -1,4 +1,4 @@
-"""A plan for MSCCL++: execution plans in one place or both, and Python code that registers them."""
+"""A plan for MSCCL++: execution plans in place, out of place or both, and Python code to register them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taccl.explore.plan_ranges import Plan, PlanRange
     from taccl.topology.topology import Topology
 
-#: Collectives whose calls MSCCL++ gives to plans, of those that it takes for NCCL.
+#: Collectives for which MSCCL++'s interface of NCCL can use plans.
 _SERVED = ("allreduce", "allgather", "reduce-scatter", "broadcast")
 #: Name of the module that registers plans.
 _MODULE = "register_plans"
@@ -76,7 +76,7 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
 
 
 def _placed(plan: Plan, each: PlanRange, stem: str, notes: list[str]) -> Iterator[tuple[str, str, Program]]:
-    """The programs of a range for MSCCL++, one for each place: key in the index, file, program."""
+    """Yield programs of a range for MSCCL++, one per placement: (key in the index, file, program)."""
     program = each.program
     assert program is not None, "it is written where there is one"
     yield "mscclpp", f"{stem}.plan.json", program
@@ -111,7 +111,7 @@ def _plan_of(
     reasons = [f"MSCCL++ has no {program.protocol}"] if lacking else []
     for protocol in _protocols(runtime, plan, each, program):
         try:
-            # As far as that runtime's offsets reach.
+            # Sizes end where the offsets of MSCCL++ do.
             built = build_mscclpp_plan(
                 replace(ranged, protocol=protocol), ranks_per_node=ranks_per_node, split=True, name=name
             )
@@ -127,7 +127,7 @@ def _plan_of(
 
 
 def _protocols(runtime: Runtime, plan: Plan, each: PlanRange, program: Program) -> list[str]:
-    """Protocols of MSCCL++: the program's first, if it has that, then the fastest first."""
+    """Protocols of MSCCL++: the program's own first, if MSCCL++ has it; then the fastest first."""
     timed: list[tuple[float, str]] = []
     for protocol in runtime.protocols:
         predicted = 0.0

@@ -18,7 +18,7 @@ from taccl.runtimes.runtime import Runtime, called
 from taccl.schedule.schedule import Schedule
 from taccl.topology.registry import parse
 
-#: How to lower a schedule again when the format has no room for the program.
+#: Options of `lower` to try, in turn, if the program exceeds the limits of the format.
 _REMEDIES: tuple[dict[str, Any], ...] = (
     {},
     {"threadblocks": "per-peer"},
@@ -28,7 +28,7 @@ _REMEDIES: tuple[dict[str, Any], ...] = (
 
 
 def runnable(schedule: Schedule, lowering: dict[str, Any], runtime: Runtime) -> Program:
-    """A program of the schedule that a file for the runtime has room for."""
+    """Lower a schedule to a program within the limits of a runtime's files."""
     last = ExportError("there is no way to lower the schedule")
     for remedy in _REMEDIES:
         if any(name in lowering for name in remedy):
@@ -47,7 +47,7 @@ def runnable(schedule: Schedule, lowering: dict[str, Any], runtime: Runtime) -> 
 
 
 def check_lowering(lowering: Mapping[str, Any]) -> None:
-    """Raise `InputError` for options that `taccl.lower` does not take: it is asked about a small schedule."""
+    """Raise `InputError` for options that `taccl.lower` refuses; a small schedule is lowered with them."""
     known = list(signature(lower).parameters)[1:]
     unknown = [name for name in lowering if name not in known]
     if unknown:

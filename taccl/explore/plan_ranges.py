@@ -29,8 +29,8 @@ class PlanRange:
       range.
     - `source`: The sketch that it was synthesized with, or the baseline, and the size of that synthesis.
     - `finish_min`, `finish_max`: Exact microseconds at both ends.
-    - `bound`, `bound_min`, `bound_max`: For the size of `schedule`, and at both ends; of any schedule, under
-      any sketch and over all chunkings.
+    - `bound`, `bound_min`, `bound_max`: Lower bounds at the size of `schedule`, and at both ends, for any
+      schedule, sketch and chunking.
     - `program`: Program for a runtime; None if none was requested.
     """
 
@@ -56,7 +56,7 @@ class PlanRange:
         return self.schedule.problem.topology.protocol
 
     def predicted_us(self, finish: Fraction) -> float:
-        """The launch and one of its finishes, in microseconds."""
+        """Launch plus `finish`, in microseconds."""
         return float(self.schedule.launch + finish)
 
     @property
@@ -94,7 +94,7 @@ class PlanRange:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Plan:
-    """Ranges that follow one another without a gap, and what was tried.
+    """Contiguous ranges of sizes with their schedules, and figures of the search.
 
     Parameters
     ----------
@@ -105,11 +105,11 @@ class Plan:
     stopped : str
         ``"done"``, ``"time limit"`` or ``"interrupted"``: fewer schedules were compared then.
     runtimes : tuple of str
-        Those of `taccl.runtimes` that `save` writes for.
+        Names in `taccl.runtimes` for which `save` writes files.
     lowering : mapping
         Options of `taccl.lower` by which the programs were made.
     both_places : bool
-        Whether MSCCL++ gets every range in place and out of place.
+        True if MSCCL++ gets every range in place and out of place.
     """
 
     topology: Topology
@@ -162,7 +162,7 @@ class Plan:
         }  # fmt: skip
 
     def table(self) -> str:
-        """The ranges as text, one a row."""
+        """The ranges as text, one per row."""
         launches = any(each.schedule.launch for each in self.ranges)
         head = ("from", "to", *(("protocol", "predicted") if launches else ()), "finish", "gap")
         rows: list[tuple[str, ...]] = [(*head, "algbw GB/s at the end", "schedule")]

@@ -36,10 +36,10 @@ def check_collective(runtime: Runtime, collective: Collective, fabric: Topology)
 def under_protocols_of(
     runtime: Runtime, fabric: Topology, collective: Collective, protocol: str, lowering: Mapping[str, Any]
 ) -> list[Topology]:
-    """The topology under each protocol that competes: of those that were asked for, the runtime's.
+    """The topology under each protocol to compare: those asked for that the runtime has.
 
-    Those by which it cannot run the collective are left out. A launch of its own takes the place of a
-    library's launch and base latency, if the topology has these.
+    Protocols by which the runtime cannot run the collective are left out. The runtime's launch time replaces
+    that of the stock library.
     """
     asked = [str(lowering["protocol"])] if lowering.get("protocol") else []
     asked += [] if protocol == "auto" else [fabric.protocol or protocol]
@@ -59,9 +59,9 @@ def under_protocols_of(
 
 
 def under_launch(runtime: Runtime, fabric: Topology) -> Topology:
-    """The topology with the launch of the runtime in place of a library's launch and base, if it has these.
+    """The topology with the runtime's launch time in place of the stock library's, if it has one.
 
-    It is the profile's for that runtime, or else the usual one.
+    The profile's value for that runtime takes precedence over the runtime's usual one.
     """
     if runtime.launch_us is None or not fabric.launch_us:
         return fabric
@@ -71,7 +71,7 @@ def under_launch(runtime: Runtime, fabric: Topology) -> Topology:
 
 
 def coverage_text(runtime: Runtime, plan: Plan, served: Sequence[ServedSizes]) -> str:
-    """One line: the sizes that a runtime has files for, and those of the plan that it has none for."""
+    """Line on the sizes that a runtime has files for, and the sizes of the plan without a file."""
     parts = []
     for in_place, group in groupby(
         sorted(served, key=lambda each: (each.in_place, each.max_bytes, each.min_bytes)),
@@ -104,10 +104,10 @@ def _multiples_text(files: Sequence[ServedSizes], plan: Plan) -> str:
 
 
 def serving_parameters(collective: Collective) -> tuple[SearchParameters, list[str]]:
-    """Parameters of a search that cuts data into numbers of chunks whose files serve powers of two; notes.
+    """(search parameters with numbers of chunks whose files serve powers of two, notes).
 
-    A runtime uses a file only if its chunks divide the data of a call, which mostly are powers of two times a
-    few. The parameters are the usual ones where no number of chunks does.
+    A runtime uses a file only if its chunks divide the data of a call, and sizes of calls are mostly powers
+    of two, times a few. If no number of chunks qualifies, the parameters are the defaults.
     """
     usual = DEFAULTS.suggesting
     counts, partitions = (serving_counts(collective, each) for each in (usual.counts, usual.partitions))
@@ -125,9 +125,9 @@ def serving_parameters(collective: Collective) -> tuple[SearchParameters, list[s
 
 
 def serving_counts(collective: Collective, counts: Sequence[int]) -> list[int]:
-    """The numbers to cut each chunk into whose files runtimes use for powers of two; all if none is so.
+    """Those `counts` (parts per chunk) whose files runtimes use for powers of two; all if there are none.
 
-    - `collective`: Where the number of chunks is open; in one chunk per rank.
+    - `collective`: A collective with an open number of chunks, in one chunk per rank.
     """
     name, num_ranks = collective.name, collective.num_ranks
     whole = collective.size_chunks
@@ -136,7 +136,7 @@ def serving_counts(collective: Collective, counts: Sequence[int]) -> list[int]:
 
 
 def _joined(files: Sequence[ServedSizes]) -> list[tuple[int, int]]:
-    """Sizes that files serve one after the other, each stretch from its first to its last."""
+    """(first, last) size of each contiguous range that files serve."""
     joined: list[tuple[int, int]] = []
     for each in files:
         if joined and each.min_bytes <= joined[-1][1] + 1:

@@ -22,23 +22,23 @@ from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.search import no_bound
 
-#: Seconds for each bound of a range, at most; and beyond twice that, before one that proves nothing is given.
+#: Max seconds for each bound of a range; seconds beyond twice that before the trivial bound is used.
 _BOUND_S, _LATE_S = 1.0, 0.1
 
 
 class TimedSchedule:
-    """A schedule, and at any size its finish behind the launch of its protocol.
+    """A schedule, and its finish at any size, launch included.
 
-    The order of sends is kept, so that the finish is the longest of many ways through them, each of which
-    takes some time and some more for every byte: a convex function of bytes that never falls. Two sizes on
-    one side of a third thus tell how long it takes there at least, those on both sides how long at most, and
-    few sizes need to be simulated.
+    The order of sends is fixed, so the finish is the longest path in its precedence graph. Lengths of paths
+    are affine in bytes, so the finish is a convex, nondecreasing function of the size. Finishes at two sizes
+    on one side of a third give a lower limit there, those on both sides an upper limit. So few sizes need a
+    simulation.
     """
 
     def __init__(self, schedule: Schedule, source: str) -> None:
         self.schedule, self.source = schedule, source
         self._finish: dict[int, Fraction | float] = {}
-        #: {size at which such a schedule was made: its predicted microseconds there}.
+        #: {size for which a schedule of this shape was made: its predicted time there in us}.
         self.made_us: dict[int, float] = {}
 
     @cached_property
@@ -53,7 +53,7 @@ class TimedSchedule:
         return -(-size // self.schedule.problem.collective.size_chunks)
 
     def finish(self, size: int) -> Fraction | float:
-        """Exact microseconds, the launch counted; infinite where its order cannot be kept."""
+        """Exact time in us, launch included; infinite if the order of sends is infeasible."""
         key = self._chunk_bytes(size)
         if key not in self._finish:
             least, most = self._range(key)
@@ -67,11 +67,11 @@ class TimedSchedule:
         return self._finish[key]
 
     def at_least(self, size: int) -> Fraction | float:
-        """Known lower limit of its finish."""
+        """Known lower limit of the finish at a size."""
         return self._range(self._chunk_bytes(size))[0]
 
     def _range(self, key: int) -> tuple[Fraction | float, Fraction | float]:
-        """Lower and upper limit of its finish: equal on a straight line through three sizes."""
+        """Lower and upper limit of the finish; equal if it is known, or interpolated exactly."""
         if key in self._finish:
             return (self._finish[key],) * 2
         known = sorted((x, Fraction(y)) for x, y in self._finish.items() if y < math.inf)
@@ -86,7 +86,7 @@ class TimedSchedule:
         return least, line(below[-1], above[0]) if below and above else math.inf
 
     def at(self, size: int) -> Schedule:
-        """The verified schedule with the times it has at a size."""
+        """The verified schedule with its times at a size."""
         schedule = simulate(self.schedule, size=size).as_schedule()
         verify(schedule).raise_if_failed()
         return schedule
@@ -97,7 +97,7 @@ Tile = tuple[int, int, TimedSchedule]
 
 
 def winner_at(candidates: Sequence[TimedSchedule], size: int) -> TimedSchedule:
-    """The candidate that finishes first."""
+    """The candidate that finishes first at a size."""
     best: TimedSchedule | None = None
     for each in sorted(candidates, key=lambda candidate: candidate.at_least(size)):
         if best is not None and each.at_least(size) >= best.finish(size):
@@ -119,7 +119,7 @@ def tiles_of(candidates: Sequence[TimedSchedule], grid: Sequence[int]) -> list[T
     def starts(
         first: int, before: TimedSchedule, last: int, after: TimedSchedule
     ) -> list[tuple[int, TimedSchedule]]:
-        """Starts of tiles behind `first` and up to `last`, and their winners."""
+        """Starts of tiles after `first`, up to `last`, and their winners."""
         if before is after or last - first == 1:
             return [] if before is after else [(last, after)]
         middle = (first + last) // 2
@@ -135,7 +135,7 @@ def tiles_of(candidates: Sequence[TimedSchedule], grid: Sequence[int]) -> list[T
 
 
 def without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[TimedSchedule]:
-    """The winners but for the one that is missed least, by the worst ratio over sizes."""
+    """The winners without the one whose loss costs least, by the worst ratio over all sizes."""
     winners = list(dict.fromkeys(winner for _, _, winner in tiles))
     sizes = sorted({*grid, *(end for first, last, _ in tiles for end in (first, last))})
 
@@ -162,7 +162,7 @@ def range_of(tile: Tile, program: Program, bound_s: float) -> PlanRange:
     schedules = [winner.at(size) for size in (first, own, last)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TacclWarning)
-        # Schedules of all sketches and cuts compete, so that no clause counts but what merges, and any cut.
+        # Bounds must hold for all sketches and chunkings, so only the clauses on merging are kept.
         free = [replace(each.problem, clauses=each.problem.clauses.only("merge")) for each in schedules]
         bounds = [_bound(each, min(_BOUND_S, bound_s)) for each in free]
     return PlanRange(
@@ -172,7 +172,7 @@ def range_of(tile: Tile, program: Program, bound_s: float) -> PlanRange:
 
 
 def _bound(problem: Problem, seconds: float) -> Certificate:
-    """The bound over all chunkings; one that proves nothing where it takes far longer."""
+    """Lower bound over all chunkings; the trivial bound if it takes far too long."""
     try:
         with Deadline.after(2 * seconds + _LATE_S).enforced():
             return lower_bound(problem, divisible=True, budget_s=seconds)

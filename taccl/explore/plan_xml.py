@@ -1,4 +1,4 @@
-"""A plan for runtimes of MSCCL XML: files, and how a shell tells of them.
+"""A plan for runtimes of MSCCL XML: a file for each range, and a shell script that names them.
 
 Variables and folders are those that the sources named in `taccl.runtimes.table` read.
 """
@@ -65,14 +65,14 @@ def _xml_text(each: PlanRange, name: str, runtime: Runtime) -> str:
 
 
 def _xml_of(program: Program, runtime: Runtime, **options: Any) -> str:
-    """The text of a file, without warnings: what it lacks is said once of the plan (`coverage_text`)."""
+    """Text of a file, without warnings of losses, which `coverage_text` states once for the plan."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LossyConversionWarning)
         return dump_msccl_xml(program, split=False, runtime=runtime.name, **options)
 
 
 def root_of(plan: Plan) -> int | None:
-    """The root of the plan's collective, if runtimes know it for one with a root."""
+    """Root of the plan's collective; None if runtimes know it as a collective without a root."""
     first = plan.ranges[0].program
     return None if first is None else kind_of(first, "a plan").root
 

@@ -1,6 +1,6 @@
-"""The table of a comparison: one row a run, with the same columns always.
+"""The table of a comparison: one row per run, always with the same columns.
 
-A row is a dict of plain values, None where there is nothing to say. `COLUMNS` is the documented schema.
+A row is a dict of plain values, None where a value does not apply. `COLUMNS` is the documented schema.
 """
 
 from __future__ import annotations
@@ -114,24 +114,24 @@ COLUMNS: tuple[Column, ...] = (
     Column("key", "string", "the result's key in the cache"),
 )
 
-#: The columns that say which run a row is of: the first, up to `parameters`.
+#: Columns that identify the run of a row: those up to `parameters`.
 LABELS = tuple(column.name for column in COLUMNS[:11])
 
-#: The columns that a table shows unless it is asked for all, beside those labels in which its rows differ.
+#: Columns that a table shows by default, together with the labels in which its rows differ.
 SHORT = (
     "sketch", "size_bytes", "chunks_per_rank", "backend", "status", "error", "finish_us", "bound_us", "gap",
     "gap_of_every_cut", "algbw_gb_per_s", "seconds",
 )  # fmt: skip
 
-#: The columns that say what each backend did, for a table with details.
+#: Columns on the work of each backend, for a table with details.
 DETAILS = (
     "backend", "status", "error", "finish_us", "bound_us", "gap", "routing_status", "ordering_status",
     "solver_bound_us", "model_columns", "nodes", "rounds", "first_schedule_s", "best_schedule_s", "seconds",
 )  # fmt: skip
 
-#: The columns that compare a finish with bounds.
+#: Columns that compare a finish with bounds.
 _GAPS = ("gap", "gap_in_chunks", "gap_of_every_cut")
-#: The columns that can be read off a schedule at any time, and those that only a schedule fills.
+#: Columns that follow from a schedule alone, and columns that are empty without a schedule.
 _MEASURES = (
     "finish_us", "launch_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s", "num_transfers",
     "num_sends", "producer",
@@ -150,7 +150,7 @@ _OF_MODELS = {
 
 
 def new_row(**known: Any) -> dict[str, Any]:
-    """A row of which only this is known yet; its status is "not run"."""
+    """Row with the `known` values; the other columns are None, and the status is "not run"."""
     row: dict[str, Any] = dict.fromkeys(column.name for column in COLUMNS)
     row |= {"status": "not run", "verified": False, "from_cache": False}
     assert known.keys() <= row.keys(), f"unknown columns {sorted(known.keys() - row.keys())}"
@@ -158,7 +158,7 @@ def new_row(**known: Any) -> dict[str, Any]:
 
 
 def _status(row: dict[str, Any]) -> str:
-    """Status of the finish by its gaps: proven or not."""
+    """Status of a schedule by its gaps: found, proven, or proven for its chunks."""
     if 0 not in (row["gap"], row["gap_in_chunks"]):
         return "found"
     every: float | None = row["bound_of_every_cut_us"]
@@ -179,9 +179,9 @@ def shortened(table: pd.DataFrame, shown: Sequence[str] = SHORT) -> pd.DataFrame
 
 
 def with_best_bounds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with the best bounds that any run proved of their problem: they hold for all of them.
+    """The rows with the best bound that any run proved for their problem.
 
-    The time for a bound is limited, so that runs of one problem may prove different ones.
+    The time for a bound is limited, so runs of one problem may prove different bounds; each holds for all.
     """
     told = _with_best(rows, ("problem_digest", "bound_scope"), "gap", ("bound_us", "bound_limits"))
     return _with_best(told, ("problem_digest",), "gap_of_every_cut", ("bound_of_every_cut_us",))
@@ -214,7 +214,7 @@ def _with_best(
 
 
 def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a comparison as plain values, as JSON holds them; None where there is nothing to say."""
+    """The rows of a comparison as plain values, as JSON holds them; None for missing values."""
     rows: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict("records")
     return rows
 
@@ -222,10 +222,10 @@ def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
 def figures(result: Result) -> dict[str, Any]:
     """Figures of a result, by column."""
     seconds = dict.fromkeys((*_STAGE_COLUMNS.values(), "other_s"), 0.0)
-    for stage in result.stages:  # named with the half of a reduction, or the sketch, that it is of
+    for stage in result.stages:  # names may begin with a phase of a reduction, or a sketch
         seconds[_STAGE_COLUMNS.get(stage.name.rpartition(": ")[2], "other_s")] += stage.seconds
     seconds["other_s"] += max(0.0, result.seconds - sum(seconds.values()))
-    # One half of a reduction is no schedule yet.
+    # One phase of a reduction is not a schedule.
     known = (each.seconds for each in result.trace if each.finish_us is not None and not each.half)
     models = [stage.model for stage in result.stages if stage.model is not None]
     num_nodes = [model.num_nodes for model in models if model.num_nodes is not None]
@@ -262,7 +262,7 @@ def _solved(result: Result) -> dict[str, Any]:
     routings = [each for each in result.stages if each.name.rpartition(": ")[2] == "routing"]
     ordered = ("joint", "job shop", "contiguity")
     orderings = [each.status for each in result.stages if each.name.rpartition(": ")[2] in ordered]
-    # A bound above a verified schedule would be no bound.
+    # Ignore bounds of solvers above a verified schedule's finish.
     bounds = [each.bound_us for each in routings if each.name == "routing" and each.bound_us is not None]
     sound = [bound for bound in bounds if bound <= result.finish_us * (1 + 1e-9)]
     return {

@@ -1,4 +1,4 @@
-"""One run of a comparison, in whichever process it lands: a problem in, a row and what to store out."""
+"""One run of a comparison, in any process: from a problem to a row and a document for the cache."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from taccl.schedule.schedule import MANY
 from taccl.solvers.process import WORKERS
 from taccl.topology.registry import parse
 
-#: The columns of a row that tell how it is run.
+#: Columns of a row that are options of its run.
 _OPTIONS = ("backend", "seed", "time_limit_s", "threads", "parameters")
-#: Least time limit of a run that shares its time with others.
+#: Min seconds for a run that shares its time with others.
 _LEAST_LIMIT_S = 0.1
-#: How long solver processes wait for the next run in a process that was started for runs.
+#: Seconds that solver processes of a worker process wait for the next run.
 _LINGER_S = 3.0
-#: How often a process that was started for runs looks whether the one that compares is still there.
+#: Seconds between checks of a worker process for the end of its parent.
 _LOOK_EVERY_S = 0.5
 
 _STATUSES: tuple[tuple[type[BaseException], str], ...] = (
@@ -46,10 +46,13 @@ _STATUSES: tuple[tuple[type[BaseException], str], ...] = (
 
 
 class RunRequest(NamedTuple):
-    """A problem and its row, as far as it is known; which process compares, and whether the cache stores.
+    """A run to perform.
 
+    - `row`: Its row, as far as it is known.
+    - `home`: Identifier of the process that compares.
+    - `stores`: True if results go into the cache.
     - `until_s`: End of all runs on the clock of `time.time`; inf if each has its own limit.
-    - `rounds`: Number of runs that follow one another until then, this one included.
+    - `rounds`: Number of successive runs of a worker until then, this one included.
     """
 
     problem: Problem
@@ -68,7 +71,7 @@ class RunRequest(NamedTuple):
 
 
 def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:
-    """A row with options, up to what a run of the problem will find."""
+    """The row, completed with all values that are known before the run."""
     digest = problem.digest()
     topology, collective = problem.topology, problem.collective
     options = {name: row[name] for name in _OPTIONS if row[name] is not None}
@@ -81,8 +84,8 @@ def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Run it: its row, and what to store of it, if anything; failures are rows with their reason."""
-    # Not needed for what the cache has.
+    """Perform a run: its row, which states the reason of a failure, and the document to store or None."""
+    # Imported here, as cached results do not need them.
     from taccl.synthesis.parameters import SearchParameters
     from taccl.synthesis.synthesize import synthesize
 
@@ -106,7 +109,7 @@ def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:
     notes = dict.fromkeys((*result.notes, *said, *([f"model: {model}"] if model else [])))
     row["notes"] = "; ".join(notes) or None
     if any(issubclass(w.category, FallbackWarning) for w in caught):
-        # The backend found nothing: another's schedule is none of its own.
+        # The schedule is that of a fallback; the backend itself found none.
         own = [stage.status for stage in result.stages if stage.solver == run.row["backend"]]
         ended = "interrupted" if result.interrupted else "no schedule"
         row |= dict.fromkeys(OF_SCHEDULES) | {
@@ -134,7 +137,7 @@ def failed_row(row: dict[str, Any], error: BaseException) -> dict[str, Any]:
 
 @cache
 def _load_libraries() -> None:
-    """Have what `synthesize` loads when it first runs, about a second's worth, counted to no run."""
+    """Load the libraries of `synthesize` (about 1 s), so that no run's time includes them."""
     from taccl.synthesis.synthesize import synthesize
 
     ring = parse("ring:2")
@@ -148,10 +151,10 @@ def this_process() -> str:
 
 @cache
 def end_with(parent: int, folder: str) -> None:
-    """End this process, which was started by another one for runs, once that one is gone.
+    """End this worker process once its parent process is gone.
 
-    joblib's own wait minutes for the next run of a process that was killed, and keep its pipes open. The
-    files of solvers lie in the parent's folder, as joblib may kill this process and all that it started.
+    joblib's workers would wait minutes for the next run of a dead parent, and keep its pipes open. Files of
+    solvers lie in the parent's `folder`, as joblib may kill this process and its children.
     """
     WORKERS.folder = folder
     threading.Thread(target=_end_without, args=(parent,), name="parent-death guard", daemon=True).start()
