@@ -1,7 +1,7 @@
 """Calibration of a library's predictions to measured series: five factors, each with a prior at 1.
 
-Collectives and numbers of nodes that no log has are predicted so: by the library's own choice and pipeline,
-on a machine that is as much faster or slower as the logs show.
+Collectives and numbers of nodes that no log has are predicted by the library's own choice and pipeline, with
+the machine's figures scaled by these factors.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from taccl.measure.library_costs import Costs
     from taccl.measure.series import Series
 
-#: {factor: deviation of its logarithm's prior} (our choice): networks vary more than nodes, and hosts more
-#: than GPUs, whose links and latencies are those of one data sheet.
+#: {factor: standard deviation of the normal prior of its logarithm} (our choice). Networks vary more than
+#: nodes, and hosts more than GPUs, whose links and latencies are those of one data sheet.
 _SPREADS = {
     "launch_scale": 0.5, "node_latency": 0.1, "network_latency": 0.5, "node_rate": 0.08, "network_rate": 0.2,
 }  # fmt: skip
-#: Relative error up to which a row counts in full; the predictions of default profiles are as far off.
+#: Relative error up to which a row counts in full (pseudo-Huber loss); default profiles are off by as much.
 _NOISE = 0.1
 
 
 def calibrated(costs: Costs, series: Sequence[Series]) -> Costs:
-    """The figures with the factors that describe the series best, and the wire's rate where one states it.
+    """Figures with the factors that fit the series best, and the NIC's rate if a bandwidth test states it.
 
     - `series`: Series with known numbers of ranks and nodes.
     """

@@ -16,7 +16,7 @@ WITHIN_ERROR = 0.85
 #: Max relative difference between a measured share and that of a cause, and between measured causes that
 #: cannot be told apart.
 _MATCHES, _ALIKE = 0.05, 0.03
-#: Max share of a node's bandwidth at which GPUs can hardly talk to each other directly.
+#: Max share of a node's bandwidth that suggests that GPUs cannot reach each other directly (P2P).
 _HOST_MEMORY = 0.2
 #: Max share of the network's bandwidth, and min ratio of small times to usual ones, without GPUDirect RDMA.
 _BOUNCED, _BOUNCED_SMALL = 0.85, 1.3
@@ -24,7 +24,7 @@ _BOUNCED, _BOUNCED_SMALL = 0.85, 1.3
 _FALLS = 0.1
 #: Min ratio of the fastest to the slowest of several NICs that were measured one by one.
 _UNEQUAL = 1.15
-#: Max sizes off the curve in the evidence.
+#: Max irregular sizes listed in the evidence.
 _SHOWN = 3
 #: {PCIe link: GB/s one way that DMA reaches}, as 0.85 of the raw rate (published measurements: 0.8 to 0.9).
 PCIE_GB_PER_S = {
@@ -40,7 +40,7 @@ Of = Literal["rate", "latency", "sizes"]
 
 
 class Cause(NamedTuple):
-    """A cause with its evidence in the figures, and what to try; `of` as in `Rule`."""
+    """A possible cause, its evidence in the figures, and a remedy; `of` is the slow part of the series."""
 
     name: str
     of: Of
@@ -52,7 +52,7 @@ class Cause(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Figures of a series beside what is expected of it.
+    """Figures of a series relative to what is expected.
 
     - `share`: Measured over expected bandwidth of large messages; None without large messages.
     - `small_ratio`: Measured over usual time of small messages; None if either is unknown.
@@ -87,7 +87,7 @@ class Facts:
 
     @property
     def slow_network(self) -> float | None:
-        """Share of the NICs' rate, if the network may be what is slow; None otherwise."""
+        """Share of the NICs' rate, if the network may be the slow part; None otherwise."""
         return self.network_share if self.is_slow and (self.network_share or 1) < HEALTHY else None
 
     @property
@@ -96,16 +96,16 @@ class Facts:
         return self.small_ratio is not None and self.small_ratio > USUAL
 
 
-#: Evidence of a cause, with its grade and its distance from the measured figures; None if there is none.
+#: (grade, relative distance from the measured share, evidence) of a cause; None if figures exclude it.
 _Found = tuple[Grade, float, str] | None
 
 
 def causes_of(facts: Facts) -> tuple[Cause, ...]:
     """Causes that the figures match or do not exclude, the best match first.
 
-    If several match the rate of large messages alike, none of them is likely; nor is any of a rate within the
-    error of the model, or in a network whose NICs were not measured one by one, as a slow rail explains every
-    rate.
+    A cause of slow large messages is graded possible, not likely, in three cases. Several causes match
+    equally well; or the rate is within the error of the model. Or the network is slow and its NICs were not
+    measured one by one, since one slow rail explains any rate.
     """
     found = [(rule, *each) for rule in _RULES if (each := rule.find(facts)) is not None]
     matches = sorted(distance for rule, _, distance, _ in found if rule.of == "rate" and distance <= _MATCHES)
@@ -130,7 +130,7 @@ class Rule(NamedTuple):
 
 
 def _matched(share: float, expected: Iterable[tuple[float, str]]) -> _Found:
-    """The nearest of several shares within `_MATCHES`, with its text as evidence."""
+    """Evidence for the nearest of several expected shares; None unless it is within `_MATCHES`."""
     found = [(abs(share / each - 1), text) for each, text in expected]
     distance, text = min(found, default=(1.0, ""))
     return ("likely", distance, text) if distance <= _MATCHES else None
@@ -329,5 +329,5 @@ CAUSES = {rule.name: (rule.title, rule.remedy) for rule in _RULES}
 
 
 def sizes_off(facts: Facts) -> Iterator[str]:
-    """Yield the sizes off the curve."""
+    """Yield the irregular sizes, as text."""
     yield from dict.fromkeys(format_size(each.size_bytes) for each in facts.kinks)

@@ -14,14 +14,14 @@ from taccl.measure.series import Series
 _OUTLIER = 1.2
 #: Min ratio of a time to that at a larger size: the larger message is faster.
 _REVERSED = 1.15
-#: Min growth of the time over growth of the size: two messages of the smaller size would be faster.
+#: Min ratio of time growth to size growth: several messages of the smaller size would be faster.
 _FALL = 1.25
-#: Growth of the time over growth of the size: at least the first up to a bandwidth-bound size, at most the
-#: second from there to the next size, which another protocol carries at hardly more time.
+#: Ratios of time growth to size growth of a late switch: min ratio up to a size, which is bandwidth-bound
+#: there; max ratio from that size to the next one, which another protocol carries in hardly more time.
 _BOUND, _FREE = 0.8, 0.6
 
-#: Min ratio of measured to expected time, over that of small and of large sizes, for a slow middle; number of
-#: sizes at each end.
+#: Slow middle: min ratio of measured to expected time, relative to that ratio at both ends of the series;
+#: number of sizes at each end.
 _SLOW, _END = 1.6, 4
 
 #: A size and its time.
@@ -35,7 +35,7 @@ class Kink(NamedTuple):
       algorithm or protocol that comes too late or makes messages slower, ``"slow"`` for a size that is
       further from its expected time than small and large ones.
     - `size_bytes`: The slow size.
-    - `evidence`: Times at it and beside it.
+    - `evidence`: Times at this size and its neighbours.
     """
 
     kind: Literal["outlier", "late switch", "wrong switch", "slow"]
@@ -44,7 +44,7 @@ class Kink(NamedTuple):
 
 
 def kinks(series: Series) -> tuple[Kink, ...]:
-    """Sizes off the curve of a series, ascending."""
+    """Irregular sizes of a series, in increasing order."""
     rows = list(zip(series.size_bytes, series.times_us, strict=True))
     found = [
         Kink("outlier", this[0], _told(*([before] if before else []), this, after))

@@ -17,7 +17,7 @@ _MOST_ROWS = 10
 
 
 class Limit(NamedTuple):
-    """The busiest resource of one kind: its rate, and the share of the measured time that it works."""
+    """The busiest resource of one kind: its rate, and the share of the measured time for which it is busy."""
 
     resource: str
     gb_per_s: float
@@ -37,7 +37,7 @@ class Gain(NamedTuple):
     """Predicted time of a better schedule in a runtime.
 
     - `error`: Factor by which the prediction of NCCL's own time at this size is wrong; 1 if it is right.
-    - `command`: Command line that makes it.
+    - `command`: Command line that makes the schedule.
     """
 
     size_bytes: int
@@ -49,7 +49,7 @@ class Gain(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Part of the measured time that is saved, if that is sure."""
+        """Share of the measured time that is saved, or "within the error"."""
         return f"{1 - self.predicted_us / self.measured_us:.0%} less" if self.is_sure else "within the error"
 
     @property
@@ -79,13 +79,13 @@ class SeriesDiagnosis:
     share : float or None
         Measured over expected bandwidth of large messages; None without large messages.
     small_us, usual_us : float or None
-        Measured and usual time of small messages; None if the log or the topology does not tell.
+        Measured and usual time of small messages; None if unknown.
     limits : tuple of Limit
         Busiest resource of each kind in NCCL's schedule, for large messages.
     causes : tuple of Cause
         Likely causes first, then possible ones.
     sizes_off : tuple of str
-        Sizes off the curve.
+        Irregular sizes of the series.
     gains : tuple of Gain
         Better schedules, by size and runtime.
     verdict : str
@@ -211,7 +211,7 @@ class Diagnosis:
     series : tuple of SeriesDiagnosis
         In the order of the logs.
     links : tuple of str
-        Point-to-point rates beside what a link or a NIC carries, one sentence each.
+        Point-to-point rates compared with the rate of a link or a NIC, one sentence each.
     notes : tuple of str
         Facts about the logs.
     """

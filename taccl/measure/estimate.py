@@ -42,7 +42,7 @@ Protocols: TypeAlias = Sequence[NDArray[np.int64]]
 
 #: Relative error below which the cost is quadratic; above, it is linear (own choice).
 NOISE = 0.02
-#: Penalty of a further line, in units of `robust`.
+#: Penalty for each further line of the fit, in units of `robust`.
 _PRICE = 3.0
 _ROUNDS = 5
 #: Min sizes per range: any two points fit a line.

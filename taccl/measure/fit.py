@@ -36,11 +36,11 @@ WORST_MEDIAN = 0.15
 #: Max 90th percentile of the relative errors without a note.
 WORST_P90 = 0.2
 _FOLDS = 10
-#: Rate of a NIC in GB/s as the prior of a topology without a network, which nothing then determines.
+#: Prior rate of a NIC in GB/s for a topology without a network, where it has no effect.
 _USUAL_NIC = 25.0
 _RESAMPLES = 100
 _INTERVAL = (5, 95)
-#: Max rate of a link over that in NCCL's tables; beyond, a switch must have added (our choice).
+#: Max ratio of a fitted rate to that in NCCL's tables; a higher rate implies sums in switches (our choice).
 MOST_OF_LINK = 1.1
 
 
@@ -166,7 +166,7 @@ class Fit:
         return float(np.min(times_us(terms, np.array([float(size_bytes)]), logs)[list(self.protocols)]))
 
     def to_toml(self, *, accept: bool = False) -> str:
-        """Profile of the machine in TOML; a file of it works wherever a profile's name does.
+        """Profile of the machine in TOML; a file of it can be given wherever a profile is named.
 
         Parameters
         ----------
@@ -227,11 +227,11 @@ def fit(
         measured on one machine.
     topology : Topology or str
         Name of a machine model, such as ``"dgx-h100"``, whose constants are the priors; or a topology, such
-        as that of a file, whose rates are. Profiles are of machine models only.
+        as one from a file, whose rates are the priors. Profiles can be made of machine models only.
     nodes : int, optional
-        Number of nodes of the largest log, where logs do not list their hosts or a node is a rack; others
-        have in proportion. By default as many as their ranks fill. Logs that list their hosts have this many
-        nodes at most.
+        Number of nodes of the largest log, for logs that do not list their hosts, or if a node is a rack;
+        other logs have proportionally many. By default as many as their ranks fill. Logs that list their
+        hosts have at most this many nodes.
     collective : str, optional
         Collective that was measured, for logs that do not state it.
     in_place : bool
@@ -307,10 +307,10 @@ def fit(
 def _estimated(
     series: Sequence[Series], machine: Machine, before: Sequence[Parameter], most_gb_per_s: float
 ) -> tuple[list[Observed], Estimate, float, bool]:
-    """Observations, their estimate, the share of a rank's rate in sums in switches; True if logs show none.
+    """(observations, estimate, share of a rank's rate in in-switch sums, True if logs show no such sums).
 
-    With switches that can add, the estimate without such sums counts unless it costs `CONTRADICTED` more, or
-    needs a link above `most_gb_per_s`.
+    If switches can add, the estimate without such sums is preferred, unless its cost is more than
+    `CONTRADICTED` higher, or it needs a link above `most_gb_per_s`.
     """
     found = []
     for share in dict.fromkeys((0.0, machine.nvls_share)):
@@ -328,7 +328,7 @@ def _estimated(
 
 
 def _at_limits(parameters: Sequence[FittedParameter]) -> Iterator[str]:
-    """Yield a sentence for each parameter that physics stops: which assumption of the model fails."""
+    """Yield a sentence for each parameter at its physical limit: the assumption of the model that fails."""
     for each in parameters:
         least, most = LIMITS.get(each.name, (0.0, np.inf))
         if not each.determined or least * 1.01 < each.value < most * 0.99:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from taccl.measure.library import Run
     from taccl.measure.library_costs import Floats
 
-#: Index of the protocol of all of these.
+#: Index of protocol simple, which all of these algorithms use.
 _SIMPLE = 2
 
 
@@ -55,16 +55,16 @@ def switch_collectives(run: Run) -> Iterator[Candidate]:
 
 
 def _nvls_rate(run: Run) -> float:
-    """GB/s of one way through a switch by NCCL's model."""
+    """GB/s through a switch in one direction, by NCCL's model."""
     generation = run.costs.generation
     channels, speed = NVLS_CHANNELS[generation]
     return channels * speed * NVLS_SHARE[generation] * (channels - 1) / channels
 
 
 def _nvls(run: Run) -> Candidate:
-    """Sums in the switch of each node, which trees join between nodes."""
+    """NVLS: sums in the switch of each node, and trees between nodes."""
     costs, m, n, g = run.costs, run.num_nodes, run.num_ranks, run.per_node
-    # NCCL's bus bandwidth, of which all ranks of a node take part; no more than ports carry.
+    # NCCL's bus bandwidth for the ranks of a node, limited by the rate of their ports.
     rate = min(_nvls_rate(run) * n / (n - 1), costs.node_gb_per_s * NVLS_SHARE[costs.generation])
     across, levels = 2 * (m - 1) / m, int(log2(m))
     model_rate = rate
@@ -75,7 +75,7 @@ def _nvls(run: Run) -> Candidate:
     has_correction = m > 1 and costs.generation == "Blackwell"
     correction = run.corrected(_SIMPLE) if has_correction else np.ones_like(run.size)
     kb = run.size / 1000
-    # Chunks of all blocks and ranks follow one another: in, over the network, and out.
+    # The pipeline has turns of one chunk per block and rank: into the switch, over the network, and out.
     turn_kb = np.minimum(_nvls_chunk(run) * NVLS_BLOCKS[costs.generation][m > 1] * g, run.size) / 1000
     hop_us = PROTOCOLS[_SIMPLE].ring_hop_us * costs.node_latency
     turn_us = turn_kb / (rate * costs.node_rate) + hop_us
@@ -99,7 +99,7 @@ def _nvls_chunk(run: Run) -> Floats:
 
 
 def _nvls_copies(run: Run) -> Candidate:
-    """Multicast of each rank's part by the switch, or its sum, in one node: NCCL counts one way."""
+    """NVLS in one node, in one direction: multicast of each rank's part (allgather), or its sum."""
     costs, g, kb = run.costs, run.per_node, run.size / 1000
     rate = _nvls_rate(run) * (g - 1) / g
     time_us = NVLS_US * costs.node_latency + kb / (rate * costs.node_rate)
@@ -107,7 +107,7 @@ def _nvls_copies(run: Run) -> Candidate:
 
 
 def _nvls_sharp(run: Run) -> Candidate:
-    """Sums in the switches of nodes, then between nodes; rates are those of NCCL's model."""
+    """NVLS in nodes, and SHARP between them; rates are those of NCCL's model."""
     costs, n = run.costs, run.num_ranks
     model_us = NVLS_US + NVLS_SHARP_US + 2 * costs.network.stated_us
     network_us = (NVLS_SHARP_US + 2 * costs.network.hop_us) * costs.network_latency
@@ -116,7 +116,7 @@ def _nvls_sharp(run: Run) -> Candidate:
 
 
 def _collnet(run: Run) -> Candidate:
-    """Sums in switches between nodes: a GPU for each NIC, or chains of GPUs in nodes without NVSwitch."""
+    """SHARP between nodes: one GPU per NIC, or chains of GPUs in nodes without NVSwitch."""
     costs, g = run.costs, run.per_node
     if costs.nvswitch:
         node_us = 2 * (min(1, g - 1) * COLLNET_DIRECT_US[0] + (g - 1) * COLLNET_ARITY_US)
@@ -137,8 +137,8 @@ def _rated(
 ) -> Candidate:
     """Candidate by the bus bandwidth of the node or of its NICs, whichever is less, as NCCL rates it.
 
-    - `latencies_us`: By the model, and as they are.
-    - `inside`: GB/s of the node, and the share.
+    - `latencies_us`: Latency by the library's model, and predicted latency.
+    - `inside`: Rate of the node in GB/s, and the share of the bandwidth that is reached.
     """
     kb, (node, share) = run.size / 1000, inside
     model, real = (

@@ -1,8 +1,8 @@
 """Predicted times of NCCL and RCCL, from the tuning models in their source.
 
-A library picks the algorithm and the protocol that are fastest by a model of its own, which leaves the launch
-out and knows a network by what its plugin states. The time is another one: launch, latencies of all hops, the
-fill of the pipeline, and bytes over what wires carry.
+A library chooses the algorithm and the protocol that are fastest by its own model. That model omits the
+launch, and uses the latency that a network plugin states. The predicted time is computed apart from it:
+launch, latencies of all hops, filling of the pipeline, and bytes over the rates of wires.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 def candidates(
     costs: Costs, collective: str, num_ranks: int, num_nodes: int, size_bytes: Floats
 ) -> list[Candidate]:
-    """Every algorithm under every protocol; the library takes the one of the least `model_us`."""
+    """Every algorithm under every protocol; the library chooses the one with the least `model_us`."""
     run = Run(costs, collective, num_ranks, num_nodes, size_bytes)
     start_us = (costs.launch_us + costs.serial_launch_us * (run.per_node - 1)) * costs.launch_scale
     if num_nodes > 1:
@@ -62,7 +62,7 @@ def candidates(
 
 
 def chosen(found: list[Candidate]) -> NDArray[np.int64]:
-    """Index of the candidate that the library takes, (sizes,)."""
+    """Index of the candidate that the library chooses, (sizes,)."""
     place: NDArray[np.int64] = np.argmin([each.model_us for each in found], axis=0)
     return place
 
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def network(self) -> float:
-        """GB/s of these that large messages reach."""
+        """GB/s of a node's NICs that large messages reach, one way."""
         return self.wires * self.costs.network.efficiency * self.costs.network_rate
 
     @property
@@ -133,16 +133,16 @@ class Run:
         return not self.costs.pcie and (self.num_nodes == 1 or self.costs.network.ll128)
 
     def network_us(self, p: int, algorithm: str, *, model: bool) -> float:
-        """Latency of a hop between nodes, as the library takes it or as it is."""
+        """Latency in us of a hop between nodes, by the library's model or as predicted."""
         row, times = PROTOCOLS[p], 2 if PROTOCOLS[p].name == "simple" else 1
-        is_alone = model and self.per_node == 1  # its model takes a tree's hop then
+        is_alone = model and self.per_node == 1  # the model then uses the hop of a tree
         hop = row.tree_network_us if algorithm == "tree" or is_alone else row.ring_network_us
         if model:
             return hop + times * self.costs.network.stated_us
         return (hop + times * self.costs.network.hop_us) * self.costs.network_latency
 
     def _posts_us(self, p: int, algorithm: str) -> Floats:
-        """Time of a hop between nodes for messages of further channels than the first."""
+        """Time in us that messages of further channels add to a hop between nodes."""
         least = CHANNEL_BYTES[PROTOCOLS[p].name]
         if algorithm == "ring" and PROTOCOLS[p].name == "ll":
             least *= self.num_ranks
@@ -150,7 +150,7 @@ class Run:
         return further * self.costs.network.post_us * self.costs.network_latency
 
     def _node_us(self, p: int, algorithm: str) -> tuple[float, float]:
-        """Base latency, and that of a hop inside a node."""
+        """(base latency, latency of a hop inside a node), in us."""
         row = PROTOCOLS[p]
         if self.costs.fitted is not None:
             return self.costs.fitted[row.name][:2]
@@ -160,7 +160,7 @@ class Run:
         return base, row.tree_hop_us if algorithm == "tree" else row.ring_hop_us
 
     def _ring_gb_per_s(self, p: int, wires: float, node: float, scale: float) -> float:
-        """Bus bandwidth of rings; of a node of g ranks, 1 / g of what a rank sends leaves it."""
+        """Bus bandwidth of rings in GB/s; in nodes of g ranks, 1 / g of a rank's sends leave the node."""
         g, costs, name = self.per_node, self.costs, PROTOCOLS[p].name
         across = self.num_nodes > 1
         rate = min(node * g / (g - 1) if g > 1 else np.inf, wires) if across else node
@@ -239,7 +239,7 @@ class Run:
         return np.where((place >= 0) & (place < len(table)), table[np.clip(place, 0, len(table) - 1)], 1.0)
 
     def _pat(self) -> Candidate:
-        """Trees of all ranks at once (PAT); latency and bandwidth are those of NCCL's model."""
+        """Parallel aggregated trees (PAT); latency and bandwidth are those of NCCL's model."""
         costs, kb, hops = self.costs, self.size / 1000, int(log2(self.num_nodes)) / PAT_HOPS
         linear_us = PAT_BASE_US + PAT_RANK_US * self.num_ranks
         model_us = linear_us + hops * self.network_us(2, "tree", model=True)
@@ -248,7 +248,7 @@ class Run:
         return Candidate("pat", "simple", model_us + kb / wires, time_us + kb / network)
 
     def _pairs(self) -> Iterator[Candidate]:
-        """Messages between pairs: each peer on another node takes a hop of its own, as hosts post them."""
+        """Messages between pairs; each peer on another node adds a hop, as hosts post messages in turn."""
         costs, n, m, g = self.costs, self.num_ranks, self.num_nodes, self.per_node
         is_pair = self.collective == POINT_TO_POINT
         inside, outside = (float(m == 1), float(m > 1)) if is_pair else ((g - 1) / n, (n - g) / n)

@@ -15,13 +15,13 @@ from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.topology.networks import INSTANCES
 from taccl.topology.topology import Topology
 
-#: GPU models of the machines; of one machine where their links in a node are alike.
+#: {machine: its GPU models}. Models share a machine if their links in a node are alike.
 _GPUS = {
     "ndv2": ("V100",), "dgx1": ("V100",), "dgx2": ("V100",), "dgx-a100": ("A100",), "dgx-h100": ("H100",),
     "h200": ("H200",), "b200": ("B200", "B300"), "gb200-nvl72": ("GB200", "GB300"),
     "mi300x": ("MI300X", "MI325X"), "mi355x": ("MI355X", "MI350X"),
 }  # fmt: skip
-#: The same of GPUs that talk over PCIe, boards of the above among them.
+#: {machine: GPU models that communicate over PCIe}, including PCIe boards of the models above.
 _PCIE_GPUS = {
     "v100-pcie": ("V100",), "a100-pcie": ("A100",), "h100-pcie": ("H100",), "t4": ("T4",),
     "l40s": ("L40S", "L40", "L4", "A10", "A10G", "A40"),

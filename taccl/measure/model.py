@@ -4,7 +4,7 @@
            + channel * further channels + bytes / (bandwidth * share_p)
 
 Hops and bytes are those of a ring, a tree or sums in a switch, whichever is the fastest; a tree passes
-through a node along a chain. One node says nothing of the network's latency, as no protocol scales it.
+through a node along a chain. No protocol scales the network's latency, so logs of one node do not affect it.
 The latencies base_p, hop_p and network hop_p are from NCCL's tables. The parameters to fit are launch,
 scale_p, node, network, channel, bandwidth and share_p. NCCL chooses by a model of this form.
 """
@@ -45,7 +45,7 @@ class Parameter(NamedTuple):
 
 LATENCIES = ("launch_us", "node_latency", "network_latency", "ll_latency", "ll128_latency", "simple_latency")
 PARAMETERS = (*LATENCIES, "node_gb_per_s", "network_gb_per_s", "ll_share", "ll128_share", "channel_us")
-#: Channels that a library takes into use one by one as messages grow.
+#: Max channels; a library uses more of them, one by one, as messages grow.
 RAMP_CHANNELS = 8
 
 
@@ -146,9 +146,9 @@ def ways(collective: str, num_ranks: int, num_nodes: int) -> tuple[Way, ...]:
 
 
 def nvls_way(num_ranks: int, num_nodes: int, node_volume: float) -> Way:
-    """Sums in the switch of each node, which trees join.
+    """NVLS: sums in the switch of each node, and trees between nodes.
 
-    A card passes on one byte for each in one of two trees, and three in the other; of two nodes just one.
+    For each byte, a NIC sends one byte in one of two trees and three in the other; with two nodes, just one.
     """
     n, m = num_ranks, num_nodes
     return Way("nvls", 2, 2 * ceil(log2(m)), node_volume, min(m - 1, 2) * m / n)

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 #: Launch of RCCL in us, a prior of fits to published logs.
 RCCL_LAUNCH_US = 7.0
-#: us of a message of MPI in a node, and between nodes beside the hop of the network (our choice: a copy by
-#: CUDA IPC, and GPUDirect RDMA).
+#: Time in us of an MPI message in a node, and between nodes without the network's hop (our choice, for copies
+#: by CUDA IPC, and GPUDirect RDMA).
 MPI_HOPS_US = (10.0, 5.0)
-#: GB/s of a rank that sums in memory of the host, over PCIe and back (our choice).
+#: GB/s at which a rank adds in host memory, over PCIe and back (our choice).
 MPI_SUM_GB_PER_S = 6.0
-#: Launch of one process per node, for each of its ranks, as benchmarks ran before Ampere: the host launches
-#: kernels one by one (NVIDIA, Getting Started with CUDA Graphs, 2019: 3.8 us each on a V100).
+#: Launch in us for each rank of a node, if one process per node launches the kernels of all GPUs one by one,
+#: as benchmarks did before Ampere (NVIDIA, Getting Started with CUDA Graphs, 2019: 3.8 us each on a V100).
 SERIAL_LAUNCH_US = 3.8
 
 
@@ -49,11 +49,11 @@ class Prediction:
     time_us : float
         Time in us, launch included.
     algorithm, protocol : str
-        Those that the runtime takes.
+        Algorithm and protocol that the runtime chooses.
     launch_us : float
-        Part of the time before the first step, without the base of a protocol.
+        Part of the time before the first step, without the protocol's base latency.
     source : str
-        Origin of the runtime's figures; of ``"mpi"`` they are a choice that no log confirms.
+        Origin of the runtime's figures; those of ``"mpi"`` are our choice, which no log confirms.
     """
 
     time_us: float
@@ -141,7 +141,7 @@ def predict(
 def predicted_us(
     costs: Costs, collective: str, num_ranks: int, num_nodes: int, size_bytes: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Times in us of what a library takes at several sizes."""
+    """Times in us of the library's choice at each size."""
     found = candidates(costs, collective, num_ranks, num_nodes, size_bytes)
     return np.array([each.time_us for each in found])[chosen(found), np.arange(len(size_bytes))]
 
@@ -195,12 +195,12 @@ def _of_model(name: str) -> Costs:
     return Costs("", links * rate, links, nic, shape.ranks_per_nic, network, launch_us=launch, fitted=fitted)
 
 
-#: Collectives of one kernel: all pairs at once.
+#: Collectives that one kernel can run, in which all pairs of ranks send concurrently.
 _ALL_PAIRS = ("allreduce", "allgather", "reduce-scatter", "alltoall")
 
 
 def _in_one_kernel(costs: Costs, collective: str, n: int, size: float, launch: Launch) -> Prediction:
-    """Time in one kernel: all pairs at once, in one step or in two, under LL or simple."""
+    """Time in one kernel in which all pairs send: in one step (one-shot) or two, under LL or simple."""
     ways = {"allreduce": ((1, n - 1.0), (2, 2 * (n - 1) / n))}.get(collective, ((1, (n - 1) / n),))
     if not launch.one_shot:
         ways = ways[-1:]
@@ -224,7 +224,7 @@ def _in_one_kernel(costs: Costs, collective: str, n: int, size: float, launch: L
 
 
 def by_mpi(costs: Costs, collective: str, n: int, m: int, size: float) -> Prediction:
-    """Time of messages between pairs, one after another: by doubling, or in a ring of n parts."""
+    """Time of messages in rounds: recursive doubling, a ring of n parts, or pairs (alltoall)."""
     adds = collective in ("allreduce", "reduce-scatter", "reduce")
     hop_us = MPI_HOPS_US[0] if m == 1 else MPI_HOPS_US[1] + costs.network.hop_us
     g = n // m
