@@ -30,21 +30,21 @@ __all__ = ["PlannedCollective", "hook_of", "load", "shard_with"]
 def load(
     folder: str | os.PathLike[str], group: Any = None, *, check_placement: bool = True
 ) -> PlannedCollective:
-    """The collective of a plan on a process group; called by every rank of it.
+    """Load the collective of a plan on a process group; every rank of the group must call it.
 
     Parameters
     ----------
     folder : path
         A folder that `taccl plan -o` wrote.
     group : ProcessGroup, optional
-        By default all ranks.
+        Process group; by default all ranks.
     check_placement : bool
-        False to run a plan for several nodes on ranks that are placed otherwise.
+        True to require that ranks share hosts as the plan's ranks share nodes.
 
     Returns
     -------
     PlannedCollective
-        With the methods of `torch.distributed` for the plan's collective.
+        The collective, with the methods of `torch.distributed` for it.
 
     Raises
     ------
@@ -199,12 +199,12 @@ def shard_with(
     all_gather: PlannedCollective | None = None,
     reduce_scatter: PlannedCollective | None = None,
 ) -> None:
-    """Let the modules of a model that ``fully_shard`` was applied to communicate by plans.
+    """Let a model that ``fully_shard`` was applied to use plans for its collectives.
 
     Parameters
     ----------
     model : Module
-        Each of its modules that is sharded by itself takes the collectives.
+        Every module that was sharded on its own gets the collectives.
     all_gather, reduce_scatter : PlannedCollective, optional
         Plans of an allgather and of a reduce-scatter, on the group of the model's mesh.
 

@@ -200,7 +200,7 @@ def _key(
     style.legend(ax, [Line2D([], [], color=c, marker=m, label=text, **look) for c, m, text in key])
 
 
-#: Columns that say which problem a run is of, if the table has them.
+#: Columns that identify the problem of a run, if the table has them.
 _LABELS = ("topology", "collective", "num_ranks", "sketch", "size_bytes", "chunks_per_rank", "seed")
 
 

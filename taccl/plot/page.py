@@ -50,7 +50,7 @@ _PAGE = """<!DOCTYPE html>
 
 
 def html_page(title: str, body: str) -> str:
-    """The page of a title and a body, which is HTML."""
+    """HTML page with a title and a body, which is HTML."""
     return _PAGE.format(policy=escape(_POLICY), style=_STYLE, title=as_html(title), body=body)
 
 
@@ -76,7 +76,7 @@ def picture(drawn: Axes, name: str, texts: Mapping[str, Sequence[str]] | None = 
 
 
 def folded(summary: str, content: str, *, is_open: bool = False) -> str:
-    """HTML under a line that opens it."""
+    """Collapsible HTML below a summary line."""
     return f"<details{' open' * is_open}><summary>{summary}</summary>{content}</details>"
 
 

@@ -164,9 +164,9 @@ def interpret(program: Program, *, capacity: int | None = None) -> Interpretatio
 def _run_at_all_sizes(
     program: Program, capacity: int | None
 ) -> tuple[ExecutionState, ProgramFault | None, dict[str, int]]:
-    """A run over the program's sizes: the run that gets furthest, the hang if any, and where it begins.
+    """Run a program at its sizes: (run that gets furthest, hang or None, {library: first size that hangs}).
 
-    The last is {library: smallest size in bytes at which it hangs}.
+    The sizes are in bytes.
     """
     # A larger message than all chunks of a step makes no difference.
     most = min(max((step.count for _, step in program.steps()), default=1), MAX_CHUNKS)

@@ -1,1 +1,1 @@
-"""Programs executed: by MPI ranks, with real messages on real buffers, judged and timed beside MPI's own."""
+"""Execution of programs by ranks of MPI or PyTorch, with checks of outputs and times of stock collectives."""

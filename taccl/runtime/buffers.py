@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from taccl.problem.collective import Collective
     from taccl.runtime.job import RunJob
 
-#: No sum over the ranks comes near it, nor past what the type holds.
+#: Bound on sums over all ranks, so that they neither overflow nor equal the poison value.
 _LARGEST = 2**30
 
 
 class Data:
     """Contributions of every rank to every chunk, from a seed.
 
-    Whole numbers are so small that no sum of all ranks' runs over; real ones are in [-1, 1), and in fixed
-    point at the largest power of two that no sum of theirs overflows at.
+    Integers are so small that no sum over all ranks overflows. Floats are in [-1, 1). In fixed point their
+    scale is the largest power of two for which no sum overflows.
     """
 
     def __init__(self, job: RunJob) -> None:
         assert job.program.collective is not None
         self.collective: Collective = job.program.collective
         self.dtype, self.elements, self.seed = job.wire, job.elements, job.seed
-        #: Representation of 1 in the numbers that travel.
+        #: True for fixed point; number that represents 1 in messages.
         self.is_fixed, self.scale = job.dtype == "fixed32", 1.0
         if self.is_fixed:
             from taccl.aggregation.fixed_point import largest_scale
@@ -60,7 +60,7 @@ class Data:
     def result(self, chunk: int) -> NDArray[Any]:
         """Final content of the chunk: the sum of all contributions, if it is a sum.
 
-        In fixed point that is the sum of the real numbers, in its unit.
+        In fixed point it is the sum of the real numbers, times the scale.
         """
         if self.is_fixed:
             parts = [self._real(rank, part) for rank, part in self._contributions[chunk]]
@@ -95,7 +95,7 @@ class RankMemory(NamedTuple):
 class Buffers:
     """Input, output and scratch buffers of one rank, each of shape (chunks, elements).
 
-    - `given` ((inputs, elements) array): What `restore` puts into the input.
+    - `given` ((inputs, elements) array): Input that `restore` writes.
     """
 
     def __init__(self, job: RunJob, rank: int) -> None:
@@ -104,7 +104,7 @@ class Buffers:
         def rows(count: int) -> NDArray[Any]:
             return np.empty((count, job.elements), job.wire)
 
-        # The user's buffers are views of one: in place as they overlap, else the one behind the other.
+        # Input and output are views of one array: overlapping if in place, else one after the other.
         at_in, at_out = 0, mine.input_chunks
         if program.in_place:
             at_in, at_out = where.input_offset, where.output_offset
@@ -126,5 +126,5 @@ class Buffers:
 
 
 def unwritten(dtype: np.dtype[Any]) -> float | int:
-    """Poison value of unwritten memory: not a number, or one that is no sum of inputs."""
+    """Poison value of unwritten memory: NaN, or an integer that no sum of inputs equals."""
     return float("nan") if dtype.kind == "f" else int(np.iinfo(dtype).min // 2 - 1)

@@ -1,11 +1,11 @@
-"""The progress engine of one rank: its threadblocks in turns, its queues as MPI messages.
+"""Progress engine of one rank: runs its threadblocks in turn, with MPI messages for its queues.
 
-A step's chunks travel as messages of as many as fit into one at the size (`taccl.program.checks`), tagged
-with its channel.
+The chunks of a step are sent in messages of as many chunks as one message holds at this size
+(`taccl.program.checks`), tagged with the channel.
 
-A queue holds the messages that its sender has copied out and its receiver has not received: a synchronous
-send is done once its receive has begun. Their number is at most the protocol's, so a program waits here
-exactly where it waits in the interpreter.
+A queue holds the messages that were sent and not yet received: a synchronous send completes once its receive
+has begun. Their number is limited as by the protocol, so a program blocks here exactly where it blocks in the
+interpreter.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from taccl.program.program import Program, Slot
     from taccl.runtime.buffers import RankMemory
 
-#: How long to sleep where nothing moves, at most: little beside a message, and much beside a look around.
+#: Max and min seconds to sleep while nothing progresses: little compared with a message, much compared with a
+#: poll.
 _LONGEST_SLEEP_S = 1e-3
 _SHORTEST_SLEEP_S = 2e-5
-#: Looks around without a sleep, where every rank has a core of its own.
+#: Polls without a sleep, if every rank has a core of its own.
 _EAGER_LOOKS = 2000
-#: Looks around between two at the clock, where nothing moves.
+#: Polls between two readings of the clock, while nothing progresses.
 _CLOCK_EVERY = 32
 
 
@@ -48,9 +49,9 @@ class Stuck(NamedTuple):
 class Engine:
     """Engine of one rank, on its memory.
 
-    - `communicator`: Its ranks are the program's; no other messages of theirs go over it meanwhile.
-    - `chunks`: Chunks that one message carries at most.
-    - `crowded`: Whether ranks share cores, so that waiting must leave them to others.
+    - `communicator`: Communicator of the program's ranks, used for no other messages meanwhile.
+    - `chunks`: Max chunks of a message.
+    - `crowded`: True if ranks share cores, so that a waiting rank must yield its core.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Engine:
             self.leaving.append([self._rows(most) for _ in range(num_slots)])
 
     def run(self, timeout_s: float) -> Stuck | None:
-        """Run every threadblock to its end; what waits, if they are not done in time."""
+        """Run all threadblocks to their ends; return the waiting steps if time runs out first, else None."""
         self.position = [0] * len(self.blocks)
         running = {t: self._run(t) for t in range(len(self.blocks))}
         began = moved_at = time.perf_counter()
@@ -101,9 +102,9 @@ class Engine:
         return None
 
     def abandon(self) -> None:
-        """Cancel the receives without a send; collective over all ranks, after a run that was not done.
+        """Clean up after a timeout: cancel open receives, and discard the messages in flight.
 
-        Whatever was sent and not received is received into the void, so that MPI has nothing left to do.
+        All ranks must call it.
         """
         for request in filter(None, self.receiving):
             request.Cancel()
@@ -129,14 +130,14 @@ class Engine:
         return np.empty((count, self.memory.input.shape[1]), self.memory.input.dtype)
 
     def _view(self, slot: Slot | None, begin: int, count: int) -> NDArray[Any] | None:
-        """Memory of `count` chunks, from `begin` chunks behind a slot."""
+        """Memory of `count` chunks, starting `begin` chunks after a slot; None without a slot."""
         if slot is None:
             return None
         buffer: NDArray[Any] = getattr(self.memory, slot.buffer)
         return buffer[slot.offset + begin : slot.offset + begin + count]
 
     def _run(self, t: int) -> Iterator[str]:
-        """Run a threadblock; yields what it waits for, for as long as that is not there."""
+        """Run a threadblock; while it waits, yield the reason at every poll."""
         block, landing, leaving = self.blocks[t], self.landing[t], cycle(self.leaving[t])
         chunk, into = f"a chunk {block.receives_from(self.rank)}", block.sends_into(self.rank)
         for step in block.steps:
@@ -182,12 +183,12 @@ class Engine:
 
     def _wait(self, t: int, reason: str) -> Wait:
         steps, s = self.blocks[t].steps, self.position[t]
-        if s == len(steps):  # all is done but what its last send waits for
+        if s == len(steps):  # all is done, but its last send is not received
             s = max(i for i, step in enumerate(steps) if OPERATIONS[step.operation].sends)
         return Wait(StepAddress(self.rank, t, s), str(steps[s]), reason)
 
     def _pause(self, looks: int) -> None:
-        """Leave the core to others, the longer the longer nothing has moved."""
+        """Yield the core, or sleep: the longer nothing has progressed, the longer the sleep."""
         if not self.crowded and looks < _EAGER_LOOKS:
             return
         if looks <= 4 and hasattr(os, "sched_yield"):

@@ -1,4 +1,4 @@
-"""Availability of MPI: the extra's packages, the launcher beside them, and the launcher of this process."""
+"""Availability of MPI: its packages, their launcher, and the launcher of this process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class LaunchedRank:
-    """A launcher that started this process as one rank of `num_ranks`; None where it did not say."""
+    """A launcher that started this process as one rank of `num_ranks`, which is None if it is not stated."""
 
     launcher: str
     rank: int
     num_ranks: int | None
 
 
-#: The launcher, the variable with the rank, and the one with the number of ranks.
+#: (launcher, variable with the rank, variable with the number of ranks).
 _LAUNCHERS = (
     ("Open MPI's mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MPICH's mpiexec, or one of its kind", "PMI_RANK", "PMI_SIZE"),
@@ -61,7 +61,7 @@ def launched_by(environ: dict[str, str] | os._Environ[str] = os.environ) -> Laun
 
 
 def find_mpiexec() -> Path:
-    """The launcher of the MPI library in this environment; none from elsewhere, which could be another's."""
+    """Find the launcher of this environment's MPI library; one from elsewhere may be of another library."""
     if importlib.util.find_spec("mpi4py") is None:
         raise ExecutionError(f"running needs mpi4py and mpich, and mpi4py is not installed; {INSTALL}")
     for candidate in _candidates():
@@ -82,7 +82,7 @@ def find_library() -> Path:
 
 
 def import_mpi() -> Any:
-    """mpi4py's module ``MPI``; MPI is initialized by that."""
+    """Import mpi4py's module ``MPI``, which initializes MPI."""
     try:
         from mpi4py import MPI  # with threads: without, MPICH 5.0 never yields a core that ranks share
     except (ImportError, RuntimeError) as error:
@@ -95,9 +95,10 @@ def import_mpi() -> Any:
 
 @contextmanager
 def joined() -> Iterator[Any]:
-    """`import_mpi`, for a rank of a launcher; until the end Ctrl-C ends all ranks, which wait for each other.
+    """Import MPI in a rank of a launcher; until the end of the context, Ctrl-C ends all ranks.
 
-    While MPI starts, no Python runs, and another rank may have ended before it: Ctrl-C kills there.
+    Ranks wait for each other, so none may end alone. No Python code runs while MPI starts, so Ctrl-C kills
+    the process there.
     """
 
     def end(*_: object) -> None:

@@ -32,12 +32,12 @@ def execute(
     seed: Natural = 0,
     note: Callable[[str], None] = lambda _: None,
 ) -> Execution:
-    """Execute a program with real messages between MPI ranks, one for each of its own, and judge it.
+    """Execute a program with real messages between MPI ranks, and check its outputs.
 
-    The outputs are compared with those of MPI's own collective, bit for bit unless floats are added up; and
-    both are timed. A process that a launcher (mpiexec, srun) started as one of several ranks joins the
-    others: each of them calls this, the program of rank 0 is executed, and all get the same answer. Otherwise
-    the ranks are started on this machine.
+    The outputs are compared with those of MPI's own collective, bit for bit unless floats are added up. Both
+    are timed. A process that a launcher (mpiexec, srun) started as one of several ranks joins the others:
+    each of them calls this function, the program of rank 0 is executed, and all get the same result.
+    Otherwise one rank is started on this machine for each rank of the program.
 
     Parameters
     ----------
@@ -52,16 +52,16 @@ def execute(
     repetitions : int
         Timed runs, after one to warm up. The outputs of every run are judged.
     timeout_s : float
-        Seconds that one run may take.
+        Max seconds for one run.
     seed : int
-        Of the inputs.
+        Seed of the inputs.
     note : callable, optional
-        Told what is going on.
+        Called with messages on the progress.
 
     Returns
     -------
     Execution
-        Whether it ran to its end, and right; if not, which chunks are wrong, or which steps wait for what.
+        Verdict and times; for a failure the wrong chunks, or the waiting steps and the reasons.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def run(
 
 
 def execute_job(make: Callable[[], RunJob], note: Callable[[str], None] = lambda _: None) -> Execution:
-    """Execute the job that `make` gives; among ranks of a launcher only rank 0 calls that."""
+    """Execute the job that `make` returns; among ranks of a launcher, only rank 0 calls `make`."""
     launch = launched_by()
     if launch is None:
         from taccl.runtime.launch import launched

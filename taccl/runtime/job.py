@@ -24,7 +24,7 @@ DTYPES = ("int32", "int64", "float32", "float64", "fixed32")
 
 @dataclass(frozen=True, slots=True)
 class RunJob:
-    """One request; `make_job` checks it.
+    """Request to execute a program; `make_job` makes and checks it.
 
     - `elements`: Numbers of type `dtype` in a chunk.
     """
@@ -38,7 +38,7 @@ class RunJob:
 
     @property
     def wire(self) -> np.dtype[Any]:
-        """The type of the numbers that travel."""
+        """Data type of messages."""
         return _wire(self.dtype)
 
     @property
@@ -72,7 +72,7 @@ def make_job(
     seed: Natural = 0,
     ranks: int | None = None,
 ) -> RunJob:
-    """The request to execute a program.
+    """Make a checked request to execute a program.
 
     - `size`: Size of the larger of one rank's input and output buffer; rounded up to whole elements in every
       chunk.
@@ -90,11 +90,11 @@ def make_job(
 
 
 def check_memory(job: RunJob, available_bytes: int) -> None:
-    """Raise `InputError` for a job that does not fit the memory of one machine, beside empty processes."""
+    """Raise `InputError` for a job whose buffers exceed the memory available on one machine."""
     room = PROTOCOLS[job.program.protocol]
     chunks = 0
     for rank in job.program.ranks:
-        # Inputs and outputs: the program's, what they must be, and what MPI's own collective writes.
+        # Three copies of inputs and outputs: the program's, the expected ones, and those of MPI's collective.
         chunks += 3 * (rank.input_chunks + rank.output_chunks) + rank.scratch_chunks
         for block in rank.threadblocks:
             if block.send_to is not None:
@@ -115,7 +115,7 @@ def _wire(dtype: str) -> np.dtype[Any]:
 
 
 def _check(program: Program) -> None:
-    """Raise `VerificationError` for what would make a rank reach past its buffers, or mix up messages."""
+    """Raise `VerificationError` for faults that would make a rank exceed its buffers, or mix up messages."""
     if not program.num_ranks:
         raise InputError("found no ranks; expected at least one", where="program")
     faults = [*check_steps(program), *(fault for fault in check_queues(program) if fault.steps)]

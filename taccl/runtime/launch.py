@@ -1,4 +1,4 @@
-"""Ranks started on this machine, watched, and gone afterwards, whatever happens."""
+"""Start ranks on this machine, watch them, and end them all in any case."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from taccl.runtime.worker import GRACE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-#: What ranks take to start is no part of a time limit; so many on so few cores take seconds.
+#: Max seconds for ranks to start, which no time limit includes; many ranks on few cores take seconds.
 _START_S = 120.0
 _TERMINATE_S = 1.0
 _KILL_S = 5.0
 _POLL_S = 0.02
 _NUM_STDERR_LINES = 8
-#: Output of mpiexec and the ranks, in the folder of the job.
+#: Files for stdout and stderr of mpiexec and the ranks, in the folder of the job.
 _SAID, _COMPLAINED = "said", "complained"
 
 
@@ -40,11 +40,11 @@ def launched(
     launcher: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Report of rank 0 of ranks on this machine, each of which runs a module with a request in a file.
+    """Run a module as ranks on this machine, with a request in a file; return the report of rank 0.
 
     - `timeout_s`: Seconds for which rank 0 may be silent.
-    - `launcher`: Words that start a program's ranks, instead of so many by this environment's ``mpiexec``.
-    - `environment`: Variables for ranks beside our own.
+    - `launcher`: Command that starts the ranks; by default ``mpiexec -n`` of this environment.
+    - `environment`: Environment variables of the ranks, in addition to those of this process.
     """
     start = launcher or [str(find_mpiexec()), "-n", str(num_ranks)]
     if not launcher:
@@ -56,7 +56,7 @@ def launched(
         process = _start(start, path, worker, environment or {})
         try:
             return _attend(process, folder, timeout_s, note)
-        finally:  # the guard ends what is left
+        finally:  # the guard kills the rest
             process.terminate()
             try:
                 process.wait(_TERMINATE_S)
@@ -68,22 +68,22 @@ def launched(
 def _start(
     start: Sequence[str], request: Path, worker: str, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    # A Python that finds the modules this one finds, and none that happen to be in the current folder.
+    # The ranks find the modules that this process finds, and none in the current folder.
     python = [sys.executable, "-P", "-m", worker]
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     command = [*start, *python, str(request)]
-    # No threads beside the ranks, which have few cores as it is; settings of the user go first.
+    # One thread per rank, as cores are few; settings of the user take precedence.
     few_threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     folder = request.parent
     try:
-        # Files and no pipes: of a broken pipe mpiexec ends the ranks before they can clean up.
+        # Files, not pipes: after a broken pipe, mpiexec ends the ranks before they can clean up.
         with open(folder / _SAID, "wb") as said, open(folder / _COMPLAINED, "wb") as complained:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=complained,
-                start_new_session=True,  # Ctrl-C is for us alone to deal with
+                start_new_session=True,  # this process alone handles Ctrl-C
                 restore_signals=False,  # ignores SIGPIPE: it ends mpiexec if a proxy of MPICH ended first
                 env={**few_threads, **os.environ, **environment, "PYTHONPATH": path, MARK: str(folder)},
             )
@@ -94,12 +94,12 @@ def _start(
 def _attend(
     process: subprocess.Popen[bytes], folder: Path, timeout_s: float, note: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Final report of rank 0."""
+    """Pass on messages of rank 0, and return its final report."""
     patience_s, heard_at = _START_S, time.monotonic()
     with open(folder / _SAID, "rb") as stream:
         part = b""
         while True:
-            has_ended = process.poll() is not None  # first, so that its last words are heard
+            has_ended = process.poll() is not None  # before reading, so that no message is missed
             *lines, part = (part + stream.read()).split(b"\n")
             for message in map(_parsed, lines):
                 if "note" in message:
@@ -134,7 +134,7 @@ def _complaints(folder: Path) -> str:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """A message of rank 0; what a library prints is none."""
+    """Message of rank 0 in a line; empty for other output, such as a library's."""
     try:
         message = json.loads(line)
     except ValueError:

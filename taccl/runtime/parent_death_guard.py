@@ -1,8 +1,8 @@
-"""Ends ranks together with their parent, including their shared memory.
+"""Guard process that kills ranks and removes their shared memory once their parent has ended.
 
-The guard is a process that reads a pipe from whoever starts the ranks. The pipe's end, which comes however
-the starter ends, is the end of all processes that have a mark in their environment. No thread of theirs could
-see to that: while MPI starts, a rank that waits for one that is gone runs nothing else.
+The guard reads a pipe from the process that starts the ranks. The pipe closes however that process ends. Then
+the guard kills all processes with a mark in their environment. A thread of the ranks could not do so: while
+MPI starts, a rank that waits for a dead one runs no other code.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-#: The variable whose value, a folder, marks what the guard ends.
+#: Environment variable that marks the processes to kill; its value is the folder of the job.
 MARK = "TACCL_GUARDED"
 #: Seconds without a new process, after the parent's death, before the guard ends; and the polling interval.
 _QUIET_S, _POLL_S = 2.0, 0.02
-#: Files that MPICH shares memory by, and leaves behind where its processes are ended.
+#: Files of MPICH's shared memory, which remain if its processes are killed.
 _SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")
 
 
 @contextlib.contextmanager
 def guarded(folder: Path) -> Iterator[None]:
-    """End what is marked with a folder, and remove that, at the end or when this process dies before."""
+    """Context; at its end, or if this process dies, marked processes are killed and `folder` is removed."""
     nothing = subprocess.DEVNULL
     guard = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, str(folder), *_segments()],
@@ -41,7 +41,10 @@ def guarded(folder: Path) -> Iterator[None]:
 
 
 def _guard(folder: Path, others: set[str]) -> None:
-    """Wait for the pipe's end, and leave nothing: segments of others were there before."""
+    """Wait for the pipe to close; then kill marked processes, and remove the folder and unused segments.
+
+    - `others`: Segments that existed before.
+    """
     quiet_s = 0.0 if sys.stdin.buffer.read() else _QUIET_S
     until = time.monotonic() + quiet_s
     while (left := marked(folder)) or time.monotonic() < until:
@@ -52,14 +55,14 @@ def _guard(folder: Path, others: set[str]) -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_S)
     shutil.rmtree(folder, ignore_errors=True)
-    # What another job has just made is for a moment in nobody's memory, so that it takes two looks.
+    # A segment that another job has just made is briefly mapped by no process, so check twice.
     if unused := _unused() - others:
         time.sleep(_POLL_S)
         remove_segments(unused & _unused())
 
 
 def marked(folder: Path) -> set[int]:
-    """The processes that have a folder as their mark; none where the system does not tell."""
+    """Ids of the processes marked with a folder; empty if the system does not tell."""
     found, mark = set(), os.fsencode(f"{MARK}={folder}")
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -69,21 +72,21 @@ def marked(folder: Path) -> set[int]:
 
 
 def segments_of(pid: int) -> set[str]:
-    """The files that a process shares memory by with other ranks."""
+    """Segments of shared memory (files) that a process has mapped."""
     with contextlib.suppress(OSError):
         return set(_SEGMENT.findall(Path(f"/proc/{pid}/maps").read_text(errors="replace")))
     return set()
 
 
 def remove_segments(paths: Iterable[str]) -> None:
-    """Remove such files, as far as they are still there."""
+    """Remove segments of shared memory, if they still exist."""
     for path in paths:
         with contextlib.suppress(OSError):
             os.unlink(path)
 
 
 def _segments() -> set[str]:
-    """All such files of this user."""
+    """All segments of shared memory of this user."""
     found = set()
     for path in Path("/dev/shm").glob("mpich_shm_*"):
         with contextlib.suppress(OSError):
@@ -93,7 +96,7 @@ def _segments() -> set[str]:
 
 
 def _unused() -> set[str]:
-    """Those that no process has open."""
+    """Segments of this user that no process has mapped."""
     found = _segments()
     for entry in Path("/proc").glob("[0-9]*") if found else ():
         found -= segments_of(int(entry.name))

@@ -44,15 +44,15 @@ def execute_on_rank(
 ) -> Execution:
     """Execute a job with all ranks of a communicator; called by each of them.
 
-    - `make`: Gives the job; called by rank 0 alone.
-    - `note`: Told what is going on, at rank 0.
+    - `make`: Function that returns the job; called at rank 0 only.
+    - `note`: Called with messages on the progress, at rank 0.
 
     Returns
     -------
     Execution
         The same at every rank.
 
-    Raises `TacclError` at every rank, whatever `make` raised at rank 0. `InputError` at every rank, if the
+    Raises at every rank the error that `make` raised at rank 0. `InputError` at every rank, if the
     program is for another number of ranks.
     """
     job = _agree_on_job(communicator, make, watchdog)
@@ -63,7 +63,7 @@ def execute_on_rank(
         report = told(mine, rank.run())
         mine.Free()
     except BaseException:
-        # A rank that fails alone would leave all others waiting for it, and MPICH leaves its memory behind.
+        # A rank that fails alone would leave the others waiting, and MPICH leaves its shared memory behind.
         remove_segments(segments_of(os.getpid()))
         traceback.print_exc()
         communicator.Abort(1)
@@ -242,7 +242,7 @@ def placing(communicator: Any) -> tuple[int, bool]:
 
 
 def told(communicator: Any, value: Any) -> Any:
-    """Rank 0's plain values, at every rank."""
+    """Broadcast rank 0's plain values to all ranks."""
     content = json.dumps(value).encode() if communicator.rank == 0 else b""
     length = np.array([len(content)], dtype=np.int64)
     patiently(communicator.Ibcast(length))
@@ -252,13 +252,13 @@ def told(communicator: Any, value: Any) -> Any:
 
 
 def agreed(communicator: Any, make: Callable[[], Any]) -> Any:
-    """The plain values that `make` gives rank 0, at every rank; what it raises there, all ranks raise."""
+    """Call `make` at rank 0, and broadcast its plain values; an error there is raised at every rank."""
     message: dict[str, Any] = {}
     raised: BaseException | None = None
     if communicator.rank == 0:
         try:
             message = {"values": make()}
-        except BaseException as error:  # the others must not wait for what never comes
+        except BaseException as error:  # sent to the others, which would wait forever
             raised = error
             message = {"error": type(error).__name__, "message": str(error)}
     message = told(communicator, message)
@@ -273,7 +273,7 @@ def agreed(communicator: Any, make: Callable[[], Any]) -> Any:
 
 
 def gathered(communicator: Any, value: Any) -> list[Any] | None:
-    """Every rank's plain values, at rank 0; None elsewhere."""
+    """Gather every rank's plain values at rank 0; None elsewhere."""
     from mpi4py import MPI
 
     content = json.dumps(value).encode()

@@ -11,7 +11,7 @@ import sys
 import time
 
 _POLL_S = 0.05
-#: Seconds in which other ranks may say why they fail before they are killed.
+#: Seconds for other ranks to report their failures before they are killed.
 _GRACE_S = 2.0
 
 

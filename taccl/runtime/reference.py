@@ -38,7 +38,7 @@ class Counterpart:
 
 
 def counterpart(collective: Collective) -> Counterpart | None:
-    """MPI's own collective for this one; None where there is none with chunks in these places."""
+    """MPI's own collective for this one; None if MPI has none with the same chunks."""
     if collective.name not in _COUNTERPARTS:
         return None
     arguments = arguments_of(collective)
@@ -81,7 +81,7 @@ def find_wrong(
 def _differs(found: NDArray[Any], expected: NDArray[Any], tolerance: float) -> NDArray[np.bool_]:
     """True where two arrays differ by more than the tolerance; without one, in any bit."""
     if tolerance:
-        return np.asarray(~(np.abs(found - expected) <= tolerance))  # so that what is no number differs
+        return np.asarray(~(np.abs(found - expected) <= tolerance))  # NaN counts as different
     bits = np.dtype(f"u{found.dtype.itemsize}")
     different: NDArray[np.bool_] = found.view(bits) != expected.view(bits)
     return different
@@ -106,7 +106,7 @@ def _describe(
 
 
 def _ends(collective: Collective) -> tuple[object, ...]:
-    """Starts and ends of every chunk, without their order."""
+    """Origins and destinations of every chunk, ignoring order."""
     return (
         collective.num_ranks,
         collective.combining,
@@ -116,7 +116,7 @@ def _ends(collective: Collective) -> tuple[object, ...]:
 
 
 def _to_all(method: str) -> Collect:
-    """A collective that everyone gives to and takes from."""
+    """Call of a collective with an input and an output at every rank."""
     return lambda communicator, given, output, _: getattr(communicator, method)(given, output)
 
 
@@ -136,7 +136,7 @@ def _allgatherv(communicator: Any, given: NDArray[Any], output: NDArray[Any], ro
 
 
 def _to_root(method: str) -> Collect:
-    """A collective that the root alone takes from."""
+    """Call of a collective with an output at the root only."""
 
     def run(communicator: Any, given: NDArray[Any], output: NDArray[Any], root: int) -> None:
         getattr(communicator, method)(given, output if communicator.rank == root else None, root=root)

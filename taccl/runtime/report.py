@@ -1,4 +1,4 @@
-"""Report of a real execution: wrong chunks, waiting steps, and its time beside that of MPI's own."""
+"""Report of an execution: wrong chunks, waiting steps, and times next to those of MPI's own collective."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taccl.program.program import StepAddress  # noqa: TC001  pydantic looks it 
 
 @dataclass(frozen=True, slots=True)
 class WrongChunk:
-    """A slot of a rank's output, or of an input that is not to be touched, with something else in it.
+    """A slot with wrong content, in a rank's output, or in an input that must not change.
 
     - `run`: The first run in which it was wrong; 0 is the warm-up.
     """
@@ -73,28 +73,27 @@ class Execution:
     Parameters
     ----------
     program, collective : str
-        Their names; no collective where it is not known what the program is for.
+        Names; that of the collective is empty if unknown.
     crowded : bool
-        Whether ranks shared cores, so that times say little of what either would take otherwise.
+        True if ranks shared cores, which makes times unreliable.
     size_bytes : int
-        The larger of one rank's input and output buffer, as it was run: whole elements in every chunk.
+        The larger of one rank's input and output buffer, rounded up to whole elements in every chunk.
     compared_with : str
-        What the outputs were compared with, e.g. ``"MPI_Allgather"``; empty where they were not.
+        Reference of the outputs, e.g. ``"MPI_Allgather"``; empty if they were not compared.
     tolerance : float
-        How far an element may be off; 0 where it must agree bit for bit.
+        Max difference of an element; 0 if it must agree bit for bit.
     num_wrong : int
-        Wrong chunks; `wrong` lists the first of each rank.
+        Number of wrong chunks; `wrong` lists the first of each rank.
     waits : tuple of Wait
-        Of a program that did not end in time: the steps that wait.
+        Waiting steps, if the program did not end in time.
     cause : str
-        Why they do, as `taccl.interpret` finds it: which wait for each other, or in vain; empty where a run
-        of the interpreter ends.
+        Deadlock that `taccl.interpret` finds as the reason; empty if it finds none.
     idle_s : float
-        Of such a program: for how long no step had ended when the time was up.
+        Seconds before the timeout in which no step ended, if the program did not end in time.
     times, mpi_times : Times, optional
-        Of the program, and of MPI's own collective; None where there is no such thing.
+        Times of the program, and of MPI's own collective; None if there are none.
     versions : dict
-        Of the MPI library and what else took part.
+        Versions of the MPI library and of other packages.
     """
 
     program: str
@@ -132,14 +131,14 @@ class Execution:
         return self.algbw_gb_per_s(times) * self.busbw_factor
 
     def raise_if_failed(self) -> None:
-        """Do nothing of a program that ran to its end with nothing wrong.
+        """Raise an error unless the program ended in time, with correct outputs.
 
         Raises
         ------
         ExecutionError
-            If it did not end in time: the steps that wait.
+            If it did not end in time; the message lists the waiting steps.
         VerificationError
-            If chunks are wrong: which, and at which ranks.
+            If chunks are wrong; the message lists them with their ranks.
         """
         if self.waits:
             raise ExecutionError(self.failure())

@@ -1,9 +1,9 @@
-"""Scheduled steps executed by MPI ranks: each computes with numpy and sends its chunks, in order of time.
+"""Execute scheduled steps with MPI ranks, which compute with numpy and send chunks in order of time.
 
     python -m taccl.runtime.step FILE
 
-is one rank, under mpiexec; rank 0 compares all outputs with what the reference program gives, and says by how
-much the worst differs.
+runs one rank, under mpiexec. Rank 0 compares all outputs with those of the reference program, and reports the
+largest difference.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ def execute_step(
     timeout_s: Seconds = 120.0,
     note: Callable[[str], None] = lambda _: None,
 ) -> float:
-    """The largest difference between what MPI ranks on this machine make of a step and what it should be.
+    """Execute a step with MPI ranks on this machine; return the largest error of its outputs.
 
     Parameters
     ----------
     step : Step
-        Verified.
+        A verified step.
     reference : Workload, optional
-        The untransformed program, of the same inputs; by default the step's own.
+        The untransformed program, with the same inputs; by default the step's own.
     seed : int
-        Of the inputs.
+        Seed of the inputs.
     timeout_s : float
-        When ranks that have not ended are ended.
+        Seconds after which unfinished ranks are ended.
     note : callable, optional
-        Told what is going on.
+        Called with messages on the progress.
 
     Returns
     -------
     float
-        Over all outputs and ranks, relative to the largest value of an output.
+        Largest difference over all outputs and ranks, relative to the largest value of an output.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def execute_step(
 
 
 def main(path: str) -> int:
-    """Play one rank's part in the step in a file; returns the exit code."""
+    """Run one rank of the step in a file; return the exit code."""
     return serve(path, _execute_on_rank)
 
 

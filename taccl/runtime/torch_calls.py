@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from taccl.program.program import Program
 
 INSTALL = "pip install 'taccl[torch]'"
-#: Bytes of a text that ranks tell one another.
+#: Max bytes of a text that ranks exchange.
 _TEXT_BYTES = 255
-#: {collective: whether the input and the output have a block for every rank}; False: one block.
+#: {collective: (for its input, for its output)}: True for a block per rank, False for one block.
 _BLOCKS = {
     "allgather": (False, True), "reduce-scatter": (True, False), "alltoall": (True, True),
     "gather": (False, True), "scatter": (True, False),
@@ -40,9 +40,9 @@ def import_torch() -> Any:
 
 
 def gather_texts(text: str, group: Any = None) -> list[str]:
-    """A text of each rank of a group, cut to 255 bytes.
+    """Gather a text from each rank of a group, cut to 255 bytes.
 
-    It travels as a tensor: `all_gather_object` would unpickle what other ranks send.
+    It is sent as a tensor: `all_gather_object` would unpickle what other ranks send.
     """
     torch = import_torch()
     dist = torch.distributed
@@ -75,7 +75,7 @@ def has_root(collective: str) -> bool:
 
 
 def num_elements(collective: str, num_ranks: int, size_bytes: int, item_bytes: int) -> int:
-    """Elements of a block, at least 1, so that the larger buffer has a size, or little more."""
+    """Elements of a block, at least 1, so that the larger buffer has `size_bytes` or slightly more."""
     blocks = num_ranks if any(_BLOCKS.get(collective, ())) else 1
     return max(1, -(-size_bytes // (item_bytes * blocks)))
 
@@ -98,7 +98,7 @@ def tensors_of(collective: str, source: Any, num_ranks: int, *, is_root: bool) -
 
 
 def num_inputs(collective: str, num_ranks: int, elements: int) -> int:
-    """Elements of a rank's input, of blocks of so many."""
+    """Number of elements of a rank's input, for blocks of `elements`."""
     return elements * (num_ranks if _BLOCKS.get(collective, (False,))[0] else 1)
 
 
@@ -116,7 +116,7 @@ def size_of(collective: str, tensors: tuple[Any, ...], num_ranks: int) -> int:
 
 
 def stock_call(collective: str, group: Any = None, root: int = 0) -> Callable[..., Any]:
-    """PyTorch's own collective, called like the schedule's; `root` is a rank of all."""
+    """PyTorch's own collective, called like the schedule's; `root` is a global rank."""
     dist = import_torch().distributed
     if not has_root(collective):
         # PyTorch 2.13 renamed two, whose earlier names warn.

@@ -27,7 +27,7 @@ _MARK = "# taccl "
 
 @dataclass(frozen=True, slots=True)
 class RoundCosts:
-    """Costs of PyTorch on the ranks that some logs are of.
+    """Costs of messages in PyTorch, fitted to logs of the same ranks.
 
     - `round_us`: Time of a round without data.
     - `us_per_byte`: Time of a byte that the busiest rank of a round moves; None with one size only.
@@ -59,7 +59,7 @@ def report_in(path: str | PathLike[str]) -> TorchReport:
 
 
 def costs_in(logs: Sequence[str | PathLike[str]]) -> RoundCosts:
-    """Fit the costs to the schedules' times in logs of the same ranks, all sizes alike."""
+    """Fit the costs to the times of schedules in logs of the same ranks, over all sizes."""
     reports = [report_in(each) for each in logs]
     first = reports[0]
     for path, each in zip(logs, reports, strict=True):
@@ -81,11 +81,11 @@ def predict_run(schedule: Program | Schedule, size: Bytes, logs: Sequence[str | 
     Parameters
     ----------
     schedule : Schedule or Program
-        Any that ``taccl run --engine torch`` runs.
+        A schedule or program that ``taccl run --engine torch`` can run.
     size : int or str
         The larger of a rank's input and output, as nccl-tests counts it.
     logs : path or sequence of path
-        What ``taccl run --engine torch --log`` wrote; times of the schedules count, of all sizes.
+        Logs of ``taccl run --engine torch --log``; the times of their schedules at all sizes are used.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def predict_run(schedule: Program | Schedule, size: Bytes, logs: Sequence[str | 
     FormatError
         If a log holds no such report.
     InputError
-        If the logs are of another number of ranks, or have one size and it is another.
+        If the logs are of another number of ranks, or of one size only.
     ExportError
         If PyTorch has no such collective.
     """

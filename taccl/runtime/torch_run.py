@@ -55,15 +55,15 @@ def execute_in_torch(
 ) -> TorchReport:
     """Execute a program in PyTorch at some sizes, in bytes of the larger of a rank's buffers.
 
-    - `repetitions`: Timed runs of each, after one more. All outputs are compared.
-    - `timeout_s`: Seconds for which a message may be under way.
+    - `repetitions`: Timed runs of each size, after one to warm up. All outputs are compared.
+    - `timeout_s`: Max seconds for one message.
 
     Raises `InputError` for another number of ranks than torchrun started. `ExecutionError` without PyTorch,
     or if a rank ends. `ExportError` if PyTorch has no such collective.
     """
     known_word(dtype, DTYPES, "dtype")
     import_torch()
-    found = rounds_of(program)  # which refuses what cannot run, before any rank starts
+    found = rounds_of(program)  # raises before any rank starts
     job = {
         "program": program.to_dict(), "num_rounds": found.num_rounds, "volume": found.volume,
         "sizes": list(sizes), "dtype": dtype, "repetitions": repetitions, "timeout_s": timeout_s,
@@ -97,7 +97,7 @@ def run(read: Callable[[], Program], *, sizes: Sequence[int], dtype: str | None,
 
 
 def main(path: str) -> int:
-    """Play one rank's part in the job in a file; rank 0 prints the report."""
+    """Run one rank of the job in a file; rank 0 prints the report."""
     folder = Path(path).parent
     job = json.loads(Path(path).read_text(encoding="utf-8"))
 
@@ -108,7 +108,7 @@ def main(path: str) -> int:
 
     with Watchdog() as watchdog:
         watchdog.expect("the run in PyTorch", GRACE_S + len(job["sizes"]) * job["timeout_s"])
-        # A file in the job's folder, so that no port has to be free.
+        # Ranks meet by a file in the job's folder, so no port has to be free.
         report = _execute_on_rank(job, f"file://{folder / 'store'}", lambda text: say({"note": text}))
         say({"report": report})
     return 0
@@ -196,7 +196,7 @@ def _run(
 
 
 def _timed(torch: Any, device: Any, call: Callable[..., Any], tensors: tuple[Any, ...]) -> float:
-    """Microseconds of a call at this rank, from a barrier on."""
+    """Microseconds of a call at this rank, after a barrier."""
     torch.distributed.barrier()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,6 +1,6 @@
 """One rank that taccl started: ``python -m taccl.runtime.worker JOB.json`` under mpiexec.
 
-Rank 0 reports on stdout, in lines of JSON. The pipe that guards it is in the job's folder.
+Rank 0 reports on stdout, in lines of JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EXIT_CODE = 1
 
 
 def main(path: str) -> int:
-    """Play one rank's part in the job in a file; returns the exit code."""
+    """Run one rank of the job in a file; return the exit code."""
     return serve(
         path,
         lambda communicator, request, watchdog, note: execute_on_rank(
@@ -40,7 +40,7 @@ def main(path: str) -> int:
 
 
 def serve(path: str, task: Task) -> int:
-    """Play one rank's part in a task, whose request is in a file, and let rank 0 report what it returns."""
+    """Run one rank of a task, whose request is in a file; rank 0 prints the report that `task` returns."""
     with Watchdog() as watchdog:
         try:
             mpi = import_mpi()
@@ -63,9 +63,9 @@ def serve(path: str, task: Task) -> int:
 
 
 class Watchdog:
-    """A thread that ends the process once something takes too long, or its parent process is gone.
+    """Thread that ends the process if a stage exceeds its time limit, or if the parent process is gone.
 
-    Inside an MPI call nothing else helps: the call returns only if every rank plays its part.
+    A blocked MPI call cannot be interrupted: it returns only if every rank takes part.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def expect(self, what: str, limit_s: float | None) -> None:
-        """Say what comes next, and within which time; None for any."""
+        """Set the current stage and its time limit in seconds; None for no limit."""
         self._what = what
         self._limit_s = float("inf") if limit_s is None else limit_s + GRACE_S
         self._until = time.monotonic() + self._limit_s

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: Fields of `Runtime` by which runtimes are asked for.
+#: Fields of `Runtime` by which `registered` selects runtimes.
 _ROLES = ("name", "files", "launch", "run", "usual_for")
 
 
@@ -81,7 +81,7 @@ def runtime_named(word: str, role: str = "files", *, xml: bool = False, where: s
 
 
 def usual_runtimes(topology: Topology) -> tuple[Runtime, ...]:
-    """Usual runtimes for a machine: RCCL if it has AMD GPUs by its name, else MSCCL; and MSCCL++."""
+    """Usual runtimes for a machine: RCCL if its name is that of AMD GPUs, else MSCCL; then MSCCL++."""
     is_amd = re.search(r"\bmi\d", topology.machine or topology.name, re.IGNORECASE) is not None
     makers = ("amd" if is_amd else "nvidia", "any")
     return tuple(each for each in registered("usual_for").values() if each.usual_for in makers)

@@ -31,13 +31,13 @@ class Launch:
     one_kernel : bool
         True if one kernel runs the whole collective, without a library's base latency.
     hops_us : (float, float)
-        Latency of a step of all pairs under LL and simple.
+        Latency in us of a step in which all pairs communicate, under LL and simple.
     shares : (float, float)
         Part of NCCL's rate under LL, and of a node's rate under simple, that its copies reach.
     one_shot : bool
-        True if sums also take one step, in which all pairs exchange whole buffers.
+        True if sums can also take one step, in which all pairs exchange whole buffers.
     falls_back : bool
-        True if the library's own algorithms run where these are faster or have no file.
+        True if the library's own algorithms run where they are faster, or no file applies.
     predict : function
         From (costs, collective, ranks, nodes, bytes) to a `taccl.Prediction`, in place of the times of a
         library or of one kernel.
@@ -89,7 +89,7 @@ class Runtime:
     lower : function
         From a schedule and options of `taccl.lower` to a program.
     check : function
-        Of (runtime, program): raises `ExportError` if its files cannot hold the program.
+        Called with (runtime, program); raises `ExportError` if its files cannot hold the program.
     files : function
         From (runtime, plan) to `PlanFiles`, what `taccl.plan` writes for it.
     launch : Launch, optional
@@ -98,7 +98,7 @@ class Runtime:
         Executes the program that its first argument returns; takes `sizes`, `dtype` (or None),
         `repetitions`, `timeout_s`, `seed` and `note` by name, and returns a `RunReport`.
     run_options : tuple of str
-        Options of ``taccl run`` that not every runtime takes and this one does, such as ``"sizes"``.
+        Options of ``taccl run`` that this runtime supports and others may not, such as ``"sizes"``.
     """
 
     name: str
@@ -173,20 +173,20 @@ def called(function: Any) -> Callable[..., Any]:
 @checked
 @dataclass(frozen=True, slots=True)
 class ServedSizes:
-    """Sizes that one file is for, and the place of the data.
+    """Sizes for which a runtime uses one file, in place or out of place.
 
     Parameters
     ----------
     file : str
-        Its name.
+        Name of the file.
     min_bytes, max_bytes : int
         First and last size.
     in_place : bool
         True for calls with input and output in one buffer.
     unit_bytes : int
-        Sizes are multiples of it.
+        Divisor of the sizes in bytes.
     num_chunks : int
-        Runtimes of MSCCL XML use it for numbers of elements that this divides.
+        Divisor of the numbers of elements for which runtimes of MSCCL XML use the file.
     """
 
     file: str
@@ -213,7 +213,7 @@ class PlanFiles:
     registration : mapping
         {file that registers the others: how to use it}, such as ``"with msccl: source"``.
     remarks : sequence of str
-        Limits for the line of coverage, such as roots that the runtime does not compare.
+        Remarks for the line of coverage, such as roots that the runtime does not compare.
     notes : sequence of str
         Notes for the plan.
     """
