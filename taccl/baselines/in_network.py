@@ -15,13 +15,13 @@ from taccl._internal.units import format_size
 from taccl.baselines.spread import cut_while_it_pays
 from taccl.errors import CollectiveError
 from taccl.schedule.timing import exact_times
+from taccl.topology.in_network import shared_links
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Topology
 
 #: Chunks are cut while that saves 0.1 %: only the last chunk's multicast cannot overlap other work.
 _PAYS = Fraction(999, 1000)
@@ -72,13 +72,6 @@ def _by_switches(problem: Problem) -> Schedule:
             sends.append((2 * turn + 3, c, out_of, False))
     place, chunk, link, adds = np.array(sends, dtype=np.int64).reshape(-1, 4).T
     return exact_times(problem, chunk=chunk, link=link, sequence=place, reduce=adds, producer="in-network")
-
-
-def shared_links(topology: Topology) -> list[int]:
-    """Indices of the reduction and multicast links of switches that add."""
-    through = {e for switch in topology.switches if switch.reduces for e in switch.links}
-    links = topology.links
-    return sorted(e for e in through if len(links[e].srcs) + len(links[e].dsts) > 2)
 
 
 def switch_links(problem: Problem, chunk: int) -> tuple[int | None, int | None]:

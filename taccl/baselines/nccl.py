@@ -18,7 +18,6 @@ import numpy as np
 from taccl._internal.arguments import checked
 from taccl._internal.units import format_us
 from taccl.baselines.channel_schedules import over_channels, predict
-from taccl.baselines.in_network import shared_links
 from taccl.baselines.spread import cut_while_it_pays, without_sketch
 from taccl.baselines.straight import exchange_us, pairwise
 from taccl.baselines.tree import two_trees
@@ -26,6 +25,7 @@ from taccl.errors import CollectiveError
 from taccl.measure.machine import machine_of
 from taccl.measure.model import COLLECTIVES, Way, further_channels, nvls_way, ways
 from taccl.schedule.timing import exact_times
+from taccl.topology.in_network import shared_links
 from taccl.topology.machines import SHAPES
 from taccl.topology.parts import thousandths
 from taccl.topology.profiles import find_profile, profile_of

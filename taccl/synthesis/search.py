@@ -20,7 +20,7 @@ import numpy as np
 
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl.analysis.certificates.bounds import latency_bound, lower_bound
-from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
 from taccl.analysis.certificates.dimension_bound import DimensionBound
 from taccl.analysis.certificates.scopes import bound_of_every_cut, stronger
 from taccl.analysis.verification.verify import verify
@@ -444,7 +444,12 @@ class Search:
 
 
 def bound_within(
-    problem: Problem, limit: Deadline, budget: BudgetParameters, *, kept_s: float = 0.0
+    problem: Problem,
+    limit: Deadline,
+    budget: BudgetParameters,
+    *,
+    kept_s: float = 0.0,
+    in_network: InNetworkGrant = False,
 ) -> Certificate:
     """Lower bound in its share of the time until `limit`.
 
@@ -457,7 +462,9 @@ def bound_within(
     try:
         if limit.cancellation.why:
             limit.check()
-        return lower_bound(problem, budget_s=share * left_s, limit_s=limit_s, end_s=end_s)
+        return lower_bound(
+            problem, in_network=in_network, budget_s=share * left_s, limit_s=limit_s, end_s=end_s
+        )
     except OutOfTime:
         return no_bound(problem)
 

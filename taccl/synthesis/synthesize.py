@@ -18,7 +18,7 @@ from typing import Literal, get_args
 from taccl._internal.arguments import Count, Duration, Megabytes, Natural, Seconds, checked, known_word
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_count, format_us
-from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
 from taccl.analysis.certificates.scopes import share_bound_of_every_cut
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem.problem import Problem
@@ -40,7 +40,7 @@ from taccl.synthesis.suggesting.chunks import with_chunks
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import quick_schedule
 from taccl.synthesis.transforms.requirements import ReleaseDates
-from taccl.synthesis.transforms.switches import InNetworkUse, PlainLinks, over_links
+from taccl.synthesis.transforms.switches import InNetworkUse, PlainLinks
 from taccl.synthesis.transforms.transform import Transform
 from taccl.synthesis.warm_start import GIVEN, begin_with, checked_start, continue_from
 
@@ -363,10 +363,11 @@ def _inverted(
         )  # fmt: skip
         names = ", ".join(each.name for each in applied)
         last.record("inverted", "taccl", "done", since, finish_us=last.best_us, message=names)
-        is_shared = options.in_network == "only"
-        allowed = over_links(last.problem, shared=True) if is_shared else last.problem
         since = time.monotonic()
-        last.prove(bound_within(allowed, whole.deadline, options.parameters.budget), since)
+        grants: InNetworkGrant = "only" if options.in_network == "only" else False
+        last.prove(
+            bound_within(last.problem, whole.deadline, options.parameters.budget, in_network=grants), since
+        )
     try:
         last.look_for_bound()
         return last.result(choice)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from taccl._internal.arguments import Count, Number
+    from taccl.topology.topology import Topology
 
 #: Data types that switches reduce; with int32, numbers are sent in fixed point.
 DTYPES = ("int32", "float16", "bfloat16", "float32", "float64")
@@ -87,3 +88,10 @@ PROFILES: Mapping[str, InNetwork] = {
     "nvls-blackwell": InNetwork(dtype="float32", efficiency=Fraction(259, 400)),
     "sharp": InNetwork(dtype="float32", efficiency="0.95"),
 }
+
+
+def shared_links(topology: Topology) -> list[int]:
+    """Indices of the links of several ends that run through switches that add."""
+    through = {e for switch in topology.switches if switch.reduces for e in switch.links}
+    links = topology.links
+    return sorted(e for e in through if len(links[e].srcs) + len(links[e].dsts) > 2)

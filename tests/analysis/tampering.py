@@ -16,6 +16,7 @@ from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.gossip import Gossip
 from taccl.analysis.certificates.pair_counting import PairCounting
 from taccl.analysis.certificates.spread_tail import SpreadTail
+from taccl.analysis.certificates.switch_counting import SwitchSums
 
 if TYPE_CHECKING:
     import random
@@ -38,6 +39,7 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
             "pairs",
             "bytes",
             "flow time",
+            "switch sums",
             "single machine",
             "sets",
             "paths",
@@ -70,6 +72,8 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
         resources = [tuple(rng.sample(range(num_resources), num_resources)) for _ in range(2)]
         prices = Fraction(rng.randrange(40), 3), Fraction(rng.randrange(40), 3)
         return FlowTime(rng.randrange(num_ranks), rng.randrange(num_ranks), *resources, prices)
+    if kind == "switch sums":
+        return SwitchSums(rng.randrange(num_resources))
     if kind == "single machine":
         family = rng.choice(("rank", "node"))
         ends = tuple(sorted(rng.randrange(9) for _ in range(rng.randint(1, 6))))

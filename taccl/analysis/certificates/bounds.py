@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from taccl._internal.arguments import Duration, checked
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates.borders import counted, counting, single_machine
 from taccl.analysis.certificates.byte_counting import byte_counting_bounds
-from taccl.analysis.certificates.certificate import Certificate, Claim, Late
+from taccl.analysis.certificates.certificate import Certificate, Claim, InNetworkGrant, Late
 from taccl.analysis.certificates.cuts import CutDual, throughput
 from taccl.analysis.certificates.dynamic_cut import dynamic_cut_bounds
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
@@ -30,8 +30,16 @@ from taccl.analysis.certificates.flow_time import flow_time_bounds
 from taccl.analysis.certificates.flows import multicommodity
 from taccl.analysis.certificates.level_sets import level_cut, node_cut
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
-from taccl.analysis.certificates.readings import as_spreading, late_part, merging_freely, moments
+from taccl.analysis.certificates.readings import (
+    as_spreading,
+    by_switches_alone,
+    check_switches_add,
+    late_part,
+    merging_freely,
+    moments,
+)
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
+from taccl.analysis.certificates.switch_counting import switch_counting
 from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.sketch.reachability import check_possible
@@ -71,7 +79,7 @@ def lower_bound(
     problem: Problem,
     *,
     divisible: bool | None = None,
-    in_network: bool = False,
+    in_network: bool | Literal["only"] = False,
     budget_s: Duration = _CUTS_S,
     limit_s: Duration | None = None,
     end_s: Duration | None = None,
@@ -87,9 +95,10 @@ def lower_bound(
         True bounds data that may be cut arbitrarily finely, rather than whole chunks. Sends may then carry
         any number of chunks, unless a sketch limits it. Default: True if the problem leaves the number of
         chunks open.
-    in_network : bool
+    in_network : bool or "only"
         True assumes that all switches can reduce and multicast without limit. Without it, only links that
-        the topology declares do so.
+        the topology declares do so. ``"only"`` bounds schedules whose sums are all made by switches of the
+        topology that add: contributions meet in their links, and ranks add nothing else to their own.
     budget_s : float
         Seconds for the search; then the best bound so far is returned. The latency bound is always computed.
         Linear programs for throughput get at least 1 s if different chunks have at most 60,000 origins and
@@ -108,8 +117,11 @@ def lower_bound(
     ------
     InputError
         If a chunk cannot reach a destination, or if contributions cannot reach a destination through any rank
-        that adds them up. The error names the rank, the chunk and the clause.
+        that adds them up. The error names the rank, the chunk and the clause. Also if `in_network` is
+        ``"only"`` and no switch adds.
     """
+    if in_network == "only":
+        check_switches_add(problem.topology)
     if problem.release_us or problem.due_us:
         given: dict[str, Any] = {
             "divisible": divisible,
@@ -149,7 +161,7 @@ def latency_bound(problem: Problem) -> Certificate:
 
 
 def _certified(
-    problem: Problem, claim: Claim, *, divisible: bool = False, in_network: bool = False
+    problem: Problem, claim: Claim, *, divisible: bool = False, in_network: InNetworkGrant = False
 ) -> Certificate:
     """The certificate of a claim about a problem."""
     bound = Fraction(claim.ticks) / problem.costs.ticks_per_us
@@ -160,7 +172,7 @@ def claims_of(
     problem: Problem,
     *,
     divisible: bool = False,
-    in_network: bool = False,
+    in_network: InNetworkGrant = False,
     budget_s: float = _CUTS_S,
     limit_s: float | None = None,
     finish: Fraction | None = None,
@@ -169,12 +181,15 @@ def claims_of(
 
     Parameters, and the error if a chunk cannot reach a destination, are those of `lower_bound`.
     """
-    began = time.monotonic()
+    began, is_only = time.monotonic(), in_network == "only"
+    if is_only:
+        problem = by_switches_alone(problem)
     check_possible(problem)
     yield from _claims(
         NeededSends(as_spreading(problem)),
         divisible=divisible,
-        in_network=in_network,
+        in_network=in_network is True,
+        only_switches_add=is_only,
         deadline=began + budget_s,
         limit=math.inf if limit_s is None else began + limit_s,
         enough=math.inf if finish is None else finish * problem.costs.ticks_per_us,
@@ -207,6 +222,7 @@ def _claims(
     *,
     divisible: bool,
     in_network: bool,
+    only_switches_add: bool,
     deadline: float,
     limit: float,
     enough: Fraction | float,
@@ -226,7 +242,7 @@ def _claims(
     volume = Volume(demand.problem, divisible=divisible, distances=demand.distances)
     best = latency.ticks
     if divisible and is_countable and latency.ticks < enough:
-        for claim in _of_border(volume, node_cut(volume)):
+        for claim in _of_border(volume, node_cut(volume, in_network=bool(in_network))):
             yield claim
             best = max(best, claim.ticks)
     demand.deadline = Deadline(max(limit, first_until))
@@ -234,6 +250,8 @@ def _claims(
         symmetries = demand.symmetries
     except OutOfTime:
         return
+    if only_switches_add:
+        yield from switch_counting(volume)
     within: dict[str, Any] = {"in_network": in_network}
     prices = partial(_prices, volume, symmetries, **within, known=int(latency.ticks))
     pairs = crossings * len(set(symmetries.ranks.tolist())) // len(symmetries.ranks)

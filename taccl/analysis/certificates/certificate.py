@@ -10,13 +10,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from taccl._internal.arguments import checked
 from taccl._internal.names import shown
 from taccl._internal.units import format_count, format_rates, format_us, gb_per_s
 from taccl.analysis.certificates.evaluation.facts import Facts
-from taccl.analysis.certificates.readings import as_spreading, late_part, turned_round
+from taccl.analysis.certificates.readings import (
+    as_spreading,
+    by_switches_alone,
+    late_part,
+    turned_round,
+)
 from taccl.problem.collectives import COLLECTIVES
 from taccl.problem.problem import Problem
 
@@ -24,6 +29,8 @@ from taccl.problem.problem import Problem
 _MOST_SHOWN = 12
 #: ((ticks, most), ...), both ascending: before `ticks`, at most `most` of the counted items are possible.
 Labels = tuple[tuple[int, int], ...]
+#: Sums in switches: True grants them to all switches; ``"only"`` has switches that add make all sums.
+InNetworkGrant = bool | Literal["only"]
 
 
 class Witness:
@@ -184,8 +191,9 @@ class Certificate:
         The witness that `check` verifies; None if nothing must be sent.
     divisible : bool
         True if data may be cut arbitrarily finely, and sends merge unless a sketch limits that.
-    in_network : bool
-        True if switches are assumed to reduce what passes them, even if this topology's do not.
+    in_network : bool or "only"
+        True if switches are assumed to reduce what passes them, even if this topology's do not. ``"only"`` if
+        all sums are made by this topology's switches that add.
     """
 
     problem: Problem
@@ -194,7 +202,7 @@ class Certificate:
     limits: str
     witness: Witness | None = None
     divisible: bool = False
-    in_network: bool = False
+    in_network: InNetworkGrant = False
 
     @property
     def bound_us(self) -> float:
@@ -268,7 +276,8 @@ class Certificate:
         """HTML for notebooks: the bound, its limit, and its witness."""
         from taccl._internal.html import card, facts
 
-        granted = [(self.divisible, "data may be cut anywhere"), (self.in_network, "switches may reduce")]
+        switches = "switches alone add" if self.in_network == "only" else "switches may reduce"
+        granted = [(self.divisible, "data may be cut anywhere"), (self.in_network, switches)]
         rows = [
             ("bound", self.text),
             ("bandwidth", self.bandwidth_text and f"{self.bandwidth_text} at most"),
@@ -288,7 +297,12 @@ class Certificate:
 
 
 def is_proven(
-    problem: Problem, bound: Fraction, witness: Witness | None, *, divisible: bool, in_network: bool
+    problem: Problem,
+    bound: Fraction,
+    witness: Witness | None,
+    *,
+    divisible: bool,
+    in_network: InNetworkGrant,
 ) -> bool:
     """True if the witness proves the bound, given in microseconds."""
     if isinstance(witness, Late):
@@ -302,6 +316,8 @@ def is_proven(
         return ticks <= 0
     if (divisible and not witness.any_chunking) or not witness.fits(problem):
         return False
+    if in_network == "only":
+        problem = by_switches_alone(problem)
     reading: Problem | None = as_spreading(problem)
     if reading is not None and getattr(witness, "backwards", False):
         reading = turned_round(reading)

@@ -56,17 +56,19 @@ def level_cut(volume: Volume, *, budget_s: float) -> tuple[Fraction, CutDual] | 
     return max(proven, key=lambda each: each[0], default=None)
 
 
-def node_cut(volume: Volume) -> tuple[Fraction, CutDual] | None:
+def node_cut(volume: Volume, *, in_network: bool = False) -> tuple[Fraction, CutDual] | None:
     """Bound in ticks by the borders of nodes, and its witness; None if nothing must cross them.
 
     For sums, the partition into all nodes. Otherwise, the node, or the complement of one, that limits most.
     No symmetry and no linear program is needed, so it is there when time is short.
+
+    - `in_network`: True if switches are assumed to reduce.
     """
     nodes = [frozenset(ranks) for ranks in volume.problem.topology.ranks_of_node if ranks]
     if len(nodes) < 2:
         return None
     borders = _Borders(volume)
-    best: list[tuple[frozenset[int], ...]] = [] if volume.spreads else [tuple(nodes)]
+    best: list[tuple[frozenset[int], ...]] = [] if volume.spreads or in_network else [tuple(nodes)]
     everyone = frozenset(range(volume.problem.topology.num_ranks))
     some = nodes[: max(1, borders.most_at_once // 2)]
     sides = np.zeros((2 * len(some), len(everyone)), dtype=bool)

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl.errors import InputError
 from taccl.problem.collective import Chunk, Collective
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.combine import reduction_half
+from taccl.topology.in_network import shared_links
+
+if TYPE_CHECKING:
+    from taccl.topology.topology import Topology
 
 #: Max release dates to bound from: the first, the last, and the most promising others.
 _MOST_MOMENTS = 6
@@ -59,6 +65,37 @@ def _reversed_if_to_root(problem: Problem) -> Problem:
         return reduction_half(problem)
     lost = ("carries_from", "carries_to", *(each.field for each in problem.clauses.said("path")))
     return reduction_half(problem.without_clauses(*lost))
+
+
+def over_links(problem: Problem, *, shared: bool) -> Problem:
+    """The problem over the links of switches that add alone, or over all others."""
+    several = set(shared_links(problem.topology))
+    if not several and not shared:
+        return problem
+    allowed = frozenset(e for e in problem.links_allowed if (e in several) == shared)
+    return problem.with_clauses(links_allowed=allowed)
+
+
+def check_switches_add(topology: Topology) -> None:
+    """Raise `InputError` unless a switch of the topology adds."""
+    if not shared_links(topology):
+        raise InputError(
+            f"found 'only', and no switch of {topology.name} adds; expected a topology with one, such as "
+            "taccl.topologies.in_network(8)",
+            where="in_network",
+        )
+
+
+def by_switches_alone(problem: Problem) -> Problem:
+    """The problem over the shared links of switches; only those that add if all sums stay at their roots."""
+    problem = over_links(problem, shared=True)
+    collective, links = problem.collective, problem.topology.links
+    if not collective.sums_up or not collective.stays_at_roots:
+        return problem
+    if any(len(chunk.origins) == 1 for chunk in collective.chunks):  # which is copied
+        return problem
+    adding = frozenset(e for e in problem.links_allowed if len(links[e].srcs) > 1)
+    return problem.with_clauses(links_allowed=adding)
 
 
 def turned_round(problem: Problem) -> Problem | None:

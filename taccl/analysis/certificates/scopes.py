@@ -16,7 +16,7 @@ from taccl._internal.arguments import Duration, checked
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl._internal.units import format_gap, format_us
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
 from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.symmetry import share_permutations
@@ -50,7 +50,7 @@ def bound_of_every_cut(bound: Certificate, *, budget_s: float | None = None) -> 
     moves = problem.collective.num_chunks * len(problem.topology.links)
     if moves > _MOST_MOVES:
         return None
-    found: dict[bool, _Found] = problem.cache.setdefault(_CACHE, {})
+    found: dict[InNetworkGrant, _Found] = problem.cache.setdefault(_CACHE, {})
     known = found.get(bound.in_network)
     if known is None or (budget_s is not None and known.used_s * _LARGER <= budget_s):
         budget_s = _BUDGET_S if budget_s is None else budget_s

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.deadline import Deadline
+from taccl.analysis.certificates.readings import check_switches_add, over_links
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
-from taccl.baselines.in_network import shared_links
 from taccl.baselines.spread import cut_chunks
 from taccl.errors import InputError
 from taccl.problem.costs import hold_columns
@@ -21,6 +21,7 @@ from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.transforms.transform import Transform
+from taccl.topology.in_network import shared_links
 
 InNetworkUse = Literal["auto", "off", "only"]
 
@@ -49,27 +50,14 @@ class PlainLinks(Transform[Problem, Schedule]):
         return schedule.under(replace(schedule.problem, clauses=self.problem.clauses))
 
 
-def over_links(problem: Problem, *, shared: bool) -> Problem:
-    """The problem over the links of switches that add alone, or over all others."""
-    several = set(shared_links(problem.topology))
-    if not several and not shared:
-        return problem
-    allowed = frozenset(e for e in problem.links_allowed if (e in several) == shared)
-    return problem.with_clauses(links_allowed=allowed)
-
-
 def by_switches(problem: Problem, use: InNetworkUse, limit: Deadline) -> Schedule | None:
     """The schedule that finishes first of those in which switches add, or share the sums with ranks.
 
     Where the problem leaves the number of chunks open, it is chosen here, as long as there is time. With
     ``"only"`` there is no sharing, and an `InputError` says why no switch can do it; else None is returned.
     """
-    if use == "only" and not shared_links(problem.topology):
-        raise InputError(
-            f"found 'only', and no switch of {problem.topology.name} adds; expected a topology with one, "
-            "such as taccl.topologies.in_network(8)",
-            where="in_network",
-        )
+    if use == "only":
+        check_switches_add(problem.topology)
     try:
         alone = baseline("in-network", problem, cut=problem.chunks_open)
     except InputError:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from itertools import zip_longest
+from typing import Literal
 
 from taccl.problem.problem import Problem
 
@@ -26,8 +27,10 @@ Arcs = dict[int, list[tuple[int, int]]]
 class Facts:
     """Problem data as plain numbers."""
 
-    def __init__(self, problem: Problem, *, divisible: bool, in_network: bool) -> None:
-        self.problem, self.divisible, self.in_network = problem, divisible, in_network
+    def __init__(self, problem: Problem, *, divisible: bool, in_network: bool | Literal["only"]) -> None:
+        self.problem, self.divisible = problem, divisible
+        #: True if any switch may reduce; then if contributions meet only in links of several sources.
+        self.in_network, self.only_switches_add = in_network is True, in_network == "only"
         self.topology, self.collective, self.clauses = problem.topology, problem.collective, problem.clauses
         self.units = problem.costs.chunk_units.tolist()
         self.by_chunk = not divisible and len(set(self.units)) == 1

@@ -1,0 +1,104 @@
+"""Switch counting: contributions that meet in links that add, over a pool of slots or a port; derived and tried."""
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from taccl import errors, lower_bound, make_problem, synthesize, verify
+from taccl.analysis.certificates.certificate import is_proven
+from taccl.analysis.certificates.switch_counting import SwitchSums
+from taccl.problem.collectives import allreduce, reduce, together
+from taccl.schedule.timing import exact_times
+from taccl.topologies import in_network, ring
+from taccl.topology.in_network import shared_links
+from tests.fuzzing import cases
+
+
+@pytest.mark.slow
+def test_a_pool_of_few_slots_bounds_sums_by_switches_alone():
+    """16 slots of 1,024 B for 10 us: 100 MB take 61,035.15625 us of the pool, and half a round trip besides."""
+    problem = make_problem(in_network(8, slots=16), "allreduce", size_bytes=100_000_000)
+    bound = lower_bound(problem, in_network="only")
+    assert bound.bound == Fraction(10 * 100_000_000, 16 * 1024) + 5
+    assert (bound.kind, bound.check()) == ("switch counting", True)
+    assert not replace(bound, bound=bound.bound + Fraction(1, 1000)).check()
+    # Ranks that add one another's multicasts may be faster: contributions then meet outside the switch.
+    assert not replace(bound, in_network=False).check()
+
+
+@pytest.mark.slow
+def test_the_result_has_that_bound():
+    """`in_network="only"` bounds the schedules that it allows, within 0.2 % here; it was half before."""
+    problem = make_problem(in_network(8, slots=16), "allreduce", size_bytes=100_000_000)
+    result = synthesize(problem, in_network="only", time_limit_s=60)
+    assert result.bound.kind == "switch counting"
+    assert result.gap < 0.002
+
+
+@pytest.mark.slow
+def test_a_link_serves_as_many_contributions_as_its_group_has():
+    """Two groups of three share a pool: each sum holds it once, though two contributions meet instead of five."""
+    groups = [[0, 1, 2], [3, 4, 5]]
+    both = together([allreduce(3).among(of, num_ranks=6) for of in groups])
+    problem = make_problem(in_network(6, slots=1, groups=groups), both, chunk_bytes=10**6)
+    bound = lower_bound(problem, in_network="only")
+    assert bound.bound == both.num_chunks * Fraction(10 * 10**6, 1024) + 5
+
+
+def test_switches_that_do_not_add_are_refused():
+    """The message names the topology, and one that has such a switch."""
+    with pytest.raises(errors.InputError, match="no switch of ring:4 adds"):
+        lower_bound(make_problem(ring(4), "allreduce", size_bytes="1MB"), in_network="only")
+
+
+def random_case(rng):
+    """A problem on a random switch that adds, and a schedule of random roots and order, by switches alone."""
+    workers, racks = rng.randint(3, 5), rng.choice((1, 1, 2))
+    topology = in_network(
+        workers, racks=racks, slots=rng.choice((1, 4, 16, 512)), payload_bytes=rng.choice((64, 1024)),
+        rtt_us=rng.choice((1, 10)), gb_per_s=rng.choice((1, 12.5)),
+        core_oversubscription=rng.choice((1, 2)),
+    )  # fmt: skip
+    num_ranks, num_chunks = workers * racks, rng.randint(1, 3)
+    makes = rng.choice((allreduce, reduce))
+    collective = makes(num_ranks, chunks_per_rank=num_chunks)
+    size = rng.choice((10_000, 1_000_000))
+    sizes = [rng.choice((size, 2 * size)) if rng.random() < 0.3 else size for _ in collective.chunks]
+    problem = replace(make_problem(topology, collective, chunk_bytes=size), chunk_bytes=tuple(sizes))
+    problem = replace(problem, size_bytes=None)
+    links = topology.links
+    rows = []
+    for c, chunk in enumerate(collective.chunks):
+        into = [e for e in shared_links(topology) if len(links[e].srcs) > 1]
+        if chunk.destinations == (chunk.root,):
+            into = [e for e in into if links[e].dst == chunk.root]
+        adds = rng.choice(into)
+        when = rng.random()
+        rows.append((when, c, adds, True))
+        if chunk.destinations != (chunk.root,):
+            copies = [
+                e for e in shared_links(topology)
+                if len(links[e].dsts) > 1 and links[e].src == links[adds].dst
+            ]  # fmt: skip
+            rows.append((when + rng.random(), c, rng.choice(copies), False))
+    _, chunk, link, adds = zip(*sorted(rows), strict=True)
+    return problem, exact_times(problem, chunk=chunk, link=link, reduce=adds, sequence=range(len(rows)))
+
+
+@pytest.mark.fuzz
+def test_no_schedule_by_switches_alone_is_faster():
+    """Random pools, sums, sizes and orders: the bound holds, is proven, and no other resource proves more."""
+    for seed in cases("switch counting against schedules", few=8, many=1_000):
+        rng = random.Random(seed)
+        problem, schedule = random_case(rng)
+        assert verify(schedule).ok, seed
+        for divisible in (False, True):
+            bound = lower_bound(problem, divisible=divisible, in_network="only", budget_s=0.2)
+            assert bound.bound <= schedule.finish, (seed, bound)
+            assert bound.check(), (seed, bound)
+            for resource in rng.sample(range(len(problem.topology.resources)), 12):
+                more = max(bound.bound, schedule.finish) + Fraction(1, 1000)
+                witness = SwitchSums(resource)
+                assert not is_proven(problem, more, witness, divisible=divisible, in_network="only"), seed
