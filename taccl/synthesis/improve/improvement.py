@@ -1,11 +1,11 @@
-"""Better schedules by ruin and recreate, over routes and order at once, for any problem.
+"""Ruin and recreate: improves a schedule's routes and order jointly, for any problem.
 
 Sources: Schrimpf, Schneider, Stamm-Wilbrandt and Dueck, "Record breaking optimization results using the ruin
 and recreate principle", Journal of Computational Physics 159 (2000), for the loop; Christiaens and Vanden
 Berghe, "Slack induction by string removals for vehicle routing problems", Transportation Science 54 (2020),
-for taking out what lies next to one another; Dueck, "New optimization heuristics: the great deluge algorithm
-and the record-to-record travel", Journal of Computational Physics 104 (1993), for what is kept; Li and
-Willis, EJOR 56 (1992), for timing all forwards and backwards by turns.
+for the removal of adjacent sends; Dueck, "New optimization heuristics: the great deluge algorithm and the
+record-to-record travel", Journal of Computational Physics 104 (1993), for the acceptance criterion; Li and
+Willis, EJOR 56 (1992), for forward-backward re-timing.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.kernels.fabric import Ints
 
-#: Chunks in a send that is made; holds of one resource, without which a schedule is not found; and sends that
-#: a turn takes out at most, about.
+#: Max chunks in a send that is made; max occupations kept per resource, above which no schedule is found; and
+#: max sends that a turn removes (approximately).
 _MOST_MERGED, _MOST_HOLDS, _MOST_RUINED = 16, 4_096, 40
-#: Backward and forward re-timings of a turn; one turn in so many has them.
+#: Pairs of backward and forward re-timings in a turn; and one in how many turns has them.
 _PASSES, _EVERY = 1, 16
-#: How much worse, relatively, what is gone on from may get in the first turn.
+#: Relative increase in value up to which a schedule is accepted in the first turn.
 _THRESHOLD = 0.01
-#: Weights of lateness of sends and use of resources among schedules of equal finish, as parts of the finish.
-#: They are squared `_SHARPNESS` times, so that sends in its last tenth count most.
+#: Weights of late sends and of resource usage in the value of schedules of equal finish, relative to the
+#: finish. Lateness is squared `_SHARPNESS` times, so that sends in the last tenth count most.
 _LATENESS, _ECONOMY, _SHARPNESS = 0.5, 0.1, 5
-#: Turns of the first run for each send, and turns times sends, at most.
+#: Max turns of the first run per send; max product of turns and sends.
 _TURNS_PER_SEND, _RUN_SENDS = 100, 10_000_000
 
 
 def suits_improvement(problem: Problem, *, most_routes: int = DEFAULTS.ruin.most_routes) -> bool:
-    """True if the loop supports all clauses of the problem, and the problem is small enough."""
+    """True if ruin and recreate supports all clauses of the problem, and the problem is small enough."""
     collective, clauses = problem.collective, problem.clauses
     routes = collective.num_chunks * problem.topology.num_ranks * (2 if collective.combining else 1)
     return (
@@ -64,19 +64,18 @@ def suits_improvement(problem: Problem, *, most_routes: int = DEFAULTS.ruin.most
 
 
 def is_quick(limit_s: float, parameters: SearchParameters) -> bool:
-    """True if the kernels are compiled, or time suffices to compile them."""
+    """True if the kernels are compiled, or the time suffices to compile them."""
     choice = parameters.choice
     return limit_s >= (choice.compiled_s if is_compiled(improve) else choice.compiling_s)
 
 
 class Improvement:
-    """A problem as arrays, and the best schedule of it so far.
+    """Ruin and recreate on one problem: its arrays, and the best schedule so far.
 
     - `problem`: One that `suits_improvement`.
-    - `trees`: Of all chunks, with the sends that they were read from; those that do not reach all their
-      targets yet are completed.
-    - `merges`: Whether a send may carry several chunks, where the problem allows it.
-    - `chunks`: Those whose routes may change; by default all.
+    - `trees`: Trees of all chunks, with the sends that they were read from; incomplete trees are completed.
+    - `merges`: True if a send may carry several chunks, where the problem allows it.
+    - `chunks`: Chunks whose routes may change; None for all.
     """
 
     def __init__(
@@ -99,9 +98,10 @@ class Improvement:
         self._start()
 
     def _start(self) -> None:
-        """Take over the sends that the trees were read from, to be timed again in the order of their starts.
+        """Take over the sends that the trees were read from, in the order of their starts.
 
-        Trees over links that they cannot grow along, from several sources to what they reach, lose them all.
+        A tree that uses a link on which trees of its kind cannot grow (such as a reduction over a link of
+        several sources) loses all its links.
         """
         now, arcs = self.now, self.arcs
         send_of: dict[tuple[int, int, bool], int] = {}
@@ -138,7 +138,7 @@ class Improvement:
             now.load[arcs.resource[rows]] += arcs.hold_alpha[rows] + now.units[m] * arcs.hold_beta[rows]
 
     def run(self, *, turns: int) -> int:
-        """Complete the trees and improve; the finish of the best in ticks, -1 where there is none."""
+        """Complete the trees and improve the schedule; returns the best finish in ticks, -1 without any."""
         rules = Rules(
             self.limits.target_ticks, turns, _PASSES, _EVERY, _THRESHOLD, _MOST_RUINED,
             _LATENESS, _ECONOMY, _SHARPNESS,
@@ -148,7 +148,7 @@ class Improvement:
             return int(improve(self._work, states, rules, self.counts, signal))
 
     def schedule(self, producer: str = "ruin and recreate") -> Schedule:
-        """The best schedule."""
+        """The best schedule so far."""
         best = self.best
         used = best.order[: best.size[0]]
         row, place = np.nonzero(np.arange(self.arcs.most_merged) < best.carries[used][:, None])
@@ -168,15 +168,15 @@ def improve_schedule(
     merges: bool = True,
     chunks: Collection[int] | None = None,
 ) -> tuple[Schedule, str]:
-    """A schedule that finishes no later, and what was done for it.
+    """(schedule that finishes no later, text of what was done).
 
-    Reductions are improved as what they are with time turned round, which spreads: trees are then inserted
-    as early as may be, not up to a finish that is still to become earlier.
+    Reductions without a broadcast phase are improved as broadcasts, reversed in time: trees are then inserted
+    as early as possible, rather than before a finish that is still to fall.
 
-    - `schedule`: Of a problem that `suits_improvement`.
-    - `turns`: At most. Each run has twice the turns of the one before it, and goes on from the best; so many
-      in a row that found nothing better are the last.
-    - `merges`, `chunks`: As in `Improvement`.
+    - `schedule`: One of a problem that `suits_improvement`.
+    - `turns`: Max turns; None for no limit. Each run has twice the turns of the one before, and starts from
+      the best schedule. It ends after `idle_runs` consecutive runs without progress.
+    - `merges`, `chunks`: See `Improvement`.
     """
     problem = schedule.problem
     if problem.collective.stays_at_roots and schedule.reduce.any():
@@ -192,7 +192,7 @@ def improve_schedule(
         if made and (best.finish_ticks <= limits.target_ticks or until.has_passed):
             break
         search = Improvement(schedule.problem, trees, limits, merges=merges, chunks=chunks)
-        if not made:  # to write the schedule takes about as long as to read it
+        if not made:  # writing the schedule takes about as long as reading it
             took_s = 2 * (time.monotonic() - began)
             latest, until = latest.later(-took_s), until.later(-took_s)
         search.limits = replace(limits, deadline=until)
@@ -217,7 +217,7 @@ def first_turns(num_sends: int, ruin: RuinParameters) -> int:
 
 @cache
 def compile_improvement() -> None:
-    """Have the kernels compiled, if they are not: once, as what is compiled is kept on disk."""
+    """Compile the kernels if necessary, by a run on two ranks; they are cached on disk."""
     pair = make_problem(ring(2), make("allgather", 2), chunk_bytes=1)
     search = Improvement(pair, bare_trees(pair))
     search.run(turns=1)
@@ -240,7 +240,7 @@ def _arcs(problem: Problem, most: int) -> Arcs:
     arc_of_head = np.repeat(np.arange(2 * num_links), [len(each) for each in heads])
     entering = arc_of_head // num_links * n + head
     hold_of, hold = _holds(problem)
-    # Where no resource is held for the latency, what is sent together only ends later.
+    # If no resource is occupied during the latency, merged sends gain nothing.
     merged = np.minimum(most_merged(problem, 0.0), most)
     columns = hold_columns(topology)
     resource = np.unique(columns.resource[hold], return_inverse=True)[1]
@@ -255,7 +255,10 @@ def _arcs(problem: Problem, most: int) -> Arcs:
 
 
 def _holds(problem: Problem) -> tuple[Ints, Ints]:
-    """Holds by link, without those of resources of one link alone that another of its holds implies."""
+    """Holds of each link as (first row per link, holds), without redundant ones.
+
+    A hold of a resource that no other link uses is redundant if another hold of the link covers it.
+    """
     costs, columns = problem.costs, hold_columns(problem.topology)
     alpha, beta, late = costs.hold_alpha.tolist(), costs.hold_beta.tolist(), columns.receives.tolist()
     is_alone = (np.bincount(columns.resource, minlength=1)[columns.resource] == 1).tolist()
@@ -273,7 +276,7 @@ def _demand(problem: Problem, trees: Sequence[Tree], free: Collection[int] | Non
     n, chunks = problem.topology.num_ranks, problem.collective.chunks
     count = len(trees)
     kind = np.array([tree.reducing for tree in trees], np.int64)
-    # The two trees of a chunk that is reduced are next to one another.
+    # The two trees of a reduced chunk are adjacent.
     partner = np.arange(count) ^ 1 if problem.collective.combining else np.full(count, -1)
     is_origin, is_target = np.zeros((count, n), bool), np.zeros((count, n), bool)
     for t, tree in enumerate(trees):

@@ -1,8 +1,8 @@
-"""The routes of chunks in a schedule, as trees.
+"""Routes of chunks in a schedule, as trees.
 
-A tree grows from where a chunk starts to all that need it. A chunk that is reduced has a second tree, along
-which contributions come in: it grows from the rank where the sum is complete, against the direction of its
-links, so that both are read and grown alike.
+A tree leads from a chunk's origins to all ranks that need it. A reduced chunk has a second tree, along which
+its contributions are collected. That tree grows from the rank where the sum is complete, against the
+direction of its links, so that both kinds are read and grown alike.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule, Transfer
 from taccl.topology.topology import Link
 
-#: Groups of sends that are no longer those of a schedule, from here down.
+#: Largest group number of sends that were re-timed, and so left their send in the schedule; further ones are
+#: lower.
 _ALONE = -(1 << 40)
 
 
@@ -24,21 +25,21 @@ class Tree:
     """Broadcast of one chunk from its origins, or (`reducing`) the reduction of its contributions."""
 
     chunk: int
-    reducing: bool  # links are walked against their direction
+    reducing: bool  # True: it grows against the direction of its links
     origins: set[int]
     targets: set[int]  # ranks that it must reach
     #: Link by which it reaches each rank; for a rank that sends its contribution, the link it sends over.
     link_to: dict[int, int] = field(default_factory=dict)
-    #: Send of the original schedule that delivered it, or took the contribution.
+    #: Send of the schedule that delivered the chunk to the rank, or collected its contribution.
     read_from: dict[int, Transfer] = field(default_factory=dict)
 
     def feeders(self, problem: Problem, rank: int) -> tuple[int, ...]:
-        """The ranks that a rank is reached from."""
+        """Ranks from which a rank is reached."""
         ends = problem.topology.links[self.link_to[rank]]
         return ends.dsts if self.reducing else ends.srcs
 
     def drop_loose_ends(self, problem: Problem) -> bool:
-        """Leave out what is not reached from its origins any more; whether it reaches all its targets."""
+        """Remove ranks that are not reached from the origins; true if all targets are still reached."""
         found, more = set(self.origins), set(self.origins)
         while more:
             ahead = self.link_to.keys() - found
@@ -49,7 +50,7 @@ class Tree:
         return self.targets <= found
 
     def prune(self, problem: Problem) -> None:
-        """Leave out ranks that lead to no target."""
+        """Remove ranks that lead to no target."""
         needed: set[int] = set()
         pending = list(self.targets)
         while pending:
@@ -61,11 +62,11 @@ class Tree:
 
 
 def read_trees(schedule: Schedule) -> list[Tree]:
-    """The trees of all chunks in a schedule without derived ones, in order of chunk, the reducing one first.
+    """Trees of all chunks of a schedule, in order of chunks, reduction before broadcast; no derived chunks.
 
-    The first of several arrivals of a chunk counts. If two ranks complete a sum at once by exchanging partial
-    sums, one is used as its root, and the other waits for it. If partial sums arrive along no tree in any
-    other way, the chunk's trees have no links.
+    Only the first arrival of a chunk at a rank counts. If two ranks complete a sum simultaneously by
+    exchanging partial sums, one of them becomes the root, and the other waits for it. If partial sums travel
+    along no tree otherwise, the chunk's trees have no links.
     """
     problem = schedule.problem
     by_chunk: dict[int, list[Transfer]] = defaultdict(list)
@@ -81,9 +82,9 @@ def read_trees(schedule: Schedule) -> list[Tree]:
 
 
 def bare_trees(problem: Problem, *, roots: Mapping[int, int] | None = None) -> list[Tree]:
-    """The trees of all chunks, none of them derived, without any links.
+    """Trees of all chunks without any links; there must be no derived chunks.
 
-    - `roots` (mapping of chunk to rank): Where sums are complete first, if not at the collective's own root.
+    - `roots` (mapping of chunk to rank): Where sums are completed, if not at the collective's own root.
     """
     combines = problem.collective.combining
     trees: list[Tree] = []
@@ -99,7 +100,7 @@ def bare_trees(problem: Problem, *, roots: Mapping[int, int] | None = None) -> l
 
 
 def _spread(problem: Problem, tree: Tree, transfers: Iterable[Transfer]) -> None:
-    """Give a tree the first arrival at every rank."""
+    """Fill a broadcast tree with the first arrival at every rank."""
     for transfer in sorted(transfers, key=lambda t: t.end_ticks):
         for rank in problem.topology.links[transfer.link].dsts:
             if rank not in tree.origins:
@@ -109,7 +110,7 @@ def _spread(problem: Problem, tree: Tree, transfers: Iterable[Transfer]) -> None
 
 
 def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[Tree]:
-    """Reduction of a sum at one rank, and its broadcast from there."""
+    """Tree of the reduction of one sum to its root, and tree of its broadcast from there."""
     data, links = problem.collective.chunks[c], problem.topology.links
     assert data.root is not None, "a combining chunk has a root"
     everyone = frozenset(data.origins)
@@ -121,7 +122,7 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
     is_tree = True
     moments = [(transfer.start_ticks, 1, t) for t, transfer in enumerate(transfers)]
     moments += [(transfer.end_ticks, 0, t) for t, transfer in enumerate(transfers)]
-    for _, leaves, t in sorted(moments):  # at one moment arrivals come first
+    for _, leaves, t in sorted(moments):  # at equal times arrivals come first
         transfer, ends = transfers[t], links[transfers[t].link]
         if leaves:
             carried[t] = frozenset().union(*(held.get(rank, frozenset()) for rank in ends.srcs))
@@ -154,7 +155,7 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
 def _exchange(
     inwards: Mapping[int, Transfer], links: Sequence[Link], complete: Sequence[int]
 ) -> Transfer | None:
-    """Send of the first of two ranks that complete a sum at once to the other, if both send."""
+    """Send of the first of two ranks that complete a sum by exchange to the other; None if there is none."""
     if len(complete) != 2 or not inwards.keys() >= set(complete):
         return None
     out, back = (inwards[rank] for rank in complete)
@@ -163,7 +164,7 @@ def _exchange(
 
 
 def _delay(problem: Problem, tree: Tree, since: int) -> None:
-    """Have a tree grow from a root that has the chunk from some moment on; sends that move part."""
+    """Delay a tree's sends to a release at its root (`since`, in ticks); these leave their groups."""
     there = dict.fromkeys(tree.origins, since)
     num_ranks = problem.topology.num_ranks
     for rank, sent in sorted(tree.read_from.items(), key=lambda each: each[1].start_ticks):

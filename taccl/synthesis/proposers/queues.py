@@ -1,8 +1,8 @@
-"""Schedules along routes that are chosen first such that they load the fabric evenly.
+"""Schedules along routes, which are searched first such that they load the fabric evenly.
 
-Then comes the order of sends along them: see `taccl.synthesis.proposers.router`, and
-`taccl.synthesis.kernels.queue_kernel`, which fills the columns of what is found in order of start; they
-may lie in files. Several seeds are tried where that takes no time.
+`taccl.synthesis.proposers.router` finds the routes. `taccl.synthesis.kernels.queue_kernel` orders the sends
+along them, and fills columns in order of start, in memory or in files. With few sends, several seeds are
+tried.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ if TYPE_CHECKING:
     from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints
 
 
-#: Sends of all runs together; then the most runs, and the most runs along trees. There are at least two.
+#: Max sends over all runs; max runs, and max runs along trees. There are at least two runs.
 _TOTAL_SENDS = 200_000
 _MOST_RUNS = 40
 _MOST_TREE_RUNS = 100
-#: Priority rules that are tried in turn along the same paths; and orders that are tried along the same trees.
+#: Priority rules that are tried in turn along the same paths; number of seeds tried along the same trees.
 PATH_RULES = ("in step", "latest start", "spread", "travel time", "in step")
 _TREE_ORDERS = 2
 _STARTS = {"latest start": latest_starts, "spread": spread_starts}
-_WAITING = (0.25, 4.0, 1.0, 16.0)  # of a tick, in the search for trees, by turns
-MANY_STEPS = 30_000_000  # of searches for trees, a second, which all runs may take
-_ORDER_NS = 70  # nanoseconds, about, to order a hop
-#: Weights of turns against routes ahead, in the order of waiting chunks.
+_WAITING = (0.25, 4.0, 1.0, 16.0)  # price of a tick of waiting in the search for trees, in rotation
+MANY_STEPS = 30_000_000  # max links visited in searches for trees over all runs (about 1 s)
+_ORDER_NS = 70  # estimated nanoseconds to order a hop
+#: Weights of a chunk's turn relative to its route ahead, in the order of waiting chunks.
 _TURN_WEIGHTS = (0.5, 1.0)
-#: The same where no resource is to wait; and most rounds in which resources are delayed.
+#: The same weights for schedules without idle gaps; and max rounds of delaying resources.
 _STEADY_WEIGHTS, _MOST_DELAYS = (0.2, 0.35), 12
-VERIFY_US_PER_TRANSFER = 2.0  # microseconds, about, to verify a transfer of a chunk to one rank
+VERIFY_US_PER_TRANSFER = 2.0  # estimated microseconds to verify a transfer of a chunk with one destination
 
 
 def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Sends:
-    """The best schedule of several seeds along routes to the one rank that each chunk goes to.
+    """Best schedule of several seeds, for chunks with one destination each.
 
     The default number of runs grows as the number of sends falls.
 
-    - `demand`: With a target for every chunk.
+    - `demand`: One with a target for every chunk.
 
-    Raises `CollectiveError` if a chunk cannot reach its target. `OutOfTime` if it was stopped before
-    there was a schedule.
+    Raises `CollectiveError` if a chunk cannot reach its target; `OutOfTime` if it was stopped before there
+    was a schedule.
     """
     find = partial(find_paths, fabric, demand)
     routes = find(limits)
@@ -89,7 +89,10 @@ def send_at_once(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits 
 
 
 def _in_order(fabric: Fabric, demand: Demand, hops: Hops, order: Ints, limits: Limits = Limits()) -> Sends:
-    """The hops at their earliest starts in an order, each after that which brings its chunk."""
+    """Schedule the hops in the given order, each at its earliest start.
+
+    - `order`: Hops, each after the hop that brings its chunk.
+    """
     start = np.zeros(len(hops.slot), np.int64)
     finish = int(send_in_order(fabric, hops, order, start))
     order = np.argsort(start, kind="stable")
@@ -107,13 +110,12 @@ def _in_order(fabric: Fabric, demand: Demand, hops: Hops, order: Ints, limits: L
 def send_together(
     fabric: Fabric, units: Ints, routes: Routes, first: Ints, most_merged: Ints, limits: Limits = Limits()
 ) -> Sends | None:
-    """Chunks along routes, those that wait for one link in one send: rows of one link and start.
+    """Schedule along routes in which chunks that wait for the same link are merged; None if it was stopped.
 
-    - `first`, (num_hops,) int64: Of chunks that wait for one link, the one with the smallest number goes
-      first.
-    - `most_merged`, (num_slots,) int64: Chunks that a send may carry.
+    Merged chunks are rows of the same link and start.
 
-    None where it was stopped.
+    - `first`, (num_hops,) int64: Priority of hops that wait for the same link, the smallest first.
+    - `most_merged`, (num_slots,) int64: Max chunks per send.
     """
     hops = _make_hops(fabric, units, routes, limits.seed, np.zeros(2, np.int64))
     is_urgent = np.zeros(len(first), bool) if routes.urgent is None else routes.urgent
@@ -129,12 +131,12 @@ def send_together(
 def send_in_turn(
     fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits = Limits()
 ) -> Sends | None:
-    """The best schedule along routes on which chunks keep to their turns; None if it was stopped.
+    """Best schedule along routes whose chunks keep to their turns; None if it was stopped.
 
-    Where chunks wait for one link, an earlier turn goes first, and of equal turns the longer route ahead. A
-    rank then passes on at the rate at which it receives, rather than first all that has far to go.
+    Of chunks that wait for the same link, the earlier turn goes first, then the longer route ahead. So a rank
+    forwards chunks at the rate at which it receives them, rather than all those with long routes first.
 
-    - `turn`, (num_chunks,): Share of the time after which each chunk is due, 0 to 1.
+    - `turn`, (num_chunks,): When each chunk is due, as a share of the peak time, 0 to 1.
     """
 
     def attempt(run: int, limit: int, limits: Limits) -> Sends | None:
@@ -148,17 +150,17 @@ def send_in_turn(
 def send_without_gaps(
     fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits = Limits()
 ) -> Sends | None:
-    """The same, with no resource in use for longer, from its first send to its last, than the busiest is.
+    """Best schedule in which no resource spans more time, from first to last use, than the busiest is busy.
 
-    Tiles of a large message then follow one another as fast as the busiest resource lets them. What waits for
-    chunks between its sends begins later. None if that ends in no schedule of the kind.
+    The tiles of a large message can then follow one another at the rate of the busiest resource. Resources
+    that idle between sends begin later. None if no such schedule is found.
     """
     found = (_gapless(fabric, demand, routes, each * turn, limits) for each in _STEADY_WEIGHTS)
     return min(filter(None, found), key=lambda sends: sends.finish_ticks, default=None)
 
 
 def _gapless(fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits) -> Sends | None:
-    """One schedule without gaps, for turns with a weight."""
+    """Schedule without idle gaps, for weighted turns; None if none is found in `_MOST_DELAYS` rounds."""
     begins, due = np.zeros(fabric.num_slots, np.int64), routes.peak_ticks * turn
     for _ in range(_MOST_DELAYS):
         found = _send(fabric, demand, routes, 2**62, limits, rule="travel time", due=due, begins=begins)
@@ -172,7 +174,7 @@ def _gapless(fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limit
 
 
 def _at_earliest(fabric: Fabric, demand: Demand, routes: Routes, found: Sends) -> Sends:
-    """The sends at their earliest starts, in the same order on each link and resource."""
+    """The same sends at their earliest starts, in the same order on each link and resource."""
     hops = _make_hops(fabric, demand.units, routes, 0, np.zeros(2, np.int64))
     by_hop = np.lexsort((hops.slot, hops.chunk))
     by_send = np.lexsort((_slots(fabric, found), found.chunk))
@@ -182,11 +184,11 @@ def _at_earliest(fabric: Fabric, demand: Demand, routes: Routes, found: Sends) -
 
 
 def routes_of(fabric: Fabric, num_chunks: int, found: Sends) -> tuple[Routes, Ints]:
-    """The routes of chunks that were found with the sends over them, and when each of their hops starts."""
+    """(routes of the chunks in a schedule, (num_hops,) start of each hop in ticks)."""
     slot, chunk = _slots(fabric, found).astype(np.int32), found.chunk.astype(np.int64)
     came = np.full(num_chunks * fabric.num_ranks, -1)
     came[chunk * fabric.num_ranks + fabric.dst[slot]] = np.arange(len(chunk))
-    # Each hop after that which brings its chunk, and those from one rank next to one another.
+    # A hop follows the hop that brings its chunk; hops of one chunk from the same rank are adjacent.
     order = np.lexsort((came[chunk * fabric.num_ranks + fabric.src[slot]], chunk))
     routes = Routes(starts(chunk, num_chunks), slot[order], 0)
     return routes, found.start[order].astype(np.int64)
@@ -201,10 +203,12 @@ def send_along_trees(
     *,
     limit_ticks: int = 2**62,
 ) -> Sends | None:
-    """The best schedule of several seeds along trees, more of them the fewer sends and links there are.
+    """Best schedule of several seeds along trees; the fewer sends and links, the more seeds.
 
-    - `routes`, `find`: The first trees to try; and further ones, within some limits, at a price of `waiting`.
-    - `limit_ticks`: Only what ends by then counts; None if nothing does, or it was stopped.
+    - `routes`, `find`: The first trees to try; and a function from limits and `waiting` to further ones.
+    - `limit_ticks`: Latest finish that counts.
+
+    None if no schedule finishes by then, or it was stopped.
     """
     first = limits.seed
     runs = min(
@@ -234,11 +238,11 @@ def _send_best(
     num_runs: int,
     limit_ticks: int = 2**62,
 ) -> Sends | None:
-    """The best of several orders along each of several routes; None if none ends within the limit.
+    """Best of several orders along each of several routes; None if none finishes within the limit.
 
-    - `routes`: The first to try.
-    - `find`: Further ones.
-    - `orders`: How many orders are tried along the same routes.
+    - `routes`: The first routes to try.
+    - `find`: Function from limits to further routes.
+    - `orders`: Number of orders tried along the same routes.
     """
 
     def attempt(run: int, limit: int, limits: Limits) -> Sends | None:
@@ -246,7 +250,7 @@ def _send_best(
         if run and run % orders == 0:
             try:
                 routes = find(limits)
-            except OutOfTime:  # there was not the time
+            except OutOfTime:  # no further routes in time
                 return None
         if routes.peak_ticks > limit:
             return None
@@ -258,7 +262,7 @@ def _send_best(
 
 
 def travel_ticks(fabric: Fabric, units: Ints, routes: Routes) -> Ints:
-    """For how long a chunk travels at least from the start of each hop until the last of its ranks has it."""
+    """(num_hops,) least ticks from the start of each hop until the last rank behind it has the chunk."""
     hops = _make_hops(fabric, units, routes, 0, np.zeros(2, np.int64))
     ticks: Ints = np.ceil(-hops.key).astype(np.int64)
     return ticks
@@ -275,10 +279,10 @@ def _send(
     due: Floats | None = None,
     begins: Ints | None = None,
 ) -> Sends | None:
-    """One run of the kernel by a rule of `PATH_RULES`; None if it passes the limit, or is stopped.
+    """One run of the kernel by a rule of `PATH_RULES`; None if it exceeds the limit, or is stopped.
 
-    - `due`, (num_chunks,): Ticks by which the hops of each chunk come later than by their routes ahead.
-    - `begins`, (num_slots,): Ticks before which links send nothing.
+    - `due`, (num_chunks,): Ticks added to the priority keys of each chunk's hops; larger keys go later.
+    - `begins`, (num_slots,): Earliest starts on each link, in ticks.
     """
     num_hops, deadline = len(routes.slot), limits.deadline
     sending, ordering = sending_ns(fabric, num_hops, limits), _ORDER_NS * num_hops
@@ -303,9 +307,9 @@ def _send(
 
 
 def _late_begins(fabric: Fabric, size: int, found: Sends) -> Ints | None:
-    """Ticks before which links are to send nothing, so that they and what they share wait for nothing later.
+    """(num_slots,) later begins of links, in ticks, such that no link or shared resource idles.
 
-    None if no link or shared resource is in use for longer than the busiest has work.
+    None if no link or shared resource spans more time than the busiest one is busy.
 
     - `size`: Size of every chunk.
     """
@@ -345,13 +349,13 @@ def _slots(fabric: Fabric, found: Sends) -> Ints:
 def _make_hops(
     fabric: Fabric, units: Ints, routes: Routes, seed: int, signal: Ints, steps: Ints | None = None
 ) -> Hops:
-    """The hops, those of chunks that still have far to go first; ties as the seed has it, or by steps.
+    """Hops with priority keys: the longest route ahead first; ties are broken at random, or by `steps`.
 
-    They are of no use once `signal` has stopped it.
+    The result is invalid if `signal` stopped it.
     """
     chunk = np.repeat(np.arange(len(units), dtype=np.int32), np.diff(routes.hop_of))
     count = len(chunk)
-    took = fabric.beta[routes.slot]  # these are long: what can be is done in place
+    took = fabric.beta[routes.slot]  # large arrays, so computed in place
     took *= units[chunk]
     took += fabric.alpha[routes.slot]
     key = np.random.default_rng(seed).random(count) if steps is None else steps[chunk].astype(np.float64)
@@ -383,9 +387,10 @@ def _make_queues(fabric: Fabric, hops: Hops) -> Queues:
 
 
 def _steps(fabric: Fabric, demand: Demand) -> Ints:
-    """Distance from each chunk's origin to its target, in steps.
+    """Distance from each chunk's origin to its target, as a number of ranks.
 
-    As in a pairwise exchange, every rank serves first the one after it, then the next: no two serve the same.
+    As in a pairwise exchange, every rank first serves the next rank, then the one after: no two serve the
+    same.
     """
     assert demand.target is not None, "chunks go to one rank each"
     ahead = demand.target.astype(np.int64) - demand.origin[demand.origin_of[:-1]]

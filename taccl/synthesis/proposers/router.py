@@ -1,7 +1,7 @@
-"""Routes of chunks, such that they load a fabric evenly: trees, or for those that go to one rank paths.
+"""Routes of chunks that load a fabric evenly: trees, or paths for chunks with one destination.
 
-The finish is hardly ever limited by how long routes are, but by the link or resource that most of them pass.
-See `taccl.synthesis.kernels.router_kernel` for the search.
+The finish is rarely limited by the length of routes, but by the link or resource that most of them use. The
+search is `taccl.synthesis.kernels.router_kernel`.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ if TYPE_CHECKING:
     from taccl.synthesis.kernels.fabric import Bools, Floats, Int32s, Ints
 
 
-#: Exponents of the load (at most powers of 2) in the prices of trees, pass by pass. They are low at first,
-#: so that trees spread out, and steep in the end, when only the largest loads are to be avoided.
+#: Exponents in the congestion prices of trees, pass by pass (the price grows with load ** 2 ** exponent).
+#: They are low at first, so that trees spread out, and steep at the end, when only the largest loads matter.
 TREE_EXPONENTS = (0, 1, 2, 3, 4, 5, 5, 6)
-#: Cost of a tick of the most loaded resource beyond its time; and of a tick for which a rank waits for a
-#: chunk.
+#: Price of a tick of the most loaded resource, in excess of its time, for trees and for paths; and price of a
+#: tick that a rank waits for a chunk.
 _TREE_WEIGHT = 8.0
 _PATH_WEIGHT = 4.0
 _WAITING = 0.25
-#: Links that all passes over all trees look at, which takes some seconds.
+#: Max links visited by all passes over all trees (several seconds).
 _MOST_STEPS = 1_000_000_000
-#: Most links that all passes of the search for relays' routes may visit. For more chunks the number of
-#: passes falls, to one at least.
+#: Max links visited by all passes of the search for routes through relays. More chunks get fewer passes, at
+#: least one.
 KEPT_STEPS = 480_000_000
-#: For every tree that is added to those that paths are chosen from, the exponent in the search for it, and
-#: those in the choices that follow. Flat at first, so that paths differ, and steep in the end.
+#: One entry for each tree that paths are chosen from: the exponent of prices in the search for the tree, and
+#: those in the choices of paths that follow. Flat at first, so that paths differ, and steep at the end.
 _PATH_EXPONENTS = (0, 2, 3, 4, 4, 4, 5, 5)
 _PATH_CHOICES = ((1,), (3,), (4,), (5,), (5, 6), (5, 6), (6,), (6,))
-_PATIENCE = 2  # no further tree after so many that did not help
-#: For each pass of rerouting: exponent of the load, cost of a tick of the most loaded resource beyond its
-#: time, and share of the peak from which a part is overloaded. In the end any detour is better than a peak.
+_PATIENCE = 2  # consecutive trees without a lower peak after which no further tree is searched
+#: For each pass of rerouting: exponent of prices, price of a tick of the most loaded resource, and share of
+#: the peak from which a resource counts as overloaded. In the last passes any detour is better than a peak.
 _EVENING = tuple((exponent, _TREE_WEIGHT, 0.8) for exponent in (3, 4, 5, 5, 6, 6))
 _LOWERING_PEAKS = ((7, 1000.0, 0.97),) * 12
-#: Passes without a lower peak before the last kind of passes ends.
+#: Consecutive `_LOWERING_PEAKS` passes without a lower peak after which rerouting ends.
 _REROUTING_PATIENCE = 4
-#: Most links that a pass visits in which each chunk gets a path of its own; nanoseconds for each, about.
+#: Max links visited in a pass that searches a path for each chunk alone; nanoseconds per link (estimate).
 _MOST_OWN_STEPS, _OWN_LINK_NS = 20_000_000, 4
 #: Max pairs of a chunk and a rank for which paths are rerouted one by one.
 MOST_REROUTED = 20_000_000
-#: Nanoseconds, about: to visit a link in the search for a tree; for a hop, a tree and a resource in a
-#: choice; and to send a hop. No pass begins that leaves less than `margin` times its
-#: estimated time for sending.
+#: Estimated nanoseconds: to visit a link in the search for a tree; for a hop, a tree and a resource in a
+#: choice; and to schedule a hop. A pass only begins if the time left is at least `_MARGIN` times the estimate
+#: for it and for scheduling.
 _LINK_NS = 25
 _CHOICE_NS = 35
 _QUEUE_NS = 1000
@@ -73,16 +73,16 @@ _MARGIN = 1.3
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The route of every chunk, slot after slot, and the load that they make."""
+    """Routes of all chunks, as consecutive slots (links), and the peak load that they cause."""
 
     hop_of: Ints  # the slots of chunk c are `slot[hop_of[c]:hop_of[c + 1]]`
     slot: Int32s
-    peak_ticks: int  # for which the busiest link or resource is taken: nothing finishes sooner
-    urgent: Bools | None = None  # hops that go before all others over their link; None for none
+    peak_ticks: int  # ticks that the busiest link or resource is occupied: a lower bound on the finish
+    urgent: Bools | None = None  # hops with priority over all others on their link; None for none
 
     @property
     def chunk(self) -> Ints:
-        """The chunk of every hop, (num_hops,)."""
+        """(num_hops,) chunk of each hop."""
         return np.repeat(np.arange(len(self.hop_of) - 1), np.diff(self.hop_of))
 
 
@@ -97,12 +97,12 @@ def find_trees(
 ) -> Routes:
     """Trees that load the fabric evenly; at the deadline, the best so far.
 
-    - `masks` (sequence of (Fabric, (num_chunks,) int64)): Chunks, and the fabric of the links alone that are
-      open to them; by default all are open to all.
-    - `waiting`: As of `taccl.synthesis.kernels.router_kernel.Prices`.
-    - `most_steps`: Links that all passes look at; one pass there is in any case.
+    - `masks` (sequence of (Fabric, (num_chunks,) int64)): Fabrics of allowed links, each with the chunks that
+      may use it. None: all chunks may use all links.
+    - `waiting`: See `taccl.synthesis.kernels.router_kernel.CongestionPrices`; None for the default.
+    - `most_steps`: Max links visited by all passes; there is always one pass.
 
-    Raises `CollectiveError` if a chunk cannot reach a rank that wants it. `OutOfTime` if it was stopped
+    Raises `CollectiveError` if a chunk cannot reach a rank that wants it; `OutOfTime` if it was stopped
     before every chunk had a tree.
     """
     deadline = limits.deadline
@@ -141,12 +141,12 @@ def find_trees(
 
 
 def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Routes:
-    """Paths of chunks that each go to one rank, chosen among trees that chunks of the same origins share.
+    """Paths of chunks with one destination each, chosen among trees that chunks of the same origins share.
 
-    - `demand`: With a target for every chunk.
+    - `demand`: One with a target for every chunk.
 
-    Raises `CollectiveError` if a chunk cannot reach its target. `OutOfTime` if it was stopped before
-    every chunk had a path.
+    Raises `CollectiveError` if a chunk cannot reach its target; `OutOfTime` if it was stopped before every
+    chunk had a path.
     """
     groups, paths = _groups(fabric, demand, len(_PATH_EXPONENTS))
     state, signal = _routing(fabric, paths.way[0]), np.array([0, 0, -1])
@@ -154,7 +154,7 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
     passes = tuple(zip(_PATH_EXPONENTS, _PATH_CHOICES, strict=True))
     best, peak, idle = paths.tree, 0.0, 0
     every = np.arange(len(groups.units))
-    num_passes, num_hops = len(passes), 2.0 * len(paths.units)  # about, until paths are chosen
+    num_passes, num_hops = len(passes), 2.0 * len(paths.units)  # estimated, until paths are chosen
     tree_ns = _LINK_NS * len(every) * fabric.num_slots
     began = time.monotonic()
     with deadline.stopping(signal):
@@ -162,7 +162,8 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
             hop_ns = _CHOICE_NS * num_hops * _rows_per_hop(fabric)
             sending = sending_ns(fabric, num_hops, limits)
             took_ns = [tree_ns + hop_ns * (i + 2) * len(each) for i, (_, each) in enumerate(passes)]
-            # Whether there is time for this pass, and for sending after it, goes by the passes so far.
+            # Whether there is time for this pass, and for scheduling after it, is estimated from the earlier
+            # passes.
             spent_s = time.monotonic() - began
             if k and _MARGIN * spent_s * (took_ns[k] + sending) > deadline.left_s * sum(took_ns[:k]):
                 break
@@ -200,9 +201,9 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
 
 
 def find_own_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Routes | None:
-    """A path for each chunk, searched for it alone; None for many chunks, or if time is short.
+    """A path for each chunk, searched for it alone; None if there are many chunks, or time is short.
 
-    Where few chunks load a part of the fabric, shared trees hold too few paths around it.
+    If few chunks load a part of the fabric, shared trees offer too few paths around it.
     """
     steps = search_steps(fabric, demand)
     takes_s = len(TREE_EXPONENTS) * steps * _OWN_LINK_NS / 10**9
@@ -215,9 +216,10 @@ def find_own_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) ->
 
 
 def reroute(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Limits()) -> Routes:
-    """Paths with chunks on overloaded parts rerouted one by one; the given paths if these are no better.
+    """Paths with chunks on overloaded resources rerouted one by one; the given paths if these are no better.
 
-    For many chunks of which few are large, as in skewed exchanges: shared trees hold too few paths for these.
+    It helps if few of many chunks are large, as in skewed exchanges: shared trees offer too few paths for
+    these.
     """
     is_good = routes.peak_ticks <= limits.target_ticks
     is_late = limits.deadline.left_s < _MARGIN * 2 * _MOST_OWN_STEPS * _OWN_LINK_NS / 10**9
@@ -258,12 +260,15 @@ def search_steps(fabric: Fabric, demand: Demand) -> int:
 
 
 def sending_ns(fabric: Fabric, num_hops: float, limits: Limits) -> float:
-    """Approximate nanoseconds to send along `num_hops` hops."""
+    """Estimated nanoseconds to schedule `num_hops` hops."""
     return _QUEUE_NS * num_hops * _rows_per_hop(fabric)
 
 
 def holds_of(fabric: Fabric, units: Ints, routes: Routes) -> tuple[Ints, Ints, Floats]:
-    """Columns of all holds: hop, resource, ticks; links that are held themselves follow the resources."""
+    """(hop, resource, ticks) columns: each occupation of a resource by a hop.
+
+    Links that are occupied exclusively are numbered after the resources.
+    """
     slot, size = routes.slot, units[routes.chunk]
     count = np.diff(fabric.hold_of)[slot]
     hop = np.repeat(np.arange(len(slot)), count)
@@ -276,24 +281,24 @@ def holds_of(fabric: Fabric, units: Ints, routes: Routes) -> tuple[Ints, Ints, F
 
 
 def _starts_of_hops(way: Int32s) -> Ints:
-    """First hop of each chunk, (num_chunks + 1,), of trees by chunk and rank."""
+    """(num_chunks + 1,) first hop of each chunk and the total, for trees `way` by chunk and rank."""
     return np.concatenate(([0], np.cumsum((way >= 0).sum(axis=1)))).astype(np.int64)
 
 
 def _hops_of(fabric: Fabric, paths: Paths) -> Ints:
-    """First hop of each chunk, (num_chunks + 1,), with the total at the end."""
+    """(num_chunks + 1,) first hop of each chunk, with the total at the end."""
     hop_of = np.zeros(len(paths.units) + 1, np.int64)
     list_paths(fabric, paths, hop_of, np.zeros(0, np.int32))
     return np.cumsum(hop_of)
 
 
 def _rows_per_hop(fabric: Fabric) -> float:
-    """Resources of a hop on average: its link, and those that it shares."""
+    """Mean number of resources that a hop occupies, its link included."""
     return 1 + len(fabric.hold_resource) / max(1, fabric.num_slots)
 
 
 def _peak(state: RoutingState) -> float:
-    """Ticks for which the busiest link or resource is taken."""
+    """Ticks that the busiest link or resource is occupied."""
     return float(max(state.load.max(initial=0.0), state.resource_load.max(initial=0.0)))
 
 
@@ -307,7 +312,7 @@ def _raise_if_lost(signal: Ints) -> None:
 
 
 def _nets(fabric: Fabric, demand: Demand) -> Nets:
-    """Every chunk as a net."""
+    """Each chunk as a net of its own."""
     num_ranks, num_chunks = fabric.num_ranks, demand.num_chunks
     wants = np.ones((num_chunks, num_ranks), bool)
     if demand.target is not None:
@@ -322,7 +327,7 @@ def _nets(fabric: Fabric, demand: Demand) -> Nets:
 
 
 def _groups(fabric: Fabric, demand: Demand, num_trees: int) -> tuple[Nets, Paths]:
-    """Chunks that start at the same ranks as one net, of their mean size, that is led to all ranks."""
+    """One net to all ranks for chunks of the same origins, of their mean size; and the paths to fill."""
     assert demand.target is not None, "the caller has chunks with one target each"
     if (np.diff(demand.origin_of) == 1).all():
         origin, group = np.unique(demand.origin, return_inverse=True)
@@ -352,7 +357,7 @@ def _groups(fabric: Fabric, demand: Demand, num_trees: int) -> tuple[Nets, Paths
 
 
 def _routing(fabric: Fabric, way: Int32s) -> RoutingState:
-    """State without load, and room for a search over the nets."""
+    """State without load, with work arrays for a search over the nets."""
     num_ranks, room = fabric.num_ranks, fabric.num_slots + 4 * fabric.num_ranks
     return RoutingState(
         way=way,

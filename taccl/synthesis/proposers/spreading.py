@@ -1,11 +1,11 @@
-"""Open spreading, of routes and times at once: chunks over a fabric in seconds, for thousands of ranks.
+"""Open spreading: joint routing and scheduling of broadcast-like problems, in seconds for thousands of ranks.
 
-`spread` runs the compiled kernel under several rules, and keeps the best. Its answer is columns, one row for
-every send and no Python object for any.
+`spread` runs the compiled kernel under several rules, and keeps the best schedule. Its result is columns with
+one row per send, without Python objects for sends.
 
-`spread_masked` obeys what a sketch says of single chunks. Chunks to which the same links are open share a
-fabric of their own, on which their trees are grown; the load that earlier trees put on links and resources is
-common to all. Then comes the order of sends along the trees.
+`spread_masked` obeys clauses of a sketch on single chunks. Chunks with the same allowed links share a fabric
+of these links, on which their trees grow; the load that trees put on links and resources is shared by all.
+The order of sends along the trees follows.
 """
 
 from __future__ import annotations
@@ -34,24 +34,23 @@ if TYPE_CHECKING:
     from taccl.synthesis.kernels.fabric import Bytes
 
 
-#: Runs of open spreading at least; and, where rarest chunks are not looked for, after how many slow sends'
-#: time behind others a rank gets over a slow link what these have already.
+#: Min runs of open spreading; and values of `Rule.theta` to try if chunks go in order of arrival.
 _SPREADING_RUNS = 4
 _BEHIND = (1.0, 2.0, 0.5, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Rule by which the kernel chooses."""
+    """Rule by which the kernel chooses links and chunks."""
 
-    order: str = "fewest-first"  # which link into a rank chooses first; or "in-turn"
-    #: How many slow sends' time a rank is behind its fast component when a slow link repeats what that has.
+    order: str = "fewest-first"  # or "in-turn": order in which links into a rank choose
+    #: Delay, in send times of a slow link, from which a slow link may repeat a chunk of the fast component.
     theta: float = 1.0
-    rarest: bool = False  # whether a link brings the rarest of its source's chunks, or the first
+    rarest: bool = False  # True: a link brings the rarest of its source's chunks; False: the first to arrive
 
 
 def default_rules(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> tuple[Rule, ...]:
-    """The rules worth trying on a fabric, best guess first; rarest chunks where looking for them is quick."""
+    """Rules worth trying on a fabric, best guess first; with rarest-first if searching for them is quick."""
     orders = ("in-turn", "fewest-first") if fabric.num_resources else ("fewest-first", "in-turn")
     rarest = fabric.num_ranks * demand.num_chunks**2 <= MANY_STEPS
     thetas = _BEHIND[: 1 if rarest or len(fabric.component) == 1 else None]
@@ -61,11 +60,11 @@ def default_rules(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> 
 def spread(
     fabric: Fabric, demand: Demand, limits: Limits = Limits(), *, rules: Sequence[Rule] | None = None
 ) -> Sends:
-    """Sends that bring every chunk to all that want it, each rank once; by default each rule once at least.
+    """Schedule that brings every chunk to all ranks that want it, once each; tries each rule at least once.
 
-    - `rules`: Tried in order, then again with other seeds; by default `default_rules`.
+    - `rules`: Tried in order, then again with other seeds; None for `default_rules`.
 
-    Raises `CollectiveError` if a chunk cannot reach a rank that wants it. `OutOfTime` if it was stopped
+    Raises `CollectiveError` if a chunk cannot reach a rank that wants it; `OutOfTime` if it was stopped
     before there was a schedule.
     """
     if demand.target is not None:
@@ -92,9 +91,9 @@ def spread(
 
 
 def _with_relays(fabric: Fabric, demand: Demand, limits: Limits) -> tuple[Demand, Routes | None]:
-    """The demand with all ranks on its routes among those that receive a chunk; and these routes.
+    """(demand in which ranks that relay a chunk also receive it, routes of the chunks or None).
 
-    Where the search for them took long, it was one of few passes: then they are not kept.
+    The routes are not kept if their search was so long that it had few passes.
     """
     assert demand.wanted is not None, "not all ranks want all chunks"
     routes = find_trees(fabric, demand, limits, most_steps=KEPT_STEPS)
@@ -109,7 +108,7 @@ def _with_relays(fabric: Fabric, demand: Demand, limits: Limits) -> tuple[Demand
 
 
 def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits) -> Sends | None:
-    """One run of the kernel; None if it passes the limit, takes longer, or is stopped."""
+    """One run of the kernel; None if it exceeds the limit or is stopped."""
     state: SpreadingState
 
     def begin() -> tuple[int, Callable[[Timeline, int], int]]:
@@ -131,7 +130,7 @@ def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits)
 
 
 def _pruned(fabric: Fabric, demand: Demand, needed: Bytes, found: Sends) -> Sends:
-    """The sends that lead to ranks that need the chunk."""
+    """The sends that lead to ranks that need the chunk, without the others."""
     slot_of_link = np.zeros(int(fabric.link.max()) + 1, np.int32)
     slot_of_link[fabric.link] = np.arange(fabric.num_slots, dtype=np.int32)
     slot = slot_of_link[found.link]
@@ -143,7 +142,7 @@ def _pruned(fabric: Fabric, demand: Demand, needed: Bytes, found: Sends) -> Send
 
 
 def _make_state(fabric: Fabric, demand: Demand, rule: Rule, seed: int) -> SpreadingState:
-    """The state before anything is sent."""
+    """State before the first send."""
     num_ranks, num_chunks, num_slots = fabric.num_ranks, demand.num_chunks, fabric.num_slots
     chunk = np.repeat(np.arange(num_chunks), np.diff(demand.origin_of))
     byte, bit = chunk >> 3, (1 << (chunk & 7)).astype(np.uint8)
@@ -166,7 +165,7 @@ def _make_state(fabric: Fabric, demand: Demand, rule: Rule, seed: int) -> Spread
     copies = np.zeros((int(component[-1].max()) + 1 if rule.rarest else 0, num_chunks), np.int64)
     if rule.rarest:
         np.add.at(copies, (component[-1][demand.origin], chunk), 1)
-    # Turns begin anywhere, unless the seed is 0.
+    # Turns begin at random links, unless the seed is 0.
     turn = np.random.default_rng(seed).integers(1 << 23 if seed else 1, size=num_slots)
     return SpreadingState(
         units=demand.units,
@@ -190,17 +189,17 @@ def _make_state(fabric: Fabric, demand: Demand, rule: Rule, seed: int) -> Spread
 
 
 def has_chunk_masks(problem: Problem) -> bool:
-    """True if a sketch restricts the links, or the times, of single chunks."""
+    """True if clauses of the sketch restrict the links, or the order, of single chunks."""
     return bool(problem.clauses.said("chunk", "group", "path", "order"))
 
 
 def spread_masked(problem: Problem, fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Sends:
-    """The best schedule of several along trees over the links that are open to each chunk.
+    """Best schedule of several along trees over the links allowed to each chunk.
 
-    - `problem`: One whose chunks spread; `fabric` and `demand` are its arrays.
+    - `problem`: A broadcast-like problem; `fabric` and `demand` are its arrays.
 
-    Raises `CollectiveError` if a chunk cannot reach a rank that wants it over the links that are open to it.
-    `OutOfTime` if it was stopped before there was a schedule.
+    Raises `CollectiveError` if a chunk cannot reach a rank that wants it over its allowed links; `OutOfTime`
+    if it was stopped before there was a schedule.
     """
     masks = _masks(problem, fabric)
 
@@ -218,7 +217,7 @@ def spread_masked(problem: Problem, fabric: Fabric, demand: Demand, limits: Limi
 
 
 def _masks(problem: Problem, fabric: Fabric) -> list[tuple[Fabric, NDArray[np.int64]]]:
-    """Chunks to which the same links are open, and the fabric of these links alone."""
+    """(fabric of allowed links, its chunks) for each set of chunks with the same allowed links."""
     chunks, most = problem.collective.chunks, problem.clauses.path_limit
     members: dict[tuple[object, ...], list[int]] = {}
     for c, chunk in enumerate(chunks):
@@ -237,7 +236,10 @@ def _masks(problem: Problem, fabric: Fabric) -> list[tuple[Fabric, NDArray[np.in
 def _on_fewest_links(
     fabric: Fabric, is_open: NDArray[np.bool_], origins: Sequence[int], most: int
 ) -> NDArray[np.bool_]:
-    """Slots on paths of the fewest links from some ranks: no tree of these is deeper than it must be."""
+    """True for slots on paths with the fewest links from the origins, so that trees have minimum depth.
+
+    - `most`: Max links of a path.
+    """
     hops = np.full(fabric.num_ranks, most + 1)
     hops[list(origins)] = 0
     for passed in range(most):
@@ -248,7 +250,7 @@ def _on_fewest_links(
 
 
 def urgent_hops(problem: Problem, fabric: Fabric, demand: Demand, routes: Routes) -> NDArray[np.bool_] | None:
-    """Hops of a link's own chunks, where the sketch has these go first."""
+    """True for hops of a link's own chunks under local-first priority; None without such links."""
     if not problem.own_first:
         return None
     first = np.isin(fabric.link[routes.slot], sorted(problem.own_first))

@@ -1,8 +1,8 @@
-"""Sums that two ranks complete at once: each sends the other what it has, where one would wait for the other.
+"""Exchange of sums: two ranks complete a sum simultaneously, each by sending the other its partial sum.
 
-A sum that comes together at one rank, its root, waits there for what comes last, and goes back the same way.
-If the root sends the rank that comes last all else that it has, both complete the sum, by as many sends: the
-way through the tree is one link shorter, as by recursive doubling on two ranks.
+A sum made at one rank, its root, waits for the last contribution, and returns over the same path. If the root
+sends its partial sum to the rank whose contribution comes last, both complete the sum, with the same number
+of sends. The path through the tree is one link shorter, as in recursive doubling on two ranks.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from taccl.synthesis.improve.routes import Tree, read_trees
 from taccl.synthesis.parameters import SearchParameters
 from taccl.synthesis.search import Search
 
-#: Seconds for each transfer, about; nothing is exchanged if all take more than this share of the time.
+#: Seconds per transfer (estimate); no exchange is tried if all transfers take more than this share of the
+#: time.
 _EXCHANGE_S_PER_TRANSFER, _EXCHANGE_SHARE = 1.5e-4, 0.1
 
 
 def exchange_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:
-    """About what it takes to exchange sums; 0 where there are none, or there is not the time."""
+    """Seconds to exchange sums (estimate); 0 if there are none, or time does not suffice."""
     collective, portfolio = problem.collective, parameters.portfolio
     transfers = 2 * collective.num_chunks * collective.num_ranks * collective.sums_up
     once_s, most_s = transfers * _EXCHANGE_S_PER_TRANSFER, _EXCHANGE_SHARE * left_s
@@ -33,10 +34,10 @@ def exchange_s(problem: Problem, left_s: float, parameters: SearchParameters) ->
 
 
 def offer_exchanged(search: Search) -> None:
-    """Offer the earliest schedules with their sums exchanged, unless that was tried of them.
+    """Propose the earliest schedules with their sums exchanged, unless that was tried before.
 
-    Those that are kept for ruin and recreate stay as they are: it needs trees, and sums that two ranks
-    complete do not arrive along them. A schedule that finishes somewhat later may gain more by it.
+    The original schedules are kept for ruin and recreate, which needs trees: exchanged sums do not arrive
+    along trees. A schedule that finishes somewhat later may gain more by the exchange.
     """
     since = time.monotonic()
     best: Schedule | None = None
@@ -46,10 +47,10 @@ def offer_exchanged(search: Search) -> None:
         if any(schedule is each for each in search.exchange_tried):
             continue
         search.exchange_tried.append(schedule)
-        # A sketch that is only suggested need not be obeyed.
+        # A schedule found under a suggested sketch need not obey that sketch.
         schedule = schedule.under(search.problem)
         for anew in (False, True):
-            with suppress(InputError, ValueError):  # sends may wait for one another
+            with suppress(InputError, ValueError):  # merged sends may wait for one another
                 found = exchanged(listed(schedule) if anew else schedule)
                 if found is not None and (best is None or found.finish < best.finish):
                     best = found
@@ -61,10 +62,10 @@ def offer_exchanged(search: Search) -> None:
 
 
 def exchanged(schedule: Schedule) -> Schedule | None:
-    """The schedule with its sums exchanged at their roots; None where that has no send start earlier.
+    """The schedule with its sums exchanged at their roots; None if no send starts earlier by it.
 
-    None, too, where transfers name the contributions that they carry: these do not follow trees.
-    Raises `InputError` or `ValueError` if merged sends would wait for each other.
+    None also if transfers name their contributions, since these do not follow trees. Raises `InputError` or
+    `ValueError` if merged sends would wait for each other.
     """
     if not schedule.problem.collective.sums_up or schedule.carries is not None:
         return None
@@ -78,7 +79,8 @@ def exchanged(schedule: Schedule) -> Schedule | None:
     for group, some in rows.items():
         found = [pair_of[chunk[row], group] for row in some if (chunk[row], group) in pair_of]
         since = max((each for each, _ in found), default=0)
-        # The exchanged send leaves before the root's last input arrives, and arrives after that has left.
+        # The exchanged send must leave before the root's last input arrives, and arrive after that input has
+        # left.
         is_fit = len(found) == len(some) and all(since < back.end_ticks for _, back in found)
         if is_fit and since < start[some[0]]:
             start[some], reduce[some] = since, True
@@ -91,7 +93,11 @@ def exchanged(schedule: Schedule) -> Schedule | None:
 
 
 def _last_pair(schedule: Schedule, reduction: Tree, spreading: Tree) -> tuple[int, Transfer, Transfer] | None:
-    """Since when the root could send to the rank whose contributions come last; that send, and theirs."""
+    """(earliest start of the exchange, the root's send to its last contributor, that contributor's send).
+
+    None if the root and its last contributor have no such pair of sends, or the links may not carry partial
+    sums.
+    """
     links, (root,) = schedule.problem.topology.links, reduction.origins
     coming = [
         (transfer.end_ticks, rank)
@@ -107,6 +113,6 @@ def _last_pair(schedule: Schedule, reduction: Tree, spreading: Tree) -> tuple[in
         return None
     problem = schedule.problem
     is_direct = problem.clauses.direct_crossing and problem.topology.is_internode(out.link)
-    if is_direct or not problem.may_carry(out.link, out.chunk, reducing=True):  # contributions, too
+    if is_direct or not problem.may_carry(out.link, out.chunk, reducing=True):  # for partial sums
         return None
     return max(back.start_ticks, others[-1][0] if others else 0), out, back

@@ -1,8 +1,9 @@
-"""Chunks that start, are summed and end alike searched as one, where all that travels may travel together.
+"""Equal chunks searched as a single chunk per rank, if all chunks may travel in one send.
 
-Small sums cut into many chunks take as long as in one chunk per rank, but no search of that many finds it. So
-they are searched with one chunk per rank, over a topology with adjusted costs. On it a send that may not
-merge takes as long as those of all its chunks, one after another. Its schedules are schedules of all chunks.
+Small sums cut into many chunks can finish as early as with one chunk per rank, but a search in many chunks
+does not find such schedules. So they are searched with one chunk per rank, over a topology with adjusted
+costs: a send that may not merge takes as long as the sends of all its chunks in sequence. Its schedules are
+valid for all chunks.
 """
 
 from __future__ import annotations
@@ -28,33 +29,33 @@ from taccl.synthesis.proposers.large import schedule_large, suits
 from taccl.synthesis.search import Search
 from taccl.synthesis.transforms.transform import Transform
 
-#: Share of the time for a search in one chunk per rank, where all chunks may travel together.
+#: Share of the time for the search with a single chunk per rank.
 _FUSED_SHARE = 0.4
 
 
 @dataclass(frozen=True)
 class SingleChunk(Transform[Problem, Schedule]):
-    """A problem in one chunk per rank, where all chunks may travel together."""
+    """A problem with one chunk per rank in place of several, which may all travel in one send."""
 
     name: ClassVar[str] = "chunks as one"
 
-    pieces: Sequence[Sequence[int]]  # the chunks that each one stands for
+    pieces: Sequence[Sequence[int]]  # {single chunk: original chunks}
 
     @classmethod
     def apply(cls, problem: Problem) -> Self | None:
-        """The transform; None if it does not apply."""
+        """Fuse the chunks of each rank; None if the problem does not allow it."""
         found = fused(problem)
         return None if found is None else cls(problem, (found[0],), found[1])
 
     def invert(self, found: Sequence[Schedule]) -> Schedule:
-        """The same sends with all pieces. Raises `NoSolutionError` if some would wait for each other."""
+        """The same sends with all original chunks. Raises `NoSolutionError` if sends would deadlock."""
         return parted(found[0], self.problem, self.pieces)
 
 
 def fused(problem: Problem) -> tuple[Problem, list[list[int]]] | None:
-    """The problem in one chunk per rank, and the chunks that each one stands for; None if it does not apply.
+    """(problem with one chunk per rank, original chunks of each); None if the problem does not allow it.
 
-    All chunks may merge into one send, on some links, and no clause speaks of anything else.
+    It applies if all chunks may merge into one send on some links, and the sketch has no other clauses.
     """
     collective, clauses = problem.collective, problem.clauses
     many = collective.chunks_per_rank
@@ -86,17 +87,18 @@ def fused(problem: Problem) -> tuple[Problem, list[list[int]]] | None:
 
 
 def parted(schedule: Schedule, problem: Problem, parts: Sequence[Sequence[int]]) -> Schedule:
-    """The schedule of a problem that one of `fused` is: where sends may not merge, one chunk after another.
+    """Schedule of the original problem, from one of the problem that `fused` returned.
 
-    Every part reads the sum that the whole reads. A part that starts late may so keep waiting what arrives
-    during the whole's send. Two ranks that exchange sums cannot, where one way merges: the merged send would
-    wait for the last part the other way, and the first part for the merged send. Chunks exchanged so travel
-    one after another both ways; all chunks do, where parts would still wait for each other.
+    A send that may not merge becomes a sequence of sends, one per chunk. All read the sum that the single
+    chunk's send read, so a late one may delay an arrival. If two ranks exchange sums, and only one direction
+    merges, this deadlocks: the merged send waits for the last chunk of the other direction, whose first chunk
+    waits for the merged send. Such chunks are sent in sequence both ways; if sends would still wait for each
+    other, so are all chunks.
 
-    Raises `NoSolutionError` if the tick of one problem does not divide that of the other, or if parts would
-    wait for each other.
+    Raises `NoSolutionError` if the ticks of the two problems do not fit, or if sends would wait for each
+    other.
     """
-    # Larger chunks need no finer ticks.
+    # Larger chunks never need finer ticks.
     finer, rounded = divmod(problem.costs.ticks_per_us, schedule.problem.costs.ticks_per_us)
     if rounded:
         raise NoSolutionError("times of the fused problem are none of the problem's", bound_us=None)
@@ -114,7 +116,7 @@ def parted(schedule: Schedule, problem: Problem, parts: Sequence[Sequence[int]])
 
 
 def _overlapping(schedule: Schedule, alone: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(num_transfers,) True for reducing ones whose destination sends the same chunk on meanwhile, alone.
+    """(num_transfers,) True for reductions whose destination sends the same chunk at the same time, unmerged.
 
     - `alone`, (num_transfers,): True for transfers in sends that do not merge.
     """
@@ -138,9 +140,12 @@ def _cut(
     together: NDArray[np.bool_],
     finer: int,
 ) -> Schedule:
-    """The schedule in parts, those of some transfers together in one send; `finer`: ticks to one of its own.
+    """The schedule with each single chunk cut into its original chunks.
 
-    Raises `ValueError` if some would wait for each other.
+    Raises `ValueError` if sends would wait for each other.
+
+    - `together`, (num_transfers,): True for transfers whose chunks stay in one send.
+    - `finer`: Ticks of the original problem per tick of the schedule's problem.
     """
     many, sums = problem.collective.chunks_per_rank, schedule.contributions
     row = np.repeat(np.arange(len(schedule)), many)
@@ -149,7 +154,7 @@ def _cut(
         problem,
         chunk=np.array(parts)[schedule.chunk[row], place],
         link=schedule.link[row],
-        # Parts keep the order of the whole's reads and sends.
+        # The chunks keep the order of reads and sends.
         starts=schedule.start[row] * finer,
         ends=schedule.end[row] * finer,
         group=schedule.group[row] * many + np.where(together[row], 0, place),
@@ -160,7 +165,7 @@ def _cut(
 
 
 def offer_fused(search: Search) -> None:
-    """Propose a schedule found in one chunk per rank, where merging all chunks pays."""
+    """Propose a schedule found with a single chunk per rank, if merging all chunks pays on some link."""
     transform, least_share = SingleChunk.apply(search.problem), search.parameters.large.merging_share
     is_possible = transform is not None and search.solve is not None
     if not is_possible or not (most_merged(search.problem, least_share) > 1).any():
@@ -170,7 +175,8 @@ def offer_fused(search: Search) -> None:
     limit = search.deadline.sooner(_FUSED_SHARE * search.deadline.left_s)
     ways: list[Callable[[], Schedule]] = [partial(search.solve, whole, options.unobserved, limit)]
     if suits(whole) and not whole.clauses.merging.issuperset(whole.links_allowed):
-        # Relays of single chunks end sooner than the whole's model says, so this candidate may be the best.
+        # Relayed single chunks finish sooner than the fused model predicts, so this candidate may be the
+        # best.
         compiled = partial(schedule_large, whole, merges=True, num_runs=1, seed=options.seed, deadline=limit)
         ways.insert(0, compiled)
     finish_us = None

@@ -1,7 +1,8 @@
-"""Reductions: split into halves that only spread, and joined again, whatever searches the halves.
+"""Reductions as two broadcast-like phases: split, search of each phase, and the joined schedule.
 
-A combining collective is a reduction, which is a broadcast read backwards over reversed links, and the
-broadcast of its sums. The schedule of the first phase is reversed, and both are concatenated.
+A combining collective is a reduction, which is a reversed broadcast over reversed links, and the broadcast of
+its sums. The schedule of the reduce phase is reversed in time, and the schedules of both phases are
+concatenated.
 """
 
 from __future__ import annotations
@@ -34,15 +35,18 @@ from taccl.synthesis.search import Search
 from taccl.synthesis.transforms.isomorphic import find_isomorphism, hand_over
 from taccl.synthesis.transforms.transform import Transform
 
-#: Share of the time for the reduce phase; and where both phases are one problem. The rest is for the
-#: broadcast phase.
+#: Share of the time for the reduce phase; and for it if both phases are the same problem. The broadcast phase
+#: gets the rest.
 _FIRST_SHARE = 0.5
 _ISOMORPHIC_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """A problem whose chunks spread; its name is ``"reduce"``, ``"spread"``, or empty where none is split."""
+    """A phase as a broadcast-like problem.
+
+    - `name`: ``"reduce"`` or ``"spread"`` (broadcast); empty for a problem that is not split.
+    """
 
     name: str
     problem: Problem
@@ -50,41 +54,41 @@ class Half:
 
 @dataclass(frozen=True)
 class Phases(Transform[Problem, Schedule]):
-    """The reduce phase of a problem that combines, as a spread, and its broadcast phase if it has one."""
+    """Reduce phase of a combining problem, as a broadcast; and its broadcast phase, if it has one."""
 
     name: ClassVar[str] = "phases of a reduction"
 
     @classmethod
     def apply(cls, problem: Problem) -> Self | None:
-        """The transform; None for problems whose chunks only spread."""
+        """Split a combining problem into phases; None for other problems."""
         halves = split(problem)
         return cls(problem, tuple(half.problem for half in halves)) if halves[0].name else None
 
     def invert(self, found: Sequence[Schedule]) -> Schedule:
-        """The reduction reversed, and the copies behind it, each send as early as it can start."""
+        """The reduce phase reversed, then the broadcast phase, each send at its earliest start."""
         return join(self.problem, found)
 
 
 @dataclass(frozen=True)
 class ContributionsApart(Transform[Problem, Schedule]):
-    """A problem with sums as one in which each contribution spreads to all that want the sum."""
+    """A problem with sums as one without: each contribution travels unreduced to all that want the sum."""
 
     name: ClassVar[str] = "contributions apart"
 
     @classmethod
     def apply(cls, problem: Problem) -> Self | None:
-        """The transform; None if there are no sums."""
+        """Make each contribution a chunk of its own; None if there are no sums."""
         return cls(problem, (contributions_apart(problem),)) if problem.collective.sums_up else None
 
     def invert(self, found: Sequence[Schedule]) -> Schedule:
-        """The same sends, whose contributions are added up where they arrive."""
+        """The same sends, with contributions added up where they arrive."""
         return summed_at_destinations(found[0], self.problem)
 
 
 def split(problem: Problem) -> tuple[Half, ...]:
-    """The halves of a problem that combines, the reduction first; any other problem as it is.
+    """Phases of a combining problem, the reduce phase first; any other problem as a single phase.
 
-    There is no spreading where every sum stays at its root.
+    There is no broadcast phase if every sum stays at its root.
     """
     collective = problem.collective
     if not collective.combining or collective.derivations:
@@ -102,12 +106,12 @@ def join(
     retimed: bool = True,
     spill_dir: str | os.PathLike[str] | None = None,
 ) -> Schedule:
-    """The schedule of a problem, of those of its halves in the order of `split`.
+    """Schedule of a problem, from those of its phases in the order of `split`.
 
-    Each phase is requested once the one before has been reversed, and is released then.
+    The schedules are consumed one by one, so that each can be freed before the next is made.
 
-    - `retimed`: True to start each send as early as it can; False to keep the times within each phase.
-    - `spill_dir`: Folder for the columns of phases that are not re-timed.
+    - `retimed`: True to start each send as early as possible; False to keep the times within each phase.
+    - `spill_dir`: Folder for the columns of phases that are not re-timed; None for memory.
     """
     schedules = iter(found)
     joined = next(schedules)
@@ -122,10 +126,10 @@ def join(
 
 
 def search_halves(search: Search, search_half: Callable[[Search], None]) -> None:
-    """Search each half of a problem, join what is found, and offer it.
+    """Search each phase of a problem, join the schedules, and propose the result.
 
-    A half that is isomorphic to the one before takes its schedule. A problem that is not split is searched as
-    it is, and nothing is joined where a half has no schedule.
+    A phase that is isomorphic to the one before takes over its schedule. A problem without phases is searched
+    as it is. Nothing is joined if a phase has no schedule.
     """
     phases, halves = Phases.apply(search.problem), split(search.problem)
     if phases is None:
@@ -168,7 +172,7 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
         found[0] = part.best.under(halves[0].problem)
     try:
         whole = phases.invert(found)
-    except KeyboardInterrupt:  # it is quick, and both phases are there
+    except KeyboardInterrupt:  # the inversion is quick, and both schedules exist
         search.interrupt()
         whole = phases.invert(found)
     finish_us = search.offer_whole(whole, producer=whole.producer)
@@ -184,10 +188,10 @@ def may_keep_apart(problem: Problem, *, most_hops: int) -> bool:
 
 
 def search_apart(search: Search, search_half: Callable[[Search], None]) -> None:
-    """Search for a schedule whose ranks keep contributions apart, and offer it where it finishes sooner.
+    """Search for a schedule with unreduced contributions, and propose it if it finishes sooner.
 
-    Every contribution to every chunk spreads to all that want the sum. Small messages gain by it: a sum that
-    is made at one rank travels twice.
+    Every contribution is copied to all ranks that want the sum. This helps for small messages, since a sum
+    made at one rank needs two trips.
     """
     if search.best is None or search.done:
         return
@@ -199,7 +203,7 @@ def search_apart(search: Search, search_half: Callable[[Search], None]) -> None:
     budget_s = search.parameters.budget.bound_share * left_s
     try:
         bound = lower_bound(problem, budget_s=budget_s, limit_s=left_s, finish=finish)
-    except (SketchError, TopologyError) as error:  # clauses admit sums, and not each contribution
+    except (SketchError, TopologyError) as error:  # clauses allow the sums, but not each contribution
         search.record("apart: bound", "taccl", "infeasible", since, message=str(error))
         return
     if bound.bound >= finish:
@@ -214,28 +218,28 @@ def search_apart(search: Search, search_half: Callable[[Search], None]) -> None:
 
 
 def _adds_up(problem: Problem, half: Schedule) -> bool:
-    """Whether a reduction, searched as a spread, is one when it is turned round.
+    """True if the reversal of a reduce phase, searched as a broadcast, is a valid reduction.
 
-    A multicast may bring a rank what it has, or needs not: turned round, the rank would add its contribution
-    twice, or have none to add.
+    A multicast may bring a chunk to a rank that has it or does not need it. In the reversed schedule that
+    rank would add its contribution twice, or have none to add.
     """
     if not np.isin(half.link, wide_links(problem.topology)).any():
         return True
     found = verify(reverse(half, problem))
-    return {each.kind for each in found.violations} <= {"postcondition"}  # sums are not spread yet
+    return {each.kind for each in found.violations} <= {"postcondition"}  # the sums have yet to be broadcast
 
 
 def _without_wide_links(half: Problem) -> Problem:
-    """A half over links of one source and one destination alone."""
+    """The phase without hyperedges: over links of one source and one destination only."""
     wide = wide_links(half.topology)
     return half.with_clauses(links_allowed=frozenset(half.links_allowed).difference(wide))
 
 
 def _copying(half: Problem) -> Problem:
-    """A half without the links that would count a contribution twice.
+    """The phase without links that would count a contribution twice.
 
-    A link of several sources adds up what they hold: copies must not go there; nor, in a reduction, which is
-    searched backwards, over what was a link of several destinations.
+    A link of several sources adds up their data, so it cannot carry copies. In a reduce phase, which is
+    searched reversed, these are the links of several destinations.
     """
     links = half.topology.links
     fit = [e for e in half.links_allowed if len(links[e].srcs) == 1]
@@ -243,10 +247,10 @@ def _copying(half: Problem) -> Problem:
 
 
 def _reversed(schedule: Schedule, problem: Problem, spill_dir: str | os.PathLike[str] | None) -> Schedule:
-    """The reduction that a spread is when it is read backwards in time."""
+    """The reduction given by a broadcast schedule reversed in time."""
     kept, finish, count = schedule.kept, schedule.finish_ticks, len(schedule)
     start = room_for(count, kept.start.dtype, spill_dir)
-    at = count  # the last to start comes first
+    at = count  # the last sends come first
     for _, _, _, end in schedule.blocks():
         start[at - len(end) : at] = finish - end[::-1]
         at -= len(end)
@@ -268,7 +272,7 @@ def _reversed(schedule: Schedule, problem: Problem, spill_dir: str | os.PathLike
 def _one_after_another(
     reduction: Schedule, spreading: Schedule, spill_dir: str | os.PathLike[str] | None
 ) -> Schedule:
-    """The sums, and their copies once all of them are complete."""
+    """The reduction, followed by the broadcast once all sums are complete."""
     before, then, after = reduction.kept, spreading.kept, reduction.finish_ticks
     last = after + int(then.start[-1:].max(initial=0))
     columns = []

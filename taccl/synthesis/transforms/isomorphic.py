@@ -1,7 +1,8 @@
-"""Halves of an allreduce that are one problem under other names: what is found for one serves the other.
+"""Isomorphic phases of an allreduce: the schedule of one phase, renamed, is a schedule of the other.
 
-Turned round, a network is often the same again: with the ranks as they are, or with neighbours swapped, as
-where one rank of a pair sends for both and the other receives. Then a half is searched once, for longer.
+A network with reversed links is often isomorphic to the network: with the same ranks, or with neighbours
+swapped, such as when one rank of a pair sends for both and the other receives. Then one phase is searched,
+for longer.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ class Isomorphism:
 
 
 def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
-    """Renaming of `one` to `other`: the identity, or a shift inside blocks of ranks.
+    """Renaming of `one` to `other`: the identity, or a shift within blocks of ranks.
 
-    None also where it is another problem for reasons that no renaming mends, such as derived chunks.
+    None if no such renaming exists, or if the problems differ in other ways, such as derived chunks.
     """
     if _scalars(one) != _scalars(other):
         return None
     num_ranks = one.topology.num_ranks
     asked = dict.fromkeys((*one.clauses.said(), *other.clauses.said()))
-    said = [each for each in asked if not each.in_reverse]  # not what limits sums alone: none are made here
+    said = [each for each in asked if not each.in_reverse]  # without clauses on sums only: phases make none
     other_chunks = _chunk_names(other, range(num_ranks))
     other_links = _link_names(other, range(num_ranks), said)
     shifts = (offset_permutation(num_ranks, *shift) for shift in block_shifts(num_ranks))
@@ -46,7 +47,7 @@ def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
             continue
         links = matched(_link_names(one, ranks, said), other_links)
         here, there = one.topology.node_of_rank, other.topology.node_of_rank
-        nodes = {(here[r], there[image]) for r, image in enumerate(ranks)}  # that stay together, and apart
+        nodes = {(here[r], there[image]) for r, image in enumerate(ranks)}  # mapped one to one
         is_whole = len(links) == len(one.links_allowed) == len(other_links)
         if not is_whole or not len(nodes) == len({*here}) == len({*there}):
             continue
@@ -56,7 +57,7 @@ def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
 
 
 def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
-    """Offer the best schedule of one search to that of the isomorphic problem; whether there is one."""
+    """Propose one search's best schedule, renamed, to an isomorphic search; true if there is one."""
     best = found.best
     if best is None:
         return False
@@ -73,7 +74,7 @@ def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
 
 
 def matched(old: Iterable[tuple[int, Hashable]], new: Iterable[tuple[int, Hashable]]) -> dict[int, int]:
-    """{old index: new index of the same name}; the k-th of several goes to the k-th."""
+    """{old index: new index with the same name}; duplicates are matched in order."""
     named: dict[Hashable, list[int]] = defaultdict(list)
     for index, name in new:
         named[name].append(index)
@@ -83,7 +84,7 @@ def matched(old: Iterable[tuple[int, Hashable]], new: Iterable[tuple[int, Hashab
 
 
 def _scalars(problem: Problem) -> tuple[Hashable, ...]:
-    """Facts that no renaming changes."""
+    """Properties of a problem that no renaming changes."""
     clauses, collective = problem.clauses, problem.collective
     return (
         problem.topology.num_ranks,
@@ -96,7 +97,7 @@ def _scalars(problem: Problem) -> tuple[Hashable, ...]:
 
 
 def _chunk_names(problem: Problem, ranks: Sequence[int]) -> list[tuple[int, Hashable]]:
-    """(chunk, what tells it from others) with ranks renamed."""
+    """(chunk, its origins, destinations and size as a name) with ranks renamed."""
     units = problem.costs.chunk_units.tolist()
     return [
         (c, (_renamed(data.origins, ranks), _renamed(data.destinations, ranks), units[c]))
@@ -105,7 +106,7 @@ def _chunk_names(problem: Problem, ranks: Sequence[int]) -> list[tuple[int, Hash
 
 
 def _link_names(problem: Problem, ranks: Sequence[int], said: Sequence[Clause]) -> list[tuple[int, Hashable]]:
-    """(link, what tells it from others) of every link that may be used, with ranks renamed."""
+    """(link, its ends, costs and clauses as a name) of every allowed link, with ranks renamed."""
     topology, costs, clauses = problem.topology, problem.costs, problem.clauses
     ends = topology.links
     return [
@@ -125,7 +126,7 @@ def _link_names(problem: Problem, ranks: Sequence[int], said: Sequence[Clause]) 
 
 
 def _holders(problem: Problem, links: Mapping[int, int]) -> list[list[tuple[int, ...]]]:
-    """Per resource in use, which links hold it, when and for how long; links renamed."""
+    """For each resource in use: the links that occupy it, from when and how long; with links renamed."""
     costs = problem.costs
     held: dict[int, list[tuple[int, ...]]] = defaultdict(list)
     for index, hold in enumerate(problem.topology.holds):
@@ -137,7 +138,7 @@ def _holders(problem: Problem, links: Mapping[int, int]) -> list[list[tuple[int,
             held[hold.resource].append((links[hold.link], alpha, beta, spare_alpha * late, spare_beta * late))
     resources = []
     for holds in held.values():
-        # Holds that all begin equally long after their sends might as well begin with them.
+        # If all occupations begin equally late after the start of a send, they may as well begin with it.
         alike = len({each[3:] for each in holds}) == 1 and not holds[0][4]
         resources.append(sorted(each[:3] + ((0, 0) if alike else each[3:]) for each in holds))
     return sorted(resources)

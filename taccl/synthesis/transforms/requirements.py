@@ -1,7 +1,7 @@
-"""Requirements left out of a search, and met again by its schedule: release dates, and roots of sums.
+"""Requirements removed for the search and then met by its schedule: release dates, and roots of sums.
 
-The sends of a schedule are timed anew under release and due dates. Where a sketch keeps contributions from
-the root of a sum, another rank makes it.
+Release and due dates are met by re-timing the schedule. If a sketch keeps contributions from the root of a
+sum, another rank makes the sum.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class ReleaseDates(Transform[Problem, Schedule]):
 
     @classmethod
     def apply(cls, problem: Problem) -> Self | None:
-        """The transform; None if there are no dates."""
+        """Remove the dates; None if there are none."""
         if not (problem.release_us or problem.due_us):
             return None
         return cls(problem, (problem.without_moments(),))
 
     def invert(self, found: Sequence[Schedule]) -> Schedule:
-        """The same sends, each at its earliest start under the dates.
+        """Re-time the same sends, each at its earliest start under the release dates.
 
-        Raises `NoSolutionError` if something arrives later than it is due.
+        Raises `NoSolutionError` if a chunk arrives after its due date.
         """
         schedule = found[0].listable()
         try:
             timed = released(self.problem, schedule)
-        except ValueError:  # exchanged sums wait for each other's start, unless contributions are named
+        except ValueError:  # exchanged sums deadlock unless contributions are named
             timed = released(self.problem, naming_contributions(schedule, schedule.problem))
         verdict = verify(timed)
         late = [each for each in verdict.violations if each.kind == "due"]
@@ -61,19 +61,19 @@ class OtherRoots(Transform[Problem, Schedule]):
 
     @classmethod
     def apply(cls, problem: Problem) -> Self | None:
-        """The transform of a problem whose roots miss something; None if no other rank can make a sum."""
+        """Choose other roots if contributions cannot reach a root; None if no other rank can make a sum."""
         rooted = rooted_anew(problem) if is_possible(problem) else None
         return None if rooted is None else cls(problem, (rooted,))
 
     def invert(self, found: Sequence[Schedule]) -> Schedule:
-        """The same sends under the roots that were asked for.
+        """The same sends, with the roots that were asked for.
 
-        Raises `NoSolutionError` if they break the sketch that way.
+        Raises `NoSolutionError` if they break the sketch with these roots.
         """
         schedule = found[0].under(self.problem)
         if verify(schedule).ok:
             return schedule
-        # That a sum is whole at another rank than its root is plain only where sends name what they carry.
+        # The verifier accepts a sum made at another rank than its root only if contributions are named.
         named = naming_contributions(found[0].listable(), self.problem)
         verdict = verify(named)
         if not verdict.ok:

@@ -1,4 +1,4 @@
-"""Switches that add: all sums by them, or by them and by ranks, each with a share of the data."""
+"""In-network reduction: sums made by switches alone, or shared between switches and ranks."""
 
 from __future__ import annotations
 
@@ -25,36 +25,37 @@ from taccl.topology.in_network import shared_links
 
 InNetworkUse = Literal["auto", "off", "only"]
 
-#: Into how many each chunk is cut where both sum, so that what ranks send fits between what the switch adds.
+#: Parts per chunk to try if switches and ranks share the sums, so that sends of ranks fit between the
+#: switch's.
 _CUTS = (8, 16, 32)
-#: No more transfers than this are made.
+#: Max transfers of the ring that shares the sums with switches.
 _MOST_TRANSFERS = 20_000
 
 
 @dataclass(frozen=True)
 class PlainLinks(Transform[Problem, Schedule]):
-    """A problem without the links of switches that add, for ranks alone."""
+    """A problem without the links of switches that add, for schedules by ranks alone."""
 
     name: ClassVar[str] = "without switches that add"
 
     @classmethod
     def apply(cls, problem: Problem) -> Self | None:
-        """The transform; None if no switch of the topology adds."""
+        """Remove these links; None if no switch of the topology adds."""
         if not shared_links(problem.topology):
             return None
         return cls(problem, (over_links(problem, shared=False),))
 
     def invert(self, found: Sequence[Schedule]) -> Schedule:
-        """The same sends as a schedule of the problem, in as many chunks as they are of."""
+        """The same sends as a schedule of the original problem, in the schedule's number of chunks."""
         schedule = found[0]
         return schedule.under(replace(schedule.problem, clauses=self.problem.clauses))
 
 
 def by_switches(problem: Problem, use: InNetworkUse, limit: Deadline) -> Schedule | None:
-    """The schedule that finishes first of those in which switches add, or share the sums with ranks.
+    """Earliest schedule with in-network reduction, by switches alone or with ranks; None without any.
 
-    Where the problem leaves the number of chunks open, it is chosen here, as long as there is time. With
-    ``"only"`` there is no sharing, and an `InputError` says why no switch can do it; else None is returned.
+    If the problem leaves the number of chunks open, it is chosen here, while there is time. With ``"only"``
+    nothing is shared with ranks, and an `InputError` says why no switch can make the sums.
     """
     if use == "only":
         check_switches_add(problem.topology)
@@ -65,13 +66,13 @@ def by_switches(problem: Problem, use: InNetworkUse, limit: Deadline) -> Schedul
             raise
         return None
     found = [alone, *(_shared(problem, limit) if use == "auto" and problem.collective.sums_up else ())]
-    # A schedule that clauses forbid is none of the problem.
+    # Schedules that the sketch forbids do not count.
     found = [each.under(replace(each.problem, clauses=problem.clauses)) for each in found]
     return min((each for each in found if verify(each).ok), key=lambda each: each.finish, default=None)
 
 
 def _shared(problem: Problem, limit: Deadline) -> Iterator[Schedule]:
-    """Schedules in which a switch adds a share of the chunks, and ranks pass the rest round rings."""
+    """Schedules in which a switch adds a share of the chunks, and ranks reduce the rest along rings."""
     for parts in _CUTS if problem.chunks_open else (1,):
         if limit.has_passed:
             return
@@ -83,14 +84,14 @@ def _shared(problem: Problem, limit: Deadline) -> Iterator[Schedule]:
         if ring.num_transfers > _MOST_TRANSFERS:
             return
         loads = _loads(switch), _loads(ring)
-        # The maximum load falls and then rises with the share; a 256th is finer than chunks are.
+        # The maximum load falls and then rises with the share; steps of 1/256 are finer than the chunks.
         share = min(np.linspace(0, 1, 257), key=lambda x: (x * loads[0] + (1 - x) * loads[1]).max())
         if 0 < share < 1:
             yield _together(cut, float(share))
 
 
 def _loads(schedule: Schedule) -> NDArray[np.float64]:
-    """(num_resources,) ticks for which a schedule holds each resource, without latencies."""
+    """(num_resources,) ticks for which a schedule occupies each resource, without latencies."""
     problem = schedule.problem
     units = np.bincount(
         schedule.link, problem.costs.chunk_units[schedule.chunk], minlength=len(problem.topology.links)
@@ -101,7 +102,7 @@ def _loads(schedule: Schedule) -> NDArray[np.float64]:
 
 
 def _together(problem: Problem, share: float) -> Schedule:
-    """The first chunks of every root added by switches, the rest by ranks: each goes on as fast as alone."""
+    """Schedule in which switches add the first `share` of every root's chunks, and ranks the rest."""
     of_root: dict[int | None, list[int]] = defaultdict(list)
     for c, chunk in enumerate(problem.collective.chunks):
         of_root[chunk.root].append(c)

@@ -1,4 +1,4 @@
-"""Symmetry: a problem is searched on its quotient, and each send there stands for its images."""
+"""Symmetry: a problem is searched on its quotient, where each send stands for all of its images."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from taccl.synthesis.transforms.transform import Transform
 
 @dataclass(frozen=True)
 class Symmetry(Transform[Quotient, ListSchedule]):
-    """The quotient of a problem by the symmetries that times may have; without any, the problem itself."""
+    """Quotient of a problem by the symmetries that schedules may have; without these, the problem itself."""
 
     name: ClassVar[str] = "symmetry"
 
     @classmethod
     def apply(cls, problem: Problem, *, give_up: Deadline = NEVER) -> Self:
-        """The transform. Raises `OutOfTime` if it is time to give up."""
+        """Take the quotient. Raises `OutOfTime` at the deadline `give_up`."""
         return cls(problem, (take_quotient(problem, timing_group(problem), give_up=give_up),))
 
     def invert(self, found: Sequence[ListSchedule], *, producer: str = "list scheduler") -> Schedule:
-        """The schedule of the whole, pruned and exactly timed."""
+        """Schedule of the whole problem, pruned and exactly timed."""
         return expand(self.parts[0], found[0].sends, producer=producer)

@@ -1,4 +1,4 @@
-"""The table of transforms: all that a search makes of a problem, from the outside in."""
+"""Table of transforms of problems, outermost first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from taccl.synthesis.transforms.switches import PlainLinks
 from taccl.synthesis.transforms.symmetry import Symmetry
 from taccl.synthesis.transforms.transform import Transform
 
-#: Those of the whole problem, which `taccl.synthesize` applies and inverts; and those that proposers do.
+#: Transforms of the whole problem, applied and inverted by `taccl.synthesize`; and those that proposers
+#: apply.
 OUTER: tuple[type[Transform[Any, Any]], ...] = (ReleaseDates, PlainLinks, OtherRoots)
 INNER: tuple[type[Transform[Any, Any]], ...] = (SingleChunk, Phases, ContributionsApart, Symmetry)
 TRANSFORMS = OUTER + INNER

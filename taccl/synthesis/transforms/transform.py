@@ -1,4 +1,4 @@
-"""The protocol of transforms: `apply` makes easier problems, `invert` a schedule of the whole from theirs."""
+"""Protocol of transforms: `apply` makes easier problems of a problem, `invert` a schedule from theirs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Transform(ABC, Generic[Easier, Found]):
-    """A transform that was applied to a problem.
+    """A transform applied to one problem.
 
     - `problem`: The problem that was given.
-    - `parts`: What is searched in its place, in order.
+    - `parts`: The easier problems that are searched instead, in order.
     """
 
-    #: Name in the table of stages; and what its inversion adds to the choice that a result states.
+    #: Name in the table of stages; and text that its inversion adds to `Result.choice`.
     name: ClassVar[str]
     told: ClassVar[str] = ""
 
@@ -32,11 +32,11 @@ class Transform(ABC, Generic[Easier, Found]):
     @classmethod
     @abstractmethod
     def apply(cls, problem: Problem) -> Self | None:
-        """The transform of a problem; None if it does not apply."""
+        """Apply the transform to a problem; None if it does not apply."""
 
     @abstractmethod
     def invert(self, found: Sequence[Found]) -> Schedule:
-        """The schedule of the problem, from one of each part, in order.
+        """Schedule of the original problem, from one schedule of each part, in order.
 
-        Raises `NoSolutionError` if they make none.
+        Raises `NoSolutionError` if these cannot be combined.
         """
