@@ -135,7 +135,7 @@ def test_the_volume_into_many_sets_is_that_into_each(combining):
         assert volume.needed_in(sides).tolist() == alone
 
 
-@pytest.mark.parametrize(("name", "collective"), [("dgx1", "allreduce"), ("dgx_h100", "allgather")])
+@pytest.mark.parametrize(("name", "collective"), [("dgx1", "allreduce"), ("dgx1", "allgather")])
 def test_borders_of_nodes_bound_without_a_linear_program(name, collective):
     """The bound of the linear program, where what leaves nodes limits; its witness proves it."""
     topology = getattr(taccl.topologies, name)(nodes=4)
