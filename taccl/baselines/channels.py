@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _MOST_EXACT = 10
 #: Max rounds of column generation; nodes of eight ranks need about 20.
 _MAX_ROUNDS = 60
-#: The search ends at this share of the bound. The smallest set with the second share of the best is chosen.
+#: Share of the bound at which the search ends; share of the best rate that the smallest chosen set needs.
 _ENOUGH, _NEARLY = 0.995, 0.97
 #: Min and max number of random orders in which depth-first search looks for disjoint rings.
 _FEWEST_TRIES, _TRIES = 3, 20

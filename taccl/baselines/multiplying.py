@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: Max plans that become schedules, overall and of each kind; max transfers; max estimate over best finish.
+#: Max plans that become schedules, overall and per kind; max transfers; max ratio of estimate to best finish.
 _MOST_PLANS, _MOST_ALIKE, _MOST_TRANSFERS, _LATE = 3, 3, 24_000, 1.2
 #: Max ratio of the bases of digits that count as similar.
 _ALIKE = 2

@@ -218,7 +218,7 @@ def _fits(times: StepTimes, digit: Digit) -> bool:
 
 
 def _that_delay(times: StepTimes, digits: Iterable[tuple[Digit, bool]]) -> Ints:
-    """Indices of resources that no other resource dominates, i.e. is held at least as long in every step."""
+    """Indices of undominated resources: no other one is held at least as long in every step."""
     loads = []
     for digit, is_same in digits:
         used, _, alphas, betas = times.loads(digit, is_same)

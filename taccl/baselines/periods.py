@@ -1,4 +1,4 @@
-"""Periodic plans: phases of sends that recur, such that no two hold a resource at once.
+"""Periodic plans: phases of recurring sends, such that no two hold a resource at the same time.
 
 Pieces that follow one another over the same hops repeat the same sends each period. A plan gives each hop a
 phase within the period; this is modulo scheduling.
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-#: A hold within a send: resource, time from the send's start to the hold's, and duration, in us.
+#: A hold of a send: (resource, us from the send's start to the hold's start, us of the hold).
 Held = tuple[int, float, float]
 
-#: Random orders of sends that are tried, and the most sends in all of them.
+#: Max random orders of sends to try, and max sends in all of them together.
 _SHUFFLES, _MOST_SHUFFLED = 16, 2000
-#: Steps of the bisection of a period.
+#: Steps of the bisection of the period.
 _BISECTIONS = 8
-#: Part of a period that counts as nothing.
+#: Share of the period below which times count as equal.
 _ROUNDING = 1e-9
-#: Periods that are tried, as multiples of the time for which the busiest resource is held.
+#: Periods to try, as multiples of the time for which the busiest resource is held.
 _PERIODS = (1, 1.01, 1.03, 1.06, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2, 2.5, 3, 4)
 
 
@@ -40,12 +40,12 @@ def periodic(
     before: Sequence[int],
     orders: Iterable[Sequence[int]],
 ) -> tuple[float, list[float]] | None:
-    """A short period and the phase of each send within it, in us; None if no period that is tried does.
+    """(short period, phase of each send within it), in us; None if no tried period is feasible.
 
     - `takes`: Duration of each send.
-    - `before`: The send whose data each send passes on; -1 for none.
-    - `orders`: Orders in which sends choose their phases, beside random ones: the first phase after the
-      arrival of their data, or the first of all. The first order that fits the shortest period counts.
+    - `before`: Index of the send whose data each send forwards; -1 if there is none.
+    - `orders`: Orders in which sends choose their phases, besides random ones. A send takes the first free
+      phase after the arrival of its data, or the first free one of all. The first feasible order counts.
     """
     busy: dict[int, float] = defaultdict(float)
     for each in holds:
@@ -71,7 +71,7 @@ def _phases(
     order: Sequence[int],
     period: float,
 ) -> list[float] | None:
-    """Phases of sends that choose in turn the first one that is free after their data has arrived."""
+    """Phases if sends in turn take the first free one after their data arrives; None if none is free."""
     placed: dict[int, list[tuple[float, float, float]]] = defaultdict(list)
     phases: list[float | None] = [None] * len(holds)
     for send in order:
@@ -95,7 +95,7 @@ def _phases(
 
 
 def _first_free(taken: list[tuple[float, float]], period: float) -> float | None:
-    """The first point from 0 on that is in no circular interval (begin, length); None if there is none."""
+    """First point from 0 on outside all circular intervals (begin, length); None if they cover the period."""
     rounding = _ROUNDING * period
     taken = [(begin if begin < period - rounding else 0.0, length) for begin, length in taken]
     at = max((begin + length - period for begin, length in taken), default=0.0)
@@ -110,7 +110,7 @@ def _first_free(taken: list[tuple[float, float]], period: float) -> float | None
 def _tightened(
     holds: Sequence[Sequence[Held]], period: float, phases: list[float], *, least: float
 ) -> tuple[float, list[float]]:
-    """A shorter period, and its phases, for the same order of sends on each resource, by bisection."""
+    """(shorter period, its phases) with the same order of sends on each resource, by bisection."""
     uses: dict[int, list[tuple[float, int, int, float, float]]] = defaultdict(list)
     for send, each in enumerate(holds):
         for resource, begin, lasts in each:
@@ -139,7 +139,7 @@ def _tightened(
 def _longest(
     count: int, src: NDArray[np.int64], dst: NDArray[np.int64], gap: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
-    """Longest paths to all sends (Bellman and Ford); None if a cycle has a positive length."""
+    """Longest paths to all sends (Bellman-Ford); None if a cycle has a positive length."""
     starts = np.zeros(count)
     for _ in range(count + 1):
         later = starts.copy()

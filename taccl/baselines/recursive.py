@@ -1,8 +1,8 @@
-"""Recursive doubling, swing and bine trees: ranks exchange all they hold with one partner per step.
+"""Recursive doubling, swing and bine trees: in each step, ranks exchange all they hold with one partner.
 
-Halving is doubling reversed. In step s of recursive doubling, the partner is ``2**s`` away. In swing and bine
-trees it is ``1 - 2 + 4 - ... (-2)**s`` after an even rank, or before an odd rank. These distances are a third
-shorter, on alternate sides.
+Recursive halving is doubling in reversed time. In step s of recursive doubling, the partner is ``2**s`` ranks
+away. In swing and bine trees it is ``1 - 2 + 4 - ... (-2)**s`` after an even rank, or before an odd rank.
+These distances are a third shorter, and alternate between both sides.
 """
 
 from __future__ import annotations
@@ -36,20 +36,19 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: Partner of each rank, in every turn of a step.
+#: Partner of each rank, for every turn of a step.
 Turns = list[list[int]]
-#: The same, step by step.
+#: `Turns` of each step.
 Partners = list[Turns]
-#: From a place, a step and the number of places on a ring to the place of the partner.
+#: Function (place, step, number of places on a ring) -> place of the partner.
 Partner = Callable[[int, int, int], int]
-#: From a step, chunks, as many ranks, and True if these keep the chunks (False if they get them): True for
-#: each chunk that goes by way of its rank.
+#: Function (step, chunks, their ranks, True to keep or False to send there) -> True for each allowed chunk.
 Bound = Callable[[int, "Ints", "Ints", bool], "Flags"]
 
 
 @checked
 def recursive(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule in which ranks exchange all they hold with one partner per step, log2(num_ranks) steps.
+    """Schedule of log2(num_ranks) steps, in each of which ranks exchange all they hold with one partner.
 
     Partners differ in one bit of their rank, near or far ones first. An allreduce is halving and doubling, or
     doubling alone, in which partners exchange their whole partial sums. The fastest form is returned, and its
@@ -57,9 +56,10 @@ def recursive(problem: Problem, *, cut: bool = True) -> Schedule:
 
     A broadcast becomes a binomial tree, an alltoall a hypercube exchange.
 
-    On a torus or a mesh of D dimensions, steps take the dimensions in turn, each first for one part of the
-    chunks. Partners are d hops away: 1, 2, 4, ... along each dimension. With merged sends, an allreduce of n
-    bytes takes the sum of d (alpha + n beta / (D 2**(s + 1))) over the steps s = 0, 1, ... of both phases.
+    On a torus or a mesh of D dimensions, steps alternate between dimensions; each of D parts of the chunks
+    starts with a different one. Partners are d hops away: 1, 2, 4, ... along each dimension. With merged
+    sends, an allreduce of n bytes takes the sum of d (alpha + n beta / (D 2**(s + 1))) over the steps
+    s = 0, 1, ... of both phases.
 
     Parameters
     ----------
@@ -84,14 +84,14 @@ def recursive(problem: Problem, *, cut: bool = True) -> Schedule:
 
 @checked
 def swing(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule in which ranks exchange with log2(num_ranks) partners on alternate sides.
+    """Schedule in which ranks exchange with log2(num_ranks) partners on alternate sides (Swing).
 
-    Half of the chunks go to partners on one side first, the other half to the other side, so that both
-    directions of a ring are used. On a torus or a mesh, steps take the dimensions in turn, and each dimension
-    is the first of two parts of the chunks. Elsewhere, nodes of equal size are the rows of a grid. Chunks
-    spread to far partners first, and sums come from near partners first, because near partners exchange the
-    most. The alternative for an allreduce is to exchange whole partial sums; the faster form is returned.
-    Only the merging clauses of the sketch apply.
+    Half of the chunks start with partners on one side, the other half on the other side, so that both
+    directions of a ring are used. On a torus or a mesh, steps alternate between dimensions, and two parts of
+    the chunks start with each dimension. Elsewhere, nodes of equal size are the rows of a grid. Chunks spread
+    to far partners first, and sums come from near partners first, because near partners exchange the most.
+    An allreduce may instead exchange whole partial sums; the faster form is returned. Only the merging
+    clauses of the sketch apply.
 
     On a torus of D dimensions, partners are d hops away: 1, 1, 3, 5, 11, ... along each dimension. With
     merged sends, an allreduce of n bytes takes at most the sum of d (alpha + n beta / (2 D 2**(s + 1))) over
@@ -101,7 +101,7 @@ def swing(problem: Problem, *, cut: bool = True) -> Schedule:
     Parameters
     ----------
     problem, cut
-        As in `ring`; chunks are cut so that every part has some.
+        As in `ring`; chunks are cut so that no part is empty.
 
     Raises
     ------
@@ -125,12 +125,12 @@ def swing(problem: Problem, *, cut: bool = True) -> Schedule:
 
 @checked
 def bine(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule along binomial trees with short edges, those of negabinary numbers.
+    """Schedule along bine trees: binomial trees with short edges, from negabinary numbers.
 
     The trees of all roots together are exchanges with the partners of `swing`, near or far ones first. On a
-    torus or a mesh they have its parts, and the time of its formula at most. An allreduce also has the forms
-    of `recursive` that double. The fastest form is returned, and its `producer` names it. Only the merging
-    clauses of the sketch apply.
+    torus or a mesh, parts of the chunks and the time are as in `swing`. An allreduce may also exchange whole
+    partial sums, as in `recursive`. The fastest form is returned, and its `producer` names it. Only the
+    merging clauses of the sketch apply.
 
     Parameters
     ----------
@@ -152,17 +152,18 @@ def bine(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def exchange(problem: Problem, parts: Sequence[Partners], *, bound: Bound | None = None) -> Sends:
-    """Sends of any problem by exchanges of all that partners hold; each part of the chunks has own steps.
+    """Sends in which partners exchange all they hold; each part of the chunks has its own steps.
 
+    - `parts`: Partners of each part, step by step.
     - `bound`: As in `swaps`.
     """
     return run(problem, partial(_spread, parts=parts, bound=bound))
 
 
 def doubling(problem: Problem, parts: Sequence[Partners]) -> Sends:
-    """Sends of an allreduce in which partners exchange the whole sums that they have so far."""
+    """Sends of an allreduce in which partners exchange all of their partial sums."""
     ranks = np.arange(problem.topology.num_ranks)
-    number = np.arange(problem.collective.num_chunks)  # of any roots, as every rank sums every chunk
+    number = np.arange(problem.collective.num_chunks)  # roots do not matter, as every rank sums every chunk
     carries: list[tuple[int, Ints]] = [(0, np.zeros(0, np.int64))]
     sums: dict[tuple[int, ...], int] = {}
     moves: list[Row] = []
@@ -175,13 +176,13 @@ def doubling(problem: Problem, parts: Sequence[Partners]) -> Sends:
                 moves.append((step, chunks, ranks[:, None], np.array(partners)[:, None], True))
                 carries.append((step, np.repeat(held, len(chunks))))
             summed = after_exchange(summed, turns)
-    carries.sort(key=itemgetter(0))  # as moves are
+    carries.sort(key=itemgetter(0))  # same order as `Moves.of`
     named = np.concatenate([held for _, held in carries])
     return routed(problem, Moves.of(moves), sums=list(sums), carries=named)
 
 
 def after_exchange(summed: Sequence[tuple[int, ...]], turns: Turns) -> list[tuple[int, ...]]:
-    """Ranks whose contributions each rank has added up once it has the sums of another rank of every turn."""
+    """Ranks whose contributions each rank has added up after the exchanges of one step."""
     return [
         tuple(sorted((*ranks, *(more for turn in turns for more in summed[turn[rank]]))))
         for rank, ranks in enumerate(summed)
@@ -189,17 +190,17 @@ def after_exchange(summed: Sequence[tuple[int, ...]], turns: Turns) -> list[tupl
 
 
 def swing_partner(place: int, step: int, size: int, *, mirrored: bool = False) -> int:
-    """Partner of a place in a step, on a ring of `size` places."""
+    """Partner of a place in a step, on a ring of `size` places; `mirrored` swaps even and odd places."""
     distance: int = sum((-2) ** i for i in range(step + 1))
     return (place + (distance if place % 2 == mirrored else -distance)) % size
 
 
-#: Partners of even places on the upper side first, and on the lower side first.
+#: Partner functions whose first partners are on the upper and on the lower side of even places.
 _SIDES: tuple[Partner, ...] = (swing_partner, partial(swing_partner, mirrored=True))
 
 
 def _require_power_of_two(problem: Problem, *, baseline: str) -> None:
-    """Raise `CollectiveError` unless ranks can be halved down to one, and chunks are not derived."""
+    """Raise `CollectiveError` unless the number of ranks is a power of two, and no chunk is derived."""
     require_no_derivations(problem, baseline=baseline)
     num_ranks = problem.topology.num_ranks
     if num_ranks & (num_ranks - 1):
@@ -210,7 +211,7 @@ def _require_power_of_two(problem: Problem, *, baseline: str) -> None:
 
 
 def _in_both_orders(problem: Problem, *partners: Partner, name: str, cut: bool) -> Schedule:
-    """The fastest of exchanges with near or far partners first, and of doublings for an allreduce."""
+    """Fastest of exchanges with near or far partners first, and for an allreduce of whole-sum exchanges."""
     dims, size = grid_of(problem.topology), problem.topology.num_ranks
     if dims is None:
         parts = _parts(np.arange(size)[None], partners[0])
@@ -232,12 +233,12 @@ def _in_both_orders(problem: Problem, *partners: Partner, name: str, cut: bool) 
 def _or_doubling(
     found: Schedule, problem: Problem, forms: Mapping[str, Sequence[Partners]], *, cut: bool
 ) -> Schedule:
-    """The schedule found, or one in which partners exchange whole sums, if that finishes sooner.
+    """The faster of `found` and a schedule in which partners exchange whole partial sums.
 
-    - `forms`: The steps of each part of the chunks, by the name of the form.
+    - `forms`: {name: partners of each part of the chunks}.
     """
     for name, parts in forms.items():
-        # Chunks of any roots make a part, so that few chunks of each root deal them out evenly.
+        # Parts are formed across roots, so that they are even if each root has few chunks.
         fewest = len(parts) // gcd(len(parts), problem.topology.num_ranks)
         sends = partial(doubling, parts=parts)
         found = or_whole_sums(found, problem, sends, name=name, fewest=fewest, cut=cut)
@@ -256,9 +257,9 @@ def _spread(problem: Problem, *, parts: Sequence[Partners], bound: Bound | None)
 def swaps(
     holder: Ints, chunk: Ints, steps: Partners, bound: Bound | None = None
 ) -> Iterator[tuple[int, Ints, Ints, Ints, bool]]:
-    """Moves of exchanges: in each step every rank passes on all chunks that it holds, the longest held first.
+    """Yield moves of exchanges: in each step every rank sends all chunks that it holds, oldest first.
 
-    - `holder`, `chunk`, (num_held,): Chunks at the start, and their ranks, which rise.
+    - `holder`, `chunk`, (num_held,): Chunks at the start, and their ranks in ascending order.
     - `bound`: Restricts the chunks that are sent and kept; by default all are.
     """
     for step, turns in enumerate(steps):
@@ -277,7 +278,7 @@ def swaps(
 
 
 def _grid(topology: Topology) -> Ints:
-    """Ranks of a torus or a mesh by their digits, the first dimension last; else by node, or in one row."""
+    """Ranks as an array: one axis per dimension of a torus or mesh; else (node, local rank) or one row."""
     nodes, dims = topology.ranks_of_node, grid_of(topology)
     if dims is not None:
         return np.arange(topology.num_ranks).reshape(dims.sizes[::-1])
@@ -286,7 +287,7 @@ def _grid(topology: Topology) -> Ints:
 
 
 def _parts(grid: Ints, *partners: Partner) -> list[Partners]:
-    """Partners of each part: every dimension of a grid is the first of one part for each kind of partner."""
+    """Partners of each part of the chunks: each dimension is the first of one part per partner function."""
     axes = [axis for axis in reversed(range(grid.ndim)) if grid.shape[axis] > 1] or [0]
     parts: list[Partners] = []
     for first in range(len(axes)):

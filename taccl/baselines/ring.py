@@ -31,29 +31,29 @@ if TYPE_CHECKING:
     Nodes = Sequence[Sequence[int]]
 
 
-#: Max partial orders that one search visits.
+#: Max partial paths that one search visits.
 _MAX_VISITS = 20_000
 
-#: Max rings of a set.
+#: Max rings to find.
 _MAX_RINGS = 8
 
 
 @checked
 def ring(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule in which every chunk goes round a ring of ranks; reductions are the reverse.
+    """Schedule in which every chunk goes round a ring of ranks; reductions are the reverse.
 
-    Four forms compete, and the `producer` names the fastest. They have one ring or several, with chunks dealt
-    out by the rings' speed. Chunks go round one way, or half of the ring each way. Only the merging clauses
-    of the sketch apply.
+    Four forms are tried, and the `producer` names the fastest. They have one ring, or several to which chunks
+    are dealt by the rings' speed. Chunks go all the way round in one direction, or half way in both. Only the
+    merging clauses of the sketch apply.
 
-    NDv2's ring runs over its double links; steps that no link joins are relayed.
+    On NDv2 the ring uses the double links. Steps without a link are relayed.
 
     Parameters
     ----------
     problem : Problem
         The problem to solve.
     cut : bool
-        True if chunks may be cut, so that every ring has one for each rank, or more.
+        True to cut chunks, so that every ring has at least one for each rank.
 
     Raises
     ------
@@ -65,19 +65,19 @@ def ring(problem: Problem, *, cut: bool = True) -> Schedule:
     References
     ----------
     P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal
-    of Parallel and Distributed Computing 69 (2009). Several rings at once, one crossing of nodes each: the
-    NVIDIA Collective Communications Library.
+    of Parallel and Distributed Computing 69 (2009). Several rings that each cross nodes once: the NVIDIA
+    Collective Communications Library.
     """
     require_everywhere(problem, baseline="ring")
     num_rings = len(find_rings(problem.topology, ShortestRoutes.of(problem).ticks))
-    # So that every rank has a chunk on each ring.
+    # Cut so that every rank has a chunk on each ring.
     parts = -(-num_rings * problem.topology.num_ranks // max(1, problem.collective.num_chunks))
     make = partial(_fastest_rings, num_rings=num_rings)
     return cut_while_it_pays(problem, make, name="ring", cut=cut, parts=max(2, parts))
 
 
 def _fastest_rings(problem: Problem, *, num_rings: int) -> Schedule:
-    """The fastest form; one ring alone is not tried if every rank has a chunk for each ring."""
+    """Fastest form; a single ring is not tried if every rank has a chunk for each ring."""
     own = Counter(
         chunk.root if chunk.root is not None else chunk.origins[0] for chunk in problem.collective.chunks
     )
@@ -94,11 +94,11 @@ def _fastest_rings(problem: Problem, *, num_rings: int) -> Schedule:
 def around(
     order: ArrayLike, chunk: ArrayLike, place: ArrayLike, *, ways: int = 1, first: int = 0, adds: bool = False
 ) -> Iterator[Row]:
-    """Moves of chunks round a ring: a gather of each from its place on, or (`adds`) a sum that ends there.
+    """Yield moves of chunks round a ring, each from its place on; or (`adds`) of sums that end at a place.
 
-    - `order`, (..., size) array: Ranks of the ring in order, or of several rings.
+    - `order`, (..., size) array: Ranks of the ring, or of several rings, in order.
     - `chunk`, `place`: Chunks, and the place of each on its ring; arrays that broadcast together.
-    - `ways`: 2 if each chunk goes half of the ring each way.
+    - `ways`: 1 if chunks go all the way round in one direction, 2 if half way in both.
     - `first`: Step of the first moves.
     """
     order = np.asarray(order)
@@ -113,9 +113,9 @@ def around(
 def on_rings(
     rings: Iterable[ArrayLike], holder: Ints, chunk: Ints, dealt: Ints, *, ways: int = 1
 ) -> Iterator[Row]:
-    """Moves of chunks from their holders round the rings to which they are dealt.
+    """Yield moves of chunks from their holders round the rings to which they are dealt.
 
-    - `holder`, `chunk`, `dealt`: Rank, chunk, and number of its ring; arrays of one length.
+    - `holder`, `chunk`, `dealt`: Rank, chunk, and index of its ring; arrays of one length.
     """
     for number, order in enumerate(rings):
         ranks, here = np.argsort(order), np.flatnonzero(dealt == number)
@@ -132,7 +132,7 @@ def _go_round(problem: Problem, *, max_rings: int, ways: int) -> Sends:
 
 
 def _dealt(slowest: Sequence[int], count: int) -> Ints:
-    """(count,) ring of each chunk, one by one: the ring that finishes with one more chunk first."""
+    """(count,) ring of each chunk: one by one, chunks go to the ring that would finish first with it."""
     pending = [(ticks, number) for number, ticks in enumerate(slowest)]
     heapify(pending)
     found = np.empty(count, np.int64)
@@ -144,7 +144,7 @@ def _dealt(slowest: Sequence[int], count: int) -> Ints:
 
 
 def _slowest_step(problem: Problem, order: Sequence[int]) -> int:
-    """Longest time of any step of a ring, relays included, in ticks; at least 1."""
+    """Longest time of a step of a ring, relays included, in ticks; at least 1."""
     costs, routes = problem.costs, ShortestRoutes.of(problem)
     units = int(costs.chunk_units.max(initial=1))
     hops = (routes.route(src, dst) for src, dst in zip(order, [*order[1:], order[0]], strict=True))
@@ -153,12 +153,12 @@ def _slowest_step(problem: Problem, order: Sequence[int]) -> int:
 
 @cached
 def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
-    """Orders of all ranks, best first; of several, no two use the same links inside nodes.
+    """Rings as lists of all ranks, best first; different rings share no links inside nodes, if possible.
 
     Each ring crosses from node to node once, by one link; later rings prefer links that share no resource
-    with those of earlier ones. If there is no such ring (no ring of links joins the ranks, or nodes differ),
-    ranks follow in numerical order, node by node. Its steps may need relays. Nodes with the most shared
-    paths, as in pods of racks, are adjacent in that order.
+    with those of earlier ones. If links form no such ring, or nodes differ in size, the only ring has the
+    ranks in numerical order, node by node, and may need relays. In that order, nodes that share the most
+    network paths (a rack, then a pod) are adjacent.
     """
     routes = ShortestRoutes(topology, ticks)
     nodes = near_nodes(topology, routes)
@@ -171,7 +171,7 @@ def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
     while len(rings) < _MAX_RINGS:
         ring = _next_ring(topology, nodes, routes, used_links, used_resources)
         if ring is None and rings and topology.num_nodes > 1:
-            # Behind a crossbar, or once links run out, rings may share them inside nodes.
+            # Behind a crossbar, or once links run out, rings may share links inside nodes.
             ring = _next_ring(topology, nodes, routes, set(), used_resources)
         if ring is None:
             break
@@ -188,7 +188,7 @@ def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
 
 
 def near_nodes(topology: Topology, routes: ShortestRoutes) -> Nodes:
-    """Nodes in an order that keeps those together whose links hold less; unchanged if all are alike."""
+    """Nodes in an order that keeps those with cheap links together; unchanged if all links cost the same."""
     nodes = topology.ranks_of_node
     held = np.zeros((len(nodes), len(nodes)))
     for (i, a), (j, b) in permutations(enumerate(ranks[0] for ranks in nodes), 2):
@@ -204,7 +204,7 @@ def near_nodes(topology: Topology, routes: ShortestRoutes) -> Nodes:
 def _next_ring(
     topology: Topology, nodes: Nodes, routes: ShortestRoutes, links: set[int], resources: set[int]
 ) -> list[int] | None:
-    """A ring without the links inside nodes, and the resources between them, that earlier rings use."""
+    """A ring that avoids links in nodes, and resources between nodes, of earlier rings; None if none."""
     for alternate in (False, True) if len(nodes) % 2 == 0 else (False,):
         path = _search(topology, nodes, routes, links, resources, alternate=alternate)
         if path is not None:
@@ -222,10 +222,11 @@ def _search(
     *,
     alternate: bool = False,
 ) -> list[int] | None:
-    """A walk of local ranks, then left for the next node, whose slowest step is as fast as the search finds.
+    """Order of local ranks for a walk through every node, with a fast slowest step; None if there is none.
 
-    All nodes have its steps; None without one. If they alternate, every other node is walked the other way
-    round. (So rings close where only ranks of one local rank are linked between nodes, as on rails.)
+    All nodes have the same walk; from its last rank, a link leads to the next node's first. With `alternate`,
+    every other node is traversed backwards, so that rings close if only equal local ranks are linked between
+    nodes (rails).
     """
     size = len(nodes[0])
 
@@ -248,7 +249,7 @@ def _search(
 
     pairs = list(product(range(size), repeat=2))
     steps = {(a, b): ticks for a, b in pairs if (ticks := between(a, b)) is not None}
-    #: From the last of a walk to the first: of the next node, or to where the ring begins.
+    #: {(last local rank, first local rank of the next node): ticks}; in one node, of the closing step.
     closings = steps
     if len(nodes) > 1:
         closings = {(a, b): ticks for a, b in pairs if (ticks := crossing(b, a)) is not None}
@@ -269,9 +270,12 @@ def _search(
 def walk(
     ways: Sequence[set[int]], closing: set[tuple[int, int]], shuffled: random.Random | None = None
 ) -> list[int] | None:
-    """Depth-first search that tries ranks with few onward links first (Warnsdorff's rule).
+    """Hamiltonian path by depth-first search; ranks with few onward links first (Warnsdorff's rule).
 
-    Ties are broken by number, or randomly if `shuffled` is given.
+    None if none is found within `_MAX_VISITS`. Ties are broken by number, or randomly if `shuffled` is given.
+
+    - `ways`: Ranks to which each rank may go on.
+    - `closing`: Admissible (last, first) pairs of a path.
     """
     visits = 0
 

@@ -1,4 +1,4 @@
-"""Shortest routes over a topology's links, for steps between ranks that no link joins."""
+"""Shortest routes over a topology's links, for steps between ranks without a direct link."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class ShortestRoutes:
-    """Shortest routes over a topology, whose links take `ticks` each.
+    """Shortest routes over a topology whose links take `ticks` each.
 
-    Links that multicast or reduce are left aside, and so are a problem's clauses.
+    Multicast and reduction links are not used, and a problem's clauses do not apply.
     """
 
     def __init__(self, topology: Topology, ticks: tuple[int, ...]) -> None:
         self._topology, self.ticks = topology, ticks
-        #: {rank: (fastest link from it, its ticks)}, for every destination.
+        #: For every destination: {rank: (ticks, index) of the fastest link from it}.
         self._into: list[dict[int, tuple[int, int]]] = [{} for _ in topology.node_of_rank]
         self._least_out: dict[int, int] = {}
         for index, link in enumerate(topology.links):
@@ -41,7 +41,7 @@ class ShortestRoutes:
                 self._least_out[src] = min(choice[0], self._least_out.get(src, choice[0]))
         self._least_into = [min((ticks for ticks, _ in into.values()), default=0) for into in self._into]
         self.cache: dict[Any, Any] = {}
-        #: {rank: distances from it to all ranks}.
+        #: Cache: {rank: distances from it to all ranks}.
         self._known: dict[int, Floats] = {}
 
     @classmethod
@@ -52,17 +52,20 @@ class ShortestRoutes:
         return _routes(problem.topology, tuple((costs.link_alpha + units * costs.link_beta).tolist()))
 
     def direct(self, src: int, dst: int) -> tuple[int, int] | None:
-        """Ticks and index of the fastest link from `src` to `dst`; None without one."""
+        """(ticks, index) of the fastest link from `src` to `dst`; None if there is none."""
         return self._into[dst].get(src)
 
     def hop(self, src: int, dst: int) -> list[int]:
-        """The fastest link between two ranks alone, or a shortest route if none joins them."""
+        """[fastest direct link] between two ranks; the links of a shortest route if they have none."""
         direct = self.direct(src, dst)
         return self.route(src, dst) if direct is None else [direct[1]]
 
     @cached_property
     def arcs(self) -> NDArray[np.int64]:
-        """(source, end, length) of the fastest links; each hop adds a little, so fewer hops win ties."""
+        """(3, num_arcs) source, destination and length of the fastest links; fewer hops win ties.
+
+        A length is the ticks times the number of ranks, plus one per hop.
+        """
         rows = [
             (src, dst, self._length(ticks))
             for dst, into in enumerate(self._into)
@@ -72,7 +75,7 @@ class ShortestRoutes:
 
     @cached_property
     def _codes(self) -> tuple[Ints, Ints]:
-        """Source times the number of ranks plus end, rising, and link of each arc."""
+        """(source * num_ranks + destination, ascending; index of the link) of each arc."""
         src, dst, _ = self.arcs
         ends = zip(src.tolist(), dst.tolist(), strict=True)
         links = np.array([self._into[dst][src][1] for src, dst in ends], dtype=np.int64)
@@ -83,7 +86,7 @@ class ShortestRoutes:
 
     @cached
     def route(self, src: int, dst: int) -> list[int]:
-        """The links of a shortest route, in order; `TopologyError` if none lead from `src` to `dst`."""
+        """Links of a shortest route, in order; raises `TopologyError` if none lead from `src` to `dst`."""
         direct = self.direct(src, dst)
         # Any other route has a link out of `src` and another one into `dst`.
         if direct is not None and direct[0] <= self._least_out[src] + self._least_into[dst]:
@@ -107,7 +110,7 @@ class ShortestRoutes:
         return links[::-1]
 
     def hops(self, src: Ints, dst: Ints) -> tuple[Ints, Ints, Ints]:
-        """Hops of the shortest routes of some pairs of ranks: (pair, place in its route, link) of each."""
+        """(pair, position in its route, link) columns of all hops of the shortest routes of some pairs."""
         pairs, which = np.unique(src * len(self._into) + dst, return_inverse=True)
         direct = self._direct_links(pairs)
         relayed = np.flatnonzero(direct < 0)
@@ -121,13 +124,13 @@ class ShortestRoutes:
         return pair, hop, links[(np.cumsum(lengths) - lengths)[which[pair]] + hop]
 
     def _relayed_links(self, pairs: Ints) -> tuple[Ints, Ints]:
-        """(num_pairs,) number of links in the route of each pair of ranks, and the links of all routes.
+        """((num_pairs,) number of links in the route of each pair of ranks, links of all routes).
 
         - `pairs`: As in `_direct_links`.
         """
         n, (tail, head, length), (_, links) = len(self._into), self.arcs, self._codes
         src, dst = np.divmod(pairs, n)
-        by_link = np.argsort(-links)  # of several last links, the first one is kept
+        by_link = np.argsort(-links)  # if several last links are shortest, the lowest index remains
         tail, head, length, links = tail[by_link], head[by_link], length[by_link], links[by_link]
         starts, row = np.unique(src, return_inverse=True)
         last = np.full((len(starts), n), -1)
@@ -141,14 +144,14 @@ class ShortestRoutes:
             arc[left] = last[row[left], at[left]]
             if (arc[left] < 0).any():
                 first = left[np.argmax(arc[left] < 0)]
-                self.route(int(src[first]), int(dst[first]))  # raises an error, as there is none
+                self.route(int(src[first]), int(dst[first]))  # raises the error
             found.append(np.where(arc < 0, -1, links[arc]))
             at = np.where(arc < 0, at, tail[arc])
         hops = np.stack((np.full(len(pairs), -1), *found[::-1]), axis=1)
         return (hops >= 0).sum(axis=1), hops[hops >= 0]
 
     def _direct_links(self, pairs: Ints) -> Ints:
-        """(num_pairs,) link that is the shortest route of each pair of ranks; -1 where relays are faster.
+        """(num_pairs,) link that is the shortest route of each pair of ranks; -1 if relays are faster.
 
         - `pairs`: Source times the number of ranks plus destination.
         """
@@ -159,8 +162,7 @@ class ShortestRoutes:
         least_out, least_into = (np.full(n, length.max(initial=0)) for _ in range(2))
         np.minimum.at(least_out, tail, length)
         np.minimum.at(least_into, head, length)
-        # Any other route has a link out of `src` and another one into `dst`; if these are on different nodes,
-        # it has a link between nodes and another link.
+        # Any other route has a link out of `src` and another into `dst`; between nodes, one of them crosses.
         node, most = np.array(self._topology.node_of_rank), length.max(initial=0)
         least = length[node[tail] != node[head]].min(initial=most) + length.min(initial=most)
         crossing = np.where(node[src] != node[dst], least, 0)
@@ -173,7 +175,7 @@ class ShortestRoutes:
         return found
 
     def _lengths_from(self, starts: Ints) -> Floats:
-        """(num_starts, num_ranks) distance from each of some ranks to each rank; each row is kept."""
+        """(num_starts, num_ranks) distance from each of some ranks to every rank; rows are cached."""
         src, dst, length = self.arcs
         unknown = [rank for rank in starts.tolist() if rank not in self._known]
         if unknown:
@@ -183,7 +185,7 @@ class ShortestRoutes:
 
     @cached
     def paths_in(self, dst: int) -> list[tuple[float, int, list[tuple[int, int]]]]:
-        """Every other rank, farthest first: (distance, rank, (ticks, link) of its routes' first hops)."""
+        """(distance, rank, (ticks, link) of first hops of its shortest routes) per rank, farthest first."""
         lengths = self._lengths_into(dst)
         first: list[list[tuple[int, int]]] = [[] for _ in lengths]
         for at, into in enumerate(self._into):
@@ -194,7 +196,7 @@ class ShortestRoutes:
         return sorted(((lengths[r], r, first[r]) for r in range(len(first)) if r != dst), reverse=True)
 
     def _lengths_into(self, rank: int) -> list[float]:
-        """Distance from each rank to one."""
+        """Distance from every rank to the given one."""
         src, dst, length = self.arcs
         lengths: list[float] = shortest_paths(len(self._into), dst, src, length, rank)[0].tolist()
         return lengths

@@ -1,4 +1,4 @@
-"""Parameter servers: workers push to the rank that keeps a chunk, and pull from it once it has the sum."""
+"""Parameter servers: workers push to the rank that sums a chunk, and pull the sum from it."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: Chunks are cut while that saves a two-hundredth: pulls of the last one are all that is lost.
+#: Chunks are cut while that saves 0.5 %: only the pulls of the last chunk do not overlap other work.
 _PAYS = Fraction(199, 200)
-#: Max sends after a cut (about 5 s of CPU time); 64 chunks per server lose 1.6 % to the last pulls.
+#: Max sends of schedules in finer chunks (about 5 s of CPU time).
 _MOST_CUT = 100_000
-#: More sends than this are refused: each is a Python object, and takes its time.
+#: Max sends of any schedule; each is a Python object.
 _MOST_SENDS = 200_000
 
 
 @checked
 def servers(problem: Problem, *, cut: bool = True, levels: Literal["one", "two"] | None = None) -> Schedule:
-    """A schedule in which all that contribute push to a chunk's root, and all that want the sum pull from it.
+    """Schedule in which contributors push to a chunk's root, and ranks that want the sum pull from it.
 
-    In two levels a server near the workers (over whose links the fewest resources are held: one of their
-    rack) adds up what they push, and only that goes on to a far root; pulls come the same way. The sketch
-    is left aside.
+    With two levels, a server near the workers, such as one in their rack, adds up their pushes and forwards
+    only the sum to a far root; pulls take the same way back. The nearest servers are those with the fewest
+    resources held on the way. The sketch does not apply.
 
     Parameters
     ----------
     problem, cut
         As in `ring`.
     levels : {"one", "two"}, optional
-        Default: whichever finishes first.
+        Number of levels. Default: the faster.
 
     Raises
     ------
     CollectiveError
-        If the collective does not add up at roots, no link joins a rank and its server, or (in two levels)
+        If the collective does not add up at roots, no link joins a rank and its server, or (with two levels)
         every server is near.
 
     References
@@ -100,7 +100,10 @@ def _two_levels(problem: Problem) -> Schedule:
 
 
 def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str) -> Schedule:
-    """Pushes by way of relays, and pulls by the same way back."""
+    """Schedule of pushes over relays to roots, and of pulls back over the same relays.
+
+    - `relay`: Function (rank, root) -> server to which the rank pushes; the root itself in one level.
+    """
     chunks, routes = problem.collective.chunks, ShortestRoutes.of(problem)
     if not problem.collective.sums_up or any(chunk.root is None for chunk in chunks):
         said = f"servers add up, and {problem.collective.name} does not, or names no roots; use pairwise"
@@ -117,15 +120,15 @@ def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str)
     period = max(len(roots), problem.topology.num_ranks - len(roots), *(len(c.origins) for c in chunks))
     group_of, kept = problem.collective.group_of_chunk, defaultdict[tuple[int, int], int](int)
     sends: list[tuple[int, int, bool]] = []
-    turns: dict[tuple[int, bool, int], list[tuple[int, int]]] = defaultdict(list)  # by sender, way and level
+    turns: dict[tuple[int, bool, int], list[tuple[int, int]]] = defaultdict(list)  # by (sender, adds, level)
     for c, chunk in enumerate(chunks):
         root = chunk.root
         assert root is not None
-        # Groups that share servers take turns.
+        # Process groups that share servers take turns.
         block, kept[group_of[c], root] = kept[group_of[c], root], kept[group_of[c], root] + 1
         for ends, adds in ((chunk.origins, True), (chunk.destinations, False)):
             relays = {rank: relay(rank, root) for rank in ends}
-            # A relay adds its own to what it passes on; sent apart as well it would count twice.
+            # A relay adds its own contribution to the sum that it forwards; it must not push it separately.
             relays |= {each: each for each in relays.values() if each in relays}
             near = [(rank, each) for rank, each in relays.items() if rank not in (root, each)]
             far = [(each, root) for each in sorted({*relays.values()} - {root})]
@@ -138,7 +141,7 @@ def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str)
                             f"servers needs a link from rank {src} to rank {dst}, and there is none; use tree"
                         )
                         raise CollectiveError(said, where="baseline")
-                    # No two go to one server, nor from one worker, in a turn.
+                    # In a turn, no two sends go to one server, nor come from one worker.
                     turn = block * period + (outer - place[root]) % period
                     turns[src, adds, level].append((turn, len(sends)))
                     sends.append((c, link[1], adds))

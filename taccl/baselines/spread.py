@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: Key of a topology's cache, and max problems whose schedules in whole chunks are kept there.
+#: Key in a topology's cache of schedules in whole chunks; and max problems that are cached there.
 _KEPT, _MOST_KEPT = f"{__name__}: whole chunks", 8
-#: Finer chunks must finish in this share of the time, or they are not worth their messages.
+#: Max ratio of finishes with and without finer chunks for finer chunks to be kept.
 _PAYS = Fraction(97, 100)
-#: The same for whole sums, whose parts have the same size then.
+#: The same ratio for whole sums, whose parts become equal in size.
 _PAYS_EVENLY = Fraction(999, 1000)
-#: Max pairs of a chunk and a rank for which whole sums compete (some 500,000 transfers).
+#: Max pairs of a chunk and a rank for which whole sums are tried (some 500,000 transfers).
 _MOST_OF_WHOLE_SUMS = 80_000
-#: Schedules with more transfers are not cut further, by default; max transfers of a schedule that is cut.
+#: Max transfers of a schedule that is cut further, by default; and max transfers of the result.
 MANY_CUT, _MOST_CUT = 20_000, 100_000
 
 
@@ -48,13 +48,13 @@ def run(
     backwards: Callable[[Problem], Sends] | None = None,
     roots: Sequence[int] | None = None,
 ) -> Sends:
-    """The sends of any problem, from an algorithm that copies chunks to their destinations.
+    """Sends of any problem, from an algorithm that copies chunks to their destinations.
 
-    A reduction is a copy over reversed links, reversed in time; an allreduce is a reduction and a copy.
+    A reduction is a copy over reversed links in reversed time; an allreduce is a reduction and a copy.
 
-    - `spread`: From a problem without sums to its sends.
-    - `backwards`: The same for the reduction; `spread` by default.
-    - `roots`: Rank at which each chunk is summed, instead of the collective's own.
+    - `spread`: Function from a problem without sums to its sends.
+    - `backwards`: The same for the time-reversed reduction; default: `spread`.
+    - `roots`: Rank at which each chunk is summed; default: the collective's own.
     """
     if not problem.collective.combining:
         return spread(problem)
@@ -69,17 +69,17 @@ def run(
 
 
 def fastest(schedules: Iterable[Schedule]) -> Schedule:
-    """The schedule that finishes first; of equals, the first."""
+    """Schedule with the earliest finish; the first of equal ones."""
     return min(schedules, key=lambda schedule: schedule.finish)
 
 
 def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]], *, lists: bool = False) -> Schedule:
-    """The schedule of the form that finishes first; of equals, the first.
+    """Schedule of the form with the earliest finish; the first of equal ones.
 
     A form is not timed if its busiest resource is held for longer than the best schedule so far takes.
 
     - `forms`: (producer, sends) of each form.
-    - `lists`: True to time each form also by list scheduling (`timed`).
+    - `lists`: True to time each form by list scheduling, too (`timed`).
     """
     ranked = sorted((sends.busy_ticks(problem), i, name, sends) for i, (name, sends) in enumerate(forms))
     complete = complete_so_far(problem)
@@ -96,14 +96,14 @@ def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]], *, lists:
 
 
 def timed(problem: Problem, sends: Sends, producer: str, *, least: int | None) -> Iterator[Schedule]:
-    """Schedule of sends in their order; if it is later than `least` ticks, also by list scheduling.
+    """Yield the schedule of sends in their order; if it exceeds `least` ticks, also by list scheduling.
 
-    The list scheduler starts the send with the longest remaining path first.
+    The list scheduler starts the send with the longest remaining path first. None for `least`: never list.
     """
     found = sends.schedule(problem, producer=producer)
     yield found
     if least is not None and found.finish_ticks > least:
-        with suppress(ValueError):  # ranks that exchange sums may wait for each other
+        with suppress(ValueError):  # raised if ranks that exchange sums wait for each other
             yield listed(found, longest_first=True)
 
 
@@ -118,17 +118,17 @@ def cut_while_it_pays(
     merges: bool = False,
     most_transfers: int = MANY_CUT,
 ) -> Schedule:
-    """The schedule of a problem without its sketch; chunks are cut finer while that pays.
+    """Schedule of a problem without its sketch, in finer and finer chunks while that shortens it enough.
 
-    - `make`: From a problem to its schedule.
-    - `name`: Name of the algorithm; its schedule of whole chunks is kept with the topology.
+    - `make`: Function from a problem to its schedule.
+    - `name`: Name of the algorithm, under which schedules are cached.
     - `cut`: True if chunks may be cut.
-    - `parts`: Number of parts of each chunk in the first cut, which every further cut doubles.
-    - `pays`: Largest ratio of the finishes, with finer chunks and without, that counts as a gain.
-    - `merges`: True if the messages of the algorithm also compete as one send each, where they may.
-    - `most_transfers`: Schedules that would have more are not made, once chunks are cut.
+    - `parts`: Number of parts of each chunk in the first cut; every further cut doubles it.
+    - `pays`: Max ratio of finishes with and without finer chunks for finer chunks to be kept.
+    - `merges`: True to also try each message of the algorithm as one send, if sends may merge.
+    - `most_transfers`: Max transfers of a schedule in finer chunks.
     """
-    if not problem.collective.num_chunks:  # whose forms nothing compares
+    if not problem.collective.num_chunks:  # there are no forms to compare
         return make_schedule(problem, chunk=[], link=[], start=[], end=[], producer=name)
     cut_in = partial(_cut_while_it_pays, name=name, parts=parts, pays=pays, most_transfers=most_transfers)
     found = cut_in(problem, make, cut=cut)
@@ -141,10 +141,10 @@ def cut_while_it_pays(
 def or_whole_sums(
     found: Schedule, problem: Problem, sends: Callable[[Problem], Sends], *, name: str, fewest: int, cut: bool
 ) -> Schedule:
-    """The schedule found, or one in which ranks exchange whole partial sums, if that finishes sooner.
+    """The faster of `found` and a schedule in which ranks exchange whole partial sums.
 
-    - `sends`: From a problem to its sends.
-    - `fewest`: Number of parts of each chunk that give all ports as many, if chunks may be cut.
+    - `sends`: Function from a problem to its sends.
+    - `fewest`: Number of parts of each chunk with which all ports carry equally many, if chunks may be cut.
     """
     if not sums_everywhere(problem):
         return found
@@ -157,7 +157,7 @@ def or_whole_sums(
         return found
     try:
         least_ticks = sends(even).busy_ticks(even)
-    except CollectiveError:  # relays make too many transfers
+    except CollectiveError:  # too many transfers because of relays
         return found
     if Fraction(least_ticks) / even.costs.ticks_per_us >= found.finish:
         return found
@@ -186,20 +186,20 @@ def _cut_while_it_pays(
     finer = finest(problem)
     problem = without_sketch(problem)
     best = made[name]
-    if best.problem is not problem:  # which has other notes
+    if best.problem is not problem:  # from an equal problem with other notes
         best = replace(best, problem=problem)
     if not best.num_transfers:
         return best
     most = min(_MOST_CUT // best.num_transfers, *problem.chunk_bytes)
     parts = min(parts, most)
-    if cut and name in finer:  # an earlier call ended here, or was interrupted behind it
+    if cut and name in finer:  # continue where an earlier call ended
         best = finer[name]
         parts = 2 * best.problem.collective.num_chunks // problem.collective.num_chunks
         most *= 2 * best.num_transfers <= most_transfers
     while cut and 1 < parts <= most:
         try:
             found = make(cut_chunks(problem, parts))
-        except CollectiveError:  # finer than can be done
+        except CollectiveError:  # the algorithm cannot cut finer
             break
         if found.finish > pays * best.finish:
             break
@@ -210,7 +210,7 @@ def _cut_while_it_pays(
 
 
 def may_merge(problem: Problem) -> bool:
-    """True if sends may merge anywhere: sums whose chunks are open, without clauses of a caller."""
+    """True if sends may merge on any link: sums with an open number of chunks, and the default clauses."""
     if not (problem.chunks_open and problem.collective.sums_up):
         return False
     default = make_problem(problem.topology, problem.collective, size_bytes=problem.size_bytes)
@@ -226,7 +226,7 @@ def sums_everywhere(problem: Problem) -> bool:
 
 @cached
 def merging(problem: Problem) -> Problem:
-    """The problem with sends of any number of chunks on every link that is held for a latency."""
+    """Return the problem with unlimited merging on every link with latency in its holds."""
     holds = hold_columns(problem.topology).link[problem.costs.hold_alpha > 0]
     links, most = problem.clauses.merging.union(holds.tolist()), max(6, problem.collective.num_chunks)
     if (links, most) == (problem.clauses.merging, problem.clauses.max_merge):
@@ -238,20 +238,20 @@ def merging(problem: Problem) -> Problem:
 
 @cached
 def complete_so_far(problem: Problem) -> list[Schedule]:
-    """Complete schedules of a baseline without its sketch, the best last; also after an interrupt."""
+    """Complete schedules of a baseline so far, the best last; kept for callers that interrupt it."""
     return []
 
 
 @cached
 def finest(problem: Problem) -> dict[str, Schedule]:
-    """The best schedules in finer chunks so far, by the name of their algorithm; also after an interrupt."""
+    """{algorithm: best schedule in finer chunks so far}; kept for callers that interrupt it."""
     return {}
 
 
 def _whole(problem: Problem) -> dict[str, Schedule]:
-    """Schedules of the problem's own chunks, by the name of their algorithm.
+    """{algorithm: schedule in the problem's own chunks}, cached with the topology.
 
-    The topology keeps them for equal problems, which may differ in their sketches; of the last few problems.
+    Equal problems share them, whatever their sketches. The last few problems are kept.
     """
     kept: list[tuple[Problem, dict[str, Schedule]]] = problem.topology.cache.setdefault(_KEPT, [])
     plain = without_sketch(problem)
@@ -264,9 +264,9 @@ def _whole(problem: Problem) -> dict[str, Schedule]:
 
 
 def cut_chunks(problem: Problem, parts: int) -> Problem:
-    """The problem with every chunk cut into equal parts, which are neighbours in buffers.
+    """Return the problem with every chunk cut into equal parts, which are adjacent in buffers.
 
-    Parts are rounded up to whole bytes, and a note says so.
+    Parts are rounded up to whole bytes; a note in the problem says so.
     """
     padded = ", rounded up to whole bytes" * any(size % parts for size in problem.chunk_bytes)
     return replace(
@@ -279,18 +279,18 @@ def cut_chunks(problem: Problem, parts: int) -> Problem:
 
 @cached
 def without_sketch(problem: Problem) -> Problem:
-    """The problem with only the merging clauses of its sketch."""
+    """Return the problem with only the merging clauses of its sketch."""
     return replace(problem, clauses=problem.clauses.only("merge"))
 
 
 def starts_of(problem: Problem) -> Ints:
-    """(num_chunks,) rank at which each chunk starts; of several origins, the first."""
+    """(num_chunks,) rank at which each chunk starts; the first if there are several origins."""
     origins = problem.collective.origin_sets
     return np.array([ranks[0] for ranks in origins.sets], np.int64)[origins.of_chunk]
 
 
 def held_at_start(problem: Problem) -> tuple[Ints, Ints, Ints]:
-    """Rank, rising, and number of each chunk, and its place among those that start at its rank."""
+    """(rank in ascending order, chunk, index among the chunks that start at this rank) columns."""
     starts = starts_of(problem)
     chunk = np.argsort(starts, kind="stable")
     holder = starts[chunk]
@@ -298,7 +298,7 @@ def held_at_start(problem: Problem) -> tuple[Ints, Ints, Ints]:
 
 
 def require_no_derivations(problem: Problem, *, baseline: str) -> None:
-    """Raise `CollectiveError` for a collective whose chunks derive from one another."""
+    """Raise `CollectiveError` if chunks of the collective derive from one another."""
     if problem.collective.derivations:
         raise CollectiveError(
             f"{baseline} cannot do {problem.collective.name}, whose chunks derive from one another; "
@@ -322,11 +322,11 @@ def require_everywhere(problem: Problem, *, baseline: str) -> None:
 
 
 def soonest_cut_us(schedule: Schedule) -> float:
-    """Estimated finish of a schedule in finer chunks.
+    """Estimated finish of a schedule in finer chunks, in us.
 
-    These cross the same links and keep them busy as long. The rest, in which whole chunks fill a pipeline, is
-    divided by the number of parts at most. On a torus or a mesh, parts may take other dimensions and
-    directions, and merge.
+    Finer chunks keep resources busy as long as whole ones. The remaining time, in which whole chunks fill a
+    pipeline, is divided by the number of parts at most. On a torus or a mesh, parts may use other dimensions
+    and directions, and merge.
     """
     busy_us = float(busy_by_bytes_us(schedule.problem, schedule.chunk, schedule.link).max(initial=0))
     dims = grid_of(schedule.problem.topology)
@@ -336,7 +336,7 @@ def soonest_cut_us(schedule: Schedule) -> float:
 
 
 def busy_by_bytes_us(problem: Problem, chunk: NDArray[Any], link: NDArray[Any]) -> NDArray[np.float64]:
-    """(resources,) us for which the bytes of transfers keep each resource busy; no alphas."""
+    """(num_resources,) us for which the bytes of transfers hold each resource, without alphas."""
     topology, holds = problem.topology, hold_columns(problem.topology)
     size = np.array(problem.chunk_bytes, dtype=float)[chunk]
     mb = np.bincount(link, size, len(topology.links)) / 1e6

@@ -1,7 +1,7 @@
 """Direct sends from each source to each destination: pairwise exchange, and one-shot sums.
 
 One-shot sums name their contributions (`Schedule.carries`): a rank keeps arrivals unreduced, as a runtime
-with scratch space does. So it can still send its own contribution alone after others have arrived.
+with scratch space does. It can therefore send its own contribution alone after others have arrived.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: Max transfers of exchanges that are listed anew by their release dates (about 0.1 s), where they take
-#: longer than their busiest resource by this factor.
+#: Max transfers for list scheduling (about 0.1 s); and max ratio to the busiest resource without it.
 _FEW_TRANSFERS, _LATE = 2000, 1.05
 
 
@@ -44,9 +43,9 @@ _FEW_TRANSFERS, _LATE = 2000, 1.05
 def pairwise(problem: Problem, *, cut: bool = True) -> Schedule:
     """Pairwise exchange: in step s, rank r sends its chunks for rank r + s directly.
 
-    Between nodes of equal size, a step has a distance between nodes and one within them, so that shared NICs
-    carry the same load in every step. Ranks without a link relay over a shortest route. Only the merging
-    clauses of the sketch apply.
+    Between nodes of equal size, a step has one distance between nodes and one within them, so that shared
+    NICs carry the same load in every step. Chunks between ranks without a link are relayed over a shortest
+    route. Only the merging clauses of the sketch apply.
 
     Parameters
     ----------
@@ -76,7 +75,7 @@ def pairwise(problem: Problem, *, cut: bool = True) -> Schedule:
 
 @checked
 def one_shot(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule in which ranks send their contributions to all destinations of the sum, which add them up.
+    """One-shot sums: ranks send their contributions to all destinations of a sum, which add them up.
 
     Only the merging clauses of the sketch apply.
 
@@ -85,7 +84,7 @@ def one_shot(problem: Problem, *, cut: bool = True) -> Schedule:
     problem : Problem
         Allreduce, reduce-scatter, reduce, or custom sums.
     cut : bool
-        True if chunks may be cut, so that more of them follow one another.
+        True to cut chunks, so that more of them follow one another.
 
     Raises
     ------
@@ -96,7 +95,7 @@ def one_shot(problem: Problem, *, cut: bool = True) -> Schedule:
 
     References
     ----------
-    The NVIDIA TensorRT-LLM and the MSCCL++ libraries sum small messages so inside a node.
+    The NVIDIA TensorRT-LLM and the MSCCL++ libraries use this for small messages inside a node.
     """
     if not problem.collective.sums_up:
         raise CollectiveError(
@@ -111,7 +110,7 @@ def one_shot(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def least_one_shot_us(problem: Problem) -> float:
-    """Lower bound on the finish of `one_shot`, without its times; 0 for a collective without sums."""
+    """Lower bound on the finish of `one_shot` in us, without timing it; 0 for a collective without sums."""
     if not problem.collective.sums_up:
         return 0.0
     problem = without_sketch(problem)
@@ -119,7 +118,7 @@ def least_one_shot_us(problem: Problem) -> float:
 
 
 def _fastest_order(problem: Problem) -> Sends:
-    """Sends in pairwise order; a few that finish late in the fastest of two further orders."""
+    """Sends in pairwise order; if there are few and they finish late, in the fastest of three orders."""
     sends, busy_us = _exchange(problem), exchange_us(problem)
     if len(sends.chunk) > _FEW_TRANSFERS:
         return sends
@@ -130,19 +129,19 @@ def _fastest_order(problem: Problem) -> Sends:
 
 
 def _exchange(problem: Problem) -> Sends:
-    """Sends in steps of the pairwise exchange; relayed chunks are passed on while the next step begins."""
+    """Sends in the steps of a pairwise exchange; relayed chunks are forwarded during the next step."""
     check_least(problem)
     topology, (chunk, src, dst) = problem.topology, _pairs(problem)
     pair, hop, link = ShortestRoutes.of(problem).hops(src, dst)
     far, near = _shifts(topology, src, dst)
-    # Relayed chunks first: direct ones fill the time of the last hops.
+    # Relayed chunks go first, so that direct ones overlap with their last hops.
     keys = np.stack((far, -np.bincount(pair, minlength=len(chunk)), near))
     number = np.unique(keys, axis=1, return_inverse=True)[1].ravel()
     step = number[pair] + hop
     order = np.lexsort((chunk[pair], dst[pair], src[pair], number[pair], step))
     pair, link, step = pair[order], link[order], step[order]
     ends = src[pair] * topology.num_ranks + dst[pair]
-    # One turn of a step for all chunks of two ranks.
+    # All chunks between two ranks share one turn of a step.
     first = np.flatnonzero((np.diff(ends, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0))
     busy_us, turns = exchange_us(problem), list[int]()
     for here in np.split(first, np.flatnonzero(np.diff(step[first])) + 1):
@@ -153,14 +152,14 @@ def _exchange(problem: Problem) -> Sends:
 
 
 def exchange_us(problem: Problem) -> Floats:
-    """(resources,) us for which the bytes of a pairwise exchange keep each resource busy."""
+    """(num_resources,) us for which the bytes of a pairwise exchange hold each resource."""
     chunk, src, dst = _pairs(problem)
     pair, _, link = ShortestRoutes.of(problem).hops(src, dst)
     return busy_by_bytes_us(problem, chunk[pair], link)
 
 
 def _pairs(problem: Problem) -> tuple[Ints, Ints, Ints]:
-    """Columns of chunk, start and destination: one row for each other rank at which a chunk ends."""
+    """(chunk, source, destination) columns, with a row for each rank other than the source that wants it."""
     starts, ends = starts_of(problem), problem.collective.destination_sets
     counts = np.array([len(ranks) for ranks in ends.sets], np.int64)
     chunk = np.repeat(np.arange(len(starts)), counts[ends.of_chunk])
@@ -171,7 +170,7 @@ def _pairs(problem: Problem) -> tuple[Ints, Ints, Ints]:
 
 
 def _shifts(topology: Topology, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
-    """Distances of pairs of ranks, between nodes and within; among all ranks if nodes differ in size."""
+    """(distance between nodes, distance in nodes) of pairs; (0, distance of ranks) for unequal nodes."""
     node, local, of_node = topology.node_of_rank, topology.local_rank, topology.ranks_of_node
     size = len(of_node[0])
     if any(len(ranks) != size for ranks in of_node):
@@ -181,7 +180,7 @@ def _shifts(topology: Topology, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
 
 
 def _sums(problem: Problem) -> Sends:
-    """Contributions go to the ranks that want them by shortest routes, and are added where they meet."""
+    """Sends of contributions over shortest routes to ranks that want the sums; added up where they meet."""
     links, routes, used = problem.topology.links, ShortestRoutes.of(problem), Counter[int]()
     wanted: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
     for c, chunk in enumerate(problem.collective.chunks):
@@ -196,8 +195,8 @@ def _sums(problem: Problem) -> Sends:
             if rank not in carried:
                 continue
             if not paths:
-                routes.route(rank, dst)  # raises an error, as there is none
-            # Most meet where the first link is the fast one.
+                routes.route(rank, dst)  # raises the error
+            # The fastest first link makes most contributions meet.
             _, _, link = min((ticks, used[link], link) for ticks, link in paths)
             used[link] += len(chunks)
             at, turn = links[link].dst, (links[link].dst - rank) % problem.topology.num_ranks
@@ -206,7 +205,7 @@ def _sums(problem: Problem) -> Sends:
             carried[at] = carried.get(at, set()) | carried[rank]
             num_transfers += len(chunks)
         check_number(problem, num_transfers)
-    messages.sort(key=itemgetter(0, 1))  # farthest first; in turns, each of which has one message per end
+    messages.sort(key=itemgetter(0, 1))  # farthest first, then by distance of ranks
     of_message = np.array([(*each, len(some)) for _, _, *each, some in messages], np.int64).reshape(-1, 3)
     message = np.repeat(np.arange(len(messages)), of_message[:, 2])
     chunks_of = np.array([c for *_, some in messages for c in some], np.int64)

@@ -1,4 +1,4 @@
-"""The double binary tree."""
+"""The double binary tree algorithm."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: The edges of a tree, as (depth, parent, child), parents before children.
+#: Edges of a tree: (depth, parent, child), parents before children.
 Edges = list[tuple[int, int, int]]
 
 
 @checked
 def tree(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule in which half of the chunks go down one binary tree, and half down another.
+    """Schedule in which half of the chunks go down one binary tree, and half down another.
 
-    Ranks inside one tree are leaves in the other, so that both trees together use every rank's links in both
-    directions. Reductions go up the same trees. Two forms compete, and the `producer` names the faster: trees
-    of ranks, or trees of nodes with a chain of ranks inside each. Only the merging clauses of the sketch
-    apply.
+    Inner ranks of one tree are leaves of the other, so that both trees together use every rank's links in
+    both directions. Reductions go up the same trees. Two forms are tried, and the `producer` names the
+    faster: trees of ranks, or trees of nodes with a chain of ranks inside each. Only the merging clauses of
+    the sketch apply.
 
-    Allreduce gathers the sums at rank 0. Trees of nodes gather at two or at all ranks of node 0, so that
-    these trees leave by network cards of their own. Other collectives have roots of their own.
+    Allreduce gathers sums at rank 0. Trees of nodes gather at two ranks of node 0, or at all of them, so that
+    different trees use different NICs. In other collectives, chunks have their own roots.
 
     Parameters
     ----------
     problem : Problem
         The problem to solve.
     cut : bool
-        True if chunks may be cut, so that more of them follow one another down the trees.
+        True to cut chunks, so that more of them follow one another down the trees.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def _both_trees(problem: Problem, *, members: Sequence[str]) -> Schedule:
     topology, chunks = problem.topology, problem.collective.chunks
     is_allreduce = all(len(chunk.destinations) == topology.num_ranks for chunk in chunks)
     first = topology.ranks_of_node[0]
-    # Ranks half a node apart use different network cards where there are several; all ranks, all.
+    # Ranks half a node apart use different NICs if a node has several; all ranks use all NICs.
     heads_of: dict[str, list[tuple[int, ...]]] = {
         "nodes": [(first[0], first[len(first) // 2]), first],
         "ranks": [(0,)],
@@ -71,7 +71,7 @@ def _both_trees(problem: Problem, *, members: Sequence[str]) -> Schedule:
     for each in members:
         for heads in heads_of[each]:
             roots = [heads[c // 2 % len(heads)] for c in range(len(chunks))] if is_allreduce else None
-            # Reversed, the last chunk goes up first; so that it can go down first, send it last.
+            # In reversed time the last chunk goes up first, so send it last to get it down first.
             backwards = partial(_descend, members=each, last_first=True)
             sends = run(problem, partial(_descend, members=each), backwards=backwards, roots=roots)
             forms.append((f"tree (double binary tree of {each})", sends))
@@ -79,10 +79,10 @@ def _both_trees(problem: Problem, *, members: Sequence[str]) -> Schedule:
 
 
 def binary_tree(num_places: int) -> Edges:
-    """A binary tree of places 0..num_places-1 below place 0, in which odd places are leaves.
+    """Binary tree of places 0..num_places-1 with root 0, in which odd places are leaves.
 
-    A place's parent clears its lowest set bit and sets the next, unless that leaves the tree; place 0 has one
-    child.
+    A place's parent clears its lowest set bit and sets the next one, unless that leaves the tree; place 0 has
+    one child.
     """
     below: list[list[int]] = [[] for _ in range(num_places)]
     for place in range(1, num_places):
@@ -98,12 +98,12 @@ def binary_tree(num_places: int) -> Edges:
 
 
 def two_trees(members: Sequence[int]) -> tuple[Edges, Edges]:
-    """Two binary trees of members below the first, in which no other member has children in both.
+    """Two binary trees of members rooted at the first, such that no other member has children in both.
 
     (With an even number of members, one may.)
     """
     count = len(members)
-    # Both renumberings turn odd places into even ones: a mirror where count is odd, else a shift by one.
+    # Renumber so that odd places become even: mirrored if the count is odd, else shifted by one.
     other = [0, *((count - p) if count % 2 else p % (count - 1) + 1 for p in range(1, count))]
     edges = binary_tree(count)
     first = [(depth, members[a], members[b]) for depth, a, b in edges]
@@ -112,7 +112,7 @@ def two_trees(members: Sequence[int]) -> tuple[Edges, Edges]:
 
 
 def _descend(problem: Problem, *, members: str, last_first: bool = False) -> Sends:
-    """Even chunks go down the first tree of their root, odd ones down the second."""
+    """Sends of even chunks down the first tree of their root, and of odd ones down the second."""
     num_ranks, starts = problem.topology.num_ranks, starts_of(problem)
     odd = np.arange(len(starts)) % 2
     _, first, tree_of = np.unique(2 * starts + odd, return_index=True, return_inverse=True)
@@ -136,9 +136,9 @@ def down(edges: Edges, chunks: Ints) -> Row:
 
 
 def _trees_of_nodes(topology: Topology, root: int, *, shared: bool) -> tuple[Edges, Edges]:
-    """Two trees of nodes, with a chain in each node from the rank that other nodes send to.
+    """Two trees of nodes, with a chain in each node from the rank that receives from other nodes.
 
-    Where one root has chunks in both trees (`shared`), they enter other nodes half a node apart.
+    If one root has chunks in both trees (`shared`), they enter other nodes at ranks half a node apart.
     """
     count = topology.num_nodes
     nodes = [(topology.node_of_rank[root] + place) % count for place in range(count)]
