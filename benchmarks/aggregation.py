@@ -26,13 +26,17 @@ from benchmarks.report import parser_of, shown, summed_up
 from taccl._internal.units import parse_size
 from taccl.aggregation import (
     MODELS,
+    block_error_bounds,
+    block_exponents,
     choose_servers,
     dequantise,
+    dequantise_blocks,
     error_bound,
     largest_scale,
     layer_bytes,
     place_shards,
     quantise,
+    quantise_blocks,
     simulate_packets,
 )  # fmt: skip
 from taccl.baselines import baseline
@@ -134,9 +138,27 @@ def fixed_point(_: float) -> Iterator[Row]:
             error = np.abs(dequantise(sums, scale) - values.astype(np.float64).sum(0)).max()
             ratio = float(error / error_bound(ranks, scale))
             yield at_most(f"error over bound, {what}, {ranks} ranks", ratio, 1)
+        yield from _blocks(rng, ranks)
         scale = largest_scale(1.0, ranks)
         most = ranks * int(quantise([1.0], scale, ranks=ranks)[0])
         yield row(f"largest sum of {ranks} ranks over what fits", most / (2**31 - 1), 1, 1e-6)
+
+
+def _blocks(rng: np.random.Generator, ranks: int) -> Iterator[Row]:
+    """Errors with an exponent for each block of 256, on numbers whose blocks differ by up to 10**9."""
+    values = rng.uniform(-1, 1, (ranks, 100, 256)) * 10 ** rng.uniform(-9, 0, (100, 1))
+    agreed = np.max([block_exponents(each) for each in values], axis=0)
+    sums = sum(quantise_blocks(each, agreed, ranks=ranks).astype(np.int64) for each in values)
+    exact = values.sum(0)
+    errors = np.abs(dequantise_blocks(sums, agreed, ranks=ranks) - exact).max(axis=1)
+    ratio = float((errors / block_error_bounds(agreed, ranks=ranks)).max())
+    yield at_most(f"error over bound, exponent per block, {ranks} ranks", ratio, 1)
+    scale = largest_scale(1.0, ranks)
+    sums = sum(quantise(each, scale, ranks=ranks, most=1.0).astype(np.int64) for each in values)
+    whole = np.abs(dequantise(sums, scale) - exact).max(axis=1)
+    least = int(np.argmin(np.abs(values).max(axis=(0, 2))))
+    gain = float(whole[least] / errors[least])
+    yield at_least(f"error of one scale over blocks', smallest block, {ranks} ranks", gain, 10**6)
 
 
 def _as_bfloat16(values: np.ndarray) -> np.ndarray:

@@ -80,9 +80,7 @@ def quantise(
     InputError
         If a sum could overflow, with the largest scale that fits; or a value is not finite, or above `most`.
     """
-    real, scale = _numbers(values, "values"), _positive(scale)
-    if not np.isfinite(real).all():
-        raise InputError("found values that are infinite or no numbers; expected finite ones", where="values")
+    real, scale = finite_numbers(values), _positive(scale)
     found = float(np.abs(real).max(initial=0.0))
     most = found if most is None else float(most)
     if found > most:
@@ -93,13 +91,7 @@ def quantise(
             f"most {largest_scale(most, ranks)!r}",
             where="scale",
         )
-    product, error = _product(real, scale)
-    whole = np.rint(product)
-    # The difference is exact, and the error is at most half an ulp of the product. So the error decides only
-    # where the difference is 1/2. Their sum, rounded, would lose a small error.
-    rest = product - whole
-    up, down = (rest == 0.5) & (error > 0), (rest == -0.5) & (error < 0)
-    return np.asarray(whole + up - down).astype(np.int32)
+    return nearest_whole(real, scale)
 
 
 @checked
@@ -126,6 +118,25 @@ def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     return (upper.astype(np.uint32) << 16).view(np.float32)
 
 
+def nearest_whole(real: NDArray[np.float64], scale: float | NDArray[np.float64]) -> NDArray[np.int32]:
+    """The whole numbers nearest to ``real * scale`` in exact arithmetic, which must fit into 32 bits."""
+    product, error = _product(real, scale)
+    whole = np.rint(product)
+    # The difference is exact, and the error is at most half an ulp of the product. So the error decides only
+    # where the difference is 1/2. Their sum, rounded, would lose a small error.
+    rest = product - whole
+    up, down = (rest == 0.5) & (error > 0), (rest == -0.5) & (error < 0)
+    return np.asarray(whole + up - down).astype(np.int32)
+
+
+def finite_numbers(values: ArrayLike) -> NDArray[np.float64]:
+    """The values as float64; `InputError` unless all are finite real numbers."""
+    real = _numbers(values, "values")
+    if not np.isfinite(real).all():
+        raise InputError("found values that are infinite or no numbers; expected finite ones", where="values")
+    return real
+
+
 def _numbers(values: ArrayLike, where: str) -> NDArray[np.float64]:
     try:
         given = np.asarray(values)
@@ -143,16 +154,18 @@ def _positive(scale: float) -> float:
     return float(scale)
 
 
-def _product(real: NDArray[np.float64], scale: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _product(
+    real: NDArray[np.float64], scale: float | NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Products rounded to float64, and their rounding errors relative to a power of two for each.
 
     Errors are exact (Dekker, "A floating-point technique for extending the available precision", 1971), as
     mantissas neither overflow nor underflow.
     """
     mantissa, exponent = np.frexp(real)
-    factor, places = math.frexp(scale)
+    factor, places = np.frexp(scale)
     high, low = _halves(mantissa)
-    factor_high, factor_low = _halves(np.float64(factor))
+    factor_high, factor_low = _halves(factor)
     product = mantissa * factor
     error = ((high * factor_high - product) + high * factor_low + low * factor_high) + low * factor_low
     with np.errstate(under="ignore"):

@@ -1,0 +1,158 @@
+"""Block floating point: fixed point with an exponent, and so a scale, for each block of a tensor.
+
+Ranks agree on an exponent for each block before they send it: the largest of their own, which a switch finds
+as a maximum. Each number of a block is then at most ``2**exponent``. The scale of the block is the largest at
+which no sum of all ranks leaves 32 bits, and fixed point bounds the error of the block by its own numbers.
+
+References
+----------
+A. Sapio et al., "Scaling distributed machine learning with in-network aggregation", NSDI 2021. Its prototype,
+github.com/p4lang/p4app-switchML, takes a packet as a block and sends the exponents of later blocks with the
+numbers of earlier ones (`cpu_exponent_quantizer`).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl._internal.arguments import checked
+from taccl.aggregation.fixed_point import (
+    error_bound,
+    finite_numbers,
+    largest_scale,
+    nearest_whole,
+)
+from taccl.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from taccl._internal.arguments import Count
+
+#: Least and largest exponent: those of float32, below whose numbers a block counts as the smallest.
+LEAST, MOST = -126, 128
+
+
+@checked
+def block_exponents(values: ArrayLike, *, block: Count = 256) -> NDArray[np.int16]:
+    """Least exponent of each block of `values`, read in one dimension, with all numbers at most 2**exponent.
+
+    The exponents of several ranks agree by their maximum.
+
+    Parameters
+    ----------
+    values : array_like
+        Finite numbers of at most 2**128, as of float32.
+    block : int
+        Numbers of a block; the last one may have fewer.
+
+    Raises
+    ------
+    InputError
+        If a value is not finite, or above 2**128.
+    """
+    found = np.abs(finite_numbers(values)).ravel()
+    most = np.maximum.reduceat(found, np.arange(0, len(found), block)) if len(found) else found
+    mantissa, exponent = np.frexp(most)
+    exponent = np.where(mantissa == 0.5, exponent - 1, exponent)  # 2**k itself
+    if (exponent > MOST).any():
+        raise InputError(f"found {most.max():g}; expected at most 2**{MOST}, as of float32", where="values")
+    return np.where(most > 0, np.maximum(exponent, LEAST), LEAST).astype(np.int16)
+
+
+@checked
+def block_scales(exponents: ArrayLike, *, ranks: Count) -> NDArray[np.float64]:
+    """Scale of each block: the largest at which no sum of `ranks` numbers of 2**exponent leaves 32 bits."""
+    given = np.asarray(exponents)
+    if given.dtype.kind not in "iu" or ((given < LEAST) | (given > MOST)).any():
+        found = f"expected whole exponents from {LEAST} to {MOST}, as block_exponents finds them"
+        raise InputError(found, where="exponents")
+    return np.asarray(np.ldexp(largest_scale(1.0, ranks), -given.astype(np.int64)))
+
+
+@checked
+def quantise_blocks(
+    values: ArrayLike, exponents: ArrayLike, *, ranks: Count, block: Count = 256
+) -> NDArray[np.int32]:
+    """The nearest whole numbers to ``values * scale`` of each block; sums over all ranks fit into 32 bits.
+
+    Parameters
+    ----------
+    values : array_like
+        Finite numbers of any float type.
+    exponents : array_like of int
+        The exponents on which all ranks agreed: element by element the largest of their `block_exponents`.
+    ranks : int
+        Number of ranks that contribute.
+    block : int
+        As in `block_exponents`.
+
+    Raises
+    ------
+    InputError
+        If a block has a number above 2**exponent, or there are more or fewer exponents than blocks.
+    """
+    real = finite_numbers(values)
+    own, agreed = block_exponents(real, block=block), np.asarray(exponents)
+    scales = block_scales(agreed, ranks=ranks)
+    _check_number(agreed, real, block)
+    if (above := np.flatnonzero(own > agreed)).size:
+        at = int(above[0])
+        raise InputError(
+            f"found {agreed[at]} for block {at}, whose numbers need {own[at]}; give the largest exponent of "
+            "all ranks",
+            where="exponents",
+        )
+    return nearest_whole(real, _spread(scales, real, block))
+
+
+@checked
+def dequantise_blocks(
+    sums: ArrayLike, exponents: ArrayLike, *, ranks: Count, block: Count = 256
+) -> NDArray[np.float64]:
+    """The real numbers that sums of blocks stand for.
+
+    Parameters
+    ----------
+    sums : array_like of int
+        Sums over all ranks of what `quantise_blocks` returned.
+    exponents, ranks, block
+        As in `quantise_blocks`.
+
+    Raises
+    ------
+    InputError
+        If there are more or fewer exponents than blocks.
+    """
+    whole, scales = finite_numbers(sums), block_scales(exponents, ranks=ranks)
+    _check_number(np.asarray(exponents), whole, block)
+    return np.asarray(whole / _spread(scales, whole, block))
+
+
+@checked
+def block_error_bounds(exponents: ArrayLike, *, ranks: Count) -> NDArray[np.float64]:
+    """Largest error of a sum in each block: n / (2 * scale), about n**2 * 2**exponent / 2**32."""
+    return np.array([error_bound(ranks, each) for each in block_scales(exponents, ranks=ranks).tolist()])
+
+
+def relative_error_bound(ranks: int) -> Fraction:
+    """Bound of the error over the largest number of a block, if that is above 2**-127: about n**2 / 2**31.
+
+    The scale is at least ``(2**31 - 1.5 n) / (n * 2**exponent)``; ``2**exponent`` is below twice the number.
+    """
+    return Fraction(ranks**2, 2**31 - 2 * ranks)
+
+
+def _check_number(exponents: NDArray[np.int64], real: NDArray[np.float64], block: int) -> None:
+    needed = -(-real.size // block)
+    if exponents.shape != (needed,):
+        found = f"found exponents of shape {exponents.shape}; expected {needed}, one for each block"
+        raise InputError(found, where="exponents")
+
+
+def _spread(scales: NDArray[np.float64], real: NDArray[np.float64], block: int) -> NDArray[np.float64]:
+    """The scale of each number's block."""
+    return np.repeat(scales, block)[: real.size].reshape(real.shape)

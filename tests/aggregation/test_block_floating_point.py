@@ -1,0 +1,104 @@
+"""Block floating point: an exponent for each block, sums within the block's bound, and none that overflows."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taccl.aggregation import (
+    block_error_bounds,
+    block_exponents,
+    block_scales,
+    dequantise,
+    dequantise_blocks,
+    error_bound,
+    largest_scale,
+    quantise,
+    quantise_blocks,
+)
+from taccl.aggregation.block_floating_point import LEAST, relative_error_bound
+from taccl.errors import InputError
+from tests.fuzzing import fuzzed
+
+numbers = st.floats(-(2.0**100), 2.0**100, width=32) | st.floats(-1, 1) | st.floats(-1e-30, 1e-30)
+
+
+@fuzzed(few=25, many=3000)
+@given(
+    rows=st.lists(st.lists(numbers, min_size=5, max_size=5), min_size=1, max_size=9),
+    block=st.integers(1, 6),
+)
+def test_each_sum_is_within_the_bound_of_its_block(rows, block):
+    """In exact fractions; the bound is n / (2 * scale), and relative to the block's largest number n**2 / 2**31."""
+    ranks, agreed = len(rows), np.max([block_exponents(row, block=block) for row in rows], axis=0)
+    sums = sum(quantise_blocks(row, agreed, ranks=ranks, block=block).astype(np.int64) for row in rows)
+    assert np.abs(sums).max() < 2**31
+    scales, bounds = block_scales(agreed, ranks=ranks), block_error_bounds(agreed, ranks=ranks)
+    for i in range(5):
+        scale = Fraction(float(scales[i // block]))
+        error = abs(Fraction(int(sums[i])) / scale - sum(Fraction(row[i]) for row in rows))
+        assert error <= Fraction(ranks) / (2 * scale) <= Fraction(float(bounds[i // block]))
+        most = max(
+            Fraction(abs(x)) for row in rows for x in row[i // block * block : (i // block + 1) * block]
+        )
+        if most > Fraction(1, 2**127):
+            assert error <= relative_error_bound(ranks) * most
+
+
+@pytest.mark.parametrize(
+    ("most", "exponent"),
+    [(1.0, 0), (1.0000001, 1), (0.75, 0), (0.5, -1), (2.0**128, 128), (0.0, LEAST), (1e-45, LEAST)],
+)
+def test_the_exponent_is_the_least_that_bounds_a_block(most, exponent):
+    """A power of two is its own bound; below the least exponent all blocks are alike."""
+    assert block_exponents([most / 2, -most], block=2).tolist() == [exponent]
+
+
+def test_blocks_are_cut_in_order_and_the_last_one_may_be_short():
+    """Seven numbers in blocks of three, in any shape that values have."""
+    values = np.array([[1, 2, 4, 8, 16, 32, 64]], np.float32)
+    exponents = block_exponents(values, block=3)
+    assert exponents.tolist() == [2, 5, 6]
+    found = quantise_blocks(values, exponents, ranks=2, block=3)
+    assert found.shape == (1, 7)
+    assert np.abs(dequantise_blocks(found, exponents, ranks=2, block=3) - values).max() < 1e-7
+
+
+def test_small_blocks_keep_their_digits_beside_large_ones():
+    """A block of 1e-6 beside one of 1: with one scale its sums are off by a part in 10**3, by blocks in 10**8."""
+    rng = np.random.default_rng(0)
+    rows = rng.uniform(-1, 1, (8, 512)) * np.repeat([1.0, 1e-6], 256)
+    exact = rows.sum(0)[256:]
+    scale = largest_scale(1.0, 8)
+    one = dequantise(sum(quantise(row, scale, ranks=8, most=1.0) for row in rows), scale)[256:]
+    agreed = np.max([block_exponents(row) for row in rows], axis=0)
+    sums = sum(quantise_blocks(row, agreed, ranks=8) for row in rows)
+    blocks = dequantise_blocks(sums, agreed, ranks=8)[256:]
+    assert np.abs(one - exact).max() > 1e4 * np.abs(blocks - exact).max()
+    assert error_bound(8, scale) > 1e5 * block_error_bounds(agreed, ranks=8)[1]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: block_exponents([1e39]), r"found 1e\+39; expected at most 2\*\*128"),
+        (lambda: block_exponents([np.inf]), "infinite"),
+        (lambda: block_scales([0.5], ranks=2), "expected whole exponents from -126 to 128"),
+        (lambda: block_scales([129], ranks=2), "expected whole exponents"),
+        (lambda: quantise_blocks([4.0], [1], ranks=2), "found 1 for block 0, whose numbers need 2"),
+        (lambda: quantise_blocks([4.0], [2, 2], ranks=2), r"found exponents of shape \(2,\); expected 1"),
+        (lambda: dequantise_blocks([4], [2, 2], ranks=2), r"found exponents of shape \(2,\); expected 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call, message):
+    """With what would be right."""
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_no_numbers_are_no_blocks():
+    """Nor are they an error."""
+    nothing = block_exponents([])
+    assert nothing.shape == quantise_blocks([], nothing, ranks=2).shape == (0,)
