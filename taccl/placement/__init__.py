@@ -1,1 +1,1 @@
-"""Rank placement: probe a network, renumber ranks to fit it, and tell stock libraries what to run."""
+"""Rank placement: probe a network, reorder ranks to fit it, and write the files that stock libraries read."""

@@ -1,8 +1,8 @@
-"""Stock algorithms as messages between ranks in rank order, whatever the ranks run on.
+"""Algorithms of stock libraries as messages between ranks in rank order, independent of the hosts.
 
-A library runs a fixed algorithm over ranks 0, 1, 2, ...; which hosts these are is what placement chooses. So
-an algorithm is columns of transfers, each a chunk from rank to rank, and the step in which it goes; those of
-one message travel together. A schedule of ours gives the same columns, with times for steps.
+A library runs a fixed algorithm over ranks 0, 1, 2, ...; placement chooses the host of each rank. An
+algorithm is therefore a table of transfers: chunk, source rank, destination rank, and step. Transfers of one
+message travel together. A schedule of this package gives the same table, with times instead of steps.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from taccl.problem.collective import Collective
     from taccl.schedule.schedule import Schedule
 
-    #: A collective, and the moves that do it.
+    #: A collective, and the moves (rows of `Moves`) that implement it.
     Made = tuple[Collective, Iterable[Row]]
 
-#: Most pieces into which each of the two trees cuts its half of the data; our choice.
+#: Maximum number of pieces into which each tree of a double tree cuts its half of the data; our choice.
 MOST_PIECES = 256
 _POWER = "found {} ranks; {} needs a power of two"
 
 
 @dataclass(frozen=True, eq=False)
 class Algorithm:
-    """Messages between ranks, by transfer, in the order in which they take their resources.
+    """Messages between ranks as a table of transfers, in the order in which they are served by resources.
 
-    - `size_chunks`: Chunks in the larger of one rank's input and output buffer.
-    - `chunk`, `src`, `dst`, `message` (num_transfers,): Messages are numbered in order.
-    - `reduces` (num_transfers,) bool: True if it is added to the content of the destination.
-    - `begins`, `ends` (num_transfers,): Steps or times; a chunk moves on after all of its arrivals that end
-      earlier.
-    - `carries`: The contributions in each transfer, of a schedule that keeps contributions unreduced.
-    - `weights`: The sizes of a schedule's chunks, in proportion.
+    - `chunk`, `src`, `dst` (num_transfers,): The chunk, and the ranks that send and receive it.
+    - `reduces` (num_transfers,) bool: True if the destination adds the chunk to its own.
+    - `message` (num_transfers,): Number of the message that carries the transfer, ascending.
+    - `begins`, `ends` (num_transfers,): Steps, or ticks of a schedule. A rank forwards a chunk after all
+      arrivals of that chunk which end by the step in which it sends.
+    - `carries`: Contributing ranks of each transfer, if partial sums are kept apart; None otherwise.
+    - `weights`: Relative sizes of the chunks of a schedule; empty if all chunks have one size.
     - `in_steps`: True if a rank sends in a step only after all its sends and receives of the step before.
     """
 
@@ -66,11 +66,11 @@ class Algorithm:
     in_steps: bool = False
 
     def waits(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(message, earlier message that it waits for) of every wait, by message."""
+        """Pairs of (message, earlier message that it waits for), as two columns sorted by message."""
         count = self.collective.num_chunks
         place = (self.src * count + self.chunk, self.dst * count + self.chunk)
         ends, message = self.ends, self.message
-        if self.in_steps:  # whatever a rank has sent or received in the step before
+        if self.in_steps:  # wait for all sends and receives of a rank in the step before
             steps = int(self.ends.max()) + 1
             place = (
                 self.src * steps + self.begins,
@@ -78,7 +78,7 @@ class Algorithm:
             )
             ends, message = np.tile(ends, 2), np.tile(message, 2)
         there, here = place
-        # Arrivals by place and chunk, and of each the ones that have ended when a transfer begins.
+        # Arrivals sorted by rank and chunk; for each transfer, those that have ended when it begins.
         order = np.lexsort((ends, here))
         span = int(ends.max(initial=0)) + 2
         keys = here[order] * span + ends[order]
@@ -94,7 +94,7 @@ class Algorithm:
             waiting, arrival = waiting[within], arrival[within]
         num_messages = int(self.message.max(initial=-1)) + 1
         pairs = self.message[waiting] * num_messages + message[arrival]
-        pairs.sort()  # much faster than np.unique, which hashes, where most pairs differ
+        pairs.sort()  # faster than np.unique, which hashes, if most pairs differ
         is_first = np.ones(len(pairs), dtype=bool)
         is_first[1:] = pairs[1:] != pairs[:-1]
         pairs = pairs[is_first]
@@ -102,14 +102,14 @@ class Algorithm:
 
 
 def stock(name: str, collective: str, num_ranks: int, *, group: int | None = None) -> Algorithm:
-    """The algorithm of a library for a collective, in rank order.
+    """Algorithm of a stock library for a collective, in rank order.
 
-    - `name`: One of `ALGORITHMS`; ``"rings:4"`` gives the number of rings, ``"hierarchical:8"`` the ranks per
-      group, ``"double-tree:8"`` the pieces per tree (default 1).
+    - `name`: One of `ALGORITHMS`. A number after a colon gives the rings (``"rings:4"``), the ranks per group
+      (``"hierarchical:8"``) or the pieces per tree (``"double-tree:8"``, default 1).
     - `group`: Ranks per group if the name gives none.
 
-    Raises `InputError` if there is no such algorithm, or if it does not support the collective or the number
-    of ranks.
+    Raises `InputError` if the algorithm is unknown, or does not support the collective or the number of
+    ranks.
     """
     word, _, number = name.partition(":")
     known = known_name(word, ALGORITHMS, "algorithm")
@@ -125,7 +125,7 @@ def stock(name: str, collective: str, num_ranks: int, *, group: int | None = Non
         raise InputError(f"found {name!r}; {said}", where="algorithm")
     whole, moves = make(kind, num_ranks, int(number or (group or 0 if known == "hierarchical" else takes)))
     found = _of_moves(name if number else known, whole, moves)
-    if known == "doubling":  # what arrives is kept apart until it is sent on
+    if known == "doubling":  # partial sums stay apart until they are sent on
         blocks = zip(found.src.tolist(), found.begins.tolist(), strict=True)
         carries = [tuple(range(src >> bit << bit, (src >> bit) + 1 << bit)) for src, bit in blocks]
         return replace(found, carries=carries)
@@ -133,9 +133,10 @@ def stock(name: str, collective: str, num_ranks: int, *, group: int | None = Non
 
 
 def of_schedule(schedule: Schedule) -> Algorithm:
-    """A schedule of ours as an algorithm: its sends in order of their starts, over whatever links there are.
+    """Schedule of this package as an algorithm: its sends in order of start.
 
-    Raises `InputError` if a link has several sources or destinations, which no other host need have.
+    Raises `InputError` if a link has several sources or destinations (multicast or reduction in a switch).
+    Raises it also if chunks derive from one another. Neither can be moved to other hosts.
     """
     problem = schedule.problem
     used = [problem.topology.links[e] for e in schedule.link.tolist()]
@@ -156,7 +157,7 @@ def of_schedule(schedule: Schedule) -> Algorithm:
 
 
 def _of_moves(name: str, collective: Collective, rows: Iterable[Row]) -> Algorithm:
-    """The algorithm of some moves; those of one step, source, destination and `adds` are a message."""
+    """Build an algorithm from moves; moves of equal step, source, destination and `adds` form one message."""
     moves, number = Moves.of(rows), collective.num_ranks
     ends = (moves.step * number + moves.src) * number + moves.dst
     _, message = np.unique(2 * ends + moves.adds, return_inverse=True)
@@ -164,7 +165,7 @@ def _of_moves(name: str, collective: Collective, rows: Iterable[Row]) -> Algorit
 
 
 def _sums(num_ranks: int, num_chunks: int) -> Collective:
-    """An allreduce of `num_chunks` chunks."""
+    """Custom allreduce of `num_chunks` chunks."""
     whole = {chunk: range(num_ranks) for chunk in range(num_chunks)}
     return collectives.custom(
         num_ranks, precondition=whole, postcondition=whole, combining=True, name="allreduce"
@@ -172,10 +173,11 @@ def _sums(num_ranks: int, num_chunks: int) -> Collective:
 
 
 def _rounds(rings: Ints, chunk: Ints, kind: str, first: int = 0) -> Iterator[Row]:
-    """Moves round rings: a sum of each chunk that ends at its place, a gather of each from there, or both.
+    """Moves around rings: reduce-scatter, allgather, or both one after the other for an allreduce.
 
     - `rings`, (..., size): Ranks of each ring in order.
-    - `chunk`, (..., size, num_chunks): Chunks of each place.
+    - `chunk`, (..., size, num_chunks): Chunks that each position of a ring owns.
+    - `first`: First step.
     """
     size = rings.shape[-1]
     for adds in {"reduce-scatter": (True,), "allgather": (False,), "allreduce": (True, False)}[kind]:
@@ -184,7 +186,7 @@ def _rounds(rings: Ints, chunk: Ints, kind: str, first: int = 0) -> Iterator[Row
 
 
 def _rings(kind: str, num_ranks: int, number: int) -> Made:
-    """Every other ring goes the other way round."""
+    """Several rings over all ranks; odd-numbered rings run in the reverse direction."""
     ranks = np.arange(num_ranks)
     rings = np.stack([ranks if ring % 2 == 0 else (-ranks) % num_ranks for ring in range(number)])
     chunk = rings[..., None] * number + np.arange(number)[:, None, None]
@@ -192,16 +194,16 @@ def _rings(kind: str, num_ranks: int, number: int) -> Made:
 
 
 def _halving_doubling(kind: str, num_ranks: int, _: int) -> Made:
-    """Recursive halving and doubling: partners differ in one bit, the lowest first.
+    """Recursive halving and doubling; partners differ in one bit of their rank, the lowest bit first.
 
-    If the number of ranks is no power of two, an allreduce has two further steps. Each surplus rank first
-    sends its data to a neighbour, and gets the sum from it at the end.
+    If the number of ranks is not a power of two, an allreduce has two further steps: each surplus rank first
+    sends its data to a neighbour, and receives the sum from it at the end.
     """
     core = 1 << (num_ranks.bit_length() - 1)
     extra, part = num_ranks - core, np.arange(core)
     if extra and kind != "allreduce":
         raise InputError(_POWER.format(num_ranks, f"halving-doubling of {kind}"), where="algorithm")
-    #: The rank that plays each part: of the first 2 * extra ranks the odd ones.
+    #: Rank at each position of the power-of-two core: odd ranks among the first 2 * extra, then the rest.
     rank = np.concatenate((np.arange(1, 2 * extra, 2), np.arange(2 * extra, num_ranks)))
     even = np.arange(0, 2 * extra, 2)[:, None]
     steps = [[(part ^ (1 << bit)).tolist()] for bit in reversed(range(core.bit_length() - 1))]
@@ -216,7 +218,7 @@ def _halving_doubling(kind: str, num_ranks: int, _: int) -> Made:
 
 
 def _doubling(kind: str, num_ranks: int, _: int) -> Made:
-    """Partners, near ones first, exchange all of what they have summed so far."""
+    """Recursive doubling: partners, nearest first, exchange all that they have summed so far."""
     if num_ranks & (num_ranks - 1):
         raise InputError(_POWER.format(num_ranks, "doubling"), where="algorithm")
     ranks = np.arange(num_ranks)
@@ -225,10 +227,10 @@ def _doubling(kind: str, num_ranks: int, _: int) -> Made:
 
 
 def _double_tree(kind: str, num_ranks: int, pieces: int) -> Made:
-    """Odd pieces use one tree, even pieces the other; sums go up while earlier sums come down.
+    """Pipelined double binary tree: odd pieces use one tree, even pieces the other.
 
-    Edges have two colours: in each step, messages over those of the first go first. Of one colour a rank
-    sends and receives one message each way at most, so that no port waits for two others in turn.
+    Tree edges have two colours. In each step, messages over edges of the first colour go first. A rank has at
+    most one edge of each colour in either direction, so that its port never waits for two messages in turn.
     """
     trees = [np.array(edges).T for edges in two_trees(range(num_ranks))]
     deepest = max(int(depth.max()) for depth, _, _ in trees)
@@ -244,7 +246,7 @@ def _double_tree(kind: str, num_ranks: int, pieces: int) -> Made:
 
 
 def _pairwise(kind: str, num_ranks: int, _: int) -> Made:
-    """In step s, rank r sends to rank r + s."""
+    """Pairwise exchange: in step s, rank r sends to rank r + s (modulo the number of ranks)."""
     ranks = np.arange(num_ranks)
     ends = ((shift, (ranks + shift) % num_ranks) for shift in range(1, num_ranks))
     rows = [(shift, ranks * num_ranks + dst, ranks, dst, False) for shift, dst in ends]
@@ -252,7 +254,7 @@ def _pairwise(kind: str, num_ranks: int, _: int) -> Made:
 
 
 def _hierarchical(kind: str, num_ranks: int, group: int) -> Made:
-    """Sums inside groups of consecutive ranks, between ranks of one place in their groups, and back."""
+    """Reduce-scatter in groups of consecutive ranks, allreduce between groups, allgather in groups."""
     divisors = [size for size in range(2, num_ranks) if num_ranks % size == 0]
     if not group and divisors:
         group = min(divisors, key=lambda size: (abs(size * size - num_ranks), size))
@@ -270,7 +272,7 @@ def _hierarchical(kind: str, num_ranks: int, group: int) -> Made:
 
 
 _SUMS = ("allreduce", "allgather", "reduce-scatter")
-#: {algorithm: (maker, collectives, default of the number in its name, or 0 if it takes none)}.
+#: {algorithm: (function, collectives, default of the number after the colon; 0 if the name takes none)}.
 ALGORITHMS: dict[str, tuple[Callable[..., Made], Sequence[str], int]] = {
     "ring": (lambda kind, num_ranks, _: _rings(kind, num_ranks, 1), _SUMS, 0),
     "rings": (_rings, _SUMS, 2),

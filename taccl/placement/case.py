@@ -1,4 +1,4 @@
-"""One algorithm on one topology as arrays: the makespan of an order of ranks, local search, and a proof."""
+"""One algorithm on one topology as arrays: makespan of an order of ranks, annealing, branch and bound."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ if TYPE_CHECKING:
     from taccl.placement.fabric import RankMessages
     from taccl.topology.topology import Topology
 
-#: Message evaluations per search; minimum and maximum number of orders tried.
+#: Messages timed per search (sets the number of orders tried); minimum and maximum number of orders tried.
 _MOST_MESSAGES, _FEWEST_TRIES, _MOST_TRIES = 10**8, 1500, 150_000
 #: Initial temperature of each annealing run, as a part of the makespan.
 _WARMTHS = (0.003, 0.01, 0.05)
-#: Up to this many messages Python times an order sooner than numba compiles the kernel.
+#: Maximum number of messages for which plain Python times an order faster than numba compiles the kernel.
 _FEW_MESSAGES = 12_000
 
 
 class Case:
     """One algorithm on one topology, as arrays; parameters and errors as in `reorder`.
 
-    - `order`: Host of each rank under which a double tree without a number of pieces gets the fastest.
-    - `like`: A case of the same algorithm and size, whose messages are taken over.
+    - `order`: Host of each rank. A double tree without a number of pieces gets the number that is fastest in
+      this order.
+    - `like`: A case of the same algorithm and size, whose messages are reused.
     - `on_links`: True to count in the ticks of the topology's links, as a schedule does.
     """
 
@@ -96,22 +97,23 @@ class Case:
 
     @property
     def topology(self) -> Topology:
-        """The hosts as a topology, which is made now if it was not yet."""
+        """The hosts as a topology; that of a probe is built at the first access."""
         return self.hosts.topology if isinstance(self.hosts, ProbedHosts) else self.hosts
 
     def room(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Room for one thread."""
+        """Work arrays `end` and `free` of `timed` for one thread."""
         resources = len(self.fabric.paths.name) + 2 * self.fabric.num_hosts
         return np.zeros(len(self.messages.src), dtype=np.int64), np.zeros(resources, dtype=np.int64)
 
     def us(self, ticks: int) -> float:
-        """Ticks as microseconds."""
+        """Convert ticks to microseconds."""
         return float(Fraction(int(ticks), self.ticks_per_us))
 
     def ticks(self, order: Sequence[int], *, compiled: bool = True, apart: bool = False) -> int:
-        """Makespan of an order; a lower bound over all orders if every rank is open (-1).
+        """Makespan of an order in ticks; a lower bound over all orders if every rank is open (-1).
 
-        With `apart`, a lower bound for the order: each message holds its resources one by one.
+        - `compiled`: False to run the kernel as plain Python.
+        - `apart`: True for a lower bound on the makespan: each message holds its resources one by one.
         """
         function = timed if compiled else getattr(timed, "py_func", timed)
         return int(function(*self.arrays, np.array(order, dtype=np.int64), TOO_LONG, *self.room(), apart))
@@ -124,23 +126,25 @@ class Case:
         return end
 
     def limits(self, order: Sequence[int], finish: int) -> tuple[str, float]:
-        """The resource that is busy for longest, and for which part of the time."""
+        """Resource that is busy longest, and the part of the finish for which it is busy."""
         most, ticks = self.fabric.busiest(self.messages, np.array(order))
         return most, ticks / finish
 
     @cached_property
     def nested(self) -> tuple[int, ...]:
-        """The order with near hosts together, by hierarchical clustering of their distances."""
+        """Order of hosts by hierarchical clustering of their distances, near hosts together."""
         return tuple(nested_order(self.fabric.distance(int(self.messages.units.max()))))
 
     def search(
         self, given: Sequence[int], seed: int, deadline: Deadline = NEVER, *, effort: float = 1.0
     ) -> tuple[tuple[int, ...], int]:
-        """The best order found by changes to the given one, or to one with near hosts together; its ticks.
+        """Best order found by simulated annealing, and its makespan in ticks.
+
+        The search starts from the better of `given` and `nested`.
 
         - `effort`: Part of the usual number of orders to try.
         """
-        # Tails of messages, by which the search prunes orders.
+        # Minimum time from each message to the end, by which the search rejects orders early.
         tails(self.messages, self.relaxed.anywhere[self.messages.kind], self.relaxed.tail)
         start = min(given, self.nested, key=self.ticks)
         tries = min(_MOST_TRIES, max(_FEWEST_TRIES, _MOST_MESSAGES // len(self.messages.src)))
@@ -162,7 +166,7 @@ class Case:
     def prove(
         self, found: tuple[tuple[int, ...], int], deadline: Deadline
     ) -> tuple[tuple[int, ...], int, bool]:
-        """The best order of all and its ticks, unless the deadline comes first; and whether it is that."""
+        """Best order found by branch and bound, its makespan in ticks, and True if it is proven optimal."""
         orders = np.tile(np.array(found[0], dtype=np.int64), (3, 1))
         signal = np.zeros(2, dtype=np.int64)
         with deadline.stopping(signal), deadline.scope("proving that no order is better"):
@@ -171,7 +175,7 @@ class Case:
 
 
 def _hosts_of(topology: Topology | Probe | ProbedHosts) -> Topology | ProbedHosts:
-    """The hosts of a probe, or of a topology that was made from one; else the topology."""
+    """Hosts of a probe, or of a topology that was made from one; otherwise the topology itself."""
     if isinstance(topology, Probe):
         hosts = ProbedHosts(topology)
         hosts.warn_of_assumptions()
@@ -185,9 +189,10 @@ def _hosts_of(topology: Topology | Probe | ProbedHosts) -> Topology | ProbedHost
 def _with_pieces(
     topology: Topology | ProbedHosts, collective: str, size_bytes: int, order: Sequence[int]
 ) -> str:
-    """The double tree with the fastest power of two of pieces: latency counts for few, pipelining for many.
+    """Name of the double tree with the fastest number of pieces, a power of two.
 
-    More pieces are tried until two numbers in turn are no faster.
+    Few pieces save latency, many pipeline better. The search ends after two numbers in succession that are no
+    faster.
     """
     best, best_us, slower, pieces = "", float("inf"), 0, 1
     while pieces <= MOST_PIECES and slower < 2 and 2 * pieces <= max(2, size_bytes):

@@ -1,4 +1,4 @@
-"""A topology and an algorithm as arrays: what compiled kernels time, and what no placement can beat."""
+"""Arrays of a topology and an algorithm for the compiled kernels, and lower bounds over all placements."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
     from taccl.placement.hosts import PairCosts
 
 
-#: Messages per flow from which the loads of an order are computed before its makespan.
+#: Minimum messages per flow for which the busy times of an order are checked before its makespan.
 _FEW_FLOWS = 4
 
 
 class RankMessages(NamedTuple):
-    """Messages in order; m waits for the earlier ones ``wait[wait_of[m] : wait_of[m + 1]]``.
+    """Messages in order, as columns; message m waits for messages ``wait[wait_of[m] : wait_of[m + 1]]``.
 
-    - `kind`, (num_messages,) int64: Index of its size among `HostPaths.takes`.
+    - `src`, `dst`, (num_messages,) int64: Ranks.
+    - `units`, (num_messages,) int64: Size in units of data.
+    - `kind`, (num_messages,) int64: Row of `HostPaths.takes` for the size of the message.
     """
 
     src: NDArray[np.int64]
@@ -41,7 +43,7 @@ class RankMessages(NamedTuple):
 
 
 class Flows(NamedTuple):
-    """Messages of one size between the same ranks, counted: (num_flows,) int64 each."""
+    """Number of messages by source rank, destination rank and size; columns of (num_flows,) int64."""
 
     src: NDArray[np.int64]
     dst: NDArray[np.int64]
@@ -50,15 +52,15 @@ class Flows(NamedTuple):
 
 
 class HostPaths(NamedTuple):
-    """The links from host to host, ``link[path_of[p] : path_of[p + 1]]`` of pair ``p = src * hosts + dst``.
+    """Links on the path between any two hosts: ``link[path_of[p] : path_of[p + 1]]``, p = src * hosts + dst.
 
-    The holds of link e are ``hold_of[e] : hold_of[e + 1]``, of resources whose index in the topology is
-    ``name[resource]``. A hold begins with its send, or ends with it (at a receiver). Times are ticks, by size
-    of the message.
+    The holds of link e are ``hold_of[e] : hold_of[e + 1]``; `name` maps their `resource` to its index in the
+    topology. A hold begins with its send, or ends with it (at a receiver). Times are ticks, by message size.
 
     - `takes`, (num_sizes, num_links) int64: Time of a send.
-    - `held`, `before`, `after`, (num_sizes, num_holds) int64: Time for which the resource is held; from the
-      start of that time to the end of the send; from its end to the end of the send.
+    - `held`, (num_sizes, num_holds) int64: Time for which the resource is held.
+    - `before`, (num_sizes, num_holds) int64: Time from the start of the hold to the end of the send.
+    - `after`, (num_sizes, num_holds) int64: Time from the end of the hold to the end of the send.
     """
 
     path_of: NDArray[np.int64]
@@ -73,14 +75,16 @@ class HostPaths(NamedTuple):
 
 
 class Relaxed(NamedTuple):
-    """Lower bounds for a message with both ends, one end or none placed, and for its dependants.
+    """Lower bounds in ticks on messages whose ends are partly placed, for pruning.
 
-    - `anywhere`: (num_sizes,) int64.
-    - `from_host`, `to_host`: (num_sizes, num_hosts) int64.
-    - `port_out`, `port_in`, (num_sizes,) int64: For how long it holds its source's port, and its
-      destination's, at least; 0 where hosts have none.
-    - `tail`, (num_messages,) int64: From its end to that of all.
-    - `flows`: The messages counted, whose holds bound the makespan; empty if there are nearly as many.
+    - `anywhere`, (num_sizes,) int64: Minimum time of a message if neither end is placed.
+    - `from_host`, `to_host`, (num_sizes, num_hosts) int64: The same if the source or the destination is
+      placed.
+    - `port_out`, `port_in`, (num_sizes,) int64: Minimum time for which a message holds a port of its source
+      and of its destination; 0 if hosts have no port.
+    - `tail`, (num_messages,) int64: Minimum time from the end of the message to the makespan.
+    - `flows`: Message counts, whose busy times bound the makespan; empty if there are nearly as many flows as
+      messages.
     """
 
     anywhere: NDArray[np.int64]
@@ -93,23 +97,26 @@ class Relaxed(NamedTuple):
 
 
 def chunk_sizes(algorithm: Algorithm, size_bytes: int) -> tuple[int, ...]:
-    """Bytes of each chunk that an algorithm cuts the data into."""
+    """Bytes of each chunk into which an algorithm cuts the data."""
     collective = algorithm.collective
     if algorithm.weights:
-        # A schedule's own chunks, in proportion.
+        # Scale a schedule's own chunk sizes to the size asked for.
         before = max(1, sum(algorithm.weights) * (collective.size_chunks or 1) // collective.num_chunks)
         return tuple(max(1, -(-weight * size_bytes // before)) for weight in algorithm.weights)
     return (-(-size_bytes // collective.size_chunks),) * collective.num_chunks
 
 
 def problem_of(algorithm: Algorithm, topology: object, size_bytes: int) -> Problem:
-    """The algorithm as a problem on a topology, with the chunks that it cuts the data into."""
+    """The algorithm as a problem on a topology, with the algorithm's chunks."""
     sizes = chunk_sizes(algorithm, size_bytes)
     return Problem(topology, algorithm.collective, sizes, size_bytes=size_bytes)  # type: ignore[arg-type]
 
 
 def as_messages(algorithm: Algorithm, chunk_units: NDArray[np.int64]) -> RankMessages:
-    """The messages of an algorithm, whose chunks have these sizes in units."""
+    """Build the messages of an algorithm.
+
+    - `chunk_units`, (num_chunks,) int64: Size of each chunk in units.
+    """
     count = int(algorithm.message.max(initial=-1)) + 1
     units = np.zeros(count, dtype=np.int64)
     np.add.at(units, algorithm.message, chunk_units[algorithm.chunk])
@@ -121,13 +128,14 @@ def as_messages(algorithm: Algorithm, chunk_units: NDArray[np.int64]) -> RankMes
 
 
 class HostLinks(NamedTuple):
-    """Links and holds between hosts as columns, in ticks and ticks per unit of a message.
+    """Links and holds between hosts as columns; costs in ticks (alpha) and ticks per unit of data (beta).
 
-    - `hops`: (num_hosts ** 2,) int64, links from row to column of each pair; `link` has them pair by pair.
-    - `takes`: (2, num_links) int64, alpha and beta.
-    - `of_link`, `resource`, `receives`: (num_holds,), by link; `held`: (2, num_holds), alpha and beta.
+    - `hops`: (num_hosts ** 2,) int64, number of links from row to column of each pair.
+    - `link`: Links of all pairs, one pair after the other.
+    - `takes`: (2, num_links) int64, alpha and beta of a send.
+    - `of_link`, `resource`, `receives`: (num_holds,), sorted by link; `held`: (2, num_holds), alpha and beta.
     - `names`: Name of each resource.
-    - `chunk_units`: (num_chunks,) int64.
+    - `chunk_units`: (num_chunks,) int64, size of each chunk in units.
     """
 
     num_hosts: int
@@ -144,7 +152,7 @@ class HostLinks(NamedTuple):
 
     @classmethod
     def of_problem(cls, problem: Problem) -> HostLinks:
-        """Shortest routes over a topology; `TopologyError` says where there is none."""
+        """Shortest routes over a topology. Raises `TopologyError` if two ranks have no route."""
         topology, costs, routes = problem.topology, problem.costs, ShortestRoutes.of(problem)
         count = topology.num_ranks
         ways = [[] if src == dst else routes.hop(src, dst) for src, dst in product(range(count), repeat=2)]
@@ -159,10 +167,10 @@ class HostLinks(NamedTuple):
 
     @classmethod
     def of_costs(cls, costs: PairCosts, sizes: Sequence[int]) -> HostLinks:
-        """The links of the topology that these costs make, without making it."""
+        """Links and holds of the topology that `ProbedHosts.topology` would build, without building it."""
         count, num_kinds = len(costs.node), int(costs.kind.max()) + 1
         alpha, beta = in_thousandths(costs.alpha_us), in_thousandths(costs.beta_us_per_mb)
-        # A thousandth of a us per MB is a femtosecond per byte; times in 64 bits, so coarser of much data.
+        # A thousandth of a us per MB is a femtosecond per byte. Large data gets coarser ticks: 64-bit times.
         longest = count * (int(beta.max()) * sum(sizes) + int(alpha.max()) * 10**6 * len(sizes))
         unit = next((each for each in (1, 10**3, 10**6) if longest // each < TOO_LONG), 10**6)
         off = ~np.eye(count, dtype=bool)
@@ -192,7 +200,7 @@ class HostLinks(NamedTuple):
 
 
 def _flows_of(messages: RankMessages) -> Flows:
-    """The messages counted by ranks and size; none if flows are too many to save time."""
+    """Count messages by ranks and size; empty if there are too many flows to save time."""
     ranks, kinds = int(max(messages.src.max(), messages.dst.max())) + 1, int(messages.kind.max()) + 1
     keys = (messages.src * ranks + messages.dst) * kinds + messages.kind
     each, number = np.unique(keys, return_counts=True)
@@ -206,7 +214,7 @@ def _is_implied(
 ) -> NDArray[np.bool_]:
     """True for each hold that delays no send beyond another hold of the same link and side.
 
-    Its resource belongs to one link alone, and the other lasts at least as long for every size.
+    Only this link uses the resource of the hold, and the other hold lasts at least as long for every size.
     """
     alone = np.bincount(resource)[resource] == 1
     longest = np.zeros((2, int(side.max(initial=-1)) + 1), dtype=np.int64)
@@ -218,11 +226,11 @@ def _is_implied(
 
 
 class HostFabric:
-    """The links between all hosts, for messages of some sizes.
+    """Paths between all hosts, for the message sizes of an algorithm.
 
     - `paths`: The arrays that kernels read.
-    - `took`, `held`: The time of the path of a pair (row), and the time for which it holds each resource
-      (column): ticks, and ticks per unit.
+    - `took`: [alpha, beta] of the path of each pair of hosts, in ticks and ticks per unit.
+    - `held`: [alpha, beta] of the time for which a message of a pair (row) holds each resource (column).
     """
 
     def __init__(self, links: HostLinks, messages: RankMessages) -> None:
@@ -249,7 +257,7 @@ class HostFabric:
         self.held = [hop @ csr_array((ticks, resource, hold_of), (num_links, len(name))) for ticks in held]
 
     def relaxed(self, messages: RankMessages) -> Relaxed:
-        """Lower bound of every message by the placement of its ends; its tail is still 0."""
+        """Lower bounds on messages by the placement of their ends; `tail` is all 0."""
         sizes, rows = np.unique(messages.units), []
         for units in sizes.tolist():
             took = (self.took[0] + units * self.took[1]).reshape(self.num_hosts, -1)
@@ -262,7 +270,10 @@ class HostFabric:
         return Relaxed(anywhere, from_host, to_host, port_out, port_in, tail, _flows_of(messages))
 
     def _ports(self, units: int) -> list[int]:
-        """Ticks for which a message holds a port of its source, then of its destination, at least."""
+        """Minimum ticks for which a message holds a port of its source, and one of its destination.
+
+        A port counts if all messages of its host in that direction hold it; the minimum is over hosts.
+        """
         held, ports = self._held(units).tocoo(), []
         size = held.shape[1]
         for host in (held.row // self.num_hosts, held.row % self.num_hosts):
@@ -278,12 +289,12 @@ class HostFabric:
         return self.held[0] + units * self.held[1]
 
     def distance(self, units: int) -> NDArray[np.float64]:
-        """Path time of a message between two hosts, plus the times for which it holds resources."""
+        """(num_hosts, num_hosts) ticks of a message's path plus the times for which it holds resources."""
         whole = self.took[0] + units * self.took[1] + self._held(units).sum(axis=1)
         return np.asarray(whole, dtype=np.float64).reshape(self.num_hosts, -1)
 
     def busiest(self, messages: RankMessages, order: NDArray[np.int64]) -> tuple[str, int]:
-        """The resource that an order holds for longest, and for how many ticks."""
+        """Name of the resource that an order keeps busy longest, and its busy time in ticks."""
         pair = order[messages.src] * self.num_hosts + order[messages.dst]
         number = np.bincount(pair, minlength=self.num_hosts**2)
         units = np.zeros_like(number)
@@ -293,11 +304,12 @@ class HostFabric:
         return self.names[most], int(busy[most])
 
     def least_crossing(self, messages: RankMessages) -> int:
-        """Lower bound of the time for which some cut around a set of hosts is busy, whichever ranks it holds.
+        """Lower bound in ticks, over all orders, on the busy time of resources between two sets of hosts.
 
-        Let k of n ranks be behind a resource that every message out of k hosts holds. Where every rank sends
-        as much as it receives, they send at least ``a * k * (n - k) / n`` to the others. Here `a` is the
-        second eigenvalue of the Laplacian of the traffic between ranks, averaged over both directions.
+        Consider a resource that every message from a set of k of the n hosts to the others holds. Where every
+        rank sends as much as it receives, the ranks on these k hosts send at least ``a * k * (n - k) / n``
+        units to the others. Here `a` is the second eigenvalue of the Laplacian of the traffic between ranks,
+        averaged over both directions. The bound is 0 where some rank sends more or less than it receives.
 
         References
         ----------
@@ -310,11 +322,11 @@ class HostFabric:
         even = (flow + flow.T) / 2
         joint = float(np.linalg.eigvalsh(np.diag(even.sum(axis=1)) - even)[1])
         rates = self.held[1].tocsc()
-        # A set of hosts and the others make one pair less than there are hosts, or more.
+        # Messages between a set of hosts and the others have at least num_hosts - 1 pairs of hosts.
         for resource in np.flatnonzero(np.diff(rates.indptr) >= self.num_hosts - 1):
             first, last = rates.indptr[resource : resource + 2]
             src, dst = (np.unique(side) for side in divmod(rates.indices[first:last], self.num_hosts))
             if len(src) + len(dst) == self.num_hosts and last - first == len(src) * len(dst):
                 units = joint * len(src) * len(dst) / self.num_hosts
                 most = max(most, units * float(rates.data[first:last].min()))
-        return int(most * (1 - 1e-9))  # an eigenvalue is no exact number
+        return int(most * (1 - 1e-9))  # eigenvalues are inexact

@@ -1,7 +1,7 @@
-"""Clusters of hosts from few pairs: rounds of disjoint pairs, each chosen by what earlier rounds have shown.
+"""Clusters of hosts from latencies of few pairs, measured in rounds of disjoint pairs chosen adaptively.
 
-Two hosts that a chain of near pairs joins are in one cluster, and a far pair keeps two clusters apart. So a
-pair is measured only if it is not known which. Pairs that are held out judge the clusters.
+Two hosts joined by a chain of near pairs are in one cluster, and a far pair separates two clusters. So a pair
+is measured only if its class does not follow from earlier measurements. Held-out pairs judge the clusters.
 
 References
 ----------
@@ -27,28 +27,31 @@ if TYPE_CHECKING:
 
     Pairs = list[tuple[int, int]]
 
-#: Pairs measured to find clusters, at most: this many times n log2 n.
+#: Maximum number of pairs measured to find clusters, as a multiple of n log2 n.
 _MOST = 2
-#: Least factor, and least number of standard deviations, between the means of two classes of latencies.
+#: Minimum ratio of the means of two classes of latencies; minimum distance of the means of their logarithms,
+#: in standard deviations.
 _APART, _DEVIATIONS = 1.2, 4.0
-#: Most classes of latencies: pairs in a rack, in a pod, in a zone, and others.
+#: Maximum number of classes of latencies: pairs in a rack, in a pod, in a zone, and others.
 _MOST_CLASSES = 4
-#: Rounds of held-out pairs at random, and of pairs inside clusters.
+#: Rounds of held-out pairs: at random, and inside clusters.
 _AT_RANDOM, _INSIDE = 2, 1
-#: Part of the variance of held-out pairs that clusters explain at least; our choice.
+#: Minimum part of the variance of held-out pairs that clusters must explain; our choice.
 _EXPLAINED = 0.5
 
 
 def most_pairs(num_hosts: int) -> int:
-    """Most pairs of a probe of few pairs, those held out included; never more than all."""
+    """Maximum number of pairs that a probe of few pairs measures, held-out pairs included."""
     rounds = _MOST * ceil(log2(num_hosts)) * 2 + _AT_RANDOM + _INSIDE
     return min(num_hosts * (num_hosts - 1) // 2, rounds * (num_hosts // 2))
 
 
 class FewPairs:
-    """A probe of few pairs as it goes on: `next_round` says what to measure, and `take` learns what it was.
+    """State of a probe of few pairs: `next_round` chooses the pairs to measure, and `take` records latencies.
 
-    - `latency_us`: (num_hosts, num_hosts) float64, nan where unknown; the same in both directions.
+    - `latency_us`: (num_hosts, num_hosts) float64, symmetric, nan where unknown.
+    - `left`: Number of pairs that may still be measured.
+    - `unresolved`: Number of clusters that may belong together with another one.
     """
 
     def __init__(self, num_hosts: int, seed: int = 0) -> None:
@@ -59,14 +62,14 @@ class FewPairs:
         self.unresolved = 0
 
     def take(self, pairs: Pairs, latency_us: Sequence[float]) -> None:
-        """Learn the latency of each pair of a round."""
+        """Record the latency of each pair of a round."""
         for (a, b), value in zip(pairs, latency_us, strict=True):
             self.latency_us[a, b] = self.latency_us[b, a] = value
         self.left -= len(pairs)
         self.num_rounds += 1
 
     def next_round(self) -> Pairs:
-        """Disjoint pairs to measure next; none if clusters are known, or the pairs are used up."""
+        """Disjoint pairs to measure next; empty if the clusters are known, or no pairs are left."""
         classes = self._classes()
         if classes.max() < 1:
             tried = self.num_rounds >= ceil(log2(self.num_hosts))
@@ -83,7 +86,7 @@ class FewPairs:
         return chosen
 
     def clusters(self) -> tuple[tuple[int, ...], ...]:
-        """Cluster of every host, level by level, the innermost first; empty if hosts are all alike."""
+        """Cluster of every host, level by level, the innermost first; empty if no clusters were found."""
         classes = self._classes()
         if classes.max() < 1:
             return ()
@@ -102,7 +105,7 @@ class FewPairs:
         return tuple(map(tuple, [label.tolist(), *(each[label].tolist() for each in outer)]))
 
     def held_out(self, clusters: Sequence[Sequence[int]]) -> list[Pairs]:
-        """Rounds of pairs that judge clusters: at random, and inside the innermost."""
+        """Rounds of unmeasured pairs that judge clusters: at random, and inside the innermost clusters."""
         unknown = np.isnan(self.latency_us)
         rounds = []
         inside = np.equal.outer(clusters[0], clusters[0]) if clusters else np.zeros_like(unknown)
@@ -125,9 +128,19 @@ class FewPairs:
     def _components(
         self, classes: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
-        """Component of each host by near pairs; components that are apart; evidence that two are apart.
+        """Components of hosts joined by near pairs, and what is known of pairs of components.
 
-        Two components are apart if a far pair joins them. A third that is not as far from both is evidence.
+        Two components are apart if a measured far pair joins them. Evidence that two are apart is a third
+        component whose distances to both are of different classes.
+
+        Returns
+        -------
+        label : (num_hosts,) int64
+            Component of each host.
+        far : (num_components, num_components) bool
+            True if the two are apart.
+        conflicts : (num_components, num_components) int64
+            Number of pieces of evidence that the two are apart.
         """
         require_address_space()
         from scipy.sparse import csr_array
@@ -135,7 +148,7 @@ class FewPairs:
 
         count, label = connected_components(csr_array(classes == 0), directed=False)
         first = np.unique(label, return_index=True)[1]
-        label = np.argsort(np.argsort(first))[label].astype(np.int64)  # numbered as hosts come
+        label = np.argsort(np.argsort(first))[label].astype(np.int64)  # in order of first hosts
         joins = np.zeros((self.num_hosts, count), dtype=np.float32)
         joins[np.arange(self.num_hosts), label] = 1
         at = [joins.T @ (classes == each) @ joins > 0 for each in range(1, int(classes.max()) + 1)]
@@ -147,7 +160,7 @@ class FewPairs:
         return label, np.any(at, axis=0), conflicts.astype(np.int64)
 
     def _matched(self, allowed: NDArray[np.bool_], cost: NDArray[np.int64] | None = None) -> Pairs:
-        """Disjoint pairs among those allowed, greedily in random order, of each the cheapest."""
+        """Disjoint allowed pairs: greedy in random order of hosts, each with its partner of least cost."""
         free = np.ones(len(allowed), dtype=bool)
         pairs: Pairs = []
         for a in self.rng.permutation(len(allowed)).tolist():
@@ -164,9 +177,11 @@ class FewPairs:
 
 
 def _cuts(ordered: NDArray[np.float64], most: int) -> list[float]:
-    """Values between classes of sorted logarithms: the cut of largest separation, and those on either side.
+    """Thresholds between classes of sorted logarithms: the cut of largest separation, recursively.
 
-    The separation is the difference of the means over the standard deviation within.
+    Separation is the difference of the means over the standard deviation within the classes.
+
+    - `most`: Maximum number of classes.
     """
     count = len(ordered)
     if count < 4 or most < 2:
@@ -189,8 +204,8 @@ def _cuts(ordered: NDArray[np.float64], most: int) -> list[float]:
 def explained(latency_us: NDArray[np.float64], held_out: Pairs, clusters: Sequence[Sequence[int]]) -> float:
     """Part of the variance of held-out latencies that clusters explain; at most 1.
 
-    A pair is predicted by the median of pairs in as many common clusters, in logarithms. The part is below 0
-    where one median for all pairs would explain more.
+    The prediction for a pair is the median of the measured pairs with as many common clusters, in logarithms.
+    The part is negative where one median for all pairs would predict better.
     """
     shared = np.zeros(latency_us.shape, dtype=np.int64)
     for each in clusters:
@@ -209,7 +224,7 @@ def explained(latency_us: NDArray[np.float64], held_out: Pairs, clusters: Sequen
 def verdict(
     plan: FewPairs, latency_us: NDArray[np.float64], held_out: Pairs, clusters: Sequence[Sequence[int]]
 ) -> str:
-    """Assumption of a probe of few pairs, with how well its clusters predict the pairs held out."""
+    """Summary of a probe of few pairs: number of pairs measured, and how well clusters predict the others."""
     every = plan.num_hosts * (plan.num_hosts - 1) // 2
     known = int(np.triu(~np.isnan(latency_us), 1).sum())
     said = (
@@ -229,7 +244,10 @@ def verdict(
 def found_by(
     plan: FewPairs, measure: Callable[[Pairs], Sequence[float]]
 ) -> tuple[tuple[tuple[int, ...], ...], Pairs]:
-    """Clusters, and the pairs that were held out; `measure` gives the latencies of a round."""
+    """Find clusters with rounds of measurements; return them and the held-out pairs.
+
+    - `measure`: Function that returns the latencies of the pairs of a round, in us.
+    """
     while pairs := plan.next_round():
         plan.take(pairs, measure(pairs))
     clusters = plan.clusters()

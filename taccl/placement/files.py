@@ -1,6 +1,6 @@
-"""Files that tell libraries which algorithm to run at which size: MPI libraries, and NCCL's tuner plugin.
+"""Files that tell a library which algorithm to run at which size, for MPI libraries and NCCL's tuner plugin.
 
-The table for NCCL's example plugin has algorithm, protocol and channels by collective and size.
+The table for NCCL's example plugin gives algorithm, protocol and channels by collective and size.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: {collective: {our algorithm: the library's name}}: Open MPI's number, and the last words of MPICH's
-#: function.
+#: {collective: {algorithm here: (number in Open MPI, name in MPICH)}}; the MPICH name is the end of its
+#: function's name.
 LIBRARY_NAMES = {
     "allreduce": {
         "doubling": (3, "recursive_doubling"),
@@ -44,23 +44,23 @@ LIBRARY_NAMES = {
     "alltoall": {"pairwise": (2, "pairwise"), "bruck": (3, "brucks")},
 }
 _OPENMPI_KINDS = {"allreduce": 2, "allgather": 0, "alltoall": 3}
-#: The size that MPICH compares.
+#: {collective: variable of message size in MPICH's selection file}.
 _COUNTED = {"allreduce": "avg_msg_size", "allgather": "total_msg_size", "alltoall": "avg_msg_size"}
-#: {collective: {our algorithm: NCCL's}}.
+#: {collective: {algorithm here: algorithm in NCCL}}.
 _NCCL = {
     "allreduce": {"ring": "ring", "double-tree": "tree"},
     "allgather": {"ring": "ring"},
     "reduce-scatter": {"ring": "ring"},
 }
-#: Sizes at which algorithms are compared: twice as much each.
+#: Sizes in bytes at which algorithms are compared: powers of two from 1 KiB to 1 GiB.
 _SIZES = tuple(1 << power for power in range(10, 31))
-#: Beyond all sizes.
+#: Upper end in bytes of the last range of sizes.
 _ENDLESS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The fastest algorithm from one size to another, in bytes, both included."""
+    """The fastest algorithm for a range of sizes in bytes, both ends included."""
 
     collective: str
     least_bytes: int
@@ -76,16 +76,16 @@ def choose(
     library: str,
     order: Sequence[int] | None = None,
 ) -> list[Choice]:
-    """The library's fastest algorithm by prediction at each size, in an order of ranks.
+    """Fastest algorithm of a library at each size, by simulation in an order of ranks.
 
-    They are compared from 1 KiB to 1 GiB; the first and the last choice hold beyond.
+    Algorithms are compared from 1 KiB to 1 GiB; the first and the last choice also apply beyond.
 
     Parameters
     ----------
     topology : Topology, Probe or ProbedHosts
         The hosts.
     collective : str
-        ``"allreduce"``, ``"allgather"``, ``"alltoall"``; of NCCL ``"reduce-scatter"``, and no alltoall.
+        ``"allreduce"``, ``"allgather"``, ``"alltoall"``; for NCCL also ``"reduce-scatter"``, but no alltoall.
     library : str
         ``"openmpi"``, ``"mpich"`` or ``"nccl"``.
     order : sequence of int, optional
@@ -101,7 +101,7 @@ def choose(
 
     times: dict[str, list[float]] = {}
     for name in ALGORITHMS.keys() & told[collective]:
-        with suppress(InputError, CollectiveError):  # not among so many ranks
+        with suppress(InputError, CollectiveError):  # the algorithm may not support this number of ranks
             cases = [Case(topology, collective, name, size, order) for size in _SIZES]
             times[name] = [c.us(c.ticks(order or range(c.fabric.num_hosts))) for c in cases]
     return fastest(collective, _SIZES, times)
@@ -110,9 +110,11 @@ def choose(
 def fastest(
     collective: str, sizes: Sequence[int], times_us: dict[str, list[float]], *, noise: float = 0.0
 ) -> list[Choice]:
-    """From the times of algorithms at some sizes, which is to be run from one size on to the next.
+    """Fastest algorithm for each range of sizes, from the times of all algorithms at some sizes.
 
-    The one before is kept where the fastest is faster by no more than `noise`, a part of its time.
+    - `times_us`: {algorithm: time at each of `sizes`}.
+    - `noise`: The algorithm of the size before is kept unless another is faster by more than this part of its
+      time.
     """
     best: list[str] = []
     for i in range(len(sizes)):
@@ -128,11 +130,12 @@ def fastest(
 
 @checked
 def openmpi_rules(choices: Sequence[Choice], num_ranks: int) -> str:
-    """A file of dynamic rules for Open MPI's ``coll_tuned``.
+    """File of dynamic rules for Open MPI's ``coll_tuned``.
 
-    Run with ``--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filename FILE``; give the
-    whole path, as a file that is not there is ignored without a word. Another component may have the higher
-    priority: ``--mca coll_tuned_priority 90``. Rules hold for as many ranks and more.
+    Run with ``--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filename FILE``. Give an
+    absolute path, as Open MPI ignores a missing file without a message. If another component has a higher
+    priority, add ``--mca coll_tuned_priority 90``. Open MPI applies the rules to communicators of `num_ranks`
+    ranks and more.
     """
     lines = [f"{len({choice.collective for choice in choices})}  # collectives"]
     for kind, each in groupby(choices, key=lambda choice: choice.collective):
@@ -145,19 +148,19 @@ def openmpi_rules(choices: Sequence[Choice], num_ranks: int) -> str:
 
 @checked
 def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os.PathLike[str]) -> str:
-    """A file for MPICH's ``MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE``.
+    """File for MPICH's ``MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE``.
 
-    Such a file stands for all that MPICH would choose by, and a collective that is missing ends the program:
-    so the rest is taken from MPICH's own, and choices for just as many ranks are put before it.
+    The file replaces all of MPICH's own rules, and MPICH aborts at a collective without a rule. So MPICH's
+    own rules are copied, and the choices for exactly `num_ranks` ranks are put before them.
 
     Parameters
     ----------
     choices : sequence of Choice
-        As `choose` finds them.
+        From `choose`.
     num_ranks : int
-        Of the communicators that they are for.
+        Size of the communicators to which the choices apply.
     base : path
-        MPICH's library (``libmpi.so``), which holds the tree it chooses by, or a file of that.
+        MPICH's library (``libmpi.so``), which contains its rules, or a file of these rules.
     """
     tree = _selection_of(Path(base))
     for kind, each in groupby(choices, key=lambda choice: choice.collective):
@@ -168,14 +171,14 @@ def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os
 
         for choice in each:
             last = choice.most_bytes == _ENDLESS
-            # MPICH counts the bytes to one rank for an alltoall, and the whole for an allgather.
+            # MPICH compares the bytes to one rank in an alltoall, and the total in an allgather.
             parts, counted = num_ranks if kind == "alltoall" else 1, _COUNTED[kind]
             key = f"{counted}=any" if last else f"{counted}<={choice.most_bytes // parts}"
             rules[key] = run(choice.algorithm)
-            if (kind, choice.algorithm) == ("allreduce", "halving-doubling"):  # which needs a number a rank
+            if (kind, choice.algorithm) == ("allreduce", "halving-doubling"):  # needs one element per rank
                 rules[key] = {"count<pow2": run("doubling"), "count=any": rules[key]}
         own = tree[f"collective={kind}"]["comm_type=intra"]
-        if kind == "allreduce":  # a ring needs an operation that commutes, halving one that MPI knows
+        if kind == "allreduce":  # a ring needs a commutative operation, halving-doubling a predefined one
             rules = {
                 "is_commutative=yes": {"is_op_built_in=yes": rules, "is_op_built_in=no": own},
                 "is_commutative=no": own,
@@ -188,7 +191,7 @@ def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os
 
 
 def _selection_of(base: Path) -> dict[str, Any]:
-    """The tree by which MPICH chooses, from its library or a JSON file: the one with every collective."""
+    """MPICH's own selection rules, from its library or a JSON file: the tree that has every collective."""
     try:
         data = base.read_bytes()
     except OSError as error:
@@ -207,20 +210,20 @@ def _selection_of(base: Path) -> dict[str, Any]:
     raise FormatError(said, where=str(base))
 
 
-#: {our name: the plugin's name} of the collectives that the plugin knows.
+#: {collective here: name in the plugin} of the collectives that the plugin supports.
 _COLLECTIVES = {
     "allreduce": "allreduce", "allgather": "allgather", "reduce-scatter": "reducescatter",
     "broadcast": "broadcast", "reduce": "reduce",
 }  # fmt: skip
-#: Sizes at which choices are made, 8 B to 8 GiB; each holds up to the next.
+#: Sizes in bytes at which choices are made, 8 B to 8 GiB; each choice applies up to the next size.
 _TABLE_SIZES = tuple(1 << power for power in range(3, 34))
-#: Bytes per thread below which NCCL 2.30 drops a channel, and its fewest threads per channel, by protocol:
-#: on PCIe alone, simple has 256.
+#: {protocol: (bytes per thread below which NCCL 2.30 drops a channel, minimum threads per channel)}. The
+#: minimum for simple is that of PCIe.
 _THREAD_BYTES = {"ll": (8, 512), "ll128": (8, 640), "simple": (64, 256)}
-#: Fewest channels written. One is what the plugin sets where no rule matches, and slows large messages down.
-#: The most are all that NCCL 2.30 can build.
+#: Minimum and maximum number of channels written. The plugin sets one channel where no rule matches, which
+#: slows large messages down. NCCL 2.30 builds at most 64.
 _FEWEST_CHANNELS, _MOST_CHANNELS = 2, 64
-#: {our name: NCCL's algorithms beside the ring}, for fallbacks if NCCL_ALGO excludes the rules before.
+#: {collective: NCCL's algorithms besides ring}, the fallbacks if NCCL_ALGO excludes the earlier rules.
 _OTHERS = {
     "allreduce": ("tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain"),
     "allgather": ("pat", "nvls", "collnet_direct"),
@@ -244,11 +247,12 @@ class _Rule(NamedTuple):
 def nccl_tuner(
     topology: Topology, order: Sequence[int] | None = None, *, num_nodes: Count | None = None
 ) -> str:
-    """A table for NCCL's example tuner plugin (``NCCL_TUNER_CONFIG_FILE``), for all five of its collectives.
+    """Table for NCCL's example tuner plugin (``NCCL_TUNER_CONFIG_FILE``), for its five collectives.
 
-    Machine models get the fastest algorithm and protocol by NCCL's own model. On other topologies the
-    simulation gives the sizes at which an allreduce uses a ring or a tree. Protocols then follow NCCL's
-    tables. The column of nodes is -1 (any): NCCL counts servers, and clusters of hosts are none.
+    Machine models get the fastest algorithm and protocol by NCCL's own cost model. On other topologies, the
+    simulation decides at which sizes an allreduce uses a ring or a tree, and NCCL's tables decide the
+    protocol. The column of nodes is -1 (any): NCCL counts servers there, and clusters of hosts are not
+    servers.
 
     Parameters
     ----------
@@ -258,7 +262,7 @@ def nccl_tuner(
         The host slot of every rank; by default rank r is on slot r.
     num_nodes : int, optional
         Number of servers among the hosts of a probe, for the latencies of protocols. Default: the nodes of a
-        machine model, and one server per rank elsewhere.
+        machine model, otherwise one server per rank.
 
     Raises
     ------
@@ -275,7 +279,7 @@ def nccl_tuner(
     lines = [_HEAD]
     for kind, name in _COLLECTIVES.items():
         ours = _by_size(topology, kind, order, num_nodes)
-        # Communicators of other sizes: a ring, under LL for as long as it pays between two servers.
+        # Communicators of other sizes: a ring, with LL up to the size at which it pays between two servers.
         rate = _slowest_gb_per_s(topology)
         others = [_ordered(_tabled(kind, 2, 2, size, rate), size, 2)[-1:] for size in _TABLE_SIZES]
         others = [[*best, *_fallbacks(kind, best[0])] for best in others]
@@ -284,7 +288,7 @@ def nccl_tuner(
 
 
 def _fallbacks(kind: str, best: _Rule) -> Iterator[_Rule]:
-    """All other rules of a collective, for where NCCL_ALGO or NCCL_PROTO excludes the best one."""
+    """All other rules of a collective, which apply if NCCL_ALGO or NCCL_PROTO excludes the best one."""
     protocols = ("ll", "ll128", "simple") if best.protocol == "ll" else ("simple", "ll128", "ll")
     for algorithm in ("ring", *_OTHERS.get(kind, ())):
         for protocol in protocols if algorithm in ("ring", "tree") else ("simple",):
@@ -293,7 +297,7 @@ def _fallbacks(kind: str, best: _Rule) -> Iterator[_Rule]:
 
 
 def _lines(name: str, rules: Sequence[list[_Rule]], num_ranks: int) -> Iterator[str]:
-    """Rules of neighbouring sizes joined where they agree."""
+    """Lines of the table for one collective; equal rules of neighbouring sizes are joined."""
     first = 0
     for each, sizes in groupby(range(len(rules)), key=rules.__getitem__):
         end = list(sizes)[-1]
@@ -306,7 +310,7 @@ def _lines(name: str, rules: Sequence[list[_Rule]], num_ranks: int) -> Iterator[
 def _by_size(
     topology: Topology, kind: str, order: Sequence[int] | None, num_nodes: int | None
 ) -> list[list[_Rule]]:
-    """Rules at each size: the fastest, then those for where its protocol or algorithm is not available."""
+    """Rules at each size: the fastest, then fallbacks if its protocol or algorithm is unavailable."""
     ranks = topology.num_ranks
     if topology.protocols:
         modelled = _modelled(topology, kind)
@@ -314,7 +318,7 @@ def _by_size(
     num_nodes = topology.num_nodes if topology.machine else num_nodes or ranks
     rate = _slowest_gb_per_s(topology)
     tabled = [_tabled(kind, ranks, num_nodes, size, rate) for size in _TABLE_SIZES]
-    if kind == "allreduce" and not topology.machine:  # inside a machine NCCL lays its own rings
+    if kind == "allreduce" and not topology.machine:  # inside a machine NCCL builds its own rings
         choices = choose(topology, kind, library="nccl", order=order)
         for times, size in zip(tabled, _TABLE_SIZES, strict=True):
             chosen = next(each.algorithm for each in choices if each.least_bytes <= size <= each.most_bytes)
@@ -331,7 +335,7 @@ def _modelled(topology: Topology, kind: str) -> Iterator[dict[tuple[str, str], f
     profile = profile_of(topology)
     found = nccl_choices(make_problem(topology, kind, size_bytes=_TABLE_SIZES[-1]))
     for size in _TABLE_SIZES:
-        if profile is not None and profile.ranges:  # the protocol that was measured at this size
+        if profile is not None and profile.ranges:  # use the protocol that was measured at this size
             found = nccl_choices(make_problem(topology, kind, size_bytes=size))
         yield {
             (nvls if each.algorithm == "nvls" else each.algorithm, each.protocol): each.latency_us
@@ -343,7 +347,7 @@ def _modelled(topology: Topology, kind: str) -> Iterator[dict[tuple[str, str], f
 def _tabled(
     kind: str, num_ranks: int, num_nodes: int, size: int, gb_per_s: float
 ) -> dict[tuple[str, str], float]:
-    """{(algorithm, protocol): us} by NCCL's tables, where the slowest hop has this rate."""
+    """{(algorithm, protocol): us} by NCCL's tables, with the rate of the slowest hop."""
     return {
         (way.algorithm, each.name): sum(way.tabled_us(each))
         + size * (way.node_volume + way.network_volume) / (gb_per_s * each.bandwidth_share) / 1000
@@ -353,7 +357,7 @@ def _tabled(
 
 
 def _slowest_gb_per_s(topology: Topology) -> float:
-    """GB/s that a rank sends to its node or to others, whichever is less."""
+    """Minimum of the rates in GB/s at which a rank sends inside its node and to other nodes."""
     machine = machine_of(topology)
     return min(rate for rate in (machine.node_gb_per_s, machine.network_gb_per_s) if rate)
 
@@ -368,7 +372,7 @@ def _ordered(times_us: dict[tuple[str, str], float], size: int, num_ranks: int) 
 
 
 def _channels(algorithm: str, protocol: str, size: int, num_ranks: int) -> int:
-    """Most channels that NCCL keeps busy from this size up to the next, 2 to 64; NVLS gets them all."""
+    """Maximum number of channels that NCCL uses from this size up to twice the size, 2 to 64; 64 for NVLS."""
     if algorithm.startswith("nvls"):
         return _MOST_CHANNELS
     each, threads = _THREAD_BYTES[protocol]

@@ -1,4 +1,4 @@
-"""Hosts of a probe: the costs between them as arrays, and the topology that these make."""
+"""Hosts of a probe: costs between all pairs as arrays, and the topology with these costs."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from taccl.placement.probe import Probe
     from taccl.topology.topology import Side, Topology
 
-#: Under which a topology's cache has the hosts that it was made from.
+#: Key in a topology's cache of the `ProbedHosts` from which the topology was made.
 MEASURED = "measured"
-#: Links of a GPU are of different kinds, as NVLink and PCIe, where their rates differ by this factor.
+#: Ratio of rates above which links of a GPU are of different kinds, such as NVLink and PCIe.
 _KINDS_APART = 1.5
-#: GB/s of 16 lanes of PCIe 5: links that are no faster may share one slot, within a socket and across.
+#: GB/s of a PCIe 5 x16 slot: slower links of a GPU may share one slot, within a socket and across sockets.
 _SLOT_GB_PER_S = 64.0
-#: Each further level of clusters passes such a part of what the level within passes; our choice.
+#: Factor by which the oversubscription grows with each level of clusters; our choice.
 _FURTHER = 2.0
-#: Assumed where nothing was measured; our choices, which notes of the topology name.
+#: Values for costs that were not measured; our choices, listed among the topology's assumptions.
 USUAL_LATENCY_US = 10.0
 USUAL_GB_PER_S = 12.5
 USUAL_OVERSUBSCRIPTION = 4.0
@@ -41,10 +41,10 @@ DECIMALS = 3
 
 
 class SharedPath(NamedTuple):
-    """What the messages out of a set of hosts share, and those into it.
+    """Resources shared by all messages out of a set of hosts (uplink) and by all into it (downlink).
 
     - `inside`: (num_hosts,) bool, the set.
-    - `beta_us_per_mb`: Time for which a message holds it, per MB.
+    - `beta_us_per_mb`: Time for which a message holds the uplink and the downlink, in us/MB.
     """
 
     name: str
@@ -56,8 +56,8 @@ class PairCosts(NamedTuple):
     """Costs between hosts, rounded to `DECIMALS` decimals.
 
     - `alpha_us`, `beta_us_per_mb`: (num_hosts, num_hosts) float64, row to column; 0 on the diagonal.
-    - `kind`: (num_hosts, num_hosts) int64, the port of a host that a link holds.
-    - `has_ports`: True if links of a host and kind share a port.
+    - `kind`: (num_hosts, num_hosts) int64, kind of each link; links of one host and kind share a port.
+    - `has_ports`: False if links do not share ports.
     - `shared`: Uplinks of clusters, each with a downlink.
     - `node`: Innermost cluster of each host.
     """
@@ -72,7 +72,7 @@ class PairCosts(NamedTuple):
     assumed: tuple[str, ...]
 
     def resources(self) -> list[str]:
-        """Names of ports out and in, host by host and kind by kind; then of uplinks and downlinks in turn."""
+        """Names of resources: ports out, ports in, then uplink and downlink of each shared path."""
         hosts, kinds = len(self.node), range(int(self.kind.max()) + 1)
         names = [
             f"port {way} {host}" + (f" of kind {kind}" if kind else "")
@@ -85,7 +85,7 @@ class PairCosts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ProbedHosts:
-    """The hosts of a probe, as rank placement takes them: costs now, and a topology once it is asked for.
+    """Hosts of a probe for rank placement: costs as arrays, and a topology built at the first access.
 
     - `options`: Options of `Probe.topology`.
     """
@@ -112,18 +112,18 @@ class ProbedHosts:
 
     @property
     def told(self) -> list[str]:
-        """Notes, and assumptions, as those of the topology."""
+        """Notes and assumptions, as the topology lists them."""
         return [*self.costs.notes, *(f"assumed: {each}" for each in self.costs.assumed)]
 
     def warn_of_assumptions(self) -> None:
-        """Warn of what is assumed, as a topology does when it is built."""
+        """Warn of the assumptions, as a topology does when it is built."""
         if assumed := self.costs.assumed:
             told = "; ".join(f"({number}) {each}" for number, each in enumerate(assumed, 1))
             warn(f"{self.name}: {format_count(len(assumed), 'assumption')}: {told}", AssumptionWarning)
 
     @cached_property
     def topology(self) -> Topology:
-        """The topology: a link for each pair of hosts."""
+        """Topology with a link for each pair of hosts."""
         costs, builder = self.costs, TopologyBuilder(self.name, self.costs.node, profile="measured")
         index = {name: builder.add_resource(name) for name in costs.resources()}
         hosts, kinds = self.num_ranks, int(costs.kind.max()) + 1
@@ -181,7 +181,7 @@ def _costs(
         names = chain(("rack", "pod", "zone"), map("level {}".format, numbers(4)))
         for kind, labels, each in zip(names, found, times, strict=False):
             for cluster, hosts in enumerate(np.flatnonzero(labels == n) for n in range(labels.max() + 1)):
-                # Whatever a rack is short of, one host of it is not.
+                # An uplink is at least as fast as the fastest port of its hosts.
                 passes = max(own[hosts].max(), own[hosts].sum() / each)
                 uplinks += [(f"{kind} {cluster}", hosts.tolist(), passes)] * (len(hosts) > 1)
     shared = []
@@ -215,9 +215,10 @@ def _costs(
 
 
 def _kinds_of_links(slowness: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The kind of the link of every pair, from 0 for the fastest on: a gap between sorted rates parts two.
+    """(num_hosts, num_hosts) int64, kind of each link by its rate, 0 for the fastest.
 
-    Rates that one PCIe slot may have are of one kind.
+    Links are of different kinds if their sorted rates have a gap between them. All rates below that of a PCIe
+    slot are of one kind.
     """
     off = ~np.eye(len(slowness), dtype=bool)
     ordered = np.sort(slowness[off])
@@ -227,11 +228,11 @@ def _kinds_of_links(slowness: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Values to `DECIMALS` decimals, and never 0: exact times need round costs."""
+    """Values rounded to `DECIMALS` decimals, and at least 1 in the last: exact times need round costs."""
     return np.maximum(np.round(values, DECIMALS), 10.0**-DECIMALS)
 
 
 def in_thousandths(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Values of `DECIMALS` decimals as whole numbers."""
+    """Values of `DECIMALS` decimals as whole numbers, in units of the last decimal."""
     whole: NDArray[np.int64] = np.rint(values * 10**DECIMALS).astype(np.int64)
     return whole

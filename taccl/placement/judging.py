@@ -1,4 +1,4 @@
-"""Judgement of an order on measurements that it was not chosen on: a gain, or noise."""
+"""Statistical test of a new order on measurements that were not used to choose it: a gain, or noise."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ if TYPE_CHECKING:
     from taccl.placement.hosts import ProbedHosts
     from taccl.placement.probe import Probe
 
-#: Random splits of the measurements into halves, and the effort of the search on each half.
+#: Number of random splits of the measurements into halves; effort of the search on each half, as a part of
+#: the usual number of orders.
 _SPLITS, _EFFORT = 3, 0.2
-#: Simulated repetitions for the standard error: the usual number, and the fewest.
+#: Resamples for the standard error: usual and minimum number.
 _RESAMPLES, _FEWEST_RESAMPLES = 12, 4
-#: Part of the time for searches on halves; the rest is for the standard error.
+#: Part of the time limit for searches on halves; the rest is for the standard error.
 _SEARCHING = 0.6
 #: One-sided confidence at which a gain is confirmed.
 _CONFIDENCE = 0.99
-#: Part of the distances that clusters may have wrong and still be clearly apart; our choice.
+#: Part of the distances that may contradict clusters that still count as clearly apart; our choice.
 _FEW = 0.1
-#: Least gain that counts, as a part of the time; our choice.
+#: Minimum gain that counts, as a part of the time; our choice.
 _LEAST = 0.01
-#: Fewest pairs of a class from which its spread is estimated.
+#: A class of pairs is shrunk if it has at least twice this number of pairs.
 _FEWEST_PAIRS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Judgement of the procedure that chose an order, on measurements that it did not see.
+    """Judgement of the procedure that chose an order, on measurements that the procedure did not use.
 
-    - `basis`: The repetitions, e.g. ``"4 passes"``; empty if there are none, or no time was left.
-    - `gains`: For each half, its certain speedup by the order chosen on the other half (as `Placement.gain`,
-      but also below 1).
-    - `least`: Lower end of the one-sided 99 % confidence interval of their mean.
+    - `basis`: The repetitions, e.g. ``"4 passes"``; empty if there is no judgement.
+    - `gains`: For each half, the lower bound on its speedup by the order chosen on the other half (as
+      `Placement.gain`, but it may be below 1).
+    - `least`: Lower end of the one-sided 99 % confidence interval of the mean gain.
     - `reason`: Reason that there is no judgement; empty if there is one.
     - `has_clusters`: True if hosts form clusters that are clearly apart, or share uplinks that were measured.
     """
@@ -72,7 +73,7 @@ class Judgement:
 
     @property
     def is_trusted(self) -> bool:
-        """True if files may be written by default: the gain is confirmed, or comes from clusters of hosts."""
+        """True if files are written by default: gain confirmed, or not judged and hosts form clusters."""
         return self.verdict == "confirmed" or (self.verdict == "not judged" and self.has_clusters)
 
     def __str__(self) -> str:
@@ -95,7 +96,8 @@ class Judgement:
 def are_apart(probe: Probe) -> bool:
     """True if hosts share uplinks that were measured, or form clusters that are clearly apart.
 
-    They are apart if most distances inside clusters are below most distances between them.
+    Clusters are clearly apart if the 90 % quantile of distances inside them is below the 10 % quantile
+    between them.
     """
     distance, found = probe.distance, probe.levels
     if probe.uplinks or not found:
@@ -105,7 +107,7 @@ def are_apart(probe: Probe) -> bool:
     return bool(np.quantile(distance[inside & off], 1 - _FEW) < np.quantile(distance[~inside], _FEW))
 
 
-#: {field of a probe: logarithms of its figures, the same in both directions}.
+#: {field of a probe: logarithms of its figures, (num_hosts, num_hosts)}, the same in both directions.
 _Figures = dict[str, "NDArray[np.float64]"]
 
 
@@ -115,12 +117,12 @@ def judge(
     seed: int,
     deadline: Deadline,
 ) -> Judgement:
-    """Judgement of what a search on the probe gains, by splits of its repetitions into halves.
+    """Judge the gain of the search on a probe by random splits of its repetitions into halves.
 
-    The repetitions of each pair of hosts are dealt out at random: both halves have the same structure, each
-    with noise of its own. Repetitions are the passes of the probe, or else the two directions of a pair.
-    Each half judges the order chosen on the other, after `_shrunk`. Their mean gain has the standard error
-    of figures resampled around those of all repetitions (`_resampled`).
+    The repetitions of each pair of hosts are split at random, so that both halves have the same structure,
+    each with its own noise. Repetitions are the passes of the probe, or else the two directions of a pair.
+    Each half judges the order chosen on the other, with its noise reduced by `_shrunk`. The standard error of
+    the mean gain comes from simulated repetitions (`_resampled`).
 
     - `searched`: Algorithm and size on the hosts.
     """
@@ -140,7 +142,7 @@ def judge(
         return Case(noisy, steps.collective.name, steps, searched.size_bytes, like=searched)
 
     def logs(figures: _Figures, orders: Sequence[Sequence[int]]) -> list[float]:
-        """Logarithm of the gain of each order, by figures without most of their noise."""
+        """Logarithm of the gain of each order, by figures with reduced noise."""
         judging = case(_shrunk(probe, figures, noise))
         before = judging.us(judging.ticks(ranks, apart=True))
         return [float(np.log(before / judging.us(judging.ticks(order)))) for order in orders]
@@ -164,7 +166,7 @@ def judge(
         means.append(float(np.mean(logs(next(resampled), orders))))
     if len(means) < _FEWEST_RESAMPLES:
         return Judgement(reason="the time limit came first; give more time", has_clusters=has_clusters)
-    # Both halves of a split judge, and their noise is independent.
+    # Both halves of a split judge, with independent noise.
     error = float(np.std(means, ddof=1)) / np.sqrt(2)
     freedom = min(len(means) - 1, probe.num_hosts * (probe.num_hosts - 1) // 2)
     least = np.mean(gains) - stdtrit(freedom, _CONFIDENCE) * error
@@ -172,7 +174,10 @@ def judge(
 
 
 def _repetitions(probe: Probe) -> tuple[_Figures, str, str]:
-    """{field: (repetitions, hosts, hosts)}, alike in both directions; their name, and why there are none."""
+    """Repetitions of a probe; their name, or an empty one and the reason that there are none.
+
+    The repetitions are {field: (num_repetitions, num_hosts, num_hosts) array}, the same in both directions.
+    """
     passes = {
         "latency_us": probe.latency_repeats_us, "bandwidth_gb_per_s": probe.bandwidth_repeats_gb_per_s
     }  # fmt: skip
@@ -197,7 +202,7 @@ def _repetitions(probe: Probe) -> tuple[_Figures, str, str]:
 
 
 def _without_warning(function: Callable[..., Any], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The function over the first axis, nan where all values are."""
+    """Apply a function along the first axis; nan where all values are nan."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         found: NDArray[np.float64] = function(values, axis=0)
@@ -205,23 +210,23 @@ def _without_warning(function: Callable[..., Any], values: NDArray[np.float64]) 
 
 
 def _mirrored(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The matrix with what is above the diagonal below it as well."""
+    """Symmetric matrix with the entries above the diagonal."""
     above = np.triu(matrix, 1)
     return above + above.T
 
 
 def _halves(probe: Probe, stacks: _Figures, rng: np.random.Generator) -> tuple[_Figures, _Figures]:
-    """Figures by either half of the repetitions of every pair."""
+    """Split the repetitions of every pair at random; return the median figures of both halves."""
     number, count, _ = next(iter(stacks.values())).shape
     deal = rng.random((number, count, count))
-    deal = np.triu(deal) + np.triu(deal, 1).transpose(0, 2, 1)  # both directions of a pair go together
+    deal = np.triu(deal) + np.triu(deal, 1).transpose(0, 2, 1)  # both directions in one half
     turn = np.argsort(np.argsort(deal, axis=0), axis=0)
 
     def half(chosen: NDArray[np.bool_]) -> _Figures:
         found = {}
         for name, each in stacks.items():
             known = _without_warning(np.nanmedian, np.where(chosen, each, np.nan))
-            np.fill_diagonal(known, 1.0)  # the diagonal does not count
+            np.fill_diagonal(known, 1.0)  # the diagonal is unused
             found[name] = np.log(probe.filled(known))
         return found
 
@@ -229,9 +234,9 @@ def _halves(probe: Probe, stacks: _Figures, rng: np.random.Generator) -> tuple[_
 
 
 def _noise(one: _Figures, other: _Figures) -> _Figures:
-    """Matrix of noise with the distribution of a half's, from the difference of both halves.
+    """{field: (num_hosts, num_hosts)} noise of one half, from the difference of both halves.
 
-    A delay that all pairs of a half share is no noise, as it delays every order alike.
+    The mean of the noise is subtracted, as a delay common to all pairs delays every order alike.
     """
     found = {}
     for name in one:
@@ -242,10 +247,13 @@ def _noise(one: _Figures, other: _Figures) -> _Figures:
 
 
 def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float]) -> _Figures:
-    """Figures moved towards the mean of their class, by the part of their variance that is noise.
+    """Figures moved towards the mean of their class to reduce noise (positive-part James-Stein shrinkage).
 
-    Noise makes the slowest of many pairs seem slower than the slowest of few, though all are equal. Classes
-    are pairs whose hosts share equally many levels of clusters. This is positive-part James-Stein shrinkage.
+    The factor is the part of the variance in the class that is noise. Without shrinkage, the slowest of many
+    pairs would seem slower than the slowest of few, though all are equal. Pairs whose hosts share as many
+    levels of clusters form a class.
+
+    - `variance`: {field: variance of the noise}.
 
     References
     ----------
@@ -273,10 +281,10 @@ def _resampled(
     variance: Mapping[str, float],
     rng: np.random.Generator,
 ) -> Iterator[_Figures]:
-    """Figures of halves that might have been measured: those of all repetitions, with noise drawn anew.
+    """Simulated figures of halves: the shrunk figures of all repetitions plus resampled noise.
 
-    The noise is that of the splits in turn, its sign and the numbers of its hosts drawn at random: what
-    delays all pairs of a host in one repetition remains together.
+    The noise is that of each split in turn, with a random sign and randomly permuted hosts. So noise common
+    to all pairs of a host stays together.
     """
     noises = [_noise(*split) for split in splits]
     of_all = {name: variance[name] / 2 for name in variance}
@@ -289,7 +297,7 @@ def _resampled(
 
 
 def _with_figures(probe: Probe, figures: _Figures) -> Probe:
-    """The probe with other figures, and no repetitions."""
+    """The probe with other figures and without repetitions."""
     none = dict.fromkeys(REPEATS)
     known: dict[str, Any] = {
         name: np.exp(figures[name]) if name in figures else None

@@ -1,4 +1,4 @@
-"""The compiled core of placement: the time of a placement, a search among them, and a proof for few ranks."""
+"""Compiled kernels of placement: makespan of a placement, simulated annealing, and branch and bound."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
     from taccl.placement.fabric import Flows, HostPaths, RankMessages, Relaxed
 
-#: Stands for the time of a placement that exceeds the limit given.
+#: Returned for a makespan above the cutoff.
 TOO_LONG = 2**62
 
 
 @compiled
 def tails(messages: RankMessages, takes: NDArray[np.int64], tail: NDArray[np.int64]) -> None:
-    """Time from the end of every message to the end of all, if each message takes `takes`."""
+    """Set `tail` to the time from the end of each message to the makespan; message m takes ``takes[m]``."""
     for m in range(len(takes) - 1, -1, -1):
         for i in range(messages.wait_of[m], messages.wait_of[m + 1]):
             before = messages.wait[i]
@@ -40,11 +40,11 @@ def timed(
     """Makespan of the algorithm on its hosts: serial schedule generation in the order of messages.
 
     A message starts once its data has arrived and every resource of its link is free for the whole of its
-    hold. Resources serve messages in the algorithm's order. A message over several links is stored and
+    hold. Each resource serves messages in the algorithm's order. A message over several links is stored and
     forwarded at each.
 
     - `order`, (num_ranks,) int64: Host of each rank, or -1 if open. With open ranks the result is a lower
-      bound over all their hosts: every start is a maximum of sums that open ranks only make smaller.
+      bound over all their placements, as open ranks only lower the start times.
     - `cutoff`: Return `TOO_LONG` once the makespan must exceed it.
     - `end`, `free`: Work arrays. End of each message; release time of each resource, then of the send and
       the receive port of each rank.
@@ -85,7 +85,7 @@ def timed(
             elif b >= 0:
                 takes = relaxed.to_host[kind, b]
             out, into = ports + src, ports + hosts + dst
-            # A port that no host has is held for no time, and puts nothing off.
+            # Without a common port (0) nothing is delayed.
             if relaxed.port_out[kind]:
                 free[out] = max(free[out], start) + relaxed.port_out[kind]
             if relaxed.port_in[kind]:
@@ -104,7 +104,7 @@ def _exceeds(
 ) -> bool:
     """True if a resource is held for longer than `cutoff`, so that the makespan exceeds it, too.
 
-    - `free`: Work array; the time for which each resource is held.
+    - `free`: Work array; busy time of each resource.
     """
     for r in range(free.size):
         free[r] = 0
@@ -129,10 +129,10 @@ def _copy(source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
 
 @inner
 def _moved(order: NDArray[np.int64], trial: NDArray[np.int64], draw: NDArray[np.float64]) -> bool:
-    """Make `trial` the order with one change, drawn by lot; False where there is none.
+    """Set `trial` to the order with one random change; False if the draw gives no change.
 
-    Apply one random change: swap two ranks, reverse a segment, or swap two neighbouring segments or two
-    blocks of a power of two. Half of the changes are swaps of ranks.
+    The changes: swap two ranks (half of all draws), reverse a segment, rotate a segment, or swap two aligned
+    blocks whose length is a power of two.
     """
     _copy(order, trial)
     count = order.size
@@ -173,13 +173,14 @@ def anneal(
     warmth: float,
     room: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> int:
-    """The time of the best placement found by changes that seldom make it worse, and ever more seldom.
+    """Makespan of the best placement found by simulated annealing, in ticks.
 
-    - `orders`, (3, num_ranks) int64: The placement to begin with, which becomes the best; room for the
-      present one, and for the next.
-    - `numbers`, (2,) int64: A signal to stop, and how many placements were tried.
+    - `orders`, (3, num_ranks) int64: Initial placement, replaced by the best one; work space for the current
+      and the next one.
+    - `numbers`, (2,) int64: Stop signal (nonzero ends the search); number of placements tried.
     - `draws`, (tries, 5) float64: Random numbers from 0 to 1.
-    - `warmth`: How much worse than the present one the next may be at first, as a part of it, on average.
+    - `warmth`: Initial temperature, as a part of the current makespan; it falls linearly to 0.
+    - `room`: Work arrays `end` and `free` of `timed`.
     """
     best_order, order, trial = orders[0], orders[1], orders[2]
     end, free = room
@@ -218,11 +219,12 @@ def prove(
     end: NDArray[np.int64],
     free: NDArray[np.int64],
 ) -> int:
-    """The time of the best placement of all, by branch and bound: ranks get hosts one after another.
+    """Makespan of the best placement, by depth-first branch and bound over the host of each rank in turn.
 
-    - `orders`, (3, num_ranks) int64: The best placement known, which is replaced by a better one; and room.
-    - `numbers`, (2,) int64: A signal to stop; the other becomes 1 where the search came to its end.
-    - `best`: The time of the one known.
+    - `orders`, (3, num_ranks) int64: Best known placement, replaced by a better one; work space.
+    - `numbers`, (2,) int64: Stop signal (nonzero ends the search); set to 1 if the search was completed.
+    - `best`: Makespan of the best known placement, in ticks.
+    - `end`, `free`: Work arrays of `timed`.
     """
     best_order, order, tried = orders[0], orders[1], orders[2]
     count = order.size
@@ -232,7 +234,7 @@ def prove(
     while depth >= 0 and not numbers[0]:
         order[depth] = -1
         host, r = tried[depth] + 1, 0
-        while r < depth:  # the next that no rank before has
+        while r < depth:  # the next host that no earlier rank has
             host, r = (host + 1, 0) if order[r] == host else (host, r + 1)
         if host == count:
             tried[depth] = -1

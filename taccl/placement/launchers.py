@@ -1,4 +1,4 @@
-"""Files by which launchers start ranks on their hosts: Hydra, Open MPI, SLURM and torchrun."""
+"""Files from which launchers start ranks on hosts: Hydra, Open MPI, SLURM and torchrun."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAUNCHERS = ("mpich", "openmpi", "slurm", "torchrun")
 #: Slots as Open MPI and DeepSpeed write them.
 _SLOTS = re.compile(r"[ \t]+slots[ \t]*=[ \t]*(\d{1,6})([ \t]+max[_-]slots[ \t]*=[ \t]*\d+)?$")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:\d{1,6})?")
-#: Options of Open MPI by which each line of a host file is a rank, bound as without the first of them.
+#: Options with which Open MPI makes each line of a host file a rank, bound to a core as usual.
 _SEQUENTIALLY = " --map-by seq --bind-to core:if-supported"
 #: Port at which torchrun's processes meet; PyTorch's default.
 _PORT = 29500
@@ -42,11 +42,11 @@ esac
 @checked
 @reads("host file")
 def read_hosts(path: str | os.PathLike[str]) -> list[str]:
-    """The host of every slot in a file of lines ``name``, ``name:slots`` or ``name slots=number``, in order.
+    """Host of every slot in a file with lines ``name``, ``name:slots`` or ``name slots=number``, in order.
 
     ``#`` begins a comment.
 
-    Raises `FormatError` for a line that is neither, and a host that is named twice.
+    Raises `FormatError` for any other line, and for a host that is named twice.
     """
     slots: list[str] = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
@@ -67,11 +67,10 @@ def read_hosts(path: str | os.PathLike[str]) -> list[str]:
 
 @checked
 def as_launched(placement: Placement, hosts: Sequence[str]) -> Placement:
-    """The placement that launchers can start: the ranks of a host take its slots in turn.
+    """The placement as launchers can realise it: the ranks of a host get its slots in ascending order.
 
-    Launchers choose the host of a rank, but neither its core nor its GPU. So they cannot realise a gain from
-    exchanging slots of one host. The order has the slots of a host ascending, its figures are simulated
-    again, and the order given is kept where no gain remains.
+    Launchers choose the host of a rank, but neither its core nor its GPU, so an exchange of slots of one host
+    has no effect. The changed order is simulated again; the original order is kept if no gain remains.
 
     Raises `InputError` if there are fewer hosts than ranks.
     """
@@ -97,7 +96,7 @@ def as_launched(placement: Placement, hosts: Sequence[str]) -> Placement:
 
 @checked
 def hostfile(placement: Placement, hosts: Sequence[str], launcher: str = "mpich") -> str:
-    """A file by which a launcher starts rank r on its host; `command` says how. It binds no rank to a core.
+    """File with which a launcher starts rank r on its host (`command` says how), bound to no core.
 
     Parameters
     ----------
@@ -115,8 +114,8 @@ def hostfile(placement: Placement, hosts: Sequence[str], launcher: str = "mpich"
     Raises
     ------
     InputError
-        If there are fewer hosts than ranks; or for torchrun, which numbers the ranks of a host in a row, if
-        those of one host do not follow one another.
+        If there are fewer hosts than ranks; or for torchrun, which numbers the ranks of a host consecutively,
+        if the ranks of one host are not consecutive.
     """
     known_word(launcher, LAUNCHERS, "launcher")
     placed = _placed(placement, hosts)
@@ -130,18 +129,18 @@ def hostfile(placement: Placement, hosts: Sequence[str], launcher: str = "mpich"
 
 @checked
 def rankfile(placement: Placement, hosts: Sequence[str]) -> str:
-    """A rank file for Open MPI 5: ``mpirun --map-by rankfile:FILE=...``. Its ranks are not bound to cores.
+    """Rank file for Open MPI 5: ``mpirun --map-by rankfile:FILE=...``. It binds no rank to a core.
 
-    It names no slots: these are core numbers, and would pin each rank to a core. Open MPI 5 then binds no
-    rank, whatever ``--bind-to`` says, and versions before 5 accept no line without a slot. A host file has
-    the same order with the usual binding (`hostfile`).
+    The file names no slots: Open MPI takes these for core numbers, and would bind each rank to one core.
+    Without them Open MPI 5 binds no rank, whatever ``--bind-to`` says, and earlier versions reject the file.
+    A host file (`hostfile`) gives the same order with the usual binding.
     """
     return "".join(f"rank {rank}={host}\n" for rank, host in enumerate(_placed(placement, hosts)))
 
 
 @checked
 def command(placement: Placement, hosts: Sequence[str], launcher: str, path: str) -> str:
-    """The command that starts ranks by the file that `hostfile` writes, up to the program."""
+    """Command that starts ranks with the file that `hostfile` writes, without the program."""
     known_word(launcher, LAUNCHERS, "launcher")
     placed, file = _placed(placement, hosts), shlex.quote(path)
     count = len(placed)
@@ -194,12 +193,12 @@ def _torchrun(placed: Sequence[str]) -> str:
 
 
 def _runs(placed: Sequence[str]) -> list[tuple[str, int]]:
-    """(host, ranks) of ranks that follow one another."""
+    """(host, number of ranks) of each run of consecutive ranks on one host."""
     return [(name, len(list(ranks))) for name, ranks in groupby(placed)]
 
 
 def _torn(placed: Sequence[str]) -> bool:
-    """True if the ranks of some host do not follow one another."""
+    """True if the ranks of some host are not consecutive."""
     return len(_runs(placed)) > len(set(placed))
 
 

@@ -1,4 +1,4 @@
-"""Probes in files: our own, and matrices of pairs in CSV, of p2pBandwidthLatencyTest, and in logs by pair."""
+"""Readers of probe files: this package's JSON, matrices in CSV, output of CUDA tools, and logs by pair."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 _LIMIT_BYTES = 64 * 10**6
-#: The line above a matrix of CUDA's sample: which way, whether peers reach each other, and what it states.
+#: Line above a matrix of p2pBandwidthLatencyTest: direction, peer access, and quantity.
 _P2P = re.compile(r"^(.*?)\s*P2P=(Enabled|Disabled)\s+(Bandwidth|Latency)\b.*Matrix", re.IGNORECASE)
-#: The line above a one-way matrix of nvbandwidth, with the direction of the data.
+#: Line above a one-way matrix of nvbandwidth, with the direction of the data.
 _NVBANDWIDTH = re.compile(r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth \(GB/s\)")
-#: The line above a log of one pair, which we ask for.
+#: Line that users put above the log of each pair.
 _PAIR = re.compile(r"^#\s*pair:?\s+(\S+)\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
 _BANDWIDTH = re.compile(r"bandwidth|GB/s|gb_per_s", re.IGNORECASE)
-#: Cells without a number, as tools write them on the diagonal; in lower case.
+#: Cells without a number that tools write on the diagonal, in lower case.
 _NOTHING = ("", "-", "x", "na", "n/a", "nan", "none")
 _BITS = re.compile(r"Gb/s|Gbit|Gbps")
 
 
 @reads("matrix of pairs", "probe", "matrix of nvbandwidth", "file of logs by pair")
 def load_probe(path: str | os.PathLike[str]) -> Probe:
-    """The probe in a file of our own, or in one that another tool wrote.
+    """Load a probe from this package's JSON, or from a file that another tool wrote.
 
-    - CSV: a row and a column for every host; their names may stand at the head of both. Entries are latencies
-      in microseconds, or, where the first cell or a comment says so, bandwidths in GB/s or Gb/s.
-    - What CUDA's sample p2pBandwidthLatencyTest prints; of its matrices those with P2P enabled, one way.
-    - What nvbandwidth prints; its first matrix of GPUs one way.
+    - CSV: a row and a column for every host, with host names at the head of both, of one or of neither.
+      Entries are latencies in us, or bandwidths in GB/s or Gb/s if the first cell or a comment says so.
+    - Output of the CUDA sample p2pBandwidthLatencyTest: its one-way matrices, with P2P enabled if present.
+    - Output of nvbandwidth: its first one-way matrix of GPUs.
     - Logs of `ib_write_bw`, `osu_latency` or `osu_bw` one after the other, each below a line ``# pair A B``.
 
-    Raises `FormatError` if the file is none of these, or its matrix is not one of all pairs; row and column
-    are named.
+    Raises `FormatError` if the file is none of these, or its matrix lacks a pair; the message names row and
+    column.
     """
     where, text = os.fspath(path), read_text(path, _LIMIT_BYTES)
     text = unquoted(text)
@@ -66,7 +66,7 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
         return _of_pairs(text, where) if _PAIR.search(text) else _of_csv(lines, where)
     except FormatError:
         raise
-    except InputError as error:  # what is wrong with the numbers
+    except InputError as error:  # an invalid number in the file
         raise FormatError(error.message, where=f"{where}: {error.where}") from None
 
 
@@ -77,7 +77,7 @@ def load_probe_topology(
     oversubscription: Number = USUAL_OVERSUBSCRIPTION,
     ports: PortUse = "shared",
 ) -> Topology:
-    """The topology of the probe, or the matrix, in a file; see `Probe.topology`."""
+    """Topology of the probe or matrix in a file; see `Probe.topology`."""
     return load_probe(path).topology(
         name=Path(path).stem,
         bandwidth_gb_per_s=bandwidth_gb_per_s,
@@ -117,7 +117,7 @@ def _of_csv(lines: Sequence[str], where: str) -> Probe:
 
 
 def _of_p2p(lines: Sequence[str], where: str) -> Probe:
-    """One-way matrices, with peers enabled where both are there."""
+    """Probe from the matrices of p2pBandwidthLatencyTest: one-way, and with P2P enabled if present."""
     found: dict[str, NDArray[np.float64]] = {}
     heads = [(at, head) for at, line in enumerate(lines, 1) if (head := _P2P.match(line))]
     for at, head in sorted(heads, key=lambda each: (each[1][1][:2].lower() != "bi", each[1][2].lower())):
@@ -127,10 +127,10 @@ def _of_p2p(lines: Sequence[str], where: str) -> Probe:
 
 
 def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:
-    """The first matrix one way; GPUs that cannot reach each other are refused as holes."""
+    """Probe from the first one-way matrix of nvbandwidth; a pair of GPUs without a figure is an error."""
     at, head = next((at, head) for at, line in enumerate(lines, 1) if (head := _NVBANDWIDTH.match(line)))
     columns = lines[at] if at < len(lines) else ""
-    whole = [*lines[:at], f"GPU {columns}", *lines[at + 1 :]]  # as other tools have a word in the corner
+    whole = [*lines[:at], f"GPU {columns}", *lines[at + 1 :]]  # other tools have a word in the corner
     names, table = _printed(whole, at, len(columns.split()) + 1, where)
     return Probe(tuple(f"GPU {i}" for i in names), bandwidth_gb_per_s=table if head[1] == "->" else table.T)
 
@@ -138,16 +138,16 @@ def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:
 def _printed(
     lines: Sequence[str], at: int, num_rows: int, where: str
 ) -> tuple[tuple[str, ...], NDArray[np.float64]]:
-    """Names and numbers of a matrix of `count` rows, its head included, below a line."""
+    """GPU names and values of a printed matrix that begins after line `at`; `num_rows` includes its head."""
     rows = [line.split() for line in lines[at : at + num_rows]]
     _, names, table = _matrix(dict(enumerate(rows, at + 1)), where)
     return names, table
 
 
 def _matrix(rows: dict[int, list[str]], where: str) -> tuple[str, tuple[str, ...], NDArray[np.float64]]:
-    """The corner cell, hosts, and the numbers by row; nan for a cell that is no number.
+    """Corner cell, host names, and values by row; nan for a diagonal cell that is not a number.
 
-    Names may stand at the head of both rows and columns.
+    Names may stand at the head of rows and of columns.
     """
     if not rows:
         raise FormatError("found no rows; expected a matrix, a row for every host", where=where)
@@ -155,7 +155,7 @@ def _matrix(rows: dict[int, list[str]], where: str) -> tuple[str, tuple[str, ...
     head, corner = rows[first], ""
     names = [str(i) for i in range(len(head))]
     if np.isnan([_number(cell) for cell in head[head[0].lower() in _NOTHING :]]).any():
-        # A square with a corner has as many rows, its head included, as columns.
+        # A square matrix with a corner has as many rows (head included) as columns.
         corner, names = (head[0], head[1:]) if len(head) == len(rows) else ("", head)
         rows = {number: rows[number] for number in others}
     table: list[list[float]] = []
@@ -167,7 +167,7 @@ def _matrix(rows: dict[int, list[str]], where: str) -> tuple[str, tuple[str, ...
             raise FormatError(said, where=f"{where}: line {number}")
         values = [_number(cell) for cell in cells]
         for place, (cell, value) in enumerate(zip(cells, values, strict=True)):
-            if np.isnan(value) and place != len(table):  # the diagonal does not count
+            if np.isnan(value) and place != len(table):  # the diagonal is unused
                 here = f"{where}: line {number}, column {begin + place + 1}"
                 said = f"found {shown(repr(cell), 60)}; expected a number for every pair of hosts"
                 raise FormatError(f"{said}; measure it, or leave the host out", where=here)
@@ -183,7 +183,7 @@ def _number(cell: str) -> float:
 
 
 def _of_pairs(text: str, where: str) -> Probe:
-    """Probe from one log per pair; a direction that was not measured copies the other."""
+    """Probe from one log per pair; a direction that was not measured gets the figure of the other."""
     heads = list(_PAIR.finditer(text))
     hosts = tuple(dict.fromkeys(name for head in heads for name in (head[1], head[2])))
     place = {name: number for number, name in enumerate(hosts)}

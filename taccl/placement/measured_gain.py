@@ -1,4 +1,4 @@
-"""A placement checked by real ranks: the library's collective in both orders, in turn."""
+"""Measured check of a placement: run the library's collective in both orders of ranks, alternately."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ if TYPE_CHECKING:
 
     from taccl._internal.arguments import Count
 
-#: Seconds for which ranks may be silent.
+#: Timeout in seconds for ranks without any message.
 _PATIENCE_S = 300.0
-#: One-sided confidence of each end of the interval, and the least gain that counts; our choices.
+#: One-sided confidence of each end of the interval; minimum gain that counts. Our choices.
 _CONFIDENCE, _LEAST = 0.99, 0.01
 _FIELDS = {"order", "hosts", "collective", "algorithm", "size_bytes"}
 
 
 @dataclass(frozen=True)
 class MeasuredGain:
-    """Times of a collective in two orders of ranks, measured in turn.
+    """Times of a collective in two orders of ranks, measured alternately.
 
-    - `library`: The MPI library; `is_forced` is True if it was told to run the placement's algorithm.
-    - `before_us`, `after_us`: The slowest rank of each call, in the order given and in the new one; the calls
-      of one index follow one another.
+    - `library`: Name of the MPI library.
+    - `is_forced`: True if the library was told to run the placement's algorithm.
+    - `before_us`, `after_us`: Time of each call at its slowest rank, in the original and in the new order.
+      Calls with the same index followed one another.
     """
 
     library: str
@@ -62,9 +63,9 @@ class MeasuredGain:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Interval of the median; each end has 99 % confidence, by order statistics (the sign test).
+        """Confidence interval of the median speedup, 99 % at each end, by order statistics (sign test).
 
-        It covers all ratios if there are too few calls for that confidence.
+        With too few calls for that confidence it covers all ratios.
         """
         ratios = self._ratios
         count, below = len(ratios), 0
@@ -79,8 +80,8 @@ class MeasuredGain:
     def verdict(self) -> str:
         """``"confirmed"``, ``"within noise"`` or ``"slower"``.
 
-        A gain is confirmed, or a loss is, if its interval excludes 1 and it exceeds 1 %. Fewer than seven
-        calls confirm nothing.
+        A gain or a loss counts if the interval excludes 1 and the median differs from 1 by more than 1 %.
+        With fewer than seven calls the verdict is ``"within noise"``.
         """
         least, most = self.interval
         if len(self.before_us) < 7:
@@ -116,27 +117,27 @@ def measure_gain(
     repetitions: Count = 20,
     note: Callable[[str], None] = lambda _: None,
 ) -> MeasuredGain:
-    """Run the library's collective in the order given and in the new one, and compare.
+    """Run the library's collective in the original and in the new order of ranks, and compare the times.
 
-    Ranks are those that a launcher started, on the placement's hosts in either order; or else ranks started
-    here. Two communicators have the same processes, in the two orders. Their calls alternate, so that load
-    that comes and goes delays both.
+    The ranks are those that a launcher started on the placement's hosts, in either order; otherwise ranks are
+    started here. Two communicators contain the same processes in the two orders. Calls alternate between
+    them, so that changing load delays both alike.
 
     Parameters
     ----------
     placement : mapping
-        `Placement.to_dict`, with ``hosts``: the host of every slot. `taccl reorder -o` writes both.
+        `Placement.to_dict` plus ``hosts``, the host of every slot. `taccl reorder -o` writes both.
     ranks : int, optional
-        How many to start on this machine, where all hosts are this machine.
+        Number of ranks to start on this machine, if all hosts are this machine.
     repetitions : int
         Calls in each order.
     note : callable, optional
-        Told what is going on, at rank 0.
+        Called at rank 0 with a line of text at each stage.
 
     Raises
     ------
     InputError
-        If the placement lacks a field, its collective has no counterpart in MPI, or ranks are on other hosts.
+        If the placement lacks a field, its collective has no counterpart in MPI, or ranks run on other hosts.
     ExecutionError
         If there is no MPI, or a rank dies.
     """
@@ -160,9 +161,9 @@ def measure_gain(
 
 
 def slots_of(names: Sequence[str], hosts: Sequence[str]) -> list[int]:
-    """The slot of every rank, by the name of its machine: the ranks of a host have its slots in turn.
+    """Slot of every rank, from the name of its machine; the ranks of a host get its slots in order.
 
-    Raises `InputError` if these are not the hosts of the slots, with or without their domain.
+    Host names are compared in full, then without their domain. Raises `InputError` if they do not match.
     """
     if not hosts:
         return list(range(len(names)))
@@ -179,7 +180,7 @@ def slots_of(names: Sequence[str], hosts: Sequence[str]) -> list[int]:
 
 
 def _measured(comm: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """One rank's part: both orders in turn; the slowest rank of every call, at all ranks."""
+    """Measure both orders at one rank; return, at all ranks, the time of each call at its slowest rank."""
     from mpi4py import MPI
 
     names = gathered(comm, MPI.Get_processor_name())

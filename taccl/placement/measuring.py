@@ -1,4 +1,4 @@
-"""A network probed by MPI ranks: latency and bandwidth of every pair, in rounds of disjoint pairs."""
+"""Network probe with MPI ranks: latency and bandwidth of every pair, in rounds of disjoint pairs."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Size
     from taccl.placement.few_pairs import Pairs
 
-#: A way out is shared where all together get less than this part of what each gets alone; our choice.
+#: An uplink is shared if the ranks together get less than this part of the sum of their rates alone; our
+#: choice.
 _SHARED = 0.75
-#: Seconds for which a round may be silent.
+#: Timeout in seconds for a round without any message.
 _ROUND_S = 120.0
 _TAG = 17
 
 
 def pairs_of_round(num_ranks: int, number: int) -> list[tuple[int, int]]:
-    """The pairs of a round: of all rounds together every pair is in one, and no rank is twice in a round.
+    """Pairs of ranks that are measured in one round; no rank is in two of them.
 
-    (The circle method of round-robin tournaments: one rank stays, the others rotate. With an odd number, one
-    rank pauses in every round.)
+    All rounds together contain every pair once. This is the circle method of round-robin tournaments: one
+    rank stays, the others rotate. With an odd number of ranks, one rank pauses in every round.
     """
     places = num_ranks + num_ranks % 2
     circle = [0, *(1 + (number + place) % (places - 1) for place in range(places - 1))]
@@ -66,36 +67,35 @@ def probe(
 ) -> Probe:
     """Latency and bandwidth between MPI ranks, by messages between all pairs of them.
 
-    In each of n - 1 rounds (n of an odd number) every rank has one partner. A small message goes back and
-    forth, which gives latencies, then a large one goes forth and a small one back. There are four passes over
-    all rounds, so that `taccl.reorder` can tell structure from noise. Where a machine has more ranks than
-    cores, one pair is at it at a time. Where hosts form clusters, those of one send out together and one by
-    one, which shows what they share.
+    In each of n - 1 rounds (n if n is odd) every rank has one partner. First a small message goes back and
+    forth, which gives latencies; then a large message is answered by a small one, which gives bandwidths. All
+    rounds are repeated in four passes, from which `taccl.reorder` tells structure from noise. If a machine
+    has more ranks than cores, pairs are measured one at a time. If hosts form clusters, the ranks of each
+    send out first one by one, then together, which shows whether they share an uplink.
 
     Parameters
     ----------
     comm : mpi4py communicator, optional
-        Whose ranks call this together; all get the same answer. By default those that a launcher started this
-        process with, or else ranks started on this machine.
+        All ranks of it call this function, and all get the same result. Default: the ranks of the launcher
+        that started this process, otherwise `ranks` new processes on this machine.
     ranks : int, optional
-        How many to start on this machine.
+        Number of ranks to start on this machine.
     rounds : int, optional
-        Fewer rounds: a sample of pairs, two rounds at least. By default all.
+        Number of rounds, at least two, to measure only a sample of pairs. Default: all rounds.
     size : int or str
-        Of the large messages.
+        Size of the large messages.
     repetitions : int
-        Small messages of a pair in all passes; large ones are a quarter of these, and three in each pass at
-        least. The median of each pass, and of the passes, counts.
+        Number of small messages of a pair in all passes. The number of large messages is a quarter of that,
+        and at least three in each pass. Results are medians over each pass, then over passes.
     few : bool
-        Whether to measure O(n log n) pairs: clusters are found from them, and judged on pairs held out. Of
-        fewer than 32 ranks all pairs are measured. It does not go on from a probe that was broken off.
+        Whether to measure only O(n log n) pairs, find clusters from these, and check the clusters on held-out
+        pairs. With fewer than 32 ranks all pairs are measured. Such a probe cannot be resumed.
     path : path, optional
-        Where the probe is written. Until then what is known is beside it, in ``PATH.part``; a probe that was
-        broken off goes on from there.
+        File for the result. Partial results go to ``PATH.part``, from which an interrupted probe is resumed.
     overwrite : bool
-        Whether a file there may be replaced.
+        Whether an existing file may be replaced.
     note : callable, optional
-        Told what is going on, at rank 0.
+        Called at rank 0 with a line of text at each stage.
 
     Raises
     ------
@@ -128,10 +128,10 @@ def probe(
 
 
 class _ProbeRank:
-    """One rank's part in a probe, and at rank 0 what all have measured.
+    """One rank's part in a probe; rank 0 also holds the figures of all ranks.
 
     - `request`: The arguments of `probe`, the same at every rank.
-    - `expect`: Gets the name of the next stage and its time limit.
+    - `expect`: Called with the name of the next stage and its time limit in seconds.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class _ProbeRank:
         self.large, self.small = np.zeros(int(request["size"]), dtype=np.uint8), np.zeros(1, dtype=np.uint8)
 
     def probe(self) -> dict[str, Any]:
-        """The whole of it, at every rank, as plain values."""
+        """Run the probe; return the result as plain values, the same at every rank."""
         self._begin()
         self.note(str(self.work))
         judged = self._find_clusters() if self.is_few else None
@@ -186,9 +186,10 @@ class _ProbeRank:
         return found
 
     def _find_clusters(self) -> tuple[FewPairs, Pairs] | None:
-        """Measure the first pass of a probe of few pairs; at rank 0 the plan and the pairs held out.
+        """Run the first pass of a probe of few pairs; return plan and held-out pairs (rank 0 only).
 
-        Rank 0 chooses each round by the figures so far, and the others are told. Later passes repeat them.
+        Rank 0 chooses the pairs of each round from the figures so far, and tells the other ranks. Later
+        passes repeat the same rounds.
         """
 
         def measure(pairs: Pairs) -> list[float]:
@@ -212,7 +213,7 @@ class _ProbeRank:
         return found
 
     def _begin(self) -> None:
-        """Know the hosts of all ranks, and what a probe of the same found that was broken off."""
+        """Gather the hosts of all ranks, and load the partial result of an interrupted probe."""
         from mpi4py import MPI
 
         self.expect("agreeing on what to do", _ROUND_S)
@@ -228,7 +229,7 @@ class _ProbeRank:
         ]
 
     def _recall(self) -> list[list[int]]:
-        """For each pass, the numbers of rounds that are known."""
+        """Numbers of the rounds already measured, for each pass."""
         if self.path is None or self.part is None:
             return [[] for _ in self.latency_us]
         check_writable(self.path, overwrite=self.overwrite)
@@ -245,7 +246,7 @@ class _ProbeRank:
         ]
 
     def _take(self, before: Probe) -> None:
-        """Take the passes of a probe that was broken off; one without passes is the first of them."""
+        """Copy the passes of an interrupted probe; a probe without passes becomes the first one."""
         for mine, whole, passes in (
             (self.latency_us, before.latency_us, before.latency_repeats_us),
             (self.gb_per_s, before.bandwidth_gb_per_s, before.bandwidth_repeats_gb_per_s),
@@ -255,7 +256,7 @@ class _ProbeRank:
                 mine[turn] = np.where(np.isnan(whole), np.nan, each)
 
     def _kept(self, uplinks: Sequence[tuple[tuple[int, ...], float]]) -> dict[str, Any]:
-        """All that was found, which is in its file now."""
+        """The result as plain values, after it is written to its file."""
         found = self._found(uplinks)
         if self.path is not None and self.part is not None:
             found.save(self.path, overwrite=self.overwrite)
@@ -263,7 +264,7 @@ class _ProbeRank:
         return found.to_dict()
 
     def _measure(self, pairs: Sequence[tuple[int, int]], turn: int = 0) -> None:
-        """Measure pairs in a pass; of a pair that it has measured before the better figures count."""
+        """Measure pairs in a pass; of repeated measurements keep the lower latency and higher bandwidth."""
         for batch in [[pair] for pair in pairs] if self.is_crowded else [pairs]:
             self.expect("a round", _ROUND_S + self.repetitions)
             patiently(self.comm.Ibarrier())
@@ -276,11 +277,11 @@ class _ProbeRank:
                     self.latency_us[at] = np.fmin(self.latency_us[at], latency_us)
                     self.gb_per_s[at] = np.fmax(self.gb_per_s[at], gb_per_s)
         if self.part is not None and self.comm.rank == 0:
-            with contextlib.suppress(TacclError):  # what is kept on the way is no more than a help
+            with contextlib.suppress(TacclError):  # failure to save a partial result is no error
                 self._found(()).save(self.part, overwrite=True)
 
     def _both_ways(self, pair: tuple[int, int]) -> list[float]:
-        """From this rank to its partner: microseconds, GB/s, and the spread."""
+        """Latency in us, bandwidth in GB/s and relative interquartile range from this rank to its partner."""
         partner, mine = sum(pair) - self.comm.rank, []
         for begins in pair:
             few = max(FEWEST, self.repetitions // FEWER)
@@ -295,8 +296,8 @@ class _ProbeRank:
         return mine
 
     def _settle(self) -> None:
-        """Measure pairs again, alone, whose directions differ much; then the better one counts."""
-        # Only rank 0 knows any figures, and what it finds is told.
+        """Measure pairs again whose directions differ much; keep the better figure for both directions."""
+        # Only rank 0 has figures; it tells the others which pairs to measure.
         figures = np.stack([_median(self.latency_us), _median(self.gb_per_s)])
         turned = figures.transpose(0, 2, 1)
         apart = (np.maximum(figures / turned, turned / figures) > APART).any(axis=0)
@@ -311,7 +312,7 @@ class _ProbeRank:
     def _there_and_back(
         self, partner: int, begins: int, message: NDArray[np.uint8], count: int
     ) -> NDArray[np.float64]:
-        """Seconds until a small answer to each message is here, at the rank that begins."""
+        """Seconds from each message to its small answer, at the rank `begins`; zeros at its partner."""
         took = np.zeros(count)
         for turn in range(-WARM_UP, count):
             if begins == self.comm.rank:
@@ -325,7 +326,7 @@ class _ProbeRank:
         return took
 
     def _uplinks(self) -> list[tuple[tuple[int, ...], float]]:
-        """Clusters whose ranks get less together than one by one, and what they get together."""
+        """(ranks, GB/s) of clusters whose ranks send more slowly together than one by one."""
         labels = [0] * self.comm.size
         if self.comm.rank == 0 and (found := self._found(()).levels):
             labels = found[0].tolist()
@@ -341,7 +342,7 @@ class _ProbeRank:
         return shared
 
     def _rate(self, pairs: Sequence[tuple[int, int]]) -> float:
-        """GB/s of all pairs together, while each sends one message after another; the same at every rank."""
+        """Total GB/s of pairs that send at the same time, message after message; the same at every rank."""
         self.expect("sending out of a cluster", _ROUND_S)
         patiently(self.comm.Ibarrier())
         rate = 0.0

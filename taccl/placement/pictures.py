@@ -1,4 +1,4 @@
-"""Pictures of a placement: how far hosts are from each other in rank order, and a ring drawn on its racks."""
+"""Plots of a placement: distances of hosts in rank order, and a ring drawn over racks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 @drawing
 @checked
 def matrices(placement: Placement, *, ax: Axes | None = None) -> Axes:
-    """A heat map of how long ranks are busy for each other, in the order given and in the new one.
+    """Heat map of the time for which each pair of ranks holds resources, in the original and new order.
 
     Parameters
     ----------
     placement : Placement
         As `taccl.reorder` returns it.
     ax : Axes, optional
-        Where to draw; a new figure unless given.
+        Axes to draw on. Default: a new figure.
     """
     ax = axes(ax, width=9.0, height=4.6)
     between = placement.distance_us
@@ -46,14 +46,14 @@ def matrices(placement: Placement, *, ax: Axes | None = None) -> Axes:
 @drawing
 @checked
 def ring(placement: Placement, *, ax: Axes | None = None) -> Axes:
-    """The ring of ranks, each beside the next, drawn on the racks that their hosts are in.
+    """Ring of ranks drawn over the racks of their hosts, in the original and in the new order.
 
     Parameters
     ----------
     placement : Placement
-        As `taccl.reorder` returns it; racks are the nodes of its topology.
+        Returned by `taccl.reorder`; the racks are the nodes of its topology.
     ax : Axes, optional
-        Where to draw; a new figure unless given.
+        Axes to draw on. Default: a new figure.
     """
     ax = axes(ax, width=9.0, height=4.6)
     racks = placement.topology.ranks_of_node

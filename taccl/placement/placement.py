@@ -1,4 +1,4 @@
-"""Placement: which rank is on which host, what that is predicted to gain, and the files that tell others."""
+"""Placement: host of each rank, predicted gain, and the schedule in the new order."""
 
 from __future__ import annotations
 
@@ -24,41 +24,42 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: Speedups below this are given in per cent; below 1 plus the other there is none.
+#: Speedups below the first factor are given in per cent; those below 1 plus the second count as none.
 _LITTLE, _NONE = 1.1, 5e-4
-#: The claim that a proof refers to.
+#: Wording of the claim that branch and bound proves.
 _SIMULATED = "is simulated faster"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Placement:
-    """An order of ranks, and what is known of it; `taccl.reorder` returns one.
+    """Order of ranks with its predicted times; the result of `taccl.reorder`.
 
     Parameters
     ----------
     hosts : Topology or ProbedHosts
-        The hosts, as they were given; `topology` makes a topology of those of a probe.
+        The hosts as given; the property `topology` turns a probe into a topology.
     algorithm : Algorithm
-        What runs in rank order; its `name` and `collective` say what that is.
+        Algorithm that runs in rank order, with its `name` and `collective`.
     size_bytes : int
         The larger of one rank's input and output buffer.
     order : tuple of int
-        The host slot of every rank; before, rank r was on slot r.
+        Host slot of every rank; the original order has rank r on slot r.
     before_us, after_us : float
-        Simulated finish in the order given and in the new order; `schedule` has every start and end.
+        Simulated finish in the original and in the new order; `schedule` gives all start and end times.
     bound_us : float
-        Lower bound on that finish over all orders of ranks.
+        Lower bound on the simulated finish over all orders of ranks.
     proven : bool
         True if no order of ranks finishes earlier in this simulation, in which each resource serves messages
         in the algorithm's order.
     limits : pair of (str, float)
-        Before and now: the resource with the largest load, and its load as a part of the finish.
+        For the original and the new order: the resource with the largest load, and its load as a part of the
+        finish.
     distance_us : (num_hosts, num_hosts) array
         Sum of the times for which the largest message holds the resources between two hosts.
     before_least_us : float
-        Lower bound on the finish in the order given, if its messages shared resources better than simulated.
+        Lower bound on the finish in the original order over all ways in which messages may share resources.
     judgement : Judgement, optional
-        Whether a gain on a probe is more than noise; None where there is none, or hosts were not probed.
+        Statistical test of the gain on a probe; None without a probe or a gain.
     """
 
     hosts: Topology | ProbedHosts
@@ -76,17 +77,17 @@ class Placement:
 
     @property
     def topology(self) -> Topology:
-        """The hosts as a topology, which has a link for each pair; that of a probe is made now."""
+        """The hosts as a topology with a link for each pair; that of a probe is built at the first access."""
         return self.hosts.topology if isinstance(self.hosts, ProbedHosts) else self.hosts
 
     @property
     def gain(self) -> float:
-        """Certain speedup in the model: `before_least_us` over `after_us`, and at least 1."""
+        """Guaranteed speedup in the model: `before_least_us` over `after_us`, at least 1."""
         return max(1.0, self.before_least_us / self.after_us)
 
     @property
     def faster(self) -> str:
-        """The speedup in words, with how certain it is."""
+        """Speedup in words, with the part of it that is guaranteed."""
         if self.after_us >= self.before_us:
             return "as fast as before"
         if self.gain >= _LITTLE:
@@ -113,7 +114,7 @@ class Placement:
     def schedule(self) -> Schedule:
         """The algorithm in the new order as a schedule, to verify, draw or lower.
 
-        It finishes at `after_us`: it is the simulation from which that figure is read.
+        Its makespan is `after_us`, as both come from the same simulation.
 
         Raises
         ------

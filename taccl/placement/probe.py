@@ -1,4 +1,4 @@
-"""Measurements between hosts: latency and bandwidth of every pair; and the topology that they suggest."""
+"""Probe: latency and bandwidth of every pair of hosts, and the topology inferred from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PortUse = Literal["shared", "none"]
 #: The fields that hold a matrix for each pass.
 REPEATS = ("latency_repeats_us", "bandwidth_repeats_gb_per_s")
-#: Two directions that differ by more than this factor are taken for a mistake, and named.
+#: Ratio of the two directions of a pair above which a figure is rejected as a mistake.
 APART = 3.0
 _GPU = re.compile(r"(GPU|CUDA|Device)[ :_-]?\d+", re.IGNORECASE)
 
@@ -42,30 +42,30 @@ class Probe:
     Parameters
     ----------
     hosts : tuple of str
-        Their names; a host may have several ranks, and then is named several times.
+        Host of each rank; the name of a host with several ranks occurs several times.
     latency_us, bandwidth_gb_per_s : (num_hosts, num_hosts) array, optional
-        One way, median; one of the two at least. The diagonal does not count. Pairs that were not measured
-        are nan in both directions, where `sampled`.
+        Medians, one way; at least one matrix is needed. The diagonal is unused. If `sampled`, pairs that were
+        not measured are nan in both directions.
     sampled : bool
         Whether pairs may be missing.
     uplinks : tuple of (tuple of int, float)
-        Ranks that share a way out, as simultaneous messages showed, and its GB/s.
+        Ranks that share an uplink, found by simultaneous messages, and its GB/s.
     latency_spread : float, optional
-        Interquartile range over median of the latencies of one pair, the median of all pairs.
+        Interquartile range divided by median of the latencies of a pair; median over all pairs.
     latency_repeats_us, bandwidth_repeats_gb_per_s : (num_passes, num_hosts, num_hosts) array, optional
-        The same matrices as each pass over all pairs measured them; `taccl.reorder` judges an order on passes
-        that it was not chosen on. Entries that a pass lacks are nan.
+        The same matrices for each pass; nan for pairs missing in a pass. `taccl.reorder` judges an order on
+        passes that were not used to choose it.
     clusters : tuple of tuple of int, optional
-        Cluster of every host, level by level, the innermost first, where it is known. Default: clusters are
-        found in the distances.
+        Cluster of every host, level by level, the innermost first, if known. Default: clusters are found from
+        the distances.
     assumed : tuple of str
-        Figures that are assumed or estimated, and not measured.
+        Figures that are assumed or estimated rather than measured.
 
     Raises
     ------
     InputError
-        If a matrix is not square, or has a hole, an entry that is not above 0, or two directions of a pair
-        that differ by more than a factor of 3; row and column are named.
+        If a matrix is not square, lacks an entry, has an entry that is not positive, or has two directions of
+        a pair that differ by more than a factor of 3. The message names row and column.
     """
 
     hosts: tuple[str, ...]
@@ -102,12 +102,12 @@ class Probe:
 
     @property
     def num_hosts(self) -> int:
-        """Number of rows."""
+        """Number of hosts, counted once per rank."""
         return len(self.hosts)
 
     @property
     def is_one_server(self) -> bool:
-        """True if all ranks are GPUs of one server, by their names: one host's, or ``"GPU 0"`` and so on."""
+        """True if all ranks are GPUs of one server: their host names are equal, or ``"GPU 0"`` and so on."""
         if self.clusters is not None:
             return False
         return len(set(self.hosts)) == 1 or all(map(_GPU.fullmatch, self.hosts))
@@ -126,7 +126,7 @@ class Probe:
         off = ~np.eye(count, dtype=bool)
         hole = np.isnan(matrix) & off
         if self.sampled:
-            hole &= ~hole.T  # what was measured, was so in both directions
+            hole &= ~hole.T  # a measured pair has figures in both directions
         for wrong, what in (
             (hole, "expected a number for every pair; measure it, or give a probe that is sampled"),
             (off & (matrix <= 0), "expected a number above 0"),
@@ -161,7 +161,7 @@ class Probe:
 
     @property
     def distance(self) -> NDArray[np.float64]:
-        """Distance of hosts from each other, without holes: the latency, or else the time per byte."""
+        """(num_hosts, num_hosts) latency in us, or else time per byte; missing pairs are estimated."""
         if self.latency_us is not None:
             return self.filled(self.latency_us)
         assert self.bandwidth_gb_per_s is not None
@@ -169,15 +169,15 @@ class Probe:
 
     @property
     def levels(self) -> list[NDArray[np.int64]]:
-        """Cluster of every host, level by level: those that are known, or those found in the distances."""
+        """Cluster of every host, level by level: those given, or those found from the distances."""
         if self.clusters is not None:
             return [np.array(labels, dtype=np.int64) for labels in self.clusters]
         return levels(self.distance)
 
     def filled(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The matrix without holes: a hole gets the median of the pairs that share as many levels.
+        """Matrix with missing pairs estimated: the median of the pairs that share as many levels of clusters.
 
-        Without known clusters the nearest path over known pairs decides (`completed`).
+        Without given clusters the estimate is by shortest paths over known pairs (`completed`).
         """
         if self.clusters is None or not np.isnan(matrix).any():
             return completed(matrix)
@@ -194,7 +194,7 @@ class Probe:
 
     @property
     def asymmetry(self) -> float:
-        """Median over all pairs of the difference between both directions, relative to their mean."""
+        """Median over all pairs of the difference between the two directions, relative to their mean."""
         matrix = self.latency_us if self.latency_us is not None else self.bandwidth_gb_per_s
         assert matrix is not None
         return asymmetry(matrix)
@@ -208,30 +208,30 @@ class Probe:
         oversubscription: Number = USUAL_OVERSUBSCRIPTION,
         ports: PortUse = "shared",
     ) -> Topology:
-        """The topology of what was measured: a link a pair, a port a host, and uplinks of clusters.
+        """Topology inferred from the probe: a link per pair, a port per host, and uplinks of clusters.
 
-        Racks, and pods of racks, are found by clustering. GPUs of one server (`is_one_server`) are one node
-        without uplinks. Links of a GPU that are about equally fast share its port, as NVLinks and a PCIe slot
-        have a port each. Values that were not measured are assumed, and listed by `assumed` of the topology.
+        Racks, and pods of racks, are found by clustering. GPUs of one server (`is_one_server`) form one node
+        without uplinks. Links of a GPU with similar rates share a port; NVLinks and a PCIe slot have separate
+        ports. Values that were not measured are assumed, and listed in `assumed` of the topology.
 
         Parameters
         ----------
         name : str
-            Of the topology.
+            Name of the topology.
         bandwidth_gb_per_s : number
-            Of every host's port, where no bandwidths were measured.
+            Rate of every host's port in GB/s, if no bandwidths were measured.
         oversubscription : number
-            How many times what leaves a rack the hosts of it can send, where no uplinks were measured; each
-            further level passes half of that. 1: nothing is shared.
+            Ratio of the total rate of a rack's hosts to the rate of its uplink, if no uplinks were measured;
+            each further level doubles the ratio. 1: uplinks are not modelled.
         ports : {"shared", "none"}
-            Use of a port by the links of a host, or by those of a GPU that are about as fast: one send at a
-            time; or every link has wires of its own, as xGMI and NVLinks between pairs do.
+            Whether the links of a host (those of a GPU with similar rates) share one port, which does one
+            send at a time, or each link has wires of its own, as xGMI and NVLinks between pairs do.
         """
         given = {"bandwidth_gb_per_s": bandwidth_gb_per_s, "oversubscription": oversubscription}
         return ProbedHosts(self, name, given | {"ports": ports}).topology
 
     def to_dict(self) -> dict[str, Any]:
-        """The probe as plain values; None where nothing was measured."""
+        """The probe as plain values for JSON; None for matrices that were not measured."""
         return {
             "format": "taccl-probe",
             "version": 1,
@@ -252,7 +252,7 @@ class Probe:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Probe:
-        """The probe that `to_dict` wrote."""
+        """Probe from the values that `to_dict` returned."""
         uplinks = tuple((tuple(each["ranks"]), float(each["gb_per_s"])) for each in data["uplinks"])
         known = ("latency_us", "bandwidth_gb_per_s", "sampled", "latency_spread")
         # Files of earlier versions have no passes.
@@ -265,7 +265,7 @@ class Probe:
         )  # fmt: skip
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the probe as JSON: whole or not at all."""
+        """Write the probe as JSON, atomically."""
         write_whole(path, json.dumps(self.to_dict()) + "\n", overwrite=overwrite)
 
     def __repr__(self) -> str:

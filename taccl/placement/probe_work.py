@@ -1,4 +1,4 @@
-"""Work of a probe, known before it begins: rounds, pairs, bytes and the least time."""
+"""Work of a probe, estimated in advance: rounds, pairs, bytes and minimum time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from math import ceil
 from taccl.placement.few_pairs import most_pairs
 from taccl.placement.hosts import USUAL_GB_PER_S, USUAL_LATENCY_US
 
-#: Messages before those that count.
+#: Number of messages sent before the timed ones.
 WARM_UP = 3
-#: Large messages are fewer: this part of the number of small ones, and at least this number.
+#: Ratio of the number of small messages to that of large ones; minimum number of large messages in a pass.
 FEWER, FEWEST = 4, 3
-#: Passes over all pairs, far enough apart in time that passing load is in some of them alone.
+#: Number of passes over all pairs, so far apart in time that temporary load affects only some of them.
 PASSES = 4
-#: Fewest hosts for which few pairs are measured; below, they are nearly all pairs.
+#: Minimum number of hosts for a probe of few pairs; with fewer hosts it would measure nearly all pairs.
 _FEWEST_HOSTS = 32
 
 
@@ -22,9 +22,12 @@ _FEWEST_HOSTS = 32
 class ProbeWork:
     """Work of a probe.
 
-    - `pairs`, `rounds`: Of each pass. Few pairs are chosen on the way: the most, and the fewest rounds.
+    - `pairs`, `rounds`: Number in each pass. For a probe of few pairs: the maximum number of pairs, and the
+      minimum number of rounds.
     - `num_bytes`: Bytes sent by all ranks in all passes.
-    - `least_s`: Seconds at the usual latency and rate, if the pairs of a round are measured at once.
+    - `least_s`: Minimum time in seconds at the usual latency and rate, if all pairs of a round are measured
+      in parallel.
+    - `is_few`: True for a probe of few pairs.
     """
 
     num_ranks: int
@@ -49,12 +52,12 @@ class ProbeWork:
 
 
 def is_few(num_ranks: int) -> bool:
-    """True if a probe of few pairs measures far fewer than all."""
+    """True if a probe of few pairs measures far fewer pairs than all."""
     return num_ranks >= _FEWEST_HOSTS
 
 
 def probe_work(num_ranks: int, *, rounds: int, size: int, repetitions: int, few: bool) -> ProbeWork:
-    """The work of a probe of `rounds` rounds, or of few pairs, with large messages of `size` bytes."""
+    """Work of a probe of `rounds` rounds, or of few pairs, with large messages of `size` bytes."""
     passes = min(PASSES, repetitions)
     each = repetitions // passes
     large = max(FEWEST, each // FEWER) + WARM_UP

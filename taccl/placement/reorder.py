@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: Up to this many ranks branch and bound looks for the best order.
+#: Maximum number of ranks for which branch and bound proves the best order.
 _PROVABLE = 10
-#: Part of the time limit for the search on a probe; the rest is for the judgement.
+#: Part of the time limit for the search on a probe; the rest is for the statistical test.
 _SEARCHING = 0.6
 #: Relative difference below which two times count as equal.
 _NOTHING = 1e-6
@@ -44,33 +44,34 @@ def reorder(
     """Assign ranks to hosts so that an algorithm that runs in rank order finishes early.
 
     The objective is the simulated finish (`taccl.placement.kernel.timed`): messages hold links, ports and
-    uplinks as in every schedule here, and each resource serves them in the algorithm's order. Up to ten ranks
-    branch and bound proves the best order in this simulation, unless the time limit comes first;
-    `Placement.proven` says so. The order is never simulated slower than the given one, rank r on host slot r.
+    uplinks as in any schedule, and each resource serves them in the algorithm's order. Up to ten ranks,
+    branch and bound proves the best order in this simulation unless the time limit comes first
+    (`Placement.proven`). The result is never simulated slower than the original order, rank r on host slot r.
 
-    On a probe, or on a topology made from one, the search is judged on repetitions that it did not see
-    (`Placement.judgement`). Where its gain is within noise, the order given is kept.
+    On a probe, or a topology made from one, the gain is tested on repetitions that the search did not use
+    (`Placement.judgement`). If the gain is within noise, the original order is kept.
 
     Parameters
     ----------
     topology : Topology or Probe
-        The hosts: rank r of the topology is host slot r.
+        The hosts; slot r is rank r of the topology.
     collective : str
-        What is run, e.g. ``"allreduce"``, ``"allgather"`` or ``"alltoall"``.
+        Name of the collective, e.g. ``"allreduce"``, ``"allgather"`` or ``"alltoall"``.
     algorithm : str, Schedule or Program
-        ``"ring"``, ``"rings:4"``, ``"double-tree:8"`` (8 pieces per tree; by default the fastest power of two
-        in the order given), ``"halving-doubling"``, ``"pairwise"``, ``"hierarchical:8"`` (groups of 8 ranks;
-        by default of a node, where nodes are alike); or a schedule or program of ours, for as many ranks.
+        ``"ring"``, ``"rings:4"``, ``"double-tree:8"`` (8 pieces per tree; by default the power of two that is
+        fastest in the original order), ``"halving-doubling"``, ``"pairwise"``, ``"hierarchical:8"`` (groups
+        of 8 ranks; by default the nodes, if all have one size); or a schedule or program with the same number
+        of ranks.
     size : int or str
-        The larger of one rank's input and output buffer, e.g. ``"100MB"``.
+        Larger of one rank's input and output buffer, e.g. ``"100MB"``.
     time_limit_s : float
-        When to stop searching; Ctrl-C stops it too, and the best so far is returned.
+        Time limit in seconds; after it, or at Ctrl-C, the best order so far is returned.
     seed : int
-        Of the search: the same order each time, unless the time limit cuts it.
+        Seed of the search; one seed always gives the same order unless the time limit ends the search.
     within_noise : bool
-        Whether to return the new order even where its gain is within noise, or may be.
+        Whether to return the new order even if its gain is, or may be, within noise.
     progress : callable, optional
-        Told what is going on, and the best time in microseconds and the bound so far.
+        Called with the stage, the finish in the original order in us, and the lower bound in us.
 
     Raises
     ------
@@ -100,7 +101,7 @@ def reorder(
             found = case.search(given, seed, first)
             return case.prove(found, first) if count <= _PROVABLE else (*found, False)
 
-        # The time limit may come before the search has an order, as kernels are compiled at their first call.
+        # Kernels are compiled at their first call, so the time limit may come before the search has an order.
         near = case.ticks(case.nested, compiled=not case.is_small)
         best, after = min((best, after), (case.nested, near), key=lambda found: found[1])
         with suppress(OutOfTime):

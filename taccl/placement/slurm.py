@@ -1,7 +1,7 @@
 """Fabrics from SLURM's ``topology.conf`` and ``topology.yaml``: hosts below switches, or in blocks.
 
 The grammar is that of SLURM's manual pages topology.conf(5) and topology.yaml(5), version 26.11. The files
-state which hosts share a switch or a block, and no rate or latency: these are assumed, and listed as such.
+state which hosts share a switch or a block, but no rates or latencies: these are assumed, and listed as such.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 _KIND = "topology.conf or topology.yaml of Slurm"
-#: Most hosts of a file, and of those that a topology is made for: it has a link for each pair.
+#: Maximum number of hosts in a file, and in a topology (which has a link for each pair).
 _MOST_NAMES, _MOST_HOSTS = 100_000, 2048
-#: Microseconds that each level of switches above the first adds to a latency; our choice.
+#: Latency in us that each level of switches above the first adds; our choice.
 _LEVEL_US = 2.0
-#: A name that may have lists of numbers in brackets, up to the next comma outside of them.
+#: Regular expression for a host name with lists of numbers in brackets, up to the next comma outside them.
 _ITEM = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _WORD = re.compile(r"(\w+)\s*=\s*(\S+)")
-#: Plugins whose hosts are in neither switches nor blocks.
+#: Topology plugins that describe neither switches nor blocks.
 _OTHERS = ("ring", "torus3d")
 
 
 class _Group(NamedTuple):
-    """A switch or a block: its own hosts, and the switches below it."""
+    """A switch or block: its own hosts, and the switches directly below it."""
 
     hosts: tuple[str, ...]
     children: tuple[str, ...] = ()
@@ -55,9 +55,9 @@ class _Group(NamedTuple):
 class _Fabric(NamedTuple):
     """One topology of a file.
 
-    - `groups`: {name: switch or block}, in the order of the file; empty if all hosts are alike (flat).
-    - `sizes`: Sizes of blocks, the planning size first; empty for switches.
-    - `notes`: Choices made in reading.
+    - `groups`: {name: switch or block}, in the order of the file; empty for a flat topology.
+    - `sizes`: Block sizes in hosts, the base size first; empty for switches.
+    - `notes`: Decisions made while reading.
     """
 
     groups: dict[str, _Group]
@@ -66,11 +66,11 @@ class _Fabric(NamedTuple):
 
 
 def expand_hosts(expression: str) -> Iterator[str]:
-    """Names in a host list of SLURM, such as ``"node[01-16,20],login"``.
+    """Host names in a SLURM host list, such as ``"node[01-16,20],login"``.
 
-    A list may have several pairs of brackets; numbers keep the width of the first of their range.
+    An item may have several pairs of brackets; numbers keep the width of the first number of their range.
 
-    Raises `InputError` for brackets that do not pair, and ranges that fall.
+    Raises `InputError` for unbalanced brackets and descending ranges.
     """
     text = "".join(expression.split())
     if ",".join(items := _ITEM.findall(text)) != text.strip(","):
@@ -100,14 +100,13 @@ def _numbers(text: str, item: str) -> Iterator[str]:
 def load_slurm(
     path: str | os.PathLike[str], *, topology: str | None = None, hosts: Sequence[str] | None = None
 ) -> Probe:
-    """The hosts of a fabric with their switches or blocks as clusters; every latency is assumed.
+    """Probe with the hosts of a SLURM topology file; clusters are its switches or blocks, latencies assumed.
 
-    - `topology`: Name of one of several in a ``topology.yaml``; default: the cluster's default, or the first.
-    - `hosts`: Names of the hosts that count, such as those of a job, in rank order; default: all, in the
-      order of the file.
+    - `topology`: Name of a topology in a ``topology.yaml``; default: the cluster's default, or the first.
+    - `hosts`: Hosts to keep, such as those of a job, in rank order; default: all, in the order of the file.
 
-    Raises `FormatError` if the file is not one of these, or describes a ring or a torus. `InputError` if a
-    host is not in the file, or there are fewer than two or more than 2,048.
+    Raises `FormatError` if the file is neither of the two, or describes a ring or a torus. Raises
+    `InputError` if a host is not in the file, or there are fewer than two or more than 2,048 hosts.
     """
     where = os.fspath(path)
     text = read_text(path)
@@ -144,14 +143,14 @@ def load_slurm_topology(
     bandwidth_gb_per_s: Number = USUAL_GB_PER_S,
     oversubscription: Number = USUAL_OVERSUBSCRIPTION,
 ) -> Topology:
-    """The topology of a fabric in such a file; see `load_slurm` and `Probe.topology`."""
+    """Topology of a fabric in a SLURM topology file; see `load_slurm` and `Probe.topology`."""
     return load_slurm(path, topology=topology, hosts=hosts).topology(
         name=Path(path).stem, bandwidth_gb_per_s=bandwidth_gb_per_s, oversubscription=oversubscription
     )
 
 
 def _of_conf(text: str, topology: str | None, where: str) -> _Fabric:
-    """The fabric of a ``topology.conf``: a switch or a block for each line."""
+    """Fabric of a ``topology.conf``, which has one switch or block per line."""
     if topology is not None:
         said = f"found {shown(topology, 60)}, but a topology.conf has one topology without a name"
         raise InputError(f"{said}; leave it out", where="topology")
@@ -229,7 +228,7 @@ def _of_yaml(text: str, topology: str | None, where: str) -> _Fabric:
 
 
 def _listed(value: Any) -> str:
-    """A host list of YAML: text, a number, or a list of these."""
+    """Host list in YAML (text, a number, or a list of these) as comma-separated text."""
     return ",".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
 
 
@@ -259,7 +258,7 @@ def _add(groups: dict[str, _Group], name: str, nodes: str, switches: str, where:
 
 
 def _partitions(fabric: _Fabric, where: str) -> list[list[tuple[str, ...]]]:
-    """The hosts of each switch or block, level by level, the innermost first."""
+    """Hosts of each switch or block, level by level, the innermost first."""
     groups = fabric.groups
     if fabric.sizes or not any(each.children for each in groups.values()):
         blocks = [each.hosts for each in groups.values()]
@@ -275,7 +274,7 @@ def _partitions(fabric: _Fabric, where: str) -> list[list[tuple[str, ...]]]:
 
 
 def _heights(groups: Mapping[str, _Group], where: str) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
-    """The level of each switch, 0 for those with hosts alone, and all hosts below it."""
+    """Level of each switch (0 if it has only hosts below it), and all hosts below each switch."""
     height: dict[str, int] = {}
     below: dict[str, tuple[str, ...]] = {}
     waiting = dict(groups)
@@ -299,10 +298,10 @@ def _heights(groups: Mapping[str, _Group], where: str) -> tuple[dict[str, int], 
 def _clusters(
     parts: Sequence[Sequence[tuple[str, ...]]], hosts: Sequence[str]
 ) -> tuple[tuple[tuple[int, ...], ...], NDArray[np.float64], int]:
-    """The cluster of every host, level by level; levels between two hosts; and parts that nothing joins.
+    """Cluster of every host by level; number of levels between two hosts; number of unconnected parts.
 
-    Hosts are in one cluster of a level if a chain of switches up to that level joins them, so that clusters
-    nest even where a switch has several above it. Levels that part no hosts, or all, are left out.
+    Hosts are in one cluster of a level if a chain of switches up to that level joins them. So clusters
+    nest even if a switch has several parents. Levels that separate no hosts, or all, are left out.
     """
     place = {host: number for number, host in enumerate(hosts)}
     joined = np.arange(len(hosts))

@@ -1,6 +1,6 @@
-"""The fastest algorithm of an MPI library at each size, measured with real ranks.
+"""Measure the fastest algorithm of an MPI library at each size, with real ranks.
 
-A library reads the name of a forced algorithm when it starts. Each algorithm therefore gets new processes.
+MPI libraries read the name of a forced algorithm at start-up, so each algorithm is run in new processes.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Size
     from taccl.placement.files import Choice
 
-#: The smallest size measured, and how many times as large each next one is; calls before those that count.
+#: Smallest size measured in bytes; ratio of consecutive sizes; number of calls before the timed ones.
 _FROM_BYTES, _TIMES, WARM_UP = 1 << 10, 4, 3
-#: Seconds for which ranks may be silent.
+#: Timeout in seconds for ranks without any message.
 _PATIENCE_S = 300.0
-#: Differences that count for nothing, as a part of a time; our choice.
+#: Relative difference of times that counts as noise; our choice.
 _NOISE = 0.05
-#: What each library is told to force one algorithm; the other takes no notice.
+#: Environment variables that make Open MPI and MPICH obey a forced algorithm; each ignores the other's.
 _FORCED = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_priority": "90"}
 _FORCED |= {"MPIR_CVAR_DEVICE_COLLECTIVES": "none"}
-#: {library as it names itself: our name} of those that can be told an algorithm.
+#: {name in the library's version text: name here} of libraries that accept a forced algorithm.
 LIBRARIES = {"Open MPI": "openmpi", "MPICH": "mpich"}
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was measured of a library's collectives.
+    """Measured times of a library's collectives.
 
     - `library`: ``"openmpi"`` or ``"mpich"``.
-    - `sizes`: Bytes of the larger of a rank's buffers.
-    - `times_us`: Of each collective and algorithm, at each size, the median of the slowest rank.
+    - `sizes`: Bytes of the larger of a rank's input and output buffer.
+    - `times_us`: {collective: {algorithm: time at each size}}; median over calls of the slowest rank's time.
     """
 
     library: str
@@ -63,7 +63,7 @@ class Tuning:
         ]
 
     def rules(self) -> str:
-        """The file by which the library runs these choices."""
+        """Content of the file that makes the library run these choices."""
         if self.library == "openmpi":
             return openmpi_rules(self.choices, self.num_ranks)
         return mpich_selection(self.choices, self.num_ranks, base=find_library())
@@ -78,25 +78,25 @@ def measure_collectives(
     repetitions: Count = 20,
     note: Callable[[str], None] = lambda _: None,
 ) -> Tuning:
-    """The times of every algorithm that the MPI library here has for allreduce, allgather and alltoall.
+    """Measure every algorithm of this machine's MPI library for allreduce, allgather and alltoall.
 
     Parameters
     ----------
     ranks : int, optional
-        How many to start on this machine.
+        Number of ranks to start on this machine.
     launcher : sequence of str, optional
-        Instead: the words that start ranks of the user's, as ``["mpiexec", "-f", "hosts", "-n", "16"]``.
+        Instead of `ranks`: command that starts the ranks, e.g. ``["mpiexec", "-f", "hosts", "-n", "16"]``.
     size : int or str
-        Up to which sizes are measured, from 1 KB on.
+        Largest size to measure; the smallest is 1 KiB.
     repetitions : int
-        Calls that count, of which the median does.
+        Number of timed calls, whose median is reported.
     note : callable, optional
-        Told what is going on.
+        Called with a line of text at each stage.
 
     Raises
     ------
     InputError
-        If neither says how ranks are started, or they are those of a launcher already.
+        If neither `ranks` nor `launcher` is given, or this process is itself a rank of a launcher.
     ExecutionError
         If there is no MPI, a rank dies, or the library is neither Open MPI nor MPICH.
     """
@@ -130,7 +130,7 @@ def measure_collectives(
 
 
 def forced(kind: str, algorithm: str) -> dict[str, str]:
-    """Variables by which both libraries run one algorithm of `LIBRARY_NAMES`."""
+    """Environment variables with which Open MPI and MPICH run one algorithm of `LIBRARY_NAMES`."""
     number, words = LIBRARY_NAMES[kind][algorithm]
     return {
         **_FORCED, f"OMPI_MCA_coll_tuned_{kind}_algorithm": str(number),
@@ -139,9 +139,9 @@ def forced(kind: str, algorithm: str) -> dict[str, str]:
 
 
 def collective_call(comm: Any, kind: str, size_bytes: int) -> Callable[[], None]:
-    """A function that calls a collective once; its larger buffer has about `size_bytes` bytes of float32.
+    """Function that calls a collective once; its larger buffer has about `size_bytes` bytes of float32.
 
-    Raises `InputError` if MPI has no such collective, or none is measured here.
+    Raises `InputError` for a collective that is not measured here.
     """
     count = max(1, size_bytes // 4 // comm.size) * comm.size
     whole, other = np.zeros(count, dtype=np.float32), np.zeros(count, dtype=np.float32)
@@ -158,7 +158,7 @@ def collective_call(comm: Any, kind: str, size_bytes: int) -> Callable[[], None]
 
 
 def _measured(comm: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """One rank's part: the time of the slowest rank, the median of some calls, at each size."""
+    """Measure one algorithm at one rank: median over calls of the slowest rank's time, at each size."""
     from mpi4py import MPI
 
     found = []
