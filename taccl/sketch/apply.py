@@ -1,6 +1,6 @@
-"""Sketch + topology + collective -> problem: every clause in terms of links and ranks.
+"""Apply a sketch to a topology and a collective: build the problem, with every clause by link and rank.
 
-Local ranks in a sketch stand for the ranks of every node, connections for every ordered pair of nodes.
+Local ranks in a sketch stand for the ranks of every node, and connections for every ordered pair of nodes.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ def apply(
     reachable: bool = True,
     **arguments: Unpack[CollectiveArguments],
 ) -> Problem:
-    """The problem of this sketch on a topology.
+    """Problem of this sketch on a topology.
 
     Parameters
     ----------
     topology : Topology
-        What the sketch is for, or fits.
+        Topology that the sketch was written for, or that it fits.
     collective : Collective or str
-        A name, or a `Collective`. Made without `chunks_per_rank`, either takes `per_rank` of the sketch.
-        Without that the number of chunks is open, for `taccl.synthesize` to choose.
+        Name, or a `Collective`. If its number of chunks is open and `chunks_per_rank` is not given, the
+        sketch's `per_rank` applies. Without that the number stays open, and `taccl.synthesize` chooses it.
     chunk_size, size : int, str or sequence, optional
-        Bytes of each chunk, or of the whole collective as nccl-tests counts it. Without either, the sketch's
-        own chunk size says how much data there is: one chunk of it per rank, or `per_rank` of them.
+        Bytes of each chunk, or of the whole collective as nccl-tests counts it. Default: the sketch's own
+        chunk size, with `per_rank` chunks per rank (one if open).
     chunks_per_rank : int, optional
-        Chunks of each rank's own data, before `per_rank` of the sketch.
+        Chunks of each rank's own data; overrides `per_rank` of the sketch.
     reachable : bool
-        False makes a problem that no schedule solves all the same, for `taccl.explain`.
+        False to return the problem even if no schedule solves it, for `taccl.explain`.
     **arguments : CollectiveArguments
         `root`, `roots` or `counts` of a named collective, as `taccl.collectives.make` takes them.
 
     Raises
     ------
     SketchError
-        If the sketch does not fit the topology, names what is not there, has a symmetry that the topology
-        lacks, or keeps a chunk from a destination.
+        If the sketch does not fit the topology, names ranks or links that do not exist, has a symmetry that
+        the topology lacks, or forbids all paths of a chunk to a destination.
     CollectiveError
         If the sizes do not fit the collective.
     """
@@ -102,12 +102,12 @@ def apply(
 
 
 def _is_silent(sketch: Sketch, clauses: Clauses) -> bool:
-    """True if a sketch without a name says nothing on paths, orders and merging, so that defaults hold."""
+    """True if an unnamed sketch has no clause and no merging table, so that the default clauses apply."""
     return not sketch.name and "merging" not in sketch.model_fields_set and clauses == clauses.only("merge")
 
 
 def _own_chunk_bytes(sketch: Sketch) -> int:
-    """Chunk size that the sketch says; `SketchError` if it says none."""
+    """Chunk size in bytes from the sketch. Raises `SketchError` if it has none."""
     if sketch.chunk_bytes is None:
         raise SketchError(
             "found no size; expected bytes such as '1MB'; give chunk_size or size, or write it here",
@@ -117,7 +117,7 @@ def _own_chunk_bytes(sketch: Sketch) -> int:
 
 
 def _check_machine(sketch: Sketch, topology: Topology) -> None:
-    """Raise `SketchError` where the sketch was written for another machine or number of nodes."""
+    """Raise `SketchError` if the sketch was written for another machine or number of nodes."""
     if sketch.machine and topology.machine and matching(sketch.machine, [topology.machine]) is None:
         raise SketchError(
             f"found {sketch.machine!r}, but the topology {topology.name} is a {topology.machine!r}; choose "
@@ -133,7 +133,7 @@ def _check_machine(sketch: Sketch, topology: Topology) -> None:
 
 
 def _resolve(sketch: Sketch, topology: Topology) -> Clauses:
-    """Every clause but the symmetry, which needs the collective."""
+    """All clauses except the symmetry, which needs the collective."""
     resolver = _Resolver(sketch, topology)
     kept = resolver.links_allowed()
     internode = [e for e in topology.internode_links if e in kept]
@@ -162,13 +162,13 @@ def _resolve(sketch: Sketch, topology: Topology) -> Clauses:
 
 @dataclass(frozen=True)
 class _Resolver:
-    """One sketch on one topology."""
+    """Resolver of one sketch on one topology: local ranks to links and ranks."""
 
     sketch: Sketch
     topology: Topology
 
     def links_allowed(self) -> set[int]:
-        """Links that the sketch leaves."""
+        """Indices of the links that the sketch allows."""
         connections = self.sketch.internode and self.sketch.internode.connections
         across = self._pairs("internode.connections", connections, across=True)
         inside = self._pairs("intranode.links", self.sketch.intranode.links, across=False)
@@ -180,7 +180,7 @@ class _Resolver:
         return kept - self._spare_planes()
 
     def relays(self, internode: Iterable[int]) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
-        """Ranks whose chunks each link between nodes may carry: starting there, and rooted there."""
+        """{link: ranks} whose chunks links between nodes may carry, by start and by root of the chunk."""
         relays = self.sketch.internode.relays if self.sketch.internode else None
         if not relays:
             return {}, {}
@@ -189,7 +189,7 @@ class _Resolver:
         return carried(self.topology, relays, internode)
 
     def switch_policies(self, kept: set[int]) -> tuple[SwitchPolicy, ...]:
-        """The policy of every switch in every node."""
+        """Policies of the sketch's switches, one for each switch and node."""
         policies = []
         for index, switch in enumerate(self.sketch.switch):
             field = f"switch[{index}]"
@@ -209,7 +209,7 @@ class _Resolver:
         return tuple(policies)
 
     def _pairs(self, field: str, said: Any, *, across: bool) -> set[tuple[int, int]] | None:
-        """Pairs of ranks that may send across nodes, or inside theirs; None for all."""
+        """Pairs of ranks that may send across nodes, or inside a node; None if all may."""
         if said in (None, "all"):
             return None
         topology, named = self.topology, said
@@ -235,7 +235,7 @@ class _Resolver:
         return pairs
 
     def _spare_planes(self) -> set[int]:
-        """Parallel links beyond the planes that a switch may use."""
+        """Parallel links beyond the number of planes that the sketch allows for a switch."""
         spare: set[int] = set()
         for index, switch in enumerate(self.sketch.switch):
             if switch.planes is None:
@@ -249,7 +249,7 @@ class _Resolver:
         return spare
 
     def _check_local(self, ranks: Iterable[int], field: str) -> None:
-        """Raise `SketchError` for a local rank that some node does not have."""
+        """Raise `SketchError` for a local rank that some node lacks."""
         fewest = min(len(each) for each in self.topology.ranks_of_node)
         name = self.topology.machine or self.topology.name
         where, of = self.sketch.where(field), f"{name} has local ranks"
@@ -259,9 +259,10 @@ class _Resolver:
 def carried(
     topology: Topology, relays: Mapping[int, Collection[int]], links: Iterable[int]
 ) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
-    """Ranks whose chunks links between nodes may carry by the relays of senders: that start, and end, there.
+    """{link: ranks} of chunks that links between nodes may carry, by start and by end of the chunk.
 
-    Links with a sender that has no entry carry any chunk.
+    - `relays`: {local rank of a sender: local ranks whose chunks it carries}. Links of other senders are not
+      restricted, and have no entry in the result.
     """
     node, local, ranks_of_node = topology.node_of_rank, topology.local_rank, topology.ranks_of_node
 
@@ -282,7 +283,7 @@ def carried(
 
 
 def _where(sketch: Sketch) -> dict[str, str]:
-    """``"file: field"`` of every clause in the sketch's file."""
+    """{field: "file: field"} of every clause, for messages; empty if the sketch is not from a file."""
     fields = []
     for table in ("internode", "intranode", "objective", "routing", "merging"):
         content = getattr(sketch, table)
@@ -293,7 +294,7 @@ def _where(sketch: Sketch) -> dict[str, str]:
 
 
 def _with_symmetry(problem: Problem, sketch: Sketch) -> Problem:
-    """The problem with the symmetry that its topology, its clauses and its collective have."""
+    """Problem with the symmetries of the sketch that its topology, clauses and collective have."""
     topology, collective = problem.topology, problem.collective
     generators, notes = [], list(problem.notes)
     for index, entry in enumerate(sketch.symmetry):
@@ -322,7 +323,7 @@ def _with_symmetry(problem: Problem, sketch: Sketch) -> Problem:
 
 
 def _why_narrow(problem: Problem) -> str:
-    """Reason that a collective has no rank symmetry."""
+    """Reason that a collective lacks a symmetry of the ranks, for messages."""
     taken = argument_names(problem.collective.name)
     if "root" in taken:
         return "a root"

@@ -1,9 +1,7 @@
-"""The symmetries of a problem as a group, known by its generators: orbits tell all that folding needs of it.
+"""Symmetry group of a problem, given by generators, and its orbits of ranks, chunks, links and resources.
 
-Declared by its sketch (`symmetry_group`), or found (`find_symmetries`).
-
-A group is never listed but to count it: three lines of a sketch can declare more symmetries than any memory
-holds.
+The group is either declared by the sketch (`symmetry_group`) or found (`find_symmetries`). It is never
+enumerated except to count it, as three lines of a sketch can declare more symmetries than fit into memory.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ from taccl.sketch.symmetry import (
     resource_permutation,
 )
 
-#: Most symmetries that are counted, and most images of ranks in all.
+#: Maximum number of symmetries that are counted; maximum number of rank images stored while counting.
 _MOST_COUNTED, _MOST_IMAGES = 4096, 2**26
 
 
 class Automorphism(NamedTuple):
-    """One symmetry: where it takes every rank, chunk, link and resource."""
+    """A symmetry of a problem, as the image of every rank, chunk, link and resource."""
 
     ranks: tuple[int, ...]
     chunks: tuple[int, ...]
@@ -45,10 +43,12 @@ class Automorphism(NamedTuple):
 
 
 class Fixing(NamedTuple):
-    """Action of the symmetries that fix one chunk: the smallest rank and link in each orbit.
+    """Orbits under the symmetries that fix one chunk (its stabiliser).
 
-    `turned` says, for each link that is the smallest of its orbit here, the smallest chunk that goes over the
-    smallest link of all where some symmetry takes this chunk, over this link.
+    - `ranks`, (num_ranks,); `links`, (num_links,): Smallest index in the orbit of each.
+    - `turned`, (num_links,): Defined at the smallest link of each orbit. Let a symmetry take a chunk c to the
+      fixed chunk, and a link that is smallest in its orbit of the whole group into this orbit: the smallest
+      such c.
     """
 
     ranks: NDArray[np.int64]
@@ -58,9 +58,9 @@ class Fixing(NamedTuple):
 
 @dataclass(frozen=True)
 class Symmetries:
-    """Generators of a group of symmetries of a problem, and the orbits of what they permute.
+    """Generators of a group of symmetries of a problem, and its orbits.
 
-    Each orbit array gives every index the smallest index of its orbit.
+    Each orbit array maps an index to the smallest index of its orbit.
     """
 
     problem: Problem
@@ -90,13 +90,13 @@ class Symmetries:
         return smallest_of_orbits([getattr(g, what) for g in self.generators], size)
 
     def sets(self, sets: Sequence[frozenset[int]]) -> NDArray[np.int64]:
-        """(num_sets,) orbits of disjoint sets of ranks that symmetries take to one another."""
+        """(num_sets,) orbits of disjoint sets of ranks, which the symmetries must permute."""
         of_rank = {r: i for i, ranks in enumerate(sets) for r in ranks}
         first = [min(ranks) for ranks in sets]
         return smallest_of_orbits([[of_rank[g.ranks[r]] for r in first] for g in self.generators], len(sets))
 
     def images(self, parts: tuple[frozenset[int], ...]) -> list[tuple[frozenset[int], ...]]:
-        """Distinct images of sets of ranks under the symmetries, each with its sets in order."""
+        """Distinct images of a family of rank sets under the group; each is sorted by smallest ranks."""
         images = [tuple(sorted(parts, key=min))]
         known = set(images)
         for here in images:
@@ -109,7 +109,7 @@ class Symmetries:
         return sorted(images, key=lambda each: [sorted(part) for part in each])
 
     def sends(self, pairs: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-        """Distinct images of (chunk, link) pairs together under the symmetries, the pairs in order."""
+        """Distinct images of a list of (chunk, link) pairs under the group, the pairs in the given order."""
         images = [list(pairs)]
         known = {tuple(sorted(pairs))}
         for here in images:
@@ -122,10 +122,10 @@ class Symmetries:
         return images
 
     def fixing(self, chunk: int) -> Fixing:
-        """Action of the symmetries that fix a chunk.
+        """Orbits of the stabiliser of a chunk.
 
-        Schreier's lemma gives their generators: from the chunk to another of its orbit, by a generator to a
-        third, and back.
+        Its generators are those of Schreier's lemma: from the chunk to another one in its orbit, by a
+        generator to a third one, and back to the chunk.
         """
         topology, start = self.problem.topology, self.problem.topology.num_ranks
         here = np.arange(start + len(topology.links), dtype=np.int32)
@@ -149,25 +149,25 @@ class Symmetries:
 
     @cached_property
     def _moves(self) -> list[NDArray[np.int32]]:
-        """Images of ranks, and of links behind them, under every generator."""
+        """Permutation of each generator on ranks followed by links."""
         start = self.problem.topology.num_ranks
         moves = (np.concatenate((g.ranks, np.add(g.links, start))) for g in self.generators)
         return [each.astype(np.int32) for each in moves]
 
     @cached_property
     def order(self) -> int | None:
-        """Number of renamings of ranks; None if it exceeds the counted ones."""
+        """Order of the group as permutations of ranks; None if it is too large to count."""
         if len(self.generators) == 1:
             return order(self.generators[0].ranks)
         return None if self._listed is None else len(self._listed)
 
     @property
     def counted(self) -> int:
-        """Their number, or the number counted."""
+        """Order of the group, or the maximum number counted if it is larger."""
         return _MOST_COUNTED if self.order is None else self.order
 
     def has(self, ranks: Sequence[int]) -> bool:
-        """True if a renaming of ranks is known to be one; in very large groups only generators are."""
+        """True if a permutation of ranks is in the group (a generator, if the group is very large)."""
         if tuple(ranks) in {g.ranks for g in self.generators}:
             return True
         return self._listed is not None and np.asarray(ranks, dtype=np.int32).tobytes() in self._listed
@@ -196,7 +196,7 @@ class Symmetries:
 
 @cached
 def symmetry_group(problem: Problem) -> Symmetries:
-    """The group that the sketch's offsets generate; `SketchError` if one is no symmetry of the problem."""
+    """Group generated by the sketch's offsets. Raises `SketchError` if one is no symmetry of the problem."""
     if problem.collective.derivations:
         return Symmetries(problem)
     generators = []
@@ -217,10 +217,10 @@ def symmetry_group(problem: Problem) -> Symmetries:
 
 
 def find_symmetries(problem: Problem, deadline: Deadline = NEVER) -> Symmetries:
-    """The symmetries that a sketch declares, and shifts inside blocks of ranks that the problem has.
+    """Symmetries that the sketch declares, and shifts inside blocks of ranks that the problem has.
 
-    Machines, rings, meshes and tori have those. A thousand ranks have a thousand of them, so only generators
-    are kept, with the problem. `OutOfTime` is raised once the deadline has passed.
+    Machines, rings, meshes and tori have such shifts. Only generators are kept (in the problem's cache), as a
+    thousand ranks have a thousand shifts. Raises `OutOfTime` once the deadline has passed.
     """
     if "symmetries" not in problem.cache:
         elements = () if problem.collective.derivations else tuple(_found(problem, deadline))
@@ -230,14 +230,14 @@ def find_symmetries(problem: Problem, deadline: Deadline = NEVER) -> Symmetries:
 
 
 def _found(problem: Problem, deadline: Deadline) -> Iterator[Automorphism]:
-    """The first, and each that takes links to others than those before do."""
+    """Generators: the first symmetry found, then each that merges further orbits of links."""
     merged: NDArray[np.int64] = np.arange(len(problem.topology.links))
     num_ranks = problem.topology.num_ranks
-    offsets: dict[int, list[int]] = defaultdict(list)  # of the shifts found, by block
+    offsets: dict[int, list[int]] = defaultdict(list)  # {block size: offsets found}
     shifts = ((offset_permutation(num_ranks, *each), *each) for each in block_shifts(num_ranks))
     for ranks, offset, block in (*((each, 1, 0) for each in problem.clauses.symmetry), *shifts):
         if block and any(offset % known == 0 for known in offsets[block]):
-            continue  # found as often as that
+            continue  # in the group already, as a multiple of a known offset
         deadline.check()
         element = _element(problem, ranks)
         if element is None or not _keeps_clauses(problem, element):
@@ -251,9 +251,9 @@ def _found(problem: Problem, deadline: Deadline) -> Iterator[Automorphism]:
 
 
 def _element(problem: Problem, ranks: tuple[int, ...]) -> Automorphism | None:
-    """The symmetry that a rank permutation is of topology and collective; None where it is none."""
+    """Symmetry of topology and collective with this rank permutation; None if there is none."""
     links = link_permutation(problem.topology, ranks)
-    chunks = None if links is None else chunk_permutation(problem, ranks)  # which takes longest
+    chunks = None if links is None else chunk_permutation(problem, ranks)  # the slower of the two
     if links is None or chunks is None:
         return None
     resources = resource_permutation(problem.topology, links)
@@ -262,7 +262,7 @@ def _element(problem: Problem, ranks: tuple[int, ...]) -> Automorphism | None:
 
 
 def _keeps_clauses(problem: Problem, element: Automorphism) -> bool:
-    """True if clauses are invariant, and whole nodes go to whole nodes where that matters."""
+    """True if the clauses are invariant, and every node maps to a whole node."""
     clauses, node = problem.clauses, problem.topology.node_of_rank
     for clause in clauses.said("link", "chunk", "merge"):
         value = getattr(clauses, clause.field)

@@ -1,4 +1,4 @@
-"""Sketches by shipped name or by path."""
+"""Load sketches by shipped name or by path."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def shipped_sketches() -> tuple[str, ...]:
 @checked
 @reads("sketch", "upstream sketch")
 def load_sketch(name_or_path: str | os.PathLike[str]) -> Sketch:
-    """The sketch of a shipped name, or in a TOML or JSON file; also in an upstream sketch file.
+    """Load a sketch by shipped name, or from a TOML or JSON file; sketch files of the published tool too.
 
-    `FormatError` says that the file cannot be read; `SketchError` that there is none, or what does not fit.
+    Raises `FormatError` if the file cannot be parsed, and `SketchError` if it does not exist or a field is
+    wrong.
     """
     from taccl.sketch.sketch import Sketch
 
@@ -42,7 +43,7 @@ def load_sketch(name_or_path: str | os.PathLike[str]) -> Sketch:
 
 
 def _find(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
-    """The file, and what messages call it."""
+    """Path of the sketch file, and its name in messages."""
     path, shipped, folder = Path(name_or_path), shipped_sketches(), _folder()
     name = path.as_posix()
     if folder is not None and name in shipped and not os.path.isfile(path):
@@ -54,7 +55,7 @@ def _find(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
 
 
 def _folder() -> Path | None:
-    """Folder of the shipped sketches: in the package, or beside it in a source tree."""
+    """Folder of the shipped sketches: inside the package, or next to it in a source tree."""
     package = Path(__file__).resolve().parent.parent
     folders = (package / "_sketches", package.parent / "sketches")
     return next((folder for folder in folders if folder.is_dir()), None)

@@ -1,7 +1,7 @@
-"""Reachability of every chunk's destinations, checked before any solver.
+"""Check that every chunk can reach its destinations, before any solver runs.
 
-Chunks that the clauses treat alike are searched once: an alltoall of 1,024 chunks on 32 ranks in two
-nodes takes 64 searches.
+Chunks that the clauses treat alike share one search: an alltoall of 1,024 chunks on 32 ranks in two nodes
+takes 64 searches.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _FEW_HOPS = 32
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A chunk that must get from any of `starts` to all of `ends`, and others that are no different.
+    """Required delivery of a chunk from any of `starts` to all of `ends`; stands for all equal chunks.
 
-    Where it is `reducing`, contributions must get from each of `ends` to the root, which is `starts`.
+    If `reducing`, contributions must get from each of `ends` to the root, which is the only entry of
+    `starts`.
     """
 
     chunk: int
@@ -48,18 +49,18 @@ class Need:
 def check_reachable(problem: Problem) -> None:
     """Raise an error if a chunk has no path to a destination over links that may carry it.
 
-    Every contribution to a sum needs a path to the chunk's root, and the sum needs one from there to every
-    destination. A `SketchError` names the clause that forbids it; a `TopologyError` says that no such path
-    exists even without the sketch.
+    Every contribution to a sum needs a path to the chunk's root, and the sum needs a path from the root to
+    every destination. A `SketchError` names the clause that forbids it; a `TopologyError` says that there is
+    no path even without the sketch.
     """
     for demand in () if _joins_everything(problem) else unmet(problem):
         raise _explained(problem, demand)
 
 
 def check_possible(problem: Problem) -> None:
-    """Raise the error of `check_reachable` if no schedule meets the problem, wherever sums are made.
+    """Raise the error of `check_reachable` if no schedule solves the problem, wherever sums are formed.
 
-    A schedule may make a sum at any ranks: the root need not be reached unless it wants the sum itself.
+    Sums may be formed at any rank; contributions need not reach the root unless it is a destination.
     """
     try:
         check_reachable(problem)
@@ -69,19 +70,19 @@ def check_possible(problem: Problem) -> None:
 
 
 def is_possible(problem: Problem) -> bool:
-    """True if all that `check_reachable` misses is a root that some sums can do without."""
+    """True if only roots are unreachable, and each sum can be formed at other ranks."""
     return problem.collective.sums_up and all(_may_be_summed(problem, each.chunk) for each in unmet(problem))
 
 
 def _may_be_summed(problem: Problem, chunk: int) -> bool:
-    """True if each destination gets the sum from some rank that gets all contributions.
+    """True if each destination can receive the sum from a rank that can receive all contributions.
 
-    Over a link of several sources comes what any of them has. A sum that its root alone wants is reduced on
-    all of its way.
+    A link of several sources carries the contributions of any of them. A sum whose only destination is its
+    root is reduced along the whole path.
     """
     data = problem.collective.chunks[chunk]
     if len(data.origins) == 1 or problem.collective.update_us_per_mb is not None:
-        return False  # whole where it starts, or once its root has updated it
+        return False  # complete at its origin, or once its root has updated it
 
     def origins_of(rank: int, *, reducing: bool) -> Iterable[int]:
         return hops_from(
@@ -103,9 +104,9 @@ def _may_be_summed(problem: Problem, chunk: int) -> bool:
 
 
 def rooted_anew(problem: Problem) -> Problem | None:
-    """The problem with sums rooted where all contributions come and whence all destinations are reached.
+    """Problem with each sum rooted at a rank that all contributions reach and that reaches all destinations.
 
-    Roots that serve are kept. None where some chunk has no such rank.
+    Roots that already satisfy this are kept. None if some chunk has no such rank.
     """
     collective, ranks = problem.collective, range(problem.topology.num_ranks)
     groups = zip(collective.process_groups, collective.chunks_of_group, strict=True)
@@ -132,12 +133,12 @@ def rooted_anew(problem: Problem) -> Problem | None:
 
 
 def _alike(problem: Problem, chunk: int) -> Hashable:
-    """Key that chunks with the same demands share."""
+    """Key shared by chunks with the same demands."""
     return problem.collective.chunks[chunk], problem.holders(chunk)
 
 
 def unmet(problem: Problem) -> Iterator[Need]:
-    """The demands that are not met, each with the ends that are not reached."""
+    """Demands that cannot be met, each with only the unreachable ends."""
     known: dict[Hashable, Set[int]] = {}
     for demand in demands(problem):
         kind = demand.starts, demand.reducing, id(problem.open_links(demand.chunk, reducing=demand.reducing))
@@ -149,7 +150,7 @@ def unmet(problem: Problem) -> Iterator[Need]:
 
 
 def demands(problem: Problem) -> Iterator[Need]:
-    """Required deliveries, once for all chunks that clauses treat alike."""
+    """Required deliveries, one for all chunks that the clauses treat alike."""
     collective = problem.collective
     seen = set()
     for c, data in enumerate(collective.chunks):
@@ -169,7 +170,7 @@ def demands(problem: Problem) -> Iterator[Need]:
 
 
 def kind_of(problem: Problem, demand: Need) -> Hashable:
-    """Key of `Problem.may_carry`: demands of one kind are admitted on the same links."""
+    """Key of a demand; demands of one kind may be carried by the same links (`Problem.may_carry`)."""
     data, node = problem.collective.chunks[demand.chunk], problem.topology.node_of_rank
     crossing = problem.clauses.direct_crossing
     nodes = [frozenset(node[r] for r in ranks) for ranks in (data.origins, data.destinations) if crossing]
@@ -178,7 +179,7 @@ def kind_of(problem: Problem, demand: Need) -> Hashable:
 
 
 def reached(problem: Problem, demand: Need) -> dict[int, int]:
-    """Ranks that a demand's chunk gets to as the clauses have it, and over how many links."""
+    """{rank: minimum number of links} of the ranks that a demand's chunk can reach under the clauses."""
     return hops_from(
         problem.topology,
         demand.starts,
@@ -189,9 +190,9 @@ def reached(problem: Problem, demand: Need) -> dict[int, int]:
 
 
 def _joins_everything(problem: Problem) -> bool:
-    """True if in each process group every rank reaches every rank, for every chunk.
+    """True if in each process group every rank reaches every other, for every chunk.
 
-    False where a link has several sources.
+    False also if an allowed link has several sources, as such links need a search.
     """
     topology, collective = problem.topology, problem.collective
     joining = {e for e in wide_links(topology) if len(topology.links[e].srcs) > 1}
@@ -223,7 +224,7 @@ def _joins_all_ranks(topology: Topology, is_open: NDArray[np.bool_]) -> bool:
 
 
 def _parts_joined(topology: Topology, links: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number of the strongly connected part of every rank, over links of one source."""
+    """Strongly connected component of every rank, over links with one source."""
     src, dst = (each[links] for each in link_ends(topology))
     further = np.intersect1d(links, wide_links(topology)).astype(int).tolist()
     more = [(topology.links[e].src, rank) for e in further for rank in topology.links[e].dsts[1:]]
@@ -239,10 +240,12 @@ def hops_from(
     reducing: bool = False,
     limit: int | None = None,
 ) -> dict[int, int]:
-    """Ranks that a chunk gets to over links that are open, and the fewest links (at most `limit`) on the way.
+    """{rank: minimum number of links} of the ranks that a chunk can reach over open links, at most `limit`.
 
-    A copy goes over a link once all the link's sources have it. With `reducing`: ranks that a contribution
-    gets to the starts from, be it over a link that adds up what several sources have.
+    A copy crosses a link once all the link's sources have it. With `reducing`, the ranks are those whose
+    contributions can reach `starts`; a link that adds up its sources carries the contribution of any of them.
+
+    - `is_open`: (num_links,) bool, or a predicate on link indices.
     """
     if not isinstance(is_open, np.ndarray):
         is_open = np.fromiter(map(is_open, range(len(topology.links))), bool, len(topology.links))
@@ -256,7 +259,7 @@ def hops_from(
         found = hops >= 0
         fresh = found.copy()
         fresh[behind[found[ahead]]] = True
-        for link in wide:  # of several sources the last to have the chunk leads it on
+        for link in wide:  # all sources must have the chunk
             if found[list(link.dsts)].any() if reducing else found[list(link.srcs)].all():
                 fresh[list(link.srcs if reducing else link.dsts)] = True
         if (fresh == found).all():
@@ -266,7 +269,7 @@ def hops_from(
 
 
 def _explained(problem: Problem, demand: Need) -> InputError:
-    """The error for a demand that is not met, with the clause that forbids it."""
+    """Error for a demand that cannot be met; it names the clause that forbids it."""
     name, index, end = problem.collective.name, demand.chunk, demand.ends[0]
     src, dst = (end, demand.starts[0]) if demand.reducing else (demand.starts[0], end)
     what = f"{'contribution of rank ' + str(src) + ' to ' if demand.reducing else ''}chunk {index} of {name}"
@@ -293,7 +296,7 @@ def _explained(problem: Problem, demand: Need) -> InputError:
 
 
 def _loosened(problem: Problem) -> Iterator[tuple[str, Clauses]]:
-    """Every clause that forbids anything, by its field in a sketch, and the clauses without it."""
+    """(field of the sketch, clauses without it) for every clause that forbids links."""
     clauses, topology = problem.clauses, problem.topology
     said: dict[str, list[str]] = defaultdict(list)
     for clause in clauses.said("chunk", "group", "path"):

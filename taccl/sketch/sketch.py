@@ -1,7 +1,7 @@
-"""The communication sketch: what a person lets the synthesizer do, as read from TOML or JSON.
+"""Communication sketch: restrictions and hints for the synthesizer, from TOML or JSON.
 
-Ranks in a sketch are local ranks, a rank's place in its node, except in `[[symmetry]]`, which permutes
-all ranks. `Sketch()` is no guidance at all.
+Ranks in a sketch are local ranks (positions in their node), except in `[[symmetry]]`, which permutes all
+ranks. `Sketch()` restricts nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from taccl.topology.topology import Topology
 
 
 def _kept(check: Callable[[Any], Any]) -> BeforeValidator:
-    """A check of a value that is kept as it was written."""
+    """Validator that checks a value and keeps it as it was written."""
 
     def checked_value(value: Any) -> Any:
         check(value)
@@ -42,7 +42,7 @@ def _kept(check: Callable[[Any], Any]) -> BeforeValidator:
 
 
 def _told(default: Any, description: str) -> Any:
-    """A field that may be left out."""
+    """An optional field."""
     return Field(default=default, description=description)
 
 
@@ -60,7 +60,7 @@ LocalRanks = Annotated[
     AfterValidator(_check_ranks),
     Field(json_schema_extra={"minItems": 1, "uniqueItems": True}),
 ]
-#: Keys of a table are text in a file, so they are read as numbers here.
+#: TOML and JSON keys are text, so they are converted to numbers here.
 PerLocalRank = dict[Annotated[int, Field(ge=0)], LocalRanks]
 Pair = tuple[LocalRank, LocalRank]
 SketchSize = Annotated[
@@ -229,7 +229,7 @@ class Sketch(Table):
 
     @property
     def chunk_bytes(self) -> int | None:
-        """Bytes of one chunk, if the sketch says."""
+        """Bytes of one chunk; None if the sketch does not say."""
         return None if self.chunks.size is None else parse_size(self.chunks.size)
 
     def value_of(self, field: str) -> Any:
@@ -239,7 +239,7 @@ class Sketch(Table):
 
     @checked
     def where(self, field: str) -> str:
-        """``"file: field"``, for messages; the field as its file calls it."""
+        """``"file: field"`` for messages, with the file's own name of the field."""
         parent, _, index = field.partition("[")
         known = self._fields.get(parent)
         named = f"{known}[{index}" if known and index else known
@@ -248,13 +248,13 @@ class Sketch(Table):
     @classmethod
     @checked
     def from_toml(cls, text: str, *, source: str = "") -> Sketch:
-        """The sketch in a TOML text; `FormatError` or `SketchError` where it is none."""
+        """Sketch from a TOML text. Raises `FormatError` or `SketchError` if it is not one."""
         return cls.from_dict(parse_toml(text, source=source or "TOML text"), source=source)
 
     @classmethod
     @checked
     def from_json(cls, text: str, *, source: str = "") -> Sketch:
-        """The sketch in a JSON text of the same schema; `FormatError` or `SketchError` where it is none."""
+        """Sketch from a JSON text. Raises `FormatError` or `SketchError` if it is not one."""
         return cls.from_dict(parse_json(text, source=source or "JSON text"), source=source)
 
     @classmethod
@@ -262,14 +262,14 @@ class Sketch(Table):
     def from_dict(
         cls, data: Mapping[str, Any], *, source: str = "", fields: Mapping[str, str] | None = None
     ) -> Sketch:
-        """The sketch in plain values, as a file holds them.
+        """Sketch from plain values, as parsed from a file.
 
         Parameters
         ----------
         data, source
-            The fields, and the file that leads messages.
+            Values by field, and the name of the file for messages.
         fields : mapping, optional
-            What the file calls our fields, where it is of another format.
+            {field of `Sketch`: name in the file} for files of another format.
 
         Raises
         ------
@@ -287,7 +287,7 @@ class Sketch(Table):
         return sketch
 
     def to_dict(self) -> dict[str, Any]:
-        """Content of a file of this sketch: every field that differs from its default."""
+        """The sketch as plain values: the schema version, and every field that differs from its default."""
         content = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         return {"schema": 1, **content}
 
@@ -312,7 +312,7 @@ class Sketch(Table):
 
     @checked
     def topology(self, *, nodes: Count | None = None, profile: str | None = None) -> Topology:
-        """The machine that the sketch names, with the sketch's nodes and profile unless given here.
+        """Topology of the machine that the sketch names, with its nodes and profile unless given here.
 
         Raises
         ------
@@ -336,12 +336,12 @@ class Sketch(Table):
 
     @checked
     def with_nodes(self, nodes: int, *, ranks_per_node: int | None = None) -> Sketch:
-        """The sketch for another number of nodes: a symmetry over all ranks is stretched to the new number.
+        """The sketch for another number of nodes; symmetries over all ranks are extended to the new number.
 
         Parameters
         ----------
         ranks_per_node : int, optional
-            Needed only where the sketch names no machine.
+            Needed only if the sketch has symmetries and names no machine.
 
         Raises
         ------
@@ -359,7 +359,7 @@ class Sketch(Table):
     def _rescaled(
         self, entry: Symmetry, index: int, nodes: int, ranks_per_node: int | None
     ) -> Symmetry | None:
-        """A symmetry for another number of nodes; None where it would move no rank."""
+        """A symmetry for another number of nodes; None if it would move no rank."""
         where = self.where(f"symmetry[{index}]")
         if ranks_per_node is None:
             raise SketchError(
@@ -383,10 +383,10 @@ class Sketch(Table):
 
 
 def sketch_json_schema() -> dict[str, Any]:
-    """The JSON Schema of a sketch file, TOML or JSON, for editors."""
+    """JSON Schema of a sketch file (TOML or JSON), for editors."""
     schema = Sketch.model_json_schema(by_alias=True)
     for table in (schema, *schema["$defs"].values()):
-        # The first line of a docstring says what the table is; the fields describe themselves.
+        # Only the first line of a docstring describes the table; fields have their own descriptions.
         table["description"] = table["description"].partition("\n")[0]
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "taccl communication sketch"

@@ -1,6 +1,6 @@
-"""Symmetry: rank permutations, and what they do to links, resources, chunks and clauses.
+"""Permutations of ranks, and their action on links, resources, chunks and clauses.
 
-A permutation is a tuple: ``permutation[i]`` is where i goes.
+A permutation is a tuple: ``permutation[i]`` is the image of i.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Permutation = tuple[int, ...]
 
 
 def offset_permutation(num_ranks: int, offset: int, group: int) -> Permutation:
-    """Rank r to (r + offset) mod group inside its block of `group` ranks, if they divide into such."""
+    """Shift of rank r to (r + offset) mod group inside its block of `group` ranks."""
     if num_ranks % group:
         raise SketchError(
             f"found groups of {group} ranks; expected a group size that divides the {num_ranks} ranks; "
@@ -35,14 +35,14 @@ def offset_permutation(num_ranks: int, offset: int, group: int) -> Permutation:
 
 
 def block_shifts(num_ranks: int) -> Iterator[tuple[int, int]]:
-    """(offset, group) of all shifts inside blocks by a divisor of the block, the smallest blocks first."""
+    """(offset, group) of all shifts inside equal blocks by a divisor of the block; smallest blocks first."""
     sizes = [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]
     for group in sizes:
         yield from ((offset, group) for offset in sizes if offset < group and group % offset == 0)
 
 
 def power(permutation: Sequence[int], exponent: int) -> Permutation:
-    """The permutation applied `exponent` times."""
+    """Permutation applied `exponent` times."""
     result, square = np.arange(len(permutation)), np.asarray(permutation, dtype=np.int64)
     while exponent:
         if exponent % 2:
@@ -52,7 +52,7 @@ def power(permutation: Sequence[int], exponent: int) -> Permutation:
 
 
 def order(permutation: Sequence[int]) -> int:
-    """Order of the permutation: the number of its applications that move nothing, at least 1."""
+    """Order of the permutation: the least number of applications, at least 1, that gives the identity."""
     lengths = np.bincount(smallest_of_orbits([permutation], len(permutation)), minlength=1)
     return math.lcm(*np.maximum(lengths, 1).tolist())
 
@@ -94,7 +94,7 @@ def link_permutation(topology: Topology, ranks: Permutation) -> Permutation | No
 
 
 def _ends(srcs: Permutation, dsts: Permutation, ranks: Sequence[int]) -> tuple[Permutation, Permutation]:
-    """The ends of a link, in order, where ranks are permuted."""
+    """Sorted images of a link's sources and destinations."""
     return tuple(sorted(ranks[r] for r in srcs)), tuple(sorted(ranks[r] for r in dsts))
 
 
@@ -106,15 +106,15 @@ def _arrow(ends: tuple[Permutation, Permutation]) -> str:
 def resource_permutation(topology: Topology, links: Permutation) -> Permutation | None:
     """Image of every resource when links are permuted; None if they do not map consistently.
 
-    A resource is known by the holds on it. Resources that nothing holds, or that the same holds hold
-    alike, keep their order.
+    A resource is identified by the holds on it. Resources without holds, or with equal holds, keep their
+    order.
     """
     looks = _looks(topology)
     return _taken(looks.alike, looks.held_by(np.asarray(links, dtype=np.int64)))
 
 
 def _alike(names: Iterable[Hashable]) -> dict[Hashable, list[int]]:
-    """The indices of each name."""
+    """{key: indices that have it}."""
     alike: dict[Hashable, list[int]] = defaultdict(list)
     for index, name in enumerate(names):
         alike[name].append(index)
@@ -122,8 +122,8 @@ def _alike(names: Iterable[Hashable]) -> dict[Hashable, list[int]]:
 
 
 def _taken(alike: Mapping[Hashable, list[int]], wanted: Sequence[Hashable]) -> Permutation | None:
-    """Matches wanted keys: the k-th of several equal ones goes to the k-th; None if one is missing."""
-    if len(alike) == len(wanted):  # each is there once
+    """Match each wanted key to an index, the k-th of equal keys to the k-th; None if one is missing."""
+    if len(alike) == len(wanted):  # keys are unique
         found = [indices[0] for indices in map(alike.get, wanted) if indices]
         return tuple(found) if len(found) == len(wanted) == len(set(found)) else None
     left = {each: iter(indices) for each, indices in alike.items()}
@@ -134,8 +134,8 @@ def _taken(alike: Mapping[Hashable, list[int]], wanted: Sequence[Hashable]) -> P
 def chunk_permutation(problem: Problem, ranks: Sequence[int]) -> Permutation | None:
     """Image of every chunk when ranks are permuted; None if the collective lacks the symmetry.
 
-    A chunk goes to the chunk with the mapped origins, destinations and root and the same size; among
-    several of those, the k-th goes to the k-th.
+    A chunk maps to the chunk of the same size with the images of its origins, destinations and root. Of
+    several such chunks, the k-th maps to the k-th.
     """
     both = cache(lambda each: (tuple(sorted(each)), tuple(sorted(ranks[r] for r in each))))
     here: list[Hashable] = []
@@ -158,13 +158,13 @@ def chunk_permutation(problem: Problem, ranks: Sequence[int]) -> Permutation | N
 
 
 def _keeps_holders(problem: Problem, ranks: Sequence[int], chunks: Sequence[int]) -> bool:
-    """True if ranks that may hold a chunk map to those that may hold its image."""
+    """True if the ranks that may hold a chunk map to those that may hold its image."""
     pairs = {(problem.holders(c), problem.holders(image)) for c, image in enumerate(chunks)}
     return all(frozenset(ranks[r] for r in mine or ()) == theirs for mine, theirs in pairs)
 
 
 def check_topology(topology: Topology, ranks: Permutation, *, label: str, where: str) -> Permutation:
-    """The permutation of links that `ranks` induces; `SketchError` shows a pair of ranks if there is none."""
+    """Permutation of links induced by `ranks`; if there is none, `SketchError` shows a counterexample."""
     links = link_permutation(topology, ranks)
     if links is not None:
         return links
@@ -200,10 +200,10 @@ def check_clauses(
 
 
 def narrow(problem: Problem, ranks: Sequence[int]) -> tuple[int, Permutation | None]:
-    """The least power of a permutation that the collective has: its exponent, and itself.
+    """Smallest power of a permutation that is a symmetry of the collective: (exponent, permutation).
 
-    That power generates the subgroup of the cyclic group that fixes the collective; None where only the
-    identity does.
+    That power generates the subgroup of the cyclic group that fixes the collective. The permutation is None
+    if the subgroup is trivial.
     """
     period = order(ranks)
     for exponent in range(1, period):
@@ -215,10 +215,10 @@ def narrow(problem: Problem, ranks: Sequence[int]) -> tuple[int, Permutation | N
 
 
 class _Looks:
-    """Invariants of permutations: costs as small numbers, which are quicker to compare than fractions.
+    """Keys that a symmetry must preserve: costs as small integers, which compare faster than fractions.
 
-    Where each link has one source, one destination and no other like it (`tells_links`), links are found by
-    their `ends` at once.
+    If every link has one source, one destination and no parallel link of the same cost (`tells_links`), the
+    image of a link is found from its `ends` alone.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -239,7 +239,7 @@ class _Looks:
         self.alike = _alike(self.held_by(np.arange(len(ends))))
 
     def ends(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(num_links,) what each is known by where ranks are permuted: its ends, and its cost."""
+        """(num_links,) key of each link after its ranks are permuted: image of its ends, and its cost."""
         (src, dst), count = link_ends(self._topology), self._topology.num_ranks
         codes: NDArray[np.int64] = (np.array(self.of_link, np.int64) * count + ranks[src]) * count + ranks[
             dst
@@ -247,7 +247,7 @@ class _Looks:
         return codes
 
     def held_by(self, links: NDArray[np.int64]) -> list[bytes]:
-        """Key of each resource under permuted links: its links, and their costs."""
+        """Key of each resource after links are permuted: images of its links, and costs of their holds."""
         resource = self._columns.resource
         code = links[self._columns.link] * (self._of_hold.max(initial=0) + 1) + self._of_hold
         order = np.lexsort((code, resource))
@@ -257,7 +257,7 @@ class _Looks:
 
     @cached_property
     def holds(self) -> list[list[tuple[int, int]]]:
-        """The (resource, cost) of each link's."""
+        """(resource, cost) of each hold, link by link."""
         holds: list[list[tuple[int, int]]] = [[] for _ in self._topology.links]
         for hold, code in zip(self._topology.holds, self._of_hold.tolist(), strict=True):
             holds[hold.link].append((hold.resource, code))
@@ -265,7 +265,7 @@ class _Looks:
 
     @cached_property
     def of_resource(self) -> list[tuple[int, ...]]:
-        """Key of each resource, without the links that hold it."""
+        """Costs of the holds on each resource, sorted."""
         looks: list[list[int]] = [[] for _ in self._topology.resources]
         for hold, code in zip(self._topology.holds, self._of_hold.tolist(), strict=True):
             looks[hold.resource].append(code)
@@ -278,12 +278,12 @@ def _looks(topology: Topology) -> _Looks:
 
 
 def share_permutations(topology: Topology, other: Topology) -> None:
-    """Take over the permutations that another topology has, which differs in the costs of its links alone.
+    """Copy the cached permutations of another topology that differs only in the costs of its links.
 
     Costs that are equal in one topology must be equal in the other.
     """
     names = {each.__qualname__ for each in (link_permutation, resource_permutation, _looks)}
-    for key, found in list(other.cache.items()):  # a thread that was left behind may add to it
+    for key, found in list(other.cache.items()):  # a thread left running may add to it
         if isinstance(key, tuple) and key[0] in {f"{__name__}.{name}" for name in names}:
             topology.cache.setdefault(key, found)
 
@@ -291,12 +291,12 @@ def share_permutations(topology: Topology, other: Topology) -> None:
 def _match_holds(
     looks: _Looks, link: int, image_link: int, resources: Mapping[int, int], taken: set[int]
 ) -> dict[int, int] | None:
-    """Images of the resources of one link if it maps to another; None if earlier choices forbid it."""
+    """Images of the resources of a link if it maps to `image_link`; None if earlier choices forbid it."""
     holds, left = looks.holds[link], list(looks.holds[image_link])
     if len(holds) != len(left):
         return None
     found: dict[int, int] = {}
-    # Resources whose image is settled first, so that they do not lose it to one that is free to choose.
+    # Resources with a known image come first, so that none with a free choice takes their image.
     for resource, code in sorted(holds, key=lambda hold: hold[0] not in resources):
         settled = resources.get(resource, found.get(resource))
         for image, image_code in left:
@@ -313,7 +313,7 @@ def _match_holds(
 
 
 def _cost_witness(topology: Topology, ranks: Sequence[int]) -> str | None:
-    """A link, and what it maps to, where their costs differ."""
+    """Text on a link whose image has other costs or does not exist; None if there is none."""
     costs: dict[tuple[Permutation, Permutation], list[tuple[str, str]]] = defaultdict(list)
     for link in topology.links:
         ends = _ends(link.srcs, link.dsts, range(topology.num_ranks))
@@ -333,7 +333,7 @@ def _cost_witness(topology: Topology, ranks: Sequence[int]) -> str | None:
 
 
 def _resource_witness(topology: Topology, ranks: Sequence[int]) -> str:
-    """Two links that share a resource, and whose images do not share one alike."""
+    """Text on links that share a resource, whose images do not share an equal one."""
     links_of: list[set[tuple[tuple[int, ...], tuple[int, ...]]]] = [set() for _ in topology.resources]
     for hold in topology.holds:
         link = topology.links[hold.link]

@@ -1,13 +1,13 @@
-"""Sketch and topology files of the published TACCL tool, exactly as it means them.
+"""Sketch and topology files of the published TACCL tool, with its cost model or with a machine model.
 
-Its costs are per chunk and in a unit that its files do not name. Under ``cost_model="upstream"`` they are
-kept, truncated as that tool truncates them, so that schedules can be compared like for like; under
-``"physical"`` the machine that the file names takes their place.
+Costs in its files are per chunk, in a unit that the files do not name. With ``cost_model="upstream"`` they
+are used as that tool uses them, truncated to whole units, so that schedules can be compared like for like.
+With ``cost_model="physical"`` the costs of the machine that the file names replace them.
 
-Inside a node, a send costs a whole number of the file's units, without a separate alpha; with switches,
-what a rank sends through a plane, and what it receives through it, is serialised. Between nodes there are
-only the links that the sketch asks for. Each has a fixed share of the NICs, and beyond two nodes a rank's
-remote sends, and its remote receives, are serialised.
+In the upstream model, a send inside a node costs a whole number of the file's units, without a separate
+alpha. With switches, a rank's sends through a plane are serialised, and so are its receives. Nodes are joined
+only by the links that the sketch asks for. Each of these has a fixed share of the NICs. With more than two
+nodes, a rank's remote sends are serialised, and so are its remote receives.
 
 References
 ----------
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 CostModel = Literal["upstream", "physical"]
 
-#: Machines whose names begin those of topology files; theirs are the NICs then, and not the file's.
+#: Machines recognised by the start of a topology file's name; their number of NICs overrides the file's.
 _MACHINES = ("ndv2", "dgx2")
-#: Nominal size of one chunk if none is stated; the costs of a chunk do not depend on it.
+#: Chunk size assumed if none is given; the cost of a chunk does not depend on it.
 NOMINAL_CHUNK_BYTES = BYTES_PER_MB
 
 _SIZE_IN_NAME = re.compile(r"_([0-9]+)(KB|MB|GB)$", re.IGNORECASE)
@@ -64,18 +64,19 @@ def load_problem(
     chunks_per_rank: int | None = None,
     **arguments: Unpack[CollectiveArguments],
 ) -> Problem:
-    """The problem of a sketch on an upstream topology file.
+    """Problem of a sketch on a topology file of the published tool.
 
-    - `sketch`, `topology`: Upstream files; the sketch may be a `Sketch`, or any other that `load_sketch`
-      takes.
-    - `collective`: A name, or a collective with an open number of chunks, uses the sketch's chunk
-      partitioning, unless `chunks_per_rank` is given.
-    - `cost_model`: The file's costs as the published tool uses them, or the machine that the file names.
+    - `sketch`, `topology`: Files of that tool; the sketch may also be a `Sketch`, or anything that
+      `load_sketch` accepts.
+    - `collective`: Name or `Collective`. If its number of chunks is open, `chunks_per_rank` or the sketch's
+      number applies.
+    - `cost_model`: ``"upstream"`` for the file's costs as that tool uses them, ``"physical"`` for the machine
+      that the file names.
     - `nodes`: Number of nodes to which the sketch is rescaled.
-    - `chunk_size`, `size`: Without either, an upstream cost model leaves ``size_bytes`` unknown. A physical
-      one takes the chunk size from the file's name, where 1MB is 2**20 bytes.
-    - `time_unit_us`: Microseconds in the file's unit of time; one unless given.
-    - `arguments`: As `taccl.collectives.make` takes them.
+    - `chunk_size`, `size`: Without either, ``size_bytes`` of an upstream problem is unknown; a physical one
+      gets the chunk size from the file's name, where 1MB means 2**20 bytes.
+    - `time_unit_us`: Microseconds in the file's unit of time; default 1.
+    - `arguments`: As for `taccl.collectives.make`.
     """
     if cost_model not in ("upstream", "physical"):
         raise SketchError(f"found {cost_model!r}; expected 'upstream' or 'physical'", where="cost_model")
@@ -121,9 +122,9 @@ def load_problem(
 
 
 def load_upstream_topology(path: Path | str, *, nodes: int | None = None) -> Topology:
-    """The topology of an upstream topology file under the upstream cost model; one node unless given.
+    """Topology of a topology file under the upstream cost model; one node by default.
 
-    Links between nodes take a sketch, which says who is connected: see `load_problem`.
+    Links between nodes depend on the sketch's connections: see `load_problem`.
     """
     from taccl.sketch.sketch import Sketch
 
@@ -147,7 +148,7 @@ def _physical_problem(
     chunk_size: int | str | None,
     size: int | str | None,
 ) -> Problem:
-    """The problem on the machine that the file names."""
+    """Problem with the costs of the machine that the file names."""
     from taccl.topology.registry import parse
 
     machine = _machine_of(file)
@@ -176,14 +177,14 @@ def _physical_problem(
 
 
 def _machine_of(file: UpstreamTopologyFile) -> str:
-    """The machine that the file's name stands for; empty for none."""
+    """Machine that the file's name begins with; empty if none."""
     known = _MACHINES if file.links is None else ()
     return next((machine for machine in known if file.name.lower().startswith(machine)), "")
 
 
 @dataclass(frozen=True)
 class UpstreamModel:
-    """The published tool's model of a topology file, whose costs are for `chunk_bytes`, and a sketch."""
+    """Upstream cost model of a topology file and a sketch; the file's costs are for `chunk_bytes` bytes."""
 
     file: UpstreamTopologyFile
     sketch: Sketch
@@ -192,7 +193,7 @@ class UpstreamModel:
     time_unit_us: Fraction
 
     def build(self) -> Topology:
-        """Links inside nodes, links that the sketch asks for between nodes, and the ports they hold."""
+        """Build the topology: links inside nodes, the sketch's links between nodes, and their ports."""
         file = self.file
         machine = _machine_of(file)
         if machine and file.gpus_per_node != SHAPES[machine].ranks_per_node:
@@ -208,7 +209,7 @@ class UpstreamModel:
         )
 
     def _check_size(self) -> None:
-        """Raise `TopologyError` for a topology that memory could not hold."""
+        """Raise `TopologyError` for a topology that is too large for memory."""
         size = self.file.gpus_per_node
         parallel = max((max(row) for row in self.file.links), default=1) if self.file.links else 1
         planes = max((switch.planes or 1 for switch in self.sketch.switch), default=1)
@@ -216,7 +217,7 @@ class UpstreamModel:
         check_num_links(num_links, where=self.file.where("gpus_per_node"))
 
     def _per_mb(self, cost_of_chunk: int, field: str) -> Fraction:
-        """Microseconds per MB of a link, from the cost of a chunk in the file's units."""
+        """Convert the cost of a chunk in the file's units to us/MB."""
         if cost_of_chunk <= 0:
             raise TopologyError(
                 "the published tool truncates costs to whole units, which leaves 0 for a chunk; expected at "
@@ -226,7 +227,7 @@ class UpstreamModel:
         return cost_of_chunk * self.time_unit_us * Fraction(BYTES_PER_MB, self.chunk_bytes)
 
     def _node_links(self) -> list[tuple[int, int, int, Fraction, Fraction]]:
-        """Links inside a node: source, destination, how many in parallel, beta, and alpha + beta."""
+        """Links inside a node: (source, destination, number of parallel links, beta, alpha + beta)."""
         file = self.file
         ranks = range(file.gpus_per_node)
         if file.links is not None and file.betas is not None and file.invbws is not None:
@@ -254,7 +255,7 @@ class UpstreamModel:
         ]  # fmt: skip
 
     def _inside(self) -> list[Edge]:
-        """Links inside a node; of those through a switch each plane has its own."""
+        """Links inside a node; each plane of a switch has its own."""
         switches = [(switch.ranks, switch.planes or 1) for switch in self.sketch.switch]
         for index, (ranks, _) in enumerate(switches):
             self._check_local(ranks, self._where_of_switch(index))
@@ -262,7 +263,8 @@ class UpstreamModel:
         pairs = []
         for src, dst, parallel, beta, total in self._node_links():
             num_planes = planes[src, dst][1] if (src, dst) in planes else 1
-            # The tool adds alpha only where it splits a switch; elsewhere it takes the file's own total.
+            # The tool adds alpha only where it splits a switch into planes; elsewhere it uses the file's
+            # total.
             cost = int(self.file.alpha + beta / num_planes) if self.sketch.switch else int(total)
             per_mb = self._per_mb(cost, "node_betas_list" if self.sketch.switch else "node_invbws_list")
             pairs.append((src, dst, parallel * num_planes, per_mb))
@@ -276,7 +278,7 @@ class UpstreamModel:
         check_ranks(ranks, self.file.gpus_per_node, where=where, error=SketchError, of=of)
 
     def _across(self) -> list[Edge]:
-        """The sketch's connections for every ordered pair of nodes, with the NICs split evenly."""
+        """Links of the sketch's connections for every ordered pair of nodes; links share the NICs evenly."""
         file = self.file
         connections = self._connections()
         if file.remote_alpha is None or file.remote_beta is None:
@@ -300,7 +302,7 @@ class UpstreamModel:
         return edges_across(pairs, self.nodes, file.gpus_per_node, alpha_us, per_mb)
 
     def _connections(self) -> dict[int, tuple[int, ...]]:
-        """Receivers of every sending local rank."""
+        """{sending local rank: receiving local ranks in other nodes}."""
         size = self.file.gpus_per_node
         internode = self.sketch.internode
         if internode is None:

@@ -1,4 +1,4 @@
-"""The fields of the published tool's files, and its sketch in our terms."""
+"""Fields of the published tool's files, and conversion of its sketches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Matrix = tuple[tuple[Cost, ...], ...]
 _POLICIES = {"uc-min": "min-connections", "uc-max": "max-connections"}
 _LINK_USE = {"none": "free", "switch": "free", "minmax": "min-max", "maxmin": "max-min"}
 
-#: Our fields by the names that the published tool's file gives them, for messages.
+#: {field of `Sketch`: field in the published tool's file}, for messages.
 _FIELDS = {
     "nodes": "nnodes",
     "internode": "internode_sketch",
@@ -40,7 +40,7 @@ def _number(value: Any) -> Any:
 
 
 class UpstreamTopologyFile(Table):
-    """A topology file: costs are for one chunk, in a unit that the file does not name.
+    """A topology file; costs are for one chunk, in a time unit that the file does not name.
 
     Matrices are indexed [destination][source].
     """
@@ -62,11 +62,11 @@ class UpstreamTopologyFile(Table):
 
     @property
     def source(self) -> str:
-        """The file that it was read from."""
+        """Path of the file."""
         return self._source
 
     def where(self, field: str) -> str:
-        """``"file: field"``, for messages."""
+        """``"file: field"`` for messages."""
         return f"{self._source}: {field}"
 
     @model_validator(mode="after")
@@ -123,7 +123,7 @@ class _Internode(Table):
 
 class _Hyperparameters(Table):
     input_chunkup: Positive = 1
-    #: The published tool ignores it.
+    #: Unused by the published tool.
     heuristic: Any = None
 
 
@@ -145,14 +145,14 @@ class _SketchFile(Table):
 
 
 def topology_from_file(data: Mapping[str, Any], *, source: str) -> UpstreamTopologyFile:
-    """The fields of a topology file, from JSON; `TopologyError` says which does not fit."""
+    """Fields of a topology file, from its JSON. Raises `TopologyError` for a wrong field."""
     file = validated(UpstreamTopologyFile, data, source=source, error=TopologyError)
     file._source = source
     return file
 
 
 def sketch_from_file(data: Mapping[str, Any], *, source: str, name: str) -> Sketch:
-    """The published tool's sketch in our terms, from JSON; `SketchError` says which field does not fit."""
+    """Sketch from a sketch file of the published tool. Raises `SketchError` for a wrong field."""
     file = validated(_SketchFile, data, source=source)
     content: dict[str, Any] = {
         "schema": 1,
@@ -176,7 +176,7 @@ def sketch_from_file(data: Mapping[str, Any], *, source: str, name: str) -> Sket
 
 
 def _switches(intranode: _Intranode, source: str) -> list[dict[str, Any]]:
-    """Switches, equal ones taken together as the planes of one."""
+    """Switches of the sketch; equal switches of the file become the planes of one."""
     where = f"{source}: intranode_sketch.switches"
     planes: dict[frozenset[int], list[str]] = {}
     policies_given = intranode.switch_hyperedge_strategy or ()

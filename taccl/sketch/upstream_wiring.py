@@ -1,4 +1,4 @@
-"""Nodes wired under the published tool's cost model: links, planes of switches, and ports that serialise."""
+"""Topology of nodes under the published tool's cost model: links, switch planes, and serialising ports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taccl.topology.topology import Topology
 
 
 class Edge(NamedTuple):
-    """A link to be, between local ranks inside a node; `plane` is the switch and its plane there."""
+    """A link to be built, between local ranks; `plane` is (switch, plane) if it passes a switch."""
 
     src: int
     dst: int
@@ -27,10 +27,12 @@ class Edge(NamedTuple):
 def wired(
     name: str, machine: str, *, nodes: int, size: int, inside: Sequence[Edge], across: Iterable[Edge]
 ) -> Topology:
-    """Nodes with links inside each, links across, and the ports that serialise what goes over them.
+    """Nodes with the same links inside each, links across nodes, and ports that serialise sends.
 
-    A plane of a switch serialises what a rank sends through it, and what it receives; beyond two nodes its
-    remote sends are serialised, and its remote receives.
+    - `size`: Ranks per node.
+
+    At a plane of a switch, the sends of a rank are serialised, and so are its receives. With more than two
+    nodes, a rank's remote sends are serialised, and so are its remote receives.
     """
     node_of_rank = [node for node in range(nodes) for _ in range(size)]
     builder = TopologyBuilder(
@@ -72,9 +74,10 @@ def wired(
 def edges_inside(
     pairs: Iterable[tuple[int, int, int, Fraction]], planes: Mapping[tuple[int, int], tuple[int, int]]
 ) -> list[Edge]:
-    """Links of a node, from source, destination, how many in parallel, and beta; they take turns at planes.
+    """Links inside a node; parallel links go to the planes of their switch in turn.
 
-    - `planes`: As `planes_between` has them.
+    - `pairs`: (source, destination, number of parallel links, beta in us/MB).
+    - `planes`: Result of `planes_between`.
     """
     edges = []
     for src, dst, parallel, beta in pairs:
@@ -90,7 +93,7 @@ def edges_inside(
 def edges_across(
     pairs: Iterable[tuple[int, int]], nodes: int, size: int, alpha_us: Fraction, beta: Fraction
 ) -> list[Edge]:
-    """Links between local ranks, the same for every ordered pair of nodes of `ranks_per_node` ranks."""
+    """Links between local ranks, the same for every ordered pair of nodes; `size` is the ranks per node."""
     return [
         Edge(here * size + sender, there * size + receiver, alpha_us, beta)
         for (here, there), (sender, receiver) in product(permutations(range(nodes), 2), pairs)
@@ -100,7 +103,7 @@ def edges_across(
 def planes_between(
     switches: Iterable[tuple[Iterable[int], int]], *, where: Callable[[int], str]
 ) -> dict[tuple[int, int], tuple[int, int]]:
-    """The switch between two local ranks, and its number of planes, from the ranks and planes of each."""
+    """{(source, destination): (switch, number of planes)} of local ranks joined by a switch."""
     joined: dict[tuple[int, int], tuple[int, int]] = {}
     for switch, (ranks, num_planes) in enumerate(switches):
         for rank in ranks:
