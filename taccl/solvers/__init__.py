@@ -1,1 +1,1 @@
-"""Linear models with integer variables, and the engines that solve them, each in a worker process."""
+"""Mixed-integer linear models, and the solvers for them, each run in a worker process."""

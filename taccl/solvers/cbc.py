@@ -1,8 +1,8 @@
-"""CBC, the executable that PuLP bundles (or one on the PATH), driven through files in a temporary folder.
+"""CBC, the executable that PuLP bundles (or one on the PATH), run on files in a temporary folder.
 
-The model goes out as MPS, which HiGHS writes from arrays: PuLP's objects take a hundred times longer. The
-status is read from the first line of the text solution, the values from the binary one (the text has eight
-digits).
+HiGHS writes the model as MPS from arrays; through PuLP's objects this would take a hundred times longer. The
+status is read from the first line of the text solution, the values from the binary solution, as the text has
+only eight digits.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from taccl.solvers.model import RELATIVE_GAP, LinearModel
 
 LIBRARIES = ("highspy", "pulp")
 
-_STOP_GRACE_S = 1.0  # after an interrupt, before CBC is killed
-_OVERRUN_S = 3.0  # past the time limit, before CBC is interrupted; it checks its clock between nodes only
+_STOP_GRACE_S = 1.0  # between the interrupt and killing CBC
+_OVERRUN_S = 3.0  # past the time limit until CBC is interrupted; it checks its clock only between nodes
 _VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 _NUMBER = r"(-?[\d.]+(?:e[+-]?\d+)?)"
 _SOLUTION = re.compile(rf"^Cbc\d+I (?:Integer s|S)olution (?:of|found of) {_NUMBER}")
@@ -36,12 +36,12 @@ _SEARCH = re.compile(
 )
 _NODES = re.compile(r"^Enumerated nodes:\s+(\d+)", re.MULTILINE)
 _FINAL_BOUND = re.compile(rf"^Lower bound:\s*{_NUMBER}", re.MULTILINE)
-_NOTHING = 1e40  # how CBC writes the objective when it has no solution: 1e+50
-_LOG_PRECISION = 1e-6  # the log shows about eight digits; a bound read from it is loosened by this much
+_NOTHING = 1e40  # CBC writes the objective 1e+50 when it has no solution
+_LOG_PRECISION = 1e-6  # bounds from the log are loosened by this part, as it shows eight digits
 
 
 def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """``{"solvers": [...]}`` with the version and licence, or why CBC cannot run."""
+    """``{"solvers": [...]}`` with version and licence, or a message if CBC cannot run."""
     try:
         path = _executable()
         said = subprocess.run([path, "-quit"], capture_output=True, text=True, timeout=10, check=False).stdout
@@ -51,7 +51,7 @@ def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
 
 
 def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """Solve ``payload["model"]``; a dict with `status`, `values`, `bound`, `message` and `version`."""
+    """Solve ``payload["model"]``; a dict with `status`, `values`, `bound`, `nodes`, `version`, `message`."""
     try:
         path = _executable()
     except FileNotFoundError as error:
@@ -68,14 +68,14 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
             command += ["-threads", threads]
         if payload["hint"] is not None:
             (folder / "start.txt").write_text(_start(payload["hint"]))
-            # CBC 2.10.3 with a start dies of SIGSEGV where time is up at the root of a preprocessed model.
+            # With a start, CBC 2.10.3 crashes (SIGSEGV) if time runs out at the root of a preprocessed model.
             command += ["-preprocess", "off", "-mips", "start.txt"]
         command += ["-solve", "-printingOptions", "all"]
         command += ["-solution", "solution.txt", "-saveSolution", "solution.bin"]
         log, late = _run_command(command, folder, control, echo=payload["log"])
         result = _read(folder, log, model)
         if result["status"] == "infeasible" and "or unbounded" in log and control.time_left_s() <= 0:
-            # CBC 2.10.3 calls any model that when time is up while it is preprocessed.
+            # CBC 2.10.3 reports any model as infeasible or unbounded if time runs out while it preprocesses.
             result = {"status": "no-solution", "message": "CBC: stopped on time, while preprocessing"}
     if late and result["status"] == "crashed":
         result = {"status": "no-solution", "message": "CBC: stopped on time, without a solution"}
@@ -118,7 +118,7 @@ def _start(hint: np.ndarray) -> str:
 
 
 def _run_command(command: list[str], folder: Path, control: Control, *, echo: bool) -> tuple[str, bool]:
-    """Output of CBC, and True if the time limit ended it."""
+    """Output of CBC, and True if the time limit or a stop request ended it."""
     null, pipe, same = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
     process = subprocess.Popen(command, cwd=folder, stdin=null, stdout=pipe, stderr=same, text=True)
     interrupted = threading.Event()
@@ -150,7 +150,7 @@ def _run_command(command: list[str], folder: Path, control: Control, *, echo: bo
 
 
 def _follow(process: subprocess.Popen[str], control: Control, *, echo: bool) -> str:
-    """CBC's log, once it has ended it; its lines that show new bounds become progress."""
+    """Read CBC's log until it ends, and report the bounds and objectives in it as progress."""
     assert process.stdout is not None
     best, lines = np.inf, []
     for line in process.stdout:
@@ -172,7 +172,7 @@ def _follow(process: subprocess.Popen[str], control: Control, *, echo: bool) -> 
 
 
 def _read(folder: Path, log: str, model: LinearModel) -> dict[str, Any]:
-    """Solution of CBC; status first, as CBC also writes a point without an incumbent."""
+    """Result from CBC's files. The status decides, as CBC writes a point even without a feasible solution."""
     try:
         with (folder / "solution.txt").open() as file:
             status = file.readline()

@@ -1,8 +1,8 @@
-"""Code inside a worker process: one task after another, answered over a channel.
+"""Code inside a worker process: runs one task after another, and answers over a channel.
 
-Started by `taccl.solvers.process` as ``python -m taccl.solvers.child FAMILY CHANNEL LOG``, the last two being
-descriptors. Descriptors 1 and 2 are the parent's quiet file. The process ignores Ctrl-C (its parent decides)
-and ends when the channel closes.
+Started by `taccl.solvers.process` as ``python -m taccl.solvers.child FAMILY CHANNEL LOG``; the last two are
+file descriptors. Descriptors 1 and 2 are a file of the parent, so that output of libraries stays off the
+terminal. The process ignores Ctrl-C, which its parent handles, and ends when the channel closes.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from taccl.solvers.wire import decode, encode
 if TYPE_CHECKING:
     import numpy as np
 
-# Loaded before the first task, so that a warm worker answers at once.
+# {worker family: module to import before the first task}, so that a waiting worker can start at once.
 _PRELOAD = {"highs": "highspy", "ortools": "ortools.sat.python.cp_model", "gurobi": "gurobipy"}
 _STOP_TICK_S = 0.05
-_BOUND_NEWS_S = 0.5  # between two reports of an engine that tells of its bound at every node
-_NOTHING = 1e40  # what engines write where they have no solution, or no bound, is larger
+_BOUND_NEWS_S = 0.5  # minimum interval between reports of a solver that reports its bound at every node
+_NOTHING = 1e40  # solvers write larger values if they have no solution or no bound
 
 
 class Control:
-    """Services of the worker for a running task.
+    """Services of the worker for a running task: progress, stop requests and the time limit.
 
-    - `version` (str): Version of the engine that works on it, once the task knows it.
+    - `version`: Version of the solver, once the task sets it.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Control:
         self._bound_news_s = 0.0
 
     def progress(self, news: dict[str, Any]) -> None:
-        """Send news (JSON values and arrays) to the parent process."""
+        """Send a progress report (JSON values and arrays) to the parent process."""
         self._send({"kind": "progress", "progress": news})
 
     def tell(self, objective: float | None, bound: float | None, values: np.ndarray | None = None) -> None:
-        """Send the best objective and bound so far, and the point where it is new."""
+        """Report the best objective and bound so far, and the point if it is new; None or nan if unknown."""
         numbers = {
             name: None if value is None or math.isnan(value) or abs(value) > _NOTHING else value
             for name, value in (("objective", objective), ("bound", bound))
@@ -66,18 +66,18 @@ class Control:
         self.progress({"seconds": self.seconds(), **numbers, **point})
 
     def tell_now_and_then(self, objective: float, bound: float) -> None:
-        """The same, unless it was done shortly before."""
+        """Report objective and bound, at most every half second."""
         if self.seconds() - self._bound_news_s >= _BOUND_NEWS_S:
             self._bound_news_s = self.seconds()
             self.tell(objective, bound)
 
     def stop_requested(self) -> bool:
-        """True if the task should end soon and return its best."""
+        """True if the task should end soon and return its best solution."""
         return self._stop.is_set()
 
     @contextlib.contextmanager
     def stopping(self, stop: Callable[[], object]) -> Iterator[None]:
-        """Call `stop`, in a thread of its own and until what is inside ends, once that is asked for."""
+        """Context in which another thread calls `stop` repeatedly once a stop is requested."""
         ended = threading.Event()
 
         def watch() -> None:
@@ -116,7 +116,7 @@ class _Worker:
             self._channel.send_bytes(data)
 
     def read_commands(self) -> None:
-        """Queue tasks and pass stop requests on; end the process when the parent is gone."""
+        """Start tasks and pass on stop requests; end the process when the parent is gone."""
         try:
             while True:
                 message = decode(self._channel.recv_bytes())
@@ -156,7 +156,7 @@ class _Worker:
 
     @contextlib.contextmanager
     def _native_output(self, *, log: bool) -> Iterator[None]:
-        """Send what native code prints to the parent's error stream if `log`."""
+        """Send the output of native code to the parent's error stream if `log`, else to the parent's file."""
         for descriptor in (1, 2):
             os.dup2(self._log if log else self._quiet, descriptor)
         try:
@@ -169,9 +169,9 @@ class _Worker:
 
 
 def main() -> None:
-    """Serve tasks until the parent goes away."""
+    """Run tasks until the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    warnings.simplefilter("ignore")  # nobody would see what a library warns of; nor shall it end a task
+    warnings.simplefilter("ignore")  # warnings of libraries have no reader, and must not become errors
     family, channel, log = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     for descriptor in (channel, log):
         os.set_inheritable(descriptor, False)
@@ -184,7 +184,7 @@ def main() -> None:
 
 
 def _end_process_group() -> None:
-    """End this process at once, with its temporary files and any process that a task left behind."""
+    """Kill this process and all processes that its tasks started, and delete its temporary files."""
     shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
@@ -194,10 +194,10 @@ def _end_process_group() -> None:
 def _load_function(
     function: str,
 ) -> tuple[Callable[[dict[str, Any], Control], dict[str, Any]], dict[str, Any] | None]:
-    """The function behind a name; and, where a library of its module's LIBRARIES does not load, the answer.
+    """Import a function ``"module:name"``; also the answer if one of its LIBRARIES is missing.
 
-    A library that is loaded under a memory limit may fail half-way, and then looks like one that is missing,
-    as long as the process lives: so it is loaded before.
+    Libraries are imported here, before the memory limit applies: an import that fails half-way under a limit
+    would make the library look missing for the rest of the process.
     """
     module_name, _, name = function.partition(":")
     module = importlib.import_module(module_name)
@@ -205,7 +205,7 @@ def _load_function(
     for library in getattr(module, "LIBRARIES", ()):
         try:
             importlib.import_module(library)
-        except Exception as error:  # whatever a broken installation raises
+        except Exception as error:  # a broken installation may raise any exception
             message = f"{library.partition('.')[0]} does not load: {error}"
             lacking = lacking or {"status": "unavailable", "message": message}
     return getattr(module, name), lacking

@@ -1,12 +1,11 @@
-"""CP-SAT, through ortools, on a linear model scaled to whole numbers.
+"""CP-SAT (through ortools) on a linear model scaled to whole numbers.
 
-Coefficients are read as the fractions that a person would write (0.1 is one tenth) and each row is
-multiplied by the least common denominator. A continuous variable is put on a grid, a multiple of 1/`grid`.
-The grid is *exact*, some optimum lies on it, if every row has at most one continuous variable, or two with
-opposite factors: once the other variables are fixed, such rows make a network matrix, which is totally
-unimodular, so that a vertex has whole coordinates when the right-hand sides are whole (Nemhauser and
-Wolsey, *Integer and Combinatorial Optimization*, III.1.2). Rows such as ``finish >= start + 3 - 100 * (1 -
-choice)`` are of that kind.
+Coefficients are read as short decimals (0.1 as one tenth), and each row is multiplied by its least common
+denominator. A continuous variable becomes a multiple of 1/`grid`. The grid is *exact* (some optimum lies on
+it) if every row has at most one continuous variable, or two with opposite coefficients. With the other
+variables fixed, such rows form a network matrix. Network matrices are totally unimodular, so that vertices
+are integral if the right-hand sides are (Nemhauser and Wolsey, *Integer and Combinatorial Optimization*,
+III.1.2). Rows such as ``finish >= start + 3 - 100 * (1 - choice)`` are of this kind.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _COARSE_GRID = 10**4
 _MAX_GRID = 10**6
 _MAX_DENOMINATOR = 10**9
 _MAX_SUM = 2**62
-_SLACK = Fraction(1, 10**9)  # relative, so that 0.1 + 0.2 <= 0.3 holds
+_SLACK = Fraction(1, 10**9)  # relative slack of rows, so that 0.1 + 0.2 <= 0.3 holds
 
 LIBRARIES = ("ortools.sat.python.cp_model",)
 
@@ -36,17 +35,17 @@ _STOPPED = "CP-SAT stopped: time limit reached or interrupted"
 
 
 class NotScalableError(ValueError):
-    """The model does not fit 64-bit whole numbers."""
+    """Raised if a model does not fit 64-bit integers."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeModel:
-    """Minimise ``cost @ y`` over whole y; variable v of the linear model is ``y[v] / step[v]``.
+    """Integer program: minimise ``cost @ y``; variable v of the linear model is ``y[v] / step[v]``.
 
     - `cost`: Objective times `cost_scale`.
-    - `rows` (list of (variables, factors, lower, upper)): Bounds are None where infinite.
-    - `step`: 1 for whole variables, `grid` for continuous ones.
-    - `exact`: Whether an optimum of the linear model lies on the grid.
+    - `rows`: List of (variables, coefficients, lower, upper); None for an infinite bound.
+    - `step`: 1 for integer variables, `grid` for continuous ones.
+    - `exact`: True if an optimum of the linear model lies on the grid.
     """
 
     cost: list[int]
@@ -60,9 +59,9 @@ class WholeModel:
 
 
 def to_whole_numbers(model: LinearModel) -> WholeModel:
-    """The model in whole numbers.
+    """Scale a linear model to whole numbers.
 
-    Raises `NotScalableError` if a number has too many digits, or a row's sum could pass 2**62.
+    Raises `NotScalableError` if a number has too many digits, or the sum of a row may exceed 2**62.
     """
     grid, exact = _grid(model)
     step = np.where(model.integer, 1, grid).tolist()
@@ -71,7 +70,7 @@ def to_whole_numbers(model: LinearModel) -> WholeModel:
     largest = [max(map(abs, ends)) for ends in reach]
 
     def whole(factors: list[float], variables: Iterable[int], what: str) -> tuple[list[int], int]:
-        """Factors of whole variables, times a common denominator."""
+        """Coefficients of whole variables times a common denominator, and that denominator."""
         exact_factors = [_fraction(f) / step[v] for f, v in zip(factors, variables, strict=True)]
         scale = math.lcm(*(factor.denominator for factor in exact_factors))
         found = [int(factor * scale) for factor in exact_factors]
@@ -100,7 +99,7 @@ def to_whole_numbers(model: LinearModel) -> WholeModel:
 
 
 def _held(bound: float, unit: int, side: int) -> int:
-    """A variable's bound in whole steps: the last inside it, or nearly so."""
+    """Largest whole number of steps within an upper bound (`side` 1), or smallest within a lower one (-1)."""
     return side * math.floor(side * bound * unit + float(_SLACK) * max(1.0, abs(bound * unit)))
 
 
@@ -109,7 +108,7 @@ def _fraction(value: float) -> Fraction:
     decimal = Fraction(repr(value))
     if decimal.denominator <= _MAX_DENOMINATOR:
         return decimal
-    simple = Fraction(value).limit_denominator(_MAX_GRID)  # one third, as a float
+    simple = Fraction(value).limit_denominator(_MAX_GRID)  # e.g. one third as a float
     if float(simple) == value:
         return simple
     raise NotScalableError(f"the number {value!r} has too many digits for whole-number scaling")
@@ -124,7 +123,7 @@ def _row_bound(bound: float, scale: int, side: int) -> int | None:
 
 
 def _grid(model: LinearModel) -> tuple[int, bool]:
-    """Steps per unit for continuous variables, and whether that grid is exact."""
+    """Steps per unit for continuous variables; True if that grid is exact."""
     continuous = ~model.integer
     if not continuous.any():
         return 1, True
@@ -149,14 +148,14 @@ def _grid(model: LinearModel) -> tuple[int, bool]:
 
 
 def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """``{"solvers": [...]}`` with the version and licence."""
+    """``{"solvers": [...]}`` with version and licence."""
     import ortools
 
     return {"solvers": [{"name": "cpsat", "version": ortools.__version__, "licence": "Apache-2.0"}]}
 
 
 def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """Solve ``payload["model"]``; a dict with `status`, `values`, `bound` and `message`."""
+    """Solve ``payload["model"]``; return a dict with `status`, `values`, `bound`, `message` and `nodes`."""
     import ortools
     from ortools.sat.python import cp_model
 
@@ -197,14 +196,14 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
 
 
 def new_solver(payload: dict[str, Any], control: Control) -> Any:
-    """A CP-SAT solver with the limits, seed and log of a task."""
+    """CP-SAT solver with the time limit, threads, seed and log of a task."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = payload["threads"]
-    # Strategies take turns of counted work unless a task wants none. Free threads share solutions as the
-    # clock has it, so that a second run may return another schedule; one thread has one strategy, and finds
-    # less (ortools 9.15).
+    # Search strategies take turns by counted work, which makes runs repeatable. Independent
+    # threads share solutions depending on timing, so that a second run may return another schedule. One
+    # thread runs one strategy, and finds less (ortools 9.15).
     solver.parameters.interleave_search = payload.get("in_turns", True)
     solver.parameters.random_seed = payload["seed"] % 2**31
     solver.parameters.max_time_in_seconds = control.time_left_s()
@@ -230,7 +229,7 @@ def _build(cp_model: Any, whole: WholeModel) -> tuple[Any, list[Any]]:
 
 
 def _read(status: str, whole: WholeModel, steps: np.ndarray | None) -> dict[str, Any]:
-    """The answer for the linear model from that for the scaled one: no more than its grid allows."""
+    """Answer for the linear model; an inexact grid proves neither optimality nor infeasibility."""
     kind = "an exact" if whole.exact else "a rounded"
     grid = f"{kind} grid of 1/{whole.grid} for continuous variables"
     region = grid if whole.grid > 1 or not whole.exact else ""

@@ -1,4 +1,4 @@
-"""Gurobi, through gurobipy, under whatever licence it finds; the bundled one is limited in size."""
+"""Gurobi (through gurobipy) under the licence that it finds; the bundled licence limits the model size."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ LIBRARIES = ("gurobipy", "scipy.sparse")
 
 _OUT_OF_MEMORY = 10001
 _NO_LICENCE = 10009
-_TOO_LARGE = 10010  # raised by optimize(), not by building the model
-_LIMITED = 2000  # variables, and rows, under the bundled licence
+_TOO_LARGE = 10010  # raised by optimize(), not when the model is built
+_LIMITED = 2000  # maximum number of variables, and of rows, under the bundled licence
 _NO_EXPIRATION = 99999999
 
-#: {name of a status code: its meaning}; any other without a point is a crash.
+#: {name of a Gurobi status: (status, message)}; any other status without a point counts as a crash.
 _STATUSES = {
     "OPTIMAL": ("optimal", ""),
     "INFEASIBLE": ("infeasible", ""),
-    "INF_OR_UNBD": ("infeasible", ""),  # every variable of a model has bounds
+    "INF_OR_UNBD": ("infeasible", ""),  # infeasible, as all variables are bounded
     "TIME_LIMIT": ("feasible", "Gurobi stopped: time limit reached"),
     "INTERRUPTED": ("feasible", "Gurobi stopped: interrupted by user"),
 }
 
 
 def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """``{"solvers": [...]}`` with the version, the licence and its last day, or why Gurobi cannot run."""
+    """``{"solvers": [...]}`` with version, licence and its last day, or the reason that Gurobi cannot run."""
     import gurobipy
 
     info: dict[str, Any] = {"name": "gurobi", "version": _version()}
@@ -52,7 +52,7 @@ def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
 
 
 def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """Solve ``payload["model"]``; a dict with `status`, `values`, `bound` and `message`."""
+    """Solve ``payload["model"]``; return a dict with `status`, `values`, `bound`, `message` and `nodes`."""
     import gurobipy
 
     model = LinearModel.from_message(payload["model"])
@@ -90,9 +90,9 @@ def _environment(*, log: bool) -> Any:
 
 
 def _build(gurobi: Any, model: LinearModel) -> Any:
-    """The variables of a Gurobi model that now holds `model`.
+    """Add a linear model to a Gurobi model; return the variables.
 
-    Gurobi has no ranged rows (its addRange adds a variable): a row with two unlike bounds becomes two rows.
+    A row with two different bounds becomes two rows, as Gurobi's ranged rows (addRange) add a variable.
     """
     from gurobipy import GRB
     from scipy.sparse import csr_matrix
@@ -116,7 +116,7 @@ def _build(gurobi: Any, model: LinearModel) -> Any:
 
 
 def _listener(variables: Any, control: Control) -> Any:
-    """A callback that reports solutions and bounds, and stops the search on request."""
+    """Callback that reports solutions and bounds, and ends the search on a stop request."""
     from gurobipy import GRB
 
     codes = GRB.Callback

@@ -1,6 +1,6 @@
-"""HiGHS, through highspy: models in a worker without ortools, and small linear programs in this process.
+"""HiGHS (through highspy): models in a worker process, and small linear programs in this process.
 
-SciPy's `linprog` would do for these, but importing ``scipy.optimize`` takes 0.12 s of CPU more than highspy.
+For these, SciPy's `linprog` would do, but importing ``scipy.optimize`` takes 0.12 s of CPU more than highspy.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from taccl.solvers.model import RELATIVE_GAP, LinearModel
 
 LIBRARIES = ("highspy",)
 
-#: {name of a `HighsModelStatus`: its meaning}; any other is a crash.
+#: {name of a `HighsModelStatus`: status}; any other counts as a crash.
 _STATUSES = {
     "kOptimal": "optimal",
     "kModelEmpty": "optimal",
     "kInfeasible": "infeasible",
-    "kUnboundedOrInfeasible": "infeasible",  # every variable of a model has bounds
+    "kUnboundedOrInfeasible": "infeasible",  # infeasible, as all variables are bounded
     "kMemoryLimit": "out-of-memory",
     "kTimeLimit": "feasible",
     "kInterrupt": "feasible",
@@ -33,18 +33,18 @@ _STATUSES = {
 
 
 def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """``{"solvers": [...]}`` with the version and licence."""
+    """``{"solvers": [...]}`` with version and licence."""
     import highspy
 
     return {"solvers": [{"name": "highs", "version": highspy.Highs().version(), "licence": "MIT"}]}
 
 
 def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """Solve ``payload["model"]``; a dict with `status`, `values`, `bound`, `nodes` and `message`."""
+    """Solve ``payload["model"]``; return a dict with `status`, `values`, `bound`, `message` and `nodes`."""
     model = LinearModel.from_message(payload["model"])
     highs = highs_with(model)
     control.version = highs.version()
-    highs.resetGlobalScheduler(True)  # the number of threads is fixed once per process otherwise
+    highs.resetGlobalScheduler(True)  # otherwise the process keeps its first number of threads
     highs.setOptionValue("output_flag", payload["log"])
     highs.setOptionValue("threads", payload["threads"])
     highs.setOptionValue("random_seed", payload["seed"] % 2**31)
@@ -58,7 +58,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
 
 
 def highs_with(model: LinearModel) -> Any:
-    """HiGHS, silent, with a model in it."""
+    """Silent HiGHS instance with the model."""
     import highspy
 
     lp = highspy.HighsLp()
@@ -83,7 +83,7 @@ def highs_with(model: LinearModel) -> Any:
 
 
 def _listen(highs: Any, control: Control) -> None:
-    """Report each better solution, and the bound now and then; pass stop requests on."""
+    """Report each better solution at once, and the bound at intervals; pass on stop requests."""
 
     def report_solution(event: Any) -> None:
         out = event.data_out
@@ -134,8 +134,8 @@ Floats = NDArray[np.float64]
 class Solution(NamedTuple):
     """Optimal solution of a linear program with M rows and N columns.
 
-    - `values`, (N,): One per column.
-    - `duals`, (M,): Change of the objective per unit of each row's bound.
+    - `values`, (N,): Value of each column.
+    - `duals`, (M,): Dual price of each row: change of the objective per unit of its bound.
     """
 
     values: Floats
@@ -151,12 +151,14 @@ def minimise(
     method: str = "choose",
     limit_s: float = math.inf,
 ) -> Solution | None:
-    """Minimise ``cost @ x`` for ``x >= 0`` and rows with bounds; None unless that is solved in time.
+    """Minimise ``cost @ x`` over ``x >= 0`` subject to rows; None if no optimum is found in time.
 
-    - `entries`: (row, column, value) of the matrix, each (Z,); values of one place are added.
-    - `bounds`: (M,) upper bounds of the first rows, and of the rest, which are equations, the right-hand
-      sides.
+    - `cost`: (N,) objective coefficients.
+    - `entries`: (row, column, value) of the nonzeros, each (Z,); entries at one position are added.
+    - `bounds`: Upper bounds of the first rows (inequalities), then right-hand sides of the others
+      (equations).
     - `method`: ``"simplex"``, ``"ipm"``, or ``"choose"``.
+    - `limit_s`: Time limit in seconds.
     """
     import highspy
 
@@ -172,8 +174,8 @@ def minimise(
     matrix = program.a_matrix_
     matrix.format_ = highspy.MatrixFormat.kColwise
     matrix.start_, matrix.index_, matrix.value_ = _by_column(entries, len(upper), len(objective))
-    solver: Any = highspy.Highs.__base__()  # its own class prints a banner to stdout
-    # HiGHS 1.16 presolves 361 rows of cut counting for 4 s; without it the simplex method takes 0.01 s.
+    solver: Any = highspy.Highs.__base__()  # highspy's subclass prints a banner to stdout
+    # Without presolve: HiGHS 1.16 presolves 361 rows of a cut model for 4 s; the simplex method takes 0.01 s.
     presolve = "on" if method == "ipm" else "off"
     settings = {"output_flag": False, "solver": method, "time_limit": limit_s, "presolve": presolve}
     for name, value in settings.items():
@@ -190,7 +192,7 @@ def minimise(
 def _by_column(
     entries: tuple[ArrayLike, ArrayLike, ArrayLike], num_rows: int, num_columns: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], Floats]:
-    """Starts of columns, rows, and values of a matrix."""
+    """Compressed columns of a matrix: start of each column, row indices, and values."""
     row, column, value = (np.asarray(each) for each in entries)
     place, where = np.unique(column.astype(np.int64) * num_rows + row, return_inverse=True)
     start = np.searchsorted(place, np.arange(num_columns + 1) * num_rows)

@@ -1,7 +1,8 @@
-"""Linear models with integer variables: a builder, and the arrays that every engine reads.
+"""Mixed-integer linear models: a builder, and the arrays that every solver reads.
 
-A model minimises ``cost @ x`` subject to ``row_lower <= A x <= row_upper``, ``lower <= x <= upper``, and some
-of x whole. Each row carries a tag: a short text that says where it comes from, for reports and explanations.
+A model minimises ``cost @ x`` subject to ``row_lower <= A x <= row_upper`` and ``lower <= x <= upper``, with
+some variables integer. Each row has a tag, a short text that says where it comes from, for reports and
+explanations.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ RELATIVE_GAP = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearModel:
-    """A linear model as read-only arrays, over V variables, N rows and Z nonzeros.
+    """A mixed-integer linear model as read-only arrays, with V variables, N rows and Z nonzeros.
 
-    - `cost`, `lower`, `upper`, (V,) float64: Objective coefficients, to be minimised; bounds, all finite.
-    - `integer`, (V,) bool: Which variables are whole numbers.
+    - `cost`, (V,) float64: Objective coefficients, to be minimised.
+    - `lower`, `upper`, (V,) float64: Bounds of the variables, all finite.
+    - `integer`, (V,) bool: True for integer variables.
     - `row_start`, (N + 1,) int64: Row n has the nonzeros ``row_start[n]:row_start[n + 1]``.
-    - `column`, `coefficient`, (Z,) int64, float64: The variable and the factor of each nonzero; each
-      variable at most once in a row.
+    - `column`, (Z,) int64; `coefficient`, (Z,) float64: Variable and coefficient of each nonzero; each
+      variable occurs at most once in a row.
     - `row_lower`, `row_upper`, (N,) float64: Bounds on each row's sum, or -inf and inf.
-    - `row_tag`, (N,) int64: Which of `tag_names` the row carries.
+    - `row_tag`, (N,) int64: Index in `tag_names` of the row's tag.
     """
 
     cost: np.ndarray
@@ -58,19 +60,19 @@ class LinearModel:
         return len(self.column)
 
     def objective(self, values: np.ndarray) -> float:
-        """The cost of a point."""
+        """Objective value of a point."""
         return float(self.cost @ values)
 
     @property
     def row_of_nonzero(self) -> np.ndarray:
-        """The row of each nonzero, (Z,) int64."""
+        """(Z,) int64, row of each nonzero."""
         return np.repeat(np.arange(self.num_rows), np.diff(self.row_start))
 
     def violations(self, values: np.ndarray, tolerance: float = 1e-6) -> list[str]:
-        """Violations of a point, one sentence each; empty if it is feasible.
+        """Violated constraints of a point, one sentence each; empty if it is feasible.
 
         - `values`: (V,) float64.
-        - `tolerance`: Allowed on bounds and integrality, and on rows relative to the larger of 1 and their
+        - `tolerance`: Absolute for bounds and integrality; for rows, relative to the larger of 1 and their
           bound.
         """
         if values.shape != (self.num_variables,):
@@ -99,13 +101,13 @@ class LinearModel:
         return broken
 
     def to_message(self) -> dict[str, Any]:
-        """The model as a dict of arrays and texts, for a worker."""
+        """The model as a dict of arrays and texts, to send to a worker."""
         message = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**message, "tag_names": list(self.tag_names)}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> LinearModel:
-        """The model that `to_message` gave."""
+        """Model from the result of `to_message`."""
         arrays = {name: message[name] for name in message if name != "tag_names"}
         for array in arrays.values():
             array.flags.writeable = False
@@ -113,9 +115,9 @@ class LinearModel:
 
 
 class MilpModel:
-    """A linear model under construction; it minimises.
+    """Builder of a linear model, to be minimised.
 
-    - `tags`: The number of every tag, in the order in which they first came.
+    - `tags`: {tag: number}, in order of first use.
     """
 
     def __init__(self) -> None:
@@ -127,7 +129,7 @@ class MilpModel:
         self.tags: dict[str, int] = {}
 
     def add_variable(self, lower: float, upper: float, *, integer: bool = False, cost: float = 0.0) -> int:
-        """The number of a new variable; `ValueError` if a bound or the cost is not finite."""
+        """Add a variable and return its index. Raises `ValueError` if a bound or the cost is not finite."""
         if not (math.isfinite(lower) and math.isfinite(upper) and math.isfinite(cost)):
             raise ValueError(f"a variable has bounds {lower} to {upper} and cost {cost}; expected numbers")
         self._variables.append((lower, upper, integer, cost))
@@ -143,9 +145,8 @@ class MilpModel:
     ) -> None:
         """Add a row ``lower <= sum(factor * variable) <= upper``.
 
-        - `terms` (iterable of (factor, variable)): A variable that comes twice gets the sum of its factors;
-          factors of zero are dropped.
-        - `tag`: Where the row comes from.
+        - `terms`: (factor, variable) pairs; factors of a repeated variable are added, and zeros dropped.
+        - `tag`: Text that says where the row comes from.
         """
         sums: dict[int, float] = {}
         for factor, variable in terms:

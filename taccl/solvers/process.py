@@ -1,8 +1,8 @@
-"""The worker processes themselves: started, spoken to, ended, and kept for reuse.
+"""Worker processes: start them, exchange messages, end them, and keep idle ones for reuse.
 
-A native library can hang, abort, or eat all memory; in a process of its own none of that reaches the caller.
-`multiprocessing` lends its channels only: its spawn method imports the caller's ``__main__`` again, which a
-script without a ``__main__`` guard does not survive.
+A native library can hang, abort, or use up all memory; in a process of its own it cannot harm the caller.
+Only the channels of `multiprocessing` are used: its spawn method imports the caller's ``__main__`` again,
+which fails for scripts without a ``__main__`` guard.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from taccl.solvers.wire import decode, encode
 
 FAMILIES = ("highs", "ortools", "gurobi", "pulp", "kernels")
 
-_MAX_IDLE = 2  # workers kept per family
-_KEPT_NONE = ("kernels",)  # whose workers end with their task, as each has another
+_MAX_IDLE = 2  # idle workers kept per family
+_KEPT_NONE = ("kernels",)  # families whose workers end with their task
 _TAIL_BYTES = 4096
 
 
 class Process:
-    """One worker process: started, spoken to, and ended."""
+    """One worker process and the channel to it."""
 
     def __init__(self, family: str, folder: str | None) -> None:
         self.family = family
         self._folder = tempfile.mkdtemp(prefix=f"taccl-{family}-", dir=folder)  # the worker's TMPDIR
-        # Output of native code, and Python's last words: read if the process dies.
+        # Output of native code and Python's last error, read if the process dies.
         self._quiet = open(os.path.join(self._folder, "output"), "a+b", buffering=0)  # noqa: SIM115
         self._channel, theirs = Pipe()
-        self._closing = threading.RLock()  # one thread may end it while another one listens, as at exit
+        self._closing = threading.RLock()  # at exit, one thread may end the process while another listens
         try:
             with theirs:
                 self._popen = _start_python(family, theirs.fileno(), self._quiet.fileno(), self._folder)
@@ -47,11 +47,11 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """True until it has ended."""
+        """True until the process has ended."""
         return self._popen.poll() is None
 
     def begin(self, task: bytes) -> bool:
-        """Hand a task over; False if the process has ended meanwhile."""
+        """Send a task to the process; False if it has ended."""
         try:
             os.ftruncate(self._quiet.fileno(), 0)
             self._channel.send_bytes(task)
@@ -60,12 +60,12 @@ class Process:
         return True
 
     def send_stop(self, number: int) -> None:
-        """Ask the task of that number to end soon."""
+        """Ask the process to end the task with this number soon."""
         with contextlib.suppress(OSError, ValueError):
             self._channel.send_bytes(encode({"kind": "stop", "task": number}))
 
     def next_message(self, timeout_s: float) -> dict[str, Any] | None:
-        """Its next message; None if there is none in time. Raises `EOFError` once it has ended."""
+        """Next message; None if none arrives in time. Raises `EOFError` once the process has ended."""
         there = False
         try:
             there = self._channel.poll(timeout_s)
@@ -74,18 +74,18 @@ class Process:
         except OSError:  # closed, or reset
             raise EOFError from None
         except KeyboardInterrupt:
-            if there:  # half of it may have been read
+            if there:  # the message may be partly read
                 self.end()
             raise
 
     def kill(self) -> None:
-        """End the process and whatever it started; what it has sent can still be read."""
-        if self._popen.returncode is None:  # not reaped yet, so its number is still its own
+        """Kill the process and all processes that it started; messages already sent can still be read."""
+        if self._popen.returncode is None:  # not reaped yet, so its process id is not reused
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._popen.pid, signal.SIGKILL)
 
     def end(self) -> tuple[int, str]:
-        """The exit code, and the end of what was printed, of the process, which is no more then."""
+        """Kill the process; return its exit code and the end of its output."""
         self.kill()
         code, tail = self._popen.wait(), b""
         with self._closing:
@@ -96,7 +96,7 @@ class Process:
         return code, tail.decode(errors="replace")
 
     def forget(self) -> None:
-        """In a forked child: let go of the parent's worker."""
+        """Close the parent's worker in a forked child."""
         self._channel.close()
         self._quiet.close()
         self._popen.returncode = 0
@@ -108,10 +108,10 @@ class Process:
 
 
 class Workers:
-    """Every worker of this process: the idle ones by family, and all, to end them at exit.
+    """All workers of this process, and the idle ones by family.
 
-    - `folder` (str): For the folders of their temporary files, where another process removes these in the
-      end.
+    - `folder`: Parent folder of the workers' temporary folders, if another process deletes it; None for the
+      default.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Workers:
         self._all: list[Process] = []
 
     def acquire(self, family: str) -> Process:
-        """An idle worker of the family, or a new one."""
+        """Idle worker of the family, or a new one."""
         with self._lock:
             while self._idle[family]:
                 process = self._idle[family].pop()
@@ -134,7 +134,7 @@ class Workers:
         return process
 
     def release(self, process: Process) -> None:
-        """Keep a worker for the next task, or end it if there are enough."""
+        """Keep a worker for the next task, or end it if enough are idle."""
         with self._lock:
             if process.family not in _KEPT_NONE and len(self._idle[process.family]) < _MAX_IDLE:
                 self._idle[process.family].append(process)
@@ -142,7 +142,7 @@ class Workers:
         process.end()
 
     def end_idle(self) -> None:
-        """End the workers that have no task."""
+        """End all idle workers."""
         with self._lock:
             idle = [process for processes in self._idle.values() for process in processes]
             for processes in self._idle.values():
@@ -151,12 +151,12 @@ class Workers:
             process.end()
 
     def kill_all(self) -> None:
-        """End every worker and delete its files; at exit."""
+        """End every worker and delete its files, at exit."""
         for process in self._all:
             process.end()
 
     def forget_all(self) -> None:
-        """In a forked child: the workers are the parent's; start afresh."""
+        """Start without workers in a forked child, as the workers belong to the parent."""
         processes = self._all
         self.__init__()  # type: ignore[misc]
         for process in processes:
@@ -169,7 +169,7 @@ os.register_at_fork(after_in_child=WORKERS.forget_all)
 
 
 def _start_python(family: str, channel: int, quiet: int, folder: str) -> subprocess.Popen[bytes]:
-    """A Python that finds the modules this one finds, in its own session, so that Ctrl-C passes it by."""
+    """Start Python with this process's module path, in its own session so that Ctrl-C does not reach it."""
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     with contextlib.ExitStack() as stack:
         log = quiet

@@ -1,4 +1,4 @@
-"""Any solver that PuLP knows and this machine has, as ``pulp:NAME``."""
+"""Any solver that PuLP finds on this machine, by the name ``pulp:NAME``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PREFIX = "pulp:"
 
 
 def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """``{"solvers": [...]}``: what PuLP finds installed."""
+    """``{"solvers": [...]}`` with the solvers that PuLP finds installed."""
     import pulp
 
     with _scratch_folder():
@@ -30,18 +30,18 @@ def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
 
 
 def known(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """``{"solvers": [...]}``: every solver that PuLP knows, here or not."""
+    """``{"solvers": [...]}`` with every solver that PuLP supports, installed or not."""
     import pulp
 
     return {"solvers": [{"name": f"{_PREFIX}{name}"} for name in sorted(pulp.listSolvers())]}
 
 
 def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """Solve ``payload["model"]``; a dict with `status`, `values`, `bound` and `message`."""
+    """Solve ``payload["model"]``; return a dict with `status`, `values`, `bound` and `message`."""
     import pulp
 
     name = payload["solver"].removeprefix(_PREFIX)
-    name = {each.lower(): each for each in pulp.listSolvers()}[name.lower()]  # as `require_known` saw to
+    name = {each.lower(): each for each in pulp.listSolvers()}[name.lower()]  # a known name
     control.version = f"PuLP {pulp.__version__}"
     model = LinearModel.from_message(payload["model"])
     with _scratch_folder():
@@ -53,19 +53,19 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
         solver = pulp.getSolver(name, **options)
         if not solver.available():
             return {"status": "unavailable", "message": f"PuLP finds no {name} on this machine"}
-        if name == "HiGHS":  # which solves nothing with other threads than the first time in a process
+        if name == "HiGHS":  # fails if the process has solved with another number of threads before
             import highspy
 
             highspy.Highs.resetGlobalScheduler(True)
         try:
             problem.solve(solver)
-        except Exception as error:  # each library behind PuLP has exceptions of its own
+        except Exception as error:  # each library behind PuLP has its own exceptions
             if tells_of_memory(error, bounded=True):
                 raise
             status = "unlicensed" if "licen" in str(error).lower() else "crashed"
             return {"status": status, "message": f"{name}: {error}"}
     result = _read(pulp, name, problem, variables)
-    if result["status"] == "optimal" and "gapRel" in options:  # PuLP passes no bound on
+    if result["status"] == "optimal" and "gapRel" in options:  # PuLP does not return the bound
         objective = model.objective(result["values"])
         result["bound"] = objective - RELATIVE_GAP * abs(objective)
     return result
@@ -73,7 +73,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _scratch_folder() -> Iterator[None]:
-    """Work in a temporary folder: some of PuLP's solvers leave logs where they run."""
+    """Work in a temporary folder, as some of PuLP's solvers leave logs in the current one."""
     with tempfile.TemporaryDirectory(prefix="pulp-") as folder, contextlib.chdir(folder):
         yield
 
@@ -104,11 +104,11 @@ def _build(pulp: Any, model: LinearModel) -> tuple[Any, list[Any]]:
 
 
 def _options(solver_class: Any, payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """Those of our arguments that the solver's constructor takes."""
+    """Options of the task that the solver's constructor accepts."""
     offered = {
         "msg": payload["log"],
         "timeLimit": control.time_left_s(),
-        # Told to use one thread, CBC 2.10.3 runs its threaded search, which can wait 10 s for nothing.
+        # With one thread, CBC 2.10.3 would run its threaded search, which can wait 10 s for nothing.
         "threads": payload["threads"] if payload["threads"] > 1 else None,
         "gapRel": RELATIVE_GAP,
         "warmStart": payload["hint"] is not None,
@@ -119,14 +119,14 @@ def _options(solver_class: Any, payload: dict[str, Any], control: Control) -> di
 
 
 def _read(pulp: Any, name: str, problem: Any, variables: list[Any]) -> dict[str, Any]:
-    """Trust `sol_status`: `status` says Optimal on a time limit with a solution in hand."""
+    """Result from `sol_status`; `status` says Optimal even if a time limit ended the search."""
     found = problem.sol_status
     if found in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         values = np.array([variable.varValue or 0.0 for variable in variables], dtype=np.float64)
         if found == pulp.LpSolutionOptimal:
             return {"status": "optimal", "values": values}
         return {"status": "feasible", "values": values, "message": f"{name} stopped at a limit"}
-    # Several of PuLP's readers know one word for infeasible and unbounded, which no model is.
+    # Several of PuLP's readers do not tell infeasible from unbounded; no model here is unbounded.
     refuted = (pulp.LpSolutionInfeasible, pulp.LpSolutionUnbounded)
     if found in refuted or problem.status == pulp.LpStatusInfeasible:
         return {"status": "infeasible"}

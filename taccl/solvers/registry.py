@@ -1,4 +1,4 @@
-"""Backends that `synthesize` can use: the solvers, their workers, availability, versions and licences."""
+"""Backends of `synthesize`: this package's own and the solvers, with workers, versions and licences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taccl.solvers.worker import Outcome, run_task
 PULP_PREFIX = "pulp:"
 _INFO_TIME_S = 30.0
 
-# name -> (worker family, module that drives it)
+# {solver: (worker family, module in `taccl.solvers`)}
 _SOLVERS = {
     "highs": ("highs", "highs"),
     "scip": ("ortools", "scip"),
@@ -31,12 +31,12 @@ _THROUGH_PULP = ("pulp", "pulp_solver")
 
 @dataclass(frozen=True, slots=True)
 class SolverInfo:
-    """One solver, as installed on this machine.
+    """A solver as installed on this machine.
 
     - `name`: Name for `taccl.solvers.solver.solve`.
-    - `licence`: A few words on the licence it would run under.
-    - `licence_ends`: ISO date, where the licence has an end.
-    - `why_not`: Why it is not available.
+    - `licence`: Short description of the licence under which it runs.
+    - `licence_ends`: ISO date, None if the licence does not end.
+    - `why_not`: Reason that it is not available; None if it is.
     """
 
     name: str
@@ -48,18 +48,18 @@ class SolverInfo:
 
 
 def known_solvers() -> tuple[str, ...]:
-    """The names that can be solved with; any ``pulp:NAME`` that PuLP knows comes on top."""
+    """Names of the solvers; in addition, any ``pulp:NAME`` that PuLP supports can be used."""
     return tuple(_SOLVERS)
 
 
 def require_known(name: str, *, others: Sequence[str] = (), where: str = "solver") -> None:
-    """Raise InputError, with the nearest name, unless `name` is known, here or not.
+    """Raise `InputError`, with the most similar name, unless `name` is a known solver, installed or not.
 
-    A name after ``pulp:`` is looked up in PuLP's own list, which a worker reads once. Without PuLP any name
-    passes: the solver is then unavailable.
+    A name after ``pulp:`` is looked up in PuLP's list, which a worker reads once. Without PuLP any such name
+    passes, and the solver is reported as unavailable later.
 
-    - `others`: Further names that the caller admits, listed with the solvers.
-    - `where`: The argument that the name came from.
+    - `others`: Further names that the caller accepts, listed with the solvers.
+    - `where`: Argument that the name came from, for messages.
     """
     if name.lower() in (PULP_PREFIX, PULP_PREFIX[:-1]) and (here := _names_of_pulp("availability")):
         raise InputError(
@@ -78,7 +78,7 @@ def require_known(name: str, *, others: Sequence[str] = (), where: str = "solver
 
 @functools.cache
 def _names_of_pulp(which: Literal["known", "availability"]) -> tuple[str, ...]:
-    """Every ``pulp:NAME`` that PuLP knows, or that is available; none if PuLP is not installed."""
+    """Every ``pulp:NAME`` that PuLP supports, or that is installed; empty without PuLP."""
     outcome = run_task("pulp", f"taccl.solvers.pulp_solver:{which}", {}, time_limit_s=_INFO_TIME_S)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
@@ -86,15 +86,15 @@ def _names_of_pulp(which: Literal["known", "availability"]) -> tuple[str, ...]:
 
 
 def solver_task(name: str) -> tuple[str, str]:
-    """The worker family of a solver of a known name, and the function that runs it, as ``"module:name"``."""
+    """Worker family of a known solver, and the function that runs it, as ``"module:name"``."""
     family, module = _SOLVERS.get(name, _THROUGH_PULP)
     return family, f"taccl.solvers.{module}:run"
 
 
 def solver_infos() -> tuple[SolverInfo, ...]:
-    """Every known solver, and those of PuLP's others that are installed (as ``pulp:NAME``).
+    """Information on every known solver, and on those of PuLP that are installed (as ``pulp:NAME``).
 
-    The libraries are loaded in workers, not here.
+    The libraries are loaded in workers, not in this process.
     """
     kinds = {**_SOLVERS, PULP_PREFIX: _THROUGH_PULP}
 
@@ -118,7 +118,7 @@ _PACKAGES = ("taccl", "highspy", "ortools", "gurobipy", "pulp", "numpy")
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """A table of backends; iterate it for `SolverInfo` rows, print it to read it."""
+    """Table of backends: iterate for `SolverInfo` rows, print to read."""
 
     rows: tuple[SolverInfo, ...]
 
@@ -133,7 +133,7 @@ class Backends:
 
     @property
     def _cells(self) -> list[tuple[str, ...]]:
-        """A row for each backend, under `_HEAD`."""
+        """One row of text for each backend, in the columns of `_HEAD`."""
         cells: list[tuple[str, ...]] = []
         for row in self.rows:
             until = f"until {row.licence_ends}" if row.licence_ends else None
@@ -143,7 +143,7 @@ class Backends:
 
 
 def backends() -> Backends:
-    """Every backend by name: the portfolio, the list scheduler, and each solver that is known."""
+    """All backends: this package's own, and every known solver."""
     version = _version("taccl")
     own = [
         SolverInfo("auto", True, version, "a portfolio of greedy, highs and cpsat", None, None),
@@ -154,7 +154,7 @@ def backends() -> Backends:
 
 
 def package_versions() -> dict[str, str]:
-    """The versions of taccl, Python and of the packages that solve."""
+    """Versions of Python, taccl and the solver packages."""
     versions = {name: _version(name) for name in _PACKAGES}
     return {"python": platform.python_version()} | {n: v for n, v in versions.items() if v is not None}
 

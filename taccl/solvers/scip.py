@@ -1,6 +1,6 @@
-"""SCIP, as it comes with ortools, through MathOpt; runs inside the worker that also runs CP-SAT.
+"""SCIP as bundled with ortools, through MathOpt, in the worker that also runs CP-SAT.
 
-It always uses one thread. It tells about solutions in its log only, without their values.
+It uses one thread. It reports new solutions only in its log, without their values.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ LIBRARIES = (
     "ortools.linear_solver.pywraplp",
 )
 
-#: {name of a `TerminationReason`: its meaning}; any other is a crash.
+#: {name of a `TerminationReason`: status}; any other counts as a crash.
 _STATUSES = {
     "OPTIMAL": "optimal",
     "INFEASIBLE": "infeasible",
-    "INFEASIBLE_OR_UNBOUNDED": "infeasible",  # every variable of a model has bounds
+    "INFEASIBLE_OR_UNBOUNDED": "infeasible",  # infeasible, as all variables are bounded
     "FEASIBLE": "feasible",
     "NO_SOLUTION_FOUND": "feasible",
 }
 _NO_MEMORY = "SCIP error code -1 "  # SCIP_NOMEMORY
-_LOG_PRECISION = 1e-6  # the log shows seven digits; a bound read from it is loosened by this much
+_LOG_PRECISION = 1e-6  # bounds from the log are loosened by this part, as it shows seven digits
 
 
 def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """``{"solvers": [...]}`` with the version and licence."""
+    """``{"solvers": [...]}`` with version and licence."""
     import ortools
 
     version = f"{_scip_version()} (ortools {ortools.__version__})"
@@ -41,7 +41,7 @@ def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
 
 
 def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """Solve ``payload["model"]``; a dict with `status`, `values`, `bound` and `message`."""
+    """Solve ``payload["model"]``; return a dict with `status`, `values`, `bound`, `message` and `nodes`."""
     from ortools.math_opt.python import mathopt
     from ortools.util.python import solve_interrupter
 
@@ -71,7 +71,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
                 interrupter=interrupter,
             )
     except Exception as error:
-        # ortools 9.15 fails (with an AttributeError) to make an exception of SCIP's status.
+        # ortools 9.15 fails with an AttributeError while it makes an exception of SCIP's status.
         if _NO_MEMORY in f"{error} {error.__context__}":
             raise MemoryError("SCIP ran out of memory") from error
         raise
@@ -100,7 +100,7 @@ def _model_proto(model: LinearModel) -> Any:
     proto.linear_constraints.lower_bounds.extend(model.row_lower.tolist())
     proto.linear_constraints.upper_bounds.extend(model.row_upper.tolist())
     row = model.row_of_nonzero
-    order = np.lexsort((model.column, row))  # the format wants rows, then columns, in rising order
+    order = np.lexsort((model.column, row))  # the format requires ascending rows, then columns
     proto.linear_constraint_matrix.row_ids.extend(row[order].tolist())
     proto.linear_constraint_matrix.column_ids.extend(model.column[order].tolist())
     proto.linear_constraint_matrix.coefficients.extend(model.coefficient[order].tolist())
@@ -108,7 +108,7 @@ def _model_proto(model: LinearModel) -> Any:
 
 
 def _log_reader(control: Control, *, log: bool) -> Any:
-    """A callback that turns the lines of SCIP's log that show new bounds into progress."""
+    """Callback that reports the bounds and objectives in SCIP's log as progress."""
     last: tuple[float | None, float | None] = (None, None)
 
     def read(lines: list[str]) -> None:

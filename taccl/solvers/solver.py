@@ -1,4 +1,4 @@
-"""Solve a linear model with a named solver, in a worker process, and check what it returns."""
+"""Solve a linear model with a named solver in a worker process, and check its solution."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from taccl.solvers.registry import require_known, solver_task
 from taccl.solvers.worker import run_task
 
 STATUSES = (
-    "optimal",  # proven, within the relative gap
-    "feasible",  # a limit was reached with a solution in hand
+    "optimal",  # proven within the relative gap
+    "feasible",  # a limit was reached with a solution
     "infeasible",
-    "no-solution",  # a limit was reached with nothing in hand
+    "no-solution",  # a limit was reached without a solution
     "interrupted",  # Ctrl-C
     "crashed",
     "out-of-memory",
@@ -33,18 +33,18 @@ _VET_TOLERANCE = 1e-5
 class Solution:
     """Result of a solver on a model.
 
-    - `solver`, `version`: Which solver; its version, empty if it never said.
+    - `solver`, `version`: Name of the solver; its version, empty if unknown.
     - `status`: One of `STATUSES`.
-    - `objective`: The cost of `values`.
-    - `bound`: No point of the model costs less, by the solver's word.
-    - `values`, (V,) float64 or None: Vetted against the model; whole where the model says so. Always there
-      when "optimal" or "feasible"; the best known point, if any, when "interrupted", "crashed" or
-      "out-of-memory".
-    - `seconds`: The whole call.
-    - `first_feasible_s`: When the solver first reported a point, if it tells.
-    - `message`: For a person: what happened, or what to know about the answer.
-    - `progress`: tuple of (seconds, objective, bound).
-    - `nodes`: Nodes of the search tree, or branches of CP-SAT; None if the solver does not tell.
+    - `objective`: Objective value of `values`; None without a solution.
+    - `bound`: Lower bound on the objective, as reported by the solver; None if unknown.
+    - `values`, (V,) float64 or None: Solution, checked against the model and rounded where integer. Present
+      if "optimal" or "feasible". If "interrupted", "crashed" or "out-of-memory", the best known point, if
+      any.
+    - `seconds`: Duration of the whole call.
+    - `first_feasible_s`: Time of the first reported solution; None if not reported.
+    - `message`: What happened, or what to know about the result, for users.
+    - `progress`: Tuple of (seconds, objective, bound).
+    - `nodes`: Nodes of the search tree, or branches of CP-SAT; None if not reported.
     """
 
     solver: str
@@ -72,16 +72,16 @@ def solve(
     log: bool = False,
     on_progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> Solution:
-    """The solution that a solver finds; whatever the solver does becomes a status, not an exception.
+    """Solve a model with a named solver. Failures of the solver are reported as a status, not an exception.
 
     - `solver`: One of `taccl.solvers.registry.known_solvers`, or ``pulp:NAME``.
-    - `time_limit_s`: Without time, which is zero or less, the answer is "no-solution".
-    - `threads`: At least 1.
-    - `hint`, (V,) float64: A point to start from, nan where unknown. It need not be feasible.
+    - `time_limit_s`: Time limit in seconds; the status is "no-solution" if it is not positive.
+    - `threads`: Number of threads, at least 1.
+    - `hint`, (V,) float64: Start point, nan where unknown. It need not be feasible.
     - `memory_limit_mb`: See `taccl.solvers.worker.run_task`.
-    - `log`: Let the solver print its log to standard error.
-    - `on_progress`: Called in this thread while the solver runs, with ``"seconds"`` since it began, the best
-      ``"objective"`` and ``"bound"`` so far, or None, and the point, ``"values"``, where it is new.
+    - `log`: True to print the solver's log to standard error.
+    - `on_progress`: Called in this thread while the solver runs, with a dict: ``"seconds"`` since the start,
+      the best ``"objective"`` and ``"bound"`` (or None), and ``"values"`` of a new solution.
 
     Raises `InputError` if the solver is unknown.
     """
@@ -93,7 +93,7 @@ def solve(
 
 @dataclass(slots=True)
 class _Call:
-    """One call of `solve`: what was asked, and the progress so far."""
+    """One call of `solve`: its arguments, and the progress so far."""
 
     model: LinearModel
     options: dict[str, Any]
@@ -102,13 +102,13 @@ class _Call:
     on_progress: Callable[[dict[str, Any]], None] | None = None
     start_s: float = field(default_factory=time.monotonic)
     progress: list[tuple[float, float | None, float | None]] = field(default_factory=list)
-    best: dict[str, Any] = field(default_factory=dict)  # the last news that held values
+    best: dict[str, Any] = field(default_factory=dict)  # last report with values
     bound: float | None = None
     nodes: int | None = None
 
     def solution(self) -> Solution:
         model = self.model
-        # Faults found without a solver; some engines refuse such bounds with an error.
+        # Checked here, as some solvers raise errors for such bounds.
         for crossed, name in (
             (np.flatnonzero(model.lower > model.upper), "variable {}"),
             (np.flatnonzero(model.row_lower > model.row_upper), "row {} ({})"),
@@ -129,7 +129,7 @@ class _Call:
             log=self.options["log"],
         )
         result = outcome.result
-        if result is None:  # the worker died or was killed; what it sent before that still counts
+        if result is None:  # the worker died or was killed; its last report still counts
             values = self.best.get("values")
             status: str = outcome.status
             if status == "timed-out":
@@ -160,7 +160,7 @@ class _Call:
         model, solver, objective = self.model, self.options["solver"], None
         if values is not None:
             values = np.where(model.integer, np.round(values), values)
-            # So near its bounds, moving a point onto them changes nothing that counts.
+            # Move values that violate bounds within the tolerance onto the bounds.
             held = np.clip(values, model.lower, model.upper)
             values = held if np.all(np.abs(held - values) <= _VET_TOLERANCE) else values
             broken = model.violations(values, _VET_TOLERANCE)

@@ -1,6 +1,6 @@
-"""Messages between a process and its workers: JSON, with numpy arrays in an `.npz` archive behind it.
+"""Messages between a process and its workers: JSON, followed by an `.npz` archive of numpy arrays.
 
-Pickle is never used, so a message can hold data only.
+Pickle is not used, so that a message cannot run code.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _LENGTH_BYTES = 8
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """A message as bytes: the length of its JSON document, the document, the archive if there are arrays.
+    """Encode a message as bytes: length of the JSON document, the document, and the archive of arrays.
 
     - `message`: JSON values and numpy arrays, nested as needed. Tuples arrive as lists, numpy scalars as
       numbers.
 
-    Raises `TypeError` if a value is neither a JSON value nor an array of numbers, booleans or text.
+    Raises `TypeError` for any other value, such as an array of objects.
     """
     arrays: list[np.ndarray] = []
 
@@ -41,7 +41,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """The message that `encode` gave."""
+    """Decode the bytes that `encode` returned."""
     end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     arrays: list[np.ndarray] = []
     if end < len(data):

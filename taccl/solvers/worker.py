@@ -1,8 +1,8 @@
-"""Tasks in worker processes.
+"""Run tasks in worker processes.
 
-A task is a function of taccl that runs in another process, with progress, a cooperative stop, and hard limits
-on time and memory. Workers are kept per family, because not every pair of libraries loads into one process
-(highspy 1.15 and ortools 9.15 do not), and reused, because starting one takes 0.3 to 0.5 s.
+A task is a function of taccl that runs in another process, with progress reports, stop requests, and hard
+limits on time and memory. Each family of libraries has workers of its own, as some libraries cannot be loaded
+into one process (highspy 1.15 and ortools 9.15). Workers are reused, because starting one takes 0.3 to 0.5 s.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ _LOG = logging.getLogger(__name__)
 Status = Literal["done", "crashed", "out-of-memory", "timed-out", "interrupted"]
 
 _TASK_NUMBERS = itertools.count()
-_START_S = 60.0  # what starting Python and importing a library may take on a busy machine
-_GRACE_S = 5.0  # past its time limit, before a task is killed
-_LONGEST_WAIT_S = 3600.0  # at a time: channels know no wait of years
-# After Ctrl-C, before a task is killed: HiGHS 1.15, SCIP 10 and CBC 2.10 hear no interrupt within the first
-# relaxation of a MILP. HiGHS has reported its best point by then; of SCIP and CBC a point may be lost, if it
-# comes within a relaxation, or rounds of cuts, that take longer.
+_START_S = 60.0  # max time to start Python and import a library on a busy machine
+_GRACE_S = 5.0  # past its time limit until a task is killed
+_LONGEST_WAIT_S = 3600.0  # max single wait; channels cannot wait for years
+# Time between Ctrl-C and killing the task. HiGHS 1.15, SCIP 10 and CBC 2.10 do not react to an interrupt
+# during the first relaxation of a MILP. HiGHS has reported its best solution by then; one of SCIP or CBC is
+# lost if a relaxation, or a round of cuts, takes longer.
 _INTERRUPT_S = 0.35
-_KILLED_S = 2.0  # until a killed process is gone
-#: After these a worker that was bounded may hold half a library.
+_KILLED_S = 2.0  # time for a killed process to end
+#: Statuses after which a worker with a memory limit ends, as a library may be only partly imported.
 _FAILED = ("crashed", "out-of-memory", "unavailable")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """End of a task.
+    """Outcome of a task.
 
-    - `status`: "done" (`result` is what the function returned), "crashed", "out-of-memory", "timed-out"
-      (killed because it overran its time limit), or "interrupted" (Ctrl-C).
-    - `result`: What the function returned; present unless the task died.
-    - `last_progress`: The last news the task sent.
-    - `message`: What happened, for a person; empty when done.
-    - `seconds`: From `run_task` until the outcome was known.
+    - `status`: "done" (the function returned `result`), "crashed", "out-of-memory", "timed-out" (killed past
+      its time limit), or "interrupted" (Ctrl-C).
+    - `result`: Result of the function; None if the task died.
+    - `last_progress`: Last progress report of the task.
+    - `message`: What happened, for users; empty if done.
+    - `seconds`: Time from the call of `run_task` to the outcome.
     """
 
     status: Status
@@ -66,22 +66,22 @@ def run_task(
     on_progress: Callable[[dict[str, Any]], None] | None = None,
     log: bool = False,
 ) -> Outcome:
-    """The outcome of a task, however long it takes.
+    """Run a task in a worker, and wait for its outcome.
 
-    On Ctrl-C the task is asked to stop and killed if it has not within a third of a second (at once, if its
-    worker is still loading); the outcome is then "interrupted", with its result or last progress, and the
-    KeyboardInterrupt is not raised again.
+    On Ctrl-C the task is asked to stop, and killed if it has not ended within a third of a second
+    (immediately, if its worker is still loading). The outcome is then "interrupted", with the result or last
+    progress, and no KeyboardInterrupt is raised.
 
-    - `family`: Which worker: one of `taccl.solvers.process.FAMILIES`.
-    - `function`: ``"taccl.package.module:name"``. It is called in the worker as ``function(payload,
-      control)``, where `control` is a `taccl.solvers.child.Control`, and returns a dict. Where a library of
-      its module's ``LIBRARIES`` does not load, the result says so: a status "unavailable", and a message.
-    - `payload`: JSON values and numpy arrays; what the function returns is limited to the same.
-    - `time_limit_s`: The function should return by itself; a few seconds later its process is killed.
-    - `memory_limit_mb`: How much the task may add to the worker's address space, in units of 10**6 bytes,
-      where the platform can enforce it.
-    - `on_progress`: Gets what the function gives to ``control.progress``; called in this thread.
-    - `log`: Let native libraries print to standard error.
+    - `family`: Worker family, one of `taccl.solvers.process.FAMILIES`.
+    - `function`: ``"taccl.package.module:name"``. The worker calls it as ``function(payload, control)`` with
+      a `taccl.solvers.child.Control`; it returns a dict. If a library of its module's ``LIBRARIES`` cannot be
+      imported, the result has the status "unavailable" and a message.
+    - `payload`: JSON values and numpy arrays; the function's result is limited to the same.
+    - `time_limit_s`: Time limit of the function; its process is killed a few seconds later.
+    - `memory_limit_mb`: Maximum growth of the worker's address space in MB (10**6 bytes), where the platform
+      can enforce it.
+    - `on_progress`: Called in this thread with each argument of ``control.progress``.
+    - `log`: True to let native libraries print to standard error.
 
     Raises `TypeError` if the payload cannot be sent.
     """
@@ -100,10 +100,10 @@ def run_task(
 
 @dataclass(slots=True)
 class _Task:
-    """A task under way.
+    """A running task.
 
-    - `is_running`: Whether the worker has read it, so that it can be asked to stop.
-    - `limit_s`: When it is killed.
+    - `is_running`: True once the worker has read the task, and can be asked to stop.
+    - `limit_s`: Time (`time.monotonic`) at which the task is killed.
     """
 
     family: str
@@ -118,8 +118,8 @@ class _Task:
     last_progress: dict[str, Any] | None = None
 
     def run(self, request: bytes) -> Outcome:
-        """The outcome, once a worker has taken the task."""
-        for _ in range(3):  # an idle worker may have been killed since its last task
+        """Start the task on a worker, and return its outcome."""
+        for _ in range(3):  # an idle worker may have died since its last task
             try:
                 self.process = WORKERS.acquire(self.family)
             except OSError as error:
@@ -135,17 +135,17 @@ class _Task:
         return self._listen() or self._killed("timed-out", late)
 
     def interrupted(self) -> Outcome:
-        """The outcome after Ctrl-C: the task is asked to stop, and killed if it does not."""
+        """Ask the task to stop after Ctrl-C, kill it if it does not, and return the outcome."""
         outcome = None
         if self.is_running and self.process is not None:
-            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: do not wait
+            with contextlib.suppress(KeyboardInterrupt):  # on a second Ctrl-C, do not wait
                 self.process.send_stop(self.number)
                 outcome = self._listen(_INTERRUPT_S)
         outcome = outcome or self._killed("interrupted", "")
         return replace(outcome, status="interrupted", message="stopped by Ctrl-C")
 
     def _killed(self, status: Status, message: str) -> Outcome:
-        """The outcome of a task whose process is ended; what it has sent by then still counts."""
+        """Kill the task's process; return the outcome that it had sent, or else the given one."""
         if self.process is not None:
             self.process.kill()
             outcome = self._listen(_KILLED_S)
@@ -154,7 +154,10 @@ class _Task:
         return self._outcome(status, message)
 
     def _listen(self, seconds: float | None = None) -> Outcome | None:
-        """The outcome; None if it is not known in time: by the task's limit, or quietly for some seconds."""
+        """Read messages until the outcome; None once `limit_s` has passed.
+
+        - `seconds`: New limit from now, during which progress is not passed on.
+        """
         quietly = seconds is not None
         if seconds is not None:
             self.limit_s = time.monotonic() + seconds
@@ -179,12 +182,12 @@ class _Task:
                 return self._ended(message)
 
     def _ended(self, message: dict[str, Any]) -> Outcome:
-        """The outcome as the worker tells it, which is kept for the next task if it may be."""
+        """Outcome sent by the worker; the worker is then kept for reuse, or ended if its state is unknown."""
         assert self.process is not None
         kind, result = message["kind"], message.get("result")
         failed = (result or {}).get("status", kind) in _FAILED
         if kind == "out-of-memory" or (self.memory_limit_mb is not None and failed):
-            self.process.end()  # what it holds, and which parts of a library, is not known any more
+            self.process.end()  # its memory and loaded libraries are in an unknown state
         else:
             WORKERS.release(self.process)
         if message.get("traceback"):
@@ -196,13 +199,13 @@ class _Task:
 
 
 def warm_up(family: str) -> None:
-    """Start a worker in the background, unless an idle one exists, so that the next task begins at once."""
+    """Start a worker unless one is idle, so that the next task begins without delay."""
     with contextlib.suppress(OSError):
         WORKERS.release(WORKERS.acquire(family))
 
 
 def _diagnose(code: int, tail: str, memory_limit_mb: int | None) -> tuple[Status, str]:
-    """Why a worker died, from its exit code and the end of what it printed."""
+    """Status and message for a dead worker, from its exit code and the end of its output."""
     limit = f" under a memory limit of {memory_limit_mb} MB" if memory_limit_mb is not None else ""
     lines = tail.strip().splitlines()
     said = f"; its last words: {lines[-1].strip()}" if lines else ""
