@@ -104,23 +104,23 @@ USUAL_SIZE = "64MB"
 LEAST_S = 0.1
 A_TOPOLOGY = "a file, a machine (ndv2), or a fabric (torus:4x4)"
 _COLLECTIVES = ", ".join(collectives.COLLECTIVES)
-_PROTOCOL = "by which messages are sent (default auto: the one predicted to be the fastest for the size)"
+_PROTOCOL = "protocol of messages (default auto: the fastest predicted for the size)"
 _SIZE = "larger of one rank's input and output buffer, e.g. 16MB (default: the sketch's, or 64MB)"
 #: {option that several verbs share: (name of its value, help, other arguments of argparse)}.
 _SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "--topology": ("FILE|NAME", A_TOPOLOGY, {}),
     "--nodes": ("N", "number of nodes; rescales sketches", {"type": positive}),
-    "--profile": ("P", "which constants of the machine, e.g. nominal", {}),
+    "--profile": ("P", "cost profile of the machine, e.g. nominal", {}),
     "--protocol": ("auto|simple|ll|ll128", _PROTOCOL, {"type": str.lower, "default": "auto"}),
     "--collective": ("NAME", _COLLECTIVES, {"type": _collective, "required": True}),
     "--size": ("S", _SIZE, {"type": size}),
     "--chunk-size": ("S", "bytes of one chunk, e.g. 1MB", {"type": size}),
-    "--chunks-per-rank": ("K", "pieces a rank's part of the data is cut into", {"type": positive}),
+    "--chunks-per-rank": ("K", "number of chunks that each rank's data is cut into", {"type": positive}),
     "--time-unit-us": ("US", "microseconds in the file's unit of time", {}),
     "--backend": ("NAME", "auto, or one of `taccl backends`", {"default": "auto"}),
     "--time-limit": ("S", "seconds", {"type": seconds, "default": 30.0}),
     "--threads": ("N", "threads of a solver", {"type": positive}),
-    "--seed": ("N", "default 0", {"type": at_least_zero, "default": 0}),
+    "--seed": ("N", "random seed (default 0)", {"type": at_least_zero, "default": 0}),
 }
 
 
@@ -170,7 +170,7 @@ def add_output(verb: argparse.ArgumentParser, help: str, *, required: bool = Fal
 
 def add_subset(parser: argparse._ActionsContainer) -> None:
     """Declare the ranks of a topology that take part, which are renumbered from 0."""
-    help = "ranks that take part, as CUDA_VISIBLE_DEVICES says (default: all)"
+    help = "ranks that take part, as in CUDA_VISIBLE_DEVICES (default: all)"
     option(parser, "--ranks R-R,R", help, _subset)
     option(parser, "--without-rank R,R", "ranks that do not take part", _subset, default=())
 
@@ -188,7 +188,7 @@ def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
     help = "a schedule (of `taccl synthesize -o`), an algorithm of the published tool"
     verb.add_argument("file", metavar="FILE", help=f"{help}{also and ', ' + also}")
     group = verb.add_argument_group("of an algorithm of the published tool")
-    add_options(group, "--topology", help="where it is to run instead, timed anew")
+    add_options(group, "--topology", help="topology to re-time the schedule on")
     add_options(group, "--chunk-size", "--time-unit-us")
 
 
@@ -216,21 +216,23 @@ def add_collective(parser: argparse._ActionsContainer, *, required: bool = True)
     add_options(
         parser, "--collective", help=help, required=required, type=lambda word: _collective(word, *known)
     )
-    option(parser, "--matrix FILE|SKEW", f"bytes from each rank (row) to each, of {BY_MATRIX}: {MATRICES}")
+    option(
+        parser, "--matrix FILE|SKEW", f"bytes from each rank (row) to each rank, for {BY_MATRIX}: {MATRICES}"
+    )
     for name, kind in CollectiveArguments.__annotations__.items():
         is_list, letter = "Sequence" in str(kind), name[0].upper()
         takers = ", ".join(each for each in collectives.COLLECTIVES if name in argument_names(each))
         read = reader(several(whole), bool, ARGUMENTS[name]) if is_list else at_least_zero
         value = f"{letter},{letter}" if is_list else letter
-        option(parser, f"--{name} {value}", f"{ARGUMENTS[name]}; of {takers}", read)
-    help = "dimensions from 1: a collective in each group of ranks that differ in these alone, all at once"
+        option(parser, f"--{name} {value}", f"{ARGUMENTS[name]}; for {takers}", read)
+    help = "one collective per group of ranks that differ only in these dimensions (numbered from 1)"
     option(parser, "--along K,K", help, reader(several(positive), bool, "dimensions such as 1,3"))
-    option(parser, "--servers R-R,R", f"ranks that add up and update sums, of {EXCHANGE}", _subset)
-    help = f"ranks that contribute, of {EXCHANGE} (default: all but the servers, or all if all serve)"
+    option(parser, "--servers R-R,R", f"server ranks, which reduce and update, for {EXCHANGE}", _subset)
+    help = f"ranks that contribute, for {EXCHANGE} (default: all but the servers, or all if all serve)"
     option(parser, "--worker-ranks R-R,R", help, _subset)
-    help = f"layers of {EXCHANGE}, in place of a size: a model, or a CSV file with name,bytes in each row"
+    help = f"layers for {EXCHANGE}, in place of a size: a model's name, or a CSV file of name,bytes"
     option(parser, "--layers FILE|MODEL", help)
-    option(parser, "--update-us-per-mb US", f"time of a server's update of a sum, of {EXCHANGE}", _us)
+    option(parser, "--update-us-per-mb US", f"microseconds per MB of a server's update, for {EXCHANGE}", _us)
 
 
 def add_problem_options(
@@ -240,12 +242,12 @@ def add_problem_options(
 
     - `also`: Other inputs that the verb accepts in place of a sketch, for the help.
     """
-    help = "a shipped name (ndv2/sk1), a TOML or JSON file, an upstream sketch file; or a topology"
+    help = "a shipped sketch (ndv2/sk1), a TOML or JSON file, an upstream sketch file, or a topology"
     parser.add_argument("sketch", nargs="?", metavar="SKETCH", help=help + also)
     group = parser.add_argument_group("problem")
     add_collective(group, required=collective_required)
     add_options(group, "--topology")
-    option(group, "--cost-model upstream|physical", "what to make of the costs in an upstream topology file")
+    option(group, "--cost-model upstream|physical", "how to read the costs in an upstream topology file")
     add_options(group, "--time-unit-us", help="microseconds in an upstream file's unit of time")
     add_options(group, "--nodes", "--profile", "--protocol")
     add_subset(group)

@@ -49,9 +49,9 @@ class CollectiveArguments(TypedDict, total=False):
 
 #: {argument: its value in words}, for messages and the help of the command line.
 ARGUMENTS = {
-    "root": "a rank",
-    "roots": "ranks such as 0,4",
-    "counts": "a number of chunks for each rank, such as 3,1,1,1",
+    "root": "root rank",
+    "roots": "root ranks such as 0,4",
+    "counts": "chunks of each rank, such as 3,1,1,1",
 }
 
 

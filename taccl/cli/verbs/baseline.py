@@ -28,9 +28,13 @@ _BOUND_S = 20.0
 
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""
-    verb.add_argument("name", nargs="?", metavar="NAME", help="one of --list, or best of all but nccl")
+    verb.add_argument(
+        "name", nargs="?", metavar="NAME", help="a name from --list, or best: the fastest of all but nccl"
+    )
     option(verb, "--list", "list the baselines")
-    option(verb, "--no-nvls", "without sums in switches, which nccl uses by default on Hopper and Blackwell")
+    option(
+        verb, "--no-nvls", "nccl without NVLS, its sums in switches, which are on for Hopper and Blackwell"
+    )
     add_problem_options(verb, collective_required=False)
     add_limit(verb, default=60.0)
     add_output(verb, "write the schedule to a file")

@@ -68,10 +68,12 @@ def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
     help = f"of `taccl backends`, with commas between (default {backends})"
     option(group, "--backends A,B", help, words, default=words(backends))
     option(group, "--seeds N,N|N:N", "e.g. 0,7, or 0:3 for 0, 1 and 2 (default 0)", _seeds, default=(0,))
-    add_limit(verb, group, help="seconds of the whole verb; each run has an equal part of what is left")
+    add_limit(verb, group, help="seconds of the whole verb; runs share the remaining time equally")
     add_options(group, "--threads", default=1, help="threads of a solver")
-    option(group, "--workers N", "runs at a time (default: one for each core)", positive)
-    option(group, "--details", "show statuses of routing and ordering, solvers' bounds, sizes and rounds")
+    option(group, "--workers N", "parallel runs (default: one per core)", positive)
+    option(
+        group, "--details", "show the status of routing and ordering, solver bounds, model sizes and rounds"
+    )
     option(group, "--no-cache", "neither read nor store results in the cache")
     add_output(verb, "write the table: .csv or .json")
 
@@ -149,7 +151,7 @@ def add_sweep(verb: argparse.ArgumentParser) -> None:
     group = verb.add_argument_group("combinations")
     add_collective(group)
     add_options(group, "--nodes", "--profile")
-    add_options(group, "--protocol", default=None, help="by which messages are sent (default simple)")
+    add_options(group, "--protocol", default=None, help="protocol of messages (default simple)")
     help = "shipped names or files, with commas between; none for no sketch (the default)"
     option(group, "--sketches A,B", help, words, default=("none",))
     help = "e.g. 1KB,1MB; or FIRST:LAST[:FACTOR], 10 unless given: 1KB:1GB, 1KiB:1MiB:4"

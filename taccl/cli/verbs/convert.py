@@ -24,11 +24,13 @@ def add(verb: argparse.ArgumentParser) -> None:
     help = "an option of the format of OUT, or of IN; more than once for several"
     option(verb, "--set NAME=VALUE", help, setting, action="append", default=[])
     group = verb.add_argument_group("of IN, if it is a program or an algorithm of the published tool")
-    add_options(group, "--topology", help="where it is to run, timed anew")
+    add_options(group, "--topology", help="topology to re-time the schedule on")
     add_options(group, "--nodes", help="number of nodes of the topology")
-    add_options(group, "--size", help="of a program: larger of one rank's input and output buffer, e.g. 16MB")
+    add_options(
+        group, "--size", help="for a program: larger of one rank's input and output buffer, e.g. 16MB"
+    )
     add_options(group, "--chunk-size")
-    add_options(group, "--time-unit-us", help="of an algorithm: microseconds in the file's unit of time")
+    add_options(group, "--time-unit-us", help="for an algorithm: microseconds in the file's unit of time")
 
 
 def run(options: argparse.Namespace) -> Answer:

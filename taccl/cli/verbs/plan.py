@@ -42,7 +42,7 @@ def add(verb: ArgumentParser) -> None:
     verb.add_argument("sketches", nargs="*", metavar="SKETCH", help=help)
     add_collective(verb)
     option(verb, "--sizes S:S", "from:to, or S,S,... where to synthesize", default="1KB:1GB")
-    option(verb, "-o --output DIR", "the folder to write, whole or not at all")
+    option(verb, "-o --output DIR", "folder to write; a failure leaves none")
     option(verb, "--force --overwrite", "replace an older plan in DIR", dest="overwrite")
     group = verb.add_argument_group("problem")
     add_options(group, "--topology", help="a file, a machine, or a fabric (default: the sketch's)")
@@ -61,9 +61,9 @@ def add(verb: ArgumentParser) -> None:
     option(group, "--runtime NAME", help)
     option(group, "--in-place", "for calls whose input and output are one buffer (default: as PyTorch calls)")
     option(group, "--out-of-place", "for calls with two buffers")
-    help = "by which messages are sent (default auto: in each range the one predicted to be the fastest)"
+    help = "protocol of messages (default auto: in each range the fastest predicted)"
     add_options(group, "--protocol", help=help)
-    help = "cut every chunk into so many parts, or auto: as many as the links need"
+    help = "parts that every chunk is cut into, or auto: as many as the links need"
     option(group, "--instances N", help, _instances, default=1)
 
 

@@ -29,8 +29,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     option(verb, "--few", help)
     help = "say how many pairs, bytes and seconds a probe of -n ranks takes, and measure nothing"
     option(verb, "--dry-run", help)
-    add_options(verb, "--size", default="1MB", help="of the messages that tell bandwidth")
-    option(verb, "--repetitions N", "messages of a pair that count", positive, default=20)
+    add_options(verb, "--size", default="1MB", help="size of the messages that measure bandwidth")
+    option(verb, "--repetitions N", "timed messages per pair", positive, default=20)
     help = (
         "measure the MPI library's collectives instead, by each of its algorithms; FILE is the rules for it"
     )

@@ -31,7 +31,7 @@ _OF_SOME = ("topology", "in_place", "sizes", "log")
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument("file", metavar="FILE", help="a schedule, a program such as MSCCL XML, or a step")
-    help = f"for a step of operations, {_with('topology')}: what it is transformed and scheduled for"
+    help = f"for a step of operations, {_with('topology')}: the topology that it is scheduled for"
     option(verb, "--topology NAME|FILE", help)
     add_options(verb, "--size", help="larger of a rank's input and output (default 1MB)")
     help = "one of " + ", ".join(f"{each.name} ({each.title})" for each in registered("run").values())
@@ -48,7 +48,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     option(verb, "--step-s S", "for a step: seconds of the search for transformations", seconds, default=60.0)
     help = f"{_with('in_place')}: lower a schedule with input and output in one buffer"
     option(verb, "--in-place", help)
-    add_options(verb, "--seed", help="of the inputs (default 0)")
+    add_options(verb, "--seed", help="random seed of the inputs (default 0)")
 
 
 def _with(name: str) -> str:

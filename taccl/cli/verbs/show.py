@@ -28,8 +28,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument("thing", metavar="THING", help="a file, a shipped sketch, a machine, or a fabric")
     add_options(verb, "--nodes", help="number of nodes")
-    add_options(verb, "--profile", help="which constants of a machine, by name or in a file")
-    add_options(verb, "--protocol", default=None, help="by which messages are sent (default simple)")
+    add_options(verb, "--profile", help="cost profile of a machine, by name or from a file")
+    add_options(verb, "--protocol", default=None, help="protocol of messages (default simple)")
     rows = reader(int, lambda n: n >= -1, "a number of rows, or -1 for all")
     help = "rows of transfers, or of a program's steps (default 20, -1: all)"
     option(verb, "--transfers N", help, rows, default=20)

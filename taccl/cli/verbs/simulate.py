@@ -26,10 +26,16 @@ def add(verb: argparse.ArgumentParser) -> None:
     option(size, "--sizes S,S", "e.g. 1KB,1MB,1GB (default: its own)", sizes)
     option(size, "--size S", "the same, of one size", sizes, dest="sizes")
     option(verb, "--alpha occupies|pipelined", "whether a link is busy during alpha")
-    add_options(verb, "--profile", help="other constants of the machine, e.g. nominal")
-    option(verb, "--tiles N", "tiles of the message, one after the other", positive, default=1)
-    option(verb, "--jitter X", "0.1: each send takes up to 10 %% more or less", jitter, default=0.0)
-    add_options(verb, "--seed", help="of the jitter (default 0)")
+    add_options(verb, "--profile", help="another cost profile of the machine, e.g. nominal")
+    option(verb, "--tiles N", "number of tiles of the message, sent one after the other", positive, default=1)
+    option(
+        verb,
+        "--jitter X",
+        "random share of each send's time; 0.1 is up to 10 %% more or less",
+        jitter,
+        default=0.0,
+    )
+    add_options(verb, "--seed", help="random seed of the jitter (default 0)")
     group = verb.add_argument_group("of a program (MSCCL XML), with --topology")
     add_options(group, "--nodes", help="number of nodes of the topology")
 

@@ -49,10 +49,14 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_options(verb, "--nodes", help="number of nodes of a machine")
     add_options(verb, "--profile")
     add_collective(verb)
-    add_options(verb, "--protocol", default=None, help="by which messages are sent (default simple)")
+    add_options(verb, "--protocol", default=None, help="protocol of messages (default simple)")
     add_size(verb)
-    add_options(verb, "--chunks-per-rank", help="default: as many as finish first")
-    option(verb, "--most N", "how many sketches", positive, default=5)
+    add_options(
+        verb,
+        "--chunks-per-rank",
+        help="number of chunks that each rank's data is cut into (default: the fastest)",
+    )
+    option(verb, "--most N", "max number of sketches", positive, default=5)
     add_limit(verb, default=20.0)
     add_options(verb, "--seed")
     how = verb.add_mutually_exclusive_group()

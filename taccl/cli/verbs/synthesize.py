@@ -64,21 +64,22 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_problem_options(verb)
     add_options(verb, "--backend")
     add_limit(
-        verb, help="seconds of the whole verb; without it, a search that finds nothing better ends sooner"
+        verb, help="seconds of the whole verb; without it, a search ends sooner once it finds nothing better"
     )
     add_options(verb, "--threads")
-    option(verb, "--policy lp|greedy", "how the backend dimension-balanced deals out chunks", default="lp")
+    help = "assignment of chunks to orders of dimensions, by the backend dimension-balanced"
+    option(verb, "--policy lp|greedy", help, default="lp")
     option(verb, "--memory-limit SIZE", "memory of a solver or a large schedule, e.g. 4GB", size)
-    option(verb, "--summary", "of a large schedule keep the figures only")
-    option(verb, "--spill DIR", "keep the columns of a large schedule in a new folder")
+    option(verb, "--summary", "keep only the figures of a large schedule")
+    option(verb, "--spill DIR", "keep the columns of a large schedule on disk, in a new folder")
     add_options(verb, "--seed")
-    option(verb, "--until-gap G", "end once the proven gap is at most this, e.g. 1%%", _gap)
-    option(verb, "--start FILE", "a schedule to begin with; the result finishes no later")
-    option(verb, "--no-sketch", "where no sketch is given, suggest none")
-    help = "switches that add: auto (default), off or only"
+    option(verb, "--until-gap G", "stop once the proven gap is at most this, e.g. 1%%", _gap)
+    option(verb, "--start FILE", "warm start from a schedule; the result finishes no later")
+    option(verb, "--no-sketch", "suggest no sketch if none is given")
+    help = "sums in switches: auto (default), off, or only there"
     option(verb, "--in-network auto|off|only", help, default="auto")
     option(verb, "--parameters FILE", "constants of the search, from a TOML file")
-    option(verb, "--log", "show what the solvers say, on stderr")
+    option(verb, "--log", "print the solvers' logs on stderr")
     add_output(verb, "write the schedule to a file")
 
 
