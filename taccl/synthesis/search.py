@@ -405,7 +405,7 @@ class Search:
             warn(message, FallbackWarning)
         notes = tuple(dict.fromkeys((*faults, *self.problem.notes, *self.fallbacks, *self.notes, *kept)))
         versions = package_versions()
-        self.record("overhead", "taccl", "done", options.began_s, message="what no other stage has")
+        self.record("overhead", "taccl", "done", options.began_s, message="time outside the other stages")
         seconds = time.monotonic() - options.began_s
         trace = Trace((*self.trace, TraceEntry(seconds, schedule.finish_us, bound.bound_us)))
         return Result(

@@ -87,7 +87,7 @@ def test_distance_times_volume_by_hand(monkeypatch):
     monkeypatch.setattr(flows, "_MAX_FLOWS", 0)
     bound = lower_bound(problem_of(HAND["one-way ring"][0], collectives.alltoall(4)), divisible=True)
     assert (bound.bound, bound.kind) == (6, "multicommodity")
-    assert bound.limits.startswith("distance times volume: all ways together")
+    assert bound.limits.startswith("distance times volume: total traffic over all paths")
     assert bound.check()
 
 
@@ -106,7 +106,7 @@ def test_a_single_program_is_within_reach():
     """By default it is solved, and says so."""
     bound = lower_bound(problem_of(HAND["one-way ring"][0], collectives.alltoall(4)), divisible=True)
     assert bound.kind == "multicommodity"
-    assert bound.limits.startswith("all ways together, over the rate of ")
+    assert bound.limits.startswith("total traffic over all paths, at the rate of ")
 
 
 def test_whole_chunks_pay_alpha_and_end_in_whole_ticks():

@@ -73,7 +73,7 @@ def test_the_certificate_says_what_it_is_and_proves_no_more():
     bound = lower_bound(problem)
     assert (bound.bound, bound.kind) == (21, "pair counting") and bound.check()
     assert not replace(bound, bound=bound.bound + Fraction(1, problem.costs.ticks_per_us)).check()
-    assert bound.limits == "128 pairs of a contribution and a rank of node 0 that needs it"
+    assert bound.limits == "128 pairs of a contribution and a rank in node 0 that needs it"
     assert bound.witness_text == "pair counting: ranks 0-3, collected (2), spread (2)"
     assert bound.to_dict()["witness"] == {
         "kind": "pair counting",

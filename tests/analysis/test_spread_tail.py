@@ -150,7 +150,7 @@ def test_what_enters_several_nodes_spreads_in_each():
     claim = max(spread_tail_bounds(NeededSends(problem), in_network=False))
     assert (claim.ticks / problem.costs.ticks_per_us, claim.limits) == (
         8,
-        "the last of 2 chunks to enter empty nodes one by one, which then spreads to 4 ranks or more of it",
+        "the last of 2 chunks into empty nodes one by one, then copied inside to at least 4 ranks",
     )
     bound = lower_bound(problem)
     assert bound.bound == 8 == synthesize(problem).schedule.finish

@@ -365,7 +365,7 @@ def _of_flows(
     bound, paths, is_best = flowed
     dear = max(range(len(paths.prices)), key=lambda r: paths.prices[r])
     count = sum(price > 0 for price in paths.prices)
-    what = f"all ways together, over the rate of {volume.problem.topology.resources[dear].name}"
+    what = f"total traffic over all paths, at the rate of {volume.problem.topology.resources[dear].name}"
     what += f" and {count - 1} resources like it" if count > 1 else ""
     yield Claim(ticks(bound), what if is_best else f"distance times volume: {what}", paths)
 
@@ -374,7 +374,7 @@ def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
     """Text that names the traffic into a set of ranks, or between the parts of a partition."""
     topology = volume.problem.topology
     if len(parts) > 1:
-        return f"traffic between {len(parts)} groups of ranks, which share each sum"
+        return f"traffic between {len(parts)} groups of ranks that share each sum"
     ranks = parts[0]
     rest = set(range(topology.num_ranks)) - ranks
     for direction, some in (("into", set(ranks)), ("out of", rest)):

@@ -132,7 +132,7 @@ def byte_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
             if ticks > 0:
                 node = demand.topology.node_of_rank[min(ranks)]
                 where = f"rank {min(ranks)}" if name == "rank" else f"node {node}"
-                what = f"data that must come to {where}, in sends that each pay their latency"
+                what = f"data into {where}, with the latency of every send"
                 yield Claim(ticks, what, witness)
 
 

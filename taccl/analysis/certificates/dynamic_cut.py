@@ -85,7 +85,7 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
             starts = sorted({r for kind in kinds for r in kind.data.origins})
             links = np.flatnonzero(demand.first_uses({kind: starts for kind in kinds}) < FOREVER)
             ticks, moments = _best(demand.costs, links, starts, target, number)
-            what = f"{number} chunks that must {verb} rank {target}, over a border that moves there"
+            what = f"{number} chunks that must {verb} rank {target}, across a cut that moves with time"
             yield Claim(ticks, what, DynamicCut(target, tuple(moments), backwards))
 
 

@@ -110,7 +110,7 @@ def flow_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
         leaving, into = (
             tuple(resource for resource, _ in covers[key]) for key in ((source, False), (target, True))
         )
-        what = f"data from rank {source} to rank {target}, in sends that each wait for all of their bytes"
+        what = f"data from rank {source} to rank {target}, stored and forwarded send by send"
         yield Claim(best, what, FlowTime(source, target, leaving, into, prices))
 
 

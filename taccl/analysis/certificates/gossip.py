@@ -93,10 +93,10 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
                 links |= over
         if sends and links:
             ticks, resources = passed_by(demand.problem, sends, links)
-            name = f"all {'nodes' if witness.between_nodes else 'ranks'} together"
+            name = f"between {'nodes' if witness.between_nodes else 'ranks'}"
             if witness.ranks != everyone:
-                name = f"ranks of node {topology.node_of_rank[min(witness.ranks)]}"
-            what = f"{sends.total()} sends that are needed between {name}, through {resources}"
+                name = f"between ranks of node {topology.node_of_rank[min(witness.ranks)]}"
+            what = f"{sends.total()} sends {name}, through {resources}"
             yield Claim(ticks, what, witness)
             if witness.between_nodes and demand.spreads_alike(in_network=False):
                 costs, crossing = demand.costs, np.array(sorted(links), dtype=np.int64)

@@ -75,7 +75,7 @@ def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
                 what = f"{format_count(pairs, 'contribution')} that rank {min(ranks)} needs"
                 if name == "node":
                     where = demand.topology.node_of_rank[min(ranks)]
-                    pair = "of a contribution and a rank of node"
+                    pair = "of a contribution and a rank in node"
                     what = f"{format_count(pairs, 'pair')} {pair} {where} that needs it"
                 yield Claim(ticks, what, PairCounting(ranks, *labels))
 

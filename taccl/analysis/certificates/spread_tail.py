@@ -126,10 +126,10 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
         for least in sorted(set(sizes), reverse=True)[:_MOST_SIZES]:
             some = [size for size in sizes if size >= least]
             ticks, last, since, pairs = spread.best(some)
-            those, s = part_of("last", last, len(some), "chunk", "chunks"), "s" * (last == 1)
-            what = f"{those} to enter {into}, which then spread{s} to {least} ranks or more of it"
+            those = part_of("last", last, len(some), "chunk", "chunks")
+            what = f"{those} into {into}, then copied inside to at least {least} ranks"
             if least == 1:
-                what = f"{those} to enter {into}, which must then get to ranks that want them there"
+                what = f"{those} into {into}, then sent on to their destinations inside"
             if backwards:
                 what = f"reversed in time, {what}"
             labels = (*spread.labels, labels_of(pairs))
