@@ -1,4 +1,4 @@
-"""Common part of event-driven kernels: a binary heap, and sends that hold their resources until an event.
+"""Common part of event-driven kernels: a binary heap of events, and sends that occupy resources.
 
 Time advances from event to event: a chunk arrives, a link becomes free, or a group of links is examined
 because a resource that they share is released.
@@ -19,24 +19,24 @@ from taccl.synthesis.kernels.limits import Limits, Sends, counting
 if TYPE_CHECKING:
     from taccl.synthesis.kernels.fabric import Fabric, Floats, Int32s, Ints
 
-#: Values that a kernel returns for a finish when it found none.
+#: Negative return values of a kernel in place of a finish: the reasons why it found no schedule.
 STUCK, OVER_LIMIT, STOPPED, HEAP_FULL = -1, -2, -3, -4
 
-#: Places in `Timeline.scalar`; the last one counts what is to be looked at now.
+#: Indices in `Timeline.scalar`; the last one is a count for the kernel's own use.
 SIGNAL, NUM_SENT, FINISH, NUM_EVENTS, NUM_ACTIVE = range(5)
 
 
 class Timeline(NamedTuple):
-    """Sends, in order of start, and what happens next; all of it is used up."""
+    """Sends so far, in order of start, and pending events; a run modifies all of it."""
 
-    sent_chunk: NDArray[np.uint16]  # one word or two in a row: kernels are compiled for both widths at once
-    sent_link: Int32s  # by index of the topology
-    sent_start: Int32s  # ticks, also in words
-    link_free: Ints  # when, by slot
+    sent_chunk: NDArray[np.uint16]  # 16-bit words, one or two per row: one compiled kernel for both
+    sent_link: Int32s  # index in the topology
+    sent_start: Int32s  # ticks, as 32-bit words
+    link_free: Ints  # ticks at which each slot is free
     resource_free: Ints
-    event_time: Ints  # a heap
-    event_what: Ints  # a group of slots, num_groups + slot, or what arrives (num_groups + num_slots + number)
-    scalar: Ints  # a sign from outside to stop, sends, the last arrival, events, and one for the kernel
+    event_time: Ints  # a heap, with `event_what`
+    event_what: Ints  # group of slots; or num_groups + slot; or num_groups + num_slots + number of an arrival
+    scalar: Ints  # stop signal, number of sends, last arrival, number of events, one for the kernel
 
 
 def run_events(
@@ -51,12 +51,12 @@ def run_events(
     steps: float = 1.0,
     begins: Ints | None = None,
 ) -> Sends:
-    """The sends that a kernel puts down; where there are none, their finish says why.
+    """Run a kernel; returns its sends, or no valid sends and a negative finish that says why.
 
-    - `begin`: How many sends there will be, and the kernel, which gets room for them and a limit to the
-      finish; called again where the room was too little.
-    - `least_ticks`: No finish is sooner.
-    - `begins`, (num_slots,): Ticks before which links send nothing; by default 0.
+    - `begin`: Function that returns the number of sends, and the kernel as a function of a timeline and a
+      latest finish. It is called again if the event heap or the column of starts was too small.
+    - `least_ticks`: Lower bound on the finish.
+    - `begins`, (num_slots,): Earliest starts on each link, in ticks; None for 0.
     """
     narrow = int(np.iinfo(np.int32).max)
     start_type: type[np.integer[Any]] = np.int32 if least_ticks <= narrow else np.int64
@@ -92,7 +92,7 @@ def run_events(
 
 @inner
 def has_room(fabric: Fabric, s: Timeline, num_arrivals: int) -> bool:
-    """Whether every link may start a send now, so much arrive by these, and all that follows be posted."""
+    """True if the event heap has room for a send on every link now, with the events that follow."""
     most = s.scalar[NUM_EVENTS] + len(fabric.wake_hold) + len(s.link_free) + num_arrivals
     return bool(most <= len(s.event_time))
 
@@ -112,10 +112,10 @@ def is_free(fabric: Fabric, s: Timeline, e: int, size: int, time: int) -> bool:
 def start_send(
     fabric: Fabric, s: Timeline, e: int, c: int, size: int, time: int, arrival: int, frees: bool
 ) -> None:
-    """Start a send: put it down, hold the resources, and post what will happen.
+    """Start a send: record it, occupy its resources, and post the events that follow.
 
-    - `arrival`: The number of what arrives, -1 where nobody waits for it.
-    - `frees`: Whether an arrival says that the link is free, too, where it is.
+    - `arrival`: Number of the arrival event; -1 for none.
+    - `frees`: True if the arrival event also handles the release of the link, if both coincide.
     """
     put_down(fabric, s, e, c, time)
     took = fabric.alpha[e] + size * fabric.beta[e]
@@ -138,11 +138,11 @@ def start_send(
 
 @inner
 def put_down(fabric: Fabric, s: Timeline, e: int, c: int, time: int) -> None:
-    """Put down that a chunk is sent, alone or with the one before it."""
+    """Record a send of a chunk; if it has the link and start of the one before, both travel in one send."""
     row = s.scalar[NUM_SENT]
     s.scalar[NUM_SENT] = row + 1
     s.sent_link[row] = fabric.link[e]
-    for i in range(s.sent_chunk.shape[1]):  # the low word first, as on all machines that numba compiles for
+    for i in range(s.sent_chunk.shape[1]):  # low word first: numba compiles for little-endian machines only
         s.sent_chunk[row, i] = c >> 16 * i & 0xFFFF
     for i in range(s.sent_start.shape[1]):
         s.sent_start[row, i] = time >> 32 * i
@@ -150,7 +150,7 @@ def put_down(fabric: Fabric, s: Timeline, e: int, c: int, time: int) -> None:
 
 @inner
 def post_begins(fabric: Fabric, s: Timeline) -> None:
-    """Have links that begin late asked when they begin."""
+    """Post an event at the earliest start of each link that begins after time 0."""
     for e in range(len(s.link_free)):
         if s.link_free[e] > 0:
             _post(s, s.link_free[e], len(fabric.group_lead) + e)
@@ -158,19 +158,19 @@ def post_begins(fabric: Fabric, s: Timeline) -> None:
 
 @inner
 def post_arrival(fabric: Fabric, s: Timeline, at: int, arrival: int) -> None:
-    """Have the number of what arrives happen."""
+    """Post the event of a numbered arrival."""
     _post(s, at, len(fabric.group_lead) + len(s.link_free) + arrival)
 
 
 @inner
 def _post(s: Timeline, at: int, what: int) -> None:
-    """Have an event happen."""
+    """Post an event."""
     s.scalar[NUM_EVENTS] = push(s.event_time, s.event_what, s.scalar[NUM_EVENTS], at, what)
 
 
 @inner
 def next_event(s: Timeline, time: int) -> int:
-    """Next event at a time, removed from the queue; -1 if there is none."""
+    """Next event at the given time, removed from the heap; -1 if there is none."""
     if not s.scalar[NUM_EVENTS] or s.event_time[0] != time:
         return -1
     what = pop(s.event_time, s.event_what, s.scalar[NUM_EVENTS])
@@ -180,7 +180,7 @@ def next_event(s: Timeline, time: int) -> int:
 
 @inner
 def push(heap_key: NDArray[Any], heap_what: NDArray[Any], size: int, key: float, what: int) -> int:
-    """Put something on a binary heap of `size`, the smallest key first; the size that it has then."""
+    """Push an entry on a binary heap of `size` entries, the smallest key first; returns the new size."""
     i = size
     while i > 0:
         parent = (i - 1) >> 1
@@ -194,7 +194,7 @@ def push(heap_key: NDArray[Any], heap_what: NDArray[Any], size: int, key: float,
 
 @inner
 def pop(heap_key: NDArray[Any], heap_what: NDArray[Any], size: int) -> int:
-    """Take what has the smallest key off a binary heap of `size`."""
+    """Pop the entry with the smallest key off a binary heap of `size` entries."""
     first = heap_what[0]
     last = size - 1
     key, what = heap_key[last], heap_what[last]
@@ -215,7 +215,7 @@ def pop(heap_key: NDArray[Any], heap_what: NDArray[Any], size: int) -> int:
 
 @inner
 def tidy(heap_key: NDArray[Any], heap_what: NDArray[Any], cost: Floats, size: int) -> int:
-    """Leave out of a binary heap what no longer has the cost that it was put there for; how much is left."""
+    """Remove entries from a binary heap whose key is no longer their current cost; returns the new size."""
     kept = 0
     for i in range(size):
         key, what = heap_key[i], heap_what[i]

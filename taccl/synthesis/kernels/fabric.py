@@ -1,8 +1,8 @@
-"""Arrays of a topology for compiled kernels, without an object per link or per chunk.
+"""Arrays of a topology for compiled kernels, without Python objects for links or chunks.
 
-Links are put in the order of their *slots*: by destination, then by speed class (fastest first), then by
-how far the source is ahead of the destination in number. A destination's links are thus neighbours in
-memory, and destinations that go through their links in step ask different sources.
+Links are sorted into *slots*: by destination, then by speed class (fastest first), then by the distance from
+the destination's number to the source's. So the links of a destination are adjacent in memory, and
+destinations that step through their links in parallel ask different sources.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: A link belongs to the next slower class when a send takes this many times that of the class's fastest.
+#: Ratio of send times from which a link belongs to the next slower class than a class's fastest link.
 _CLASS_RATIO = 1.3
 _MAX_CLASSES = 4
 
@@ -36,15 +36,15 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 
 class Fabric(NamedTuple):
-    """Links by slot, the resources that several links share, and how fast ranks are joined.
+    """Links by slot, the resources that links share, and how fast ranks are connected.
 
-    A send of u units over a slot takes ``alpha + u * beta`` ticks; the slot is free again after
-    ``own_alpha + u * own_beta``. Where a resource is held by one link alone, on the sending side, these two
-    say so; every other hold is a row.
+    A send of u units over a slot takes ``alpha + u * beta`` ticks, and the slot is free again after
+    ``own_alpha + u * own_beta``. The latter two cover resources that a single link uses on its sending side;
+    all other holds (occupations of resources) are rows of the `hold_` arrays.
     """
 
     num_ranks: int
-    link: Int32s  # the topology's link of every slot; links with several ends have none
+    link: Int32s  # index in the topology of each slot's link; hyperedges are left out
     src: Ints
     dst: Ints
     speed: Ints  # classes, 0 for the fastest
@@ -60,17 +60,17 @@ class Fabric(NamedTuple):
     hold_alpha: Ints
     hold_beta: Ints
     hold_receives: Bools
-    hold_lead: Ints  # from a send's start to where it takes the resource: of several sizes the shortest
-    num_resources: int  # that the rows name
-    wake_of: Ints  # groups of slots to look at again when a send over slot e lets go of a row's resource
+    hold_lead: Ints  # ticks from a send's start to its use of the resource; minimum over sizes
+    num_resources: int  # resources in the rows
+    wake_of: Ints  # rows by slot e of the next two: groups to examine when a send over e ends its holds
     wake_group: Ints
     wake_hold: Ints
-    group_of: Ints  # slots that hold one resource with one lead
+    group_of: Ints  # groups: slots that hold the same resource with the same lead
     group_slot: Ints
     group_lead: Ints
-    component: Ints  # by class and rank: who share a number reach one another over links of faster classes
-    fast_rate: Floats  # chunks of typical size that a rank can receive in a tick over links of faster classes
-    fast_lag: Ints  # and by how much the quickest of these takes longer than until it is free again
+    component: Ints  # by class and rank: component of the rank over links of faster classes
+    fast_rate: Floats  # the same: chunks of typical size per tick into the rank over links of faster classes
+    fast_lag: Ints  # the same: least ticks from the release of such a link to the arrival of its chunk
 
     @property
     def num_slots(self) -> int:
@@ -81,16 +81,17 @@ class Fabric(NamedTuple):
 class Demand:
     """Chunks, their origins, and the ranks that may receive them.
 
-    Sets of chunks are bits: ``c & 7`` of byte ``c >> 3`` says whether chunk c is in a rank's.
+    Sets of chunks are bit masks: bit ``c & 7`` of byte ``c >> 3`` in a rank's row is set if it contains chunk
+    c.
     """
 
-    units: Ints  # the size of every chunk, in the units of `Costs`
+    units: Ints  # size of each chunk, in the units of `Costs`
     origin_of: Ints  # chunk c starts at ranks `origin[origin_of[c]:origin_of[c + 1]]`
     origin: Int32s
-    wanted: Bytes | None = None  # what ranks are to receive; None: every rank, every chunk
-    needed: Bytes | None = None  # without relays, where there are any; what does not lead there is left out
-    reach: Ints | None = None  # how far each chunk has to go: a rank sends its own farthest first
-    target: Int32s | None = None  # the one rank that each chunk goes to, where all have one; none is `wanted`
+    wanted: Bytes | None = None  # bits by rank: chunks that it receives; None: all ranks receive all
+    needed: Bytes | None = None  # `wanted` without relayed chunks; sends to others are removed
+    reach: Ints | None = None  # ticks that each chunk has to travel; a rank sends its longest first
+    target: Int32s | None = None  # destination of each chunk if all have exactly one; then `wanted` is None
 
     @property
     def num_chunks(self) -> int:
@@ -98,22 +99,22 @@ class Demand:
 
     @property
     def chunk_type(self) -> type[np.integer[Any]]:
-        """As narrow as may be."""
+        """Narrowest integer type for chunk numbers."""
         return np.uint16 if self.num_chunks <= 1 << 16 else np.int32
 
 
 def problem_arrays(problem: Problem) -> tuple[Fabric, Demand]:
-    """The arrays of a problem, links that its sketch rules out left out."""
+    """Arrays of a problem, without links that its sketch forbids."""
     return make_fabric(problem), make_demand(problem.collective, problem.costs)
 
 
 def make_fabric(problem: Problem) -> Fabric:
-    """The arrays of a topology, without links of several sources or destinations, or that may not be used.
+    """Arrays of a topology, without hyperedges and forbidden links.
 
     Raises `TopologyError` if no link is left.
     """
     topology, costs, num_links = problem.topology, problem.costs, len(problem.topology.links)
-    # Speed classes are told by a chunk of the usual size.
+    # Speed classes are determined for a chunk of median size.
     units = int(np.median(costs.chunk_units)) if len(costs.chunk_units) else 1
     srcs, dsts = link_ends(topology)
     usable = np.zeros(num_links, bool)
@@ -160,9 +161,9 @@ def make_fabric(problem: Problem) -> Fabric:
 
 
 def most_merged(problem: Problem, least_share: float) -> Ints:
-    """Number of chunks that a send over each link may carry; 1 where single sends take about as long.
+    """(num_links,) max chunks of a send over each link; 1 where merging saves too little.
 
-    - `least_share`: Of a chunk's time on what it holds, the part that is saved at least.
+    - `least_share`: Min latency as a share of a chunk's time on a resource for merging to pay.
     """
     costs, columns = problem.costs, hold_columns(problem.topology)
     units = int(np.median(costs.chunk_units)) if len(costs.chunk_units) else 1
@@ -176,16 +177,16 @@ def most_merged(problem: Problem, least_share: float) -> Ints:
 
 
 def sharing_latency(fabric: Fabric, most_merged: Ints) -> Fabric:
-    """The fabric as it is for chunks of full sends: each holds what it passes for its part of the latency."""
+    """The fabric as seen by chunks of full sends: each is charged only its share of the latency."""
     slot = np.repeat(np.arange(fabric.num_slots), np.diff(fabric.hold_of))
     own, hold = -(-fabric.own_alpha // most_merged), -(-fabric.hold_alpha // most_merged[slot])
     return fabric._replace(own_alpha=own, hold_alpha=hold)
 
 
 def make_demand(collective: Collective, costs: Costs) -> Demand:
-    """The arrays of a collective in which nothing is combined.
+    """Arrays of a collective without reductions.
 
-    Raises `CollectiveError` if the collective combines, or makes chunks from one another.
+    Raises `CollectiveError` if the collective combines, or derives chunks from others.
     """
     if collective.combining or collective.derivations:
         raise CollectiveError(
@@ -197,7 +198,7 @@ def make_demand(collective: Collective, costs: Costs) -> Demand:
     counts, arrivals = (np.fromiter(map(len, ends), np.int64, num_chunks) for ends in (origins, destinations))
     origin = np.fromiter(chain.from_iterable(origins), np.int32, int(counts.sum()))
     origin_of = np.concatenate(([0], np.cumsum(counts)))
-    units = np.array(costs.chunk_units)  # which kernels take only as arrays that may be written
+    units = np.array(costs.chunk_units)  # a copy, as kernels only accept writable arrays
     if num_chunks and (arrivals == 1).all():
         target = np.fromiter(chain.from_iterable(destinations), np.int32, num_chunks)
         return Demand(units, origin_of, origin, target=target)
@@ -212,7 +213,7 @@ def make_demand(collective: Collective, costs: Costs) -> Demand:
 
 @dataclass(frozen=True, slots=True)
 class _Holds:
-    """Rows of holds that are not one link's alone; and what a link holds by itself."""
+    """Holds of shared resources as rows; and the occupation of each link by itself (`own_`)."""
 
     own_alpha: Ints
     own_beta: Ints
@@ -225,13 +226,13 @@ class _Holds:
 
 
 def _holds(topology: Topology, costs: Costs, usable: Bools) -> _Holds:
-    """The holds of links that can be used; here a link is its own slot."""
+    """Holds of usable links; here a slot is a link's index."""
     columns, num_links = hold_columns(topology), len(usable)
     some = usable[columns.link]
     link, resource, receives = columns.link[some], columns.resource[some], columns.receives[some]
     alpha, beta = costs.hold_alpha[some], costs.hold_beta[some]
     private = (np.bincount(resource, minlength=1)[resource] == 1) & ~receives
-    # A link is never free sooner than all it holds lets it be: consecutive sends are as far apart.
+    # Consecutive sends on a link are apart by the longest of its holds.
     own_alpha, own_beta = np.zeros(num_links, np.int64), np.zeros(num_links, np.int64)
     np.maximum.at(own_alpha, link, alpha)
     np.maximum.at(own_beta, link, beta)
@@ -245,7 +246,7 @@ def _holds(topology: Topology, costs: Costs, usable: Bools) -> _Holds:
 
 
 def _by_slot(holds: _Holds, link: Int32s) -> _Holds:
-    """The same holds with links in the order of their slots."""
+    """The same holds, with links renumbered to slots."""
     slot_of_link = np.full(len(holds.own_alpha), -1)
     slot_of_link[link] = np.arange(len(link))
     order = np.argsort(slot_of_link[holds.slot], kind="stable")
@@ -256,15 +257,16 @@ def _by_slot(holds: _Holds, link: Int32s) -> _Holds:
 
 
 def _wakes(holds: _Holds, alpha: Ints, beta: Ints, units: Ints) -> dict[str, Ints]:
-    """The fields of `Fabric` that say what to look at again when a resource is let go.
+    """Fields of `Fabric` that say which links to examine when a resource is released.
 
-    Of leads that depend on the chunk the shortest counts: a group is looked at late rather than never.
+    If a lead depends on the chunk size, the shortest counts, so that a group is examined late rather than
+    never.
     """
     lead_alpha, lead_beta = alpha[holds.slot] - holds.alpha, beta[holds.slot] - holds.beta
     fewest, most = int(units.min(initial=1)), int(units.max(initial=1))
     lead = np.minimum(lead_alpha + fewest * lead_beta, lead_alpha + most * lead_beta)
     lead = np.where(holds.receives, np.maximum(lead, 0), 0)
-    leads, number = np.unique(lead, return_inverse=True)  # two numbers as one are sorted much sooner
+    leads, number = np.unique(lead, return_inverse=True)  # one combined key sorts much faster than two
     keys, group = np.unique(holds.resource * max(1, len(leads)) + number, return_inverse=True)
     resource, number = np.divmod(keys, max(1, len(leads)))
     groups_of_resource = starts(resource, holds.num_resources)
@@ -284,22 +286,22 @@ def _wakes(holds: _Holds, alpha: Ints, beta: Ints, units: Ints) -> dict[str, Int
 
 
 def starts(sorted_or_not: Ints | Int32s, count: int) -> Ints:
-    """First row of each number once rows are sorted by number; one more entry for the end."""
+    """(count + 1,) first row of each number once rows are sorted by number, and the total."""
     return np.concatenate(([0], np.cumsum(np.bincount(sorted_or_not, minlength=count)))).astype(np.int64)
 
 
 def _crowded(holds: _Holds, src: Ints, dst: Ints, duration: Ints, units: int) -> Ints:
-    """Ticks that a send takes where all ranks send at once: those who share a resource wait for each other.
+    """Ticks of a send over each slot if all ranks send concurrently, and share resources.
 
-    - `src`, `dst`, `duration`: Of slots as `holds` has them, as is what is returned.
+    - `src`, `dst`, `duration`: By slot of `holds`, like the result.
     """
     slowest = duration.copy()
     if len(holds.slot):
-        # A rank's own port does not make it slower: it is who else sends, and who else receives, that does.
+        # A rank's own port does not slow it down; other senders and other receivers on a resource do.
         crowd = np.full(holds.num_resources, np.iinfo(np.int64).max)
         for end in (src, dst):
             count = int(end.max()) + 1
-            pairs = np.sort(holds.resource * count + end[holds.slot])  # sooner than `unique`, which hashes
+            pairs = np.sort(holds.resource * count + end[holds.slot])  # faster than `unique`, which hashes
             resource = pairs[np.diff(pairs, prepend=-1) > 0] // count
             crowd = np.minimum(crowd, np.bincount(resource, minlength=holds.num_resources))
         length = (holds.alpha + units * holds.beta) * crowd[holds.resource]
@@ -308,7 +310,7 @@ def _crowded(holds: _Holds, src: Ints, dst: Ints, duration: Ints, units: int) ->
 
 
 def _speed_classes(duration: Ints) -> Ints:
-    """Classes of similar durations, 0 for the shortest; what is beyond the last class joins it."""
+    """Class of each duration, 0 for the shortest; durations beyond the last class belong to it."""
     values = np.unique(duration)
     classes = np.zeros(len(values), np.int64)
     shortest, number = values[0], 0
@@ -320,7 +322,7 @@ def _speed_classes(duration: Ints) -> Ints:
 
 
 def components(src: Ints, dst: Ints, speed: Ints, num_ranks: int) -> Ints:
-    """Component of each rank over links of faster classes, by class."""
+    """Component of each rank over links of faster classes; by class and rank."""
     component = np.tile(np.arange(num_ranks, dtype=np.int64), (int(speed.max(initial=0)) + 1, 1))
     for k in range(1, len(component)):
         fast = speed < k
@@ -331,9 +333,9 @@ def components(src: Ints, dst: Ints, speed: Ints, num_ranks: int) -> Ints:
 def _fast_rates(
     holds: _Holds, src: Ints, dst: Ints, speed: Ints, units: int, component: Ints, lag: Ints
 ) -> tuple[Floats, Ints]:
-    """Chunks a tick into every rank over links of faster classes, from its own component; their least lag.
+    """(chunks per tick into each rank over links of faster classes from its own component, their least lag).
 
-    A link counts at its own rate, or, where resources are shared, at its part of the busiest of them.
+    A link counts at its own rate, or at its share of the busiest resource that it uses.
     """
     rates, lags = np.zeros(component.shape), np.full(component.shape, np.iinfo(np.int64).max // 2)
     alone = 1.0 / np.maximum(holds.own_alpha + units * holds.own_beta, 1)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @inner(allocates=True)
 def _raise_flow(room: Ints, source: int, sink: int, most: int, level: Ints) -> int:
-    """Flow from source to sink, at most `most`, which `room` then lacks.
+    """Flow from source to sink, at most `most`; subtracts it from the capacities.
 
     - `room`, (num_nodes, num_nodes): Residual capacities.
-    - `level`, (num_nodes,): Afterwards -1 beyond a minimum cut, if the flow is below `most`.
+    - `level`, (num_nodes,): On return -1 beyond a minimum cut, if the flow is below `most`.
     """
     num_nodes, total = len(room), 0
     place, path = np.empty(num_nodes, np.int64), np.empty(num_nodes, np.int64)
@@ -76,18 +76,19 @@ def _raise_flow(room: Ints, source: int, sink: int, most: int, level: Ints) -> i
 def flow_up_to(room: Ints, source: int, sink: int, most: int, level: Ints) -> int:
     """Value of a maximum flow, or `most` if that is less; `room` then holds the residual capacities.
 
-    - `level`, (num_nodes,): Afterwards -1 beyond a minimum cut, if the flow is below `most`.
+    - `level`, (num_nodes,): On return -1 beyond a minimum cut, if the flow is below `most`.
     """
     return _raise_flow(room, source, sink, most, level)
 
 
 @compiled(allocates=True)
 def largest_shortfall(capacity: Ints, source: int, sinks: Ints, demand: int, most: int, level: Ints) -> int:
-    """Largest amount by which a maximum flow to a sink falls short of a demand; 0 if none does.
+    """Largest shortfall of a maximum flow to any sink below a demand; 0 if there is none.
 
-    - `sinks`: The one that falls short is put first, as it is likely to do so again.
-    - `most`: An amount that ends the search.
-    - `level`, (num_nodes,): Afterwards -1 beyond a minimum cut of that sink.
+    - `sinks`: The sink with the largest shortfall is moved to the front, as the next call likely finds it
+      again.
+    - `most`: Shortfall that ends the search.
+    - `level`, (num_nodes,): On return -1 beyond a minimum cut of that sink.
     """
     worst, found = 0, np.empty(len(capacity), np.int64)
     for i in range(len(sinks)):

@@ -1,8 +1,9 @@
-"""The compiled loop of ruin and recreate over routes and order.
+"""Compiled loop of ruin and recreate over routes and order.
 
-In every turn the routes of some chunks are taken out of the schedule, and inserted anew into its resource
-calendar: a schedule again, unless a send that merges had to end later, or one would have to start before
-time 0. Then, and in some of the other turns, all sends are timed again. What is not much worse is kept.
+In every turn the routes of some chunks are removed from the schedule and re-inserted into its resource
+calendar. The result is a schedule, unless a merged send would end later, or a send would start before time 0.
+In these cases, and in some other turns, all sends are re-timed. The result is accepted if it is not much
+worse.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
 def improve(
     w: Work, states: tuple[SearchState, SearchState, SearchState], rules: Rules, counts: Ints, signal: Ints
 ) -> int:
-    """Better schedules by ruin and recreate; the finish of the best in ticks, -1 where there is none.
+    """Improve a schedule by ruin and recreate; returns the best finish in ticks, -1 if there is none.
 
-    - `states`, (now, kept, best): Routes and starts are those of a schedule in `now`, or of a part of one,
-      which is completed first; the others are room, and `best` ends as the best schedule.
-    - `counts`, (3,) int64: Set to the turns made, the turns kept, and the turns that found a better finish.
-    - `signal`, (1,) int64: It stops once this is 1.
+    - `states`, (now, kept, best): `now` holds a schedule, or a part of one, which is completed first; the
+      others are work arrays. On return `best` is the best schedule.
+    - `counts`, (3,) int64: Set to the numbers of turns, of accepted turns, and of turns that improved the
+      finish.
+    - `signal`, (1,) int64: The search stops once this is 1.
     """
     now, kept, best = states
     w.room.is_ruined[:] = False
@@ -75,7 +77,7 @@ def improve(
 
 @inner
 def _settle(w: Work, now: SearchState) -> bool:
-    """Work out the finish where sends are as they were inserted; False if they must be timed again."""
+    """Compute the finish if all sends can stay as they were inserted; false if they must be re-timed."""
     trees, room = w.trees, w.room
     first = last = 0
     for i in range(now.size[0]):
@@ -95,7 +97,7 @@ def _settle(w: Work, now: SearchState) -> bool:
 
 @inner
 def _copy(w: Work, a: SearchState, b: SearchState, whole: bool) -> None:
-    """Make the second state like the first: all of it, or where only ruined trees have other routes."""
+    """Copy state a to state b: all of it (`whole`), or for routes only those of ruined trees."""
     for i in range(len(a.root) if whole else w.room.queue[0]):
         t = i if whole else w.room.ruined[i]
         b.root[t] = a.root[t]
@@ -133,9 +135,9 @@ def _copy_part(a: Ints, b: Ints, first: int, last: int) -> None:
 
 @inner
 def _value(now: SearchState, rules: Rules) -> float:
-    """Value of a schedule: the finish, and then the lateness of its sends."""
+    """Value to minimise: the finish, plus small terms for late sends and for resource usage."""
     finish = max(1.0, float(now.size[2]))
-    late = 0.0  # mostly of the last few: schedules that finish alike differ in how much is left to be mended
+    late = 0.0  # schedules of equal finish differ in how many sends are late
     for i in range(now.size[0]):
         part = now.end[now.order[i]] / finish
         for _ in range(rules.sharpness):

@@ -1,8 +1,8 @@
 """State of ruin and recreate: a problem as trees of arcs, its routes and sends, and work arrays.
 
-Time runs forwards for chunks that spread and backwards for contributions that come together, so that both
-grow from their roots: a tree of either kind is a tree of *arcs*, and the time at which one reaches a rank
-counts from its root.
+Trees of broadcasts grow forwards in time, trees of reductions backwards, so that both grow from their roots.
+Both are trees of *arcs*: directed links as a tree of a kind traverses them. Times at which a tree reaches
+ranks count from its root.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAR = 1e300  # a cost above all others
 
 
 class Arcs(NamedTuple):
-    """Links as trees see them: arc ``kind * num_links + link``, kind 0 for spreading and 1 for reducing."""
+    """Links as trees traverse them: arc ``kind * num_links + link``; kind 0 is broadcast, 1 reduction."""
 
     num_ranks: int
     num_links: int
@@ -37,31 +37,31 @@ class Arcs(NamedTuple):
     hold_alpha: Ints
     hold_beta: Ints
     receives: Bools
-    tail: Ints  # the rank that a tree goes on from over an arc; -1 where trees of its kind cannot use it
-    head_of: Ints  # the ranks that arc a reaches so are `head[head_of[a]:head_of[a + 1]]`
+    tail: Ints  # rank from which a tree traverses the arc; -1 if trees of its kind cannot use it
+    head_of: Ints  # the ranks that arc a reaches are `head[head_of[a]:head_of[a + 1]]`
     head: Ints
-    out_of: Ints  # arcs of kind k from rank r are `out[out_of[k * num_ranks + r]:...]`
+    out_of: Ints  # arcs of kind k that leave rank r are `out[out_of[k * num_ranks + r]:...]`
     out: Ints
-    in_of: Ints  # and those to it `into[in_of[k * num_ranks + r]:...]`
+    in_of: Ints  # and those that enter it `into[in_of[k * num_ranks + r]:...]`
     into: Ints
 
 
 class Trees(NamedTuple):
-    """Targets of every tree, and its links."""
+    """Chunk size, kind, targets and allowed links of each tree."""
 
     units: Ints
     kind: Ints
-    partner: Ints  # the other tree of a chunk that is reduced and then spreads; -1 for none
+    partner: Ints  # the other tree of a chunk that is reduced and then broadcast; -1 for none
     is_origin: Bools  # by tree and rank
     is_target: Bools
     open_class: Ints
-    is_open: Bools  # by class and link: whether its trees may use it
-    is_free: Bools  # whether routes may change
-    may_reroot: bool  # whether sums may be complete first at any rank that contributes
+    is_open: Bools  # by class and link: True if trees of the class may use it
+    is_free: Bools  # True if the tree's routes may change
+    may_reroot: bool  # True if a sum may be completed at any rank that contributes
 
 
 class Calendar(NamedTuple):
-    """When every resource is held, in order of time."""
+    """Occupations of every resource, in order of time."""
 
     row_of: Ints  # resource q has the rows `row_of[q]:row_of[q] + size[q]`
     size: Ints
@@ -71,52 +71,52 @@ class Calendar(NamedTuple):
 
 
 class SearchState(NamedTuple):
-    """Routes and sends: of the incumbent, of what the search goes on from, and of what it makes of that."""
+    """Routes and sends of a schedule: the incumbent, the current schedule, or the candidate."""
 
-    root: Ints  # where trees with a partner grow from; -1 for others
+    root: Ints  # root of each tree with a partner; -1 for others
     way: Ints  # by tree and rank: the link by which the tree reaches the rank; -1 for none
     send: Ints  # the send over that link
     link: Ints  # of each send
     kind: Ints
-    carries: Ints  # how many chunks; 0 where the number is not in use
+    carries: Ints  # number of chunks in each send; 0 for unused numbers
     units: Ints
     start: Ints
     end: Ints
-    member: Ints  # by send and place: the trees whose chunks it carries
-    order: Ints  # sends in use, in order of time
-    spare: Ints  # numbers not in use
-    size: Ints  # how many there are of either, the finish in ticks, from which number on none has been in use
-    load: Ints  # ticks for which sends hold each resource
+    member: Ints  # by send and place: tree whose chunk it carries
+    order: Ints  # used sends, in order of time
+    spare: Ints  # unused numbers of sends
+    size: Ints  # number of used sends, of unused numbers, finish in ticks, 1 + highest number used
+    load: Ints  # ticks of use of each resource
     calendar: Calendar  # of the same sends
 
 
 class Room(NamedTuple):
-    """Room for working."""
+    """Work arrays."""
 
-    ready: Ints  # by tree and rank: when the chunk is there
-    when: Ints  # when the tree that grows reaches a rank, counted from its root
-    cost: Floats  # what this costs in all
-    paid: Floats  # and what of it is not time
-    came: Ints  # the arc that a rank is reached by
-    is_in: Bools  # whether the tree reaches it already
+    ready: Ints  # by tree and rank: when the chunk arrives
+    when: Ints  # when the growing tree reaches each rank, from its root
+    cost: Floats  # cost of reaching each rank: time and prices
+    paid: Floats  # the part of the cost that is prices
+    came: Ints  # arc by which each rank is reached
+    is_in: Bools  # True for ranks that the tree reaches already
     path: Ints
     heap_cost: Floats
     heap_rank: Ints
-    price: Floats  # of a tick, by resource
+    price: Floats  # of a tick of each resource
     key: Ints
     sorted: Ints
-    following: Ints  # sends on arcs that may merge: the next one, by send
-    first: Ints  # and the first, by arc
-    ruined: Ints  # trees that have lost routes
+    following: Ints  # lists of sends on arcs that may merge: the next send, by send
+    first: Ints  # and the first send, by arc
+    ruined: Ints  # trees that lack routes
     is_ruined: Bools
     queue: Ints
     chain: Ints
-    reach: Ints  # when an arc's heads are reached, the send that is joined for it, whether all must be timed
-    random: NDArray[np.uint64]  # the state of random choices, and what they are mixed with in a turn
+    reach: Ints  # when an arc's heads are reached; send to join (-1: none); 1 if all must be re-timed
+    random: NDArray[np.uint64]  # state of the random generator, and a hash constant for the current turn
 
 
 class Work(NamedTuple):
-    """A problem, and what its search works with."""
+    """A problem as arrays, and the work arrays of its search."""
 
     arcs: Arcs
     trees: Trees
@@ -124,13 +124,13 @@ class Work(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """Rules of the search; see `RuinParameters`."""
+    """Constants of the search; see `RuinParameters` and `taccl.synthesis.improve.improvement`."""
 
-    target_ticks: int  # a finish that is good enough
-    turns: int  # at most
+    target_ticks: int  # finish at which the search ends
+    turns: int  # max turns
     passes: int
     every: int
-    threshold: float  # from the best, three times as much; it falls to nothing in the last turn
+    threshold: float  # relative increase accepted at first (3 times it from the best); falls to 0
     most_ruined: int
     lateness: float
     economy: float
@@ -142,7 +142,7 @@ class Rules(NamedTuple):
 
 @inner
 def draw(room: Room, below: int) -> int:
-    """A random whole number from 0 on (xorshift)."""
+    """Random whole number from 0 to `below` - 1 (xorshift)."""
     x = room.random[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -153,7 +153,7 @@ def draw(room: Room, below: int) -> int:
 
 @inner
 def mark(room: Room, t: int) -> None:
-    """Have a tree recreated."""
+    """List a tree for recreation."""
     if not room.is_ruined[t]:
         room.is_ruined[t] = True
         room.ruined[room.queue[0]] = t
@@ -162,6 +162,6 @@ def mark(room: Room, t: int) -> None:
 
 @inner
 def reaches(w: Work, now: SearchState, t: int, r: int, d: int) -> bool:
-    """True if a tree goes directly from rank r to rank d."""
+    """True if a tree has an arc from rank r to rank d."""
     e = now.way[t, d]
     return bool(e >= 0 and w.arcs.tail[w.trees.kind[t] * w.arcs.num_links + e] == r)

@@ -1,4 +1,4 @@
-"""Runs of a compiled search, and the best result of several."""
+"""Limits of a compiled search, and the best of several runs."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Until when to search, for what, from which seed, and by which constants."""
+    """Limits of a compiled search: deadlines, target, number of runs, seed, memory, constants."""
 
-    deadline: Deadline = NEVER  # what is under way then is stopped
-    #: No run but the first is begun after it, and one under way is given up; by default the deadline.
+    deadline: Deadline = NEVER  # work under way at this time is stopped
+    #: After it no further run starts, and one under way is given up, except the first; None for the deadline.
     until: Deadline | None = None
-    target_ticks: int = 0  # a finish that is good enough, such as a lower bound: the search stops there
-    num_runs: int | None = None  # by default as many as are worth it
+    target_ticks: int = 0  # finish at which the search stops, such as a lower bound
+    num_runs: int | None = None  # max runs; None for as many as pay
     seed: int = 0
-    spill_dir: str | os.PathLike[str] | None = None  # for columns, in files without names; None for memory
+    spill_dir: str | os.PathLike[str] | None = None  # for columns, in unnamed files; None: memory
     parameters: SearchParameters = DEFAULTS
-    #: Seconds from now on in which improvement must find something, whenever it is asked.
+    #: Seconds from now within which improvement must find something; called whenever this is checked.
     idle_s: Callable[[], float] = field(default=lambda: math.inf, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Sends:
-    """The sends found: a row for every send, in order of start."""
+    """Sends of a schedule as columns: a row per send, in order of start."""
 
     chunk: NDArray[Any]  # uint16 or int32
-    link: Int32s  # by index of the topology
+    link: Int32s  # index in the topology
     start: NDArray[Any]  # ticks, int32 or int64
     finish_ticks: int  # the last arrival
 
@@ -48,7 +48,7 @@ class Sends:
 def counting(
     deadline: Deadline, signal: Ints, doing: str, count: int, steps: float, ahead: float = 0.0
 ) -> AbstractContextManager[None]:
-    """While a kernel deals with so many things; ``signal[1]`` is how many of them are done."""
+    """Scope of progress while a kernel handles `count` items; it counts finished ones in ``signal[1]``."""
     signal[1] = 0
     return deadline.scope(doing, done=lambda: float(signal[1]) / max(1, count), steps=steps, ahead=ahead)
 
@@ -61,11 +61,11 @@ def best_of(
     steps: float = 1.0,
     limit_ticks: int = 2**62,
 ) -> Sends | None:
-    """The best of several runs; None if none ends by `limit_ticks`.
+    """Best schedule of several runs; None if none finishes by `limit_ticks`.
 
-    - `attempt` (function of int, int and Limits to Sends or None): The run of a number, which may give up
-      what ends after so many ticks; its seed is the number on.
-    - `steps`: What a run takes; see `Deadline.scope`.
+    - `attempt` (function of int, int and Limits to Sends or None): One run, given its number and the latest
+      finish of interest, above which it may give up. Seeds of runs are consecutive.
+    - `steps`: Estimated work of a run; see `Deadline.scope`.
     """
     best: Sends | None = None
     until = limits.until or limits.deadline

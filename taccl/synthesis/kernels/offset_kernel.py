@@ -1,11 +1,11 @@
-"""The compiled core of translation-symmetric synthesis: one place's chunks, seen from that place.
+"""Compiled core of translation-symmetric synthesis: the chunks of one place, relative to that place.
 
-All places do the same at the same time. So a class of links is one server: the sends of a row under all
-translations go over all links of its class, each once. Two loops, both from event to event:
+All places (ranks or switches) do the same at the same time, so a class of links acts as one server: the sends
+of a row, under all translations, use each link of its class once. Two event-driven loops:
 
-- `spread_offsets` makes a tree over all offsets: a free class takes the first arrival in the log whose step
-  along it is still wanted. Every class has a place in the log, which only moves on.
-- `route_offsets` sends every item along its own path: a free class takes the item with the most still to go.
+- `spread_offsets` builds a tree over all offsets: a free class takes the first arrival in the log whose
+  neighbour along the class is still wanted. Every class has a position in the log, which only advances.
+- `route_offsets` sends every item along its own path: a free class takes the item with the longest path left.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _RANDOM_MASK = (1 << 31) - 1  # bits of a random number
 
 
 class LinkClasses(NamedTuple):
-    """Classes of links as servers.
+    """Classes of links as servers; times in ticks.
 
     - `latency`: (num_classes,) int64.
-    - `hold_of`, (num_classes + 1,) int64: The holds of class g are ``hold_of[g]:hold_of[g + 1]`` of the next
-      three.
+    - `hold_of`, (num_classes + 1,) int64: The holds of class g are rows ``hold_of[g]:hold_of[g + 1]`` of the
+      next three.
     - `resource`, `length`, `lead`: (num_holds,) int64.
-    - `free`, (num_resources,) int64: When every class of resources is free again; it changes.
+    - `free`, (num_resources,) int64: When each class of resources is free again; modified by runs.
     """
 
     latency: NDArray[np.int64]
@@ -41,7 +41,7 @@ class LinkClasses(NamedTuple):
 
 
 def make_link_classes(ticks: ClassTicks) -> LinkClasses:
-    """Classes of links as servers, all free."""
+    """Classes of links as servers, all free at time 0."""
     counts = [len(holds) for holds in ticks.holds]
     rows = np.array([row for holds in ticks.holds for row in holds], dtype=np.int64).reshape(-1, 3)
     resource, length, lead = (np.ascontiguousarray(column) for column in rows.T)
@@ -57,7 +57,7 @@ def make_link_classes(ticks: ClassTicks) -> LinkClasses:
 
 @inner(allocates=True)
 def _free_at(classes: LinkClasses, g: int) -> int:
-    """When a class can next start a send."""
+    """Earliest time at which a class can start a send."""
     at = 0
     for h in range(classes.hold_of[g], classes.hold_of[g + 1]):
         at = max(at, classes.free[classes.resource[h]] - classes.lead[h])
@@ -66,17 +66,17 @@ def _free_at(classes: LinkClasses, g: int) -> int:
 
 @inner(allocates=True)
 def _take(classes: LinkClasses, g: int, time: int) -> None:
-    """Hold the resources of a class for a send that starts now."""
+    """Occupy the resources of a class for a send that starts now."""
     for h in range(classes.hold_of[g], classes.hold_of[g + 1]):
         classes.free[classes.resource[h]] = time + classes.lead[h] + classes.length[h]
 
 
 class OffsetTree(NamedTuple):
-    """A tree over all offsets, and when it is complete, in ticks; -1 where it never is.
+    """A tree over all offsets, and its finish in ticks; -1 if it could not be completed.
 
-    Node ``item * num_places + offset`` stands for an item at an offset. Node ``sequence[n]`` is the n-th that
-    is sent, of all that are not at place 0: from ``parent[node]`` over class ``taken[node]`` at
-    ``start[node]``.
+    Node ``item * num_places + offset`` is an item at an offset. ``sequence`` lists the nodes other than the
+    origins in the order of their sends. A node is reached from ``parent[node]`` over class ``taken[node]``,
+    in a send at ``start[node]``.
     """
 
     finish: int
@@ -95,13 +95,13 @@ def spread_offsets(
     random: int,
     deadline: int,
 ) -> OffsetTree:
-    """A tree that brings every item to every offset.
+    """Build a tree that brings every item to every offset.
 
-    - `steps`, (num_places, num_classes) int32: Where the link of every class leads from every offset.
-    - `first_in`, (num_classes, num_places) int32, or no columns: The component of every offset under classes
-      that are faster; a slow class prefers to enter components that neither have an item nor expect it.
+    - `steps`, (num_places, num_classes) int32: Offset to which the link of a class leads from each offset.
+    - `first_in`, (num_classes, num_places) int32, or no columns: Component of each offset under faster
+      classes. A slow class prefers to enter components that neither have the item nor expect it.
     - `random`: Seed of the order in which free classes choose; negative for the order of their numbers.
-    - `deadline`: No send ends later.
+    - `deadline`: Latest end of a send, in ticks.
     """
     num_places, num_classes = steps.shape
     num_nodes, tiers = num_items * num_places, first_in.shape[1] > 0
@@ -171,7 +171,7 @@ def spread_offsets(
                     entered[other, base + first_in[other, found - base]] = True
         if sent == num_items * (num_places - 1):
             return OffsetTree(finish, sequence, parent, taken, start)
-        # Next event: an arrival, or the release of a class with offers.
+        # Next event: an arrival, or the release of a class with unread log entries.
         later = -1
         for g in range(num_classes):
             if head[g] >= 0:
@@ -201,12 +201,13 @@ def route_offsets(
     left: NDArray[np.int64],
     start: NDArray[np.int64],
 ) -> int:
-    """The finish in ticks when every item goes its own path.
+    """Route every item along its own path; returns the finish in ticks.
 
     - `path_of`, (num_items + 1,) int64: The hops of item i are ``path_of[i]:path_of[i + 1]``.
-    - `path`, (num_hops,) int16: The class of every hop.
-    - `left`, (num_hops,) int64: What goes first: the time from the start of a hop to the end of its path.
-    - `start`, (num_hops,) int64: Room: on return when every hop starts.
+    - `path`, (num_hops,) int16: Class of each hop.
+    - `left`, (num_hops,) int64: Priority, the largest first: ticks from the start of a hop to the end of its
+      path.
+    - `start`, (num_hops,) int64: Output: start of each hop in ticks.
     """
     num_classes = len(classes.latency)
     num_items = len(path_of) - 1

@@ -1,8 +1,8 @@
-"""The compiled scheduler of chunks whose routes are given: every link has a queue of those that wait for it.
+"""Compiled scheduler of chunks along given routes: every link has a queue of the chunks that wait for it.
 
-When links or shared resources are released, or chunks arrive, the affected links are asked in order of
-urgency. Urgency is the remaining load of their shared resources, so that the busiest is never idle for the
-sake of others, and then the path ahead of the first chunk in their queue.
+When links or shared resources are released, or chunks arrive, the affected links may send in order of
+urgency. Urgency is first the remaining load of a link's shared resources, so that the busiest one does not
+idle for the sake of others. Then it is the route ahead of the first chunk in the link's queue.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ class Hops(NamedTuple):
     units: Ints  # by chunk
     slot: Int32s
     chunk: Int32s
-    is_first: Bools  # whether a hop leaves where its chunk starts
-    next_of: Int32s  # the hops that go on from where hop t ends are `next_of[t]:next_end[t]`
+    is_first: Bools  # True if a hop leaves an origin of its chunk
+    next_of: Int32s  # the hops that follow hop t are `next_of[t]:next_end[t]`
     next_end: Int32s
-    key: Floats  # of chunks that wait for one link the smallest goes first
-    #: Where each goes in a send of its own no entries, otherwise of hops whether they go before all others
-    #: over their link, with which they are not merged.
+    key: Floats  # priority among chunks that wait for the same link, the smallest first
+    #: By hop: True if it has priority over all others on its link, and is not merged with these. Empty if no
+    #: hops merge.
     is_urgent: Bools
-    most_merged: Ints  # chunks in a send over slot e
+    most_merged: Ints  # max chunks in a send over slot e
 
 
 class Queues(NamedTuple):
-    """Waiting hops; a run uses up all of them."""
+    """Queues of waiting hops; a run modifies all of it."""
 
     queue_of: Ints  # hops that wait for slot e, a heap, are `queue_of[e]:queue_of[e] + queue_size[e]`
     queue_size: Ints
     queue_key: Floats
     queue_hop: Int32s
-    resource_left: Ints  # ticks for which resources are yet to be taken
+    resource_left: Ints  # ticks of remaining load of each resource
     is_asked: Bools
-    asked_key: Floats  # slots to ask, a heap
+    asked_key: Floats  # slots that may send, a heap
     asked: Ints
-    together: Ints  # hops of one send
+    together: Ints  # hops of the current send
 
 
 # In all below: t hop, c chunk, e slot, h hold, q resource, g group of slots.
@@ -53,9 +53,9 @@ class Queues(NamedTuple):
 
 @compiled
 def send_along(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, limit: int) -> int:
-    """Find a start for every hop; the finish in ticks, or why there is none.
+    """Find a start for every hop; returns the finish in ticks, or a negative reason why there is none.
 
-    - `limit`: Give up once the finish passes it, which the column of starts must have room for.
+    - `limit`: Latest finish; the run is given up above it. The column of starts must have room for it.
     """
     num_groups, num_slots = len(fabric.group_lead), len(fabric.link)
     for t in range(len(hops.slot)):
@@ -117,10 +117,10 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, limi
 
 @compiled(allocates=True)
 def send_in_order(fabric: Fabric, hops: Hops, order: Ints, start: Ints) -> int:
-    """Start every hop as soon as those before it in an order let it; the finish in ticks.
+    """Start every hop as early as possible in the given order; returns the finish in ticks.
 
-    - `order`: Hops, each after that which brings its chunk.
-    - `start`: Room for when each starts; zeros.
+    - `order`: Hops, each after the hop that brings its chunk.
+    - `start`: Zeros; on return the start of each hop in ticks.
     """
     link_free = np.zeros(len(fabric.link), np.int64)
     resource_free = np.zeros(fabric.num_resources, np.int64)
@@ -146,13 +146,15 @@ def send_in_order(fabric: Fabric, hops: Hops, order: Ints, start: Ints) -> int:
 
 @compiled
 def join_hops(fabric: Fabric, hop_of: Ints, hops: Hops, into: Ints, took: Ints, signal: Ints) -> None:
-    """Fill in which hops go on from which, and turn their times into those until all that follow end.
+    """Fill in which hops follow which, and accumulate times along routes.
 
-    - `hop_of` ((num_chunks + 1,) int64): The hops of chunk c are ``hop_of[c]:hop_of[c + 1]``, each after that
-      which brings the chunk to its source, and those from one rank next to one another.
-    - `into` ((num_ranks,) int64): Room.
-    - `took` ((num_hops,) int64): Ticks of each hop; in the end, of the longest chain that begins with it.
-    - `signal` ((2,) int64): It stops once the first is 1. The second becomes how many chunks are done.
+    - `hop_of` ((num_chunks + 1,) int64): The hops of chunk c are ``hop_of[c]:hop_of[c + 1]``. Each follows
+      the hop that brings the chunk to its source, and hops from the same rank are adjacent.
+    - `into` ((num_ranks,) int64): Work array.
+    - `took` ((num_hops,) int64): Ticks of each hop; on return, of the longest chain of hops that starts with
+      it.
+    - `signal` ((2,) int64): The function stops once the first is 1, and sets the second to the number of
+      chunks done.
     """
     for c in range(len(hop_of) - 1):
         if signal[0]:
@@ -177,7 +179,7 @@ def join_hops(fabric: Fabric, hop_of: Ints, hops: Hops, into: Ints, took: Ints, 
 
 @inner
 def _wait(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, t: int, time: int) -> None:
-    """Put a hop into the queue of its link."""
+    """Add a hop to the queue of its link."""
     e = int(np.int64(hops.slot[t]))
     base = s.queue_of[e]
     s.queue_size[e] = events.push(s.queue_key[base:], s.queue_hop[base:], s.queue_size[e], hops.key[t], t)
@@ -186,7 +188,7 @@ def _wait(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, t: int, t
 
 @inner
 def _take(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, e: int, time: int) -> tuple[int, int]:
-    """Take what goes in one send out of the queue of a link that is free; how many hops, and their size."""
+    """Take the hops of one send off the queue of a free link; returns their number and total size."""
     base = s.queue_of[e]
     count = size = 0
     while s.queue_size[e] and count < hops.most_merged[e]:
@@ -206,7 +208,7 @@ def _take(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, e: int, t
 
 @inner
 def _ask(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, e: int, time: int) -> None:
-    """Have a link asked, if the first in its queue can start now."""
+    """Add a link to the heap of those that may send, if the first hop in its queue can start now."""
     if s.is_asked[e] or not s.queue_size[e] or now.link_free[e] > time:
         return
     t = s.queue_hop[s.queue_of[e]]

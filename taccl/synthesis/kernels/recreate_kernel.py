@@ -1,4 +1,4 @@
-"""Recreate: trees that lack routes are completed, each send inserted into the resource calendar at once."""
+"""Recreate: completes trees that lack routes, inserting each send directly into the resource calendar."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taccl.synthesis.kernels.timing_kernel import book, book_anew, charge, neare
 
 @inner
 def recreate(w: Work, now: SearchState) -> bool:
-    """Complete all ruined trees, in random order; False where there is no way."""
+    """Complete all ruined trees, in random order; false if a target cannot be reached."""
     arcs, room = w.arcs, w.room
     count = room.queue[0]
     for i in range(count - 1, 0, -1):
@@ -52,7 +52,7 @@ def recreate(w: Work, now: SearchState) -> bool:
 
 @inner
 def _pivot(w: Work, now: SearchState, t: int) -> int:
-    """When a tree's root has what spreads from there, or must have what comes together there."""
+    """When the root of a tree has its chunk, for a broadcast; when its sum is due, for a reduction."""
     if w.trees.partner[t] < 0:
         return 0 if w.trees.kind[t] == 0 else now.size[2]
     at = at_root(w, now, w.trees.partner[t])
@@ -61,7 +61,7 @@ def _pivot(w: Work, now: SearchState, t: int) -> int:
 
 @inner
 def at_root(w: Work, now: SearchState, t: int) -> int:
-    """When the last contribution is at a tree's root, or the first copy leaves it; -/+ `NEVER` if none."""
+    """When the last contribution reaches a tree's root, or the first copy leaves it; -/+ `NEVER` if none."""
     at = -NEVER if w.trees.kind[t] == 1 else NEVER
     for d in range(w.arcs.num_ranks):
         if reaches(w, now, t, now.root[t], d):
@@ -72,7 +72,7 @@ def at_root(w: Work, now: SearchState, t: int) -> int:
 
 @inner
 def _grow(w: Work, now: SearchState, t: int, noise: int) -> bool:
-    """Reach all targets of a tree, the cheapest first; False where there is no way."""
+    """Reach all targets of a tree, the cheapest first; false if one cannot be reached."""
     arcs, trees, room = w.arcs, w.trees, w.room
     n, k = arcs.num_ranks, trees.kind[t]
     pivot = _pivot(w, now, t)
@@ -102,7 +102,7 @@ def _grow(w: Work, now: SearchState, t: int, noise: int) -> bool:
         if key != room.cost[r]:
             continue
         if trees.is_target[t, r] and not room.is_in[r]:
-            # Since it was found, the tree may have taken what this way needs: another may be cheaper by now.
+            # Meanwhile the tree may have taken time slots of this path, so another path may be cheaper now.
             if _cost(w, now, t, room.came[r], noise) > key:
                 room.cost[r] = FAR
                 for i in range(arcs.in_of[k * n + r], arcs.in_of[k * n + r + 1]):
@@ -157,16 +157,16 @@ def _grow(w: Work, now: SearchState, t: int, noise: int) -> bool:
 
 @inner
 def _cost(w: Work, now: SearchState, t: int, a: int, noise: int) -> float:
-    """Cost of reaching the heads of an arc: time, and a price for its resources.
+    """Cost of reaching the heads of an arc: time, plus a price for its resources.
 
-    When they are reached is written to `reach`, and the send that is joined for it, -1 for one of its own.
+    Sets `reach` to the time at which they are reached, and to the send that is joined (-1 for a new one).
     """
     arcs, trees, room = w.arcs, w.trees, w.room
     k, units = trees.kind[t], trees.units[t]
     e = a - k * arcs.num_links
     tail = arcs.tail[a]
     if k == 1:
-        # A send of several contributions counts each once.
+        # A send of several contributions may count each contribution only once.
         for x in range(arcs.head_of[a], arcs.head_of[a + 1]):
             if room.is_in[arcs.head[x]]:
                 return FAR
@@ -192,7 +192,8 @@ def _cost(w: Work, now: SearchState, t: int, a: int, noise: int) -> float:
         alpha = arcs.hold_alpha[h] if joined < 0 else 0
         price += (alpha + units * arcs.hold_beta[h]) * room.price[arcs.resource[h]]
     if noise:
-        # Equal noise for an arc and a tree within this turn, or paths would seem more costly at each visit.
+        # Equal noise for the same arc and tree within a turn; otherwise paths would get costlier at each
+        # visit.
         mixed = (np.uint64(a) * np.uint64(2654435761) + np.uint64(t) * np.uint64(40503)) ^ room.random[1]
         part = ((mixed * np.uint64(2685821657736338717)) >> np.uint64(40)) / 16777216.0
         price += 0.5 * noise * part * took
@@ -202,7 +203,7 @@ def _cost(w: Work, now: SearchState, t: int, a: int, noise: int) -> float:
 
 @inner
 def _attach(w: Work, now: SearchState, t: int, r: int) -> tuple[int, int]:
-    """Book the sends on the way to a rank; how many targets they reach, and how many ranks (in `queue`)."""
+    """Book the sends on the path to a rank; returns the number of targets and of ranks added (in `queue`)."""
     arcs, trees, calendar, room = w.arcs, w.trees, now.calendar, w.room
     k, units = trees.kind[t], trees.units[t]
     length = 0
@@ -247,7 +248,7 @@ def _attach(w: Work, now: SearchState, t: int, r: int) -> tuple[int, int]:
             if k == 0:
                 now.end[m] = end
                 book_anew(w, now, m)
-            else:  # what it waits for may be in the way: all is timed again
+            else:  # the contributions that it waits for may end later: all is re-timed
                 room.reach[2] = 1
         for j in range(arcs.head_of[a], arcs.head_of[a + 1]):
             d = arcs.head[j]

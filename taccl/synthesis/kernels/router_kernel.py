@@ -1,12 +1,12 @@
-"""The compiled router: trees of chunks over links whose prices rise with their load.
+"""Compiled router: trees of chunks over links whose prices rise with their load.
 
-Rip-up and reroute: net by net, repeatedly, the load of a net's tree is removed, and the tree is searched
-again at the prices of the others. A tree grows from the start of its net: it reaches the nearest target first
-and continues from all ranks reached.
+Rip-up and reroute: for one net after another, repeatedly, the load of its tree is removed, and the tree is
+searched again at the prices that result from the other trees. A tree grows from the origins of its net: it
+reaches the nearest target first and continues from all ranks reached.
 
-Chunks that go to one rank each may be too many for a tree each. Then nets are groups of chunks with equal
-starts, which are routed to all ranks, several times at different prices. Every chunk takes the cheapest of
-the paths in these trees, with its own load removed first.
+There may be too many chunks with one destination for a tree each. Then a net is a group of chunks with the
+same origins, routed to all ranks, several times at different prices. Each chunk takes the cheapest of the
+paths in these trees, after its own load is removed.
 
 Sources: McMurchie and Ebeling, "PathFinder: a negotiation-based performance-driven router for FPGAs", FPGA
 1995, for rerouting at congestion prices; Takahashi and Matsuyama, "An approximate solution for the Steiner
@@ -28,42 +28,42 @@ if TYPE_CHECKING:
 _NONE = -1
 _NEVER = 1e300  # a cost above all others
 
-#: Places in the array by which kernels are followed: they stop once the first is 1, the second becomes the
-#: number of nets or chunks that are done, and the third a net or chunk that has no route.
+#: Indices in the kernels' `signal` array: a request to stop (1), the number of nets or chunks done, and a net
+#: or chunk without a route (-1 for none).
 STOP, DONE, LOST = range(3)
 
 
 class Nets(NamedTuple):
-    """Nets to route: the start of each, and the ranks that it must reach."""
+    """Nets to route: origins and targets of each."""
 
     units: Ints  # sizes
     origin_of: Ints  # net c starts at `origin[origin_of[c]:origin_of[c + 1]]`
     origin: Ints
-    target_of: Ints  # its targets; without any it is led to all ranks, and loads nothing
+    target_of: Ints  # its targets; a net without targets is routed to all ranks, and adds no load
     target: Int32s  # none of them an origin
 
 
 class CongestionPrices(NamedTuple):
-    """Cost of a send: its time, and a price for its resources, which rises with their load."""
+    """Constants of the cost of a send: its time, plus a price of resources that rises with their load."""
 
-    exponent: int  # the price rises by the 2 ** exponent-th power of the load
-    weight: float  # what a tick of the most loaded resource costs beyond its time
-    waiting: float  # what a tick costs for which a rank has to wait until the net reaches it
-    most: float  # ticks that count as the highest load, unless there is more; 0.0 for the highest so far
+    exponent: int  # the price is proportional to load ** 2 ** exponent
+    weight: float  # price of a tick of the most loaded resource, in excess of its time
+    waiting: float  # price of a tick that a rank waits for the net
+    most: float  # load in ticks priced at `weight`, unless the peak is higher; 0.0: the peak so far
 
 
 class RoutingState(NamedTuple):
-    """Trees found so far, the load they make, and room for the search."""
+    """Trees found so far, their load, and work arrays of the search."""
 
     way: Int32s  # by net and rank: the slot by which the net's tree reaches the rank; -1 for none
-    load: Floats  # ticks for which sends take links, and resources
+    load: Floats  # ticks of use of each slot; below, of each resource
     resource_load: Floats
-    price: Floats  # of a tick, beyond its time
+    price: Floats  # of a tick of each slot, in excess of its time
     resource_price: Floats
-    cost: Floats  # what reaching a rank costs
-    depth: Floats  # how long it takes from where the net starts
-    came: Ints  # the slot by which a rank is reached most cheaply
-    path: Ints  # from a rank back to the tree
+    cost: Floats  # of reaching each rank
+    depth: Floats  # ticks from the net's origin to each rank
+    came: Ints  # slot of the cheapest path to each rank
+    path: Ints  # ranks from a target back to the tree
     is_wanted: Bools
     is_in_tree: Bools
     heap_cost: Floats
@@ -71,12 +71,12 @@ class RoutingState(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """Chunks that each go to one rank, and the trees of their groups that they choose among."""
+    """Chunks with one destination each, and the trees of their groups that they choose among."""
 
     units: Ints  # sizes
     target: Int32s
     group: Int32s
-    way: Int32s  # by tree, group and rank: the slot by which the group's chunks come to the rank; -1 for none
+    way: Int32s  # by tree, group and rank: the slot by which the group's chunks reach the rank; -1 for none
     tree: Int32s  # the tree that each chunk follows; -1 for none yet
 
 
@@ -87,7 +87,7 @@ class Paths(NamedTuple):
 def route(
     fabric: Fabric, nets: Nets, s: RoutingState, prices: CongestionPrices, order: Ints, signal: Ints
 ) -> bool:
-    """Route nets again, in the order given; True if all were. The others keep their trees."""
+    """Route nets again in the given order; true if all were routed. The others keep their trees."""
     most = max(prices.most, 1.0)
     _price_all(s, prices, most)
     for i in range(len(order)):
@@ -121,7 +121,7 @@ def choose(
     order: Ints,
     signal: Ints,
 ) -> bool:
-    """Let every chunk, in the order given, take the cheapest of its paths; whether all have.
+    """Assign to each chunk, in the given order, the cheapest of its paths; true if all were assigned.
 
     The others keep their paths.
     """
@@ -148,9 +148,9 @@ def choose(
 
 @compiled
 def list_paths(fabric: Fabric, paths: Paths, hop_of: Ints, slot: Int32s) -> None:
-    """Write down every chunk's path, slot after slot; without room, count its hops in ``hop_of[c + 1]``.
+    """List each chunk's path as consecutive slots; if `slot` is empty, count its hops in ``hop_of[c + 1]``.
 
-    - `slot`: Chunk c's path is to be ``slot[hop_of[c]:hop_of[c + 1]]``.
+    - `slot`: Output: chunk c's path is ``slot[hop_of[c]:hop_of[c + 1]]``.
     """
     for c in range(len(paths.target)):
         row = hop_of[c + 1]
@@ -167,9 +167,9 @@ def list_paths(fabric: Fabric, paths: Paths, hop_of: Ints, slot: Int32s) -> None
 
 @compiled(allocates=True)
 def list_trees(fabric: Fabric, nets: Nets, way: Int32s, hop_of: Ints, slot: Int32s) -> None:
-    """Write down every net's tree, hops of one rank next to one another, those nearer the origin first.
+    """List the slots of each net's tree: hops from the same rank adjacent, those nearer to the origin first.
 
-    - `slot`: Net c's tree is to be ``slot[hop_of[c]:hop_of[c + 1]]``.
+    - `slot`: Output: net c's tree is ``slot[hop_of[c]:hop_of[c + 1]]``.
     """
     num_ranks = way.shape[1]
     queue, first, following = np.empty((3, num_ranks), np.int64)
@@ -200,7 +200,7 @@ def list_trees(fabric: Fabric, nets: Nets, way: Int32s, hop_of: Ints, slot: Int3
 
 @inner
 def _price(prices: CongestionPrices, load: float, most: float) -> float:
-    """Cost of a tick beyond its time."""
+    """Price of a tick of a resource, in excess of its time."""
     x = load / most
     for _ in range(prices.exponent):
         x *= x
@@ -219,7 +219,7 @@ def _price_all(s: RoutingState, prices: CongestionPrices, most: float) -> None:
 def _load_tree(
     fabric: Fabric, nets: Nets, s: RoutingState, prices: CongestionPrices, c: int, sign: float, most: float
 ) -> float:
-    """Put the load of a net's tree on the fabric, or take it off; the most that any of it has then."""
+    """Add (`sign` 1) or remove (-1) the load of a net's tree; returns the peak load over what it uses."""
     highest = 0.0
     for r in range(s.way.shape[1]):
         e = int(np.int64(s.way[c, r]))
@@ -234,7 +234,7 @@ def _load_tree(
 
 @inner
 def _load_path(fabric: Fabric, s: RoutingState, paths: Paths, c: int, sign: float) -> float:
-    """Put the load of a chunk on its path, or take it off; the most that any of it has then."""
+    """Add (`sign` 1) or remove (-1) the load of a chunk on its path; returns the peak load over that."""
     highest = 0.0
     k, g = paths.tree[c], paths.group[c]
     e = int(np.int64(paths.way[k, g, paths.target[c]]))
@@ -246,7 +246,7 @@ def _load_path(fabric: Fabric, s: RoutingState, paths: Paths, c: int, sign: floa
 
 @inner
 def _load(fabric: Fabric, s: RoutingState, e: int, size: int, sign: float) -> float:
-    """Put the load of a send on a link and its resources, or take it off; the most that any has then."""
+    """Add (`sign` 1) or remove (-1) the load of a send on what it uses; returns the peak load over that."""
     s.load[e] = max(0.0, s.load[e] + sign * (fabric.own_alpha[e] + size * fabric.own_beta[e]))
     highest = s.load[e]
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
@@ -268,7 +268,7 @@ def _path_cost(
     k: int,
     most: float,
 ) -> float:
-    """Cost of a chunk's path by a tree, with its own load; `never` if there is none."""
+    """Cost of a chunk's path in a tree, including its own load; `_NEVER` if there is none."""
     g, r, size = paths.group[c], paths.target[c], paths.units[c]
     cost = 0.0
     e = int(np.int64(paths.way[k, g, r]))
@@ -290,7 +290,7 @@ def _path_cost(
 
 @inner
 def _grow(fabric: Fabric, nets: Nets, s: RoutingState, prices: CongestionPrices, c: int) -> bool:
-    """Find one net's tree; whether it reaches all its targets."""
+    """Search the tree of one net; true if it reaches all targets."""
     size = nets.units[c]
     for r in range(len(s.cost)):
         s.cost[r] = _NEVER
@@ -316,7 +316,7 @@ def _grow(fabric: Fabric, nets: Nets, s: RoutingState, prices: CongestionPrices,
         if s.is_wanted[r] and not s.is_in_tree[r]:
             found, length = _attach(fabric, s, c, r, size)
             left -= found
-            # All on the way here is in the tree from now on, and costs no more to branch off from.
+            # Every rank on this path is now in the tree, so branching off from it costs no more.
             for i in range(length + 1):
                 x = s.path[i]
                 s.cost[x] = prices.waiting * s.depth[x]
@@ -351,9 +351,9 @@ def _grow(fabric: Fabric, nets: Nets, s: RoutingState, prices: CongestionPrices,
 
 @inner
 def _attach(fabric: Fabric, s: RoutingState, c: int, r: int, size: int) -> tuple[int, int]:
-    """Put a rank, and all on the way to it, into the tree; how many targets and ranks these are.
+    """Add a rank and its path to the tree; returns the number of targets and of ranks added.
 
-    `path` is set to them, and then to the rank of the tree that they branch off from.
+    `path` is set to these ranks, followed by the rank of the tree that they branch off from.
     """
     length = 0
     while not s.is_in_tree[r]:

@@ -1,4 +1,4 @@
-"""Ruin: the routes of some chunks are taken out of a schedule."""
+"""Ruin: removes the routes of some chunks from a schedule."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from taccl.synthesis.kernels.timing_kernel import book_anew, charge, first_from,
 
 @inner
 def ruin(w: Work, now: SearchState, rules: Rules) -> None:
-    """Take out the routes of some chunks: on a critical chain, next to one another on a resource, or any."""
+    """Remove routes of some chunks: on a critical chain, adjacent on a resource of it, or at random."""
     arcs, calendar, room = w.arcs, now.calendar, w.room
     room.is_ruined[:] = False
-    room.queue[0] = 0  # how many trees are ruined
+    room.queue[0] = 0  # number of ruined trees
     left = 1 + draw(room, rules.most_ruined)
     kind = draw(room, 8)
     whole = draw(room, 2) == 0
@@ -48,7 +48,7 @@ def ruin(w: Work, now: SearchState, rules: Rules) -> None:
 
 @inner
 def _critical(w: Work, now: SearchState) -> int:
-    """A chain of sends that hold one another up to the finish, into `chain`; how many."""
+    """Find a critical chain: sends, from the finish back, that each wait for the next; returns its length."""
     room = w.room
     size = now.size[0]
     last = now.order[0]
@@ -70,7 +70,7 @@ def _critical(w: Work, now: SearchState) -> int:
 
 @inner
 def _held_up_by(w: Work, now: SearchState, m: int) -> int:
-    """A send that ends, or lets go of a resource, when send m starts or takes it; -1 if there is none."""
+    """A send whose end, or release of a resource, coincides with the start of send m; -1 for none."""
     arcs, trees, calendar, room = w.arcs, w.trees, now.calendar, w.room
     e, k = now.link[m], now.kind[m]
     a = k * arcs.num_links + e
@@ -108,7 +108,7 @@ def _held_up_by(w: Work, now: SearchState, m: int) -> int:
 
 @inner
 def _into(w: Work, now: SearchState, t: int, r: int, at: int, seen: int, found: int) -> tuple[int, int]:
-    """One of the contributions that come to a rank at a moment."""
+    """Sample from the contributions that arrive at rank r at time `at`; returns (number seen, sample)."""
     for d in range(w.arcs.num_ranks):
         if reaches(w, now, t, r, d) and now.end[now.send[t, d]] == at:
             seen += 1
@@ -119,9 +119,9 @@ def _into(w: Work, now: SearchState, t: int, r: int, at: int, seen: int, found: 
 
 @inner
 def _ruin_send(w: Work, now: SearchState, m: int, whole: bool) -> int:
-    """Take out one of a send's chunks with all that its tree reaches from there on, or all of its tree.
+    """Remove a chunk of a send and all routes of its tree beyond it; or all routes of the tree (`whole`).
 
-    How many routes that takes out is returned; 1 where there is nothing to take out.
+    Returns the number of routes removed; 1 if there is nothing to remove.
     """
     arcs, trees, room = w.arcs, w.trees, w.room
     if now.carries[m] == 0:
@@ -133,7 +133,7 @@ def _ruin_send(w: Work, now: SearchState, m: int, whole: bool) -> int:
     if whole:
         m = NONE
     else:
-        # A rank that only passed the chunk on, to there, has no use for it any more.
+        # Ranks that only forwarded the chunk along this path need it no longer.
         tail = arcs.tail[now.kind[m] * arcs.num_links + now.link[m]]
         while now.way[t, tail] >= 0 and not trees.is_target[t, tail] and _num_sent(w, now, t, tail) == 1:
             m = now.send[t, tail]
@@ -142,7 +142,7 @@ def _ruin_send(w: Work, now: SearchState, m: int, whole: bool) -> int:
     if other >= 0:
         gone += _cut(w, now, other, m)
     if other >= 0 and trees.may_reroot and draw(room, 4) == 0:
-        # Neither tree has routes: the sum may be complete at another rank.
+        # Neither tree has routes now, so the sum may be completed at another rank.
         r = draw(room, arcs.num_ranks)
         if trees.is_target[t if trees.kind[t] == 1 else other, r]:
             now.root[t] = now.root[other] = r
@@ -153,7 +153,7 @@ def _ruin_send(w: Work, now: SearchState, m: int, whole: bool) -> int:
 
 @inner
 def _num_sent(w: Work, now: SearchState, t: int, r: int) -> int:
-    """Number of ranks that a tree reaches directly from a rank."""
+    """Number of ranks that a tree reaches directly from rank r."""
     found = 0
     for d in range(w.arcs.num_ranks):
         found += reaches(w, now, t, r, d)
@@ -162,7 +162,7 @@ def _num_sent(w: Work, now: SearchState, t: int, r: int) -> int:
 
 @inner
 def _cut(w: Work, now: SearchState, t: int, m: int) -> int:
-    """Take a tree's send out and all beyond it, or (-1) all of the tree; how many sends."""
+    """Remove a tree's send m and all beyond it, or the whole tree (m -1); returns the number of sends."""
     arcs, room = w.arcs, w.room
     size = gone = 0
     for r in range(arcs.num_ranks):
@@ -186,7 +186,7 @@ def _cut(w: Work, now: SearchState, t: int, m: int) -> int:
 
 @inner
 def _take_out(w: Work, now: SearchState, t: int, m: int) -> None:
-    """Take a tree's chunk out of a send, and the send itself if it carries nothing else."""
+    """Remove a tree's chunk from a send, and the send itself if it carries nothing else."""
     arcs, trees, calendar, room = w.arcs, w.trees, now.calendar, w.room
     e, k = now.link[m], now.kind[m]
     a = k * arcs.num_links + e

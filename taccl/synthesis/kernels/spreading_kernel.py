@@ -1,21 +1,21 @@
-"""The compiled core of open spreading: routes and times of chunks at once, event by event.
+"""Compiled core of open spreading: joint routing and scheduling of chunks, event by event.
 
 Time advances from event to event: a chunk arrives, a link or a shared resource becomes free. After each step
 the affected ranks look for links into them that can start a send. Two things make it fast:
 
-- every rank keeps a log of its chunks in order of arrival, and every link a place in its source's log,
-  which only moves on: what the destination has or expects by then, it will not need later;
-- only links whose source, link or resource changed are looked at.
+- every rank keeps a log of its chunks in order of arrival, and every link a position in its source's log that
+  only advances: chunks before it are ones that the destination has or expects already;
+- only links whose source, link or resource changed are examined.
 
-A chunk is in a log only after its arrival, so a send never starts before its chunk has arrived.
+A chunk enters a log when it arrives, so a send never starts before its chunk is available.
 
 If some links are slow, two rules keep them from work that fast links do better. First they carry chunks that
 no rank of the destination's fast component has or expects. Other chunks go only to ranks that are far behind
 their component.
 
-Chunks may also go rarest first: those that the fewest components have, and that few ranks beside the sender
-could send; and to ranks that miss the most. Few sources are then not asked twice for what others can pass on.
-Source: Cohen, "Incentives build robustness in BitTorrent", P2PECON 2003.
+Chunks may also go rarest first: those that the fewest components have, and that few ranks near the sender
+could send. Ranks that miss the most chunks then choose first. So a few sources are not asked repeatedly for
+chunks that others can forward. Source: Cohen, "Incentives build robustness in BitTorrent", P2PECON 2003.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.kernels.fabric import Bools, Bytes, Fabric, Ints
 
-_LONGEST_SORTED = 16  # links of a rank that are sorted by insertion
-_CHUNK_BITS = 32  # of a key, for the number of a chunk
+_LONGEST_SORTED = 16  # max links of a rank to be sorted (by insertion)
+_CHUNK_BITS = 32  # bits of an arrival's number for its chunk
 _NONE = -1
 
 
 class SpreadingState(NamedTuple):
-    """State while chunks spread; a run uses up all of it.
+    """State of a run of open spreading; a run modifies all of it.
 
-    Sets of chunks are bits, by rank, or by class and component. An empty first axis of `held` switches the
-    rules for slow links off; one of `copies` has chunks go in order of arrival.
+    Sets of chunks are bit masks, by rank, or by class and component. If the first axis of `held` is empty,
+    there are no rules for slow links; if that of `copies` is empty, chunks go in order of arrival.
     """
 
     units: Ints  # sizes of chunks
-    log_of: Ints  # rank r's chunks in order of arrival are `log[log_of[r]:log_end[r]]`: its own to begin with
+    log_of: Ints  # rank r's chunks in order of arrival are `log[log_of[r]:log_end[r]]`, its own first
     log: NDArray[Any]
-    log_end: Ints  # up to `log_of[r + 1]` there is room for all it is to receive
+    log_end: Ints  # up to `log_of[r + 1]` there is room for all chunks that it will receive
     claimed: Bytes  # chunks that a rank has, expects, or is not to receive
-    missing: Ints  # how many are left to claim
-    held: Bytes  # chunks that some rank of a component has or expects, and their number
+    missing: Ints  # number of chunks that each rank has yet to claim
+    held: Bytes  # chunks that some rank of a component has or expects; below, their number
     num_held: Ints
-    copies: Ints  # how many ranks of a component of the slowest class have or expect a chunk
-    holders: Ints  # how many components do
-    place: Ints  # by slot: the place in the source's log before which all is claimed at the destination
-    fresh_place: Ints  # and before which all is held in its component
-    armed: Bools  # slots to look at
-    turn: Ints  # where a rank's turn of links is
-    queue: Ints  # room for the links that a rank asks
-    active: Ints  # ranks with links to look at
+    copies: Ints  # by component of the slowest class and chunk: number of ranks that have or expect it
+    holders: Ints  # number of such components that have or expect each chunk
+    place: Ints  # by slot: position in the source's log before which the destination has claimed all chunks
+    fresh_place: Ints  # by slot: position before which the destination's component holds all chunks
+    armed: Bools  # slots to examine
+    turn: Ints  # by first slot of a run of links: offset of the link that is asked first
+    queue: Ints  # work array: the links that a rank asks
+    active: Ints  # ranks with links to examine
     is_active: Bools
 
 
@@ -68,12 +68,13 @@ class SpreadingState(NamedTuple):
 def spread_chunks(
     fabric: Fabric, s: SpreadingState, in_turn: bool, theta: float, now: events.Timeline, limit: int
 ) -> int:
-    """Spread every chunk to the ranks that want it; the finish in ticks, or why there is none.
+    """Bring every chunk to the ranks that want it; returns the finish in ticks, or a negative reason.
 
-    - `in_turn`: Whether a rank asks the links into it in turn, or first those with the fewest to offer.
-    - `theta`: A slow link brings a rank a chunk that its component has only if the rank is behind it by more
-      than fast links bring during theta slow sends.
-    - `limit`: Give up once time passes it.
+    - `in_turn`: True if a rank asks its incoming links in turn; false if those with the fewest chunks to
+      offer first.
+    - `theta`: A slow link brings a rank a chunk of its component only if the rank is behind its component by
+      more chunks than fast links deliver during `theta` slow sends.
+    - `limit`: Time at which the run is given up.
     """
     num_ranks = len(fabric.into) - 1
     tiered = s.held.shape[0] > 1
@@ -95,8 +96,8 @@ def spread_chunks(
                     continue
                 begin = fabric.into[d + 1]
                 while begin > fabric.into[d]:
-                    # The next run of links of one class into d, slow ones first: what they share with fast
-                    # ones is better used for chunks that only they can bring.
+                    # The next run of links of one class into d, slow ones first: resources shared with fast
+                    # links are better used for chunks that only slow links can bring.
                     end = begin
                     k = fabric.speed[end - 1] if tiered else 0
                     while begin > fabric.into[d] and (not tiered or fabric.speed[begin - 1] == k):
@@ -121,7 +122,7 @@ def spread_chunks(
             s.is_active[s.active[i]] = False
         now.scalar[events.NUM_ACTIVE] = 0
         if not now.scalar[events.NUM_EVENTS]:
-            # Nothing is under way: whatever is missing must come against the rules, or cannot come.
+            # Nothing is under way: missing chunks need a send against the rules, or are unreachable.
             if forced:
                 return events.STUCK
             forced = True
@@ -141,11 +142,11 @@ def spread_chunks(
 
 @compiled
 def mark_needed(chunk: NDArray[Any], src: Ints, dst: Ints, needed: Bytes, keep: Bools) -> None:
-    """Mark the sends that lead to a rank that needs the chunk; `needed` is used up.
+    """Mark the sends that lead to a rank that needs the chunk; `needed` is modified.
 
-    - `chunk`, `src`, `dst`, `keep` ((num_sends,)): In order of start, one send at most for a chunk and
+    - `chunk`, `src`, `dst`, `keep` ((num_sends,)): In order of start, at most one send per chunk and
       destination.
-    - `needed` ((num_ranks, ceil(num_chunks / 8)) uint8): Bits of the chunks that ranks need.
+    - `needed` ((num_ranks, ceil(num_chunks / 8)) uint8): Bit masks of the chunks that ranks need.
     """
     for t in range(len(chunk) - 1, -1, -1):
         c = int(chunk[t])
@@ -156,7 +157,7 @@ def mark_needed(chunk: NDArray[Any], src: Ints, dst: Ints, needed: Bytes, keep: 
 
 @inner
 def _look_at(s: SpreadingState, now: events.Timeline, d: int) -> None:
-    """Put a rank on the list of those with links to look at."""
+    """Add a rank to the list of those with links to examine."""
     if not s.is_active[d]:
         s.is_active[d] = True
         s.active[now.scalar[events.NUM_ACTIVE]] = d
@@ -174,7 +175,7 @@ def _ask(
     time: int,
     every: bool,
 ) -> int:
-    """Put the links to ask of ``begin:end`` into the queue, in order; how many."""
+    """Put the links of ``begin:end`` that may send into `queue`, in order; returns their number."""
     width = end - begin
     asked = 0
     first = s.turn[begin] % width if width > 1 else 0
@@ -204,7 +205,7 @@ def _ask(
 
 @inner
 def _neediest_first(s: SpreadingState, now: events.Timeline) -> None:
-    """Put those that miss the most first among the ranks with links to look at."""
+    """Sort the ranks with links to examine, those that miss the most chunks first."""
     for i in range(1, now.scalar[events.NUM_ACTIVE]):
         d = s.active[i]
         j = i
@@ -216,9 +217,9 @@ def _neediest_first(s: SpreadingState, now: events.Timeline) -> None:
 
 @inner
 def _is_behind(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, theta: float, time: int) -> bool:
-    """True if a slow link may bring a rank a chunk of its component: fast links would take too long for it.
+    """True if a slow link may bring a rank a chunk of its component, since fast links would take too long.
 
-    Until something has come over slow links, fast ones have little to bring.
+    Before the first slow arrivals, fast links have little to deliver.
     """
     claimed = s.log_of[d + 1] - s.log_of[d] - s.missing[d]
     behind = min(s.num_held[k, fabric.component[k, d]] - claimed, s.missing[d])
@@ -230,9 +231,9 @@ def _is_behind(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, theta:
 
 @inner
 def _find(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, is_fresh: bool) -> int:
-    """A chunk in the log of the link's source that it may bring, the first or the rarest; -1 for none.
+    """A chunk that the link may bring, the first in its source's log or the rarest; -1 for none.
 
-    A fresh one is not in its destination's component yet.
+    - `is_fresh`: True to accept only chunks that the destination's component does not hold.
     """
     where = fabric.component[k, d] if is_fresh else _NONE
     end = s.log_end[fabric.src[e]]
@@ -256,9 +257,9 @@ def _find(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, is_fresh: b
 
 @inner
 def _rarest(fabric: Fabric, s: SpreadingState, e: int, p: int, k: int, where: int) -> int:
-    """The rarest chunk from place p of its source's log on that a link may bring; of several the last.
+    """The rarest chunk from position p of the source's log on that a link may bring; ties go to the last.
 
-    Unless `where` is -1, that component is not to have it.
+    - `where`: A component that must not hold the chunk; -1 for no such condition.
     """
     at = fabric.component[-1, fabric.src[e]]
     least, chunk = -1, _NONE
@@ -276,7 +277,7 @@ def _rarest(fabric: Fabric, s: SpreadingState, e: int, p: int, k: int, where: in
 
 @inner
 def _claim(fabric: Fabric, s: SpreadingState, d: int, c: int) -> None:
-    """Have a rank, and its components, expect a chunk."""
+    """Mark a chunk as expected by a rank and its components."""
     s.claimed[d, c >> 3] |= 1 << (c & 7)
     s.missing[d] -= 1
     for k in range(1, s.held.shape[0]):
@@ -292,7 +293,7 @@ def _claim(fabric: Fabric, s: SpreadingState, d: int, c: int) -> None:
 
 @inner
 def _happen(fabric: Fabric, s: SpreadingState, now: events.Timeline, event: int, time: int) -> None:
-    """One event: a resource is free, a link is, or a chunk arrives."""
+    """Process an event: a resource is released, a link is, or a chunk arrives."""
     num_groups = len(fabric.group_lead)
     if event < num_groups:
         for i in range(fabric.group_of[event], fabric.group_of[event + 1]):
@@ -314,7 +315,7 @@ def _happen(fabric: Fabric, s: SpreadingState, now: events.Timeline, event: int,
 
 @inner
 def _may_start(fabric: Fabric, now: events.Timeline, e: int, time: int) -> bool:
-    """True if no shared resource of a link is known to be held; the release of a held one wakes the link."""
+    """True if no shared resource of a link is surely occupied; the release of one wakes the link."""
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
         if now.resource_free[fabric.hold_resource[h]] > time + fabric.hold_lead[h]:
             return False
@@ -323,7 +324,7 @@ def _may_start(fabric: Fabric, now: events.Timeline, e: int, time: int) -> bool:
 
 @inner
 def _arm(fabric: Fabric, s: SpreadingState, now: events.Timeline, e: int, time: int) -> None:
-    """Have a link looked at, if it is free and its destination misses anything."""
+    """Have a link examined, if it is free and its destination misses chunks."""
     if now.link_free[e] <= time and s.missing[fabric.dst[e]]:
         s.armed[e] = True
         _look_at(s, now, fabric.dst[e])

@@ -1,4 +1,4 @@
-"""The resource calendar of ruin and recreate: sends are entered, taken out, inserted, and all timed again."""
+"""Resource calendar of ruin and recreate: booking of sends, earliest free times, re-timing of all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @inner
 def book(arcs: Arcs, calendar: Calendar, e: int, units: int, start: int, m: int, mirrored: bool) -> None:
-    """Enter what a send holds; what there is no room for is left out until all is timed."""
+    """Book the resources of a send; entries without room in the calendar are dropped until re-timing."""
     took = arcs.alpha[e] + units * arcs.beta[e]
     for h in range(arcs.hold_of[e], arcs.hold_of[e + 1]):
         q = arcs.resource[h]
@@ -38,7 +38,7 @@ def book(arcs: Arcs, calendar: Calendar, e: int, units: int, start: int, m: int,
 
 @inner
 def book_anew(w: Work, now: SearchState, m: int) -> None:
-    """Enter a send that carries more or less than before; note if that needs all to be timed again."""
+    """Book a send again after its load changed; flag if all sends must be re-timed because of it."""
     arcs, e = w.arcs, now.link[m]
     unbook(arcs, now.calendar, e, m)
     fits = nearest(arcs, now.calendar, e, now.units[m], now.start[m], False, False) == now.start[m]
@@ -84,7 +84,7 @@ def charge(arcs: Arcs, now: SearchState, e: int, units: int, sign: int) -> None:
 def nearest(
     arcs: Arcs, calendar: Calendar, e: int, units: int, start: int, mirrored: bool, backwards: bool
 ) -> int:
-    """The first start from a moment on, or the last up to it, at which all that a send holds is free."""
+    """First start from `start` on (`backwards`: last start up to it) with all resources of the send free."""
     took = arcs.alpha[e] + units * arcs.beta[e]
     first, last = arcs.hold_of[e], arcs.hold_of[e + 1]
     fits = 0
@@ -118,7 +118,7 @@ def nearest(
 
 @inner
 def first_from(times: Ints, low: int, top: int, at: int) -> int:
-    """The first row of ``low:top`` whose time is a moment or later; their times rise."""
+    """First row of ``low:top`` with a time of at least `at`; the times ascend."""
     while low < top:
         middle = (low + top) >> 1
         if times[middle] >= at:
@@ -130,10 +130,10 @@ def first_from(times: Ints, low: int, top: int, at: int) -> int:
 
 @inner
 def retime(w: Work, now: SearchState, passes: int) -> None:
-    """Time all sends forwards, then backwards and forwards again while that makes the finish earlier.
+    """Re-time all sends forwards, then backwards and forwards again while the finish falls.
 
-    Serial schedule generation in the order of the starts, each send inserted as early as may be; then as
-    late as may be in the order of the ends (forward-backward improvement).
+    Serial schedule generation: in order of starts, each send is inserted as early as possible; then, in
+    reverse order of ends, as late as possible (forward-backward improvement).
     """
     least = NEVER
     for i in range(2 * passes + 1):
@@ -150,7 +150,7 @@ def retime(w: Work, now: SearchState, passes: int) -> None:
 
 @inner
 def _reverse(now: SearchState) -> None:
-    """Turn the order of sends round, which is about theirs when time runs the other way."""
+    """Reverse the order of sends, which is roughly their order in reversed time."""
     last = now.size[0] - 1
     for i in range((last + 1) // 2):
         now.order[i], now.order[last - i] = now.order[last - i], now.order[i]
@@ -158,9 +158,9 @@ def _reverse(now: SearchState) -> None:
 
 @inner
 def _sort(now: SearchState, room: Room, mirrored: bool) -> None:
-    """Put sends in order of their starts, or of their ends from the last on; leave out those not in use.
+    """Sort sends by start, or from the last end on (`mirrored`); drops unused ones.
 
-    Runs of sends are merged, ever longer ones, unless they are in order already: most of them are.
+    Merge sort that skips runs already in order, as most are.
     """
     order, key, left = now.order, room.key, room.sorted
     count = 0
@@ -194,7 +194,7 @@ def _sort(now: SearchState, room: Room, mirrored: bool) -> None:
 
 @inner
 def _place(w: Work, now: SearchState, mirrored: bool) -> None:
-    """Insert all sends in order, each as early as may be; `mirrored`, time runs backwards meanwhile."""
+    """Insert all sends in order, each as early as possible; in reversed time if `mirrored`."""
     arcs, trees, calendar, room = w.arcs, w.trees, now.calendar, w.room
     num_links, count = arcs.num_links, now.size[0]
     for q in range(len(calendar.size)):
