@@ -1,4 +1,4 @@
-"""Schedules of exchanges whose sizes change from call to call, as those of a mixture of experts do."""
+"""Schedules of all-to-all exchanges whose sizes change from call to call, such as in a mixture of experts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-#: Shares of the usual size of chunks that are tried in turn, up to a number of chunks; and multiple of the
-#: bound at borders that ends the tries.
+#: Ratios to the usual chunk size that are tried in turn; max chunks for the smaller ones; and the ratio to
+#: the border bound at which a finish is good enough.
 _SHARES, _MOST_CHUNKS, _ENOUGH = (1.0, 0.25, 4.0, 0.0625), 30_000, 1.045
 
 
@@ -29,20 +29,20 @@ _SHARES, _MOST_CHUNKS, _ENOUGH = (1.0, 0.25, 4.0, 0.0625), 30_000, 1.045
 class AllToAllV:
     """Scheduler of exchanges over one topology: a verified schedule for each matrix of sizes.
 
-    Chunks of a pair with much data take ways over other ranks and their NICs, so that all NICs of a node are
-    about as busy. The topology is prepared once. Several sizes of chunks and orders of sends are tried, until
-    a schedule is within 4.5 % of a bound. `taccl.synthesize` takes longer, and may find a better one.
+    Chunks of pairs with much data are routed over other ranks and their NICs, so that all NICs of a node are
+    about equally busy. The topology is prepared once. Several chunk sizes and orders of sends are tried,
+    until a schedule is within 4.5 % of a bound. `taccl.synthesize` takes longer, and may find a better one.
 
     Parameters
     ----------
     topology : Topology
-        What the data goes over.
+        The topology that carries the data.
     chunk_bytes : int, optional
-        Bytes of a chunk, at most; as of `taccl.alltoallv_problem`.
+        Max bytes of a chunk; see `taccl.alltoallv_problem`.
     num_orders : int
-        Max orders of sends that are tried for each size of chunks. Each takes about as long as the first.
+        Max orders of sends tried for each chunk size. Each takes about as long as the first.
     seed : int
-        Of the order in which routes are searched.
+        Seed of the order in which routes are searched.
 
     References
     ----------
@@ -68,14 +68,14 @@ class AllToAllV:
         Parameters
         ----------
         sizes : (num_ranks, num_ranks) array_like of int
-            Bytes from the row's rank to the column's.
+            Bytes from the row's rank to the column's rank.
 
         Raises
         ------
         CollectiveError
-            If the matrix is not one of whole bytes with a row and a column for each rank.
+            If the matrix does not consist of whole bytes with a row and a column for each rank.
         InputError
-            If the topology has links of several ends.
+            If the topology has hyperedges (multicast or reduction links).
         """
         table = checked_sizes(sizes, self.topology.num_ranks, self.topology.name)
         enough_us = _ENOUGH * self._borders.least_us(table)
@@ -97,7 +97,7 @@ class AllToAllV:
         return best
 
     def _chunk_sizes(self, table: NDArray[np.int64]) -> list[int]:
-        """Bytes of chunks to try, in order."""
+        """Chunk sizes to try, in bytes, in order."""
         if self.chunk_bytes is not None:
             return [self.chunk_bytes]
         usual = usual_chunk_bytes(self.topology, table)
@@ -109,7 +109,7 @@ class AllToAllV:
 
 
 class Borders:
-    """Rates and latencies at which data can leave and enter each rank and each node."""
+    """Rates and latencies at which data can leave and enter each rank and each node (borders)."""
 
     def __init__(self, topology: Topology) -> None:
         inside = np.eye(topology.num_ranks, dtype=bool)
@@ -122,12 +122,12 @@ class Borders:
         holds, betas = hold_columns(topology), [float(hold.beta_us_per_mb) for hold in topology.holds]
         rates = np.array([10**6 / beta if beta else math.inf for beta in betas])
         alphas = np.array([float(link.alpha_us) for link in topology.links])
-        #: Bytes per us, and least us, out of and into each set.
+        #: Bytes per us (`rate`) and min latency in us (`lag`): out of each set, and into it.
         self.rate = [np.array([_rate_across(each, holds, rates) for each in border]) for border in borders]
         self.lag = [np.where(border, alphas, math.inf).min(axis=1, initial=math.inf) for border in borders]
 
     def least_us(self, table: NDArray[np.int64]) -> float:
-        """Lower bound on the exchange of a matrix in us."""
+        """Lower bound on the exchange of a matrix of bytes, in us."""
         within = (self.inside @ table * self.inside).sum(axis=1)
         crossing = self.inside @ table.sum(axis=1) - within, self.inside @ table.sum(axis=0) - within
         return max(
@@ -137,9 +137,9 @@ class Borders:
 
 
 def _rate_across(crosses: NDArray[np.bool_], holds: HoldColumns, rates: NDArray[np.float64]) -> float:
-    """Max bytes per us over links together, each assigned to one resource that it holds.
+    """Max bytes per us over some links together, each assigned to one resource that it uses.
 
-    Resources that the most links hold are taken first. Infinite without links, as nothing crosses then.
+    Greedy: resources that the most links use come first. Infinite without links, as no data crosses then.
 
     - `crosses`, (num_links,): True for the links.
     - `rates`, (num_holds,): Bytes per us of each hold.

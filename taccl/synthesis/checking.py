@@ -1,4 +1,4 @@
-"""Checks before a search: options that fit together, and sums that can be made."""
+"""Checks before a search: compatible options, and sums that some rank can make."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taccl.synthesis.transforms.requirements import OtherRoots
 
 
 def check_options(problem: Problem, options: Options) -> None:
-    """Raise `InputError` for arguments that do not fit together, or the problem."""
+    """Raise `InputError` for options that are incompatible with each other or with the problem."""
     backend, sketch = options.backend, options.sketch
     if backend not in OWN_BACKENDS:
         require_known(backend, others=OWN_BACKENDS, where="backend")
@@ -34,9 +34,11 @@ def check_options(problem: Problem, options: Options) -> None:
 
 
 def feasible(problem: Problem, time_limit_s: float) -> tuple[OtherRoots | None, Schedule | None]:
-    """The transform that roots sums where they can be made; or a schedule where no one rank can make one.
+    """(transform to other roots or None, schedule or None); both None if sums can be made at their roots.
 
-    Raises `InfeasibleError`, with the clauses that clash, where a sketch keeps a chunk from its end.
+    If contributions cannot reach a root, either other roots are chosen, or, if no rank can make a sum, a
+    schedule with unreduced contributions is returned. Raises `InfeasibleError`, with the clauses that clash,
+    if a sketch keeps a chunk from a destination.
     """
     try:
         check_reachable(problem)

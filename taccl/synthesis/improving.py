@@ -1,4 +1,4 @@
-"""`improve`: a schedule that finishes no later, found from one that is given."""
+"""`improve`: a schedule that finishes no later than a given one."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ def improve(
 ) -> Result:
     """Improve a schedule: the result finishes no later, in the same chunks.
 
-    Ruin and recreate and the exchange of sums start from the schedule, again with other seeds while that
-    helps. For problems that these do not support, it is `synthesize` with ``start=schedule``.
+    Ruin and recreate and the exchange of sums start from the schedule, repeatedly with other seeds while that
+    helps. For problems that these do not support, it runs `synthesize` with ``start=schedule``.
 
     Parameters
     ----------
     schedule : Schedule
         Any valid schedule, such as a baseline or one from a file; it is verified first.
     time_limit_s : float
-        Seconds of the whole.
+        Seconds for the whole improvement.
     until_gap : float, optional
         The search ends once ``result.gap`` is at most this.
     seed : int
+        Seed of the first round; later rounds use the following numbers.
     progress : callable, optional
-        Called with (what is being done, best finish in us, bound in us or None).
+        Called with (current activity, best finish in us, bound in us or None).
     parameters : SearchParameters
         The constants of the search.
 

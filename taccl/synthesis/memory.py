@@ -1,8 +1,8 @@
 """Memory of a synthesis by the compiled list schedulers, estimated before it begins.
 
-The estimate uses the problem alone: the number of sends, and the bytes of each in the scheduler, the
-verifier, the schedule's columns and its file. A synthesis that exceeds the limit is refused, with a variant
-that fits.
+The estimate uses the problem alone: the number of sends, and the bytes per send in the scheduler, the
+verifier, the schedule's columns and its file. A synthesis that exceeds the limit is refused, with suggestions
+that fit.
 """
 
 from __future__ import annotations
@@ -25,44 +25,45 @@ from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.synthesis.proposers.router import MOST_REROUTED
 from taccl.synthesis.proposers.spreading import has_chunk_masks
 
-if TYPE_CHECKING:  # running programs needs to know what is free, and no search
+if TYPE_CHECKING:  # running programs imports this module for the free memory, without any search
     from taccl.synthesis.options import Options
     from taccl.topology.topology import Topology
 
-#: Per transfer of a whole schedule, and while it is written to a file.
+#: Bytes per transfer of a whole schedule while it is written to a file.
 _FILE_BYTES = 400
-#: Per hop of a way that is chosen first: where the kernel orders and queues it, and in the columns it fills.
+#: Bytes per hop of a route: where the kernel orders and queues it, and in the columns that it fills.
 _HOP_BYTES, _SENT_BYTES = 37, 12
-#: Trees of ways that are kept for every set of origins.
+#: Number of trees kept for every set of origins.
 _NUM_TREES = 8
-#: Per rank and chunk whose path may be replaced: the paths, their best, and those in the search.
+#: Bytes per rank and chunk whose path may be rerouted: its paths, the best so far, and work arrays.
 _REROUTED_BYTES = 14
-#: Per rank and chunk that goes to some: the best trees so far, those that grow, and who wants the chunk.
+#: Bytes per rank and chunk with some destinations: best trees so far, current trees, and destinations.
 _TREE_BYTES = 12
-#: Per row of a block that the verifier reads, and for every resource that is held until its end; and rows.
+#: Bytes per row of a block that the verifier reads, and per resource occupied until a send ends; rows per
+#: block.
 _VERIFIED_ROW_BYTES, _HELD_ROW_BYTES, _BLOCK = 90, 90, 1 << 18
-#: The proof: its library, and the linear program of a topology.
+#: Bytes of the proof: its library, and per link of the linear program; max links of that program.
 _PROOF_BYTES, _PROOF_LINK_BYTES, _MOST_PROOF_LINKS = 60 * 10**6, 30_000, 16_000
-#: Share of the free memory that may be taken where no limit is given.
+#: Share of the free memory that may be used without a given limit.
 _MEMORY_SHARE = 0.8
-#: From how many ranks the length of ways is sampled.
+#: Max origins from which the length of routes is sampled.
 _SAMPLED = 32
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes at the peak of every phase, on top of the problem itself."""
+    """Peak bytes of each phase, in addition to the problem itself."""
 
-    num_transfers: int  # about
-    proof: int = 0  # stays taken
-    search: int = 0  # this and verification with the columns found so far
+    num_transfers: int  # estimate
+    proof: int = 0  # kept until the end
+    search: int = 0  # peak of the search, and below of the verification, with the columns found so far
     verification: int = 0
-    columns: int = 0  # of the schedule that is returned
-    file: int = 0  # while it is made a whole schedule and, where that is asked for, written to a file
+    columns: int = 0  # of the returned schedule
+    file: int = 0  # while the schedule is written to a file
 
     @property
     def peak(self) -> int:
-        """The most that is needed at any time."""
+        """Peak bytes over all phases."""
         return self.proof + max(self.search, self.verification, self.columns + self.file)
 
     def __str__(self) -> str:
@@ -80,9 +81,10 @@ def memory_need(
 ) -> MemoryNeed:
     """Memory that the compiled list scheduler needs for a problem.
 
-    With one run no best schedule is kept beside it. Columns may lie in files (`spilled`); of the schedule
-    only its figures may be kept (`summary`), or it may be written to a file of taccl's own format
-    (`to_file`).
+    - `num_runs`: With 1, no best schedule is kept beside the current one.
+    - `spilled`: True if columns are in files.
+    - `summary`: True if only figures of the schedule are kept.
+    - `to_file`: True if the schedule is written to a file of taccl's own format.
     """
     halves = _read_halves(problem)
     kept = [0 if spilled else half.columns for half in halves]
@@ -90,7 +92,7 @@ def memory_need(
     combining, columns = problem.collective.combining, sum(kept)
     num_transfers = sum(half.num_sends for half in halves)
     if combining:
-        # The first phase is reversed in time, and at last both are joined.
+        # the reduce phase is reversed in time; finally both phases are joined
         searches = [searches[0], 2 * kept[0] + halves[0].turned, *(kept[0] + each for each in searches[1:])]
         searches += [2 * columns] if len(halves) > 1 else []
     file = 0
@@ -107,10 +109,10 @@ def memory_need(
 
 
 def check_memory(problem: Problem, options: Options) -> int | None:
-    """Most runs of the list scheduler that memory allows: 1, or None for any number.
+    """Max runs of the list scheduler that memory allows: 1, or None for any number.
 
-    The limit is by default a share of what is free. Raises `InputError` if it is not enough for one; it says
-    how much is needed, the limit, and what would fit.
+    The default limit is a share of the free memory. Raises `InputError` if it does not suffice for one run,
+    with the need, the limit, and alternatives that fit.
     """
     limit, is_spilled = _limit(options.memory_limit_mb, _MEMORY_SHARE), options.spill_dir is not None
     how = {"spilled": is_spilled, "summary": options.keep == "summary", "to_file": options.to_file}
@@ -141,10 +143,12 @@ def check_memory(problem: Problem, options: Options) -> int | None:
 
 
 def check_columns(name: str, num_ranks: int, *, memory_limit_mb: int | None) -> None:
-    """Refuse what every rank receives from every rank where the bare columns have no room.
+    """Raise `InputError` if the columns of an exchange between all ranks would exceed the memory limit.
 
-    To be called before topology and collective, named for the error, are built: for very many ranks that
-    takes long. Raises `InputError` if a row of ten bytes for every pair of ranks is more than the limit.
+    The need is ten bytes for each pair of ranks. The check comes before topology and collective are built,
+    since building them takes long for very many ranks.
+
+    - `name`: Topology and collective, for the message.
     """
     limit, num_pairs = _limit(memory_limit_mb, _MEMORY_SHARE), num_ranks * (num_ranks - 1)
     if 10 * num_pairs > limit:
@@ -161,7 +165,7 @@ def _limit(memory_limit_mb: int | None, share: float) -> int:
 
 
 def free_memory_bytes() -> int:
-    """Memory that this process could still take: of the machine, its control group, and its address space."""
+    """Bytes that this process may still allocate: minimum of machine, control group and address space."""
     space = free_space_bytes()
     known = [] if space is None else [space]
     for line in _lines("/proc/meminfo"):
@@ -180,7 +184,7 @@ def free_memory_bytes() -> int:
 
 
 def _about(num_bytes: int) -> str:
-    """A size in three digits: predictions are no better."""
+    """Size rounded to three digits, as estimates are no more precise."""
     return format_size(round(num_bytes, 3 - len(str(num_bytes))))
 
 
@@ -201,7 +205,7 @@ def _read_halves(problem: Problem) -> list[_Half]:
 
 
 class _Half:
-    """The sends of a problem whose chunks spread, and what they take."""
+    """Number of sends of one phase, and the memory for them."""
 
     def __init__(self, problem: Problem) -> None:
         self.num_ranks, self.num_links = problem.topology.num_ranks, len(problem.topology.links)
@@ -229,11 +233,11 @@ class _Half:
 
     @property
     def turned(self) -> int:
-        """Bytes beside the columns while time is reversed: an order, unless all sends take equally long."""
+        """Bytes to reverse its schedule in time: an order, unless all sends take equally long."""
         return (4 if self._even else 22) * self.num_sends
 
     def search(self, *, keeps_best: bool, spilled: bool) -> int:
-        """Bytes at the peak of the list scheduler."""
+        """Peak bytes of the list scheduler."""
         fabric = 400 * self.num_links + 100 * self.num_chunks
         num_kept = 0 if spilled else 2 if keeps_best else 1
         if self.to_one or self.masked:
@@ -249,29 +253,29 @@ class _Half:
         return fabric + max(trees, bits * (5 if self.partial else 2) + log + columns)
 
     def verification(self, topology: Topology, num_summed: int) -> int:
-        """Bytes at the verifier's peak, without the columns that it reads, for `num_summed` sends of sums."""
+        """Peak bytes of the verifier, without the columns that it reads, for `num_summed` sends of sums."""
         holds = hold_columns(topology)
         late = np.bincount(holds.resource, holds.receives) > 0  # held until a send ends
         num_held = int(late[holds.resource].sum()) / max(1, self.num_links)
         pairs, entered = self.num_ranks * self.num_chunks, self.num_sends + self.num_chunks
         kept = 12 * entered if pairs > 3 * entered else 4 * pairs
         most_rows = _BLOCK
-        if num_summed:  # an order by chunk, and whether each sums; of a chunk all rows at once
+        if num_summed:  # an order by chunk, and a flag for sums; all rows of a chunk at a time
             kept, most_rows = 5 * num_summed, max(_BLOCK, num_summed // self.num_chunks)
         row_bytes = round(_VERIFIED_ROW_BYTES + _HELD_ROW_BYTES * num_held)
         return kept + row_bytes * min(max(num_summed, self.num_sends), most_rows) + 400 * self.num_links
 
 
 def _mean_hops(problem: Problem) -> float:
-    """Links that a chunk with one destination passes, on the average over some origins."""
+    """Mean number of links on the shortest path of a chunk with one destination, over sampled origins."""
     num_ranks, used = problem.topology.num_ranks, np.array(problem.links_allowed, np.int64)
     src, dst = link_ends(problem.topology)
     joined = src[used], dst[used]
     pairs = np.array([(chunk.origins[0], chunk.destinations[0]) for chunk in problem.collective.chunks])
     starts, ends = (np.flatnonzero(np.bincount(each)) for each in pairs.T)
-    if len(ends) < len(starts):  # as of a gather: the same ways backwards
+    if len(ends) < len(starts):  # such as a gather: the same paths, reversed
         joined, pairs, starts = joined[::-1], pairs[:, ::-1], ends
-    # At random, as regular steps could all meet one side of a mesh.
+    # Random origins, as regularly spaced ones could all be at one side of a mesh.
     sample = np.random.default_rng(0).permutation(starts)[:_SAMPLED]
     row = np.full(num_ranks, -1)
     row[sample] = np.arange(len(sample))

@@ -1,4 +1,4 @@
-"""Options of a search: what is kept of its schedule, callbacks, and the rule by which a caller may end it."""
+"""Options of a search: limits, what is kept of its schedule, callbacks, and the caller's stopping rule."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class SearchState:
     Parameters
     ----------
     seconds : float
-        Since the search began.
+        Seconds since the search began.
     finish_us : float
-        Of the best schedule so far, in microseconds; infinite before the first.
+        Finish of the best schedule so far, in microseconds; infinite before the first.
     bound_us : float
-        The highest bound so far, in microseconds; 0 before the first. Where a problem leaves the number of
+        The highest bound so far, in microseconds; 0 before the first. If a problem leaves the number of
         chunks open, this is the bound for the chosen number.
     """
 
@@ -43,7 +43,7 @@ class SearchState:
 
     @property
     def gap(self) -> float:
-        """(finish - bound) / bound; infinite until there are both."""
+        """(finish - bound) / bound; infinite until both exist."""
         return (self.finish_us - self.bound_us) / self.bound_us if self.bound_us > 0 else math.inf
 
 
@@ -53,7 +53,7 @@ class Observer:
     Parameters
     ----------
     progress : callable, optional
-        Called with (what is being done, best finish in us or None, highest bound in us or None).
+        Called with (current activity, best finish in us or None, highest bound in us or None).
     on_incumbent : callable, optional
         Called with each schedule of the problem that finishes before all earlier ones.
     on_bound : callable, optional
@@ -61,11 +61,14 @@ class Observer:
     on_stage : callable, optional
         Called with each stage when it ends.
     stop_when : callable, optional
-        Called with a `SearchState` after each of these; the search ends once it returns true.
+        Called with a `SearchState` after each incumbent, bound and stage; the search ends once it returns
+        true.
     until_gap : float, optional
         The search ends once its gap is at most this.
     is_open : bool
         True if only bounds over all chunkings count for that gap.
+    cancellation : Cancellation, optional
+        Cancelled to end the search; None for a new one.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class Observer:
         self._told_finish_us, self._told_bound_us = math.inf, 0.0
 
     def report(self, doing: str, finish_us: float | None, bound_us: float | None = None) -> None:
-        """Tell what is being done. Figures never get worse: searches in other chunks begin with their own."""
+        """Report an activity. Its figures never get worse, even if a search in other chunks has none."""
         if self._progress is None:
             return
         self._told_finish_us = min(self._told_finish_us, math.inf if finish_us is None else finish_us)
@@ -97,7 +100,7 @@ class Observer:
         self._progress(doing, best_us, self._told_bound_us or None)
 
     def incumbent(self, schedule: Schedule) -> None:
-        """Tell of a schedule of the problem, if it is the best so far."""
+        """Report a schedule of the problem, if it is the best so far."""
         if schedule.finish_us < self._finish_us:
             self._finish_us = schedule.finish_us
             if self._on_incumbent is not None:
@@ -105,7 +108,7 @@ class Observer:
             self._judge()
 
     def bound(self, bound: Certificate) -> None:
-        """Tell of a bound of the problem, if it is the highest so far."""
+        """Report a bound of the problem, if it is the highest so far."""
         if bound.divisible or not self._is_open:
             self._asked_bound_us = max(self._asked_bound_us, bound.bound_us)
         if bound.bound_us > self._bound_us:
@@ -115,13 +118,13 @@ class Observer:
         self._judge()
 
     def stage(self, stage: Stage) -> None:
-        """Tell of a stage that ended."""
+        """Report a stage that ended."""
         if self._on_stage is not None:
             self._on_stage(stage)
         self._judge()
 
     def _judge(self) -> None:
-        """End the search if its gap or the caller's rule says so; never before there is a schedule."""
+        """End the search if it has a schedule and its gap is small enough or the caller's rule is true."""
         if self._finish_us == math.inf:
             return
         seconds = time.monotonic() - self._began_s
@@ -135,10 +138,11 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a search: backend, limits, seed, callbacks, what is kept of the schedule, all constants.
+    """Options of a search: backend, limits, seed, callbacks, what is kept of the schedule, and all constants.
 
-    - `idle_share`: Share of its time so far that improvement may last without progress; None for all of it.
-    - `start`: Verified schedule of the problem that the search begins with, in chunks of its own.
+    - `idle_share`: Share of its elapsed time that improvement may last without progress; None for no limit.
+    - `start`: Verified schedule of the problem to start from, in its own chunks; None without.
+    - `began_s`: Start of the synthesis on the clock of `time.monotonic`.
     """
 
     backend: str = "auto"
@@ -160,21 +164,21 @@ class Options:
 
     @property
     def keeps_sends(self) -> bool:
-        """True if the sends of a schedule are kept in memory."""
+        """True if all sends of a schedule are kept in memory."""
         return self.spill_dir is None and self.keep != "summary"
 
     @property
     def unobserved(self) -> Options:
-        """The same for a search of another problem, whose figures are none of this one's."""
+        """The options without callbacks and start, for a search of another problem."""
         return replace(self, observer=Observer(), start=None)
 
     @property
     def of_solvers(self) -> dict[str, Any]:
-        """Those of every solver."""
+        """{name: value} of the options that every solver takes."""
         return {each: getattr(self, each) for each in ("threads", "seed", "memory_limit_mb", "log")}
 
     def kept(self, schedule: Schedule) -> tuple[Schedule, list[str]]:
-        """The schedule as the caller wants it kept, and what to say of that."""
+        """(the schedule in the form that the caller asked for, notes on that form)."""
         if self.keep == "summary":
             from taccl.schedule.spill import summarize
 

@@ -1,4 +1,4 @@
-"""Proposers: ways to find a schedule, those of the library and those that users register, under one protocol.
+"""Proposers: algorithms that find schedules; the library's own and those that users register.
 
 >>> from taccl.synthesis import register
 >>> class Mine:
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Proposer(Protocol):
-    """A way to find a schedule of a problem; `taccl.synthesis.register` adds one to the portfolio.
+    """An algorithm that finds schedules of a problem; `taccl.synthesis.register` adds one to the portfolio.
 
-    The library's own are listed in `taccl.synthesis.proposers.table`. The portfolio asks registered ones
-    after the first baselines and before its own searches. The verifier checks what one returns, and a search
-    goes on from it where it is the best.
+    The library's own are listed in `taccl.synthesis.proposers.table`. The portfolio runs registered ones
+    after the first baselines and before its own searches. The verifier checks the schedule that one returns.
+    If that is the best so far, the search continues from it.
     """
 
     @property
     def name(self) -> str:
-        """Name in the table of stages, and as what found a schedule."""
+        """Name in the table of stages, and as producer of a schedule."""
 
     def supports(self, problem: Problem) -> bool:
         """True if it may find a schedule of the problem."""
 
     def estimate_s(self, problem: Problem) -> float:
-        """About how many seconds it takes. It is left out where a search has less time for it."""
+        """Estimated run time in seconds. The proposer is skipped if a search has less time for it."""
 
     def propose(self, search: Search) -> Schedule | None:
-        """A schedule of ``search.problem``, or None.
+        """A schedule of ``search.problem``, or None if it finds none.
 
-        ``search.best`` is the best schedule so far, if any, ``search.deadline`` the end of the time, and
-        ``search.options.seed`` the seed. A registered one is stopped when its share of the time is up.
-        Schedules that are found on the way go to ``search.offer_whole``, and need not be returned.
+        ``search.best`` is the best schedule so far or None, ``search.deadline`` the time limit, and
+        ``search.options.seed`` the seed. A registered proposer is stopped when its share of the time is up.
+        It may pass intermediate schedules to ``search.offer_whole``, and need not return these.
         """
 
 
@@ -64,7 +64,7 @@ def _at_once(_: Problem) -> float:
 
 @dataclass(frozen=True, slots=True)
 class OwnProposer:
-    """A proposer of the library, made of functions. Each offers what it finds, and records its stages."""
+    """A proposer of the library, made of functions. It proposes schedules and records stages itself."""
 
     name: str
     propose: Callable[[Search], Schedule | None]
@@ -76,7 +76,7 @@ def _is_proposer(thing: object) -> bool:
     return isinstance(thing, Proposer) and isinstance(thing.name, str) and thing.name != ""
 
 
-#: Proposers of users, and of installed packages by entry points of the group ``taccl.proposers``.
+#: Proposers that users registered, and those of installed packages (entry points ``taccl.proposers``).
 PLUGINS: Plugins[Proposer] = Plugins(
     "taccl.proposers",
     "proposer",
@@ -86,10 +86,11 @@ PLUGINS: Plugins[Proposer] = Plugins(
 
 
 def register(proposer: Proposer) -> None:
-    """Add a proposer to the portfolio of this process; one of the same name is replaced.
+    """Add a proposer to the portfolio of this process; it replaces one of the same name.
 
-    An installed package registers by an entry point of the group ``taccl.proposers``, which names an object
-    with these methods, or a class that makes one; workers of `taccl.compare` know these alone.
+    An installed package registers one by an entry point in the group ``taccl.proposers``, which names an
+    object with these methods, or a class of such objects. Worker processes of `taccl.compare` know only those
+    of packages.
 
     Raises
     ------
@@ -100,16 +101,16 @@ def register(proposer: Proposer) -> None:
 
 
 def unregister(name: str) -> None:
-    """Take a proposer out of the portfolio of this process.
+    """Remove a proposer from the portfolio of this process.
 
     Raises
     ------
     InputError
-        If none of this name is registered.
+        If no proposer of this name is registered.
     """
     PLUGINS.unregister(name)
 
 
 def registered() -> list[Proposer]:
-    """The proposers of this process, those of installed packages first."""
+    """The registered proposers of this process, those of installed packages first."""
     return [*PLUGINS.by_name().values()]

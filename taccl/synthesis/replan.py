@@ -1,8 +1,8 @@
-"""Re-planning after a failure: a new schedule that keeps what still holds of an old one.
+"""Re-planning after a failure: a new schedule that reuses the valid parts of an old one.
 
-The route of every chunk is read from the old schedule as a tree. Where links or ranks are lost, or links have
-become slower, only what is cut off is reached again: ruin and recreate completes the trees, with sends in the
-order that they had, and then improves those that changed; all, where it finishes later than before.
+The route of every chunk is read from the old schedule as a tree. If links or ranks are lost, or links have
+become slower, only disconnected parts are routed again. Ruin and recreate completes the trees, keeps the
+order of sends, and improves the trees that changed; or all trees, if the schedule finishes later than before.
 """
 
 from __future__ import annotations
@@ -34,28 +34,29 @@ from taccl.synthesis.synthesize import synthesize
 from taccl.synthesis.transforms.exchange import exchanged
 from taccl.synthesis.transforms.isomorphic import matched
 
-_RESERVE_SHARE = 0.3  # of the time, kept for the schedule itself and for verifying it
-_LEAST_SENDS = 400_000  # that ruin and recreate times in its turns however little time there is
-_MOST_ROUTES = 250_000  # with more (trees times ranks) nothing is improved
+_RESERVE_SHARE = 0.3  # share of the time reserved for building and verifying the schedule
+_LEAST_SENDS = 400_000  # sends that ruin and recreate re-times over all turns, however short the time is
+_MOST_ROUTES = 250_000  # max routes (trees times ranks) for improvement
 
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """A verified schedule after a failure, and how much of the old one is in it.
+    """A verified schedule after a failure, compared with the old one.
 
     Parameters
     ----------
     schedule : Schedule
     old : Schedule
     num_kept : int
-        Transfers of the old schedule that are left: the same chunk over the same link, at any time.
+        Transfers of the old schedule that are kept: the same chunk over the same link, at any time.
     num_added : int
         Transfers that the old schedule did not have.
     changed : tuple of int
-        Chunks, as the new problem numbers them, that go another way than before.
+        Chunks, as numbered by the new problem, whose routes differ from before.
     from_scratch : bool
-        True if no part was kept, and all was synthesized again.
+        True if the old schedule was of no use, and a new one was synthesized.
     seconds : float
+        Seconds of the re-planning.
     """
 
     schedule: Schedule
@@ -68,12 +69,12 @@ class Replan:
 
     @property
     def finish_us(self) -> float:
-        """The last arrival, in microseconds."""
+        """Time of the last arrival, in microseconds."""
         return self.schedule.finish_us
 
     @property
     def num_dropped(self) -> int:
-        """Transfers of the old schedule that are gone."""
+        """Number of transfers of the old schedule that are gone."""
         return self.old.num_transfers - self.num_kept
 
     def __repr__(self) -> str:
@@ -98,37 +99,38 @@ def replan(
     memory_limit_mb: Megabytes | None = None,
     parameters: SearchParameters = DEFAULTS,
 ) -> Replan:
-    """A verified schedule of a problem that keeps what it can of the schedule of another.
+    """A verified schedule of a problem that reuses what it can of the schedule of another problem.
 
-    It is kept whole, or made anew, where it has no trees to complete (ranks keep contributions apart, or
-    chunks are made from others), own chunks go first, paths are limited, or there are too many routes.
+    The old schedule is kept as a whole, or replaced by a new synthesis, if its routes are no trees (unreduced
+    contributions or derived chunks), own chunks have priority, paths are limited, or there are too many
+    routes.
 
     Parameters
     ----------
     old : Schedule
-        Of the problem before something failed.
+        Schedule of the problem before the failure.
     problem : Problem
-        What is left: the topology without what failed, and its collective. Links are known by their ends and
-        name, chunks by where they start, are rooted and end.
+        The problem after the failure: the topology without the failed parts, and its collective. Links are
+        matched by their ends and name, chunks by their origins, root and destinations.
     ranks : sequence of int, optional
-        The old number of every rank of the problem; by default ranks kept their numbers. After
-        ``without(topology, ranks=...)`` it is the ranks that are left, in order.
+        Old number of each rank of the problem; None if ranks kept their numbers. After
+        ``without(topology, ranks=...)``, these are the remaining ranks, in order.
     time_limit_s : float
-        When to stop trying to finish earlier; the first schedule is always finished.
+        Seconds after which no further improvement is tried; the first schedule is always completed.
     seed : int
-        Of the search.
+        Seed of the search.
     memory_limit_mb : int, optional
-        Parameters of `synthesize` for parts that are searched again.
+        Memory limit of a new synthesis; see `synthesize`.
     parameters : SearchParameters
         Constants of the search.
 
     Raises
     ------
     InputError
-        If `ranks` does not name an old rank for every new one, once each, the problem shares no chunk with
-        the old schedule, the time limit is not positive, or there is not the memory to make it anew.
+        If `ranks` does not name a different old rank for every new one, the problem shares no chunk with
+        the old schedule, the time limit is not positive, or memory does not suffice for a new synthesis.
     SketchError, TopologyError
-        If a chunk cannot reach a destination any more.
+        If a chunk can no longer reach a destination.
     """
     began = time.monotonic()
     new_rank = _new_ranks(old, problem, ranks)
@@ -136,7 +138,7 @@ def replan(
     new_chunk = _new_chunks(old.problem, problem, new_rank)
     check_reachable(problem)
     same = None
-    with suppress(KeyError, ValueError):  # something is lost, or the order is none any more
+    with suppress(KeyError, ValueError):  # a transfer is lost, or the order is invalid now
         same = _unchanged(old, problem, new_chunk, new_link, new_rank)
     schedule, limits = None, Limits(seed=seed, parameters=parameters)
     if old.carries is None and suits_improvement(problem, most_routes=_MOST_ROUTES):
@@ -151,13 +153,13 @@ def replan(
         cut_off = {tree.chunk for tree in trees if not tree.drop_loose_ends(problem)}
         if cut_off or (trees and same is None):
             asked = time.monotonic()
-            compile_improvement()  # which no time limit counts
+            compile_improvement()  # not counted by the time limit
             left_s = max(0.0, began + (1 - _RESERVE_SHARE) * time_limit_s - asked)
             search = Improvement(problem, trees, limits, chunks=cut_off)
             if search.run(turns=_LEAST_SENDS // max(1, old.num_transfers) if cut_off else 0) >= 0:
                 schedule = search.schedule("replan")
     if schedule is not None and cut_off:
-        # If the finish is no later than before, parts without a failure stay.
+        # If the finish is no later than before, unaffected chunks stay as they are.
         chunks = cut_off if schedule.finish <= old.finish else None
         limits = replace(limits, deadline=Deadline.after(left_s))
         schedule, _ = improve_schedule(schedule, limits, chunks=chunks)
@@ -187,7 +189,7 @@ def replan(
 
 
 def _new_ranks(old: Schedule, problem: Problem, ranks: Sequence[int] | None) -> dict[int, int]:
-    """The new number of every old rank that is left."""
+    """{old rank: new rank} of the remaining ranks."""
     was, count = old.problem.topology.num_ranks, problem.topology.num_ranks
     if ranks is None:
         if was != count:
@@ -205,7 +207,7 @@ def _new_ranks(old: Schedule, problem: Problem, ranks: Sequence[int] | None) -> 
 
 
 def _new_links(old: Problem, new: Problem, new_rank: dict[int, int]) -> dict[int, int]:
-    """The new index of every old link that is left, and that the sketch allows."""
+    """{old link: new link} of the remaining links that the sketch allows."""
 
     def renamed(ranks: Sequence[int]) -> tuple[int, ...]:
         return tuple(sorted(new_rank.get(rank, -1) for rank in ranks))
@@ -218,7 +220,7 @@ def _new_links(old: Problem, new: Problem, new_rank: dict[int, int]) -> dict[int
 
 
 def _new_chunks(old: Problem, new: Problem, new_rank: dict[int, int]) -> dict[int, int]:
-    """The new index of every old chunk that is left: the one that starts, is rooted and ends as it did."""
+    """{old chunk: new chunk} of the remaining chunks, matched by origins, root and destinations."""
 
     def names(problem: Problem, ranks: dict[int, int]) -> list[tuple[int, Hashable]]:
         made_at = {d.chunk: ranks.get(d.rank, -1) for d in problem.collective.derivations}
@@ -253,10 +255,10 @@ def _carried_over(
     new_link: dict[int, int],
     new_chunk: dict[int, int],
 ) -> list[Tree]:
-    """The old trees on what is left, without the links that are lost or may not carry the chunk."""
+    """The old trees in the new problem, without links that are lost or may not carry the chunk."""
     known = {(new_chunk.get(tree.chunk), tree.reducing): tree for tree in old_trees}
     roots: dict[int, int] = {}
-    # Clauses speak of a chunk's root: with such, its sum is complete there and nowhere else.
+    # Clauses on chunks refer to their roots; with such clauses a sum must be completed at its own root.
     if not problem.clauses.said("chunk", "path", "order"):
         for (c, reducing), tree in known.items():
             home = next(iter(tree.origins), None)
@@ -286,7 +288,7 @@ def _unchanged(
     new_link: Mapping[int, int],
     new_rank: Mapping[int, int],
 ) -> Schedule:
-    """All transfers in their old order, re-timed; `KeyError` if one is lost, else `ValueError`."""
+    """All transfers in their old order, re-timed; `KeyError` if one is lost, `ValueError` on deadlock."""
     named = old.contributions
     return exact_times(
         problem,

@@ -1,4 +1,4 @@
-"""Result of a synthesis: the schedule, and its origin."""
+"""Result of a synthesis: schedule, bound, stages and trace."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from taccl.schedule.schedule import Schedule
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Why a search ended that its caller's rule ended, or that reached the gap it was asked for.
+#: Values of `Result.stopped`: the caller's rule ended the search, or it reached the gap that was asked for.
 STOPPING_RULE, GAP_MET = "stopping rule", "gap met"
-#: The heads of a table with a row per stage.
+#: Headings of the table of stages.
 STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")
 
-#: Below this, latencies that a data sheet does not state are most of what a machine takes.
+#: Finish in us below which a profile without latencies causes a warning: there latencies dominate.
 _TOLD_BELOW_US = 20.0
 
 
 @cache
 def _tell_no_latency() -> None:
-    """Warn once a process."""
+    """Warn once per process that the profile has no latencies."""
     said = (
         "profile nominal counts no latency, so that times of small messages are bounds and no predictions; "
         "take a profile with latencies, such as nccl or one that `taccl fit` writes"
@@ -45,9 +45,11 @@ def _tell_no_latency() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ModelRun:
-    """A linear model that a solver worked on: variables, constraints, and coefficients that are not zero.
+    """Size of a linear model that a solver worked on, and times of the solver since its start.
 
-    And when, from its start, the solver reported its first point, and had a proof that no point is better.
+    - `num_nonzeros`: Nonzero coefficients.
+    - `first_feasible_s`, `proof_s`: When the solver found its first feasible point, and when it proved the
+      optimum; None if it did not.
     """
 
     num_columns: int
@@ -56,27 +58,27 @@ class ModelRun:
     first_feasible_s: float | None = None
     proof_s: float | None = None
     solver_version: str = ""
-    num_nodes: int | None = None  # of the search tree; branches of CP-SAT
+    num_nodes: int | None = None  # of the search tree; branches for CP-SAT
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One step of a synthesis.
 
-    Its bound is the solver's bound on the stage's own model, and not on the problem: the model has some paths
-    and symmetric routes only. For a job shop, and for routing in order, it may also be an earlier bound. The
-    bound of the stage ``"bound"`` is the problem's.
+    Its bound is the solver's bound on the stage's own model, which may exclude some paths and asymmetric
+    routes. So it is not a bound on the problem. For a job shop, and for routing in order, it may also be an
+    earlier bound. The bound of the stage ``"bound"`` is the problem's.
     """
 
     name: str  # "greedy", "routing", "contiguity", "job shop", "improve" ...
-    solver: str  # what ran, e.g. "highs"; "taccl" for our own code
-    status: str  # of `taccl.solvers.solver.Solution`, or "done", "skipped"
+    solver: str  # program that ran, e.g. "highs"; "taccl" for the library's own code
+    status: str  # a status of `taccl.solvers.solver.Solution`, or "done", "skipped"
     seconds: float
-    finish_us: float | None = None  # of the schedule that it led to
+    finish_us: float | None = None  # of the schedule found
     bound_us: float | None = None
-    message: str = ""  # for a person: why it was skipped or failed
-    model: ModelRun | None = None  # of stages that solved a linear model
-    began_s: float = 0.0  # after the synthesis began
+    message: str = ""  # for users: reason of a skip or failure
+    model: ModelRun | None = None  # for stages that solved a linear model
+    began_s: float = 0.0  # seconds since the synthesis began
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -87,10 +89,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class TraceEntry:
-    """Best finish and bound at a time after a synthesis began, in seconds.
+    """Best finish and bound, `seconds` after a synthesis began.
 
-    In a reduction that is searched in two phases, ``"reduce"`` or ``"spread"``, the finish and the bound are
-    those of the phase alone.
+    In a phase of a reduction (`half`: ``"reduce"`` or ``"spread"``), the finish and the bound are those of
+    the phase alone.
     """
 
     seconds: float
@@ -107,14 +109,14 @@ class Stages(tuple[Stage, ...]):
     def to_frame(self) -> pd.DataFrame:
         """A pandas DataFrame with a row per stage: seconds, and its finish and bound in us.
 
-        A stage's seconds are those that no stage within it has, so that rows add up to the time of the
+        Seconds of a stage exclude those of stages nested in it, so that the rows add up to the time of the
         search.
         """
         return _frame(self, "name solver status began_s seconds finish_us bound_us message")
 
 
 class Trace(tuple[TraceEntry, ...]):
-    """Incumbent trace: an entry for each better schedule or bound; the last has those of the result."""
+    """Incumbent trace: an entry for each better schedule or bound; the last entry is that of the result."""
 
     __slots__ = ()
 
@@ -124,7 +126,7 @@ class Trace(tuple[TraceEntry, ...]):
 
 
 def _frame(rows: Iterable[Any], names: str) -> pd.DataFrame:
-    """A DataFrame of attributes by name; times in us are numbers, NaN where there is none."""
+    """A DataFrame of attributes by name; times in us are numbers, NaN for None."""
     import pandas as pd
 
     columns = names.split()
@@ -139,33 +141,35 @@ class Result:
     Parameters
     ----------
     schedule : Schedule
-        Verified before it was returned; compact where it has very many transfers.
+        The schedule, verified; in compact form if it has very many transfers.
     bound : Certificate
-        A proven lower bound of the problem that was asked: for its chunks, or over all chunkings where it
+        A proven lower bound for the problem that was asked: for its chunks, or over all chunkings if it
         leaves their number open.
     backend : str
-        What was asked for.
+        The backend that was asked for.
     stages : Stages
-        A tuple of `Stage` in the order they ended; ``stages.to_frame()`` is a DataFrame.
+        A tuple of `Stage` in the order in which they ended; ``stages.to_frame()`` is a DataFrame.
     seconds : float
-        Of the whole synthesis.
+        Seconds of the whole synthesis.
+    seed : int
+        Seed of the search.
     versions : mapping of package to version
     stopped : str
         Why the search ended: ``"bound met"``, ``"nothing better found"``, ``"time limit"``,
         ``"gap met"`` (`until_gap`), ``"stopping rule"`` (the caller's) or ``"interrupted"`` (Ctrl-C).
     notes : tuple of str
-        What a person should know: fallbacks, narrowed symmetry, padding.
+        Notes for users: fallbacks, narrowed symmetry, padding.
     trace : Trace
         The incumbent trace, a tuple of `TraceEntry`: each better schedule when it was found; the last is the
         schedule returned. ``trace.to_frame()`` is a DataFrame.
     choice : str
-        What ran and why, by the number of hops.
+        What ran and why, with the number of hops.
     dimension_bound : DimensionBound, optional
-        Of ``backend="dimension-balanced"``: what no algorithm along dimensions beats, bandwidth only.
-    bound_of_chosen : Certificate, optional
-        A proven lower bound for the number of chunks that was chosen, where the problem left it open.
+        For ``backend="dimension-balanced"``: lower bound on algorithms along dimensions, for bandwidth only.
     is_brief : bool
-        No time is left for a bound over all chunkings.
+        True if there is no time left for a bound over all chunkings.
+    bound_of_chosen : Certificate, optional
+        A proven lower bound for the chosen number of chunks, if the problem left it open.
     """
 
     schedule: Schedule
@@ -196,12 +200,12 @@ class Result:
 
     @property
     def finish_us(self) -> float:
-        """The last arrival, in microseconds."""
+        """Time of the last arrival, in microseconds."""
         return self.schedule.finish_us
 
     @property
     def predicted_us(self) -> float:
-        """The machine's launch and the finish, in microseconds: what a measurement is to be set beside."""
+        """Launch time of the machine plus finish, in microseconds: the value to compare with measurements."""
         return self.schedule.predicted_us
 
     @property
@@ -211,48 +215,48 @@ class Result:
 
     @property
     def gap(self) -> float:
-        """(finish - bound) / bound; 0 is an optimum of the problem, infinite without a positive bound."""
+        """(finish - bound) / bound; 0 for a proven optimum, infinite without a positive bound."""
         return self.bound.gap(self.schedule.finish)
 
     @property
     def bound_in_chunks(self) -> Certificate:
-        """The bound for the chunks of the schedule, given or chosen."""
+        """The bound for the number of chunks of the schedule, given or chosen."""
         return self.bound if self.bound_of_chosen is None else self.bound_of_chosen
 
     @property
     def gap_in_chunks(self) -> float:
-        """The gap to that bound; 0 is an optimum for as many chunks."""
+        """The gap to `bound_in_chunks`; 0 for a proven optimum with this number of chunks."""
         return self.bound_in_chunks.gap(self.schedule.finish)
 
     @property
     def gap_of_every_cut(self) -> float | None:
-        """The gap to `bound_of_every_cut`; None without that."""
+        """The gap to `bound_of_every_cut`, the bound over all chunkings; None without that bound."""
         every = self.bound_of_every_cut
         return None if every is None else every.gap(self.schedule.finish)
 
     @property
     def bound_of_every_cut(self) -> Certificate | None:
-        """The bound of the same data over all chunkings; None after Ctrl-C, or if time does not suffice."""
+        """Lower bound of the same data over all chunkings; None after Ctrl-C, or if time does not suffice."""
         if self.bound.divisible:
             return self.bound
         return None if self.interrupted or self.is_brief else bound_of_every_cut(self.bound)
 
     @property
     def standing(self) -> str:
-        """Proof of optimality: ``"proven best"``, ``"optimal for 2 chunks per rank"``, or nothing.
+        """Proof of optimality: ``"proven best"``, ``"optimal for 2 chunks per rank"``, or empty.
 
-        Proven best: no schedule finishes sooner under the same costs, over all chunkings; under a sketch, no
+        Proven best: no schedule finishes earlier under the same costs, over all chunkings; under a sketch, no
         schedule that obeys it.
         """
         return standing(self.bound_in_chunks, self.schedule.finish, self.bound_of_every_cut)
 
     def over_all_chunkings(self) -> Result:
-        """The result for a problem that left the number of chunks open: its bound is over all chunkings."""
+        """The result with the bound over all chunkings, for a problem that left the number of chunks open."""
         every = self.bound_of_every_cut
         return self if every is None else replace(self, bound=every, bound_of_chosen=self.bound)
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as plain values, as ``taccl synthesize --json`` prints them."""
+        """The figures as plain values, as printed by ``taccl synthesize --json``."""
         every = self.bound_of_every_cut
         return {
             "bound_us": self.bound_us,
@@ -283,7 +287,7 @@ class Result:
         }
 
     def facts(self) -> list[tuple[str, str]]:
-        """The figures in words, by name: what a terminal, a notebook and the command line show."""
+        """[(name, text)] of the figures, as a terminal, a notebook and the command line show them."""
         schedule = self.schedule
         transfers, sends = schedule.num_transfers, schedule.num_sends
         bounds = self.bound_in_chunks, self.bound_of_every_cut
@@ -305,13 +309,13 @@ class Result:
         return self.stages.to_frame()
 
     def explain(self) -> str:
-        """Three sentences, a line each: what limits the schedule, what would help, and how sure that is."""
+        """Three sentences, one per line: limit of the schedule, what would help, and how certain that is."""
         from taccl.synthesis.explaining.summary import explained
 
         return explained(self)
 
     def lines(self) -> list[str]:
-        """Lines below a title: the facts, a row per stage, and notes."""
+        """Text lines below a title: the facts, a row per stage, and notes."""
         lines = [table(self.facts(), indent="  ")]
         if self.stages:
             lines += ["", table([STAGE_COLUMNS, *(stage.cells for stage in self.stages)], indent="  ")]
@@ -355,7 +359,10 @@ def schedule_figures(schedule: Schedule) -> dict[str, Any]:
 
 
 def told_of_gap(result: Result, until_gap: float, *, is_judged: bool) -> Result:
-    """The result with a note on the gap at which its search was to end."""
+    """The result with a note on `until_gap`, the gap at which its search was to end.
+
+    - `is_judged`: False if the search could not check the gap.
+    """
     percent = f"{until_gap:.4%}".rstrip("%").rstrip("0").rstrip(".") + "%"
     if not is_judged:
         said = (

@@ -1,4 +1,4 @@
-"""A search from a schedule that is given: its check, its place beside the search, and `improve`."""
+"""Warm start: a search that starts from a given schedule."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from taccl.schedule.schedule import Schedule
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import cut
 
-#: Choice of a result that is the schedule it began with.
+#: `Result.choice` if the result is the given schedule.
 GIVEN = "the schedule that was given to begin with"
 
 
 def checked_start(problem: Problem, start: Schedule) -> Schedule:
-    """The schedule that a search begins with, as one of the problem, in chunks of its own if these are open.
+    """Verify the given schedule as one of the problem; if the number of chunks is open, in its own chunks.
 
     Raises `InputError` if it is of another problem, or the verifier refuses it.
     """
@@ -38,7 +38,7 @@ def checked_start(problem: Problem, start: Schedule) -> Schedule:
         raise _refused(f"in other chunks, {next(counts)}", f"in {next(counts)}, or leave chunks_per_rank out")
     merging = {name: getattr(own.clauses, name) for name in ("merging", "max_merge")}
     default = make_problem(asked.topology, asked.collective, chunk_bytes=asked.chunk_bytes).clauses
-    # Without a sketch sends may merge wherever that pays, as baselines do.
+    # Without a sketch, sends may merge on any link where baselines merge them.
     allowed = [asked, asked.with_clauses(**merging)] if asked.clauses == default else [asked]
     for each in allowed:
         schedule = start.under(each)
@@ -54,7 +54,7 @@ def _refused(found: str, expected: str) -> InputError:
 
 
 def begin_with(whole: Search, start: Schedule) -> None:
-    """Put a verified schedule beside the search of a problem, in chunks of its own."""
+    """Add a search to ``whole.others`` that holds the given schedule, in its own chunks."""
     given = Search(start.problem, whole.options, whole.deadline, stages=whole.stages, choice=GIVEN)
     since = time.monotonic()
     given.offer_whole(start, producer="start", verified=True)
@@ -63,7 +63,7 @@ def begin_with(whole: Search, start: Schedule) -> None:
 
 
 def continue_from(search: Search, whole: Search) -> None:
-    """Begin a search with the given schedule if it is of the same chunks, in place of the one beside it."""
+    """Start the search from the given schedule if it has the same chunks, and remove it from `others`."""
     start = search.options.start
     if start is not None and start.problem == search.problem:
         search.offer_whole(start, producer="start", verified=True)

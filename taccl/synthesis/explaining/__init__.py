@@ -1,1 +1,1 @@
-"""Why a sketch cannot work, what its clauses cost, and which edits help."""
+"""Explanations of a sketch: why it is infeasible, what its clauses cost, and which edits help."""

@@ -1,7 +1,8 @@
-"""Effect and cost of each clause of a sketch, for its author: `check_sketch`.
+"""`check_sketch`: effect and cost of each clause of a sketch.
 
-Each clause is left out in turn. The change of the problem's clauses, symmetry and bound shows its effect and
-its least cost. Clauses that do not fit are set aside, so that the others are checked at once.
+Each clause is left out in turn. Changes of the problem's clauses, symmetry and bound show its effect and its
+minimum cost. Clauses that do not fit the topology are set aside first, so that the others can be checked in
+the same run.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from taccl.synthesis.explaining.explain import bound_by, bound_until, explain, p
 from taccl.synthesis.suggesting.proposals import Shift, find_shifts, fitting_shifts
 from taccl.topology.topology import Topology
 
-#: Tables whose fields are clauses, and what they are without any, if they are there.
+#: {table whose fields are clauses: its value without any clause}.
 _TABLES = {
     "internode": Internode(crossing="any"), "intranode": Intranode(), "objective": Objective(),
     "routing": Routing(), "merging": Merging(),
 }  # fmt: skip
-#: Chunks times links up to which it is asked, chunk by chunk, whether a clause keeps anything off a link.
+#: Max chunks times links for which the effect of a clause is determined chunk by chunk.
 _MOST_ASKED = 1_000_000
 
 
@@ -43,16 +44,16 @@ _MOST_ASKED = 1_000_000
 class ClauseReport:
     """Effect of one clause.
 
-    Its verdict is ``"wrong"`` (it does not fit), ``"blocks"`` (no schedule exists because of it) or
-    ``"unused"`` (leaving it out changes nothing). Otherwise it is ``"binds"`` (schedules must obey it) or
-    ``"guides"`` (the search only).
+    Verdicts: ``"wrong"`` (it does not fit), ``"blocks"`` (no schedule exists because of it), ``"unused"``
+    (leaving it out changes nothing), ``"binds"`` (schedules must obey it) or ``"guides"`` (it only affects
+    the search).
     """
 
     clause: str  # its field, e.g. "internode.relays" or "symmetry[0]"
     verdict: str
-    effect: str  # what it does, as a sentence
-    bound_us: float | None = None  # without it; None where there is none to compare
-    cost_us: float | None = None  # by how much the bound rises with it: what it costs at least
+    effect: str  # effect as a sentence
+    bound_us: float | None = None  # without it; None if it was not computed
+    cost_us: float | None = None  # minimum cost: by how much the bound rises with it
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -61,22 +62,24 @@ class SketchReport:
 
     Parameters
     ----------
+    name : str
+        Name of the sketch.
     usable : bool
-        Whether the sketch fits as it is, and admits a schedule.
+        True if all clauses fit, and a schedule exists.
     clauses : tuple of ClauseReport
-        In the order of the file.
+        Reports on clauses, in the order of the file.
     bound_us, free_us, divisible_us : float, optional
-        The lower bound under the sketch, without any clause, and under the sketch for data that may be cut
-        at will. Faulty clauses are left out; None where no schedule exists, the last two also where time
-        was up first.
+        Lower bound under the sketch; without any clause; and under the sketch for data that may be cut
+        arbitrarily finely. Clauses that do not fit are left out. None if no schedule exists; the last two
+        also if time was up first.
     limits : str
-        What limits `bound_us`; of an infeasible sketch, who cannot get where.
+        What limits `bound_us`; for an infeasible sketch, an unreachable pair of ranks.
     conflict, change : tuple of str, str
-        Where no schedule exists, the clauses that clash, and the smallest change that makes one exist.
+        If no schedule exists: the clauses that clash, and the smallest change with which one exists.
     num_unreachable : int
-        Kinds of chunk (by where they start and must end) that cannot get to where they must.
+        Kinds of chunk (by origins and destinations) that cannot reach a destination.
     hints : tuple of str
-        What may be added, such as symmetries that the topology and the clauses have.
+        Possible additions, such as symmetries of the topology and the clauses.
     """
 
     name: str
@@ -133,27 +136,28 @@ def check_sketch(
     time_limit_s: Seconds = 30.0,
     **arguments: Unpack[CollectiveArguments],
 ) -> SketchReport:
-    """Effect of each clause of a sketch on a topology, and its least cost.
+    """Effect of each clause of a sketch on a topology, and its minimum cost.
 
     Clauses that do not fit are a part of the report, not an error.
 
     Parameters
     ----------
     sketch : Sketch, str or path
-        A sketch, or a shipped name or a file.
+        A sketch, a shipped name, or a file.
+    topology : Topology
     collective : str or Collective
         A name, or a collective with an open number of chunks, is cut into the sketch's chunks per rank.
     chunk_size, size : int or str, optional
-        As `Sketch.apply` takes them: the sketch's own chunk size unless one is given.
+        As for `Sketch.apply`: the sketch's own chunk size is used unless one of them is given.
     time_limit_s : float
-        After which clauses are no longer bounded.
+        Seconds after which no further clause is bounded.
     **arguments : CollectiveArguments
-        `root`, `roots` or `counts` of a named collective, as `taccl.collectives.make` takes them.
+        `root`, `roots` or `counts` of a named collective, as for `taccl.collectives.make`.
 
     Raises
     ------
     InputError
-        If the sketch's file, the collective or the sizes cannot be used, or the topology connects too little.
+        If the sketch's file, the collective or the sizes cannot be used, or the topology is disconnected.
     """
     deadline = time.monotonic() + time_limit_s
     guide = load_sketch(sketch) if isinstance(sketch, (str, PathLike)) else sketch
@@ -192,9 +196,9 @@ def check_sketch(
 
 
 class _Check:
-    """A sketch on a topology, with clauses left out.
+    """A sketch on a topology, from which clauses can be left out.
 
-    Those that do not fit are left out from the start; `wrong` says of each what is wrong with it.
+    Clauses that do not fit are left out from the start; `wrong` is {clause: fault}.
     """
 
     def __init__(
@@ -219,14 +223,14 @@ class _Check:
         return apply(sketch, self.topology, self.collective, reachable=False, **self.sizes)
 
     def reports(self, report: Callable[[str], ClauseReport]) -> tuple[ClauseReport, ...]:
-        """Faults of clauses, and a report on each that fits."""
+        """A report on each clause: its fault, or what `report` returns."""
         return tuple(
             ClauseReport(name, "wrong", self.wrong[name]) if name in self.wrong else report(name)
             for name in _clause_names(self.sketch)
         )
 
     def _nearest(self, name: str) -> str:
-        """The symmetry nearest to one that the topology lacks, as advice."""
+        """Advice that names the symmetry nearest to one that the topology lacks; empty for other clauses."""
         if not name.startswith("symmetry["):
             return ""
         entry = self.sketch.symmetry[int(name[9:-1])]
@@ -250,7 +254,7 @@ class _Check:
         """Effect of a clause in a sketch that admits a schedule."""
         try:
             without = self.apply(name)
-        except SketchError as error:  # others rest on it
+        except SketchError as error:  # other clauses depend on it
             return ClauseReport(name, "binds", f"without it another clause does not fit: {error.message}")
         if name.startswith("symmetry"):
             return self._symmetry(name, without)
@@ -276,7 +280,7 @@ class _Check:
         return ClauseReport(name, "binds", effect, cost.bound_us, cost.difference_us)
 
     def _symmetry(self, name: str, without: Problem) -> ClauseReport:
-        """Effect of an entry of the symmetry: the reduction of the model."""
+        """Effect of a symmetry entry: how far it reduces the model."""
         entry = self.sketch.symmetry[int(name[9:-1])]
         said = f"offset {entry.offset} in groups of {entry.group} "
         dropped = [note for note in self.problem.notes if said in note]
@@ -290,7 +294,7 @@ class _Check:
         return ClauseReport(name, "guides", "; ".join([*dropped, effect]))
 
     def hints(self) -> tuple[str, ...]:
-        """Symmetries that the clauses and the collective have, and the sketch does not use."""
+        """Advice on symmetries that the clauses and the collective have, and the sketch does not use."""
         group = symmetry_group(self.problem)
         plain = self.problem.with_clauses(symmetry=())
 
@@ -309,9 +313,9 @@ class _Check:
 
 
 def _clause_names(sketch: Sketch) -> tuple[str, ...]:
-    """The clauses that a sketch has, as ``"internode.relays"`` or ``"switch[0]"``, in order."""
+    """The clauses of a sketch, as ``"internode.relays"`` or ``"switch[0]"``, in order."""
     names = []
-    if sketch.internode is not None:  # which says "direct" unless it says otherwise
+    if sketch.internode is not None:  # its default for crossing, "direct", is a clause, too
         given = {*sketch.internode.model_fields_set, "crossing"}
         names += [f"internode.{field}" for field in Internode.model_fields if field in given]
     names += [f"intranode.{field}" for field in sorted(sketch.intranode.model_fields_set)]
@@ -323,7 +327,7 @@ def _clause_names(sketch: Sketch) -> tuple[str, ...]:
 
 
 def _without_clauses(sketch: Sketch, names: Collection[str]) -> tuple[Sketch, dict[str, str]]:
-    """The sketch without some clauses; and of each that is left, its place in that sketch."""
+    """(sketch without some clauses, {remaining clause: its place in that sketch})."""
     places = {name: name for name in _clause_names(sketch) if name not in names}
     changes: dict[str, Any] = {}
     for table, plain in _TABLES.items():
@@ -340,7 +344,7 @@ def _without_clauses(sketch: Sketch, names: Collection[str]) -> tuple[Sketch, di
 
 
 def _reduce_alike(one: Symmetries, other: Symmetries) -> bool:
-    """True if two groups have the same orbits of chunks over links."""
+    """True if two groups have the same orbits of chunks over links, and so reduce models equally."""
     if not (np.array_equal(one.links, other.links) and np.array_equal(one.chunks, other.chunks)):
         return False
     different = np.unique(one.chunks).tolist()
@@ -348,17 +352,17 @@ def _reduce_alike(one: Symmetries, other: Symmetries) -> bool:
 
 
 def _names(sketch: Sketch, field: str, error: SketchError) -> bool:
-    """True if an error is about a field of a sketch, or about something inside it."""
+    """True if an error concerns a field of a sketch, or something inside it."""
     where, place = error.where or "", sketch.where(field)
     return where == place or where.startswith((f"{place}.", f"{place}["))
 
 
 def _obeyed(problem: Problem) -> tuple[object, ...]:
-    """Constraints on schedules: the chunks of each link, their order, and the number at once."""
+    """Constraints that clauses put on schedules, in comparable form: chunks of each link, order, merging."""
     clauses, collective = problem.clauses, problem.collective
     links = problem.links_allowed
     merging = frozenset(clauses.merging) & frozenset(links) if clauses.max_merge > 1 else frozenset()
-    longest = problem.topology.num_ranks - 1  # of any path without a circle
+    longest = problem.topology.num_ranks - 1  # of any path without a cycle
     longest = min(longest, clauses.path_limit or longest)
     rest = clauses.max_merge if merging else 1, merging, longest, clauses.values("group")
     across = [e for e in links if problem.topology.is_internode(e)]
@@ -377,6 +381,6 @@ def _obeyed(problem: Problem) -> tuple[object, ...]:
         passed = (each for each, is_open in zip(asked, opened, strict=True) if is_open[link])
         return any(not is_own(link, *each) for each in passed)
 
-    # Own chunks go first only where there are others behind them.
+    # Local-first priority only matters where relayed chunks use the link, too.
     ordered = frozenset(e for e in clauses.own_first.intersection(across) if has_others(e))
     return rest, links, [is_open[across].tobytes() for is_open in opened], ordered

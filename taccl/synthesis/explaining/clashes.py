@@ -1,12 +1,11 @@
 """Conflicts between clauses of a sketch, and the fewest edits that resolve them.
 
-A chunk can be brought from its origins to a destination if links that may carry it lead there: spreading
-needs no solver. (Chunks do not keep each other from arriving, only delay each other, but for one case: own
-chunks that go first over links of several sources may wait for each other in a circle. There the routing
-model decides.) The fewest edits are a smallest hitting set: around the ranks that a chunk does reach, one of
-the links that lead out must be opened. Cuts are added until every chunk arrives.
-Source: Chandrasekaran, Karp, Moreno-Centeno and Vempala, "Algorithms for Implicit Hitting Set Problems",
-SODA 2011.
+A chunk can reach a destination if links that may carry it lead there from its origins: a graph search decides
+that, without a solver. (Chunks do not block each other, but only delay each other, with one exception: own
+chunks with priority on links of several sources may wait for each other in a cycle. There the routing model
+decides.) The fewest edits are a minimum hitting set: one of the links out of the set of ranks that a chunk
+reaches must be allowed. Such cuts are added until every chunk arrives. Source: Chandrasekaran, Karp,
+Moreno-Centeno and Vempala, "Algorithms for Implicit Hitting Set Problems", SODA 2011.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.synthesis.transforms.halves import split
 from taccl.topology.topology import Link
 
-#: Sets of edits, each of which leads a chunk on.
+#: Alternative sets of edits, each of which lets a chunk leave the set of ranks that it reaches.
 _Cut: TypeAlias = frozenset[frozenset[Edit]]
 
-#: Demands whose conflicts are compared, and sets of clauses that are tried for each.
+#: Max demands whose conflicts are compared, and max sets of clauses tried for each.
 _MAX_DEMANDS, _MAX_SETS = 64, 500
-#: Of two edits of equal cost, that of the earlier clause is proposed.
+#: Fields in order of preference for edits of equal cost.
 _GENTLE = (RELAYS, INSIDE, CONNECTIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Edits that make a problem feasible; `fewest` says whether no cheaper ones do, by proof."""
+    """Edits that make a problem feasible; `fewest` is True if no cheaper ones do (proven)."""
 
     edits: tuple[Edit, ...]
     fewest: bool
 
 
 def reached_despite(barriers: Barriers, demand: Need, clauses: Collection[str]) -> dict[int, int]:
-    """Ranks that a demand's chunk gets to if only some of the clauses hold, and over how many links."""
+    """{rank: number of links} that a demand's chunk can reach if only the given clauses hold."""
     others = (each.field for each in barriers.clauses.said("path") if each.said[0] not in clauses)
     return hops_from(
         barriers.problem.topology,
@@ -61,7 +60,7 @@ def reached_despite(barriers: Barriers, demand: Need, clauses: Collection[str]) 
 
 
 def clashing(barriers: Barriers, missed: Sequence[Need]) -> tuple[Need, tuple[str, ...]]:
-    """The unmet demand that the fewest clauses alone prevent, and those clauses."""
+    """(unmet demand that the fewest clauses alone prevent, these clauses)."""
     found: list[tuple[Need, tuple[str, ...]]] = []
     for demand in missed[:_MAX_DEMANDS]:
         found.append(_clash_of(barriers, demand))
@@ -71,7 +70,7 @@ def clashing(barriers: Barriers, missed: Sequence[Need]) -> tuple[Need, tuple[st
 
 
 def _clash_of(barriers: Barriers, demand: Need) -> tuple[Need, tuple[str, ...]]:
-    """One end of a demand and the smallest set of clauses that keeps the chunk from it."""
+    """(demand with one destination, smallest set of clauses found that keeps the chunk from it)."""
     links = range(len(barriers.problem.topology.links))
     blocking = (barriers.blocking(e, demand.chunk, reducing=demand.reducing) for e in links)
     paths = {each.said[0] for each in barriers.clauses.said("path")}
@@ -93,10 +92,10 @@ def _clash_of(barriers: Barriers, demand: Need) -> tuple[Need, tuple[str, ...]]:
 
 
 def fewest_edits(barriers: Barriers, some: Sequence[Need], *, solver: str, deadline: float) -> Change:
-    """The edits of least cost that let every demand be met, over however many links.
+    """Edits of minimum cost with which all demands are met, over any number of links.
 
-    No solver is asked where one smallest edit will do. Where time is up, clauses are given up altogether.
-    Raises `SolverUnavailableError` if the solver is not installed, or not licensed for the model.
+    No solver is needed if a single smallest edit suffices. If time is up, whole clauses are removed. Raises
+    `SolverUnavailableError` if the solver is not installed, or not licensed for the model.
     """
     merged: dict[Hashable, Need] = {}
     for demand in some:
@@ -111,7 +110,7 @@ def fewest_edits(barriers: Barriers, some: Sequence[Need], *, solver: str, deadl
         return seen >= set(link.srcs) and not seen >= set(link.dsts)
 
     def cuts(chosen: Collection[Edit]) -> Iterator[_Cut]:
-        """For every demand that is unmet after some edits, what would lead its chunk on."""
+        """For each demand that is unmet after some edits, the alternatives that let its chunk continue."""
         made = frozenset(chosen)
         for demand in merged.values():
             openings = partial(barriers.openings, chunk=demand.chunk, reducing=demand.reducing)
@@ -124,7 +123,7 @@ def fewest_edits(barriers: Barriers, some: Sequence[Need], *, solver: str, deadl
             if not seen >= set(demand.ends):
                 ahead = (e for e, link in enumerate(topology.links) if leads_on(seen, link, demand.reducing))
                 options = {option for e in ahead for option in openings(e)}
-                # Those that hold no other.
+                # Only minimal alternatives.
                 yield frozenset(each for each in options if not any(other < each for other in options))
 
     known = list(dict.fromkeys(cuts(())))
@@ -136,7 +135,7 @@ def fewest_edits(barriers: Barriers, some: Sequence[Need], *, solver: str, deadl
             return Change((edit,), True)
     while True:
         chosen = _hitting_set(known, solver=solver, time_limit_s=deadline - time.monotonic())
-        if chosen is None:  # every clause that is in some demand's way is given up altogether
+        if chosen is None:  # remove every clause that blocks some demand
             links = range(len(topology.links))
             ways = (
                 barriers.openings(e, d.chunk, reducing=d.reducing) for d in merged.values() for e in links
@@ -149,7 +148,7 @@ def fewest_edits(barriers: Barriers, some: Sequence[Need], *, solver: str, deadl
 
 
 def longer_paths(barriers: Barriers, change: Change) -> Change:
-    """A change and, where chunks still must pass more links than they may, the least limit that will do."""
+    """The change and, if chunks must still pass more links than allowed, the smallest sufficient limit."""
     loosened = barriers.loosened(change.edits)
     limits = loosened.clauses.said("path")
     if not limits:
@@ -162,21 +161,22 @@ def longer_paths(barriers: Barriers, change: Change) -> Change:
         for each in limits
         if getattr(loosened.clauses, each.field) < least
     )
-    # What opens links might also make paths shorter: of both together no proof says that they are the fewest.
+    # Links opened by the change might also shorten paths, so minimality is not proven for both together.
     return replace(
         change, edits=(*change.edits, *edits), fewest=change.fewest and not (edits and change.edits)
     )
 
 
 def _price(edit: Edit) -> int:
-    """Cost of an edit, in hundredths; clauses that open no new link come first among equals."""
+    """Cost of an edit, in hundredths; among equals, edits of fields in `_GENTLE` come first."""
     return 100 * edit.cost + (_GENTLE.index(edit.clause) if edit.clause in _GENTLE else len(_GENTLE))
 
 
 def _hitting_set(cuts: Sequence[_Cut], *, solver: str, time_limit_s: float) -> list[Edit] | None:
-    """The cheapest edits that hold one option of every cut; None where time ran out.
+    """Cheapest edits that include one alternative of every cut; None if time ran out.
 
-    Minimise the cost of y subject to: of every cut some option z is taken, z <= y of each of its edits.
+    MILP: minimise the cost of edits y such that every cut has an alternative z, and z <= y for each of its
+    edits.
     """
     model = MilpModel()
     options = sorted({option for cut in cuts for option in cut}, key=sorted)
@@ -195,19 +195,19 @@ def _hitting_set(cuts: Sequence[_Cut], *, solver: str, time_limit_s: float) -> l
 
 
 def own_chunks_wait(problem: Problem, *, solver: str, deadline: float) -> bool:
-    """True if own chunks with priority wait for each other in a cycle: routing is infeasible then.
+    """True if own chunks with priority wait for each other in a cycle, so that routing is infeasible.
 
-    Of a sum it is that of its reduction, backwards over reversed links, and of what follows it. Raises
-    `SolverUnavailableError` if the solver is not installed, or not licensed for the model. `NoSolutionError`
-    if it can neither find a point nor rule one out in time.
+    For a sum, both phases are checked: the reduce phase, reversed over reversed links, and the broadcast.
+    Raises `SolverUnavailableError` if the solver is not installed or not licensed for the model;
+    `NoSolutionError` if it neither finds a point nor proves infeasibility in time.
     """
     for half in (each.problem for each in split(problem)):
         costs, own_first = half.costs, half.clauses.own_first.intersection(half.links_allowed)
         if all(len(half.topology.links[e].srcs) == 1 for e in own_first):
             continue
-        # A slack without end: no way is too long, as it is not known which are left.
+        # Practically unlimited slack: no path is too long, as it is unknown which ones remain.
         quotient = take_quotient(half.with_clauses(routing_slack=half.clauses.routing_slack + 10**6))
-        # To a link of several sources a chunk goes on several ways, even if it has one destination.
+        # A chunk reaches a link of several sources over several paths, even if it has one destination.
         quotient = replace(quotient, single_path=(False,) * half.collective.num_chunks)
         longest = max((hop.duration for hop in quotient.hops), default=0)
         upper = (longest + int(costs.link_alpha.max(initial=0))) * max(1, len(quotient.states)) + 1

@@ -1,8 +1,8 @@
-"""Explanation of a sketch: the conflict of an infeasible one and its remedy, or the cost of each clause.
+"""Explanation of a sketch: conflict and remedy if it is infeasible, cost of each clause if it is feasible.
 
-`explain` names a smallest set of clashing clauses of an infeasible problem, with their place in the sketch's
-file. It also names the smallest change that makes it feasible. For a feasible problem it bounds the finish
-without each clause: the fall of the bound is the least cost of the clause.
+For an infeasible problem, `explain` names a smallest set of clashing clauses, with their place in the
+sketch's file, and the smallest change that makes it feasible. For a feasible problem it bounds the finish
+without each clause: the drop of the bound is the minimum cost of the clause.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from taccl.synthesis.explaining.loosening import (
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.search import no_bound
 
-_MAX_NAMED = 8  # pairs of ranks that a message names
-#: Most seconds to explain why a search found nothing.
+_MAX_NAMED = 8  # max pairs of ranks that a message lists
+#: Max seconds to explain why a search found nothing.
 _INFEASIBLE_S = 10.0
-#: Clauses that are left out one by one; what merges is loosened instead.
+#: Scopes of clauses that are left out one by one; merging is relaxed instead.
 _PRICED = tuple(scope for scope in BINDING if scope != "merge")
-#: Key of the bound without any clause.
+#: Name of the cost of all clauses together.
 EVERY_CLAUSE = "every clause"
 
 
 @dataclass(frozen=True, slots=True)
 class ClauseCost:
-    """Least cost of one clause."""
+    """Minimum cost of one clause."""
 
     clause: str  # "file: field", or "every clause"
     bound_us: float  # without the clause
-    difference_us: float  # how much lower that is than with it
+    difference_us: float  # by how much the bound drops without it
     percent: float  # the same, relative to `bound_us`
 
 
@@ -71,21 +71,21 @@ class Explanation:
     ----------
     feasible : bool
     reason : str
-        Who cannot get where; of a feasible problem, what limits the bound.
+        An unreachable pair of ranks; for a feasible problem, what limits the bound.
     conflict : tuple of str
-        The clauses that clash, each as ``"file: field: what it says"``: without any one of them they would
-        not. Empty if the problem is feasible, or if its topology is at fault.
+        A minimal set of clauses that clash, each as ``"file: field: what it says"``. Empty if the problem is
+        feasible, or if its topology is disconnected.
     change, loosened : str, Problem
         The smallest change that makes the problem feasible, with file and field; and the problem after it.
     proven : bool
-        Whether no smaller change would do; False where time ran out.
+        True if no smaller change suffices; False if time ran out.
     bound_us : float, optional
         The lower bound on the finish of a feasible problem.
     costs : tuple of ClauseCost
-        Clauses are in order of falling cost; those beyond the time limit are left out.
+        Costs of clauses, the largest first; clauses beyond the time limit are left out.
     dimension_bound : DimensionBound, optional
-        Of a feasible problem on a product of dimensions: which of them limit algorithms along them, and what
-        balancing gains.
+        For a feasible problem on a product of dimensions: the dimensions that limit algorithms along them,
+        and the gain by balancing.
     """
 
     feasible: bool
@@ -135,21 +135,20 @@ class Explanation:
 
 @checked
 def explain(problem: Problem, *, backend: str = "highs", time_limit_s: Seconds = 30.0) -> Explanation:
-    """Why a problem has no schedule, and the smallest change that gives it one; or what its clauses cost.
+    """Why a problem has no schedule, and the smallest change with which one exists; or what its clauses cost.
 
-    A change that names one more pair of ranks, or one more rank that a sender carries for, counts 1; so
-    does ``crossing = "any"``. To take a sender's relays away counts 2, to give up all connections or links
-    inside nodes 4.
+    A change that adds one pair of ranks, or one rank to the relays of a sender, counts 1; so does ``crossing
+    = "any"``. Removing the relays of a sender counts 2, removing all connections or links inside nodes 4.
 
     Parameters
     ----------
     problem : Problem
-        Of a sketch that was applied with ``reachable=False``, if it keeps a chunk from where it must get.
+        A problem; if the sketch may keep a chunk from a destination, applied with ``reachable=False``.
     backend : str
-        The solver for what graph search alone does not decide: ``"highs"``, ``"scip"``, ``"cbc"``,
+        The solver for decisions that graph search cannot make: ``"highs"``, ``"scip"``, ``"cbc"``,
         ``"gurobi"``, ``"cpsat"`` or ``"pulp:NAME"``; ``"auto"`` and ``"greedy"`` mean ``"highs"``.
     time_limit_s : float
-        Of the whole explanation.
+        Seconds for the whole explanation.
 
     Raises
     ------
@@ -173,7 +172,7 @@ def explain(problem: Problem, *, backend: str = "highs", time_limit_s: Seconds =
 
 
 def infeasible(problem: Problem, *, time_limit_s: float = _INFEASIBLE_S) -> InfeasibleError | None:
-    """The error of an infeasible problem: the clauses that clash, and what to change; None if none clash."""
+    """Error for an infeasible problem, with clashing clauses and remedy; None if it is feasible."""
     found = explain(problem, time_limit_s=min(time_limit_s, _INFEASIBLE_S))
     if found.feasible:
         return None
@@ -181,7 +180,7 @@ def infeasible(problem: Problem, *, time_limit_s: float = _INFEASIBLE_S) -> Infe
 
 
 def _unreached(barriers: Barriers, missed: Sequence[Need], *, solver: str, deadline: float) -> Explanation:
-    """The explanation where some chunks cannot get to where they must."""
+    """Explanation if some chunks cannot reach a destination."""
     problem = barriers.problem
     for demand in missed:
         found = reached(replace(problem, clauses=Clauses()), demand)
@@ -200,7 +199,7 @@ def _unreached(barriers: Barriers, missed: Sequence[Need], *, solver: str, deadl
 
 
 def _path(problem: Problem, demand: Need, end: int) -> str:
-    """Text of an unreachable pair of ranks."""
+    """Text that names an unreachable pair of ranks."""
     name, start = problem.collective.name, demand.starts[0]
     if demand.reducing:
         return f"the contribution of rank {end} to chunk {demand.chunk} of {name} cannot get to rank {start}"
@@ -208,7 +207,7 @@ def _path(problem: Problem, demand: Need, end: int) -> str:
 
 
 def _clash(barriers: Barriers, reason: str, clauses: Iterable[str], change: Change) -> Explanation:
-    kinds: dict[tuple[str, str], set[tuple[int, ...]]] = {}  # a sentence for every clause and kind of edit
+    kinds: dict[tuple[str, str], set[tuple[int, ...]]] = {}  # one sentence per clause and kind of edit
     for edit in change.edits:
         kinds.setdefault((edit.clause, edit.verb), set()).update(edit.items)
     return Explanation(
@@ -226,7 +225,7 @@ def _clash(barriers: Barriers, reason: str, clauses: Iterable[str], change: Chan
 
 def _place(barriers: Barriers, clause: str) -> str:
     """``"file: field"`` of a clause."""
-    # A sender's relays are in one field for all.
+    # All relays are in one field of the file.
     field_, where = RELAYS if clause.startswith(RELAYS) else clause, barriers.clauses.where
     if field_ in where:
         return where[field_]
@@ -238,7 +237,7 @@ def _place(barriers: Barriers, clause: str) -> str:
 
 
 def _said(barriers: Barriers, clause: str) -> str:
-    """Text of a clause, in a few words."""
+    """Short text of a clause."""
     if clause in (CONNECTIONS, INSIDE):
         between = "between nodes" if clause == CONNECTIONS else "inside a node"
         if not barriers.is_local:
@@ -288,7 +287,7 @@ def _pairs(pairs: Sequence[tuple[int, ...]]) -> str:
 
 
 def _priced(barriers: Barriers, deadline: float) -> Explanation:
-    """Costs of all clauses: the bound with each, against the bound without it."""
+    """Costs of all clauses: the bound with each clause, minus the bound without it."""
     problem = barriers.problem
     bound = bound_until(problem, deadline)
     costs = []
@@ -305,7 +304,7 @@ def _priced(barriers: Barriers, deadline: float) -> Explanation:
 
 
 def bound_until(problem: Problem, deadline: float) -> Certificate:
-    """The lower bound that is found by a time; it proves nothing if even the first claim takes longer."""
+    """The lower bound found by a time; zero, proving nothing, if even the first bound takes longer."""
     limit = Deadline(deadline)
     with suppress(OutOfTime), limit.at_least(DEFAULTS.budget.last_bound_s).enforced():
         return lower_bound(problem, limit_s=limit.left_s)
@@ -313,7 +312,7 @@ def bound_until(problem: Problem, deadline: float) -> Certificate:
 
 
 def bound_by(problem: Problem, deadline: float, *, divisible: bool | None = None) -> float | None:
-    """The lower bound in us; None where time is up before all is done for it."""
+    """The lower bound in us; None if its computation is not complete by the deadline."""
     limit = Deadline(deadline)
     with suppress(OutOfTime), limit.enforced():
         bound = lower_bound(problem, divisible=divisible, limit_s=limit.left_s)
@@ -322,9 +321,9 @@ def bound_by(problem: Problem, deadline: float, *, divisible: bool | None = None
 
 
 def price(bound_us: float, clause: str, without: Problem, deadline: float) -> ClauseCost | None:
-    """Cost of a clause: the bound of a problem with it, against that of the one without it.
+    """Cost of a clause: the bound of the problem with it, minus that of the problem without it.
 
-    None if time is up before: a truncated bound would overstate the cost of the clause.
+    None if time is up first: an incomplete bound would overstate the cost of the clause.
     """
     free_us = bound_by(without, deadline)
     if free_us is None:
@@ -334,7 +333,7 @@ def price(bound_us: float, clause: str, without: Problem, deadline: float) -> Cl
 
 
 def _each_without(barriers: Barriers) -> Iterator[tuple[str, Problem]]:
-    """Every clause that binds a schedule, and the problem without it; last, the one without all."""
+    """(clause, problem without it) for each clause that binds schedules; finally the problem without any."""
     problem, clauses = barriers.problem, barriers.clauses
     binding = (name for each in CLAUSES.values() if each.scope in _PRICED for name in each.said)
     withouts = {clause: barriers.without([clause]) for clause in dict.fromkeys(binding)}

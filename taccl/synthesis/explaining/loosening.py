@@ -1,8 +1,8 @@
-"""Clauses that keep a chunk off a link, and the edits of a sketch that would admit it.
+"""Clauses that keep a chunk off a link, and edits of the sketch that would allow it.
 
-A sketch speaks of local ranks, its clauses of links. Where a problem's clauses are alike in every node,
-edits are told in local ranks, as its file would have them; otherwise link by link. Edits that the sketch's
-symmetry maps to each other come together, for the sketch to keep its symmetry.
+A sketch is written in local ranks, its clauses in links. If a problem's clauses are equal in every node,
+edits are given in local ranks, as in the sketch's file; otherwise link by link. Edits that the sketch's
+symmetry maps to each other are made together, so that the sketch keeps its symmetry.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from taccl.sketch.apply import carried
 CONNECTIONS, INSIDE, RELAYS = "internode.connections", "intranode.links", "internode.relays"
 CROSSING, OWN_FIRST, SWITCH = "internode.crossing", "internode.own_before_relayed", "switch"
 
-#: Cost of an edit: naming one more pair or rank is the smallest change, giving up a clause the largest.
+#: Cost of an edit: adding one pair or rank is the smallest change, removing a clause the largest.
 _ADD, _SET, _REMOVE_ENTRY, _REMOVE_CLAUSE = 1, 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Edit:
-    """A change of one field of a sketch, and how much it counts."""
+    """Change of one field of a sketch, with its cost."""
 
     clause: str
     verb: str  # "add", "allow", "remove entry", "remove" or "set"
-    #: What is added or removed: (src, dst) pairs, (sender, start) pairs, (sender,) or (link,); or the
-    #: number that is set; none where the clause is to ask for nothing any more.
+    #: What is added or removed: (src, dst) pairs, (sender, origin) pairs of relays, (sender,) or (link,); or
+    #: the number that is set. Empty if the whole clause is removed.
     items: tuple[tuple[int, ...], ...]
     cost: int
 
 
 class Barriers:
-    """Exclusions of chunks from links by the clauses of a problem, as it is (not reversed)."""
+    """Exclusions of chunks from links by the clauses of a problem that is not reversed."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -48,7 +48,7 @@ class Barriers:
 
     @cached
     def blocking(self, link: int, chunk: int, *, reducing: bool) -> frozenset[str]:
-        """The clauses that keep a chunk off a link; a sender's relays count as a clause of their own."""
+        """Clauses that keep a chunk off a link; the relays of each sender count as a separate clause."""
         found = {each.said[0] for each in self._closing(link, chunk, reducing)}
         if self._forbidden(link):
             found.add(self._field(link))
@@ -58,7 +58,7 @@ class Barriers:
 
     @cached
     def openings(self, link: int, chunk: int, *, reducing: bool) -> list[frozenset[Edit]]:
-        """Sets of edits, each of which lets a chunk on a link; one empty set where it may go already."""
+        """Sets of edits, each of which allows a chunk on a link; one empty set if it is allowed already."""
         barriers = []
         if self._forbidden(link):
             barriers.append(self._link_edits(link))
@@ -71,7 +71,7 @@ class Barriers:
         return list(dict.fromkeys(frozenset().union(*choice) for choice in product(*barriers)))
 
     def without(self, clauses: Collection[str]) -> Problem:
-        """The problem without some fields of its sketch."""
+        """The problem without the given fields of its sketch."""
         kept, links = self.clauses, range(len(self.problem.topology.links))
         if kept.links_allowed is not None:
             allowed = kept.links_allowed.union(e for e in links if self._field(e) in clauses)
@@ -80,7 +80,7 @@ class Barriers:
         return replace(self.problem, clauses=kept.without(*given_up))
 
     def loosened(self, edits: Collection[Edit]) -> Problem:
-        """The problem after some edits."""
+        """The problem after the given edits."""
         chosen, across = set(edits), self.problem.topology.internode_links
         loosened = self.without({edit.clause for edit in chosen if not edit.items})
         links = range(len(self.problem.topology.links))
@@ -97,7 +97,7 @@ class Barriers:
                     else:
                         relays.pop(item[0], None)
             changed["carries_from"], changed["carries_to"] = carried(self.problem.topology, relays, used)
-        # With a sketch, own chunks go first on every link between nodes that is allowed.
+        # Under a sketch, local-first priority holds on all allowed links between nodes.
         own_first = loosened.clauses.own_first
         if own_first and own_first == {e for e in across if not self._forbidden(e)}:
             changed["own_first"] = frozenset(used)
@@ -125,7 +125,7 @@ class Barriers:
         return CONNECTIONS if self.problem.topology.is_internode(link) else INSIDE
 
     def _field(self, link: int) -> str:
-        """The field that a link is forbidden by: one beside an allowed link is a plane too many."""
+        """Sketch field that forbids a link: `SWITCH` if an allowed link is parallel, else by its ends."""
         ends = self.problem.topology.links[link]
         return SWITCH if (ends.srcs, ends.dsts) in self._allowed_ends else self._field_of_ends(link)
 
@@ -135,20 +135,20 @@ class Barriers:
         return {(links[e].srcs, links[e].dsts) for e in self.problem.links_allowed}
 
     def _named(self, link: int) -> set[tuple[int, int]]:
-        """The pairs of local ranks that a link joins."""
+        """(src, dst) local ranks that a link joins."""
         local, ends = self.problem.topology.local_rank, self.problem.topology.links[link]
         return {(local[s], local[d]) for s in ends.srcs for d in ends.dsts}
 
     @cached_property
     def open_pairs(self) -> dict[str, set[tuple[int, int]]]:
-        """The (src, dst) local ranks that some link may be used between, of connections and inside nodes."""
+        """{field: (src, dst) local ranks with an allowed link}, between nodes and inside nodes."""
         pairs: dict[str, set[tuple[int, int]]] = defaultdict(set)
         for e in self.problem.links_allowed:
             pairs[self._field_of_ends(e)] |= self._named(e)
         return pairs
 
     def _link_edits(self, link: int) -> list[frozenset[Edit]]:
-        """Edits that allow a forbidden link."""
+        """Edits that allow a forbidden link, as alternatives."""
         field = self._field(link)
         if field == SWITCH or not self.is_local:
             return [frozenset([Edit(field, "allow", ((link,),), _ADD)])]
@@ -158,7 +158,7 @@ class Barriers:
 
     @cached_property
     def relays(self) -> dict[int, set[int]]:
-        """Local ranks whose chunks every local sender carries, of senders that have an entry."""
+        """{local sender: local ranks whose chunks it may carry}, for senders with an entry."""
         local = self.problem.topology.local_rank
         relays: dict[int, set[int]] = {}
         for e, admitted in self.clauses.carries_from.items():
@@ -167,11 +167,11 @@ class Barriers:
         return relays
 
     def _sender(self, link: int) -> int:
-        """The local rank whose relays count for a link, of clauses that are told in local ranks."""
+        """Local rank whose relays apply to a link."""
         return self.problem.topology.local_rank[self.problem.topology.links[link].srcs[0]]
 
     def _relay_edits(self, link: int, chunk: int, reducing: bool) -> list[frozenset[Edit]]:
-        """Edits that let a sender carry a chunk."""
+        """Edits that let a sender carry a chunk, as alternatives."""
         topology, sender = self.problem.topology, self._sender(link)
         ends = topology.links[link].dsts if reducing else topology.links[link].srcs
         nodes = {topology.node_of_rank[r] for r in ends}
@@ -183,12 +183,15 @@ class Barriers:
         return [frozenset([each]) for each in options]
 
     def _closing(self, link: int, chunk: int, reducing: bool) -> list[Clause]:
-        """The clauses that keep a chunk off a link, of those that do not forbid it to all."""
+        """Clauses that keep this chunk, but not all chunks, off a link."""
         return [each for each, alone in self._alone if not alone.may_carry(link, chunk, reducing=reducing)]
 
     @cached_property
     def _alone(self) -> list[tuple[Clause, Problem]]:
-        """Such clauses, and the problem with each alone; relays speak of links that are forbidden, too."""
+        """[(clause, problem with this clause alone)] of clauses on single chunks.
+
+        The relays there cover forbidden links as well.
+        """
         values = {each: getattr(self.clauses, each.field) for each in self.clauses.said("chunk", "group")}
         if self.is_local:
             both = carried(self.problem.topology, self.relays, self.problem.topology.internode_links)
@@ -200,7 +203,7 @@ class Barriers:
         ]
 
     def _orbit_edit(self, clause: str, verb: str, item: tuple[int, ...], cost: int) -> Edit:
-        """The edit of an item and of all that the sketch's symmetry maps it to."""
+        """Edit of an item, and of all items that the sketch's symmetry maps it to."""
         local, found, queue = self.problem.topology.local_rank, {item}, [item]
         for each in queue if self.clauses.symmetry else ():
             for ranks in self._ranks_of(each, clause == CONNECTIONS):
@@ -210,7 +213,7 @@ class Barriers:
         return Edit(clause, verb, tuple(sorted(found)), cost * len(found))
 
     def _ranks_of(self, item: tuple[int, ...], across: bool) -> Iterator[tuple[int, ...]]:
-        """The ranks that local ranks stand for: of two nodes for a connection, else of one."""
+        """Ranks that local ranks stand for, as tuples: in two nodes for a connection (`across`), else one."""
         nodes = self.problem.topology.ranks_of_node
         for here, ranks in enumerate(nodes):
             if across:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: Max transfers of a schedule whose critical path is replayed (about 2 s).
 _MOST_TRANSFERS = 100_000
-#: Share of the critical path from which on latency counts as most of it.
+#: Share of the critical path from which latency counts as dominant.
 _MOSTLY = 0.5
 #: {why a search ended: what may find a better schedule}
 _NEXT = {
@@ -26,7 +26,7 @@ _NEXT = {
 
 
 def explained(result: Result) -> str:
-    """Three sentences on separate lines: limit, help, certainty."""
+    """Three sentences, one per line: limit, help, certainty."""
     return "\n".join((_limit(result), _help(result), _certainty(result)))
 
 
@@ -54,7 +54,7 @@ def _help(result: Result) -> str:
 
 
 def _critical(schedule: Schedule) -> str:
-    """The larger part of the critical path, latency or data, and what would shorten it; empty if unknown."""
+    """Larger part of the critical path (latency or data) and what would shorten it; empty if unknown."""
     if not 0 < schedule.num_transfers <= _MOST_TRANSFERS:
         return ""
     try:
@@ -66,7 +66,7 @@ def _critical(schedule: Schedule) -> str:
     if not path or not finish_us:
         return ""
     starts = [*(send.start_us for send in path[1:]), finish_us]
-    # A send that the next one overlaps counts until that starts.
+    # If the next send overlaps this one, only the time until that starts counts.
     latency_us = sum(
         min(float(links[send.link].alpha_us), until_us - send.start_us)
         for send, until_us in zip(path, starts, strict=True)
