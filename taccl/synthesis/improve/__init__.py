@@ -1,1 +1,1 @@
-"""Better schedules from schedules."""
+"""Improvement of schedules by ruin and recreate."""

@@ -1,1 +1,1 @@
-"""The published pipeline: routing, ordering and contiguity, on the quotient by symmetry."""
+"""Models of the published pipeline (routing, ordering, contiguity) and a job shop, on the quotient."""

@@ -1,14 +1,14 @@
-"""Joint ordering and contiguity: the quotient as a job shop with batches, for CP-SAT; cuts on routing by it.
+"""Joint ordering and contiguity: the quotient as a job shop with batches, for CP-SAT; and cuts on routing.
 
-An interval per hop, no overlap on each resource orbit, and on merging links a row of batches to which
-hops are assigned. Hops may be optional, so that the solver also routes. This is the side of our process,
-which builds plain arrays; `jobshop_model` runs in a worker process, the only place where ortools is loaded.
+There is an interval per hop, no overlap on each resource orbit, and on merging links a sequence of batches to
+which hops are assigned. If hops are optional, the solver also routes. This module prepares plain arrays in
+the calling process; `jobshop_model` runs in a worker process, the only place where ortools is loaded.
 
-A cut comes from the critical path of a sequenced schedule: logic-based Benders decomposition with routing as
-the master problem. Hops of that path, and those that bring their chunks, are sequenced by themselves. The
-bound that CP-SAT proves of them holds for every routing that makes all of them. Sources: Hooker and Ottosson,
-"Logic-based Benders decomposition", Mathematical Programming 96, 2003; Jain and Grossmann, "Algorithms for
-hybrid MILP/CP models for a class of optimization problems", INFORMS Journal on Computing 13 (4), 2001.
+A cut comes from the critical path of a schedule: logic-based Benders decomposition with routing as the master
+problem. The hops of that path, and those that bring their chunks, are scheduled alone. The bound that CP-SAT
+proves for them holds for every routing that makes all of them. Sources: Hooker and Ottosson, "Logic-based
+Benders decomposition", Mathematical Programming 96, 2003; Jain and Grossmann, "Algorithms for hybrid MILP/CP
+models for a class of optimization problems", INFORMS Journal on Computing 13 (4), 2001.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ from taccl.synthesis.symmetry.quotient import Quotient
 
 @dataclass(frozen=True, slots=True)
 class JobShopAnswer:
-    """Result of the job shop: a status of `Solution`, a schedule on the quotient, and its bound."""
+    """Result of the job shop.
+
+    - `status`: As for `taccl.solvers.solver.Solution`.
+    - `schedule`: On the quotient; None if none was found.
+    - `bound_ticks`: Lower bound on the job shop's finish; None without one.
+    """
 
     status: str
     schedule: ListSchedule | None
@@ -52,14 +57,14 @@ def solve(
     in_turns: bool = True,
     **options: Any,
 ) -> JobShopAnswer:
-    """The best schedule that CP-SAT finds for the job shop, in a worker process.
+    """Best schedule that CP-SAT finds for the job shop, in a worker process.
 
     - `optional`, `required`: Hops that may be made, and that must be; all others are left out.
     - `upper_ticks`, `lower_ticks`: The finish must be at most (at least) this.
-    - `hint`: A schedule on the quotient to start from; its hops need not all be among those given.
-    - `in_turns`: True if strategies take turns of counted work, and two runs find the same; otherwise more is
-      found in short rounds.
-    - `**options`: Those of `taccl.solvers.worker.run_task`, of which a time limit is needed.
+    - `hint`: A schedule on the quotient to start from; it may use other hops, too.
+    - `in_turns`: True to run strategies in turns of counted work, so that results are reproducible. False
+      finds more in short rounds.
+    - `**options`: Options of `taccl.solvers.worker.run_task`, including the time limit.
     """
     hops = sorted({*optional, *required})
     required, limits = set(required), quotient.hop_limit
@@ -80,7 +85,7 @@ def solve(
 
 
 def _answer(quotient: Quotient, outcome: Outcome) -> JobShopAnswer:
-    """The answer that an outcome holds; a crash or a kill may leave the last incumbent."""
+    """Answer from the outcome of a worker; after a crash or kill, with its last incumbent if there is one."""
     result = outcome.result or outcome.last_progress or {}
     status: str = outcome.status
     if outcome.status == "done":
@@ -100,7 +105,7 @@ def _answer(quotient: Quotient, outcome: Outcome) -> JobShopAnswer:
 
 
 def _payload(quotient: Quotient, hops: Sequence[int], hint: ListSchedule | None) -> dict[str, Any]:
-    """Hops, renumbered, states and links as plain arrays, and a start."""
+    """Renumbered hops, states and links as plain arrays, and the hint."""
     costs, clauses, chosen = (
         quotient.problem.costs,
         quotient.problem.clauses,
@@ -150,11 +155,11 @@ class Cut:
 def find_cut(
     quotient: Quotient, schedule: ListSchedule, *, upper_ticks: int, lower_ticks: int, **options: Any
 ) -> Cut | None:
-    """The cut of a schedule: of its critical path, or else of all its hops; None if neither is proven.
+    """Cut from the critical path of a schedule, or else from all its hops; None if neither is proven.
 
-    - `upper_ticks`: Finish of the incumbent: a cut that reaches it excludes the routing.
+    - `upper_ticks`: Finish of the incumbent: a cut of at least this excludes the routing.
     - `lower_ticks`: Proven bound: a cut must exceed it.
-    - `**options`: Those of `jobshop.solve`, with the time limit of each proof.
+    - `**options`: Options of `jobshop.solve`, with the time limit of each proof.
     """
     entries = needed_entries(quotient, schedule)
     every = frozenset(entries.values())
@@ -173,9 +178,9 @@ def find_cut(
 
 
 def critical_hops(quotient: Quotient, schedule: ListSchedule, entries: dict[int, int]) -> frozenset[int]:
-    """The hops of sends that each wait for the one before, up to the finish; and all that bring their chunks.
+    """Hops of a critical path (sends that each wait for the one before), and of their predecessors.
 
-    - `entries`: {state: hop that brings its chunk}, of the states that are needed.
+    - `entries`: {needed state: hop that brings its chunk}.
     """
     sends = {m: send for send in schedule.sends for m in send.hops}
     needed = set(entries.values())
@@ -203,7 +208,7 @@ def critical_hops(quotient: Quotient, schedule: ListSchedule, entries: dict[int,
 
 
 def _holds(quotient: Quotient, send: Send) -> list[tuple[int, int, int]]:
-    """(resource, begin, until) of a send, in ticks."""
+    """[(resource, begin, end)] of a send, in ticks."""
     units = sum(quotient.hops[m].units for m in send.hops)
     spans = []
     for held in quotient.holds[send.link]:
@@ -214,9 +219,10 @@ def _holds(quotient: Quotient, send: Send) -> list[tuple[int, int, int]]:
 
 
 def _is_relaxed_exactly(quotient: Quotient, hops: Collection[int]) -> bool:
-    """True if the job shop of the hops has every way to merge, and leaving others out delays none.
+    """True if a bound of the job shop with these hops alone holds for all schedules that make them.
 
-    A multicast may lead to a state that another hop enters sooner.
+    The model must allow all merges, and other hops must not be able to speed up these. Multicasts are
+    excluded, since another hop may enter one of their states sooner.
     """
     if any(len(quotient.hops[m].dsts) > 1 for m in hops):
         return False
@@ -231,7 +237,7 @@ def _is_relaxed_exactly(quotient: Quotient, hops: Collection[int]) -> bool:
 
 
 def _alone(quotient: Quotient, hops: Collection[int]) -> Quotient:
-    """The quotient with each state that one of these hops enters as a destination, and no other."""
+    """The quotient with exactly the states that these hops enter as destinations."""
     entered: dict[int, bool] = defaultdict(bool)
     entered |= {p: True for m in hops for p in quotient.hops[m].dsts}
     states = (replace(state, is_destination=entered[p]) for p, state in enumerate(quotient.states))

@@ -1,6 +1,6 @@
-"""The job shop in CP-SAT, built from plain arrays and solved; runs in a worker process.
+"""CP-SAT model of the job shop, built from plain arrays and solved in a worker process.
 
-An interval per hop that is sent by itself, a row of batches per link that merges; see `jobshop`.
+There is an interval per hop that is sent alone, and a sequence of batches per merging link; see `jobshop`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from taccl.solvers.child import Control
 from taccl.solvers.cpsat import new_solver
 
-#: Max hops of a merging link for which there are as many batches as hops, so that every way to merge exists.
+#: Max hops of a merging link with as many batches as hops, so that the model allows all merges.
 ALL_BATCHES = 10
 
 
@@ -40,7 +40,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
 
 
 class _Shop:
-    """The CP-SAT model of a payload, and how to read its solutions."""
+    """CP-SAT model of a payload, with a reader of its solutions."""
 
     def __init__(self, cp: Any, payload: dict[str, Any]) -> None:
         self.payload, self.model = payload, cp.CpModel()
@@ -73,7 +73,7 @@ class _Shop:
         model.minimize(self.finish)
 
     def at(self, state: int) -> Any:
-        """When the chunk is at a state."""
+        """Arrival time of the chunk at a state; 0 at an origin."""
         if self.payload["is_origin"][state]:
             return 0
         if state not in self.arrival:
@@ -86,7 +86,7 @@ class _Shop:
         return self.arrival[state]
 
     def _route(self) -> None:
-        """Choice of hops: one into each destination, none out of a state that no hop enters."""
+        """Constraints on hops: one into each destination, and none out of a state that no hop enters."""
         payload, model = self.payload, self.model
         into: dict[int, list[int]] = defaultdict(list)
         out: dict[int, list[int]] = defaultdict(list)
@@ -118,7 +118,7 @@ class _Shop:
                         model.add_bool_or([*entering, each.negated()])
 
     def _limit_hops(self) -> None:
-        """Number of links passed at every state: one more than before the hop that delivers the chunk."""
+        """Number of links passed at each state: one more than at the source of the hop that enters it."""
         payload, model = self.payload, self.model
         passed = [
             0 if is_origin else model.new_int_var(min(least, most), max(least, most), "")
@@ -133,7 +133,7 @@ class _Shop:
                     self.only_if(model.add(passed[p] >= before + 1), self.brings.get((m, p), self.made[m]))
 
     def _brings(self, m: int, p: int, into: Sequence[int]) -> Any:
-        """Whether the chunk is at a state by this hop: a multicast may also bring what nobody needs."""
+        """Literal: the hop brings the chunk to the state (multicasts may also reach states that have it)."""
         payload = self.payload
         if payload["is_origin"][p] or all(len(payload["dsts"][k]) == 1 for k in into):
             return self.made[m]
@@ -143,13 +143,13 @@ class _Shop:
         return brings
 
     def only_if(self, constraint: Any, *literals: Any) -> None:
-        """Enforce a constraint only where all literals that are not plainly true hold."""
+        """Enforce a constraint only if all literals hold; literals that are True are skipped."""
         conditions = [literal for literal in literals if literal is not True]
         if conditions:
             constraint.only_enforce_if(conditions)
 
     def _single(self, m: int, link: int) -> None:
-        """A send of one chunk: an interval on everything that its link holds."""
+        """Unmerged send of a hop: an interval on each resource of its link."""
         payload, model, upper = self.payload, self.model, self.payload["upper"]
         duration, units, made = payload["duration"][m], payload["units"][m], self.made[m]
         latest = max(0, upper - duration - payload["after_ticks"][m])
@@ -170,7 +170,7 @@ class _Shop:
         model.add_hint(start, max(0, min(hinted, latest)))
 
     def _own_first(self, hops: Sequence[int]) -> None:
-        """Own chunks a latency before relayed ones."""
+        """Local-first priority: each own chunk starts at least its duration before relayed ones."""
         payload = self.payload
         for own, relayed in product(hops, hops):
             if payload["is_own"][own] and not payload["is_own"][relayed]:
@@ -178,7 +178,7 @@ class _Shop:
                 self.only_if(apart, self.made[own], self.made[relayed])
 
     def read(self, value: Callable[[Any], int], objective: float, bound: float) -> dict[str, Any]:
-        """The hops that are made, when each starts, and which start together."""
+        """The hops that are made, with their starts and batches, and finish and bound in ticks, as arrays."""
         hops, starts, together = [], [], []
         for m in range(self.count):
             if self.made[m] is not True and not value(self.made[m]):
@@ -202,7 +202,7 @@ class _Shop:
 
 
 class _Batches:
-    """The row of batches of one merging link: each a merged send, in order, used from the first on."""
+    """Sequence of batches of one merging link: merged sends, in order of time; unused ones come last."""
 
     def __init__(self, shop: _Shop, link: int, hops: Sequence[int]) -> None:
         self.shop, self.link, self.hops = shop, link, hops
@@ -233,7 +233,7 @@ class _Batches:
         return min(int(payload["hint_start"][m]) for m in self.hops if payload["hint_batch"][m] == batch)
 
     def _one(self, j: int) -> None:
-        """A batch lasts alpha plus beta for its chunks, there at its start and arriving at its end."""
+        """Batch j lasts alpha plus beta times its units; chunks must have arrived before it starts."""
         shop, payload, model = self.shop, self.shop.payload, self.shop.model
         inside = [self.chosen[m][j] for m in self.hops]
         model.add(sum(inside) <= self.max_merge * self.used[j])
@@ -249,7 +249,7 @@ class _Batches:
                 shop.only_if(arrives, self.chosen[m][j], shop.brings.get((m, p), True))
 
     def _hold(self) -> None:
-        """Batches hold the link's resources one after another; those of others share by no-overlap."""
+        """Batches occupy the link's resources in sequence; no-overlap separates them from other links."""
         shop, model, upper = self.shop, self.shop.model, self.shop.payload["upper"]
         every = shop.payload["held"]
         users = Counter(resource for held in every for resource in {resource for resource, *_ in held})
@@ -271,7 +271,7 @@ class _Batches:
         model.add(shop.finish >= self.ends[-1])
 
     def _own_first(self) -> None:
-        """Batches of own chunks come before batches of relayed ones, which start a latency after them."""
+        """Local-first priority: batches of own chunks come first; relayed ones start a latency after them."""
         payload, model = self.shop.payload, self.shop.model
         later = [model.new_bool_var("") for _ in self.starts]
         for j in range(1, len(later)):

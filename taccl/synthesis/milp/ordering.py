@@ -1,14 +1,13 @@
-"""Stages 2 and 3: the order of a routing's sends on each resource, and the merging of consecutive ones.
+"""Stages 2 and 3: the order of a routing's sends on each resource, and the merging of consecutive sends.
 
-Ordering goes by a named rule: a priority for the list scheduler, which always starts the most urgent send
-that can start. Source: the heuristics of Shah et al., "TACCL", NSDI 2023, section 5.2, by name instead of
-number.
+Ordering uses a named rule, which gives priorities for the list scheduler; it always starts the most urgent
+send that can start. Source: the heuristics of Shah et al., "TACCL", NSDI 2023, section 5.2, by name instead
+of number.
 
 Contiguity is a MILP of linear size: sends keep their order, and a binary per send of a merging link says
-whether it starts a batch. Merging saves alpha, but makes a batch's first chunks wait for its last. Every
-block of rows carries a tag (`TAGS`), and the rows are exact: the optimum is that of all ways to merge.
-Source: section 5.3 there; the rows here are those of a cumulative completion time, so that no product of
-binaries is needed.
+whether it starts a batch. Merging saves alpha, but the first chunks of a batch wait for its last. Every block
+of rows has a tag (`TAGS`). The rows are exact: the optimum is that over all ways to merge. Source: section
+5.3 there; the rows here are those of a cumulative completion time, which avoids products of binaries.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def order(quotient: Quotient, rule: str = "longest-path-first") -> ListSchedule | None:
-    """The schedule of a routing's hops under an ordering rule.
+    """Schedule of a routing's hops under an ordering rule; None if the list scheduler finds none.
 
     - `quotient`: Restricted to the hops of a routing.
     - `rule`: One of `RULES`.
@@ -51,9 +50,9 @@ def order(quotient: Quotient, rule: str = "longest-path-first") -> ListSchedule 
 def best_order(
     quotient: Quotient, starts: Mapping[tuple[int, int], int] | None = None
 ) -> tuple[ListSchedule, str] | None:
-    """The best schedule over all rules, and the rule that gave it; with `starts`, also in their order.
+    """(best schedule over all rules, name of its rule); None if no rule gives one.
 
-    - `starts` (mapping of (chunk, link) to ticks): When the routing model starts each send.
+    - `starts`: {(chunk, link): start in ticks} of the routing model, whose order is then tried, too.
     """
     tried = [(order(quotient, rule), rule) for rule in RULES]
     if starts is not None:
@@ -63,7 +62,7 @@ def best_order(
 
 
 def _as_planned(quotient: Quotient, starts: Mapping[tuple[int, int], int]) -> ListSchedule | None:
-    """Each hop by itself, in order of these starts, exactly timed; None if the order contradicts itself."""
+    """Unmerged hops in the order of these starts, exactly timed; None if the order would deadlock."""
     sends = [
         Send(hop.link_orbit, (m,), start := starts[hop.chunk, hop.link], start + hop.duration)
         for m, hop in enumerate(quotient.hops)
@@ -75,9 +74,9 @@ def _as_planned(quotient: Quotient, starts: Mapping[tuple[int, int], int]) -> Li
 
 
 def _remaining(quotient: Quotient) -> list[int]:
-    """Per hop, the longest path from its start to the last arrival that follows from it, in ticks.
+    """Ticks of the longest path from the start of each hop to the last arrival that depends on it.
 
-    A multicast may lead back to where the chunk has been: nothing follows from that.
+    A multicast may lead back to a state that the chunk has passed; such cycles are ignored.
     """
     heights: dict[int, int] = {}
     under_way: set[int] = set()
@@ -95,17 +94,17 @@ def _remaining(quotient: Quotient) -> list[int]:
     return [heights[m] for m in range(len(quotient.hops))]
 
 
-#: Ordering rules by name: a hop's priority, from its remaining way and the longest of any.
+#: Ordering rules by name: priority of a hop from its remaining path (ticks) and the longest one of all hops.
 RULES: dict[str, Callable[[Quotient, Hop, int, int], float]] = {
     "longest-path-first": lambda quotient, hop, remaining, longest: remaining,
-    # Chunks that start at the sender first, then by remaining way.
+    # Own chunks of the sender first, then by remaining path.
     "own-chunk-first": lambda quotient, hop, remaining, longest: remaining + longest * hop.is_own,
     # First come, first served.
     "earliest-first": lambda quotient, hop, remaining, longest: -quotient.earliest_start(hop),
 }
 
 
-#: Every block of rows of the contiguity model.
+#: Tags of the blocks of rows of the contiguity model.
 TAGS = (
     "contiguity.availability",
     "contiguity.finish",
@@ -117,12 +116,12 @@ TAGS = (
 
 
 class ContiguityModel:
-    """The MILP of an ordering, and which variable is what.
+    """The contiguity MILP of an ordering, and its variables.
 
-    - `schedule`: Its order is kept: of hops on each resource, and of chunks in each of its merged sends.
-      Hops that lead to no destination are left out.
-    - `start`, `arrival`: dict of hop to variable.
-    - `begins` (dict of hop to variable): u, for hops on merging links.
+    - `schedule`: A schedule whose order is kept: of hops on each resource, and of chunks in each merged send.
+      Hops on which no destination depends are left out.
+    - `start`, `arrival`: {hop: variable}.
+    - `begins`: {hop: variable u, 1 if the hop starts a batch}, for hops on merging links.
     - `order` (tuple of hop): The hops by start.
     """
 
@@ -146,18 +145,18 @@ class ContiguityModel:
         self._resources(lanes, schedule)
 
     def add(self, tag: str, terms: Iterable[tuple[float, int]], least: float = 0.0) -> None:
-        """A row ``terms >= least``."""
+        """Add a row ``terms >= least``."""
         self.model.add_row(terms, least, tag=f"contiguity.{tag}")
 
     def _availability(self, entries: Mapping[int, int]) -> None:
-        """A chunk is sent on after it arrived."""
+        """A chunk is forwarded only after its arrival."""
         for m in self.order:
             for p in self.quotient.hops[m].srcs:
                 if not self.quotient.states[p].is_origin:
                     self.add("availability", [(1.0, self.start[m]), (-1.0, self.arrival[entries[p]])])
 
     def _resources(self, lanes: Mapping[int, _Lane], schedule: ListSchedule) -> None:
-        """Neighbours in a resource's order hold it one after the other, unless they are of one batch."""
+        """Neighbours in a resource's order occupy it in sequence, unless they are in the same batch."""
         queues: dict[int, list[tuple[int, int, int, Held]]] = defaultdict(list)
         for number, send in enumerate(schedule.sends):
             units = sum(self.quotient.hops[m].units for m in send.hops)
@@ -179,7 +178,7 @@ class ContiguityModel:
 
 
 class _Lane:
-    """The hops of one link in order, when each is over, and when its holds begin and end."""
+    """The hops of one link in order, with their completion times and occupations of resources."""
 
     def __init__(self, whole: ContiguityModel, link: int, row: list[int]) -> None:
         quotient, self.whole, self.row = whole.quotient, whole, row
@@ -190,7 +189,7 @@ class _Lane:
         self.beta = int(costs.link_beta[rep]) / self.per_us
         self.units = {m: quotient.hops[m].units for m in row}
         holds = quotient.holds[link]
-        # The least time from the end of a batch to that of the next, had it no units.
+        # Least time from the end of a batch to the end of the next one, without its units.
         even = [alpha for alpha, beta in map(self.costs, holds) if beta == self.beta]
         self.done = self._cumulative("completion", self.alpha, self.beta, max(even, default=-self.upper))
         for m in row:
@@ -209,11 +208,11 @@ class _Lane:
             self._batches(is_own, quotient.problem.clauses.max_merge)
 
     def costs(self, held: Held) -> tuple[float, float]:
-        """Alpha and beta of a hold, in us."""
+        """(alpha, beta) of a hold, in us."""
         return held.alpha / self.per_us, held.beta / self.per_us
 
     def _cumulative(self, tag: str, alpha: float, beta: float, gap: float) -> dict[int, int]:
-        """Per hop, alpha and beta times the units so far after the start of its batch."""
+        """{hop: variable}: start of its batch + alpha + beta times the units of the batch up to the hop."""
         whole = self.whole
         so_far = {m: whole.model.add_variable(0, self.upper) for m in self.row}
         for m in self.row:
@@ -224,7 +223,7 @@ class _Lane:
         return so_far
 
     def _rest(self) -> dict[int, int]:
-        """Per hop, at most the units from it to the end of its batch."""
+        """{hop: variable}: at most the units from the hop to the end of its batch."""
         whole, total = self.whole, sum(self.units.values())
         rest = {m: whole.model.add_variable(0, total) for m in self.row}
         for m, after in self.neighbours():
@@ -235,11 +234,11 @@ class _Lane:
         return rest
 
     def neighbours(self) -> list[tuple[int, int]]:
-        """Hops that may be of one batch, the later one second."""
+        """Pairs of consecutive hops that may be in one batch."""
         return list(pairwise(self.row)) if self.merges else []
 
     def hold_begin(self, m: int, held: Held) -> tuple[list[tuple[float, int]], float]:
-        """When a send takes a resource, of which m is the first hop: terms and a constant."""
+        """(terms, constant) of the time at which the send that begins with hop m occupies a resource."""
         alpha, beta = self.costs(held)
         terms = [(1.0, self.whole.start[m])]
         if not held.receives:
@@ -249,7 +248,7 @@ class _Lane:
         return terms, self.alpha - alpha + (self.beta - beta) * self.units[m]
 
     def hold_end(self, m: int, held: Held) -> tuple[list[tuple[float, int]], float]:
-        """When a send lets a resource go, of which m is the last hop: terms and a constant."""
+        """(terms, constant) of the time at which the send that ends with hop m releases a resource."""
         alpha, beta = self.costs(held)
         if held.receives:
             return [(1.0, self.done[m])], 0.0
@@ -260,7 +259,7 @@ class _Lane:
         return [(1.0, self.released[held][m])], 0.0
 
     def _own_first(self, is_own: Mapping[int, bool]) -> None:
-        """Local-first priority: relayed chunks may start a latency after each own one."""
+        """Local-first priority: relayed chunks start at least a latency after each own one."""
         free = self.whole.model.add_variable(0, self.upper)
         for m, own in is_own.items():
             start = self.whole.start[m]
@@ -269,7 +268,7 @@ class _Lane:
             self.whole.add("availability", row, latency)
 
     def _batches(self, is_own: Mapping[int, bool], max_merge: int) -> None:
-        """Hops of one batch share start and arrival."""
+        """Hops of one batch share start and arrival, and there are at most `max_merge` of them."""
         whole = self.whole
         start, arrival, begins = whole.start, whole.arrival, whole.begins
         whole.add("batch", [(1.0, begins[self.row[0]])], 1)
@@ -285,7 +284,7 @@ class _Lane:
 
 
 def merged(contiguity: ContiguityModel, values: NDArray[np.float64]) -> ListSchedule:
-    """The sends that a solution of the MILP makes; their times are those of the solution, in whole ticks."""
+    """The sends of a solution of the MILP, with its times rounded to whole ticks."""
     quotient = contiguity.quotient
     batches: list[list[int]] = []
     open_batch: dict[int, list[int]] = {}

@@ -1,14 +1,14 @@
-"""Rows of the routing model on each resource: its load, and the order of two hops that might meet there.
+"""Rows of the routing model on each resource: its load, and the order of two hops that may overlap on it.
 
-A resource must carry its load after the earliest of its hops can start, and before the shortest path that
-follows them. Source: the one-machine relaxation with heads and tails of Carlier, "The one-machine sequencing
+A resource must carry its load after the earliest start of its hops, and before the shortest path that follows
+them. Source: the one-machine relaxation with heads and tails of Carlier, "The one-machine sequencing
 problem", European Journal of Operational Research 11 (1), 1982, for sets of late heads or long tails.
 
-These rows leave the order to the next stage, which cannot keep what most of their optima promise. Rows
-tagged ``routing.sequence`` keep hops apart that are both made, by a binary for each pair. They need a
-quotient in which no two members of an orbit meet: that of times. Source: the disjunctive formulation of
-Manne, "On the job-shop scheduling problem", Operations Research 8 (2), 1960; windows and big-M here are those
-of each pair.
+These rows leave the order to the next stage, which often cannot reach the optimum of the relaxation. Rows
+tagged ``routing.sequence`` separate two hops if both are made, with a binary for each pair. They need a
+quotient in which no two members of an orbit share a resource: that by the timing group. Source: the
+disjunctive formulation of Manne, "On the job-shop scheduling problem", Operations Research 8 (2), 1960; time
+windows and big-M here are specific to each pair.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from taccl.synthesis.milp.routing import RoutingModel
 
 
-#: Max distinct heads, and tails, of a resource that give rows; evenly spaced ones beyond.
+#: Max distinct heads, and tails, per resource that give rows; of more, evenly spaced ones are used.
 _MOST_HEADS, _MOST_TAILS = 6, 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """Use of a resource by the members of a hop, per resource of the orbit.
+    """Occupation of a resource by the members of a hop, averaged over the resources of the orbit.
 
-    - `head`, `tail`: Least ticks from 0 to the hold's begin, and from its end to the finish.
-    - `alpha`, `units_ticks`: Ticks of the hold for each message, and for the hop's chunk.
+    - `head`, `tail`: Least ticks from time 0 to the begin of the occupation, and from its end to the finish.
+    - `alpha`, `units_ticks`: Ticks of the occupation per message, and for the hop's chunk.
     """
 
     hop: int
@@ -58,7 +58,8 @@ def add_load_rows(routing: RoutingModel) -> None:
         for head, tail in _windows(some):
             inside = [use for use in some if use.head >= head and use.tail >= tail]
             hops = tuple(use.hop for use in inside)
-            # A row with nothing inside would say T >= head + tail: only what is proven anyway may be said.
+            # A row without hops would state T >= head + tail, so the idle time is limited to the proven
+            # bound.
             head, tail = (min((getattr(use, end) for use in inside), default=0) for end in ("head", "tail"))
             idle = max(0, min(head + tail, least))
             if inside and hops not in done:
@@ -70,7 +71,7 @@ def add_load_rows(routing: RoutingModel) -> None:
 
 
 def _count_messages(routing: RoutingModel) -> None:
-    """max_merge n >= chunks over the link, for each merging link."""
+    """max_merge * n >= chunks over the link, for each merging link with n messages."""
     quotient = routing.quotient
     for link, hops in enumerate(quotient.hops_of_link):
         chunks = [(-float(routing.chunks_per_link(m)), routing.made[m]) for m in hops if m in routing.made]
@@ -82,7 +83,7 @@ def _count_messages(routing: RoutingModel) -> None:
 
 
 def _uses(routing: RoutingModel) -> dict[int, list[_Use]]:
-    """{resource: its uses}."""
+    """{resource: its occupations}."""
     quotient = routing.quotient
     size = Counter(quotient.resource_orbit)
     uses: dict[int, list[_Use]] = defaultdict(list)
@@ -106,7 +107,7 @@ def _uses(routing: RoutingModel) -> dict[int, list[_Use]]:
 
 
 def _least_rest(quotient: Quotient, m: int, held: Held) -> int:
-    """Least ticks by which a send of the hop takes longer than it holds the resource, merged or not."""
+    """Least ticks by which a send of the hop, merged or not, outlasts its occupation of the resource."""
     costs, hop, sizes = quotient.problem.costs, quotient.hops[m], [quotient.hops[m].units]
     if quotient.merging[hop.link_orbit]:
         sizes.append(quotient.problem.clauses.max_merge * int(costs.chunk_units.max()))
@@ -115,13 +116,13 @@ def _least_rest(quotient: Quotient, m: int, held: Held) -> int:
 
 
 def _windows(uses: Sequence[_Use]) -> Iterable[tuple[int, int]]:
-    """Heads and tails to try, the least of both first."""
+    """(head, tail) pairs to try, with the least of both first."""
     heads = _spaced({use.head for use in uses}, _MOST_HEADS)
     return product(heads, _spaced({use.tail for use in uses}, _MOST_TAILS))
 
 
 def _spaced(values: set[int], most: int) -> list[int]:
-    """At most so many of the values in order, evenly spaced, the least among them."""
+    """At most `most` of the values, ascending and evenly spaced, including the least."""
     ordered = sorted(values)
     return ordered[:: -(-len(ordered) // most)]
 
@@ -129,10 +130,10 @@ def _spaced(values: set[int], most: int) -> list[int]:
 def _load(
     routing: RoutingModel, inside: Sequence[_Use], every: Sequence[_Use]
 ) -> tuple[list[tuple[Fraction, int]], Fraction]:
-    """Negative terms of the load of some uses of a resource, and its most.
+    """(negative terms of the load of some occupations of a resource, maximum load).
 
-    Where all hops of a merging link are among them, each of its messages pays alpha; elsewhere a chunk pays
-    its share of a full message.
+    If all hops of a merging link are included, each of its messages adds its alpha; otherwise each chunk adds
+    its share of the alpha of a full message.
     """
     quotient, max_merge = routing.quotient, routing.quotient.problem.clauses.max_merge
     left_out = Counter(use.link for use in every) - Counter(use.link for use in inside)
@@ -156,7 +157,7 @@ def _load(
 
 
 def _copies(routing: RoutingModel, uses: dict[int, list[_Use]]) -> None:
-    """T >= the arrival at a destination, plus the load of the chunk's copies from there on one resource."""
+    """T >= arrival at a destination + load of the chunk's copies from there on one resource."""
     quotient = routing.quotient
     for _, some in sorted(uses.items()):
         copies: dict[int, list[_Use]] = defaultdict(list)
@@ -174,11 +175,11 @@ def _copies(routing: RoutingModel, uses: dict[int, list[_Use]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two hops that must not hold a resource at one time.
+    """Two hops that must not occupy a resource at the same time.
 
     - `first`, `second`: Hops.
-    - `gap`, `reverse_gap`: Ticks from the start of `first` to that of `second` if it goes first, and the
-      other way round.
+    - `gap`, `reverse_gap`: Min ticks from the start of `first` to that of `second` if `first` goes first; and
+      from the start of `second` to that of `first` otherwise.
     """
 
     first: int
@@ -188,12 +189,12 @@ class Pair:
 
 
 class Windows:
-    """When hops may start, in ticks, in schedules that finish by `upper_ticks`.
+    """Time windows of hops, in ticks, in schedules that finish by `upper_ticks`.
 
-    - `earliest`, `latest` (dict of hop to ticks): Hops that cannot be over in time, or by which a chunk
-      passes too many links, are left out.
-    - `due` (list per state): The latest arrival from which a destination is reached in time; of a state that
-      leads to none, the earliest.
+    - `earliest`, `latest`: {hop: start}; without hops that cannot finish in time, or that make paths too
+      long.
+    - `due` (list by state): Latest arrival from which a destination is reached in time; for states that lead
+      to no destination, the earliest arrival.
     """
 
     def __init__(self, quotient: Quotient, upper_ticks: int) -> None:
@@ -214,7 +215,7 @@ class Windows:
 
 
 def num_pairs(quotient: Quotient, windows: Windows, resource: int) -> int:
-    """Number of pairs of hops that may meet on a resource: those that may merge never do."""
+    """Number of pairs of hops that may overlap on a resource; hops that may merge do not count."""
     counts = Counter(quotient.hops[m].link_orbit for m in _holders(quotient, windows, resource))
     total = sum(counts.values())
     merging = sum(count * (count - 1) for link, count in counts.items() if quotient.merging[link])
@@ -222,9 +223,9 @@ def num_pairs(quotient: Quotient, windows: Windows, resource: int) -> int:
 
 
 def pairs_apart(quotient: Quotient, windows: Windows, resources: Iterable[int]) -> list[Pair]:
-    """The pairs of hops that these resources keep apart, and nothing else does.
+    """Pairs of hops that these resources keep from overlapping, unless time windows do already.
 
-    Where two hops may take two resources in different orders, there is a pair for each.
+    If two hops may use two resources in different orders, there is a pair for each.
     """
     gaps: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for resource in resources:
@@ -257,7 +258,7 @@ def _holders(quotient: Quotient, windows: Windows, resource: int) -> list[int]:
 
 
 def _may_meet(quotient: Quotient, a: int, b: int) -> bool:
-    """True if both may be made unmerged, in an order that neither the chunk's path nor a clause fixes."""
+    """True if both may be made unmerged, in an order that neither a path nor a clause determines."""
     one, other = quotient.hops[a], quotient.hops[b]
     if one.link_orbit == other.link_orbit:
         own_first = quotient.link_rep[one.link_orbit] in quotient.problem.clauses.own_first
@@ -270,13 +271,13 @@ def _may_meet(quotient: Quotient, a: int, b: int) -> bool:
 
 
 def _gap(quotient: Quotient, a: int, by_a: Held, b: int, by_b: Held) -> int:
-    """The least time from the start of a to that of b, if a's hold ends before b's begins."""
+    """Least ticks from the start of a to that of b, such that a's occupation ends before b's begins."""
     first, second = quotient.hops[a], quotient.hops[b]
     end = first.duration if by_a.receives else by_a.alpha + first.units * by_a.beta
     if not by_b.receives:
         return end
     costs, link, sizes = quotient.problem.costs, second.link_orbit, [second.units]
-    if quotient.merging[link]:  # with what it merges with, the hold begins at another time after the start
+    if quotient.merging[link]:  # the larger the merged send, the later its occupation may begin
         sizes.append(quotient.problem.clauses.max_merge * int(costs.chunk_units.max()))
     durations = [(units, costs.duration(quotient.link_rep[link], units)) for units in sizes]
     return end - max(duration - by_b.alpha - units * by_b.beta for units, duration in durations)

@@ -1,13 +1,13 @@
-"""Stage 1, routing: which chunk goes over which links, as a MILP on the quotient.
+"""Stage 1, routing: which links each chunk uses, as a MILP on the quotient.
 
-One binary per hop orbit, one arrival time per state orbit; contention is counted, not yet ordered. Every
-block of rows carries a tag, and ``docs/formulation.md`` has one heading per tag (`TAGS`).
+There is a binary per hop orbit and an arrival time per state orbit. Contention is measured by loads, without
+an order of sends. Every block of rows has a tag, and ``docs/formulation.md`` has a heading per tag (`TAGS`).
 Source: Shah et al., "TACCL: Guiding Collective Algorithm Synthesis using Communication Sketches", NSDI 2023,
 section 5.1, with symmetry by substitution and tight big-M as measured there.
 """
 
-# m hop, p state, x is made, y brings a chunk to a state
-# s arrival, T finish, h head (earliest arrival), UB upper bound, all times in us
+# Symbols: m hop, p state; x hop is made, y hop brings the chunk to a state (binaries);
+# s arrival, T finish, h head (earliest arrival), UB upper bound, all times in us.
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from taccl.synthesis.milp.jobshop import Cut
 from taccl.synthesis.milp.resource_rows import Pair, Windows, add_load_rows, pairs_apart
 from taccl.synthesis.symmetry.quotient import Quotient
 
-#: Every block of rows of the routing model.
+#: Tags of the blocks of rows of the routing model.
 TAGS = (
     "routing.destination",
     "routing.transit",
@@ -43,29 +43,26 @@ TAGS = (
 
 
 class RoutingModel:
-    """The MILP, and which variable is what.
+    """The routing MILP and its variables.
 
-    - `upper_ticks`: The finish of a known schedule: arrivals later than this are of no use.
-    - `lower_ticks`: A proven lower bound of the problem, or of the model.
-    - `cuts`: Sets of hops that take at least some time together.
-    - `sequenced`: Resources that hops hold one after another, instead of being counted alone. No two members
-      of a hop may meet there, so the quotient is to be that of times.
-    - `made`: dict of hop to variable.
-    - `taken` (dict of (hop, state) to variable): Whether the state has its chunk from the hop: of a hop to
-      one state, the variable of `made`. (A multicast may also lead to where the chunk is already.)
-    - `arrival`: dict of state to variable.
+    - `upper_ticks`: Finish of a known schedule; later arrivals are useless.
+    - `lower_ticks`: Proven lower bound of the problem, or of the model.
+    - `cuts`: Sets of hops whose joint duration has a lower bound.
+    - `sequenced`: Resources on which the model also decides the order of hops, rather than their load only.
+      No two members of a hop may share such a resource, so the quotient must be that by the timing group.
+    - `made`: {hop: variable, 1 if the hop is made}.
+    - `taken`: {(hop, state): variable, 1 if the state gets its chunk from the hop}. For a hop to a single
+      state this is the variable of `made`; a multicast may also lead to states that have the chunk already.
+    - `arrival`: {state: variable, arrival time}.
     - `finish` (int): The variable T.
-    - `messages` (dict of link orbit to variable): Number of messages over each of its links, if they merge.
-    - `start` (dict of hop to variable): When it starts, of hops to several states that are kept apart from
-      others.
-    - `goes_first` (dict of Pair to variable): Whether the first of two hops goes first, where both orders
-      are possible.
-    - `connections` (dict of variable to list of variable): Whether a connection of a switch with a policy is
-      used, and the hops over it.
-    - `uses` (dict of variable to list of (factor, variable) per link): The uses of the busiest, or of the
-      idlest, link inside nodes, and what counts for each link.
-    - `passed` (dict of state to variable): How many links the chunk has passed there, where the problem
-      limits that.
+    - `messages`: {link orbit: variable, number of messages over each of its links}, for merging links.
+    - `start`: {hop: variable, start time}, for multicast hops on sequenced resources.
+    - `goes_first`: {Pair: variable, 1 if the first of the two hops goes first}, if both orders are possible.
+    - `connections`: {variable, 1 if a connection of a switch with a policy is used: variables of the hops
+      over it}.
+    - `uses`: {variable, number of uses of the most or least used link inside nodes: for each link, terms
+      (factor, variable) of its uses}.
+    - `passed`: {state: variable, number of links that the chunk has passed}, if the problem limits paths.
     """
 
     def __init__(
@@ -116,13 +113,13 @@ class RoutingModel:
             self._cut(cut)
 
     def least_finish(self, bound_us: float) -> float:
-        """Bound on T in us from one on the objective, which may also weigh connections or uses of links."""
+        """Bound on T in us from one on the objective, which may include weighted connections or link uses."""
         limits = self.model.variables[1:]
         weighed = sum(max(cost * lower, cost * upper) for lower, upper, _, cost in limits if cost)
         return max(self.lower_ticks / self.per_us, bound_us - weighed)
 
     def chunks_per_link(self, m: int) -> int:
-        """Number of chunks that a hop takes over each link of its orbit."""
+        """Number of chunks that the members of a hop send over each link of its orbit."""
         quotient = self.quotient
         return quotient.num_members(m) // self._links_of_orbit[quotient.hops[m].link_orbit]
 
@@ -138,9 +135,10 @@ class RoutingModel:
         terms: Iterable[tuple[int | Fraction, int]] = (),
         ticks: int = 0,
     ) -> None:
-        """A row ``late - early + terms >= ticks``: two times, of which `early` may be 0, and binaries.
+        """Add a row ``late - early + terms >= ticks`` of two times and binaries; `early` None stands for 0.
 
-        Ticks become us in one division each, so that `taccl.solvers.cpsat` finds the fractions again.
+        Each coefficient is converted from ticks to us by one division, so that `taccl.solvers.cpsat` can
+        recover the exact fractions.
         """
         row = [(1.0, late), *((float(factor / self.per_us), x) for factor, x in terms)]
         if early is not None:
@@ -148,7 +146,7 @@ class RoutingModel:
         self.model.add_row(row, ticks / self.per_us, tag=f"routing.{tag}")
 
     def _flow(self) -> None:
-        """Each destination takes its chunk from one hop; a chunk leaves only where it has come."""
+        """Each destination takes its chunk from one hop; a chunk leaves a state only if it entered it."""
         quotient, model, made = self.quotient, self.model, self.made
         for p, state in enumerate(quotient.states):
             entering = [(1.0, self.taken[m, p]) for m in state.hops_in if m in made]
@@ -190,7 +188,7 @@ class RoutingModel:
                 self.no_sooner("finish", self.finish, arrival)
 
     def _crossings(self) -> None:
-        """A chunk enters each node that needs it and lacks it at least once."""
+        """A chunk enters each node at least once that needs it and lacks it."""
         topology, collective = self.quotient.problem.topology, self.quotient.problem.collective
         node = topology.node_of_rank
         into: dict[tuple[int, int], set[int]] = defaultdict(set)
@@ -205,7 +203,7 @@ class RoutingModel:
                 self.model.add_row([(1.0, x) for x in sorted(variables)], 1, tag="routing.crossing")
 
     def _hops(self) -> None:
-        """Limited paths: u_r >= u_a + 1 - M (1 - y), u at most the limit less the links ahead."""
+        """Limited paths: u_r >= u_a + 1 - M (1 - y), u at most the limit minus the links still ahead."""
         limits, model = self.quotient.hop_limit, self.model
         if limits is None:
             return
@@ -224,10 +222,10 @@ class RoutingModel:
                     model.add_row([(1.0, self.passed[p]), *before, (-big, y)], 1.0 - big, tag="routing.hops")
 
     def _own_first(self) -> None:
-        """Local-first priority: s_relayed >= s_own + its own duration, if both use the link.
+        """Local-first priority: s_relayed >= s_own + duration of the relayed hop, if both use the link.
 
-        The relayed chunk leaves no earlier than an own one that leaves when it must would arrive alone, and
-        so not before the arrival that the model knows of.
+        The relayed chunk starts no earlier than the unmerged arrival of an own chunk that starts as late as
+        it may, and so no earlier than the arrival in the model.
         """
         quotient, hops = self.quotient, self.quotient.hops
         for link, rep in enumerate(quotient.link_rep):
@@ -243,7 +241,7 @@ class RoutingModel:
                     self.no_sooner("own-first", late, early, both, length - 2 * big)
 
     def _switch_policies(self) -> None:
-        """T +- mu * (connections of a switch in use): u >= x to use few, u <= sum x to use many."""
+        """Objective T +- mu * (connections in use of a switch): u >= x to use few, u <= sum x to use many."""
         quotient, model, tag = self.quotient, self.model, "routing.switch-policy"
         weight = float(quotient.problem.clauses.objective_weight)
         users: dict[int, list[int]] = defaultdict(list)
@@ -263,7 +261,7 @@ class RoutingModel:
                     model.add_row([(1.0, used), *((-1.0, x) for x in users[link])], upper=0, tag=tag)
 
     def _link_use(self) -> None:
-        """T + mu * (uses of the busiest link), or T - mu * (uses of the idlest), inside nodes."""
+        """Objective T + mu * (uses of the most used link), or T - mu * (of the least used), inside nodes."""
         quotient, clauses = self.quotient, self.quotient.problem.clauses
         if clauses.link_use == "free":
             return
@@ -282,10 +280,10 @@ class RoutingModel:
             self.model.add_row(row, 0, tag="routing.link-use")
 
     def _sequence(self, pairs: Sequence[Pair]) -> None:
-        """One of two hops that are made waits for the other: s_b >= s_a + gap, or the other way round.
+        """Disjunctions: if both hops of a pair are made, s_b >= s_a + gap, or the reverse.
 
-        With M as large as it must be for the pair, for each of the three reasons for which a row says
-        nothing.
+        M is minimal for each pair, and for each condition that deactivates the row (a unmade, b unmade, other
+        order).
         """
         model, made, windows = self.model, self.made, self.windows
         both = {m for pair in pairs for m in (pair.first, pair.second)}
@@ -306,7 +304,7 @@ class RoutingModel:
                 self._one_after_other(b, a, pair.reverse_gap, first, goes_first=0)
 
     def _cut(self, cut: Cut) -> None:
-        """T >= the cut's ticks if all its hops are made; not all, if that is too late."""
+        """T >= the cut's ticks if all its hops are made; not all, if that exceeds the upper bound."""
         made = [self.made[m] for m in sorted(cut.hops) if m in self.made]
         if len(made) < len(cut.hops):
             return
@@ -318,7 +316,7 @@ class RoutingModel:
         self.no_sooner("cut", self.finish, None, terms, cut.ticks - late * len(made))
 
     def _start_of_multicast(self, m: int) -> int:
-        """When a multicast starts: after its sources have the chunk, and its duration before it arrives."""
+        """Variable: start of a multicast, after arrivals at its sources and before those it causes."""
         hop, earliest, latest = self.quotient.hops[m], self.windows.earliest[m], self.windows.latest[m]
         start = self.model.add_variable(earliest / self.per_us, latest / self.per_us)
         for p in hop.srcs:
@@ -332,7 +330,7 @@ class RoutingModel:
         return start
 
     def _one_after_other(self, a: int, b: int, gap: int, first: int | None, *, goes_first: int) -> None:
-        """s_b >= s_a + gap, if both are made and, where there is a binary, it is `goes_first`."""
+        """s_b >= s_a + gap, if both are made and the order variable `first`, if any, equals `goes_first`."""
         (until, after, soonest, _), (since, ahead, _, latest) = (self._start(m) for m in (b, a))
         big = max(0, latest + gap - self.windows.earliest[b])
         unmade = max(0, latest + gap - soonest)
@@ -344,7 +342,7 @@ class RoutingModel:
         self.no_sooner("sequence", until, since, terms, least)
 
     def _start(self, m: int) -> tuple[int, int, int, int]:
-        """A variable, how many ticks before it the hop starts, and the bounds of that start, made or not."""
+        """(variable, ticks by which the hop starts before it, earliest start, latest start); made or not."""
         if m in self.start:
             return self.start[m], 0, self.windows.earliest[m], self.windows.latest[m]
         p, duration = self.quotient.hops[m].dsts[0], self.quotient.hops[m].duration

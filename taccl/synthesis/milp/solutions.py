@@ -1,4 +1,4 @@
-"""Solutions of the routing model as routings, schedules as its starts, and the hops that a schedule needs."""
+"""Conversions between solutions of the routing model, routings and schedules; hops that a schedule needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def routing_of(routing: RoutingModel, values: NDArray[np.float64]) -> dict[tuple[int, int], int]:
-    """The (chunk, link) pairs that a solution makes, with all members, and when it starts them, in ticks."""
+    """{(chunk, link): start in ticks} of a solution, including all members of each hop's orbit."""
     quotient, per_us = routing.quotient, routing.per_us
     starts: dict[tuple[int, int], int] = {}
     for m, x in routing.made.items():
@@ -31,10 +31,10 @@ def routing_of(routing: RoutingModel, values: NDArray[np.float64]) -> dict[tuple
 
 
 def routing_hint(routing: RoutingModel, schedule: ListSchedule) -> NDArray[np.float64] | None:
-    """A schedule on the same quotient as a start for the MILP; None if it uses a hop that the MILP lacks.
+    """A schedule on the same quotient as a start for the MILP; None if the MILP lacks one of its hops.
 
-    A chunk arrives when it would have if its send had carried no other: on a link where own chunks go first,
-    relayed ones wait for no more than that.
+    Arrivals are those of unmerged sends, since under local-first priority relayed chunks wait no longer than
+    that.
     """
     quotient, per_us, entries = routing.quotient, routing.per_us, needed_entries(routing.quotient, schedule)
     if not routing.made.keys() >= set(entries.values()):
@@ -74,7 +74,7 @@ def routing_hint(routing: RoutingModel, schedule: ListSchedule) -> NDArray[np.fl
 
 
 def project(quotient: Quotient, schedule: Schedule) -> ListSchedule:
-    """The sends on a quotient that a schedule with its symmetry is made of."""
+    """Project a schedule with the quotient's symmetry to its sends on the quotient."""
     number = {(hop.chunk, hop.link): m for m, hop in enumerate(quotient.hops)}
     hops: dict[int, list[int]] = defaultdict(list)
     times: dict[int, tuple[int, int]] = {}
@@ -87,12 +87,12 @@ def project(quotient: Quotient, schedule: Schedule) -> ListSchedule:
 
 
 def needed_hops(quotient: Quotient, schedule: ListSchedule) -> set[int]:
-    """The hops of a schedule that lead to a destination."""
+    """Hops of a schedule on which some destination depends."""
     return set(needed_entries(quotient, schedule).values())
 
 
 def needed_entries(quotient: Quotient, schedule: ListSchedule) -> dict[int, int]:
-    """The hop that first brings the chunk to each state from which it is needed somewhere, or where."""
+    """{state: first hop that brings its chunk}, for states on which some destination depends."""
     first = {p: m for send in reversed(schedule.sends) for m in send.hops for p in quotient.hops[m].dsts}
     needed: dict[int, int] = {}
     pending = [p for p, state in enumerate(quotient.states) if state.is_destination]

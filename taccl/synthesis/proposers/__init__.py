@@ -1,1 +1,1 @@
-"""Proposers: searches that offer schedules, and baselines that compete with them."""
+"""Proposers of schedules: searches, and baselines that compete with them."""

@@ -1,1 +1,1 @@
-"""Sketches for those who have none: what a topology looks like, and the guidance that it calls for."""
+"""Suggested sketches for problems without one, and the choice of the number of chunks."""

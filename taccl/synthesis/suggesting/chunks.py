@@ -1,9 +1,9 @@
-"""Choice of the number of chunks, if a problem leaves it open: `choose_chunks`.
+"""`choose_chunks`: choice of the number of chunks, if a problem leaves it open.
 
-Large messages finish sooner in several chunks per rank, which overlap on their paths and spread over more
-links. Small ones do not, as each chunk pays the latency of its sends. So a few numbers are tried. Where a
-sketch may help, the best suggested sketch determines the number with the earliest finish; otherwise a list
-scheduler does.
+Large messages finish earlier in several chunks per rank, which overlap on their paths and use more links.
+Small ones do not, as each chunk pays the latency of its sends. So several numbers are tried. If a sketch may
+help, the best suggested sketch determines the number with the earliest finish; otherwise a list scheduler
+does.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.sketched_search import is_unguided
 from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, quick_schedule, suggest_for
 
-#: Seconds per hop for the first sketch; with less time none is suggested.
+#: Seconds per hop for a first sketch; with less time none is suggested.
 _SUGGEST_S_PER_HOP = 1.5e-6
-#: Chunks merge in nodes, too, where that takes this share of the time or less.
+#: Max ratio of finishes at which chunks are also merged inside nodes.
 _MERGING_PAYS = 0.97
 
 
@@ -46,22 +46,23 @@ def choose_chunks(
     progress: Callable[[str, float | None, float | None], None] | None = None,
     parameters: SearchParameters = DEFAULTS,
 ) -> Problem:
-    """The problem in the number of chunks per rank with which a first schedule finishes soonest.
+    """Choose the number of chunks per rank with which a first schedule finishes earliest.
 
-    `taccl.synthesize` and `taccl.compare` choose by the same function.
+    Returns the problem in that number. `taccl.synthesize` and `taccl.compare` use the same function.
 
     Parameters
     ----------
     problem : Problem
-        Made of a size and a collective without `chunks_per_rank`, so that the number is open; any other stays
-        as it is.
+        A problem made of a size and a collective without `chunks_per_rank`, so that the number is open; any
+        other is returned as it is.
     time_limit_s : float
-        After which the best so far is taken.
+        Seconds after which the best number so far is taken.
     seed : int
+        Seed of the list scheduler.
     progress : callable, optional
-        Called with (what is being tried, best finish in us or None, None).
+        Called with (current trial, best finish in us or None, None).
     parameters : SearchParameters
-        ``parameters.suggesting.counts`` are the numbers that are tried; ``partitions``, where sketches are.
+        ``parameters.suggesting.counts`` are the numbers to try; ``partitions`` those to try with sketches.
     """
     until = Deadline.after(time_limit_s)
     options = Options(seed=seed, observer=Observer(progress=progress), parameters=parameters)
@@ -74,10 +75,13 @@ def choose_chunks(
 def choose_with_sketches(
     problem: Problem, options: Options, until: Deadline, *, give_up: Deadline, suggests: bool = True
 ) -> tuple[Problem, list[SketchProposal]]:
-    """The same, and sketches that were suggested for it; none where it `suggests` none, or none suits.
+    """(problem in the best number of chunks, suggested sketches for it); without sketches if none suits.
 
-    No other number, and no other sketch, is begun after `until`, and what is begun ends at `give_up`. Ctrl-C
-    cancels both, and leaves the best of what was tried; `KeyboardInterrupt` where that is nothing.
+    Ctrl-C cancels both deadlines, and the best trial so far counts; `KeyboardInterrupt` if there is none.
+
+    - `until`: Deadline after which no further number or sketch is tried.
+    - `give_up`: Deadline at which a trial under way is stopped.
+    - `suggests`: False to suggest no sketches.
     """
     if not problem.chunks_open:
         return problem, []
@@ -86,16 +90,16 @@ def choose_with_sketches(
         return whole, []
     try:
         check_reachable(problem)
-    except SketchError:  # which whoever solves it explains
+    except SketchError:  # the search explains it later
         return whole, []
-    most = (problem.size_bytes or 0) // problem.collective.size_chunks  # no chunks of less than a byte
+    most = (problem.size_bytes or 0) // problem.collective.size_chunks  # chunks have at least one byte
     problems = {count: cut(whole, count) for count in suggesting.counts if count <= max(1, most)}
     best, best_us, untried = _soonest(problems, options, until, give_up)
     sketches: list[SketchProposal] = []
     late = effort(problem) * _SUGGEST_S_PER_HOP > until.left_s
     if suggests and not late and is_unguided(problem, options.parameters):
         partitions = {count: each for count, each in problems.items() if count in suggesting.partitions}
-        with suppress(InputError, OutOfTime), until.interruptible():  # what a sketch cannot speak of
+        with suppress(InputError, OutOfTime), until.interruptible():  # topologies that no sketch can describe
             found = suggest_for(
                 list(partitions), partitions.__getitem__, options, most=suggesting.sketches,
                 time_limit_s=until.left_s, give_up=give_up,
@@ -103,13 +107,13 @@ def choose_with_sketches(
             if found and found[0].finish_us < best_us:
                 best = partitions[found[0].problem.collective.chunks_per_rank]
             sketches = [each for each in found if each.problem.collective == best.collective]
-    if all(best is not each for each in problems.values()):  # chunks merge, and did not for these sketches
+    if all(best is not each for each in problems.values()):  # it merges chunks, unlike these sketches
         sketches = []
     return _cut_short(told(best), untried), sketches
 
 
 def with_chunks(search: Search) -> tuple[Problem, Sequence[SketchProposal]]:
-    """The problem in as many chunks as are best, where it leaves that open; and sketches that suit."""
+    """(problem in the best number of chunks if that is open, sketches to search under)."""
     problem, options, limit = search.asked or search.problem, search.options, search.deadline
     whole, suggesting = problem.in_its_chunks, options.parameters.suggesting
     sketch = options.sketch
@@ -129,14 +133,14 @@ def with_chunks(search: Search) -> tuple[Problem, Sequence[SketchProposal]]:
 
 
 def cut_as(sketch: SketchProposal, problem: Problem) -> Problem:
-    """The problem in the chunks of a proposal, where it leaves their number open."""
+    """The problem in the chunks of a proposal, if it leaves their number open."""
     if not problem.chunks_open:
         return problem
     return cut(problem.in_its_chunks, sketch.problem.collective.chunks_per_rank)
 
 
 def cut(problem: Problem, parts: int) -> Problem:
-    """The problem with every chunk cut into parts, under the same clauses; defaults are derived again."""
+    """The problem with each chunk cut into `parts`, the same clauses, and defaults derived again."""
     if parts == 1:
         return problem
     default, size_bytes = _by_default(problem), problem.size_bytes
@@ -154,22 +158,21 @@ def _by_default(problem: Problem) -> Problem:
 def _soonest(
     problems: Mapping[int, Problem], options: Options, until: Deadline, give_up: Deadline
 ) -> tuple[Problem, float, list[int]]:
-    """The one that a list scheduler finishes first, and when; of two alike that with fewer chunks.
+    """(best problem, its finish in us, numbers of chunks not tried for lack of time).
 
-    And the numbers of chunks that time was too short to try.
+    The best is the one that a list scheduler finishes first; at ties, the one with fewer chunks. A ring
+    baseline that finishes before all of them only needs one chunk per rank; so does recursive multiplying,
+    which merges chunks.
 
-    A ring that is sooner than all of these needs no more than one chunk per rank; nor do steps of several
-    ranks, which merge chunks.
-
-    The compiled scheduler is quick, so that the answer does not depend on the time limit. The other is better
-    on few hops, and runs where kernels are not compiled and time does not suffice for that.
+    The compiled list scheduler is fast, so that the choice does not depend on the time limit. The list
+    scheduler in Python is better on few hops, and runs if kernels are not compiled and cannot be in time.
     """
     suggesting, efforts = options.parameters.suggesting, list(map(effort, problems.values()))
     compiles = max(efforts) > suggesting.few_hops and all(map(suits, problems.values()))
     is_cold = compiles and not has_kernels(problems[1], options, give_up)
     compiles &= not is_cold
     if compiles and sum(efforts) <= suggesting.most_hops:
-        until = give_up  # less than it takes to load what is compiled
+        until = give_up  # less than the time to load compiled kernels
     best, best_us = problems[1], math.inf
     untried: list[int] = []
     merging, merging_us = merged(best), math.inf
@@ -180,7 +183,7 @@ def _soonest(
         with (
             suppress(InfeasibleError, InputError, NoSolutionError),
             until.interruptible(),
-        ):  # out of time, too
+        ):  # includes OutOfTime
             options.observer.report(
                 f"{format_count(count, 'chunk')} per rank", best_us if best_us < math.inf else None
             )
@@ -206,9 +209,9 @@ def _soonest(
 
 
 def merged(problem: Problem) -> Problem | None:
-    """The problem with sends that merge wherever one holds anything for longer than a chunk's bytes need it.
+    """The problem with merging allowed on all links whose latency exceeds a chunk's transmission time.
 
-    None where they do already, or a sketch says what merges.
+    None if sends may merge there already, or if a sketch determines merging.
     """
     collective, costs, links = problem.collective, problem.costs, hold_columns(problem.topology).link
     waits = links[costs.hold_alpha > costs.hold_beta * int(costs.chunk_units.max(initial=1))]
@@ -222,7 +225,7 @@ def merged(problem: Problem) -> Problem | None:
 
 
 def _cut_short(problem: Problem, untried: Sequence[int]) -> Problem:
-    """The problem, with a note on the numbers of chunks that time was too short to try."""
+    """The problem, with a note on the numbers of chunks that were not tried for lack of time."""
     if not untried:
         return problem
     numbers = ", ".join(map(str, untried))
@@ -231,7 +234,7 @@ def _cut_short(problem: Problem, untried: Sequence[int]) -> Problem:
 
 
 def told(problem: Problem) -> Problem:
-    """The problem, with a note on how many chunks there are if that is not one."""
+    """The problem, with a note on its number of chunks per rank if that is not one."""
     if problem.collective.chunks_per_rank == 1:
         return problem
     cut_into = format_count(problem.collective.chunks_per_rank, "chunk")

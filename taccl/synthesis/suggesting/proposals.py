@@ -1,8 +1,8 @@
-"""Sketches that are proposed: plans of ranks that talk across nodes, with the symmetry that they may have.
+"""Proposed sketches: plans of which ranks send between nodes, with symmetries that fit.
 
-Plans come from features of the topology that a person sees, in local ranks, so they must be alike in every
-node; where nodes differ, there is less to say. Plans that name one sender for a NIC that ranks share, or for
-ranks that are not linked across, came first nowhere. Sketches are written with comments.
+Plans derive from features of the topology in local ranks, so they require nodes that are alike. Plans with a
+single sender for a shared NIC, or for ranks without links between nodes, never came first in tests and are
+not proposed. Sketches are written with comments.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
 
 
-#: Most links for which a shift is checked, for the time it takes.
+#: Max links for which shifts are checked (the check takes too long beyond).
 _MOST_LINKS = 200_000
 
 Ranks = tuple[int, ...]
@@ -47,30 +47,30 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shift:
-    """Rank r to (r + offset) mod group inside its block of `group` ranks, as ``[[symmetry]]`` says it."""
+    """Symmetry ``[[symmetry]]``: rank r to (r + offset) mod group within its block of `group` ranks."""
 
     group: int
     offset: int
 
     def ranks(self, num_ranks: int) -> tuple[int, ...]:
-        """Image of every rank."""
+        """Image of each rank."""
         return offset_permutation(num_ranks, self.offset, self.group)
 
     def repeats_one_of(self, known: Iterable[Shift]) -> bool:
-        """True if it is another shift applied several times."""
+        """True if it is a multiple of a known shift."""
         return any(each.group == self.group and self.offset % each.offset == 0 for each in known)
 
 
 @dataclass(frozen=True)
 class SketchShape:
-    """Features of a topology that matter for a sketch, in local ranks, equal in every node."""
+    """Features of a topology that matter for a sketch, in local ranks; equal in every node."""
 
     topology: Topology
     ranks_per_node: int
     shifts: tuple[Shift, ...]
 
     def is_small(self, chunk_bytes: int) -> bool:
-        """True if a chunk's latency between nodes (inside, for one node) is at least as long as its bytes."""
+        """True if latency is at least a chunk's byte time, on the fastest link between nodes (or in one)."""
         topology = self.topology
         quickest = min(
             (topology.links[e] for e in topology.internode_links or range(len(topology.links))),
@@ -80,10 +80,9 @@ class SketchShape:
 
     @cached_property
     def switches(self) -> tuple[Ranks, ...]:
-        """Ranks that are said to be behind a switch; or, where none is, that share ports with each other.
+        """Sets of local ranks behind a switch: as declared, or ranks with ports that all reach each other.
 
-        A rank has a port where one resource is held by everything that it sends inside its node. Behind one
-        switch are ranks with ports that all reach each other.
+        A rank has a port if a single resource is used by all its sends inside its node.
         """
         declared = self._in_every_node(switch.ranks for switch in self.topology.switches)
         if declared:
@@ -100,7 +99,7 @@ class SketchShape:
 
     @cached_property
     def joined(self) -> frozenset[tuple[int, int]]:
-        """Local ranks that are linked across every ordered pair of nodes."""
+        """(src, dst) pairs of local ranks with a link between every ordered pair of nodes."""
         count: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
         topology = self.topology
         node, local = topology.node_of_rank, topology.local_rank
@@ -111,7 +110,7 @@ class SketchShape:
         return frozenset(ends for ends, found in count.items() if len(found) == pairs)
 
     def _in_every_node(self, sets: Iterable[Iterable[int]]) -> tuple[Ranks, ...]:
-        """Sets of ranks of one node, in local ranks, that are found in every node."""
+        """Sets of ranks within a node, in local ranks, that exist in every node."""
         nodes_of: dict[Ranks, set[int]] = defaultdict(set)
         for ranks in sets:
             nodes = {self.topology.node_of_rank[r] for r in ranks}
@@ -122,7 +121,7 @@ class SketchShape:
 
 @dataclass(frozen=True, slots=True)
 class InternodePlan:
-    """Ranks that talk across nodes, the reason, and fields of ``[internode]`` with a comment on each."""
+    """Which ranks send between nodes, why, and fields of ``[internode]`` as {field: (value, comment)}."""
 
     name: str
     why: str
@@ -130,10 +129,10 @@ class InternodePlan:
 
 
 def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> SketchShape:
-    """Features of a topology for a sketch's author.
+    """Features of a topology for the author of a sketch.
 
-    Raises `TopologyError` if nodes differ in their number of ranks, a link has several ends, or there is only
-    one rank. `OutOfTime` once the deadline has passed.
+    Raises `TopologyError` if nodes differ in their number of ranks, there are hyperedges, or there is only
+    one rank; `OutOfTime` at the deadline.
     """
     sizes = sorted({len(ranks) for ranks in topology.ranks_of_node})
     refused = ""
@@ -152,7 +151,7 @@ def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> SketchShape
 
 
 def relay_plans(shape: SketchShape) -> Iterator[InternodePlan]:
-    """Plans for a topology, each of them possible on its links; the freest last."""
+    """Plans that are possible on the topology's links; the least restrictive comes last."""
     if shape.topology.num_nodes == 1:
         yield InternodePlan("one-node", "there is one node, so nobody relays")
         return
@@ -173,9 +172,9 @@ def relay_plans(shape: SketchShape) -> Iterator[InternodePlan]:
 
 
 def find_shifts(topology: Topology, *, deadline: Deadline = NEVER) -> tuple[Shift, ...]:
-    """Every shift by a divisor of its block that the topology has; whole nodes go to whole nodes.
+    """All symmetries of a topology that are shifts within blocks of ranks, and map nodes to nodes.
 
-    Raises `OutOfTime` once the deadline has passed.
+    Raises `OutOfTime` at the deadline.
     """
     found: list[Shift] = []
     node = topology.node_of_rank
@@ -190,26 +189,27 @@ def find_shifts(topology: Topology, *, deadline: Deadline = NEVER) -> tuple[Shif
     return tuple(found)
 
 
-#: For editors.
+#: First line of sketch files, for editors.
 _SCHEMA_LINE = "#:schema sketch.schema.json"
 _WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
 class SketchProposal:
-    """A sketch that suits a topology, a collective and a size, and what it promises.
+    """A sketch that suits a topology, a collective and a size, with a bound and a first schedule.
 
     Parameters
     ----------
     sketch : Sketch
     bound : Certificate
-        A proven lower bound on the finish of any schedule that obeys the sketch.
+        A proven lower bound on the finish of all schedules that obey the sketch.
     schedule : Schedule
-        Quick schedule of the list scheduler, verified.
+        A quick schedule by the list scheduler, verified.
     why : str
-        What speaks for the sketch, as a sentence.
+        Reason for the sketch, as a sentence.
     comments : mapping of str to str
-        What `to_toml` writes above tables and fields, by name: ``"symmetry"``, ``"internode.connections"``.
+        Comments that `to_toml` writes above tables and fields, by name: ``"symmetry"``,
+        ``"internode.connections"``.
     """
 
     sketch: Sketch
@@ -220,7 +220,7 @@ class SketchProposal:
 
     @property
     def finish_us(self) -> float:
-        """The finish of that schedule in microseconds."""
+        """Finish of the proposal's schedule, in microseconds."""
         return self.schedule.finish_us
 
     @property
@@ -235,11 +235,11 @@ class SketchProposal:
 
     @property
     def limits(self) -> str:
-        """Limit of the bound."""
+        """What limits the bound, as text."""
         return self.bound.limits
 
     def to_toml(self) -> str:
-        """The sketch as TOML with comments, to be edited; `taccl.load_sketch` reads it."""
+        """The sketch as commented TOML, for editing; `taccl.load_sketch` reads it."""
         problem = self.problem
         size = f" of {format_size(problem.size_bytes)}" if problem.size_bytes else ""
         header = [
@@ -256,7 +256,7 @@ class SketchProposal:
                 name = table = line.strip("[]")
             elif table:
                 name = f"{table}.{name}"
-            # The first of several tables of one name is commented.
+            # If several tables have the same name, only the first is commented.
             comment = left.pop(name, None) if line else None
             lines += [*_wrapped(comment), line] if comment else [line]
         return "\n".join(lines) + "\n"
@@ -276,7 +276,7 @@ def make_sketch(
     problem: Problem, shape: SketchShape, plan: InternodePlan, max_merge: int, shifts: Sequence[Shift] = ()
 ) -> Sketch:
     """The sketch of a plan for a problem's chunks, with merging and symmetry."""
-    from taccl.sketch.sketch import Sketch  # and pydantic, in 0.12 s of CPU
+    from taccl.sketch.sketch import Sketch  # imports pydantic, which takes 0.12 s of CPU
 
     per_rank, sizes = problem.collective.chunks_per_rank, sorted(set(problem.chunk_bytes))
     num_nodes = problem.topology.num_nodes
@@ -301,10 +301,10 @@ def make_sketch(
 def fitting_shifts(
     problem: Problem, shifts: Sequence[Shift], *, deadline: Deadline = NEVER
 ) -> tuple[Shift, ...]:
-    """Shifts that the clauses and the collective have too, all of which times may have.
+    """Shifts that are also symmetries of the clauses and the collective, and that schedules may have.
 
-    They move every rank (so that together they are no more than there are ranks), and no resource in use
-    stays where it is: what ranks do alike they can then do at once. The longest blocks come first.
+    They move every rank, so the group has at most as many elements as there are ranks; and every used
+    resource, so that symmetric sends can be simultaneous. The longest blocks come first.
     """
     found: list[Shift] = []
     for shift in sorted(shifts, key=lambda each: (-each.group, each.offset)):
@@ -316,7 +316,7 @@ def fitting_shifts(
 
 
 def _folds(problem: Problem, permutations: tuple[tuple[int, ...], ...]) -> bool:
-    """True if the last of some symmetries is the problem's, and all move every rank and used resource."""
+    """True if the last permutation is a symmetry, and the group moves all ranks and used resources."""
     topology, clauses, ranks = problem.topology, problem.clauses, permutations[-1]
     links, renamed = link_permutation(topology, ranks), problem.with_clauses(symmetry=permutations)
     if links is None or chunk_permutation(problem, ranks) is None:
@@ -326,14 +326,14 @@ def _folds(problem: Problem, permutations: tuple[tuple[int, ...], ...]) -> bool:
     except SketchError:
         return False
     group = symmetry_group(renamed)
-    # Each rank has as many images as there are symmetries, so that none but the identity fixes it.
+    # Each rank has as many images as the group has elements, so that only the identity fixes it.
     moved = (np.bincount(group.ranks)[group.ranks] == group.order).all()
     return bool(moved) and timing_group(renamed).order == group.order
 
 
 @cached
 def _machine(topology: Topology) -> dict[str, str]:
-    """Machine and profile, where they alone make the topology again."""
+    """Fields ``machine`` and ``profile``, if these alone reproduce the topology; otherwise empty."""
     from taccl.topology.registry import machine_names, parse
 
     if topology.machine not in machine_names() or topology.cost_model != "physical":

@@ -1,7 +1,7 @@
-"""Synthesis for those who gave no sketch: with the best that is suggested, and without; the better is kept.
+"""Search under suggested sketches and without, for problems without a sketch; the better schedule is kept.
 
-Every schedule under a sketch is a schedule of the problem without it. So the two are compared on the problem
-that was given, and the bound is that problem's. Its chunks stay as they are.
+Every schedule under a sketch is also valid without it. So schedules are compared on the original problem, and
+the bound is that problem's. Its chunks do not change.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import suggest_for
 
-#: Shares of the time: for a first schedule without a sketch, for suggestions, and of the rest for one sketch.
+#: Shares of the time: for a first schedule without a sketch; for suggestions; and, of the rest, for one
+#: sketch.
 _PLAIN_SHARE, _SUGGEST_SHARE, _SKETCH_SHARE = 0.1, 0.25, 0.7
-#: Share of the time for the compiled search before anything is suggested.
+#: Share of the time for the compiled search before sketches are suggested.
 _LARGE_SHARE = 0.5
-#: Seconds per hop of the list scheduler's first schedule. With less time left the compiled one replaces it,
-#: which needs no quotient; and the least seconds for that.
+#: Seconds per hop of the list scheduler's first schedule. With less time left, the compiled list scheduler
+#: runs instead, which needs no quotient, if the second number of seconds is left.
 _S_PER_HOP, _LEAST_COMPILED_S = 1e-4, 1.0
 
 
 def is_unguided(problem: Problem, parameters: SearchParameters = DEFAULTS) -> bool:
-    """True if a problem has no sketch, sends to make, and enough hops that a sketch may help."""
+    """True if a problem has no sketch, has sends to make, and enough hops that a sketch may help."""
     suggesting = parameters.suggesting
     is_between = suggesting.few_hops < effort(problem) <= suggesting.most_hops
     return is_between and _is_plain(problem) and not problem.collective.is_met
 
 
 def _is_plain(problem: Problem) -> bool:
-    """True if a problem has no clause but merging."""
+    """True if a problem has no clauses except on merging."""
     return problem.clauses == problem.clauses.only("merge")
 
 
 def check_proposal(proposal: SketchProposal, problem: Problem) -> None:
-    """Raise `InputError` for a proposal of another topology, collective or chunks, or beside a sketch."""
+    """Raise `InputError` if a proposal is for another problem, or the problem has a sketch."""
     made_for, fault = proposal.problem, ""
     if not _is_plain(problem):
         fault = f", and a problem that has a sketch already, {problem!r}; leave one out"
@@ -59,9 +60,9 @@ def check_proposal(proposal: SketchProposal, problem: Problem) -> None:
 
 
 def search_guided(search: Search) -> None:
-    """Search under the best suggested sketches, or proposals, and without.
+    """Search under the best suggested or given sketches, and without.
 
-    A large problem without proposals is first searched plainly, for some of the time.
+    A large problem without given sketches is first searched without any, for a share of the time.
     """
     begun, problem, proposals = time.monotonic(), search.problem, list(search.proposals)
     is_searched = bool(search.is_large) and not proposals
@@ -70,7 +71,7 @@ def search_guided(search: Search) -> None:
         part = search.part(problem, "", search.deadline.sooner(limit_s), serves_above=True)
         try:
             search_large(part)
-        except NoSolutionError:  # in all of the time there may be one
+        except NoSolutionError:  # the whole time may suffice
             is_searched = False
         search.bound, search.ran_out = part.bound, part.ran_out
     if not is_searched:
@@ -82,7 +83,7 @@ def search_guided(search: Search) -> None:
     def run(
         problem: Problem, limit_s: float, *, bound: Certificate | None = None, backend: str = "auto"
     ) -> None:
-        """Search a problem whose schedules are schedules of this one, for some of the time."""
+        """Search a problem whose schedules are valid for this one, for `limit_s` seconds."""
         prefix, limit = "" if problem is search.problem else "sketch: ", search.deadline.sooner(limit_s)
         fields = {"bound": bound or search.bound, "gives_up": search.best is not None, "backend": backend}
         part = search.part(problem, prefix, limit, serves_above=True, **fields)
@@ -92,12 +93,12 @@ def search_guided(search: Search) -> None:
             search.ran_out = part.ran_out
 
     if not is_searched:
-        first_s = _PLAIN_SHARE * limit_s  # by whichever list scheduler is quick
+        first_s = _PLAIN_SHARE * limit_s  # by whichever list scheduler is fast enough
         if effort(problem) * _S_PER_HOP <= first_s:
-            with contextlib.suppress(OutOfTime):  # there is a schedule then
+            with contextlib.suppress(OutOfTime):  # then there is a schedule already
                 run(problem, first_s, backend="greedy")
         if not (search.is_met or search.interrupted) and suits(problem):
-            have_compiled(search)  # sketches may need them, too
+            have_compiled(search)  # compiled now, since sketches may need them, too
             offer_compiled(search, budget_s=search.deadline.left_s, num_runs=1)
         if search.best is None:
             offer_compiled(search, budget_s=search.deadline.left_s, num_runs=1)
@@ -107,17 +108,17 @@ def search_guided(search: Search) -> None:
         if search.done or sketch.bound_us >= (search.best_us or math.inf):
             continue
         since = time.monotonic()
-        finish_us = search.offer_sketched(sketch.schedule, sketch.sketch.name)  # which came with it
+        finish_us = search.offer_sketched(sketch.schedule, sketch.sketch.name)  # the proposal's own schedule
         search.record("suggested", "taccl", "done", since, finish_us=finish_us)
         tried.append(sketch)
-        alike = sum(each.finish_us == sketch.finish_us for each in proposals[i:])  # they share the time
+        alike = sum(each.finish_us == sketch.finish_us for each in proposals[i:])  # these share the time
         limit_s = _SKETCH_SHARE / alike * search.deadline.left_s
         with contextlib.suppress(NoSolutionError):
             run(sketch.problem, limit_s, bound=sketch.bound)
     if search.best is None:
-        # The list scheduler takes longer than the compiled one, so it is skipped if that ran out of time.
+        # The list scheduler is slower than the compiled one, so it is skipped if that one ran out of time.
         search.gives_up |= search.deadline.has_passed and suits(problem)
-        search.is_large = None  # as the time that is left suffices
+        search.is_large = None  # decided again, by the time left
         search_plain(search)
     elif not is_searched and not search.done:
         left_s = search.deadline.left_s
@@ -132,13 +133,13 @@ def search_guided(search: Search) -> None:
 
 
 def _suggested(search: Search, limit_s: float) -> list[SketchProposal]:
-    """Sketches for the problem, unless the search is over."""
+    """Suggested sketches for the problem; none if the search is over."""
     if search.is_met or search.interrupted:
         return []
     since, suggesting = time.monotonic(), search.parameters.suggesting
     give_up = search.deadline.sooner(suggesting.give_up_share * limit_s)
     found: list[SketchProposal] = []
-    # A topology beyond sketches, such as nodes of several sizes, is an InputError.
+    # No sketch can describe some topologies, such as nodes of different sizes: an InputError.
     with contextlib.suppress(InputError, OutOfTime):
         found = suggest_for(
             [search.problem.collective.chunks_per_rank], lambda _: search.problem, search.options,
@@ -155,7 +156,7 @@ def _suggested(search: Search, limit_s: float) -> list[SketchProposal]:
 
 
 def _told(search: Search, tried: Sequence[SketchProposal]) -> str:
-    """Text: the sketches tried, their purpose, and the option to disable them."""
+    """Note: the sketches tried, their purpose, and the option to disable them."""
     producer = "" if search.best is None else search.best.producer
     ahead = [each for each in tried if producer.endswith(f"sketch {each.sketch.name}")]
     parts = [f"the suggested {each.sketch.name} led to this schedule ({each.why})" for each in ahead]

@@ -1,8 +1,8 @@
-"""Sketches for those who have none: `suggest_sketches`.
+"""`suggest_sketches`: suggested sketches for a topology, a collective and a size.
 
-Every plan for who talks across nodes is tried with and without merging, and what is ahead then with other
-chunk partitionings. The list scheduler takes the quotient of each by its symmetry, and what comes out is
-verified; the proposals are those that finish first, with their bounds.
+Every plan of which ranks send between nodes is tried with and without merging, and the best of these then
+with other numbers of chunks. The list scheduler works on the quotient of each by its symmetry, and its
+schedules are verified. The proposals are the candidates that finish first, with their bounds.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ from taccl.topology.topology import Topology
 if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
 
-#: Largest share of the time for bounds of proposals; seconds for the best one's bound, and for each other's.
+#: Max share of the time for bounds of proposals; max seconds for the best one's bound, and for each other
+#: bound.
 _BOUNDS_SHARE, _FIRST_BOUND_S, _BOUND_S = 0.3, 5.0, 2.0
-#: With more hops, once reduced, the compiled list scheduler tries a candidate; with fewer the other, so long.
+#: Max hops, after symmetry reduction, for which the list scheduler in Python tries a candidate, and its
+#: seconds; above, the compiled list scheduler does.
 _MOST_RANKED_HOPS, _RANKING_S = 40_000, 0.5
-#: Chunks in one send between nodes, at most.
+#: Max chunks in one send between nodes.
 _MOST_MERGED = 6
 
 
@@ -72,34 +74,36 @@ def suggest_sketches(
     progress: Callable[[str, float | None, float | None], None] | None = None,
     **arguments: Unpack[CollectiveArguments],
 ) -> list[SketchProposal]:
-    """Sketches for a topology, a collective and a size, the most promising first.
+    """Suggest sketches for a topology, a collective and a size, the most promising first.
 
     Parameters
     ----------
+    topology : Topology
     collective : str or Collective
-        Proposals choose the number of chunks per rank for a name or a collective made without
-        `chunks_per_rank`. A chunk size, or `chunks_per_rank`, fixes it.
-    chunks_per_rank : int, optional
-        Pieces of a rank's part of the data.
+        For a name, or a collective made without `chunks_per_rank`, proposals choose the number of chunks per
+        rank, unless a chunk size or `chunks_per_rank` fixes it.
     size, chunk_size : int or str, optional
         The larger of one rank's input and output buffer, e.g. ``"64MB"``; or bytes of one chunk instead.
-    seed : int
+    chunks_per_rank : int, optional
+        Number of chunks into which a rank's part of the data is cut.
     most : int
-        How many proposals at most; none where no candidate can be scheduled in time.
+        Max number of proposals; there are none if no candidate can be scheduled in time.
     time_limit_s : float
-        Of trying candidates and bounding the best. Where none is done by then, the first is taken with what
-        the compiled list scheduler makes of it.
+        Seconds to try candidates and to bound the best. If none is complete by then, the first one for which
+        the compiled list scheduler finds a schedule is taken.
+    seed : int
+        Seed of the list scheduler.
     progress : callable, optional
-        Called with (what is being tried, best finish in us or None, None).
+        Called with (current candidate, best finish in us or None, None).
     **arguments : CollectiveArguments
-        `root`, `roots` or `counts` of a named collective, as `taccl.collectives.make` takes them.
+        `root`, `roots` or `counts` of a named collective, as for `taccl.collectives.make`.
 
     Raises
     ------
     InputError
         If sizes, numbers or the collective's name do not fit, or both sizes or none are given.
     TopologyError, SketchError
-        If nodes differ in size, links have several ends, or the topology does not connect ranks that must
+        If nodes differ in size, there are hyperedges, or the topology does not connect ranks that must
         exchange chunks.
     """
     if (size is None) == (chunk_size is None):
@@ -122,9 +126,9 @@ def suggest_sketches(
     if isinstance(collective, Collective) and is_given:
         counts = [collective.chunks_per_rank]
     elif chunks_per_rank is not None or size_bytes is None:
-        # A chunk size and several partitionings would be several sizes of the collective.
+        # With a given chunk size, different numbers of chunks would change the size of the collective.
         counts = [chunks_per_rank or 1]
-    else:  # no chunks of less than a byte
+    else:  # chunks have at least one byte
         first, *others = DEFAULTS.suggesting.partitions
         made = collective
         if isinstance(made, str):
@@ -145,15 +149,14 @@ def suggest_for(
     give_up: Deadline = NEVER,
     along: bool = False,
 ) -> list[SketchProposal]:
-    """Sketches for a problem without one, cut into chunks in one way or several; see `suggest_sketches`.
+    """Suggested sketches for a problem without one, in one or several chunkings; see `suggest_sketches`.
 
     - `counts`: Numbers of chunks per rank to try.
-    - `cut`: {number of chunks: the problem with them}, a function that returns equal problems each time;
-      called for the numbers tried only.
-
-    It stops without any at `give_up`; by default there is one wherever there can be. Schedules `along` the
-    dimensions of a product are candidates where they are asked for: a search that is to improve the best
-    candidate gets further from others, and tries them itself.
+    - `cut`: Function from a number of chunks per rank to the problem in these; returns equal problems each
+      time.
+    - `give_up`: Deadline at which the function returns without proposals; by default it waits for one.
+    - `along`: True to include schedules along the dimensions of a product as candidates. A search that goes
+      on from the best candidate does better without them, and tries them itself.
     """
     suggesting = options.parameters.suggesting
     is_patient = give_up is NEVER
@@ -179,7 +182,7 @@ def suggest_for(
             break
     if along and not trials.deadline.has_passed:
         _try_dimensions(trials, most)
-    # Where merging makes no difference to a plan so far, the sketch that allows it is enough: it may yet.
+    # If merging makes no difference to a plan's first schedule, only the sketch that allows it is kept.
     distinct: dict[tuple[str, int, float], _Candidate] = {}
     for candidate in sorted(trials.found, key=lambda each: each.rank):
         schedule = candidate.schedule
@@ -196,7 +199,7 @@ def suggest_for(
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A sketch that was tried, what it was made of, and what it led to."""
+    """A sketch that was tried, its plan and its schedule."""
 
     sketch: Sketch
     plan: InternodePlan
@@ -204,14 +207,20 @@ class _Candidate:
 
     @property
     def rank(self) -> tuple[float, int]:
-        """The finish, and then the size of the model."""
+        """(finish in us, number of hops after symmetry reduction): the smallest is the best candidate."""
         problem = self.schedule.problem
         return self.schedule.finish_us, effort(problem) // timing_group(problem).counted
 
 
 @dataclass
 class _Trials:
-    """Candidates for the problems of one topology and collective, one problem per partitioning."""
+    """Trials of sketches on one topology and collective.
+
+    - `cut`: Function from a number of chunks per rank to the problem in these.
+    - `deadline`, `give_up`: When no further trial starts; when trials are stopped.
+    - `found`: Candidates so far.
+    - `fitting`: {plan: symmetries that fit it}.
+    """
 
     cut: Callable[[int], Problem]
     shape: SketchShape
@@ -222,12 +231,12 @@ class _Trials:
     fitting: dict[str, tuple[Shift, ...]] = field(default_factory=dict)
 
     def attempt(self, plan: InternodePlan, max_merge: int, per_rank: int, *, is_late: bool = False) -> float:
-        """Try a plan with a partitioning and merging; its finish, infinite where it leads nowhere in time.
+        """Try a plan in some chunks and with merging; its finish in us, infinite if none is found in time.
 
-        Where `is_late`, it takes the time it needs, looks for no symmetries, and has the compiled list
-        scheduler first, if that was compiled before.
+        - `is_late`: True to ignore the time limit, to skip symmetries, and to use the compiled list scheduler
+          first if it is compiled.
         """
-        # The first may take the time of the bounds, too.
+        # The first trial may also use the time reserved for bounds.
         until = NEVER if is_late else self.deadline if self.found else self.give_up
         best_us = min((each.schedule.finish_us for each in self.found), default=None)
         self.options.observer.report(f"sketch {plan.name}, {per_rank} a rank", best_us)
@@ -239,10 +248,10 @@ class _Trials:
                 self.fitting[plan.name] = fitting_shifts(plain, shifts, deadline=until)
             sketch, applied = self.under(plan, max_merge, per_rank, self.fitting[plan.name])
             until.check()
-            # Without time left, kernels that must be compiled first are no help.
+            # After the time limit, kernels are only used if they are compiled already.
             quick = compiled_schedule(applied, self.options, until) if is_late and are_kept(applied) else None
             schedule = quick or quick_schedule(applied, self.options, until)
-        except (SketchError, OutOfTime):  # a chunk has no way under this plan, or its roots lack the symmetry
+        except (SketchError, OutOfTime):  # no path for a chunk under this plan, or roots break the symmetry
             return math.inf
         if schedule is None:
             return math.inf
@@ -253,7 +262,7 @@ class _Trials:
     def under(
         self, plan: InternodePlan, max_merge: int, per_rank: int, shifts: Sequence[Shift] = ()
     ) -> tuple[Sketch, Problem]:
-        """The sketch of a plan with its symmetries, and the problem under it."""
+        """(sketch of a plan with these symmetries, problem under it)."""
         problem = self.cut(per_rank)
         sketch = make_sketch(problem, self.shape, plan, max_merge, shifts)
         sizes = problem.chunk_bytes[0] if len(set(problem.chunk_bytes)) == 1 else problem.chunk_bytes
@@ -266,7 +275,7 @@ class _Trials:
 def compiled_schedule(problem: Problem, options: Options, give_up: Deadline) -> Schedule | None:
     """Schedule of one run of the compiled list scheduler; None if it does not support the problem.
 
-    None as well where it is not compiled yet, and the time does not suffice for that.
+    None also if it is not compiled yet, and time does not suffice to compile it.
     """
     if not (suits(problem) and has_kernels(problem, options, give_up)):
         return None
@@ -274,12 +283,12 @@ def compiled_schedule(problem: Problem, options: Options, give_up: Deadline) -> 
 
 
 def has_kernels(problem: Problem, options: Options, give_up: Deadline) -> bool:
-    """True if the compiled list scheduler's kernels are compiled, or the time suffices for that."""
+    """True if the compiled list scheduler is compiled, or compiled here within the time."""
     return are_kept(problem) or compile_telling(problem, options, give_up)
 
 
 def quick_schedule(problem: Problem, options: Options, give_up: Deadline) -> Schedule | None:
-    """Quick estimate of a sketch: a schedule by some list scheduler; None if there is none."""
+    """Quick schedule by a list scheduler, in Python or compiled, to judge a sketch; None without any."""
     suggesting = options.parameters.suggesting
     if effort(problem) > _MOST_RANKED_HOPS * timing_group(problem).counted:
         return compiled_schedule(problem, options, give_up)
@@ -292,7 +301,7 @@ def quick_schedule(problem: Problem, options: Options, give_up: Deadline) -> Sch
 def _try_partitions(
     trials: _Trials, counts: Sequence[int], plan: InternodePlan, max_merge: int, start: int, best_us: float
 ) -> None:
-    """Try a plan with more chunks per rank, or, where that does not help, with fewer, while it does."""
+    """Try a plan with more chunks per rank while that helps; if it never does, with fewer."""
     counts, first_us = sorted(counts), best_us
     for further in ([k for k in counts if k > start], [k for k in reversed(counts) if k < start]):
         for per_rank in further if best_us == first_us else ():
@@ -303,11 +312,11 @@ def _try_partitions(
 
 
 def _try_dimensions(trials: _Trials, most: int) -> None:
-    """Give the best candidates a schedule along dimensions where one obeys the sketch and is sooner."""
+    """Replace schedules of the best candidates by schedules along dimensions that finish earlier."""
     most_transfers = trials.options.parameters.portfolio.balanced_transfers
     for each in sorted(trials.found, key=lambda each: each.rank)[:most]:
         problem, finish = each.schedule.problem, each.schedule.finish
-        with suppress(InputError):  # no product, or its sketch forbids it
+        with suppress(InputError):  # no product of dimensions, or the sketch forbids it
             found = balanced_schedule(problem, most_transfers=most_transfers, sooner_than=finish)
             if found is not None:
                 trials.found[trials.found.index(each)] = replace(each, schedule=found)

@@ -1,1 +1,1 @@
-"""Symmetries of problems: their quotient, and fabrics that look alike from every rank."""
+"""Symmetries of problems: their quotient, and implicit synthesis on translation-symmetric fabrics."""

@@ -1,6 +1,6 @@
-"""Implicit synthesis of a named fabric: a schedule and its bound in one call.
+"""Implicit synthesis on a named fabric: a schedule and its bound in one call.
 
-A mesh with an even side gets a ring: a cycle that visits every rank once. A corner rank of a two-dimensional
+A mesh with an even side has a ring: a cycle that visits every rank once. A corner rank of a two-dimensional
 mesh has two incoming links, so an allgather takes at least (R - 1) / 2 rounds. A bidirectional ring takes
 exactly this number for any size, and its schedule stays implicit.
 """
@@ -39,20 +39,22 @@ from taccl.topology.translations import (
     translations_of_topology,
 )
 
-#: So many products of shifts that the links have are tried; resources may lack them.
+#: Max products of block shifts that are tried; the links have each of these, but resources may not.
 _MOST_TRIED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class ImplicitResult:
-    """An implicit schedule, verified, and the bound that it is held against.
+    """An implicit schedule, verified, and its lower bound.
 
     Parameters
     ----------
+    schedule : ImplicitSchedule
+    bound : FabricBound
     seconds : float
-        Synthesis and verification, on the clock.
+        Wall-clock seconds of synthesis and verification.
     dimension_bound : DimensionBound, optional
-        Of ``backend="dimension-balanced"``: what no algorithm along dimensions beats, bandwidth only.
+        For ``backend="dimension-balanced"``: lower bound on algorithms along dimensions, for bandwidth only.
     """
 
     schedule: ImplicitSchedule
@@ -62,12 +64,12 @@ class ImplicitResult:
 
     @property
     def finish_us(self) -> float:
-        """The last arrival, in microseconds."""
+        """Time of the last arrival, in microseconds."""
         return self.schedule.finish_us
 
     @property
     def gap(self) -> float:
-        """(finish - bound) / bound; 0 is a proven optimum."""
+        """(finish - bound) / bound; 0 for a proven optimum."""
         return self.bound.gap(self.schedule.finish)
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,30 +112,32 @@ def synthesize_implicit(
     fabric : str, NamedFabric, Topology or Translations
         A name such as ``"torus:100x100x100"``, ``"mesh:200x200"``, ``"hypercube:16"``, or a topology.
     collective : {"allgather", "reduce-scatter", "allreduce", "alltoall"}
-    chunks_per_rank : int
-        Pieces of a rank's part of the data.
     chunk_size : int or str
         Bytes of one chunk.
+    chunks_per_rank : int
+        Number of chunks into which a rank's part of the data is cut.
     backend : {"auto", "dimension-balanced"}
-        The search over translations; or chunks that go along the fabric's dimensions, each in an order of
-        its own, which `policy` chooses as in `synthesize`.
+        The search over translations; or chunks that each traverse the fabric's dimensions in an own order.
+    policy : {"lp", "greedy"}
+        How ``"dimension-balanced"`` chooses these orders; see `synthesize`.
     group : sequence of rank permutations, optional
-        Of a topology: generators of its translations; default: found, where they are shifts in blocks.
+        For a topology: generators of its translations. None: they are searched among shifts in blocks of
+        ranks.
     seed : int
-        Same arguments and seed, same schedule.
+        Same arguments and seed give the same schedule.
     parameters : SearchParameters
         Constants of the search.
     **costs
-        Of a name, and of no other fabric: ``bandwidth_gb_per_s``, ``alpha_us``, ``alpha_meaning``, as in
+        Only for a fabric given by name: ``bandwidth_gb_per_s``, ``alpha_us``, ``alpha_meaning``; see
         `parse_named`.
 
     Raises
     ------
     InputError
-        If an argument is not of its kind, the fabric has no translations and no ring through it that serves
-        the collective, or the pattern would need too much memory.
+        If an argument has a wrong type, the fabric has neither translations nor a ring that serves the
+        collective, or the pattern would need too much memory.
     VerificationError
-        If the schedule is wrong, which is our mistake.
+        If the schedule is invalid, which would be a bug of this library.
     """
     began = time.monotonic()
     chunk_bytes = parse_size(chunk_size, where="chunk_size")
@@ -168,7 +172,7 @@ def implicit_translations(
     *,
     group: Sequence[Sequence[int]] | None = None,
 ) -> Translations:
-    """The translations of a fabric, or of the ring through a mesh.
+    """Translations of a fabric, or of the ring through a mesh.
 
     Raises `TopologyError` if there are none.
     """
@@ -196,9 +200,9 @@ def implicit_translations(
 
 
 def find_translations(topology: Topology) -> Translations | None:
-    """Translations of a topology that are shifts inside blocks of ranks, one inside another; None without.
+    """Translations of a topology composed of shifts in nested blocks of ranks; None if there are none.
 
-    Tori, hypercubes and rings are of this kind when their ranks are numbered row by row.
+    Tori, hypercubes and rings have these if their ranks are numbered row by row.
     """
     import networkx as nx
 
@@ -212,7 +216,7 @@ def find_translations(topology: Topology) -> Translations | None:
     for step, block in reversed(list(block_shifts(num_ranks))):
         if link_permutation(topology, offset_permutation(num_ranks, step, block)) is not None:
             shifts.add_edge(step, block)
-    # Shifts that together take any rank to any, from the finest block to the coarsest.
+    # Chains of shifts that together map any rank to any other, from the finest block to the coarsest.
     for chain in islice(nx.all_simple_paths(shifts, 1, num_ranks), _MOST_TRIED):
         moduli = tuple(block // step for step, block in pairwise(chain))[::-1]
         with contextlib.suppress(TopologyError):
@@ -221,17 +225,17 @@ def find_translations(topology: Topology) -> Translations | None:
 
 
 def has_hamiltonian_ring(dims: Sequence[int]) -> bool:
-    """True if a mesh has a ring through all ranks: two axes or more that have two ranks, one of them even."""
+    """True if a mesh has a ring through all ranks: at least two axes longer than 1, one of even length."""
     real = [dim for dim in dims if dim > 1]
     return len(real) > 1 and any(dim % 2 == 0 for dim in real)
 
 
 def hamiltonian_ring(dims: Sequence[int]) -> NDArray[np.int64]:
-    """Ranks in the order in which a ring visits them, each linked to the next, the last to the first.
+    """Ranks of a mesh in the order of a ring: each is linked to the next, and the last to the first.
 
-    One even axis is set upright; the others are gone through to and fro, as one axis. Of this sheet the first
-    column is kept for the way back, and the rows of the rest are gone through to and fro. Raises
-    `TopologyError` if the mesh has no such ring.
+    An even axis becomes the vertical axis of a sheet; the other axes, traversed in a zigzag, become its
+    horizontal axis. The first column of the sheet is the return path; the other columns are traversed row by
+    row in a zigzag. Raises `TopologyError` if the mesh has no such ring.
     """
     if not has_hamiltonian_ring(dims):
         raise TopologyError(
@@ -248,7 +252,7 @@ def hamiltonian_ring(dims: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _to_and_fro(dims: Sequence[int]) -> NDArray[np.int64]:
-    """Cells of a grid, so that each is beside the next: along the last axis to and fro, and so on upwards."""
+    """Cells of a grid in zigzag (boustrophedon) order, so that consecutive cells are neighbours."""
     path = np.zeros(1, dtype=np.int64)
     for dim in reversed(dims):
         size = len(path)

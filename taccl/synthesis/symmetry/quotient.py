@@ -3,8 +3,8 @@
 It has a hop per orbit of (chunk, link), and a chunk-rank state per orbit of (chunk, rank).
 
 Routing, ordering, contiguity, the list scheduler and the job shop all work on `Quotient`. With the trivial
-group it is the problem itself. A *state* is a chunk at a rank, a *hop* takes a chunk over a link, from
-states to states. Symmetry is applied by substitution: what the members of an orbit do, they do alike.
+group it is the problem itself. A *state* is a chunk at a rank; a *hop* sends a chunk over a link, from
+states to states. Symmetry is applied by substitution: all members of an orbit behave alike.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from taccl.problem.costs import hold_columns, wide_links
 from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
 
-#: Times to destinations that are looked at together.
+#: Max distances to destinations that are processed at a time.
 _BLOCK = 2**21
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A send of u units holds an orbit of resources for ``alpha + u * beta`` ticks, `count` times over."""
+    """A send of u units occupies `count` resources of one orbit for ``alpha + u * beta`` ticks each."""
 
     resource: int
     alpha: int
@@ -43,8 +43,9 @@ class Held:
 class ChunkState:
     """An orbit of chunks at ranks.
 
-    - `chunk`, `rank`: Those of the representative.
+    - `chunk`, `rank`: The representative's.
     - `head_ticks`: Earliest possible arrival; 0 at an origin.
+    - `hops_in`, `hops_out`: Hops that enter and leave it.
     """
 
     chunk: int
@@ -61,15 +62,15 @@ class Hop:
     """An orbit of chunks over links.
 
     - `chunk`, `link`: Of a member whose link represents its orbit, so that hops of one link orbit can merge.
-    - `srcs`, `dsts`: States. A destination that holds the chunk from the start is left out.
-    - `units`, `duration`: Of a send of its own, in ticks.
-    - `tail_ticks`: The longest shortest path that is left, from the end of the hop, to a destination that the
-      hop is on a shortest path to; -1 where it is on none.
-    - `after_ticks`: The shortest path that is left, from the end of the hop, to the nearest destination.
-    - `is_own`: Whether the chunk starts at the link's sender (for links on which own chunks go first).
-    - `enters`: Where the link joins nodes and the chunk has more than one destination: the number of the
-      orbit of (chunk, node) that it enters; -1 elsewhere.
-    - `links`: Those of the members whose chunk represents its orbit.
+    - `srcs`, `dsts`: States. A destination that has the chunk from the start is left out.
+    - `units`, `duration`: Size of the chunk, and ticks of an unmerged send.
+    - `tail_ticks`: Longest remaining time from the end of the hop to a destination for which the hop is on a
+      shortest path; -1 if it is on none.
+    - `after_ticks`: Least remaining time from the end of the hop to the nearest destination.
+    - `is_own`: True if the chunk starts at the link's sender (for local-first priority).
+    - `enters`: Number of the orbit of (chunk, node) that the hop enters; -1 if the link does not join nodes,
+      or the chunk has only one destination.
+    - `links`: Links of the members whose chunk represents its orbit.
     """
 
     chunk: int
@@ -88,7 +89,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class HopLimit:
-    """Most links that a chunk may pass; for each state the fewest to it, and from it to a destination."""
+    """Max links of a chunk's path; for each state, the min to it, and from it to a destination."""
 
     limit: int
     least: list[int]
@@ -96,22 +97,24 @@ class HopLimit:
     starts_anew: frozenset[int]
 
     def after(self, m: int, hop: Hop, passed: Sequence[int]) -> int:
-        """Number of links that the chunk has passed after a hop, from the numbers at every state."""
+        """Number of links that the chunk has passed after a hop, given the numbers at all states."""
         return 1 if m in self.starts_anew else 1 + max(passed[p] for p in hop.srcs)
 
     def leads_on(self, after: int, p: int) -> bool:
-        """True if a chunk that reaches a state after `after` links may still reach a destination."""
+        """True if a chunk that reaches a state after `after` links can still reach a destination."""
         return after + self.left[p] <= self.limit
 
     def is_near(self, m: int, hop: Hop) -> bool:
-        """True if a chunk on a path of the fewest links may still reach a destination after a hop."""
+        """True if a chunk on a path of the fewest links can still reach a destination after a hop."""
         after = self.after(m, hop, self.least)
         return any(self.leads_on(after, p) for p in hop.dsts)
 
     def is_shortest(self, m: int, hop: Hop, *, alone: bool) -> bool:
-        """True if a hop is on a path of the fewest links; `alone`: for a chunk with one destination.
+        """True if a hop is on a path of the fewest links.
 
-        Following such hops alone a chunk never comes too far to go on.
+        A chunk that only follows such hops never exceeds the limit before it reaches a destination.
+
+        - `alone`: True for a chunk with one destination.
         """
         if alone:
             ahead = 1 + min(self.left[p] for p in hop.dsts)
@@ -122,12 +125,13 @@ class HopLimit:
 
 @dataclass(frozen=True)
 class Quotient:
-    """A problem as its group leaves it; see `take_quotient`.
+    """A problem reduced by a group of its symmetries; see `take_quotient`.
 
-    - `link_rep`, (num_link_orbits,) tuple of int: The representative of every orbit of links.
-    - `num_resources`: Orbits of resources.
-    - `single_path`: Whether the chunk has one destination, so that it travels along one path.
-    - `link_orbit`, `resource_orbit`: The number of the orbit that every link and resource is in.
+    - `link_rep`, (num_link_orbits,): Representative of each orbit of links.
+    - `holds`, (num_link_orbits,): Occupations of resources by a send over each orbit of links.
+    - `num_resources`: Number of orbits of resources.
+    - `single_path`, (num_chunks,): True if the chunk has one destination, so that it travels along one path.
+    - `link_orbit`, `resource_orbit`: Number of the orbit of each link and resource.
     """
 
     problem: Problem
@@ -143,18 +147,18 @@ class Quotient:
 
     @cached_property
     def merging(self) -> tuple[bool, ...]:
-        """True, for each orbit of links, if its sends may merge."""
+        """(num_link_orbits,) True if sends over the links may merge."""
         clauses = self.problem.clauses
         return tuple(clauses.max_merge > 1 and e in clauses.merging for e in self.link_rep)
 
     @cached_property
     def num_entries(self) -> int:
-        """Orbits of (chunk, node) that hops enter."""
+        """Number of orbits of (chunk, node) that hops enter."""
         return 1 + max((hop.enters for hop in self.hops), default=-1)
 
     @cached_property
     def hops_of_link(self) -> tuple[tuple[int, ...], ...]:
-        """The hops over every orbit of links."""
+        """(num_link_orbits,) hops over each orbit of links."""
         hops: list[list[int]] = [[] for _ in self.link_rep]
         for m, hop in enumerate(self.hops):
             hops[hop.link_orbit].append(m)
@@ -162,7 +166,7 @@ class Quotient:
 
     @cached_property
     def hop_limit(self) -> HopLimit | None:
-        """Most links that chunks may pass, if the problem limits it; else None."""
+        """Limit on the number of links of paths; None if the problem has no such limit."""
         limit = self.problem.clauses.path_limit
         if limit is None:
             return None
@@ -184,13 +188,13 @@ class Quotient:
 
     @cached_property
     def _starts_anew(self) -> frozenset[int]:
-        """Hops of derived chunks from where they are made, which is the state of what they are made from."""
+        """Hops of derived chunks from where they are made, a state that they share with their base chunk."""
         derives = bool(self.problem.collective.derivations)
         return frozenset(m for m, hop in enumerate(self.hops) if derives and hop.is_own)
 
     @cached_property
     def links_of_resource(self) -> tuple[tuple[int, ...], ...]:
-        """The orbits of links that hold every orbit of resources."""
+        """(num_resources,) orbits of links that use each orbit of resources."""
         links: list[list[int]] = [[] for _ in range(self.num_resources)]
         for link, holds in enumerate(self.holds):
             for held in holds:
@@ -198,7 +202,7 @@ class Quotient:
         return tuple(tuple(dict.fromkeys(each)) for each in links)
 
     def earliest_start(self, hop: Hop) -> int:
-        """Earliest tick at which all sources may have the chunk."""
+        """Earliest tick at which all sources of a hop can have the chunk."""
         return max(self.states[p].head_ticks for p in hop.srcs)
 
     def members(self, hop: int) -> list[tuple[int, int]]:
@@ -223,11 +227,11 @@ class Quotient:
 def take_quotient(
     problem: Problem, group: Symmetries | None = None, *, give_up: Deadline = NEVER
 ) -> Quotient:
-    """The quotient of a problem by a group of its symmetries; by none, the problem itself.
+    """Quotient of a problem by a group of its symmetries; None for the trivial group, which changes nothing.
 
-    Hops are those that the sketch admits and that lie on ways of the routing slack: a chunk with one
-    destination keeps links on a way at most (1 + slack) times the shortest; one with several keeps links
-    whose both ends lie on such ways. Raises `OutOfTime` if it is time to give up.
+    Hops are those that the sketch allows and that lie on paths within the routing slack: a chunk with one
+    destination keeps links on a path of at most (1 + slack) times the shortest time; a chunk with several
+    keeps links whose two ends lie on such paths. Raises `OutOfTime` at the deadline `give_up`.
     """
     topology, collective, costs = problem.topology, problem.collective, problem.costs
     group = Symmetries(problem) if group is None else group
@@ -244,7 +248,7 @@ def take_quotient(
         r = ranks[r]
         if (c, r) not in states:
             data = collective.chunks[c]
-            head = distances.heads(c)[r]  # 0 where the chunk cannot come, as no hop leads there
+            head = distances.heads(c)[r]  # 0 if no hop leads there
             states[c, r] = (int(head) if np.isfinite(head) else 0, r in data.origins, r in collective.ends[c])
         return c, r
 
@@ -292,7 +296,7 @@ def take_quotient(
         return tuple(dict.fromkeys(number[at] for at in ends))
 
     hops = [Hop(srcs=numbers(srcs), dsts=numbers(dsts), **hop) for hop, srcs, dsts in made]
-    # Where a link has several sources a chunk comes to it along several paths.
+    # A chunk reaches a link of several sources over several paths.
     wide = set(wide_links(topology)).intersection(problem.links_allowed)
     joined = any(len(topology.links[e].srcs) > 1 for e in wide)
     single = tuple(
@@ -315,7 +319,7 @@ def take_quotient(
 
 
 def _alike_nodes(problem: Problem, ranks: NDArray[np.int64]) -> list[int]:
-    """For every node, the smallest of those that have ranks in the same orbits."""
+    """For each node, the smallest node with ranks in the same orbits."""
     node = np.asarray(problem.topology.node_of_rank)
     smallest = np.full(len(ranks), len(ranks))
     np.minimum.at(smallest, ranks, node)
@@ -326,7 +330,7 @@ def _alike_nodes(problem: Problem, ranks: NDArray[np.int64]) -> list[int]:
 
 
 def _with_hops(quotient: Quotient, hops: Sequence[Hop]) -> Quotient:
-    """The quotient with these hops, states knowing which of them enter and leave."""
+    """The quotient with these hops, entered as `hops_in` and `hops_out` of its states."""
     into: dict[int, list[int]] = defaultdict(list)
     out: dict[int, list[int]] = defaultdict(list)
     for m, hop in enumerate(hops):
@@ -344,7 +348,7 @@ def _with_hops(quotient: Quotient, hops: Sequence[Hop]) -> Quotient:
 def _held_by_links(
     problem: Problem, resource_orbit: NDArray[np.int64], links: NDArray[np.int64]
 ) -> list[tuple[Held, ...]]:
-    """Resources held by a send over each of some links."""
+    """Occupations of resources by a send over each of some links."""
     costs, columns = problem.costs, hold_columns(problem.topology)
     counts: list[Counter[tuple[int, int, int, bool]]] = [Counter() for _ in links]
     at, hold = columns.of_sends(links)
@@ -356,7 +360,7 @@ def _held_by_links(
 
 
 def _derived_states(problem: Problem) -> dict[tuple[int, int], tuple[int, int]]:
-    """A derived chunk is where its source is: (chunk, rank) -> the underived state behind it."""
+    """{(derived chunk, rank): (base chunk, rank)}: the state of a derived chunk where it is made."""
     source = {(d.chunk, d.rank): (d.source, d.rank) for d in problem.collective.derivations}
     alias = {}
     for key in source:
@@ -370,7 +374,7 @@ def _derived_states(problem: Problem) -> dict[tuple[int, int], tuple[int, int]]:
 def _useful_links(
     problem: Problem, c: int, distances: Distances, durations: NDArray[np.int64]
 ) -> list[tuple[int, int, int]]:
-    """(link, tail, after) of the links worth considering for a chunk; see `Hop` for the two times."""
+    """[(link, tail, after)] of links within the routing slack for a chunk; for the times see `Hop`."""
     topology = problem.topology
     origins = distances.origins(c)
     destinations = [r for r in problem.collective.ends[c] if r not in origins]
@@ -383,7 +387,7 @@ def _useful_links(
     limit = head[destinations] + slack * (head[destinations] - release)
     wide = set(wide_links(topology)).intersection(problem.links_allowed)
     if any(len(topology.links[e].srcs) > 1 for e in wide):
-        # Such a link waits for all of its sources: paths from the nearest are no measure.
+        # Such a link waits for all of its sources, so paths from the nearest origin do not limit it.
         limit[:] = np.finfo(np.float64).max
     on_way = (head[None, :] + to_go <= limit[:, None]).any(axis=0)
     is_new = np.ones(topology.num_ranks, dtype=bool)
@@ -396,7 +400,7 @@ def _useful_links(
     leads &= np.logical_or.reduceat(on_way[dst] & is_new[dst], first)
     at = np.flatnonzero(np.repeat(leads, np.diff(first, append=len(link))))
     useful: list[tuple[int, int, int]] = []
-    while len(at):  # some links at a time, as each has a time to every destination
+    while len(at):  # in blocks, as each link has a time to every destination
         several = link[at[: max(1, _BLOCK // len(destinations))]]
         count = int(np.searchsorted(link[at], several[-1], side="right"))
         some, at = at[:count], at[count:]

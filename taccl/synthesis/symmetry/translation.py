@@ -1,15 +1,15 @@
-"""Synthesis on fabrics that look the same from every rank: one place's pattern, repeated by translations.
+"""Synthesis on fabrics that look the same from every rank: the pattern of one rank, repeated by translations.
 
 allgather
-    A tree over all offsets: whenever a class of links is free, it takes the earliest arrival whose step
-    along it is still wanted. On tori, hypercubes and the like this meets the bound.
+    A tree over all offsets: a free class of links takes the earliest arrival whose neighbour along the class
+    is still wanted. On tori, hypercubes and similar fabrics this meets the bound.
 reduce-scatter
-    The same on reversed links, with time turned round.
+    The same on reversed links, reversed in time.
 allreduce
-    One after the other.
+    The reduce-scatter followed by the allgather.
 alltoall
-    A path for every offset, the same from every place. It goes along the axes one after another, starting
-    with a different axis by offset, so that all links are busy from the start. The farthest goes first.
+    A path for every offset, the same from every rank. It goes along one axis after another, and the first
+    axis depends on the offset, so that all links are busy from the start. The longest path goes first.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.topology.translations import CyclicProduct, LinkClass, Translations
 
 _PRODUCER = "translation"
-_BYTES_PER_ROW = 100  # of memory, about, for each row of a pattern
-_NO_DEADLINE = 2**62  # ticks that no run reaches
-#: Random orders: how many, and rows of all of them together.
+_BYTES_PER_ROW = 100  # estimated bytes of memory per row of a pattern
+_NO_DEADLINE = 2**62  # ticks beyond any finish
+#: Max restarts with random orders; max rows of a pattern times restarts.
 _RESTARTS, _RESTART_ROWS = 60, 400_000
 
 
@@ -48,12 +48,12 @@ def translate(
 ) -> ImplicitSchedule:
     """The implicit schedule of a collective on a fabric with translations.
 
-    - `chunk_bytes`, `chunks_per_rank`: `chunks_per_rank` is that of the function of the same name as the
-      collective.
-    - `seed`: Of restarts on small fabrics that miss their bound.
+    - `chunk_bytes`: Bytes of one chunk.
+    - `chunks_per_rank`: Chunks per rank, as for the collective of this name in `taccl.collectives`.
+    - `seed`: Seed of restarts, which run if a small fabric misses its bound.
 
-    Raises `InputError` if the collective is another one, or the pattern would need too much memory.
-    `TopologyError` if links do not lead to every rank, or of an alltoall do not run along the axes of the
+    Raises `InputError` if the collective is not supported, or the pattern would need too much memory;
+    `TopologyError` if links do not lead to every rank, or, for an alltoall, do not run along the axes of the
     group.
     """
     empty = Pattern.sorted([], [], [], [], [], [])
@@ -86,7 +86,7 @@ def translate(
 
 
 def memory_needed(translations: Translations, chunks_per_rank: int = 1) -> int:
-    """Bytes that a tree over all offsets is found in, more or less: steps of every class, and its rows."""
+    """Estimated bytes for a tree over all offsets: neighbours of each offset by class, rows of the tree."""
     nodes = translations.num_ranks * chunks_per_rank
     return 4 * translations.num_ranks * len(translations.classes) + _BYTES_PER_ROW * nodes
 
@@ -111,7 +111,7 @@ def _tree(
     goal: int,
     seed: int,
 ) -> tuple[Pattern, int]:
-    """The tree over all offsets that finishes first, and when; a run that meets the goal is the last."""
+    """(earliest tree over all offsets, its finish in ticks); the runs end once one meets `goal`."""
     from taccl.synthesis.kernels.offset_kernel import OffsetTree, make_link_classes, spread_offsets
 
     num_ranks, num_classes = translations.num_ranks, len(classes)
@@ -122,7 +122,7 @@ def _tree(
     nodes = num_ranks * pieces
     speed = np.unique(ticks.latency, return_inverse=True)[1]
     kinds = [np.empty((num_classes, 0), dtype=np.int32)]
-    if speed.any():  # slow classes prefer what faster ones do not reach from where the item is
+    if speed.any():  # slow classes prefer offsets that faster classes do not reach from offsets with the item
         leads_to = steps.T.ravel().astype(np.int64)
         joined = components(np.tile(places, num_classes), leads_to, np.repeat(speed, num_ranks), num_ranks)
         kinds.append(joined[speed].astype(np.int32))
@@ -143,11 +143,11 @@ def _tree(
     return tree, int(best.finish)
 
 
-_BYTES_PER_HOP = 150  # of memory, about, for each hop
+_BYTES_PER_HOP = 150  # estimated bytes of memory per hop
 
 
 def route(translations: Translations, ticks: ClassTicks, pieces: int, *, most_hops: int) -> Pattern:
-    """Every offset its own path; paths are columns of hops, one item after another."""
+    """Pattern of an alltoall: a path for every offset, as columns of hops, item after item."""
     from taccl.synthesis.kernels.offset_kernel import make_link_classes, route_offsets
 
     link_class, path_of = _paths(translations, pieces, most_hops)
@@ -165,7 +165,7 @@ def route(translations: Translations, ticks: ClassTicks, pieces: int, *, most_ho
 def _paths(
     translations: Translations, pieces: int, most_hops: int
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """The class of every hop of every item, and where each item's hops begin."""
+    """((num_hops,) class of each hop, (num_items + 1,) first hop of each item)."""
     num_ranks = translations.num_ranks
     number = {each.dst: g for g, each in enumerate(translations.classes)}
     items = np.arange(num_ranks * pieces, dtype=np.int64)
@@ -178,7 +178,8 @@ def _paths(
     digits = np.stack([offset // s % m for s, m in zip(strides, moduli, strict=True)], axis=1)
     around = np.array(moduli) - digits
     up, down = np.array(upwards), np.array(downwards)
-    # Half way round, which way is as long: the other digits decide, so that both are used as much.
+    # Half way round an axis both directions are equally long: the parity of the other digits decides, so that
+    # both are used equally.
     others = digits.sum(axis=1, keepdims=True) - digits + (items % pieces)[:, None]
     goes_up = (digits < around) | ((digits == around) & (others % 2 == 0))
     goes_up = (goes_up & (up >= 0)) | (down < 0)
@@ -199,7 +200,7 @@ def _paths(
 
 
 def _axes(translations: Translations, number: dict[int, int]) -> tuple[list[int], list[int], tuple[int, ...]]:
-    """The class that goes one up, and one down, along every axis of the group; -1 where there is none."""
+    """(classes one step up, classes one step down, moduli), for each axis of the group; -1 for no class."""
     group = translations.group
     moduli = tuple(m for m in group.moduli if m > 1) if isinstance(group, CyclicProduct) else ()
     upwards, downwards = [], []
@@ -222,7 +223,7 @@ def _places(
     path_of: NDArray[np.int64],
     item: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The places that every hop goes from and to."""
+    """(sources, destinations) of the hops, as offsets."""
     group = translations.group
     step = np.array([each.dst for each in translations.classes], dtype=np.int64)[link_class]
     if len(translations.classes) == translations.num_ranks - 1:

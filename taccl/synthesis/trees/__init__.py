@@ -1,1 +1,1 @@
-"""Spanning trees that fill a machine: capacities, switches split off, and the packing of trees."""
+"""Packing of spanning trees: capacities of a topology, removal of its switches, and the packing itself."""

@@ -1,12 +1,12 @@
-"""Capacities of a topology as a network of ranks and switches; switches split off into links of ranks.
+"""Capacities of a topology as a network of ranks and switches; switches are split off into links of ranks.
 
-The network has an arc for each resource that bytes pass. A link is a path: resources near its source first,
-then its own, then those near its destination. Where all links of a resource go on to another, these meet in a
-node that is no rank, such as a switch. Nothing here depends on which kind of machine that is.
+The network has an arc for each resource that data passes. A link is a path of arcs: resources shared near its
+source, then its own, then those shared near its destination. If all links of a resource continue to another
+one, these two meet in a node that is no rank, such as a switch. The construction applies to any topology.
 
-A switch is split off: capacity of an arc into it and of one out of it becomes that of an arc past it, as much
-as leaves every set of nodes wide enough to be entered. Maximum flows tell how much. Switches go one by one,
-until arcs join ranks alone. Each then stands for the path of a link.
+A switch is split off: capacity is moved from an arc into it and an arc out of it to an arc that bypasses it,
+as long as every set of nodes retains enough incoming capacity. Maximum flows determine how much. This is
+repeated for every switch, until arcs join ranks only. Each then stands for the path of a link.
 
 References
 ----------
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-#: Capacities above this are not computed, so that sums of them stay whole 64-bit numbers.
+#: Max capacity that is computed, so that sums of capacities fit into 64-bit integers.
 _MOST_CAPACITY = 2**48
-#: Units per tick over arcs that no bytes hold.
+#: Units per tick of arcs without bandwidth cost.
 _UNLIMITED = Fraction(2**40)
 
 
 @dataclass(frozen=True)
 class Network:
-    """Arcs between ranks, numbered first, and other nodes.
+    """Directed network of ranks, which are numbered first, and switches.
 
-    - `tail`, `head`, (num_arcs,): Nodes.
-    - `alpha`, `beta`, (num_arcs,): Ticks for which a send holds an arc, at all and for each unit of its size.
-    - `share`: Share of each arc that is used, such that no switch sends more than it receives.
+    - `tail`, `head`, (num_arcs,): Nodes of each arc.
+    - `alpha`, `beta`, (num_arcs,): A send of u units occupies an arc for ``alpha + u * beta`` ticks.
+    - `share`: Usable share of each arc, such that no switch sends more than it receives.
     - `arcs_of_link`: {link: its arcs in order}.
     """
 
@@ -75,7 +75,7 @@ class Network:
 
 
 def network_of(problem: Problem) -> Network | None:
-    """The network of a problem's links; None if their resources follow one another in no fixed order."""
+    """The network of a problem's links; None if the order of resources along links is inconsistent."""
     src, dst = (ends.tolist() for ends in link_ends(problem.topology))
     paths, cost = _paths(problem, src, dst)
     firsts = _of_one_rank(paths, src, 0)
@@ -84,7 +84,7 @@ def network_of(problem: Problem) -> Network | None:
     arcs: dict[Hashable, tuple[Hashable, Hashable]] = {}
     for e, path in paths.items():
         begin, end = ("rank", src[e]), ("rank", dst[e])
-        if path[0] not in firsts:  # which several ranks share: an arc from each
+        if path[0] not in firsts:  # shared by several ranks: add an arc from each
             cost[begin, path[0]] = cost[path[0]]
             path.insert(0, (begin, path[0]))
         if path[-1] not in lasts:
@@ -115,10 +115,10 @@ def network_of(problem: Problem) -> Network | None:
 def _paths(
     problem: Problem, src: list[int], dst: list[int]
 ) -> tuple[dict[int, list[Hashable]], dict[Hashable, tuple[int, int]]]:
-    """{link: its resources in order} and {resource: ticks for which a send holds it, alpha and beta}.
+    """({link: its resources in order}, {resource: (alpha, beta) ticks of a send on it}).
 
-    Those that fewer ranks share are nearer to these. A link's own resource counts where it is slower than all
-    that it shares.
+    Resources shared by fewer ranks are nearer to these. A link's own resource only counts if it is slower
+    than all of its shared ones.
     """
     holds, costs, wide = hold_columns(problem.topology), problem.costs, set(wide_links(problem.topology))
     paths: dict[int, list[Hashable]] = {e: [] for e in problem.links_allowed if e not in wide}
@@ -153,7 +153,7 @@ def _paths(
 
 
 def _of_one_rank(paths: dict[int, list[Hashable]], ranks: list[int], place: int) -> set[Hashable]:
-    """Resources that are at one end of every link that has them, beside one and the same rank.
+    """Resources that are at the end of all paths that contain them, always beside the same rank.
 
     - `ranks`: Rank at that end of each link.
     - `place`: 0 for the first end of paths, -1 for the last.
@@ -167,32 +167,32 @@ def _of_one_rank(paths: dict[int, list[Hashable]], ranks: list[int], place: int)
 
 
 class _Joined:
-    """Points that are joined into nodes (union-find)."""
+    """Union-find of points that are joined into nodes."""
 
     def __init__(self) -> None:
         self._above: dict[Hashable, Hashable] = {}
 
     def root(self, point: Hashable) -> Hashable:
-        """The point that stands for all that are joined with one."""
+        """Representative of all points that are joined with one."""
         while (above := self._above.get(point, point)) != point:
             self._above[point] = point = self._above.get(above, above)
         return point
 
     def join(self, one: Hashable, other: Hashable) -> None:
-        """Make two points one node."""
+        """Join two points into one node."""
         self._above[self.root(one)] = self.root(other)
 
 
 def _shares(num_ranks: int, tail: list[int], head: list[int], beta: list[int]) -> tuple[Fraction, ...]:
-    """Shares of arcs such that as much may leave a switch as may enter it.
+    """Shares of arcs such that no more data can leave a switch than can enter it.
 
-    A switch does not multiply chunks, as minimum cuts would let it. Where more could leave, all arcs out of
-    it have the same part of their rate.
+    A switch does not multiply chunks, but minimum cuts would allow it. If more could leave than enter, all
+    arcs out of the switch are scaled down equally.
     """
     rate = np.array([Fraction(1, each) if each else _UNLIMITED for each in beta], object)
     share = np.full(len(beta), Fraction(1), object)
     nodes = sorted({*tail, *head} - set(range(num_ranks)))
-    for _ in nodes:  # a lower rate into the next switch may lower the rates out of that
+    for _ in nodes:  # a lower rate into the next switch may lower the rates out of it
         for node in nodes:
             into, out = np.array(head) == node, np.array(tail) == node
             if (received := rate[into].sum()) < (sent := rate[out].sum()):
@@ -202,9 +202,10 @@ def _shares(num_ranks: int, tail: list[int], head: list[int], beta: list[int]) -
 
 
 def least_time(network: Network, counts: Ints, units: int, known: int = 1) -> tuple[int, Ints]:
-    """Least ticks by which arcs bring every chunk to every rank, and chunks that each arc passes by then.
+    """(least ticks for the arcs to bring every chunk to every rank, (num_arcs,) chunks per arc by then).
 
-    Raised from cut to cut: a set of nodes that is too narrow, by maximum flows, tells how long it takes.
+    The time is raised cut by cut: maximum flows find a set of nodes with too little incoming capacity, which
+    determines the next time.
 
     - `counts`, (num_ranks,): Number of chunks that start at each rank.
     - `units`: Size of a chunk.
@@ -230,10 +231,10 @@ def least_time(network: Network, counts: Ints, units: int, known: int = 1) -> tu
 
 
 def trees_per_chunk(network: Network, counts: Ints) -> tuple[Fraction, int]:
-    """Least time per unit of a chunk if chunks are cut at will; and the least number of parts that reach it.
+    """(least time per unit of a chunk in arbitrarily fine parts, least number of parts that reaches it).
 
-    Latencies do not count. The number of parts makes all capacities within that time whole; 0 if capacities
-    are too large to be computed.
+    Latencies do not count. With that number of parts all capacities are whole numbers; it is 0 if capacities
+    exceed `_MOST_CAPACITY`.
     """
     total = int(counts.sum())
     beta = [int(each) / share for each, share in zip(network.beta, network.share, strict=True)]
@@ -252,7 +253,7 @@ def trees_per_chunk(network: Network, counts: Ints) -> tuple[Fraction, int]:
 
 
 def find_cut(network: Network, capacity: Ints, counts: Ints, sinks: Ints) -> NDArray[np.bool_] | None:
-    """Nodes that too few chunks can enter, (num_nodes,) bool; None if there is no such set."""
+    """(num_nodes,) bool: a set of nodes that too few chunks can enter; None if there is none."""
     room, source = network.matrix(capacity), network.num_nodes
     room[source, : network.num_ranks] = counts
     level, total = np.zeros(len(room), np.int64), int(counts.sum())
@@ -262,23 +263,23 @@ def find_cut(network: Network, capacity: Ints, counts: Ints, sinks: Ints) -> NDA
 
 
 def _entering(network: Network, inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Arcs into a set of nodes, (num_arcs,) bool."""
+    """(num_arcs,) bool: True for arcs into a set of nodes."""
     entering = ~inside[network.tail] & inside[network.head]
     if not entering.any():
         raise NoSolutionError("no link enters a set of ranks that needs chunks", bound_us=None)
     return entering
 
 
-#: Arcs of the network, that chunks pass one after another.
+#: Consecutive arcs of the network.
 Path = tuple[int, ...]
 
 
 def split_switches(network: Network, capacity: Ints, counts: Ints) -> dict[int, int] | None:
-    """{link: chunks that it may carry}, such that every rank can still receive every chunk in time.
+    """{link: chunks that it may carry} without switches, such that all ranks get all chunks in time.
 
-    None if some switch cannot be split off, because its links lack some of the pairs of ranks that it joins.
+    None if some switch cannot be split off, because it lacks links between some pairs of its ranks.
 
-    - `capacity`, (num_arcs,), and `counts`, (num_ranks,): As in `least_time`.
+    - `capacity`, (num_arcs,), and `counts`, (num_ranks,): See `least_time`.
     """
     state = _Splitting(network, capacity, counts)
     parts = {
@@ -291,7 +292,7 @@ def split_switches(network: Network, capacity: Ints, counts: Ints) -> dict[int, 
         into = sorted((path for path in state.left if state.ends(path)[1] == switch), key=state.ends)
         out = sorted((path for path in state.left if state.ends(path)[0] == switch), key=state.ends)
         excess = sum(map(state.left.__getitem__, into)) - sum(map(state.left.__getitem__, out))
-        for path in into if excess > 0 else out:  # as much comes in as goes out
+        for path in into if excess > 0 else out:  # balance the capacity in and out
             lowered = state.lower([path], min(abs(excess), state.left[path]))
             excess -= lowered if excess > 0 else -lowered
         for a, b in _paired(state, switch, into, out):
@@ -306,10 +307,11 @@ def split_switches(network: Network, capacity: Ints, counts: Ints) -> dict[int, 
 
 
 def _paired(state: _Splitting, switch: int, into: list[Path], out: list[Path]) -> list[tuple[Path, Path]]:
-    """Pairs of paths into a switch and out of it, in the order in which they get all that they can.
+    """Pairs of paths into and out of a switch, in the order in which capacity is assigned to them.
 
-    Few partners for each port make sends wait least for one another. Ranks that are far apart otherwise come
-    first, as those behind one switch need no other; then each port with the next, the one after that, ...
+    Sends wait least for one another if each port has few partners. Ranks with little capacity between them
+    otherwise come first; ranks behind another common switch need this one less. Ties: each port with the
+    next, then the one after that, and so on.
     """
     width = state.widths_without(switch)
     place = {path: i for side in (into, out) for i, path in enumerate(side)}
@@ -322,7 +324,7 @@ def _paired(state: _Splitting, switch: int, into: list[Path], out: list[Path]) -
 
 
 class _Splitting:
-    """Capacities left to paths, and the same between nodes, with a source of all chunks."""
+    """Remaining capacities of paths, and the same between nodes, with a source of all chunks."""
 
     def __init__(self, network: Network, capacity: Ints, counts: Ints) -> None:
         self.left: dict[Path, int] = {(arc,): int(each) for arc, each in enumerate(capacity)}
@@ -332,11 +334,11 @@ class _Splitting:
         self._sinks, self._level = np.arange(network.num_ranks), np.zeros(len(self._room), np.int64)
 
     def ends(self, path: Path) -> tuple[int, int]:
-        """Nodes at which a path begins and ends."""
+        """First and last node of a path."""
         return int(self._network.tail[path[0]]), int(self._network.head[path[-1]])
 
     def widths_without(self, switch: int) -> Ints:
-        """(num_nodes, num_nodes) capacity of the widest path between nodes that does not pass a switch."""
+        """(num_nodes, num_nodes) capacity of the widest path between nodes that avoids a switch."""
         width = self._room[: self._source, : self._source].copy()
         for via in range(len(width)):
             if via != switch:
@@ -344,9 +346,9 @@ class _Splitting:
         return width
 
     def lower(self, paths: list[Path], most: int, whole: Path | None = None) -> int:
-        """Lower the capacities of paths, as far as every set of nodes stays wide enough; by how much.
+        """Lower capacities of paths by up to `most`, as long as chunks reach all ranks; returns by how much.
 
-        - `whole`: The path along both, which gains what they lose.
+        - `whole`: The concatenated path, whose capacity rises by the same amount; None for none.
         """
         if most <= 0:
             return 0

@@ -1,9 +1,9 @@
 """Packing of spanning trees within the capacities of a directed graph, and routes of chunks along them.
 
-Trees exist if and only if each set of nodes can be entered as often as there are trees with roots outside it
-(Edmonds' theorem). Trees of one root that are alike are built together, and parted where capacity runs out:
-an edge joins a tree with the largest multiplicity for which what is left still satisfies that condition. A
-maximum flow tells that multiplicity. All arithmetic is on integers.
+Trees exist if and only if the capacity into each set of nodes is at least the number of trees with roots
+outside it (Edmonds' theorem). Equal trees of one root are built together as copies, and separated where
+capacity runs out: an edge joins a tree with the largest number of copies for which the remaining capacity
+still satisfies that condition. A maximum flow determines that number. All arithmetic is on integers.
 
 References
 ----------
@@ -36,13 +36,17 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-#: Edges tried for one that extends all trees that are built together, before these are parted.
+#: Max edges tried in search of one that extends all copies of a tree, before the copies are separated.
 _TRIES = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Copies of a spanning tree: its edges from the root on, each after the one that reaches its tail."""
+    """Copies of a spanning tree.
+
+    - `edges`: In an order from the root, each after the edge that reaches its tail.
+    - `count`: Number of copies.
+    """
 
     root: int
     edges: tuple[tuple[int, int], ...]
@@ -51,7 +55,7 @@ class Tree:
 
 @dataclass(slots=True)
 class _Partial:
-    """Copies of a tree that is being built: the nodes that it reaches, and how far each is from the root."""
+    """Copies of an unfinished tree: their number, edges, and the distance of each node from the root."""
 
     count: int
     edges: list[tuple[int, int]]
@@ -69,7 +73,7 @@ def pack_trees(
 ) -> list[Tree]:
     """Spanning trees out of each root that together use each edge at most as often as its capacity.
 
-    Short trees are preferred: an edge near the root joins first.
+    Short trees are preferred: edges near the root are added first.
 
     Parameters
     ----------
@@ -78,7 +82,7 @@ def pack_trees(
     counts : sequence of int
         Number of trees out of each node.
     length : (num_nodes, num_nodes) float, optional
-        Length of each edge; by default 1.
+        Length of each edge; None for 1 each.
 
     Raises
     ------
@@ -116,10 +120,11 @@ def _next_edge(
     begun: Sequence[_Partial],
     lengths: NDArray[np.float64],
 ) -> tuple[tuple[int, int], int]:
-    """An edge that extends a tree, and the number of copies for which it may.
+    """(edge that extends a tree, number of copies that it can extend).
 
-    - `is_tight`, (num_nodes, num_nodes): Edges into sets that other trees need all capacity of; they stay so
-      for as long as this tree is built.
+    - `is_tight`, (num_nodes, num_nodes): True for edges into sets whose whole capacity other trees need. They
+      remain so while this tree is built; found ones are added.
+    - `begun`: Other unfinished trees.
     """
     best, most, tried = (0, 0), 0, 0
     for edge in _by_distance(tree, left, lengths):
@@ -143,7 +148,7 @@ def _next_edge(
 
 
 def _by_distance(tree: _Partial, left: Ints, lengths: NDArray[np.float64]) -> Iterator[tuple[int, int]]:
-    """Edges out of a tree, those first that carry all copies, then those that reach a node soonest."""
+    """Edges out of a tree: first those with capacity for all copies, then by distance of the node reached."""
     reached = tree.reached
     tails, heads = np.flatnonzero(reached), np.flatnonzero(~reached)
     room = left[np.ix_(tails, heads)]
@@ -157,10 +162,11 @@ def _by_distance(tree: _Partial, left: Ints, lengths: NDArray[np.float64]) -> It
 def _copies(
     edge: tuple[int, int], tree: _Partial, left: Ints, waiting: Ints, begun: Sequence[_Partial]
 ) -> tuple[int, NDArray[np.bool_]]:
-    """Largest number of copies of a tree that an edge can join such that all trees can still be completed.
+    """(number of copies of a tree that an edge can extend, (num_nodes,) bool: limiting set of nodes).
 
-    With it comes the set of nodes that decides: of all that the edge enters, the one with the least capacity
-    beyond its demand. It is a minimum cut, where each other tree is a way around through a node of its own.
+    The number is the largest for which all trees can still be completed. The limiting set is a minimum cut:
+    of all sets that the edge enters, the one with the least capacity in excess of its demand. In the flow
+    network each other unfinished tree is a node that bypasses the edge.
     """
     tail, head = edge
     num_nodes = len(left)
@@ -177,16 +183,16 @@ def _copies(
 
 
 class TreeRoutes(NamedTuple):
-    """Routes along trees, and the share of a rank's chunks that go before each chunk, (num_chunks,) float."""
+    """Routes along trees, and (num_chunks,) share of its rank's chunks that precede each chunk."""
 
     routes: Routes
     turn: NDArray[np.float64]
 
 
 def tree_counts(problem: Problem) -> Ints | None:
-    """(num_ranks,) number of trees out of each rank; None if some chunk does not go from one rank to all.
+    """(num_ranks,) number of trees out of each rank; None unless each chunk goes from one rank to all ranks.
 
-    Chunks must be alike in size.
+    None also if chunks differ in size, or there are reductions.
     """
     collective, num_ranks = problem.collective, problem.topology.num_ranks
     if collective.combining or collective.derivations or len(set(problem.costs.chunk_units.tolist())) != 1:
@@ -200,7 +206,7 @@ def tree_counts(problem: Problem) -> Ints | None:
 
 
 def tree_routes(problem: Problem, fabric: Fabric) -> TreeRoutes | None:
-    """Routes by which chunks that spread from one rank each to all fill the machine.
+    """Routes along packed trees, for chunks that each go from one rank to all ranks.
 
     None if no trees are found: see `tree_counts`, `network_of` and `split_switches`.
     """
@@ -230,7 +236,7 @@ def tree_routes(problem: Problem, fabric: Fabric) -> TreeRoutes | None:
 def _routes(
     problem: Problem, trees: list[Tree], room: dict[tuple[int, int], list[list[int]]], ticks: int
 ) -> TreeRoutes:
-    """Each chunk along a tree out of its rank, copies of one tree evenly among those of others."""
+    """Assign each chunk to a tree out of its rank, with copies of different trees evenly interleaved."""
     chunks_of: dict[int, list[int]] = defaultdict(list)
     for c, chunk in enumerate(problem.collective.chunks):
         chunks_of[chunk.origins[0]].append(c)
@@ -247,7 +253,7 @@ def _routes(
 
 
 def _from_root(tree: Tree) -> list[tuple[int, int]]:
-    """The edges of a tree from the root on, those out of one rank next to one another."""
+    """The edges of a tree from the root on, those out of the same node adjacent."""
     after: dict[int, list[int]] = defaultdict(list)
     for src, dst in tree.edges:
         after[src].append(dst)
@@ -259,7 +265,7 @@ def _from_root(tree: Tree) -> list[tuple[int, int]]:
 
 
 def _take(room: list[list[int]]) -> int:
-    """A link of those between two ranks that has capacity left, which is used up by one."""
+    """A link between two ranks with capacity left, which is reduced by one."""
     while not room[-1][0]:
         room.pop()
     room[-1][0] -= 1
