@@ -1,11 +1,12 @@
-"""Ablation of the portfolio: each mechanism is left out in turn, and finishes are compared with the whole.
+"""Ablation of the portfolio: each mechanism is left out in turn, and finishes are compared.
 
-Time limits count work (`benchmarks.work_clock`), so other work on the machine changes nothing. Seeds show
-chance: the whole is run with each. A case differs if no finish without the mechanism lies within the range of
-the whole's finishes, for any seed. A mechanism that a run of the whole did not use is not left out of it.
+Time limits count work (`benchmarks.work_clock`), so the load of the machine changes nothing. The whole
+portfolio is run with several seeds, which shows variation by chance. A case differs if no finish without the
+mechanism lies within the range of the whole's finishes, for any seed. A mechanism is only left out of runs
+that use it.
 
-Results are stored after each run; the same command goes on where an earlier one was stopped. The table is of
-the cases whose runs are complete.
+Results are stored after each run, and the same command resumes after an interruption. The table covers the
+cases whose runs are complete.
 
 Examples
 --------
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from taccl.synthesis.budget import Turn
     from taccl.synthesis.result import Stage
 
-#: Finishes that differ by less are equal.
+#: Max ratio of two finishes that count as equal.
 _SAME = 1 + 1e-9
 #: Runs of the list scheduler without restarts.
 _FIRST_RUNS = 10
@@ -164,7 +165,7 @@ def _stored(output: Path | None, facts: Mapping[str, Any]) -> Runs:
 
 
 def _compile(names: Collection[str]) -> None:
-    """Have all kernels compiled, as no run has the time for that."""
+    """Compile all kernels before the runs, whose time limits leave no time for it."""
     for name in names:
         compile_kernels(PROBLEMS[name]())
 
@@ -172,7 +173,7 @@ def _compile(names: Collection[str]) -> None:
 def next_run(runs: Mapping[str, Row], mechanisms: Sequence[str], seeds: int) -> tuple[str, int] | None:
     """Mechanism and seed of the next run of a case; None if all are stored.
 
-    Seeds of a mechanism follow until one finishes in the range of the whole.
+    A mechanism gets further seeds until a run finishes within the range of the whole.
     """
     for without in mechanisms:
         is_part, whole = without != WHOLE, finishes(runs, WHOLE, seeds)
@@ -192,7 +193,7 @@ def _key(without: str, seed: int) -> str:
 
 
 def finishes(runs: Mapping[str, Row], without: str, seeds: int) -> list[float]:
-    """Finishes of one case without a mechanism, by seed; of the whole for seeds that did not use it."""
+    """Finishes of one case without a mechanism, by seed; the whole's finish for seeds that did not use it."""
     found = []
     for seed in range(seeds):
         run, whole = runs.get(_key(without, seed)), runs.get(_key(WHOLE, seed))
@@ -203,7 +204,7 @@ def finishes(runs: Mapping[str, Row], without: str, seeds: int) -> list[float]:
 
 
 def is_varied(runs: Mapping[str, Row], seeds: int) -> bool:
-    """True if the whole finishes at several times, by its seed."""
+    """True if the finish of the whole depends on its seed."""
     whole = finishes(runs, WHOLE, seeds)
     return max(whole) > min(whole) * _SAME
 
@@ -237,7 +238,7 @@ def compared(without: str, runs: Runs, seeds: int) -> Row:
 
 
 def _in_a_process(name: str, without: str, seed: int, limit_s: float) -> Row:
-    """One run in a process of its own, so that none finds what another worked out."""
+    """Row of one run in its own process, so that runs share no cached data."""
     module = "benchmarks.ablation"
     command = [sys.executable, "-m", module, "--limit", str(limit_s), "--one", name, without, str(seed)]
     root = Path(__file__).parent.parent  # where the workers of solvers find these modules

@@ -1,11 +1,10 @@
 """Lower bounds: comparison with bounds derived by hand, CPU time, and gaps to known schedules.
 
 Every bound is checked from its witness. Seconds are CPU seconds over all threads, for the bound alone.
-Building the topology and the problem, and the check, are counted separately. ``figures`` have divisible data
-on the profile ``nominal``, without alpha. ``kinds`` counts the problems in which each kind of bound is the
-best. ``gaps`` compares the finishes that ``benchmarks.quality`` recorded
-with recomputed bounds. ``small`` does so for small alltoalls, which are latency-bound. ``--plot`` needs
-matplotlib.
+Building the topology and the problem, and the check, are counted separately. ``figures`` uses divisible data
+and the profile ``nominal``, without alpha. ``kinds`` counts the problems in which each kind of bound is the
+best. ``gaps`` compares the finishes that ``benchmarks.quality`` recorded with recomputed bounds. ``small``
+does so for small alltoalls, which are latency-bound. ``--plot`` needs matplotlib.
 
 Examples
 --------
@@ -105,7 +104,7 @@ SPEEDS: tuple[tuple[str, Callable[[], Topology], str, float], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    """An alltoall of `size_bytes` as nccl-tests counts it, with a finish that is reached, and its max gap."""
+    """An alltoall of `size_bytes` as nccl-tests counts it, with a known finish, and the max gap to it."""
 
     name: str
     topology: Callable[[], Topology]

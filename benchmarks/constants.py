@@ -1,7 +1,7 @@
-"""Constants of predictions that were taken from published logs, and the same without a machine's own logs.
+"""Constants of predictions that come from published logs, and substitutes for tests on these logs.
 
-A row of `benchmarks.unseen` whose log is the source of a constant is no test of it. Its second figure has the
-constants of other machines in their place: leave-one-machine-out.
+A row of `benchmarks.unseen` is no test if a constant comes from its log. Such a row has a second figure, with
+the constants of other machines instead: leave-one-machine-out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from taccl.measure.library_costs import Costs
     from taccl.topology.networks import Network
 
-#: {log: what was taken from it}; the first word is the kind.
+#: {log: constants that come from it}; the first word is the kind.
 SOURCE_OF = {
     "a100_p4de.24xlarge_x2_allreduce_aws": "network efa",
     "b200_lambda_x2_allreduce": "network infiniband",
@@ -37,14 +37,14 @@ SOURCE_OF = {
 }
 #: Classes of networks with a log of their own.
 _MEASURED = [word.split()[1] for word in dict.fromkeys(SOURCE_OF.values()) if word.startswith("network")]
-#: us of a launch without the log of 8 H100: the median of three collectives of 1 KB on 8 A100.
+#: Launch in us to use without the log of 8 H100: the median of three collectives of 1 KB on 8 A100.
 _OTHER_LAUNCH_US = 1.9
-#: {machine of AMD: the other one}.
+#: {AMD machine: the other AMD machine}.
 _OTHER = {"mi300x": "mi355x", "mi355x": "mi300x"}
 
 
 def costs_without(topology: str, log: str) -> Costs:
-    """Figures of a machine, with constants of others in place of those that a log is the source of."""
+    """Figures of a machine, with constants of other machines in place of those that come from a log."""
     costs, kind = costs_of(topology), SOURCE_OF[log].split()[0]
     if kind == "network":
         return replace(costs, network=_other_network(costs.network.name))
@@ -60,7 +60,7 @@ def costs_without(topology: str, log: str) -> Costs:
 
 
 def _other_network(name: str) -> Network:
-    """A class of networks without its log: the latency of its plugin, and medians of other classes."""
+    """Figures of a network class without its log: its plugin's latency, and medians of other classes."""
     own, others = NETWORKS[name], [NETWORKS[each] for each in _MEASURED if each != name]
     return own._replace(
         hop_us=own.stated_us,

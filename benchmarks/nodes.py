@@ -1,7 +1,7 @@
 """Collectives of one to eight nodes at all sizes: default synthesis against the bound for its own chunks.
 
-A row misses its figure if the gap to that bound is above the limit of its size, or if another number of
-chunks per rank finishes more than 1 % earlier.
+A row misses its figure if the gap to that bound is above the limit of its size. It also misses if another
+number of chunks per rank finishes more than 1 % earlier.
 
 Examples
 --------

@@ -1,4 +1,4 @@
-"""Graphs by rule, with unit links, and the linear programs by which two peers time collectives on them."""
+"""Graph families with unit links, and the linear programs by which two peers time collectives on them."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ GRAPHS = {
 def bfb(graph: networkx.DiGraph) -> tuple[int, float]:
     """Steps and rounds of a breadth-first-broadcast allgather (Zhao et al., arXiv 2202.03356).
 
-    In step t each rank receives the chunks from ranks at distance t, each in shares over its links from ranks
-    at distance t - 1; a linear program per rank and step makes its most loaded link carry the least. A round
+    In step t each rank receives the chunks of ranks at distance t, in shares over its links from ranks at
+    distance t - 1. A linear program per rank and step minimizes the load of its most loaded link. A round
     is the time in which a link carries one rank's data.
     """
     distance = dict(networkx.all_pairs_shortest_path_length(graph))

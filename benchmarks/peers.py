@@ -1,15 +1,15 @@
-"""Our schedules beside the figures of other synthesizers and algorithms, one row for each comparison.
+"""Our schedules compared with figures of other synthesizers and algorithms, one row per comparison.
 
 - ForestColl, TE-CCL, TACOS, Swing, bucket: figures in ``benchmarks/data/peers.csv``, each with its source.
 - SCCL: (chunks, steps, rounds) on DGX-1 cost steps x alpha + rounds / chunks x size x beta, with beta of a
   single NVLink (Cai et al., PPoPP 2021).
-- BFB, MCF: optima of the peers' linear programs, solved anew (`benchmarks.peer_graphs`).
+- BFB, MCF: optima of the peers' linear programs, solved here (`benchmarks.peer_graphs`).
 - FAST: bytes out of or into a node over the rate of its NICs, the larger (Lei et al., arXiv 2505.09764).
   Ours is `taccl.AllToAllV`, warm, in at most 1 s of CPU for 32 ranks and 5 s for 128.
 
-A row misses its figure if our finish is more than the allowed multiple of the peer's; or, where the peer's is
-below what is possible, of the bound. The bound holds for the number of chunks per rank where the row states
-one, else over all chunkings. Topology files are in the folder of the environment variable ``TACCL_TEST_DATA``
+A row misses its figure if our finish is more than the allowed multiple of the peer's figure, or of our lower
+bound if that is larger. The bound is for the number of chunks per rank if the row states one, else over all
+chunkings. Topology files are in the folder of the environment variable ``TACCL_TEST_DATA``
 (default ``../shared/data``).
 
 Examples
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 FIGURES = Path(__file__).parent / "data" / "peers.csv"
 #: Relative rounding of stored figures.
 _ROUNDING = 1e-5
-#: Links of graphs by rule.
+#: Bandwidth in GB/s and alpha in us of the links of `GRAPHS`.
 _GRAPH_GB_PER_S, _GRAPH_ALPHA_US = 100, 1
 _BFB_ALLGATHERS = (
     "circulant 13 {2,3}", "circulant 25 {3,4}", "circulant 41 {4,5}", "Petersen", "Heawood", "torus 3x5",
@@ -164,7 +164,7 @@ def _machine(name: str, gb_per_s: str, alpha_us: str) -> Topology:
 
 
 def _dgx1(alpha_us: float) -> Topology:
-    """DGX-1 with a latency of its own."""
+    """DGX-1 with a given latency of all links."""
     file = taccl.topologies.load(data_folder().parent / "peers" / "dgx1.toml")
     graph = networkx.DiGraph()
     graph.add_nodes_from(range(file.num_ranks))
@@ -174,7 +174,7 @@ def _dgx1(alpha_us: float) -> Topology:
 
 
 def _graph(name: str) -> Topology:
-    """Topology of a graph by rule."""
+    """Topology of a graph in `GRAPHS`."""
     graph = GRAPHS[name].copy()
     networkx.set_edge_attributes(graph, _GRAPH_GB_PER_S, "bandwidth_gb_per_s")
     networkx.set_edge_attributes(graph, _GRAPH_ALPHA_US, "alpha_us")
@@ -182,7 +182,7 @@ def _graph(name: str) -> Topology:
 
 
 def _us_of_part(name: str) -> float:
-    """Microseconds of a rank's part of 1 GB, over a link of a graph by rule."""
+    """Microseconds of a rank's part of 1 GB, over one link of a graph in `GRAPHS`."""
     return 1000 * MB / len(GRAPHS[name]) / (_GRAPH_GB_PER_S * 1000)
 
 

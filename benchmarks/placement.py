@@ -1,8 +1,8 @@
 """Rank placement on simulated clouds: share of the possible gain that a probe of latencies recovers.
 
-Hosts are in racks with 4:1 oversubscribed uplinks. Two pods of racks have uplinks for half of that traffic. A
-probe states only latencies, with 10 % noise; hosts are numbered at random. The order found from the probe is
-timed on the true fabric, and compared with the best order of long searches there.
+Hosts are in racks with 4:1 oversubscribed uplinks. With two pods, the uplinks of pods are 8:1 oversubscribed.
+A probe states only latencies, with 10 % noise; hosts are numbered at random. The order found from the probe
+is timed on the true fabric, and compared with the best order of long searches there.
 
 ``python -m benchmarks.placement`` prints the tables and writes ``benchmarks/results/placement.json``. It
 exits with 1 if a figure is missed.
@@ -98,7 +98,7 @@ def recovered(name: str, algorithm: str) -> Row:
 
 
 def large() -> Iterator[Row]:
-    """Rows for 256 hosts in 32 racks, and 1,000 in 125: seconds from a probe to an order that is judged.
+    """Rows for 256 hosts in 32 racks, and 1,000 in 125: seconds from a probe to a judged order.
 
     Finishes are timed on the true fabric.
     """

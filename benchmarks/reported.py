@@ -1,4 +1,4 @@
-"""Faults from public reports: what each input of the folder ``reported`` prints now, beside what is right.
+"""Faults from public reports: output for each input of the folder ``reported``, and the right answer.
 
 The inputs are in the folder of the environment variable ``TACCL_TEST_DATA`` (default ``../shared/data``).
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
     from benchmarks.report import Column, Row
 
-#: Most seconds of a command.
+#: Max seconds of a command.
 _MOST_S = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One input: its commands, where ``{}`` is the file; and what is right.
+    """One input: its commands, where ``{}`` is the file, and the right answer in words.
 
     - `expected`: A pattern that the printed text of all commands together must match.
     """

@@ -162,7 +162,7 @@ def default_rows(folder: Path) -> Iterator[Row]:
 
 
 def medians(rows: list[Row]) -> Iterator[Row]:
-    """Print and yield medians: of all points, of logs that are no source, without constants of own logs."""
+    """Print and yield medians: of all points, of logs without constants, and with substituted constants."""
     counted = [row for row in rows if not row["outlier"]]
     unseen = [row for row in counted if not row["source"]]
     for name, some, errors, most in (

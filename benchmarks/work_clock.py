@@ -43,14 +43,14 @@ _TURN_S, _TURN_S_PER_SEND = 2e-5, 1.2e-7
 _CPSAT_RATE, _CPSAT_WORKERS = 0.2, 2
 #: Shares of a MILP's time limit that it may count as.
 _MILP_SHARES = (0.01, 0.1, 1.0)
-#: Least seconds of a task of a solver, so that no loop over tasks that end at once goes on without end.
+#: Min seconds counted for a solver's task, so that a loop over tasks that end immediately still ends.
 _LEAST_TASK_S = 0.02
 #: Seconds by the wall clock after which a solver is stopped anyway.
 _GUARD_S = 300.0
 
 
 class _Clock:
-    """A clock that moves by counted work only, of the thread that made it."""
+    """Clock that advances only by counted work of the thread that made it."""
 
     def __init__(self) -> None:
         self.now_s, self.thread = time.monotonic(), threading.get_ident()
@@ -59,7 +59,7 @@ class _Clock:
         return self.now_s
 
     def count(self, seconds: float) -> None:
-        """Count work; that of other threads, which earlier searches may have left behind, is none."""
+        """Add counted work; work of other threads, left behind by earlier searches, is ignored."""
         if threading.get_ident() == self.thread:
             self.now_s += seconds
 
@@ -98,14 +98,14 @@ def _replace(stack: ExitStack, function: Callable[..., Any], replacement: Callab
 
 
 def _checked(deadline: Deadline, ready: Callable[[], bool] | None = None) -> AbstractContextManager[None]:
-    """Check a deadline once, as interrupts would follow the wall clock."""
+    """Check a deadline once, instead of interrupts that follow the wall clock."""
     if ready is None or ready():
         deadline.check()
     return nullcontext()
 
 
 def _turns(clock: _Clock, run: Callable[..., int]) -> Callable[..., int]:
-    """Ruin and recreate with as many turns as the counted time allows."""
+    """Wrap ruin and recreate, to run as many turns as the counted time allows."""
 
     def counted(self: Improvement, *, turns: int) -> int:
         each_s = _TURN_S + _TURN_S_PER_SEND * int(self.now.size[0])
@@ -118,7 +118,7 @@ def _turns(clock: _Clock, run: Callable[..., int]) -> Callable[..., int]:
 
 
 def _compiled_runs(clock: _Clock, best_of: Callable[..., Any]) -> Callable[..., Any]:
-    """Several runs of a compiled list scheduler, each counted by its sends."""
+    """Wrap the runs of a compiled list scheduler, to count each by its sends."""
 
     def counted(attempt: Callable[..., Any], *given: Any, **options: Any) -> Any:
         num_sends = 0
@@ -136,7 +136,7 @@ def _compiled_runs(clock: _Clock, best_of: Callable[..., Any]) -> Callable[..., 
 
 
 def _list_runs(clock: _Clock, list_schedule: Callable[..., Any]) -> Callable[..., Any]:
-    """A run of the list scheduler, counted by its hops."""
+    """Wrap the list scheduler, to count a run by its hops."""
 
     def counted(quotient: Any, *given: Any, **options: Any) -> Any:
         clock.count(_S_PER_HOP * len(quotient.hops))
@@ -146,7 +146,7 @@ def _list_runs(clock: _Clock, list_schedule: Callable[..., Any]) -> Callable[...
 
 
 def _tasks(clock: _Clock, run_task: Callable[..., Any]) -> Callable[..., Any]:
-    """Tasks of solvers that end after counted work."""
+    """Wrap the tasks of solvers, to end them by counted work."""
 
     def counted(
         family: str, function: str, payload: dict[str, Any], *, time_limit_s: float, **options: Any
@@ -162,7 +162,7 @@ def _tasks(clock: _Clock, run_task: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_worker(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """Run a task in its worker process until its work is done; its result, with the work in ``work_s``."""
+    """Run a task in its worker process until its work is done; its result also has the work in ``work_s``."""
     name, limit_s = payload["function"], payload["work_s"]
     module, _, function = name.partition(":")
     is_milp = module == "taccl.solvers.highs"

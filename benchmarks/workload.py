@@ -3,7 +3,7 @@
 The steps are those of models with public shapes, on processors at the peak rates of their data sheets. In
 sequence, each operation is a kernel of its own, which begins when the one before has ended at all ranks.
 "fused" is the same with point-wise operations fused into kernels: an allreduce and one optimiser kernel, as
-people run it. "ZeRO-1" is reduce-scatter, one kernel on the slice, allgather, for steps with state. The rule
+in practice. "ZeRO-1" is reduce-scatter, one kernel on the slice, allgather, for steps with state. The rule
 "hand" overlaps the program's operations in four tiles, in program order, over rings (alltoall: pairwise).
 "ours" is the step of `taccl.workload.autotransform`; its bound is for the same tiles. "gain" is the time of
 the program in sequence over ours, "fair gain" that of the best baseline over ours. A row misses its figure if

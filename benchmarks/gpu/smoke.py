@@ -1,14 +1,14 @@
 """Run an MSCCL++ plan with several ranks on one GPU, and compare its sums with exact ones.
 
-Each rank is a process, and all share device 0: memory of one is open to another by CUDA IPC. Times there say
-nothing of machines with a GPU for each rank, so none is printed.
+Each rank is a process, and all share device 0: they access each other's memory by CUDA IPC. Such times do not
+apply to machines with a GPU for each rank, so none is printed.
 
     taccl convert schedule.json plan.json --to mscclpp --set in-place
     mpirun -n 4 python benchmarks/gpu/smoke.py plan.json --size 65536
 
-It needs MSCCL++ 0.9.0, cupy and mpi4py, after MSCCL++'s own python/test/executor_test.py. It has not been
-run, as no GPU was available. NCCL and the runtimes of MSCCL XML refuse two ranks on one device, so that only
-MSCCL++ can be tried in this way.
+It needs MSCCL++ 0.9.0, cupy and mpi4py, and follows MSCCL++'s own python/test/executor_test.py. It has not
+been run, as no GPU was available. Only MSCCL++ can be tried in this way: NCCL and the runtimes of MSCCL XML
+refuse two ranks on one device.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def _read(path: Path, key: str, problem: Problem | None) -> Entry:
 
 
 def _is_cut_of(cut: Problem, problem: Problem) -> bool:
-    """True if `cut` is `problem`, whose number of chunks is open, with some number of chunks.
+    """True if `cut` is `problem` with a chosen number of chunks, which `problem` leaves open.
 
     The clauses on merging may differ.
     """

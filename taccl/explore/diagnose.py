@@ -280,7 +280,7 @@ def _conclusion(facts: Facts, causes: Sequence[Cause]) -> str:
 
 
 def _named(causes: Sequence[Cause]) -> str:
-    """The one likely cause; else those that cannot be told apart."""
+    """Text of the one likely cause, or of several causes that cannot be told apart."""
     likely = [each for each in causes if each.grade == "likely"]
     if len(likely) == 1:
         return f"likely {likely[0].title}"

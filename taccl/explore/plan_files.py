@@ -1,8 +1,8 @@
 """A plan as a folder: schedules, an index, and the files of runtimes.
 
-``plan.json`` is the index. Each range has its schedule in taccl's own format, and what the runtimes of the
-plan write for it (`Runtime.files`), such as MSCCL XML with a shell script that names the files, or execution
-plans of MSCCL++ with a module that registers them. The folder is written whole or not at all.
+``plan.json`` is the index. Each range has its schedule in taccl's own format, and the files of the plan's
+runtimes (`Runtime.files`). These are MSCCL XML with a shell script that names the files, or execution plans
+of MSCCL++ with a module that registers them. The folder is written whole or not at all.
 """
 
 from __future__ import annotations

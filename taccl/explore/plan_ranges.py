@@ -22,7 +22,7 @@ from taccl.topology.topology import Topology
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanRange:
-    """Schedule for sizes from one to another, both included.
+    """Schedule for a range of sizes, both ends included.
 
     - `min_bytes`, `max_bytes`: Sizes as nccl-tests counts them.
     - `schedule`: Verified; timed at ``schedule.problem.size_bytes``, its own size or the nearest in the

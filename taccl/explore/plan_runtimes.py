@@ -106,8 +106,8 @@ def _multiples_text(files: Sequence[ServedSizes], plan: Plan) -> str:
 def serving_parameters(collective: Collective) -> tuple[SearchParameters, list[str]]:
     """(search parameters with numbers of chunks whose files serve powers of two, notes).
 
-    A runtime uses a file only if its chunks divide the data of a call, and sizes of calls are mostly powers
-    of two, times a few. If no number of chunks qualifies, the parameters are the defaults.
+    A runtime uses a file only if its chunks divide the data of a call. Sizes of calls are mostly powers of
+    two, or small multiples of these. If no number of chunks qualifies, the parameters are the defaults.
     """
     usual = DEFAULTS.suggesting
     counts, partitions = (serving_counts(collective, each) for each in (usual.counts, usual.partitions))

@@ -1,7 +1,7 @@
 """Calibration of a library's predictions to measured series: five factors, each with a prior at 1.
 
-Collectives and numbers of nodes that no log has are predicted by the library's own choice and pipeline, with
-the machine's figures scaled by these factors.
+The factors scale the machine's figures. With them, the library's own choice and pipeline predict collectives
+and numbers of nodes that no log has.
 """
 
 from __future__ import annotations

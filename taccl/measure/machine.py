@@ -31,7 +31,7 @@ _MODEL = re.compile(r"\b(MI\d{2,3}[A-Z]?|[A-Z]{1,2}\d{1,3}[A-Z]?)\b")
 #: Max ranks whose exact number follows from bandwidths with two decimals. A larger number is rounded to equal
 #: nodes.
 COUNTABLE = 64
-#: Boards without NVSwitch, in names of GPUs: on PCIe, and in pairs on bridges of NVLink.
+#: Names of GPU boards without NVSwitch: PCIe boards, and pairs joined by NVLink bridges.
 _ON_PCIE, _ON_BRIDGE = re.compile(r"\bPCIe?\b", re.IGNORECASE), re.compile(r"\bNVL\b", re.IGNORECASE)
 #: Min credible time of a collective on GPUs in us. It lasts at least about 4 us, mostly for the kernel
 #: launch.

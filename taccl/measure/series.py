@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from taccl._internal.units import format_count
 from taccl.problem.collective import busbw_factor
 
-#: Messages from one rank to another; a stream of messages if a log states bandwidth only.
+#: Collective name for messages from one rank to another, or streams of them if a log states bandwidth only.
 POINT_TO_POINT = "point-to-point"
 
 

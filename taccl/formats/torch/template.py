@@ -51,7 +51,7 @@ class Round(NamedTuple):
 
     - `stage`: Tensors to allocate. {number: for each chunk of the tensor, its part of a block}.
     - `send`, `receive`: One message for each peer.
-    - `then`: What follows once all messages have arrived, in order.
+    - `then`: Local operations once all messages have arrived, in order.
     """
 
     stage: dict[int, list[int]] = {}
