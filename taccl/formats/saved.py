@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from taccl._internal.arguments import checked, quoted
 from taccl._internal.reading import kinds_of, parse_json, read_text, reads
@@ -21,9 +22,11 @@ from taccl.formats.files import write_whole
 from taccl.formats.table import FORMATS
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
-from taccl.sketch.sketch import Sketch
 from taccl.synthesis.result import Result
 from taccl.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from taccl.sketch.sketch import Sketch
 
 VERSION = 1
 _LIMIT_BYTES = 10**9
@@ -82,7 +85,7 @@ def save(
     ExportError
         If a TOML file cannot hold the topology; JSON can.
     """
-    if isinstance(thing, (Topology, Problem, Sketch)):
+    if isinstance(thing, (Topology, Problem)) or _is_sketch(thing):
         if extra is not None:
             raise InputError("found extra without a schedule; leave it out", where="extra")
         write_whole(path, _text(thing, is_toml=_ending(path) == ".toml"), overwrite=overwrite)
@@ -94,6 +97,12 @@ def save(
         said = f"a schedule is saved as JSON; give a path that ends in .json (taccl.write writes {ending})"
         raise InputError(said, where="path")
     native.save(schedule, path, overwrite=overwrite, extra=extra)
+
+
+def _is_sketch(thing: object) -> TypeGuard[Sketch]:
+    """True for a sketch; its class is loaded, and pydantic with it, once there is one."""
+    module = sys.modules.get("taccl.sketch.sketch")
+    return module is not None and isinstance(thing, module.Sketch)
 
 
 def _ending(path: str | os.PathLike[str]) -> str:
@@ -118,19 +127,19 @@ def _as_schedule(thing: Schedule) -> Schedule:
 
 
 def _text(thing: Topology | Problem | Sketch, *, is_toml: bool) -> str:
-    if isinstance(thing, Sketch):
+    if isinstance(thing, Topology):
         if is_toml:
-            return f'"$schema" = "{_SCHEMA}"\n{thing.to_toml()}'
-        return json.dumps({"$schema": _SCHEMA, **thing.to_dict()}, indent=2) + "\n"
+            from taccl.topology.file_writer import dump_topology as dump_toml
+
+            return dump_toml(thing)
+        return dump_topology(thing)
     if isinstance(thing, Problem):
         if is_toml:
             raise InputError("a problem is saved as JSON; give a path that ends in .json", where="path")
         return dump_problem(thing)
     if is_toml:
-        from taccl.topology.file_writer import dump_topology as dump_toml
-
-        return dump_toml(thing)
-    return dump_topology(thing)
+        return f'"$schema" = "{_SCHEMA}"\n{thing.to_toml()}'
+    return json.dumps({"$schema": _SCHEMA, **thing.to_dict()}, indent=2) + "\n"
 
 
 @checked

@@ -303,6 +303,10 @@ class Problem:
 
         return card(self.title, facts(self.facts()), notes=self.notes)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Problem:
+        """The problem itself, which nothing changes: pandas copies what tables carry at every step."""
+        return self
+
     def __repr__(self) -> str:
         size = format_size(self.size_bytes) if self.size_bytes else "size unknown"
         sketch = f", sketch {shown(repr(self.clauses.name), _TITLE)}" if self.clauses.name else ""

@@ -9,18 +9,15 @@ of a rank are ordered only by dependencies.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from taccl._internal.arguments import checked, known_word
 from taccl._internal.names import shown
 from taccl._internal.units import format_count
 from taccl.errors import InputError
 from taccl.problem.collective import Collective
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 BUFFERS = ("input", "output", "scratch")
 #: (rank, number of the threadblock at that rank).
@@ -251,7 +248,7 @@ class Program:
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         return plain | {
             "collective": None if self.collective is None else self.collective.to_dict(),
-            "ranks": _plain_ranks().dump_python(self.ranks, mode="json", exclude_defaults=True),
+            "ranks": [_plain(each) for each in self.ranks],
         }
 
     @classmethod
@@ -259,7 +256,7 @@ class Program:
     def from_dict(cls, data: dict[str, Any]) -> Program:
         """The program that `to_dict` turned into plain values."""
         collective = None if data["collective"] is None else Collective.from_dict(data["collective"])
-        ranks = _plain_ranks().validate_python(data["ranks"])
+        ranks = tuple(map(_rank_program, data["ranks"]))
         return cls(**{**data, "collective": collective, "ranks": ranks})
 
     def __repr__(self) -> str:
@@ -274,9 +271,29 @@ class Program:
         )
 
 
-@cache
-def _plain_ranks() -> TypeAdapter[tuple[RankProgram, ...]]:
-    """Converter between the programs of ranks and plain values."""
-    from pydantic import TypeAdapter  # rarely needed
+# Every rank of a run reads the program anew: pydantic would take it longer to load than everything else.
+def _plain(value: Any) -> Any:
+    """Records as {field: value} without defaults, tuples as lists."""
+    if isinstance(value, (RankProgram, Threadblock, Step)):
+        given = ((each, getattr(value, each.name)) for each in fields(value))
+        return {
+            each.name: _plain(found)
+            for each, found in given
+            if each.default is MISSING or found != each.default
+        }
+    return list(map(_plain, value)) if isinstance(value, tuple) else value
 
-    return TypeAdapter(tuple[RankProgram, ...])
+
+def _rank_program(data: dict[str, Any]) -> RankProgram:
+    return RankProgram(**{**data, "threadblocks": tuple(map(_threadblock, data["threadblocks"]))})
+
+
+def _threadblock(data: dict[str, Any]) -> Threadblock:
+    return Threadblock(**{**data, "steps": tuple(map(_step, data["steps"]))})
+
+
+def _step(data: dict[str, Any]) -> Step:
+    records = {name: Slot(*data[name]) for name in ("src", "dst") if name in data}
+    tiles = {name: tuple(data[name]) for name in ("needs", "gives") if name in data}
+    depends = tuple((threadblock, step) for threadblock, step in data.get("depends", ()))
+    return Step(**data | records | tiles | {"depends": depends})
