@@ -1,1 +1,1 @@
-"""Helpers of the package, not part of its interface: arguments, files, limits, kernels, names."""
+"""Internal helpers, not part of the public interface: arguments, files, limits, kernels, names."""

@@ -1,4 +1,4 @@
-"""Limits of this process's address space, as ``ulimit -v`` or a task sets them, and signs that it ran out."""
+"""Limits of this process's address space (``ulimit -v``, or set by a task), and signs of its exhaustion."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-#: The module of limits, missing on Windows. It is imported early: without memory it cannot be.
+#: Python's module of resource limits, None on Windows. Imported early, as an import fails without memory.
 _resource: Any = None
 with suppress(ImportError):
     _resource = import_module("resource")
 
-#: Bytes that Python needs with numpy, scipy and BLAS loaded (325 MB on two cores), and with numba and LLVM.
+#: Minimum address space in bytes with numpy, scipy and BLAS loaded (325 MB on two cores); the same with numba
+#: and LLVM.
 BLAS_BYTES, LLVM_BYTES = 400 * 10**6, 640 * 10**6
-#: Bytes that LLVM may map as it compiles or loads a function.
+#: Address space in bytes that LLVM may map while it compiles or loads a function.
 _FUNCTION_BYTES = 64 * 10**6
-#: Parameter of glibc's ``mallopt``: the number of heaps (``M_ARENA_MAX``).
+#: Parameter of glibc's ``mallopt``: maximum number of heaps (``M_ARENA_MAX``).
 _NUMBER_OF_HEAPS = -8
 
-#: Messages of native libraries and Python when an allocation fails.
+#: Parts of the messages of native libraries and Python when an allocation fails.
 MEMORY_WORDS = ("bad_alloc", "MemoryError", "Cannot allocate memory", "out of memory", "Out of memory")
-#: Further messages of Python, if the address space is bounded.
+#: Further such messages of Python in a limited address space.
 _BOUNDED_WORDS = ("can't start new thread", "failed to map segment", "find/load shared object file")
 
 
 def address_space_bytes() -> int | None:
-    """The bound of this process's address space; None without one."""
+    """Limit of this process's address space in bytes; None if there is none."""
     if _resource is None:
         return None
     soft, _ = _resource.getrlimit(_resource.RLIMIT_AS)
@@ -37,13 +38,13 @@ def address_space_bytes() -> int | None:
 
 
 def free_space_bytes() -> int | None:
-    """Bytes of address space that this process may still map; None without a bound."""
+    """Bytes of address space that this process may still map; None without a limit."""
     bound = address_space_bytes()
     return None if bound is None else max(0, bound - mapped_bytes())
 
 
 def mapped_bytes() -> int:
-    """Bytes of address space that this process has mapped; 0 where the system does not tell."""
+    """Bytes of address space that this process has mapped; 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -54,8 +55,8 @@ def mapped_bytes() -> int:
 def require_address_space(least_bytes: int = BLAS_BYTES) -> None:
     """Raise `MemoryError` if the address space is too small to load libraries.
 
-    LLVM and BLAS end the process, or wait without end, where they get no memory as they load. All of SciPy
-    but ``scipy.sparse`` loads BLAS.
+    LLVM and BLAS kill the process or hang if they get no memory while they load. All of SciPy except
+    ``scipy.sparse`` loads BLAS.
     """
     bound = address_space_bytes()
     if bound is not None and bound < least_bytes:
@@ -72,12 +73,12 @@ def _share_heap() -> None:
     """Let all threads share one heap: glibc reserves 64 to 128 MB of address space for each further heap."""
     import ctypes
 
-    with suppress(AttributeError, OSError):  # other C libraries have no such heaps
+    with suppress(AttributeError, OSError):  # other C libraries lack such heaps
         ctypes.CDLL(None).mallopt(_NUMBER_OF_HEAPS, 1)
 
 
 def require_free_space() -> None:
-    """Raise `MemoryError` if LLVM could run out of address space as it compiles or loads a function."""
+    """Raise `MemoryError` if LLVM could run out of address space while it compiles or loads a function."""
     free = free_space_bytes()
     if free is not None and free < _FUNCTION_BYTES:
         raise MemoryError(
@@ -87,7 +88,7 @@ def require_free_space() -> None:
 
 
 def tells_of_memory(error: BaseException, *, bounded: bool) -> bool:
-    """True if an exception means that memory ran out, in a process whose memory was `bounded` or not."""
+    """True if an exception means that memory ran out; `bounded` says if the process had a memory limit."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     return bounded and any(word in str(error) for word in (*MEMORY_WORDS, *_BOUNDED_WORDS))
@@ -95,9 +96,9 @@ def tells_of_memory(error: BaseException, *, bounded: bool) -> bool:
 
 @contextmanager
 def limited_memory(memory_limit_mb: int | None) -> Iterator[None]:
-    """Bound the address space to what is mapped now and `memory_limit_mb` (10**6 bytes) on top.
+    """Context that limits the growth of the address space to `memory_limit_mb` (10**6 bytes); None: no limit.
 
-    Where the platform cannot bound it (macOS ignores RLIMIT_AS), what is inside runs unbounded.
+    There is no limit where the platform does not support one (macOS ignores RLIMIT_AS).
     """
     if memory_limit_mb is None or _resource is None:
         yield

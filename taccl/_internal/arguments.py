@@ -1,9 +1,9 @@
-"""Arguments of public functions: their annotations, read as checks.
+"""Checks of the arguments of public functions, derived from their annotations.
 
-`checked` makes a function, or the constructor of a class, read its arguments by its annotations before it
-begins: numbers of numpy's become Python's, ``1e6`` is a whole number, ``"16MB"`` is bytes, a result stands
-for its schedule; anything else is refused in one sentence that names the parameter. The keywords of
-``**arguments: Unpack[Record]`` are read by the fields of that typed dictionary.
+A `checked` function, or class (its constructor), converts its arguments by its annotations: numpy numbers to
+Python's, ``1e6`` to a whole number, ``"16MB"`` to bytes, a result to its schedule. Any other value is an
+error of one sentence that names the parameter. The keywords of ``**arguments: Unpack[Record]`` are checked by
+the fields of that typed dictionary.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from taccl._internal.readers import Reader, reader_of
 from taccl._internal.readers import whole_number as whole_number
 from taccl.errors import InputError
 
-#: Words for annotations. A whole number of at least 1, and of at least 0.
+#: Types for annotations. Whole numbers of at least 1, and of at least 0.
 Count = int
 Natural = int
-#: A whole number of bytes, or of MB, for which ``"4GB"`` will do; and a size that is text as a rule.
+#: Whole number of bytes, and of MB, which may be text such as ``"4GB"``; a size, usually as text.
 Bytes = int
 Megabytes = int
 Size = int | float | str
-#: A finite number of seconds above 0, for which ``"60s"`` will do; and one of at least 0.
+#: Finite number of seconds above 0, and of at least 0, which may be text such as ``"60s"``.
 Seconds = float
 Duration = float
-#: A cost, which stays exact.
+#: A cost, kept exact.
 Number = int | float | str | Fraction
 
 T = TypeVar("T")
 
 
 def checked(thing: T) -> T:
-    """A function that reads its arguments by its annotations; of a class, its constructor does."""
+    """Decorate a function, or a class for its constructor, to check its arguments by their annotations."""
     return checked_as(InputError)(thing)
 
 
 def checked_as(error: type[InputError]) -> Callable[[T], T]:
-    """The same with an error of its own."""
+    """Decorator like `checked` that raises another error class."""
 
     def decorate(thing: T) -> T:
         if isinstance(thing, type):
@@ -57,14 +57,15 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
         further = next((str(each.annotation) for each in parameters if each.kind is each.VAR_KEYWORD), None)
         takes_any = further is not None and not further.startswith("Unpack[")
         kinds: dict[str, Reader | None] = {}
-        #: {types of positional arguments, names and types of others: those that must be read}.
+        #: {types of positional arguments, names and types of keyword arguments: arguments that need
+        #: conversion}.
         unread: dict[tuple[Any, ...], tuple[list[tuple[int, Reader, str]], list[tuple[str, Reader]]]] = {}
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             types = (*map(type, args), *kwargs, *map(type, kwargs.values()))
             if types not in unread:
-                if not kinds:  # what annotations name may be defined later than the function
+                if not kinds:  # annotations may name classes defined after the function
                     kinds.update(kinds_of(function))
                 for name in () if takes_any else kwargs.keys() - kinds.keys():
                     near = did_you_mean(name, kinds)
@@ -94,13 +95,13 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
 
 
 def _reader(kinds: Mapping[str, Reader | None], name: str, value: Any) -> Reader | None:
-    """The check of a parameter's value; None if functions take it as it is."""
+    """Reader of a parameter's value; None if the value needs no conversion."""
     kind = kinds.get(name)
     return None if kind is None or type(value) in kind.plain else kind
 
 
 def kinds_of(function: Callable[..., Any]) -> dict[str, Reader | None]:
-    """{parameter of a function: its check}; None if any value is valid."""
+    """{parameter: its reader, or None if any value is valid} of a function."""
     function = inspect.unwrap(function)
     scope, annotations = function.__globals__, {}
     for name, each in inspect.signature(function).parameters.items():
@@ -113,7 +114,7 @@ def kinds_of(function: Callable[..., Any]) -> dict[str, Reader | None]:
 
 
 def known_index(index: int, count: int, where: str) -> int:
-    """Index of one of `count` things; for functions that are called too often to be `checked`."""
+    """Check an index below `count`; for functions called too often to be `checked`."""
     if type(index) is not int:
         index = whole_number(index, where)
     if not 0 <= index < count:
@@ -122,14 +123,14 @@ def known_index(index: int, count: int, where: str) -> int:
 
 
 def known_word(word: str, known: Iterable[str], where: str, error: type[InputError] = InputError) -> None:
-    """Raise an error that names the nearest word, unless it is one of those that are known."""
+    """Raise an error that suggests the most similar word, unless the word is known."""
     if word not in known:
         near, words = did_you_mean(word, known), ", ".join(known)
         raise error(f"found {quoted(word)}; expected one of {words}{near}", where=where)
 
 
 def known_name(word: str, known: Collection[str], where: str, error: type[InputError] = InputError) -> str:
-    """The known word that a person's spelling stands for; errors as of `known_word`."""
+    """Known word that a spelling matches, regardless of case and dashes; errors as in `known_word`."""
     found = matching(word, known) or word
     known_word(found, known, where, error)
     return found

@@ -12,7 +12,7 @@ class _Keeps(Protocol):
     def cache(self) -> dict[Any, Any]: ...
 
 
-#: Key under which a reversed topology keeps the original, whose columns it shares.
+#: Key under which a reversed topology keeps its original, whose columns it shares.
 TURNED = "turned round from"
 
 Thing = TypeVar("Thing", bound=_Keeps)
@@ -21,7 +21,10 @@ Rest = ParamSpec("Rest")
 
 
 def cached(function: Callable[Concatenate[Thing, Rest], Found]) -> Callable[Concatenate[Thing, Rest], Found]:
-    """The function of a thing and of what can be hashed, called once for each."""
+    """Decorate a function of a topology or problem to keep its results in that object's `cache`.
+
+    Further arguments must be hashable.
+    """
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)

@@ -1,8 +1,8 @@
-"""Deadlines of long tasks, their cancellation and their progress; the share of a core that a thread gets.
+"""Deadlines of long tasks, their cancellation and progress, and the load of the machine.
 
-A `Deadline` is a time on the clock and a `Cancellation`. All deadlines of one task share the cancellation.
-Python code checks the deadline. Compiled kernels poll a signal that it sets. `Deadline.run` keeps the
-caller's thread free for Ctrl-C while kernels run. Nested scopes report the progress of a task.
+A `Deadline` is a time on the clock plus a `Cancellation`, which all deadlines of one task share. Python code
+checks the deadline; compiled kernels poll a signal array that it sets. `Deadline.run` keeps the caller's
+thread free to receive Ctrl-C while kernels run. Nested scopes report the progress of a task.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-#: Times for which the calling thread ran and waited for a core, in ns; seconds that it ran between two looks.
+#: File with the run time and waiting time of the calling thread in ns; minimum run time in seconds between
+#: two evaluations.
 _RUN_TIMES, _LEAST_RUN_S = "/proc/thread-self/schedstat", 0.2
 
 
 def busy_factor() -> float:
-    """About how many seconds on the clock a second of work takes, by the load of the machine; at least 1.
+    """Approximate seconds of wall time per second of work, by the load of the machine; at least 1.
 
-    Linux tells how long the calling thread ran and how long it waited for a core; the factor is of its last
-    work. Other platforms tell the load of the last minute, or none, and then count as idle.
+    On Linux, the run time and waiting time of the calling thread are compared since the last evaluation.
+    Elsewhere the load average of the last minute is used, or 1 if there is none.
     """
     try:
         with open(_RUN_TIMES, encoding="ascii") as file:
@@ -51,9 +52,9 @@ def busy_factor() -> float:
 
 
 class _Seen(threading.local):
-    """Run time of a thread, its wait for a core, and the factor of these, when it last looked.
+    """Run time, waiting time and busy factor of a thread at its last evaluation.
 
-    A thread that has done little work has the factor of the thread that looked last.
+    A thread that has not yet run for `_LEAST_RUN_S` uses the factor that another thread found last.
     """
 
     ran_ns, waited_ns, factor = 0, 0, 1.0
@@ -63,7 +64,7 @@ _seen = _Seen()
 
 
 def _load_factor() -> float:
-    """The factor by the load of the last minute."""
+    """Busy factor by the load average of the last minute."""
     try:
         load = os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -72,10 +73,10 @@ def _load_factor() -> float:
 
 
 def process_began_s() -> float:
-    """About the start of this program on the clock of `time.monotonic`: before it ran and waited for a core.
+    """Approximate start of this program on the clock of `time.monotonic`: now minus run and waiting time.
 
-    The kernel's start time of a process is not used: it may be that of a shell that ran other commands first,
-    and then made way for this one (``exec``).
+    The kernel's start time of the process is not used, as it may be that of a shell that replaced itself by
+    this program (``exec``).
     """
     now_s = time.monotonic()
     try:
@@ -88,21 +89,21 @@ def process_began_s() -> float:
 
 T = TypeVar("T")
 
-#: Seconds between two looks at a thread that works.
+#: Interval in seconds at which a waiting thread checks the working one.
 _TICK_S = 0.1
-#: Seconds that are waited for what has been found, once time is up or Ctrl-C came.
+#: Seconds to wait for the work's result once time is up or Ctrl-C came.
 _PATIENCE_S = 0.75
-#: Name of threads that may be left behind, and seconds that the end of the interpreter waits for each.
+#: Name of threads that may be abandoned; seconds that the interpreter's exit waits for each.
 _LEFT_BEHIND, _LAST_WAIT_S = "taccl-work", 5.0
 
 
 class OutOfTime(NoSolutionError):
-    """Work was stopped as its time was up. A caller with an earlier answer returns that."""
+    """Raised when work stops because its time is up; a caller with an earlier result returns that."""
 
 
 @dataclass(slots=True)
 class _Scope:
-    """A part of a task: what is done, and, in steps, what it takes, what follows it, what of it has ended."""
+    """Part of a task: description, own steps, steps that follow, and steps ended inside it."""
 
     doing: str
     steps: float
@@ -111,32 +112,32 @@ class _Scope:
 
 
 class Cancellation:
-    """Progress of a task, and the reason to end it: `why`, empty while it may go on."""
+    """Progress of a task, and the reason to end it; `why` is empty while the task may go on."""
 
     def __init__(self) -> None:
         self.why = ""
         self._signals: list[NDArray[np.int64]] = []
-        #: Scopes from the task down, and the part of the last that is done; replaced, never changed, as
-        #: another thread reads it.
+        #: Stack of scopes from the task inwards, and the function for the done part of the last one.
+        #: Replaced, never modified, as another thread reads it.
         self._under_way: tuple[tuple[_Scope, ...], Callable[[], float] | None] = (_Scope("", 1.0, 0.0),), None
         self._known: float | None = None
         self._doing = ""
 
     def cancel(self, why: str) -> None:
-        """End the kernels under way, and every later one; the first reason stands."""
+        """End the running kernels and every later one; the first reason is kept."""
         self.why = self.why or why
         for signal in self._signals:
             signal[0] = 1
 
     @property
     def doing(self) -> str:
-        """The scopes under way, the outermost first."""
+        """Descriptions of the running scopes, the outermost first."""
         self._doing = ", ".join(scope.doing for scope in self._under_way[0] if scope.doing) or self._doing
         return self._doing
 
     @property
     def done(self) -> float | None:
-        """The part of the task that is done, by its steps; None where that is not known."""
+        """Part of the task that is done, by its steps, from 0 to 1; None if unknown."""
         scopes, done = self._under_way
         if done is not None:
             known = done()
@@ -164,17 +165,17 @@ class Cancellation:
         try:
             yield
         finally:
-            self.done  # noqa: B018  what is known is kept until the next scope begins
+            self.done  # noqa: B018  keep the last known progress
             self._under_way = outside
             outside[0][-1].ended += scope.steps
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The time after which work is given up, or the cancellation that ends it before.
+    """Time after which work is given up, or a cancellation that ends it earlier.
 
-    - `at_s`: On the clock of `time.monotonic`.
-    - `cancellation`: Shared by all deadlines that are made of this one.
+    - `at_s`: Time on the clock of `time.monotonic`.
+    - `cancellation`: Shared by all deadlines derived from this one.
     """
 
     at_s: float = math.inf
@@ -182,39 +183,39 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        """So many seconds from now, of a task of its own."""
+        """Deadline `seconds` from now, for a new task."""
         return cls(time.monotonic() + seconds)
 
     def sooner(self, seconds: float) -> Deadline:
-        """The earlier of the deadline and the time in `seconds` seconds."""
+        """Earlier of this deadline and `seconds` from now."""
         return replace(self, at_s=min(self.at_s, time.monotonic() + seconds))
 
     def at_least(self, seconds: float) -> Deadline:
-        """The later of the deadline and the time in `seconds` seconds."""
+        """Later of this deadline and `seconds` from now."""
         return replace(self, at_s=max(self.at_s, time.monotonic() + seconds))
 
     def later(self, seconds: float) -> Deadline:
-        """The deadline postponed by `seconds`."""
+        """Deadline that is later by `seconds`."""
         return replace(self, at_s=self.at_s + seconds)
 
     @property
     def left_s(self) -> float:
-        """Seconds until then; at least 0, and 0 once it is cancelled."""
+        """Seconds until the deadline, at least 0; 0 if cancelled."""
         return 0.0 if self.cancellation.why else max(0.0, self.at_s - time.monotonic())
 
     @property
     def has_passed(self) -> bool:
-        """True if work must end."""
+        """True if work must end: the time is up, or the task is cancelled."""
         return bool(self.cancellation.why) or time.monotonic() >= self.at_s
 
     def check(self) -> None:
-        """Raise `OutOfTime` once it has passed. To be called where work can be given up."""
+        """Raise `OutOfTime` if the deadline has passed. For places where work can be given up."""
         if self.has_passed:
             raise OutOfTime("the time limit came first; give more time")
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let Ctrl-C end what is within, and then cancel the task, which goes on to what must be done."""
+        """Context that Ctrl-C ends: the task is cancelled, and goes on after the context."""
         try:
             yield
         except KeyboardInterrupt:
@@ -222,15 +223,15 @@ class Deadline:
 
     @contextmanager
     def enforced(self, ready: Callable[[], bool] | None = None) -> Iterator[None]:
-        """Raise `OutOfTime` in this thread, wherever it is, once time is up.
+        """Context in which `OutOfTime` is raised in this thread once time is up, at any bytecode.
 
         For Python code that never checks its deadline. The interrupt arrives between two bytecodes, so a
         compiled function ends first, and files must be written outside. It waits for the end of an import, a
-        compilation and the start of a process. Handlers of `Exception` do not see it; an error by which
-        compiled code replaces it is `OutOfTime`, too. Python implementations without such interrupts run the
-        code to its end.
+        compilation and the start of a process. Handlers of `Exception` do not catch it; if compiled code
+        replaces it by another error, that becomes `OutOfTime`, too. Python implementations without such
+        interrupts run the code to its end.
 
-        - `ready`: The interrupt waits until this is true; called in another thread.
+        - `ready`: Called in another thread; the interrupt waits until it returns True.
         """
         if ready is None or ready():
             self.check()
@@ -245,19 +246,19 @@ class Deadline:
             finally:
                 try:
                     interrupt.end()
-                finally:  # the interrupt of a deadline around this one may have come meanwhile
+                finally:  # an outer deadline's interrupt may have come meanwhile
                     interrupt.end()
         except (TimeIsUp, Exception) as error:
             is_outer = isinstance(error, TimeIsUp) and error.number < interrupt.number
             is_own = isinstance(error, TimeIsUp) or interrupt.was_sent
-            if is_outer or not is_own:  # compiled code may answer an interrupt with an error of its own
+            if is_outer or not is_own:  # compiled code may turn an interrupt into another error
                 raise
-            interrupt.end()  # it may have come while that was under way
+            interrupt.end()  # the interrupt may have come during the handling
             raise OutOfTime("the time limit came first; give more time") from error
 
     @contextmanager
     def stopping(self, signal: NDArray[np.int64]) -> Iterator[None]:
-        """Let compiled kernels be stopped: they end once the first number of `signal` is 1."""
+        """Context in which compiled kernels are stopped by the deadline: ``signal[0]`` is then set to 1."""
 
         def stop() -> None:
             signal[0] = 1
@@ -276,10 +277,11 @@ class Deadline:
     def scope(
         self, doing: str, *, done: Callable[[], float] | None = None, steps: float = 1.0, ahead: float = 0.0
     ) -> Iterator[None]:
-        """Say which part of the task is under way, and how far it is.
+        """Context that reports a part of the task as under way, with its progress.
 
-        Without `doing` or `done`, scopes within it say what is done, or which part of it. `steps` is what it
-        takes, and `ahead` what follows it in the scope around it, in any unit that these share.
+        - `doing`: Description; if empty, scopes inside give it.
+        - `done`: Function for the done part, from 0 to 1; if None, scopes inside give it.
+        - `steps`, `ahead`: Size of this part, and of what follows it in the outer scope, in any common unit.
         """
         with self.cancellation._within(_Scope(doing, steps, ahead), done):
             yield
@@ -291,24 +293,24 @@ class Deadline:
         tell: Callable[[float, str, float | None], None] | None = None,
         patience_s: float = _PATIENCE_S,
     ) -> T:
-        """What `work` returns, which runs in a thread of its own.
+        """Run `work` in another thread and return its result.
 
-        Python sees no Ctrl-C while compiled code runs in its first thread. Where `work` does not end within
-        `patience_s` once time is up or Ctrl-C came, it is left behind, to end at its next look at the
+        Python receives no Ctrl-C while its main thread runs compiled code. If `work` does not end within
+        `patience_s` after the deadline or Ctrl-C, its thread is abandoned; it ends when it next checks the
         deadline.
 
-        - `tell`: Called now and then with the seconds since the start, what is being done, and the part that
-          is done.
+        - `tell`: Called at intervals with the seconds since the start, the description of what runs, and the
+          done part (None if unknown).
         """
         began, given_up = time.monotonic(), self.at_s + patience_s
         found: list[T] = []
         errors: list[BaseException] = []
-        ended = threading.Event()  # a join that Ctrl-C breaks off may take the thread for dead
+        ended = threading.Event()  # a join interrupted by Ctrl-C may take the thread for ended
 
         def working() -> None:
             try:
                 found.append(work())
-            except BaseException as error:  # it is raised again in the thread that waits
+            except BaseException as error:  # raised again in the waiting thread
                 errors.append(error)
             finally:
                 ended.set()
@@ -330,9 +332,9 @@ class Deadline:
 
 
 def await_left_behind() -> None:
-    """Wait for threads that were left behind, before the interpreter ends, which would abort them.
+    """Wait for abandoned threads before the interpreter exits, as it would abort them.
 
-    They end at their next look at the deadline.
+    They end when they next check the deadline.
     """
     for each in threading.enumerate():
         if each.name == _LEFT_BEHIND:
@@ -342,21 +344,22 @@ def await_left_behind() -> None:
 atexit.register(await_left_behind)
 
 
-#: Work is finished, however long it takes.
+#: No deadline: work runs to its end.
 NEVER = Deadline()
 
 
 @contextmanager
 def signals_to(handle: Any, *names: str, only: Any = None) -> Iterator[None]:
-    """Have signals handled by a function meanwhile, in the main thread; `only` those handled so by now.
+    """Context in which signals are handled by `handle`, in the main thread.
 
-    Signals that the platform lacks are passed over.
+    - `names`: Names of the signals; those that the platform lacks are ignored.
+    - `only`: If given, only signals whose current handler is this one.
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         numbers = [getattr(signals, name) for name in names if hasattr(signals, name)]
         every = ((each, signals.getsignal(each)) for each in numbers)
-        # One that was not installed by Python could not be put back.
+        # A handler that Python did not install could not be restored.
         before = {each: known for each, known in every if known is not None and only in (None, known)}
     for each in before:
         signals.signal(each, handle)
@@ -368,6 +371,6 @@ def signals_to(handle: Any, *names: str, only: Any = None) -> Iterator[None]:
 
 
 def leave(number: int, _frame: FrameType | None) -> None:
-    """Exit on a signal instead of dying of it, so that drafts are removed: a handler for `signals_to`."""
-    signals.signal(number, signals.SIG_DFL)  # the next one ends it at once
+    """Handler for `signals_to` that exits instead of being killed, so that temporary files are removed."""
+    signals.signal(number, signals.SIG_DFL)  # a second signal ends the process immediately
     raise SystemExit(128 + number)

@@ -1,8 +1,8 @@
-"""Kinds of files: how the content tells each, and the command or the other file that helps.
+"""Kinds of files, recognised by content, and the next step for each: a command, or another file to give.
 
-Kinds are those of taccl itself, told by fields or a beginning, and outputs of other tools. A line that only
-one tool prints tells its output. `kinds_in` and `kinds_of_text` name kinds, `advice_on` gives the next step
-for one.
+Kinds are this package's own, recognised by fields or the first lines, and outputs of other tools, recognised
+by a line that only that tool prints. `kinds_in` and `kinds_of_text` recognise kinds; `advice_on` gives the
+next step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from taccl._internal.names import shown
 
-#: Fields at the top of JSON and TOML, with their values, or None for any: a kind has all of these fields ...
+#: {kind: {field at the top of JSON or TOML: its value, or None for any}}; a file of the kind has all fields.
 MARKS: dict[str, dict[str, str | None]] = {
     "schedule": {"format": "taccl-schedule"},
     "plan": {"format": "taccl-plan"},
@@ -35,7 +35,7 @@ MARKS: dict[str, dict[str, str | None]] = {
     "output of iperf3 in JSON": {"start": None, "intervals": None, "end": None},
     "answer of a verb with --json": {"finish_us": None, "digest": None},
 }
-#: ... or any of these.
+#: {kind: fields}; a file of the kind has any of these.
 _FIELDS = {
     "topology": {
         "node", "nics", "link", "resource", "ranks_per_node", "rails", "network", "bandwidth_gb_per_s",
@@ -44,15 +44,15 @@ _FIELDS = {
     "sketch": {"$schema", "chunks", "internode", "intranode", "symmetry", "objective", "routing", "merging"},
 }  # fmt: skip
 
-#: Only the top of a text is looked at.
+#: Number of characters of a text that are searched.
 _HEAD_CHARACTERS = 1 << 16
-#: Marks of quotes, and fences of code, of which the line breaks stay: messages count lines.
+#: Quotation marks of mails, and code fences; their line breaks are kept, as messages count lines.
 _QUOTES = re.compile(r"^[^\S\n]*(>[^\S\n]?)+|^[^\S\n]*```.*$", re.MULTILINE)
-#: Text allowed before the first element of XML.
+#: Text allowed before the root element of XML.
 _BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
-#: A cell that is a number; and rows with a cell before one, whose cells these marks separate.
+#: Cell with a number.
 _NUMBER = r"\"?(?:[-+]?\.?\d[\d.eE+-]*|nan|inf)\"?"
-#: Three rows of numbers between blanks or bars, each with at most a name before them.
+#: Three rows of numbers separated by blanks or bars, each with at most a name before them.
 _SPACED_ROWS = (
     rf"(^[|\t ]*(?:\w[\w.:-]*[|\t ]+)?{_NUMBER}(?:[|\t ]+(?:{_NUMBER}|[-xX]|N/A)){{1,}}[|\t ]*$\n?){{3,}}"
 )
@@ -61,15 +61,15 @@ _COMMA_ROW, _OTHER_ROW = (
     rf" {{0,20}}{_NUMBER} {{0,20}}(?=[{mark}]|$)"
     for mark in (",", r";\t")
 )
-#: The head of a table of times, and of what `taccl compare` writes.
+#: Header of a table of times, and of the CSV that `taccl compare` writes.
 _TIMES_HEAD = r"[#|\t \"]*((message|msg|buffer) )?(size|bytes)\b.*\b(time|latency|\w*bw)\b"
 _COMPARISON_HEAD = r"[\w,]*\bbackend,[\w,]*\bfinish_us,"
-#: Such a row below comments and at most a head; or a matrix of CUDA's sample.
+#: A row with commas below comments and at most a header; or a matrix of p2pBandwidthLatencyTest.
 _MATRIX_ROWS = (
     rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD})((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
     r"|P2P=(Enabled|Disabled).*Matrix"
 )
-#: Remedies: what to do, or to give instead.
+#: Advice: what to do, or what to give instead.
 _SHOW = "`taccl show {file}` reads it"
 _FIT = "`taccl fit {file} --topology MACHINE` reads it, with the name of the machine"
 _FIT_TABLE = "`taccl fit {file} --topology MACHINE --collective NAME` reads it, if its header names the units"
@@ -93,7 +93,7 @@ _FILE = "write a topology file with [node], [nics] and [network]"
 
 
 class _Text(NamedTuple):
-    """A kind of text: its name, a pattern found in the first lines, and what to do with such a file."""
+    """A kind of text: name, regular expression for its first lines, and advice on such a file."""
 
     name: str
     tells: str
@@ -101,13 +101,13 @@ class _Text(NamedTuple):
 
 
 def _no(remedy: str) -> str:
-    """The advice on a file that is not read."""
+    """Advice on a file that is not supported."""
     return f"taccl does not read it; {remedy}"
 
 
 _OF_TEXT = _no("save the text of the log or of the matrix that it shows")
 
-#: Kinds that fields tell.
+#: {kind: advice} of kinds recognised by fields.
 _ADVICE = {
     "schedule": _SHOW,
     "plan": "`taccl verify {file}` checks the files that it lists",
@@ -130,9 +130,9 @@ _ADVICE = {
     "topology": _SHOW,
     "sketch": _SHOW,
 }
-#: The first that matches names a text.
+#: Kinds of text; the first match counts.
 _TEXTS = (
-    # Kinds of taccl itself, and those that it reads.
+    # This package's own kinds, and supported ones.
     _Text("program", rf"\A{_BEFORE_ELEMENT}<algo\b", _SHOW),
     _Text("module for PyTorch", r"\A\"\"\"[^\n]*; for PyTorch\.$", f"{_WRITTEN}; Python imports it"),
     _Text("table of transfers", r"\Atransfer,chunk,", _WRITTEN),
@@ -299,7 +299,7 @@ _TEXTS = (
         _no(_SLOTS),
     ),
     _Text("output of sinfo or scontrol", r"^PARTITION\s+AVAIL|^NodeName=\S|^NODELIST\b", _no(_HOSTS)),
-    # Last, as much else has such lines.
+    # Last, as these patterns match many other texts.
     _Text(
         "matrix without commas",
         rf"(?i)\A(#.*\n)*((?=.*[;\t]).*\n)?{_OTHER_ROW}|{_SPACED_ROWS}",
@@ -321,7 +321,7 @@ _TEXTS = (
         _OF_TEXT,
     ),
 )
-#: {kind of a file that is no text: how it begins}.
+#: {kind of binary file: its first bytes}.
 _BINARY = {
     "archive": (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ\0", b"(\xb5/\xfd", b"7z\xbc\xaf"),
     "PDF": (b"%PDF-",),
@@ -330,18 +330,18 @@ _BINARY = {
 }
 _ADVICE |= dict.fromkeys(_BINARY, _OF_TEXT) | {"archive": "unpack it, and give the file inside"}
 _ADVICE |= {each.name: each.advice for each in _TEXTS}
-#: Kinds that `taccl fit` reads, and those that `taccl show` reads.
+#: Kinds that `taccl fit` reads, and kinds that `taccl show` reads.
 LOGS = tuple(name for name, advice in _ADVICE.items() if advice in (_FIT, _FIT_TABLE))
 SHOWN = tuple(name for name, advice in _ADVICE.items() if advice.startswith("`taccl show {file}`"))
 
 
 def tells(kind: str) -> str:
-    """The pattern that tells a kind of text, for searches over lines."""
+    """Regular expression of a kind of text, for a search over lines."""
     return next(each.tells for each in _TEXTS if each.name == kind)
 
 
 def kinds_in(data: dict[str, Any]) -> list[str]:
-    """Kinds that the fields at the top of a file tell; empty where they tell none."""
+    """Kinds recognised by the top-level fields of a file; empty if unknown."""
     all_of = [
         kind for kind, way in MARKS.items() if all(k in data and v in (None, data[k]) for k, v in way.items())
     ]
@@ -351,17 +351,17 @@ def kinds_in(data: dict[str, Any]) -> list[str]:
 
 
 def unquoted(text: str) -> str:
-    """The text without marks of quotes, fences of code and the indentation of all lines, as in mails.
+    """Text without quotation marks of mails, code fences and common indentation.
 
-    Lines end as on Unix, and keep their numbers.
+    Line breaks become those of Unix; line numbers are kept.
     """
     return dedent(_QUOTES.sub("", text.replace("\r\n", "\n")))
 
 
 def kinds_of_text(text: str) -> list[str]:
-    """The kind of a text that is neither JSON nor TOML, as a list of one; empty where its lines tell none.
+    """Kind of a text that is neither JSON nor TOML, as a list of one; empty if unknown.
 
-    If none does, the indentation of single lines does not count: a quotation may be indented in other text.
+    If no pattern matches, the text is searched again without indentation, as it may be quoted in other text.
     """
     head = unquoted(text[:_HEAD_CHARACTERS])
     for lines in (head, re.sub(r"(?m)^[ \t]+", "", head)):
@@ -372,19 +372,19 @@ def kinds_of_text(text: str) -> list[str]:
 
 
 def kind_of_bytes(data: bytes) -> str:
-    """The kind of a file that is no text, by how it begins; empty where that tells none."""
+    """Kind of a binary file, by its first bytes; empty if unknown."""
     return next((kind for kind, begins in _BINARY.items() if data.startswith(begins)), "")
 
 
 def a(kind: str) -> str:
-    """A kind with its article."""
+    """Kind with its article."""
     if kind.startswith(("output of", "answer of")):
         return f"the {kind}"
     return f"a{'n' * (kind[0].lower() in 'aeiou' or kind.startswith('NCCL'))} {kind}"
 
 
 def wrong_kind(kind: str, file: str, wanted: str = "") -> str:
-    """The sentence on a file of a kind that is not wanted here: what it is, what was expected, what to do."""
+    """Message on a file of a wrong kind: what it is, what was expected, and the next step."""
     expected = f"; expected {wanted}" if wanted else ""
     return f"found {a(kind)}{expected}; {advice_on(kind, file)}"
 

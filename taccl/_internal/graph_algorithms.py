@@ -13,12 +13,13 @@ from taccl._internal.address_space import require_address_space
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-#: Nodes up to which eigenvectors are found from a full matrix (20 ms), more by ARPACK.
+#: Maximum number of nodes for which eigenvectors come from a dense matrix (20 ms); above it, from ARPACK.
 _MOST_OF_MATRIX = 200
-#: Least ratio of starts times arcs to the cube of the number of nodes for which the algorithm of Floyd and
-#: Warshall is faster than a search from each start.
+#: Minimum ratio of starts times arcs to the cube of the number of nodes for which the Floyd-Warshall
+#: algorithm is faster than Dijkstra's from each start.
 _DENSE_SHARE = 0.05
-#: Length added to each arc, as SciPy drops arcs of length 0; far below 1 / number of nodes.
+#: Length added to each arc, as SciPy drops arcs of length 0; far below 1 / number of nodes, so that rounding
+#: down removes it.
 _STEP = 2.0**-20
 #: Max pairs of a start and an arc, and max rounds over them, before SciPy is loaded (about 0.1 s).
 _MOST_IN_ROUNDS, _FEW_ROUNDS = 4_000_000, 6
@@ -27,7 +28,7 @@ _MOST_IN_ROUNDS, _FEW_ROUNDS = 4_000_000, 6
 def shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, starts: ArrayLike) -> Floats:
     """(num_starts, num_nodes) lengths of shortest paths from each start; inf where there is none.
 
-    - `length`, (num_arcs,) or one for all: Whole numbers of at least 0.
+    - `length`: Nonnegative whole numbers, (num_arcs,) or one for all arcs.
     """
     starts = np.atleast_1d(starts)
     if len(starts) * len(src) <= _MOST_IN_ROUNDS:
@@ -63,7 +64,7 @@ def _in_few_rounds(num_nodes: int, src: Ints, dst: Ints, length: Ints, starts: I
 def paths_from_nearest(
     num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, starts: Collection[int]
 ) -> Floats:
-    """(num_nodes,) lengths of shortest paths from the nearest start, as `shortest_paths` has them."""
+    """(num_nodes,) length of the shortest path from any of the starts, as in `shortest_paths`."""
     require_address_space()
     from scipy.sparse.csgraph import dijkstra
 
@@ -72,7 +73,7 @@ def paths_from_nearest(
 
 
 def _shortest_arcs(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike) -> Any:
-    """Sparse array of the shortest of parallel arcs."""
+    """Sparse matrix of arc lengths; of parallel arcs the shortest."""
     from scipy.sparse import csr_array
 
     took = np.broadcast_to(np.asarray(length, dtype=np.float64), len(src))
@@ -88,7 +89,7 @@ def _without_steps(found: Floats) -> Floats:
 
 
 def strong_components(num_nodes: int, src: Ints, dst: Ints) -> Ints:
-    """(num_nodes,) number of each node's strongly connected component."""
+    """(num_nodes,) index of each node's strongly connected component."""
     require_address_space()
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
@@ -99,7 +100,7 @@ def strong_components(num_nodes: int, src: Ints, dst: Ints) -> Ints:
 
 
 def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> Ints:
-    """For every index, the smallest index in its orbit under the group that permutations generate."""
+    """(size,) smallest index in the orbit of each index under the group that the permutations generate."""
     require_address_space()
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
@@ -118,9 +119,9 @@ def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> Ints:
 
 
 def fiedler_vector(num_nodes: int, src: Ints, dst: Ints, weight: Floats) -> Floats | None:
-    """(num_nodes,) eigenvector of the Laplacian for its second least eigenvalue; None if it is not found.
+    """(num_nodes,) eigenvector of the graph Laplacian for the second-smallest eigenvalue; None if not found.
 
-    Among several, the one nearest to a fixed vector. Arcs count both ways.
+    For a multiple eigenvalue, the projection of a fixed vector. Arcs are undirected.
     """
     fixed = np.cos(np.arange(num_nodes))
     if num_nodes > _MOST_OF_MATRIX:
@@ -155,7 +156,7 @@ def _by_arpack(num_nodes: int, src: Ints, dst: Ints, weight: Floats, fixed: Floa
 def maximum_flow(
     num_nodes: int, src: Ints, dst: Ints, width: Ints, source: int, sink: int
 ) -> tuple[int, Ints]:
-    """Value of a maximum flow, and the nodes that its residual graph reaches from the source.
+    """Value of a maximum flow, and the nodes reachable from the source in its residual graph.
 
     - `width`, (num_arcs,): Capacities, below 2**31 in total; those of parallel arcs are added.
     """

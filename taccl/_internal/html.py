@@ -1,6 +1,6 @@
-"""Small tables in HTML, which notebooks show in place of a repr; every text is escaped.
+"""Small HTML tables that notebooks show instead of a repr; every text is escaped.
 
-Colours are those of the page around them, so that a dark page stays dark.
+Colours are inherited from the page, so that a dark page stays dark.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _RULE = "border:0;border-bottom:1px solid rgba(128,128,128,.5)"
 
 
 def as_html(text: str) -> str:
-    """A text from outside as the text of an element: without markup and control characters."""
+    """Text escaped for HTML, with control characters made visible."""
     return escape(shown(text))
 
 
 def card(title: str, *parts: str, notes: Sequence[str] = ()) -> str:
-    """A title, tables below it (HTML, as `facts` and `table` make it), and notes; texts are escaped here."""
+    """HTML card of a title, parts (HTML from `facts` and `table`), and notes; texts are escaped here."""
     noted = "".join(
         f'<div style="opacity:.75;margin-top:4px">note: {as_html(note)}</div>' for note in notes if note
     )
@@ -31,7 +31,7 @@ def card(title: str, *parts: str, notes: Sequence[str] = ()) -> str:
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:
-    """A table of names and what they are; rows without a value are left out. Empty if none is left."""
+    """HTML table of names and values; rows without a value are left out. Empty if no row remains."""
     cells = "".join(
         f'<tr style="background:none"><th style="{_CELL};font-weight:400;opacity:.75">{as_html(name)}</th>'
         f'<td style="{_CELL}">{as_html(value)}</td></tr>'
@@ -43,7 +43,7 @@ def facts(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, limit: int | None = None) -> str:
-    """A table with a head; of more rows than `limit` the first are shown, and the rest are counted."""
+    """HTML table with a header; at most `limit` rows are shown, and the others are counted."""
     top = "".join(f'<th style="{_CELL};{_RULE};font-weight:600">{as_html(cell)}</th>' for cell in head)
     some = rows if limit is None else rows[:limit]
     body = "".join(

@@ -1,4 +1,4 @@
-"""Interrupts of threads: exceptions that reach a thread at its next bytecode, sent by another one."""
+"""Interrupts of threads: exceptions that another thread raises at the next bytecode of a thread."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 _STARTS = threading.RLock()
 
-#: Numbers of interrupts, rising.
+#: Increasing numbers of interrupts.
 _NUMBERS = itertools.count(1)
-#: Seconds between two looks at whether work is ready to be interrupted.
+#: Interval in seconds at which `ready` is asked.
 _TICK_S = 0.1
-#: Bytecodes, at least, within which an interrupt that was sent arrives.
+#: Number of bytecodes within which a sent interrupt arrives.
 _MOST_LOOKS = 1000
-#: Seconds between two interrupts of a thread that does not end when its time is up.
+#: Seconds between two interrupts of a thread that does not end.
 _AGAIN_S = 1.0
-#: Seconds between two looks at a thread that must not be interrupted where it is.
+#: Interval in seconds at which a thread that must not be interrupted is checked again.
 _APART_S = 0.01
-#: Begin of the names of modules that must not be interrupted: what they import or compile, and the processes
-#: that they start, are kept, and would be kept half done.
+#: Prefixes of modules in which a thread must not be interrupted: imports, compilations and processes would be
+#: left half done.
 _APART = ("importlib.", "numba.", "llvmlite.", "subprocess")
-#: And functions of modules that are interrupted elsewhere.
+#: {module: functions} that must not be interrupted.
 _APART_IN = {
     "taccl._internal.interrupts": frozenset({"begin", "end", "start"}),
     "taccl._internal.kernels": frozenset({"_prepare"}),
@@ -38,12 +38,12 @@ _APART_IN = {
 
 
 class TimeIsUp(BaseException):
-    """Base of the exceptions that interrupt a thread. Handlers of `Exception` do not see it.
+    """Base class of the exceptions that interrupt a thread; not caught by handlers of `Exception`.
 
-    One may arrive as its deadline is left, and then reaches the next deadline around that.
+    One may arrive while its deadline ends; the next outer deadline then receives it.
 
-    - `number`: That of the interrupt; larger than those of deadlines around it.
-    - `is_lost`: True once it arrived where Python drops exceptions: as an object was deleted.
+    - `number`: Number of the interrupt; larger than those of outer deadlines.
+    - `is_lost`: True if it arrived where Python ignores exceptions, such as in a finalizer.
     """
 
     number = 0
@@ -51,14 +51,18 @@ class TimeIsUp(BaseException):
 
 
 class Interrupt:
-    """Raises an exception of its own `kind` in the thread that made it, from a given time on."""
+    """Interrupt of the thread that creates it, by an exception of a class of its own, after a given time.
+
+    - `at_s`: Time on the clock of `time.monotonic`.
+    - `ready`: Called in another thread; the interrupt waits until it returns True.
+    """
 
     def __init__(self, at_s: float, ready: Callable[[], bool] | None) -> None:
         self._at_s, self._ready, self._thread = at_s, ready, threading.get_ident()
         self._left, self._lock = threading.Event(), threading.Lock()
-        self._apart = _frames_apart(self._thread)  # a script may be imported itself
-        self._is_sent = False  # an exception that has not arrived
-        self.was_sent = False  # any
+        self._apart = _frames_apart(self._thread)  # above 0 in a script being imported
+        self._is_sent = False  # an exception was sent and has not arrived
+        self.was_sent = False  # any exception was sent
 
         def arrived(_: BaseException, *__: object) -> None:
             self._is_sent = False
@@ -68,7 +72,7 @@ class Interrupt:
         self.kind: type[TimeIsUp] = type("TimeIsUp", (TimeIsUp,), members)
 
     def begin(self) -> None:
-        """Start to watch the clock."""
+        """Start the thread that watches the clock."""
         _note_lost_interrupts()
         start(threading.Thread(target=self._watch, name="taccl-deadline", daemon=True))
 
@@ -76,8 +80,8 @@ class Interrupt:
         """Raise nothing from now on."""
         with self._lock:
             self._left.set()
-        # An exception that was sent would hit what follows, so it is received here. It cannot be taken
-        # back: CPython 3.11 then looks for it without end under a profiler. Another may have replaced it.
+        # Receive an exception that was sent here, as it would hit later code. It cannot be withdrawn: CPython
+        # 3.11 would then look for it forever under a profiler. Another may have replaced it.
         with suppress(self.kind):
             for _ in range(_MOST_LOOKS):
                 if not self._is_sent:
@@ -100,9 +104,9 @@ class Interrupt:
             self._at_s = now_s + _APART_S
 
     def _may_raise(self) -> bool:
-        """True unless the thread is where it must not be interrupted.
+        """True unless the thread is in code that must not be interrupted.
 
-        In `contextlib` it may be on its way out of `Deadline.enforced`, which would no longer catch the
+        In `contextlib`, the thread may be leaving `Deadline.enforced`, which would no longer catch the
         interrupt.
         """
         frame = sys._current_frames().get(self._thread)
@@ -112,7 +116,7 @@ class Interrupt:
 
 
 def _note_lost_interrupts() -> None:
-    """Have interrupts noted that Python drops, instead of reported; they are sent again."""
+    """Install a hook that marks interrupts which Python ignored, so that they are sent again."""
     others = sys.unraisablehook
     if getattr(others, "notes_interrupts", False):
         return
@@ -128,9 +132,9 @@ def _note_lost_interrupts() -> None:
 
 
 def start(thread: threading.Thread) -> None:
-    """Start a thread while no interrupt is sent.
+    """Start a thread while no interrupt is being sent.
 
-    Until it runs, CPython 3.11 knows it by the number of the thread that starts it, and gives it that one's
+    Until the new thread runs, CPython 3.11 gives it the identifier of the starting thread, and so its
     exceptions.
     """
     with _STARTS:
@@ -138,7 +142,7 @@ def start(thread: threading.Thread) -> None:
 
 
 def _frames_apart(thread: int) -> int:
-    """Number of calls under way in a thread that must not be interrupted."""
+    """Number of calls on a thread's stack that must not be interrupted."""
     count, frame = 0, sys._current_frames().get(thread)
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
@@ -148,6 +152,6 @@ def _frames_apart(thread: int) -> int:
 
 
 def _raise_in(thread: int, kind: type[BaseException]) -> None:
-    """Raise an exception in another thread, between two of its bytecodes."""
+    """Raise an exception in another thread between two of its bytecodes."""
     if hasattr(ctypes, "pythonapi"):
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))

@@ -1,10 +1,10 @@
-"""Compiled kernels on disk, as numba keeps them, with private folders and tolerance of damage.
+"""Compiled kernels on disk in numba's format, with private folders and tolerance of damaged files.
 
 Functions that only kernels call are compiled to LLVM code, which kernels include and optimise. By default
-numba also optimises each such function and makes machine code of it, and does both again in every caller.
-Leaving that out saves a fifth of the CPU for all kernels together.
+numba also optimises each such function and generates machine code for it, and repeats both in every caller.
+Skipping that saves a fifth of the CPU time for all kernels together.
 
-This module imports numba. `taccl._internal.kernels` imports it at the first call of a kernel.
+This module imports numba; `taccl._internal.kernels` imports it at the first call of a kernel.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from taccl.errors import CacheWarning, warn
 
 @cache
 def _warn(what: str) -> None:
-    """Warn once in this process, however many kernels it concerns."""
+    """Warn once per process for each text."""
     advice = "name a folder that can be written in NUMBA_CACHE_DIR"
     warn(f"{what}; {advice}", CacheWarning)
 
 
 class _UserWideLocator(caching.UserWideCacheLocator):
-    """The user's cache folder; without a home, numba would make a folder ``~`` in the current one."""
+    """User's cache folder; without a home, numba would create a folder ``~`` in the current one."""
 
     def ensure_cache_path(self) -> None:
         if not os.path.isabs(self.get_cache_path()):
@@ -44,7 +44,7 @@ class _UserWideLocator(caching.UserWideCacheLocator):
 
 
 class _TemporaryLocator(caching.InTreeCacheLocator):
-    """A private folder of this user among the temporary files."""
+    """Private folder of this user among the temporary files."""
 
     def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
         super().__init__(py_func, py_file)
@@ -56,7 +56,7 @@ class _TemporaryLocator(caching.InTreeCacheLocator):
     def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _TemporaryLocator | None:
         try:
             locator: _TemporaryLocator | None = super().from_function(py_func, py_file)
-        except OSError:  # no folder for temporary files at all
+        except OSError:  # no folder for temporary files
             return None
         if locator is not None:
             others = "as neither the folder of taccl nor the user's cache folder can be written"
@@ -64,7 +64,7 @@ class _TemporaryLocator(caching.InTreeCacheLocator):
         return locator
 
     def ensure_cache_path(self) -> None:
-        """Raise `OSError` unless the folder is private to this user: its content will be executed."""
+        """Create the folder; raise `OSError` unless it is private: its content is executed."""
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         found = os.lstat(self._folder)
         if hasattr(os, "geteuid") and (
@@ -82,10 +82,10 @@ class _Impl(caching.CompileResultCacheImpl):
 
 
 class _Files(caching.IndexDataCacheFile):
-    """Files that say what they hold.
+    """Cache files that contain their own key.
 
-    Two concurrent writers, or one that is killed between two files, can leave a wrong file in numba's index.
-    An index begins with its `version`, which `taccl._internal.kernels.is_compiled` reads without numba.
+    Two concurrent writers, or a writer killed between two files, can leave a wrong file in numba's index. An
+    index begins with its `version`, which `taccl._internal.kernels.is_compiled` reads without numba.
     """
 
     def __init__(self, folder: str, name: str, stamp: object, version: object) -> None:
@@ -93,7 +93,7 @@ class _Files(caching.IndexDataCacheFile):
         self._version = version
 
     def flush(self) -> None:
-        """Remove the index: one without entries is none."""
+        """Delete the index, instead of writing an empty one."""
         Path(self._index_path).unlink(missing_ok=True)
 
     def save(self, key: object, data: object) -> None:
@@ -119,9 +119,9 @@ class _FunctionCache(caching.FunctionCache):
 
 
 class KernelCache(caching.NullCache):
-    """Cache of one kernel, opened at its first call; faults of the cache never end a run.
+    """Cache of one kernel, opened at its first call; errors of the cache never end a run.
 
-    - `stamp`: State of the sources that are compiled, such as their times and sizes.
+    - `stamp`: Function for the state of the sources, such as their times and sizes.
     """
 
     def __init__(self, function: Callable[..., Any], stamp: Callable[[Callable[..., Any]], object]) -> None:
@@ -131,45 +131,45 @@ class KernelCache(caching.NullCache):
     def _kept(self) -> Any:
         try:
             return _FunctionCache(self._function, self._stamp(self._function))
-        except (OSError, RuntimeError):  # nowhere to keep it, or a source that is gone
+        except (OSError, RuntimeError):  # no writable folder, or a missing source
             _warn("compiled functions are kept nowhere, and every process compiles them anew")
             return caching.NullCache()
 
     @property
     def cache_path(self) -> Any:
-        """The folder of the cache."""
+        """Folder of the cache."""
         return self._kept.cache_path
 
     @property
     def is_filled(self) -> bool:
-        """True if the cache has any version of the present source."""
+        """True if the cache has compiled code for the present source."""
         try:
             return bool(self._kept._cache_file._load_index())
-        except Exception:  # nothing is kept, or what is cannot be read
+        except Exception:  # no cache, or an unreadable one
             return False
 
     def load_overload(self, sig: object, target_context: object) -> object:
-        """The code for a signature; None if it is not kept, or damaged, and is to be compiled."""
+        """Code for a signature; None if it is missing or damaged, and must be compiled."""
         require_free_space()
         try:
             return self._kept.load_overload(sig, target_context)
-        except Exception:  # whatever pickle and LLVM make of a damaged file
+        except Exception:  # pickle and LLVM may raise any error for a damaged file
             self.flush()
             return None
 
     def save_overload(self, sig: object, data: object) -> None:
-        """Keep the code for a signature."""
+        """Store the code for a signature."""
         with self._without():
             self._kept.save_overload(sig, data)
 
     def flush(self) -> None:
-        """Forget the code for all signatures."""
+        """Delete the code for all signatures."""
         with self._without():
             self._kept.flush()
 
     @contextmanager
     def _without(self) -> Iterator[None]:
-        """Keep nothing from now on if a file cannot be written."""
+        """Context that turns the cache off if a file cannot be written."""
         try:
             yield
         except OSError as error:
@@ -178,7 +178,7 @@ class KernelCache(caching.NullCache):
 
 
 class InnerCompiler(Compiler):
-    """numba's compiler for a function that only kernels call."""
+    """Compiler of numba for a function that only kernels call."""
 
     def compile_extra(self, function: Callable[..., Any]) -> Any:
         """Compile the function into an `_InnerLibrary`."""
@@ -189,14 +189,14 @@ class InnerCompiler(Compiler):
 
 
 class _InnerLibrary(JITCodeLibrary):
-    """LLVM code of a function, neither optimised nor made into machine code."""
+    """LLVM code of a function, without optimisation and machine code."""
 
     @property
     def codegen(self) -> Any:
         return _NoMachineCode()
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Null, as there is no machine code. The LLVM code is complete from now on."""
+        """Return 0, as there is no machine code; finish the LLVM code."""
         self._ensure_finalized()
         return 0
 
@@ -212,7 +212,7 @@ class _InnerLibrary(JITCodeLibrary):
 
 
 class _NoMachineCode:
-    """Code generator of an `_InnerLibrary`, as numba calls it once a function is compiled."""
+    """Code generator of an `_InnerLibrary`, with the method that numba calls after compilation."""
 
     def set_env(self, name: str, environment: object) -> None:
-        """Ignore the environment, which holds Python objects: kernels use none."""
+        """Ignore the environment of Python objects, as kernels use none."""

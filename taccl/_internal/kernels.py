@@ -1,10 +1,10 @@
 """Kernels: functions that numba compiles at their first call, and loads from a cache afterwards.
 
-numba is imported at the first call of any kernel: its import takes 0.2 s of CPU.
+numba is imported at the first call of any kernel, as its import takes 0.2 s of CPU.
 
-The cache is where numba would keep it: in ``NUMBA_CACHE_DIR``, beside the source, or in the user's cache
-folder. If none of these is writable, it is in a private folder among the temporary files. Without any of
-them, kernels are compiled in every run, as are those that cannot be read or written.
+The cache is where numba would keep it: in ``NUMBA_CACHE_DIR``, next to the source, or in the user's cache
+folder. If none of these is writable, it is in a private folder among the temporary files. Without a writable
+folder, every run compiles the kernels.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any, TypeVar, overload
 
 from taccl._internal.address_space import LLVM_BYTES, require_address_space
 
-require_address_space(LLVM_BYTES)  # LLVM ends the process where it gets no memory
+require_address_space(LLVM_BYTES)  # LLVM kills the process if it gets no memory
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
-#: Kernels are prepared one at a time; preparing one may import numba.
+#: Lock: kernels are prepared one at a time, as preparing one may import numba.
 _PREPARING = threading.RLock()
 
 
@@ -34,9 +34,10 @@ def compiled(function: _Function) -> _Function: ...
 @overload
 def compiled(*, allocates: bool) -> Callable[[_Function], _Function]: ...
 def compiled(function: _Function | None = None, *, allocates: bool = False) -> Any:
-    """The function compiled, to run beside other threads.
+    """Decorate a function to be compiled at its first call; it runs without the GIL.
 
-    References to arrays are counted only where it `allocates` arrays or lists: the rest takes half the time.
+    - `allocates`: True if the function allocates arrays or lists. Otherwise references are not counted, which
+      halves the time.
     """
     return _lazily(function, allocates)
 
@@ -46,9 +47,9 @@ def inner(function: _Function) -> _Function: ...
 @overload
 def inner(*, allocates: bool) -> Callable[[_Function], _Function]: ...
 def inner(function: _Function | None = None, *, allocates: bool = False) -> Any:
-    """The function compiled, for kernels to call: Python cannot.
+    """Decorate a function to be compiled for calls from kernels only, not from Python.
 
-    The Python wrapper of a function with many arrays takes as long to compile as the function.
+    It gets no Python wrapper, which takes as long to compile as the function if it has many arrays.
     """
     return _lazily(function, allocates, no_cpython_wrapper=True)
 
@@ -56,26 +57,26 @@ def inner(function: _Function | None = None, *, allocates: bool = False) -> Any:
 def _lazily(function: _Function | None, allocates: bool, **options: Any) -> Any:
     if function is None:
         return partial(_lazily, allocates=allocates, **options)
-    # Kernels are never handed to C, so they need no C wrapper.
+    # Kernels are never passed to C, so they need no C wrapper.
     options |= {"nogil": True, "no_cfunc_wrapper": True} | ({} if allocates else {"_nrt": False})
     return _Kernel(function, options)
 
 
 def is_compiled(kernel: Any) -> bool:
-    """True if a kernel is compiled, here or in an earlier run that kept it, so that it loads quickly."""
+    """True if a kernel is compiled, in this process or in the cache, so that it loads quickly."""
     return not isinstance(kernel, _Kernel) or kernel.is_compiled
 
 
 def source_stamp(function: Callable[..., Any]) -> tuple[tuple[float, int], ...]:
-    """Times and sizes of the files beside a kernel's source, as its callees there are compiled into it."""
+    """Times and sizes of all files in the folder of a kernel, as callees are compiled into it."""
     beside = sorted(Path(function.__code__.co_filename).parent.glob("*.py"))
     return tuple((each.st_mtime, each.st_size) for each in map(Path.stat, beside))
 
 
 class _Kernel:
-    """Stand-in for numba's dispatcher of a function, which it makes when it is first needed.
+    """Stand-in for numba's dispatcher of a function, which is created when first needed.
 
-    Compiled code that calls the kernel is handed that dispatcher. The kernel is pickled by its name.
+    Compiled code that calls the kernel uses the dispatcher. The kernel is pickled by its name.
     """
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
@@ -88,7 +89,7 @@ class _Kernel:
     def __getattr__(self, name: str) -> Any:
         if name == "_dispatcher":
             return self._prepare()
-        if name.startswith("__"):  # Python and its libraries ask for hooks that numba's dispatchers lack
+        if name.startswith("__"):  # hooks that numba's dispatchers lack
             raise AttributeError(name)
         return getattr(self._dispatcher, name)
 
@@ -97,7 +98,7 @@ class _Kernel:
 
     @property
     def is_compiled(self) -> bool:
-        """True if code exists, here or in the cache; imports numba only if that is not beside the source."""
+        """True if compiled code exists, loaded or cached; numba is imported only for caches elsewhere."""
         folder = Path(self._function.__code__.co_filename).parent / "__pycache__"
         is_beside = not os.environ.get("NUMBA_CACHE_DIR") and os.access(folder, os.W_OK)
         if is_beside and "_dispatcher" not in self.__dict__:
@@ -105,7 +106,7 @@ class _Kernel:
         return bool(getattr(self._dispatcher, "signatures", True)) or self._dispatcher._cache.is_filled
 
     def _prepare(self) -> Any:
-        """Make the dispatcher, once for all threads."""
+        """Create the dispatcher, once for all threads."""
         with _PREPARING:
             found = self.__dict__.get("_dispatcher")
             if found is None:
@@ -121,12 +122,12 @@ def _is_kept(function: Callable[..., Any], folder: Path) -> bool:
     try:
         with open(folder / name, "rb") as file:
             return bool(pickle.load(file) == (version("numba"), source_stamp(function)))
-    except Exception:  # nothing is kept, or what is cannot be read
+    except Exception:  # no cache, or an unreadable one
         return False
 
 
 def _dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Dispatcher of a function, with a cache of ours; the function itself under ``NUMBA_DISABLE_JIT=1``."""
+    """Dispatcher of numba for a function, with our cache; the function itself if ``NUMBA_DISABLE_JIT=1``."""
     import numba
 
     from taccl._internal.kernel_cache import InnerCompiler, KernelCache
@@ -137,7 +138,7 @@ def _dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> Any:
         options = options | {"pipeline_class": InnerCompiler}
     dispatcher: Any = numba.njit(**options)(function)
     if dispatcher is not function:  # NUMBA_DISABLE_JIT=1
-        if not is_inner:  # callers include the code of inner functions, and are kept
+        if not is_inner:  # inner functions are part of the cached code of their callers
             dispatcher._cache = KernelCache(function, source_stamp)
         dispatcher.get_call_template = partial(_without_literals, dispatcher.get_call_template)
     return dispatcher
@@ -145,7 +146,7 @@ def _dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> Any:
 
 @cache
 def _teach_numba() -> None:
-    """Have numba take a kernel that compiled code names for its dispatcher."""
+    """Make numba use the dispatcher of a kernel that compiled code calls."""
     from numba.extending import typeof_impl
 
     @typeof_impl.register(_Kernel)
@@ -154,7 +155,7 @@ def _teach_numba() -> None:
 
 
 def _without_literals(find: Callable[..., Any], args: Any, kws: Any) -> Any:
-    """Signature without literals: compiled for integers, not for 0 and once more for 1."""
+    """Signature without literals: one compilation for all integers, not one for 0 and one for 1."""
     from numba.core.types import unliteral
 
     return find(tuple(map(unliteral, args)), {name: unliteral(kind) for name, kind in kws.items()})

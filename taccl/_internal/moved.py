@@ -1,4 +1,4 @@
-"""Modules at their earlier places, which go with the next release."""
+"""Modules at their former names, which will be removed in the next release."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-#: {earlier name of a module: its name}.
+#: {former name of a module: present name}.
 _MOVED = {
     "taccl._internal.cpu_share": "taccl._internal.deadline",
     "taccl._internal.kernel_pipeline": "taccl._internal.kernel_cache",
@@ -88,12 +88,12 @@ _MOVED = {
     "taccl.units": "taccl._internal.units",
 }
 
-#: Earlier packages whose modules are listed above.
+#: Former packages, whose modules are listed above.
 _PACKAGES = ("taccl.schedule.implicit",)
 
 
 class _Finder:
-    """Finder of these modules, after those of Python; it warns."""
+    """Import finder of the moved modules, asked after Python's own finders; it warns."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
@@ -102,10 +102,10 @@ class _Finder:
         return ModuleSpec(name, _Finder(), is_package=name in _PACKAGES)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Have Python make an empty module."""
+        """Let Python create an empty module."""
 
     def exec_module(self, module: Any) -> None:
-        """Put the module at its place instead of the empty one; a package stays empty."""
+        """Replace the empty module by the moved one; a former package stays empty."""
         name = module.__name__
         if name in _PACKAGES:
             return
@@ -114,5 +114,5 @@ class _Finder:
 
 
 def install() -> None:
-    """Have Python find these modules."""
+    """Add the finder to Python's import system."""
     sys.meta_path.append(_Finder)

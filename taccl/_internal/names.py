@@ -1,4 +1,4 @@
-"""Names as people type them, without regard to case and dashes, and as they are shown: on one line."""
+"""Names as users type them (regardless of case and dashes), and texts for messages and tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from difflib import get_close_matches
 
-#: Fewest letters of a word that names a machine by a part: ``h100`` is ``dgx-h100``.
+#: Minimum number of letters with which a part of a name is recognised: ``h100`` for ``dgx-h100``.
 _TELLING_LETTERS = 4
 
 _repr = reprlib.Repr()
@@ -16,12 +16,12 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 
 def matching(word: str, known: Iterable[str]) -> str | None:
-    """The known name that a word spells: ``All_Gather`` is ``allgather``; None where there is none."""
+    """Known name that a word spells, e.g. ``All_Gather`` for ``allgather``; None if there is none."""
     return {_plain(name): name for name in known}.get(_plain(word))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'allgather'?"``, or nothing where no name is near."""
+    """Suggestion such as ``"; did you mean 'allgather'?"``; empty if no name is similar."""
     by_plain = {_plain(name): name for name in known}
     part = _plain(word)
     holding = [name for name in by_plain if part in name] if len(part) >= _TELLING_LETTERS else []
@@ -30,10 +30,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def shown(text: str, most: int | None = None) -> str:
-    """A text from outside for people to read: what a terminal would obey, or not show, as Python's escapes.
+    """Text from outside for display: control and invisible characters become Python's escapes.
 
-    Line breaks and marks that change the direction of writing are replaced as well. A text longer than `most`
-    characters loses its middle.
+    Line breaks and marks of writing direction are escaped as well. A text longer than `most` characters is
+    shortened in the middle.
     """
     if most is not None and len(text) > most:
         head = (most - 3) // 2
@@ -46,15 +46,14 @@ def shown(text: str, most: int | None = None) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """A text of several lines, each as `shown`."""
+    """Text of several lines, each as by `shown`."""
     return "\n".join(map(shown, text.split("\n")))
 
 
 def listed(things: Sequence[object], *, total: int | None = None, most: int = 10) -> list[str]:
-    """A line for each of the first few things, and one that says how many more there are.
+    """One line for each of the first `most` items, and one with the number of the others.
 
-    - `total`: How many there are in all, if `things` are not all of them.
-    - `most`: So many get a line.
+    - `total`: Number of all items, if `things` is only a part of them.
     """
     lines = [f"  {each}" for each in things[:most]]
     left_out = (len(things) if total is None else total) - len(lines)
@@ -62,13 +61,13 @@ def listed(things: Sequence[object], *, total: int | None = None, most: int = 10
 
 
 def first_of(things: Sequence[object], most: int) -> str:
-    """The first few things on one line, and how many more there are: ``a, b and 3 more``."""
+    """First `most` items on one line, and the number of the others: ``a, b and 3 more``."""
     left_out = len(things) - most
     return ", ".join(map(str, things[:most])) + (f" and {left_out} more" if left_out > 0 else "")
 
 
 def in_runs(numbers: Iterable[int]) -> str:
-    """Whole numbers in few words: ``0-3, 7``; ``none`` of none."""
+    """Whole numbers as ranges: ``0-3, 7``; ``none`` if empty."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if not runs or number != runs[-1][-1] + 1:
@@ -78,7 +77,7 @@ def in_runs(numbers: Iterable[int]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], *, indent: str = "") -> str:
-    """Rows of cells in columns as wide as their widest cell; the last column may run on."""
+    """Table as text; each column is as wide as its widest cell, except the last."""
     rows = [[*(shown(cell, 100) for cell in row[:-1]), shown(row[-1])] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = []
@@ -89,12 +88,12 @@ def table(rows: Sequence[Sequence[str]], *, indent: str = "") -> str:
 
 
 def note_lines(notes: Sequence[str]) -> list[str]:
-    """A line for each note, apart from what is above."""
+    """Lines of notes, after an empty line; empty without notes."""
     return ["", *(f"  note: {shown(note)}" for note in notes)] if notes else []
 
 
 def numbers_table(rows: Sequence[Sequence[str]], *, hidden: int = 0) -> str:
-    """Rows of cells, each at the right of its column, and a line that says how many more there are."""
+    """Table as text with right-aligned cells, and a last line with the number of `hidden` rows."""
     cells = [[shown(cell, 100) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(map(str.rjust, row, widths)) for row in cells]
@@ -106,19 +105,19 @@ def _plain(word: str) -> str:
 
 
 def quoted(value: object) -> str:
-    """A value as a message shows it: on one line, and not long."""
+    """Value as a message shows it: on one line, at most 60 characters."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if type(value).__module__.partition(".")[0] == "taccl":
         return noun(type(value).__name__)
     try:
         text = str(value) if isinstance(value, Decimal) else " ".join(_repr.repr(value).split())
-    except ValueError:  # Python writes no number of more than 4300 digits
+    except ValueError:  # Python converts no number of more than 4300 digits
         return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def noun(name: str) -> str:
-    """A class's name as a person says it: ``"an implicit schedule"``."""
+    """Class name in words with an article: ``"an implicit schedule"``."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"

@@ -1,4 +1,4 @@
-"""Plug-ins: objects that users register by name, and those that installed packages bring."""
+"""Plug-ins: objects that users register by name, or that installed packages provide."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ T = TypeVar("T", bound=Named)
 
 
 class Plugins(Generic[T]):
-    """Registered objects of one kind; installed packages name theirs by entry points.
+    """Registry of plug-ins of one kind; installed packages provide theirs as entry points.
 
-    - `group`: Group of entry points; each names an object of the kind, or a class that makes one.
-    - `noun`: The kind in messages, such as ``"proposer"``.
-    - `fits`: True if an object is of the kind.
-    - `expected`: Description of such an object.
+    - `group`: Group of the entry points; each names an object of the kind, or a class to instantiate.
+    - `noun`: Name of the kind in messages, such as ``"proposer"``.
+    - `fits`: Predicate: True if an object is of the kind.
+    - `expected`: Description of a valid object, for messages.
     """
 
     def __init__(self, group: str, noun: str, fits: Callable[[object], bool], expected: str) -> None:
@@ -35,7 +35,7 @@ class Plugins(Generic[T]):
         self._found: list[T] | None = None
 
     def register(self, thing: T) -> None:
-        """Register an object in this process; one of the same name is replaced.
+        """Register an object in this process; it replaces one of the same name.
 
         Raises `InputError` if it is not of the kind.
         """
@@ -44,20 +44,20 @@ class Plugins(Generic[T]):
         self._registered[thing.name] = thing
 
     def unregister(self, name: str) -> None:
-        """Remove an object that was registered in this process; `InputError` if there is none."""
+        """Remove an object that was registered in this process. Raises `InputError` if there is none."""
         if name not in self._registered:
             known = ", ".join(self._registered) or "none"
             raise InputError(f"found {name!r}; registered: {known}", where="name")
         del self._registered[name]
 
     def by_name(self) -> dict[str, T]:
-        """{name: object}; those of installed packages come first."""
+        """{name: object}; objects registered in this process replace those of installed packages."""
         if self._found is None:
             self._found = self.installed()
         return {each.name: each for each in self._found} | self._registered
 
     def installed(self) -> list[T]:
-        """Objects of installed packages. One that cannot be loaded is left out with a warning."""
+        """Objects of installed packages. One that fails to load is left out with a warning."""
         from importlib.metadata import entry_points
 
         found: list[T] = []
@@ -65,7 +65,7 @@ class Plugins(Generic[T]):
             try:
                 loaded: Any = entry.load()
                 thing = loaded() if isinstance(loaded, type) else loaded
-            except Exception as error:  # any error of another package at its import
+            except Exception as error:  # importing another package may raise any error
                 said = f"the {self.noun} {entry.name} could not be loaded ({error}); it is left out"
                 warn(said, FallbackWarning)
                 continue

@@ -1,7 +1,7 @@
-"""Readers of values, made of annotations as text: what is valid, and what a message says of the rest.
+"""Readers of values, derived from annotations: which values are valid, and the message for others.
 
-Annotations stay text, so that nothing is imported for them. Words such as ``Count`` (`arguments`) say more
-than the types that they stand for.
+Annotations stay text, so that they need no imports. Types such as ``Count`` (`arguments`) are stricter than
+the Python types that they stand for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from taccl._internal.units import exact, parse_size, parse_time_us
 from taccl.errors import InputError
 
 _MAX_WHOLE = 2**63 - 1
-#: Most items read from an iterable, which may be endless.
+#: Maximum number of items read from an iterable, which may be endless.
 _MAX_ITEMS = 1_000_000
 _SEVERAL = ("Collection", "Iterable", "Sequence", "frozenset", "list", "tuple")
 _UNCHECKED = ("Any", "ArrayLike", "Column", "Contributions", "NDArray", "Self", "object")
@@ -44,11 +44,15 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Check of an annotation: its description in messages, and a function that reads a value.
+    """Check and conversion of values for an annotation.
 
-    - `family`: Kind of its values: text, numbers, several things.
-    - `classes`: Names of the classes that it is an instance of.
-    - `plain` (frozenset of type): Values of these types are taken as they are, which is fast.
+    - `expected`: Description of valid values, for messages.
+    - `read`: Function of a value and its parameter's name; returns the converted value or raises
+      `InputError`.
+    - `family`: Kinds of values that it is about ("number", "text", "several"), to choose the best error of
+      several readers.
+    - `classes`: Names of classes whose instances are valid.
+    - `plain`: Types whose values need no conversion, for speed.
     """
 
     expected: str
@@ -59,7 +63,7 @@ class Reader:
 
 
 def whole_number(number: object, where: str, *, at_least: int | None = None) -> int:
-    """A whole number, of whatever kind, as an `int`; where `at_least` is given, of at most 64 bits."""
+    """Convert a whole number of any type to `int`; with `at_least`, also check that it fits 64 bits."""
     if type(number) is int:
         whole: int | None = number
     else:
@@ -138,7 +142,7 @@ def _such(
     make: Any = None,
     plain: type | None = None,
 ) -> Reader:
-    """Values that fit as they are, or as what is made of them."""
+    """Reader of values that fulfil `fits`; `make` converts them if given."""
 
     def read(value: Any, where: str) -> Any:
         if not fits(value):
@@ -176,7 +180,10 @@ _KINDS = {
 
 
 def reader_of(annotation: object, scope: Mapping[str, Any]) -> Reader | None:
-    """The reader of an annotation in the scope of its function; None if any value is valid."""
+    """Reader of an annotation; None if any value is valid.
+
+    - `scope`: Global names of the annotated function's module.
+    """
     return None if isinstance(annotation, type) else _kind(_parsed(annotation), scope)
 
 
@@ -187,7 +194,7 @@ def _parsed(annotation: object) -> ast.expr:
 
 
 def _kind(node: ast.expr, scope: Mapping[str, Any]) -> Reader | None:
-    """Check for a part of an annotation."""
+    """Reader of a part of an annotation."""
     if isinstance(node, ast.BinOp):
         return _any_of(_alternatives(node), scope)
     if isinstance(node, ast.Constant):
@@ -218,7 +225,7 @@ def _alternatives(node: ast.expr) -> list[ast.expr]:
 
 
 def _any_of(nodes: Sequence[ast.expr], scope: Mapping[str, Any]) -> Reader | None:
-    """The first of several kinds that a value is; if none, what it looks most like says what is wrong."""
+    """Reader of a union: the first alternative that accepts the value, or the error of the most similar."""
     found = [_kind(node, scope) for node in nodes]
     kinds = [kind for kind in found if kind is not None]
     if len(kinds) < len(found):
@@ -276,7 +283,7 @@ def _one_of(words: tuple[Any, ...]) -> Reader:
 
 
 def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]) -> Reader:
-    """Several things of one kind; a single one will do, and an iterator is read to its end."""
+    """Reader of several items of one kind; accepts a single item, and reads an iterator to its end."""
     fixed = container == "tuple" and not (inner and _is_dots(inner[-1]))
     kinds = [_kind(each, scope) for each in inner if not _is_dots(each)]
     item = kinds[0] if kinds else None
@@ -306,7 +313,7 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
             raise InputError(f"{many}; expected fewer", where=where)
         if fixed and len(values) != len(kinds):
             raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
-        if not fixed and (item is None or _takes_all(item, {*map(type, values)})):  # fast for many
+        if not fixed and (item is None or _takes_all(item, {*map(type, values)})):  # fast path
             as_it_is = type(values) is make or (make is tuple and container != "tuple")
             return values if as_it_is else make(values)
         each_kind = kinds if fixed else itertools.repeat(item)
@@ -319,7 +326,7 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
 
 
 def _takes_all(item: Reader, kinds: set[type]) -> bool:
-    """True if values of these types are taken as they are. A schedule may have to be listed first."""
+    """True if values of these types need no conversion. A schedule may have to be expanded first."""
     if "Schedule" in item.classes:
         return kinds <= item.plain
     return all(each in item.plain or _is_any(each, item.classes) for each in kinds)
@@ -343,14 +350,14 @@ def _mapping(key: Reader | None, value: Reader | None) -> Reader:
 
 
 def _of_class(names: tuple[str, ...]) -> Reader:
-    """An instance of a class of one of these names, or what has or becomes one."""
+    """Reader of instances of classes with these names, or of results that contain one."""
     expected = _or(map(noun, names))
     hint = next((f" ({_HINTS[name]})" for name in names if name in _HINTS), "")
 
     def read(value: Any, where: str) -> Any:
         own = type(value).__module__.partition(".")[0] == "taccl"
         meant = value
-        if own and not _is_any(type(value), names):  # the schedule in a result of taccl's
+        if own and not _is_any(type(value), names):  # a result contains its schedule
             meant = getattr(value, "schedule", value)
         is_one = _is_any(type(meant), names)
         if "Schedule" in names and not is_one and _is_any(type(meant), ("ImplicitSchedule",)):
@@ -363,5 +370,5 @@ def _of_class(names: tuple[str, ...]) -> Reader:
 
 
 def _is_any(kind: type, names: tuple[str, ...]) -> bool:
-    """True if a class or a base class has one of these names; no module is imported for it."""
+    """True if a class or one of its bases has one of these names; needs no import of these classes."""
     return kind.__name__ in names or any(each.__name__ in names for each in kind.__mro__)

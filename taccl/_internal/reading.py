@@ -1,8 +1,8 @@
-"""Opening, decoding and parsing of every file from outside; a fault becomes one sentence.
+"""Open, decode and parse files from outside; errors are one sentence.
 
-Files are ordinary ones of limited size, in UTF-8. A pipe or a device is refused before it makes anybody wait:
-what a file holds is told by its content first, so that most are read more than once. A file of another kind
-than was asked for is named as what it is (`reads`).
+Only regular files of limited size in UTF-8 are accepted. Pipes and devices are refused immediately, as most
+files are read more than once: their content is first used to recognise their kind. The error for a file of a
+wrong kind names that kind (`reads`).
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from taccl._internal.names import shown
 from taccl._internal.units import format_size
 from taccl.errors import ExportError, FormatError, InputError
 
-#: A sketch is kilobytes; anything this large is some other file.
+#: Maximum file size; a sketch has kilobytes.
 MAX_FILE_BYTES = 16 * 10**6
 _PIECE_BYTES = 1 << 20
 
 Reader = TypeVar("Reader", bound=Callable[..., Any])
-#: Tables within tables: files of ours have ten or fewer, and recursion in Python ends near a thousand.
+#: Maximum nesting of tables: files of this package have ten levels or fewer, and Python's recursion limit is
+#: near a thousand.
 _MAX_DEPTH = 64
-#: Most entries of a nested table on one line; larger ones have a line for each.
+#: Maximum number of entries of a nested table on one line; a larger one has a line for each.
 _FEW_ENTRIES = 4
-#: A table's head alone on a line, or a key and its value: a text without either was not meant to be TOML.
+#: Header of a table, or a key with its value; a text without either is probably not TOML.
 _LIKE_TOML = re.compile(r"^\s*(\[\[?[^\]\n]*\]\]?[^\S\n]*(#.*)?$|[\w.\"'-]+\s*=)", re.MULTILINE)
-#: A key of many parts, for which `tomllib` needs time quadratic in their number.
+#: Key of many parts, for which `tomllib` needs time quadratic in their number.
 _LONG_KEY = re.compile(
     rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MAX_DEPTH}}}"""
 )
 
 
 def read_bytes(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """The content of an ordinary file."""
+    """Content of a regular file. Raises `FormatError` if it cannot be read."""
     where = os.fspath(path)
     try:
         with open(path, "rb", opener=_open_at_once) as file:
@@ -53,14 +54,14 @@ def read_bytes(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) 
         raise FormatError("there is no such file; check the path", where=where) from None
     except IsADirectoryError:
         raise FormatError("is a folder; give the path of a file", where=where) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL, or a lone surrogate, in the path
+    except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path
         reason = getattr(error, "strerror", None) or error
         raise FormatError(f"the file cannot be read ({reason}); give another path", where=where) from None
     return data
 
 
 def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -> str:
-    """The text of a UTF-8 file, without a byte order mark."""
+    """Text of a UTF-8 file, without a byte order mark. Raises `FormatError` for other files."""
     where, data = os.fspath(path), read_bytes(path, limit_bytes)
     if kind := kind_of_bytes(data):
         raise FormatError(wrong_kind(kind, where, "UTF-8 text"), where=where)
@@ -80,14 +81,17 @@ def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -
 
 
 def parse(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:
-    """The table in a TOML or JSON text; it is JSON if `source` ends in ``.json`` or it begins with ``{``."""
+    """Table in a TOML or JSON text; JSON if `source` ends in ``.json``, or the text begins with ``{``.
+
+    - `exact`: True to read numbers with a point or exponent as `decimal.Decimal`.
+    """
     name = source.lower()
     is_json = name.endswith(".json") or (not name.endswith(".toml") and text.lstrip().startswith("{"))
     return (parse_json if is_json else parse_toml)(text, source=source, exact=exact)
 
 
 def parse_toml(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:
-    """The tables of a TOML text; with `exact`, numbers with a point or exponent come as `decimal.Decimal`."""
+    """Tables of a TOML text; with `exact`, numbers with a point or exponent are `decimal.Decimal`."""
 
     def plain() -> dict[str, Any]:
         if _LONG_KEY.search(text):
@@ -109,7 +113,7 @@ def parse_toml(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
 
 
 def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:
-    """The object in a JSON text; with `exact`, numbers with a point or exponent come as `decimal.Decimal`."""
+    """Object in a JSON text; with `exact`, numbers with a point or exponent are `decimal.Decimal`."""
 
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
@@ -136,7 +140,7 @@ def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
 
 
 def kinds_of(path: str | os.PathLike[str]) -> list[str]:
-    """Kinds that the content of a file tells, be it TOML, JSON or other text; empty where it tells none."""
+    """Kinds of a file by its content (TOML, JSON or other text); empty if unknown."""
     try:
         text = read_text(path, 10 * MAX_FILE_BYTES)
     except FormatError:
@@ -148,7 +152,7 @@ def kinds_of(path: str | os.PathLike[str]) -> list[str]:
 
 
 def reads(*wanted: str) -> Callable[[Reader], Reader]:
-    """Decorator for a reader of a path: name the kind of a file that is of none of the kinds wanted."""
+    """Decorate a reader of a path: if it fails and the file is of another kind, the error names that kind."""
 
     def decorate(read: Reader) -> Reader:
         @wraps(read)
@@ -171,9 +175,9 @@ def reads(*wanted: str) -> Callable[[Reader], Reader]:
 
 
 def toml_text(value: Any) -> str:
-    """A string, a number, a truth value, or a list or a dict of such, as TOML writes it on one line.
+    """String, number, boolean, list or dict as TOML on one line.
 
-    Strings have JSON's escapes, and those of what would not be seen.
+    Strings have JSON's escapes, and escapes for invisible characters.
     """
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -190,7 +194,7 @@ def toml_text(value: Any) -> str:
 
 
 def toml_document(content: dict[str, Any]) -> str:
-    """Plain values as the text of a TOML file: tables come last, their longer ones apart."""
+    """Plain values as the text of a TOML file; tables come last, and their long subtables separately."""
     plain = {key: value for key, value in content.items() if not _is_table(value)}
     lines = [f"{key} = {toml_text(value)}" for key, value in plain.items()]
     for key, value in content.items():
@@ -213,7 +217,7 @@ def _is_table(value: Any) -> bool:
 
 
 def check_depth(data: object, *, where: str) -> None:
-    """Raise `FormatError` for plain values that recursion might not get to the end of."""
+    """Raise `FormatError` for values nested too deeply for recursion."""
     inside = [data]
     for _ in range(_MAX_DEPTH):
         inside = [
@@ -252,7 +256,7 @@ def _bytes_within(descriptor: int, read: Callable[[int], bytes], limit_bytes: in
 
 
 def _parsed(plain: Callable[[], Any], source: str) -> Any:
-    """Result of a parser; any fault of values inside becomes a `FormatError`."""
+    """Run a parser; errors of values inside become `FormatError`."""
     try:
         data = plain()
     except FormatError:
@@ -261,7 +265,7 @@ def _parsed(plain: Callable[[], Any], source: str) -> Any:
         raise _too_deep(source) from None
     except MemoryError:
         raise FormatError("found more than the memory holds; give a smaller file", where=source) from None
-    except (ArithmeticError, ValueError) as error:  # a number of 5000 digits
+    except (ArithmeticError, ValueError) as error:  # e.g. a number of 5000 digits
         reason = str(error).partition(";")[0]
         said = f"found a number that cannot be read ({reason}); correct it"
         raise FormatError(said, where=source) from None

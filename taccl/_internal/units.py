@@ -1,7 +1,7 @@
-"""Sizes and costs as text or numbers, turned into exact values: the one place where units are defined.
+"""Sizes and costs from text or numbers to exact values; the only definition of units.
 
-Bytes are integers. MB is 10**6 bytes and MiB is 2**20, everywhere. Times are microseconds; costs are kept
-as exact fractions, and a decimal cost is read as the text a person would write (0.1 is one tenth).
+Bytes are integers. MB is 10**6 bytes and MiB is 2**20. Times are microseconds. Costs are exact fractions; a
+float is read as its decimal text (0.1 is one tenth).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _SIZE_UNITS = {
     "TIB": 2**40,
 }  # fmt: skip
 _SIZE_UNITS_SHOWN = "B, KB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (powers of 1024)"
-#: Units with a capital prefix and a small b are bits: Mb, Gib.
+#: Bits, refused as sizes: units with a capital prefix and a small b, such as Mb or Gib.
 _BITS = re.compile(r"[KMGT]i?b")
-#: Where schedules' files, and whole ticks in 64 bits, end.
+#: Maximum of sizes, so that files of schedules, and ticks, fit 64 bits.
 _MAX_BYTES = 2**62
 _MAX_DIGITS = 400
-#: Floats show what comes of costs: their products and quotients, too, must stay within what a float holds.
+#: Maximum binary exponent of costs, so that their products and quotients fit a float.
 _MAX_BITS = 333
 _TIME_UNITS_US = {
     "": Fraction(1), "NS": Fraction(1, 1000), "US": Fraction(1), "MS": Fraction(1000), "S": Fraction(10**6),
@@ -36,7 +36,7 @@ _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*$")
 
 
 def parse_size(size: int | float | str, *, where: str = "size") -> int:
-    """Whole bytes from ``"1MB"``, ``"512 KiB"`` or a number of bytes."""
+    """Whole number of bytes from ``"1MB"``, ``"512 KiB"`` or a number of bytes."""
     if type(size) is int and 0 < size < _MAX_BYTES:
         return size
     if isinstance(size, bool) or not isinstance(size, (int, float, str)):
@@ -78,7 +78,7 @@ def parse_time_us(time: int | float | str, *, where: str = "time") -> Fraction:
 
 
 def exact(number: int | float | str | Fraction, *, where: str = "number") -> Fraction:
-    """The fraction that a person means by a number; floats are read as their shortest decimal text."""
+    """Exact nonnegative fraction of a number; floats are read as their shortest decimal text."""
     value = number if isinstance(number, Fraction) else _fraction(number, where)
     if value.numerator < 0:
         raise InputError(f"found {_short(number)}; expected a number that is not negative", where=where)
@@ -101,43 +101,44 @@ def _fraction(number: int | float | str, where: str) -> Fraction:
 
 
 def _exponent(text: str) -> int:
-    """The size of the power of ten in a number's text; the number itself could fill all memory."""
+    """Absolute value of the exponent in a number's text; the number itself might not fit into memory."""
     found = _EXPONENT.search(text)
     return abs(int(found.group(1))) if found else 0
 
 
 def gb_per_s(num_bytes: int | None, time_us: Fraction | float) -> float | None:
-    """Bytes over microseconds in GB/s of 10^9 bytes; None without a size, and of what takes no time."""
+    """Bytes per time in GB/s (10**9 bytes); None without a size or if the time is 0."""
     return None if num_bytes is None or not time_us else float(num_bytes / time_us / 1000)
 
 
 def format_rates(algbw: float | None, busbw_factor: float) -> str:
-    """Both bandwidths of nccl-tests: ``"algbw 17.44 GB/s, busbw 16.35 GB/s"``; empty for None.
+    """Algorithm and bus bandwidth as text: ``"algbw 17.44 GB/s, busbw 16.35 GB/s"``; empty for None.
 
-    - `busbw_factor`: Bus bandwidth over algorithm bandwidth.
+    - `algbw`: Algorithm bandwidth of nccl-tests in GB/s.
+    - `busbw_factor`: Bus bandwidth divided by algorithm bandwidth.
     """
     return "" if algbw is None else f"algbw {algbw:.4g} GB/s, busbw {algbw * busbw_factor:.4g} GB/s"
 
 
 def format_count(number: int, noun: str) -> str:
-    """A number of things: ``"1 chunk"``, ``"2 chunks"``."""
+    """Number with its noun: ``"1 chunk"``, ``"2 chunks"``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def part_of(which: str, number: int, total: int, noun: str, nouns: str) -> str:
-    """The first or last of things: ``"the last of 3 chunks"``, ``"all 3 chunks"``."""
+    """Part of a list in words: ``"the last of 3 chunks"``, ``"all 3 chunks"``."""
     if number == total:
         return f"all {total} {nouns}" if total > 1 else f"the only {noun}"
     return f"the {which} of {total} {nouns}" if number == 1 else f"the {which} {number} of {total} {nouns}"
 
 
 def format_gap(gap: float | None, *, num_decimals: int = 2) -> str:
-    """A gap as a part of the bound: ``"2.38%"``; without a bound, infinite or None, ``"none proven"``."""
+    """Gap as a percentage of the bound: ``"2.38%"``; ``"none proven"`` if infinite or None."""
     return "none proven" if gap is None or gap == float("inf") else f"{gap:.{num_decimals}%}"
 
 
 def format_size(num_bytes: int) -> str:
-    """A size as a person writes it: ``1000000 -> '1MB'``, ``1048576 -> '1MiB'``, ``4096000 -> '4.096MB'``."""
+    """Size in a convenient unit: ``1000000 -> '1MB'``, ``1048576 -> '1MiB'``, ``4096000 -> '4.096MB'``."""
     decimal = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
     binary = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
     for scale, unit in (*decimal, *binary):
@@ -159,6 +160,6 @@ def format_us(time_us: Fraction | float) -> str:
 def _short(value: object) -> str:
     try:
         text = str(value) if isinstance(value, (int, float, Fraction, Decimal)) else repr(value)
-    except ValueError:  # Python writes no number of more than 4300 digits
+    except ValueError:  # Python converts no number of more than 4300 digits
         return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."

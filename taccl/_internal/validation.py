@@ -1,6 +1,6 @@
-"""Data from a file into a pydantic model; what does not fit becomes one sentence with file and field.
+"""Validate data from files by pydantic models; errors are one sentence with file and field.
 
-With the fields that models of files share.
+Also the field types that models of files share.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-#: Tags of discriminated unions, which pydantic puts into an error's path, and what they stand for.
+#: {tag of a discriminated union in pydantic's error path: its description}.
 UNION_TAGS = {"as-table": "a table", "as-word": "a word", "as-pairs": "a list of pairs"}
-#: Other parts of a path that are no fields: a key itself, and branches of unions of plain types.
+#: Other parts of an error path that are not fields: keys, and branches of unions of plain types.
 _NO_FIELDS = {*UNION_TAGS, "[key]", "int", "list[int]", "constrained-int", "list[constrained-int]"}
 
 Model = TypeVar("Model", bound=BaseModel)
-#: Whole numbers of at least 1, and of at least 0; and what stays exact.
+#: Whole numbers of at least 1, and of at least 0; exact costs.
 Positive = Annotated[int, Field(strict=True, ge=1)]
 Index = Annotated[int, Field(strict=True, ge=0)]
 Cost = Annotated[Fraction, BeforeValidator(exact)]
 
 
 class Table(BaseModel):
-    """A table of a file, with no fields but its own."""
+    """A table of a file; unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,10 +48,12 @@ def validated(
     rename: Mapping[str, str] | None = None,
     remedy: str = "",
 ) -> Model:
-    """An instance of `model`; an `error` names all fields that do not fit, or the first and a `remedy`.
+    """Validate data as an instance of `model`; an error names all wrong fields, or the first and a `remedy`.
 
-    - `source`: The file, for messages.
-    - `rename` (mapping): {field: its name in a file of another format}.
+    - `source`: Name of the file, for messages.
+    - `error`: Class of the error raised.
+    - `rename`: {field: its name in a file of another format}.
+    - `remedy`: Advice instead of one for each field.
     """
     try:
         return model.model_validate(data)
@@ -69,7 +71,7 @@ def validated(
 
 
 def _fault(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str, str]:
-    """The path of the field at fault, a sentence about it, and what to do."""
+    """Path of the wrong field, a sentence on the error, and advice."""
     loc = [part for part in error["loc"] if part not in _NO_FIELDS]
     path = ""
     for part in loc:
@@ -114,7 +116,7 @@ def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
 
 
 def _model_in(annotation: Any) -> Any:
-    """The model named somewhere in an annotation."""
+    """Model class inside an annotation; None if there is none."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     inner = (_model_in(each) for each in typing.get_args(annotation))
