@@ -154,7 +154,7 @@ def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
             if number > 1:
                 node = demand.topology.node_of_rank[min(ranks)]
                 where = f"rank {min(ranks)}" if name == "rank" else f"a rank of node {node}"
-                what = f"data of {format_count(number, 'rank')} missing at {where}, given when senders can hold it"
+                what = f"data of {format_count(number, 'rank')} missing at {where}, from when senders hold it"
                 leaves, enters = (np.isin(ends[links], list(ranks)) for ends in (costs.src, costs.dst))
                 border, inside = entered(links[enters & ~leaves]), entered(links[enters & leaves])
                 times = tuple(_learnt(number, [0], (border, anywhere), (inside, None)))
