@@ -176,7 +176,7 @@ def sweep(
     for where, given in (*arguments.items(), ("chunks_per_rank", chunks_per_rank)):
         is_open = where == "chunks_per_rank" and getattr(collective, "chunks_open", False)
         if isinstance(collective, Collective) and given is not None and not is_open:
-            said = "found one beside a collective that is made already; name the collective instead"
+            said = "found one with a collective object; name the collective instead"
             raise InputError(said, where=where)
     if isinstance(collective, str):
         collective = collectives.make(collective, topology.num_ranks, **arguments).name

@@ -37,17 +37,17 @@ _STATUS = (
 )
 
 _BOUND = (
-    "no schedule of the problem finishes sooner, over all chunkings where it leaves their number open: the "
+    "lower bound of the problem, over all chunkings if it leaves their number open: the "
     "best bound of all its runs"
 )
-_GAP = "(finish - bound) / bound; 0 is an optimum of the problem"
-_GAP_IN_CHUNKS = "gap to the bound of as many chunks; 0 is an optimum for them"
-_EVERY = "no schedule finishes sooner, over all chunkings"
+_GAP = "(finish - bound) / bound; 0 is optimal"
+_GAP_IN_CHUNKS = "gap to the bound for these chunks; 0 is optimal for them"
+_EVERY = "lower bound over all chunkings"
 _SOLVER_BOUND = (
     "no schedule with the sketch's symmetry and routing slack finishes sooner, by a solver; missing if it "
     "routed a phase of a reduction"
 )
-_CACHED = "whether it was read from the cache; its seconds are those of the first run"
+_CACHED = "True if it was read from the cache; its seconds are those of the first run"
 
 COLUMNS: tuple[Column, ...] = (
     Column("topology", "string", "its name"),
@@ -55,17 +55,17 @@ COLUMNS: tuple[Column, ...] = (
     Column("num_ranks", "Int64", "ranks of the topology"),
     Column("sketch", "string", f"its name; `{NO_SKETCH}` without one"),
     Column("size_bytes", "Int64", "larger of one rank's input and output buffer"),
-    Column("chunks_per_rank", "Int64", "pieces that a rank's part of the data is cut into, given or chosen"),
-    Column("backend", "string", "what was asked for"),
+    Column("chunks_per_rank", "Int64", "number of chunks that each rank's data is cut into, given or chosen"),
+    Column("backend", "string", "as requested"),
     Column("seed", "Int64", "of the run"),
     Column("time_limit_s", "float64", "of the run"),
     Column("threads", "Int64", "of each solver"),
-    Column("parameters", "string", "what of `SearchParameters` differs from the defaults, as JSON"),
+    Column("parameters", "string", "the `SearchParameters` that differ from the defaults, as JSON"),
     Column("status", "string", _STATUS),
     Column("error", "string", "the reason, where there is no schedule"),
     Column("stopped", "string", "why the search ended, as in `Result.stopped`"),
     Column("finish_us", "float64", "the last arrival"),
-    Column("launch_us", "float64", "what the machine takes before the first send"),
+    Column("launch_us", "float64", "time before the first send"),
     Column("predicted_us", "float64", "the launch and the finish"),
     Column("bound_us", "float64", _BOUND),
     Column("bound_scope", "string", "chunks that the bound holds for: `all chunkings`, `2 chunks per rank`"),
@@ -75,7 +75,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("gap_of_every_cut", "float64", "gap to that bound"),
     Column("algbw_gb_per_s", "float64", "size divided by finish"),
     Column("busbw_gb_per_s", "float64", "bus bandwidth, as nccl-tests counts it"),
-    Column("bound_limits", "string", "what limits, according to the bound"),
+    Column("bound_limits", "string", "the limit that the bound names"),
     Column("num_transfers", "Int64", "of the schedule"),
     Column("num_sends", "Int64", "of the schedule, a merged send counted once"),
     Column("producer", "string", "which stage made the schedule"),
@@ -102,13 +102,13 @@ COLUMNS: tuple[Column, ...] = (
     Column("contiguity_s", "float64", "of them: contiguity"),
     Column("job_shop_s", "float64", "of them: job shops, of one half or of both"),
     Column("improve_s", "float64", "of them: improvement of what was found"),
-    Column("other_s", "float64", "of them: what is left, such as verifying"),
-    Column("verified", "bool", "whether there is a schedule, which is then verified"),
+    Column("other_s", "float64", "of them: the rest, such as verification"),
+    Column("verified", "bool", "True if there is a schedule; it is then verified"),
     Column("from_cache", "bool", _CACHED),
     Column("taccl_version", "string", "version of taccl"),
     Column("solver_version", "string", "each solver that ran, with its version"),
     Column("python_version", "string", "version of Python"),
-    Column("notes", "string", "what a person should know: padding, narrowed symmetry, warnings"),
+    Column("notes", "string", "padding, reduced symmetry and warnings"),
     Column("problem_digest", "string", "`Problem.digest()`"),
     Column("schedule_digest", "string", "`Schedule.digest()`"),
     Column("key", "string", "the result's key in the cache"),

@@ -396,7 +396,7 @@ def _as_given(collective: Collective, chunks_per_rank: int | None, **given: Any)
         given["chunks_per_rank"] = chunks_per_rank
     told = [name for name, value in given.items() if value is not None]
     if told:
-        said = "found one beside a collective that is made already; leave it out, or name the collective"
+        said = "found one with a collective object; leave it out, or name the collective"
         raise CollectiveError(said, where=told[0])
     return collective if chunks_per_rank is None else collective.split(chunks_per_rank)
 

@@ -126,7 +126,7 @@ def check_memory(problem: Problem, options: Options) -> int | None:
         raised = "give memory_limit_mb if you know better"
     fitting = []
     if _has_implicit(problem):
-        fitting.append("taccl.synthesize_implicit needs next to nothing on this fabric")
+        fitting.append("taccl.synthesize_implicit needs almost no memory on this fabric")
     others: dict[str, dict[str, bool]] = {
         "keep='summary' (--summary) drops its transfers once they are verified": {"summary": True},
         "spill_dir= (--spill) keeps its columns in files": {"spilled": True, "to_file": False},

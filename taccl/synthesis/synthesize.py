@@ -389,7 +389,7 @@ def _choice(best: Search, whole: Search) -> str:
         return best.choice
     if not any(each.choice and each.best is not None for each in whole.others):
         if whole.deadline.cancellation.why == GAP_MET:
-            return "the first schedule, whose gap is as small as asked"
+            return "the first schedule; its gap meets the requested one"
         return "the first schedule, as time was up before another was found"
     return f"{made[0]}; a baseline in other chunks finishes sooner"
 

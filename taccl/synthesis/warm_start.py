@@ -12,7 +12,7 @@ from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import cut
 
 #: `Result.choice` if the result is the given schedule.
-GIVEN = "the schedule that was given to begin with"
+GIVEN = "the schedule given to start from"
 
 
 def checked_start(problem: Problem, start: Schedule) -> Schedule:

@@ -170,13 +170,13 @@ def test_what_a_solver_started_from_may_be_the_better_one(problem, monkeypatch):
 
     def outdone(problem, **options):
         found = SYNTHESIZE(problem, **{**options, "backend": "greedy"})
-        return dataclasses.replace(found, notes=("highs alone came to 9 us",))
+        return dataclasses.replace(found, notes=("highs alone reached 9 us",))
 
     monkeypatch.setattr("taccl.synthesis.synthesize.synthesize", outdone)
     (row,) = compare(problem, backends=["highs"]).itertuples()
     assert (row.status, row.notes, row.verified) == (
         "proven for its chunks",
-        "highs alone came to 9 us",
+        "highs alone reached 9 us",
         True,
     )
 

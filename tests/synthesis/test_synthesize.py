@@ -179,7 +179,7 @@ class TestBackends:
         result = brief_synthesis(problem, backend=backend)
         assert result.finish_us == 1
         assert result.schedule.producer == "list scheduler"
-        assert "alone came to 2 us; the list scheduler's schedule, from which it started" in result.notes[0]
+        assert "alone reached 2 us; the list scheduler's schedule, from which it started" in result.notes[0]
         assert "takes 1 us and is returned" in result.notes[0]
 
     def test_stages_of_cpsat(self):

@@ -164,7 +164,7 @@ def check_sketch(
     if isinstance(collective, str):
         collective = make(collective, topology.num_ranks, **arguments)
     elif given := [name for name, value in arguments.items() if value is not None]:
-        said = "found one beside a collective that is made already; leave it out, or name the collective"
+        said = "found one with a collective object; leave it out, or name the collective"
         raise InputError(said, where=given[0])
     if collective.chunks_open:
         collective = collective.split(guide.chunks.per_rank)
@@ -247,8 +247,8 @@ class _Check:
     def blocking(self, name: str) -> ClauseReport:
         """Effect of a clause on chunks that cannot reach their destinations."""
         if any(unmet(self.apply(name))):
-            return ClauseReport(name, "binds", "without it some chunks still cannot get to where they must")
-        return ClauseReport(name, "blocks", "without it every chunk can get to where it must")
+            return ClauseReport(name, "binds", "without it some chunks still cannot reach their destinations")
+        return ClauseReport(name, "blocks", "without it every chunk can reach its destinations")
 
     def effect(self, name: str, bound_us: float, deadline: float) -> ClauseReport:
         """Effect of a clause in a sketch that admits a schedule."""
@@ -264,14 +264,14 @@ class _Check:
             scopes = {each.scope for each in CLAUSES.values() if name.partition("[")[0] in each.said}
             if scopes <= {"search"} or not without.clauses.same(self.problem.clauses, "search"):
                 return ClauseReport(
-                    name, "guides", "guides the search; no schedule must obey it", bound_us, 0.0
+                    name, "guides", "guides the search; schedules need not obey it", bound_us, 0.0
                 )
-            return ClauseReport(name, "unused", "what it forbids, others forbid already", bound_us, 0.0)
+            return ClauseReport(name, "unused", "redundant: other clauses forbid the same", bound_us, 0.0)
         cost = price(bound_us, name, without, deadline)
         if cost is None:
             return ClauseReport(name, "binds", "not bounded: time was up")
         if cost.difference_us <= 0:
-            return ClauseReport(name, "binds", "costs nothing that the bound shows", cost.bound_us, 0.0)
+            return ClauseReport(name, "binds", "costs nothing visible in the bound", cost.bound_us, 0.0)
         percent = f" ({cost.percent:.2f}%)" if cost.bound_us else ""
         effect = (
             f"costs at least {format_us(cost.difference_us)}{percent}; "
@@ -290,7 +290,7 @@ class _Check:
         if group.order is None and _reduce_alike(group, other):
             return ClauseReport(name, "unused", "the other symmetries reduce the model as much")
         reduces = " further" if other.order is None else f": {group} symmetries instead of {other}"
-        effect = f"reduces the model{reduces}; no schedule must obey it"
+        effect = f"reduces the model{reduces}; schedules need not obey it"
         return ClauseReport(name, "guides", "; ".join([*dropped, effect]))
 
     def hints(self) -> tuple[str, ...]:

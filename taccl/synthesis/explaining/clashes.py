@@ -217,7 +217,7 @@ def own_chunks_wait(problem: Problem, *, solver: str, deadline: float) -> bool:
         if answer.status == "infeasible":
             return True
         if answer.values is None:
-            raise NoSolutionError(f"{solver} could not tell in time whether own chunks wait for each other")
+            raise NoSolutionError(f"{solver} could not decide in time whether local-first sends deadlock")
     return False
 
 

@@ -124,11 +124,11 @@ class Explanation:
         if self.dimension_bound is not None:
             lines.append(f"  along dimensions {self.dimension_bound.text}")
         if not self.costs:
-            lines.append("  no clause to leave out")
+            lines.append("  no clause's cost was computed")
         width = max((len(cost.clause) for cost in self.costs), default=0)
         for cost in self.costs:
             price = f"at least {cost.difference_us:.6g} us ({cost.percent:.3g} %)"
-            price = price if cost.difference_us else "nothing that the bound shows"
+            price = price if cost.difference_us else "nothing visible in the bound"
             lines.append(f"  without {cost.clause:<{width}}  {cost.bound_us:>10.6g} us; it costs {price}")
         return "\n".join(lines)
 
@@ -166,7 +166,7 @@ def explain(problem: Problem, *, backend: str = "highs", time_limit_s: Seconds =
     if missed:
         return _unreached(barriers, missed, solver=backend, deadline=deadline)
     if own_chunks_wait(problem, solver=backend, deadline=deadline):
-        reason = "on links of several ranks, own chunks that go first wait for each other in a circle"
+        reason = "on links of several ranks, local-first sends wait for each other in a cycle"
         return _clash(barriers, reason, (OWN_FIRST,), Change((Edit(OWN_FIRST, "set", (), 1),), True))
     return _priced(barriers, deadline)
 

@@ -198,7 +198,7 @@ def improve_schedule(
         search.limits = replace(limits, deadline=until)
         finish = search.run(turns=min(length, left))
         if finish < 0:
-            return schedule, "not every chunk has a way along a tree"
+            return schedule, "some chunks have no path along a tree"
         made, better = made + int(search.counts[0]), better + int(search.counts[2])
         left, length, idle = left - length, 2 * length, idle + 1
         limits = replace(limits, seed=limits.seed + 1_000_003)

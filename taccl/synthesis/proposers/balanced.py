@@ -156,7 +156,7 @@ def balanced_schedule(
         )
     if not verification.ok and problem.clauses != problem.clauses.only("merge"):
         raise InputError(
-            f"the sketch forbids what goes along dimensions: {verification.violations[0].message}; leave it "
+            f"the sketch forbids sends along dimensions: {verification.violations[0].message}; leave it "
             "out, or use another backend",
             where=BALANCED,
         )

@@ -57,9 +57,9 @@ def why_not(problem: Problem) -> str:
     """Features of the problem that the compiled kernels do not support; empty if they support all."""
     wide = set(wide_links(problem.topology))
     reasons = {
-        "chunks that are made from others": bool(problem.collective.derivations),
+        "derived chunks": bool(problem.collective.derivations),
         "links of several ends": bool(wide) and not wide.isdisjoint(problem.links_allowed),
-        "own chunks first on links that are free before a send ends": not _own_first_holds(problem),
+        "local-first priority on links that are free before a send ends": not _own_first_holds(problem),
     }
     return ", ".join(what for what, is_asked in reasons.items() if is_asked)
 

@@ -171,7 +171,7 @@ def _solve_alone(search: Search) -> None:
         )
     elif own.best is not None and own.best is not search.best:
         search.notes.append(
-            f"{solver} alone came to {format_us(own.best.finish_us)}{half}; {first}, from which it "
+            f"{solver} alone reached {format_us(own.best.finish_us)}{half}; {first}, from which it "
             f"started, takes {first_us} and is returned"
         )
 
@@ -314,7 +314,7 @@ def choose(
         return False, f"{own}: {size}, at most {most}"
     unknown = why_not(problem)
     if unknown:
-        return False, f"{own}, slowly: {size}; the compiled list scheduler does not know {unknown}"
+        return False, f"{own}, slow: {size}; not supported by the compiled list scheduler: {unknown}"
     reached = f"{limits.most_hops} that models reach"
     if counted <= limits.most_hops:
         reached = f"{most} that models reach in {time_limit_s:.2g} s"

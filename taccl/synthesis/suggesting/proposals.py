@@ -153,19 +153,19 @@ def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> SketchShape
 def relay_plans(shape: SketchShape) -> Iterator[InternodePlan]:
     """Plans that are possible on the topology's links; the least restrictive comes last."""
     if shape.topology.num_nodes == 1:
-        yield InternodePlan("one-node", "there is one node, so nobody relays")
+        yield InternodePlan("one-node", "there is one node, so no rank relays")
         return
     local = range(shape.ranks_per_node)
     if all((r, r) in shape.joined for r in local):
         same_number = {"connections": ("direct-map", "Local rank i to local rank i of every other node.")}
-        nobody = {r: (r,) for r in local}, "Nobody relays: a sender carries no chunks but its own."
+        nobody = {r: (r,) for r in local}, "No relays: each sender carries only its own chunks."
         yield InternodePlan(
             "own-chunks",
             "every rank sends its own chunks to the rank with its number, once for each node: "
             "every NIC is in use, and no chunk crosses twice",
             {**same_number, "relays": nobody},
         )
-        why = "every rank sends to the rank with its number, whosever chunk it is: every NIC is in use"
+        why = "every rank sends to the rank with its number, any chunk: every NIC is in use"
         yield InternodePlan("same-number", why, same_number)
     why = "any rank may send any chunk over any link; the search decides which NICs are used"
     yield InternodePlan("free", why)

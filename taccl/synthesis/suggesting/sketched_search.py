@@ -162,5 +162,5 @@ def _told(search: Search, tried: Sequence[SketchProposal]) -> str:
     parts = [f"the suggested {each.sketch.name} led to this schedule ({each.why})" for each in ahead]
     others = [each.sketch.name for each in tried if each not in ahead]
     if others:
-        parts.append(f"{', '.join(others)} {'was' if len(others) == 1 else 'were'} tried, and not ahead")
+        parts.append(f"{', '.join(others)} {'was' if len(others) == 1 else 'were'} tried"; none improved the schedule")
     return f"no sketch was given: {'; '.join(parts)}; sketch='none' (--no-sketch) suggests none"

@@ -333,12 +333,12 @@ def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float, limit_s: f
     comments = {f"internode.{name}": text for name, (_, text) in plan.internode.items()}
     comments["nodes"] = f"{shape.ranks_per_node} ranks each; `with_nodes` and --nodes rescale it."
     comments["chunks"] = (
-        "More chunks a rank let sends overlap; each of them pays the latency of its own send, and makes the "
+        "More chunks per rank let sends overlap; each of them pays the latency of its own send, and makes the "
         "model larger."
     )
     if sketch.chunk_bytes is not None:
         comments["switch"] = (
-            "Small chunks: many connections, each used little, so that nobody waits."
+            "Small chunks: many connections, each carries little, so few sends wait."
             if shape.is_small(sketch.chunk_bytes)
             else "Large chunks: few connections, each used much."
         )

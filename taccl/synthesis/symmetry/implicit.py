@@ -147,7 +147,7 @@ def synthesize_implicit(
             said = (
                 f"expected one of {', '.join(known)}" if known else "a fabric that is no name says its costs"
             )
-            raise InputError(f"found an option of no use; {said}: leave it out", where=name)
+            raise InputError(f"found an unused option; {said}: leave it out", where=name)
     if isinstance(fabric, str):
         fabric = parse_named(fabric, **costs)
     if backend == "dimension-balanced":

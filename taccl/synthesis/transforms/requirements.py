@@ -25,7 +25,7 @@ class ReleaseDates(Transform[Problem, Schedule]):
     """A problem without its release dates and due dates."""
 
     name: ClassVar[str] = "release dates"
-    told: ClassVar[str] = "; its sends begun anew for releases and due times"
+    told: ClassVar[str] = "; re-timed for release and due times"
 
     @classmethod
     def apply(cls, problem: Problem) -> Self | None:
@@ -47,7 +47,7 @@ class ReleaseDates(Transform[Problem, Schedule]):
         verdict = verify(timed)
         late = [each for each in verdict.violations if each.kind == "due"]
         if late:
-            said = f"found no schedule in which everything comes when it is due: {late[0].message}"
+            said = f"found no schedule that meets every due time: {late[0].message}"
             raise NoSolutionError(f"{said}; make it due later, or give more time", bound_us=None)
         verdict.raise_if_failed()
         return timed

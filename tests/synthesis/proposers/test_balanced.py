@@ -134,7 +134,7 @@ def test_a_sketch_that_forbids_it_is_named():
     """Without a link that the algorithm needs there is no schedule of this backend."""
     problem = make_problem(parse("torus:3x3"), "allreduce", size_bytes=10**6)
     links = frozenset(range(1, len(problem.topology.links)))
-    with pytest.raises(InputError, match="the sketch forbids what goes along dimensions"):
+    with pytest.raises(InputError, match="the sketch forbids sends along dimensions"):
         taccl.synthesize(problem.with_clauses(links_allowed=links), backend="dimension-balanced")
 
 
