@@ -36,9 +36,9 @@ def check_options(problem: Problem, options: Options) -> None:
 def feasible(problem: Problem, time_limit_s: float) -> tuple[OtherRoots | None, Schedule | None]:
     """(transform to other roots or None, schedule or None); both None if sums can be made at their roots.
 
-    If contributions cannot reach a root, either other roots are chosen, or, if no rank can make a sum, a
-    schedule with unreduced contributions is returned. Raises `InfeasibleError`, with the clauses that clash,
-    if a sketch keeps a chunk from a destination.
+    If contributions cannot reach a root, other roots are chosen. If no rank can make a sum, the result is a
+    schedule with unreduced contributions. Raises `InfeasibleError`, with the clauses that clash, if a sketch
+    keeps a chunk from a destination.
     """
     try:
         check_reachable(problem)

@@ -94,14 +94,15 @@ class PortfolioParameters(_Group):
     baseline_arrivals: int = 20_000
     baseline_share: float = 0.5
     baseline_least_s: float = 0.1  # baselines that take fewer seconds are tried even after the time limit
-    # Shares of the time before the search for baselines, and for the usually best one; max transfers of each.
+    # Shares of the time for baselines that run before the search, and for the usually best one; max transfers
+    # of each.
     first_share: float = 0.2
     best_share: float = 0.5
     first_transfers: int = 100_000
     # Max transfers for chunks balanced over dimensions, the only baseline above `baseline_arrivals`.
     balanced_transfers: int = 2_000_000
     registered_share: float = 0.3  # share of the time left for each proposer that a user registered
-    exchanged: int = 4  # number of earliest schedules for which the exchange of sums between roots is tried
+    exchanged: int = 4  # number of earliest schedules for which the exchange of sums at roots is tried
     # Max hops for which schedules with unreduced contributions are searched, too, and their share of the
     # time.
     apart_hops: int = 10_000
@@ -225,7 +226,7 @@ class SearchParameters:
 
 
 def _read(default: Any, data: Any, where: str) -> Any:
-    """A value in place of a default, of the default's kind; groups field by field."""
+    """Value of `data`, checked and converted to the type of `default`; groups are read field by field."""
     if is_dataclass(default):
         names = [each.name for each in fields(default)]
         listed = ", ".join(names)

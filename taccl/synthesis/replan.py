@@ -101,9 +101,9 @@ def replan(
 ) -> Replan:
     """A verified schedule of a problem that reuses what it can of the schedule of another problem.
 
-    The old schedule is kept as a whole, or replaced by a new synthesis, if its routes are no trees (unreduced
-    contributions or derived chunks), own chunks have priority, paths are limited, or there are too many
-    routes.
+    Some problems are not supported: routes that are no trees (unreduced contributions or derived chunks), own
+    chunks with priority, limited paths, and too many routes. There the old schedule is kept as a whole if it
+    is still valid; otherwise a new one is synthesized.
 
     Parameters
     ----------

@@ -77,7 +77,7 @@ class Search:
     is_verified: bool = False  # the incumbent was verified; otherwise `result` verifies it
     earliest: list[Schedule] = field(default_factory=list)  # best schedules along trees, earliest first
     most_earliest: int = 0  # max length of `earliest`
-    exchanged: Schedule | None = None  # best schedule with sums exchanged between roots
+    exchanged: Schedule | None = None  # best schedule with sums exchanged at roots
     exchange_tried: list[Schedule] = field(default_factory=list)  # schedules whose exchange was tried
     stages: list[Stage] = field(default_factory=list)
     trace: list[TraceEntry] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Search:
     solve: Solve | None = None  # function that searches a problem derived from this one
     asked: Problem | None = None  # the problem as asked, its chunks open if they were
     made_by: Transform[Problem, Schedule] | None = None  # transform that made the problem
-    others: list[Search] = field(default_factory=list)  # same data, chunked otherwise
+    others: list[Search] = field(default_factory=list)  # the same data in other chunks, or by servers
     is_apart: bool = False  # its schedule is made by servers or switches
     choice: str = ""  # what searched it, and why; empty for baselines
     stopped: str = ""  # why it ended, once that is settled
@@ -451,10 +451,11 @@ def bound_within(
     kept_s: float = 0.0,
     in_network: InNetworkGrant = False,
 ) -> Certificate:
-    """Lower bound in its share of the time until `limit`.
+    """Lower bound in its share of the time until `limit`; zero, proving nothing, if that is too short.
 
-    The bound also pays for later stages: its share counts `kept_s`, the seconds reserved for these. The
-    result is zero, proving nothing, if even that is too short.
+    - `kept_s`: Seconds reserved for later stages, which use the bound, too; its share includes a part of
+      these.
+    - `in_network`: Assumptions on in-network reduction, as for `lower_bound`.
     """
     left_s, share = limit.left_s, budget.bound_share
     limit_s = max(budget.least_bound_s, budget.most_bound_share * left_s, share * (left_s + kept_s))

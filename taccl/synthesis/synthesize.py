@@ -181,7 +181,7 @@ def synthesize(
     limit = replace(began, at_s=options.began_s + time_limit_s)
 
     whole, transforms = _transformed(problem, options, limit)
-    with going_on(whole):  # whatever ends the proposers, the best schedule so far counts
+    with going_on(whole):  # if an error ends the proposers, the best so far counts
         run(whole, APART)  # servers, and switches that add
         is_settled = _is_settled(whole)
         if whole.options.start is not None:

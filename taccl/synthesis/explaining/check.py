@@ -42,11 +42,13 @@ _MOST_ASKED = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ClauseReport:
-    """Effect of one clause.
+    """Effect of one clause. Its verdict is one of:
 
-    Verdicts: ``"wrong"`` (it does not fit), ``"blocks"`` (no schedule exists because of it), ``"unused"``
-    (leaving it out changes nothing), ``"binds"`` (schedules must obey it) or ``"guides"`` (it only affects
-    the search).
+    - ``"wrong"``: it does not fit the topology.
+    - ``"blocks"``: no schedule exists because of it.
+    - ``"unused"``: leaving it out changes nothing.
+    - ``"binds"``: schedules must obey it.
+    - ``"guides"``: it only affects the search.
     """
 
     clause: str  # its field, e.g. "internode.relays" or "symmetry[0]"

@@ -32,7 +32,7 @@ class Edit:
 
     clause: str
     verb: str  # "add", "allow", "remove entry", "remove" or "set"
-    #: What is added or removed: (src, dst) pairs, (sender, origin) pairs of relays, (sender,) or (link,); or
+    #: Items added or removed: (src, dst) pairs, (sender, origin) pairs of relays, (sender,) or (link,); or
     #: the number that is set. Empty if the whole clause is removed.
     items: tuple[tuple[int, ...], ...]
     cost: int

@@ -100,8 +100,8 @@ class Improvement:
     def _start(self) -> None:
         """Take over the sends that the trees were read from, in the order of their starts.
 
-        A tree that uses a link on which trees of its kind cannot grow (such as a reduction over a link of
-        several sources) loses all its links.
+        A tree loses all its links if it uses one on which trees of its kind cannot grow, such as a reduction
+        over a link of several sources.
         """
         now, arcs = self.now, self.arcs
         send_of: dict[tuple[int, int, bool], int] = {}

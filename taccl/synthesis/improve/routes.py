@@ -2,7 +2,7 @@
 
 A tree leads from a chunk's origins to all ranks that need it. A reduced chunk has a second tree, along which
 its contributions are collected. That tree grows from the rank where the sum is complete, against the
-direction of its links, so that both kinds are read and grown alike.
+direction of its links. So both kinds of trees are read and grown alike.
 """
 
 from __future__ import annotations

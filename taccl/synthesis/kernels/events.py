@@ -87,7 +87,7 @@ def run_events(
             return Sends(chunk, link, start, finish)
 
 
-# In all below: e slot, c chunk, h hold, g group of slots.
+# Index names below: e slot, c chunk, h hold, g group of slots.
 
 
 @inner

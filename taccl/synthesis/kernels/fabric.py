@@ -38,9 +38,9 @@ Bytes: TypeAlias = NDArray[np.uint8]
 class Fabric(NamedTuple):
     """Links by slot, the resources that links share, and how fast ranks are connected.
 
-    A send of u units over a slot takes ``alpha + u * beta`` ticks, and the slot is free again after
-    ``own_alpha + u * own_beta``. The latter two cover resources that a single link uses on its sending side;
-    all other holds (occupations of resources) are rows of the `hold_` arrays.
+    A send of u units over a slot takes ``alpha + u * beta`` ticks. The slot is free again after ``own_alpha +
+    u * own_beta``, which covers resources that a single link uses on its sending side. All other holds
+    (occupations of resources) are rows of the `hold_` arrays.
     """
 
     num_ranks: int

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taccl.synthesis.kernels.fabric import Ints
 
 
-# In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
+# Index names below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
 
 @compiled

@@ -137,7 +137,7 @@ class Rules(NamedTuple):
     sharpness: int
 
 
-# In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
+# Index names below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
 
 @inner

@@ -28,7 +28,7 @@ class Hops(NamedTuple):
     next_of: Int32s  # the hops that follow hop t are `next_of[t]:next_end[t]`
     next_end: Int32s
     key: Floats  # priority among chunks that wait for the same link, the smallest first
-    #: By hop: True if it has priority over all others on its link, and is not merged with these. Empty if no
+    #: True for hops with priority over all others on their link, with which they do not merge. Empty if no
     #: hops merge.
     is_urgent: Bools
     most_merged: Ints  # max chunks in a send over slot e
@@ -48,7 +48,7 @@ class Queues(NamedTuple):
     together: Ints  # hops of the current send
 
 
-# In all below: t hop, c chunk, e slot, h hold, q resource, g group of slots.
+# Index names below: t hop, c chunk, e slot, h hold, q resource, g group of slots.
 
 
 @compiled

@@ -9,7 +9,7 @@ from taccl.synthesis.kernels.events import pop, push, tidy
 from taccl.synthesis.kernels.improvement_state import FAR, NEVER, NONE, SearchState, Work, draw, reaches
 from taccl.synthesis.kernels.timing_kernel import book, book_anew, charge, nearest
 
-# In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
+# Index names below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
 
 @inner
@@ -52,7 +52,7 @@ def recreate(w: Work, now: SearchState) -> bool:
 
 @inner
 def _pivot(w: Work, now: SearchState, t: int) -> int:
-    """When the root of a tree has its chunk, for a broadcast; when its sum is due, for a reduction."""
+    """Time at which the root of a broadcast tree has its chunk, or the sum of a reduction tree is due."""
     if w.trees.partner[t] < 0:
         return 0 if w.trees.kind[t] == 0 else now.size[2]
     at = at_root(w, now, w.trees.partner[t])

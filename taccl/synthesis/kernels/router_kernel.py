@@ -1,6 +1,6 @@
 """Compiled router: trees of chunks over links whose prices rise with their load.
 
-Rip-up and reroute: for one net after another, repeatedly, the load of its tree is removed, and the tree is
+Rip-up and reroute: repeatedly, for one net after another, the load of its tree is removed. The tree is then
 searched again at the prices that result from the other trees. A tree grows from the origins of its net: it
 reaches the nearest target first and continues from all ranks reached.
 
@@ -80,7 +80,7 @@ class Paths(NamedTuple):
     tree: Int32s  # the tree that each chunk follows; -1 for none yet
 
 
-# In all below: c net or chunk, r rank, e slot, h hold, q resource, k tree, g group.
+# Index names below: c net or chunk, r rank, e slot, h hold, q resource, k tree, g group.
 
 
 @compiled

@@ -6,7 +6,7 @@ from taccl._internal.kernels import inner
 from taccl.synthesis.kernels.improvement_state import NONE, Rules, SearchState, Work, draw, mark, reaches
 from taccl.synthesis.kernels.timing_kernel import book_anew, charge, first_from, unbook
 
-# In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
+# Index names below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
 
 @inner

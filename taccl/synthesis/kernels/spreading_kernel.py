@@ -61,7 +61,7 @@ class SpreadingState(NamedTuple):
     is_active: Bools
 
 
-# In all below: d destination, e slot, k speed class, c chunk, h hold.
+# Index names below: d destination, e slot, k speed class, c chunk, h hold.
 
 
 @compiled
@@ -72,8 +72,8 @@ def spread_chunks(
 
     - `in_turn`: True if a rank asks its incoming links in turn; false if those with the fewest chunks to
       offer first.
-    - `theta`: A slow link brings a rank a chunk of its component only if the rank is behind its component by
-      more chunks than fast links deliver during `theta` slow sends.
+    - `theta`: A slow link may repeat a chunk of a rank's component if the rank is far enough behind the
+      component: by more chunks than fast links deliver during `theta` slow sends.
     - `limit`: Time at which the run is given up.
     """
     num_ranks = len(fabric.into) - 1

@@ -122,8 +122,8 @@ def _offer_quickest(
 ) -> None:
     """Propose baselines that were not built yet, in order of preference.
 
-    If there is no schedule, the first is the usually best one or, if that may take too long, one that is
-    about as quick to build as the quickest.
+    If there is no schedule, the first one proposed is the usually best one. If that may take too long, it is
+    one that is about as quick to build as the quickest.
 
     - `until`, `until_best`: Deadlines for each baseline, and for the usually best one.
     - `apart`: Baselines to leave out; given when these run after the search.

@@ -1,8 +1,8 @@
 """List scheduler: event-driven; whenever a link and its resources are free, it sends the most urgent chunk.
 
 It works on a `Quotient`, so it obeys every clause of the sketch. It makes the first schedule of every
-synthesis (all hops allowed), schedules for the ordering rules (only the hops of one routing), and repairs the
-output of solvers.
+synthesis (all hops allowed) and the schedules of the ordering rules (only the hops of one routing). It also
+repairs the output of solvers.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def send_in_turn(
 ) -> Sends | None:
     """Best schedule along routes whose chunks keep to their turns; None if it was stopped.
 
-    Of chunks that wait for the same link, the earlier turn goes first, then the longer route ahead. So a rank
+    If chunks wait for the same link, the earlier turn goes first, then the longer route ahead. So a rank
     forwards chunks at the rate at which it receives them, rather than all those with long routes first.
 
     - `turn`, (num_chunks,): When each chunk is due, as a share of the peak time, 0 to 1.

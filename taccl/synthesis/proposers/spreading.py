@@ -93,7 +93,7 @@ def spread(
 def _with_relays(fabric: Fabric, demand: Demand, limits: Limits) -> tuple[Demand, Routes | None]:
     """(demand in which ranks that relay a chunk also receive it, routes of the chunks or None).
 
-    The routes are not kept if their search was so long that it had few passes.
+    The routes are not kept if their search had too few passes, for lack of time.
     """
     assert demand.wanted is not None, "not all ranks want all chunks"
     routes = find_trees(fabric, demand, limits, most_steps=KEPT_STEPS)

@@ -245,7 +245,7 @@ def _sums_up(problem: Problem) -> bool:
     return problem.collective.sums_up
 
 
-#: The exchange of sums between roots, which runs before ruin and recreate and again after it.
+#: The exchange of sums at roots, which runs before ruin and recreate and again after it.
 _EXCHANGE = Turn(
     OwnProposer("exchange", offer_exchanged, _sums_up, _exchange_takes_s),
     lambda search: search.backend == "auto",
@@ -325,7 +325,7 @@ def propose_all(search: Search) -> None:
 
 
 def exchanged_count(search: Search) -> int:
-    """Number of schedules kept for the exchange of sums between roots; 0 if it will not run."""
+    """Number of schedules kept for the exchange of sums at roots; 0 if it will not run."""
     can_exchange = search.backend == "auto" and _sums_up(search.problem)
     is_exchanging = can_exchange and _exchanging_s(search) > 0
     return search.parameters.portfolio.exchanged if is_exchanging else 0

@@ -121,7 +121,7 @@ class SketchShape:
 
 @dataclass(frozen=True, slots=True)
 class InternodePlan:
-    """Which ranks send between nodes, why, and fields of ``[internode]`` as {field: (value, comment)}."""
+    """Choice of ranks that send between nodes, its reason, and ``[internode]``: {field: (value, comment)}."""
 
     name: str
     why: str
@@ -235,7 +235,7 @@ class SketchProposal:
 
     @property
     def limits(self) -> str:
-        """What limits the bound, as text."""
+        """Resource or argument that limits the bound, as text."""
         return self.bound.limits
 
     def to_toml(self) -> str:

@@ -61,7 +61,7 @@ class ChunkState:
 class Hop:
     """An orbit of chunks over links.
 
-    - `chunk`, `link`: Of a member whose link represents its orbit, so that hops of one link orbit can merge.
+    - `chunk`, `link`: A member whose link represents its orbit, so that hops of one link orbit can merge.
     - `srcs`, `dsts`: States. A destination that has the chunk from the start is left out.
     - `units`, `duration`: Size of the chunk, and ticks of an unmerged send.
     - `tail_ticks`: Longest remaining time from the end of the hop to a destination for which the hop is on a
@@ -381,7 +381,7 @@ def _useful_links(
     if not destinations:
         return []
     head = distances.heads(c)
-    to_go = np.array([distances.to_go(c, v) for v in destinations])  # destination x rank
+    to_go = np.array([distances.to_go(c, v) for v in destinations])  # (num_destinations, num_ranks)
     release = min(origins.values())
     slack = float(problem.clauses.routing_slack) + 1e-6
     limit = head[destinations] + slack * (head[destinations] - release)
@@ -407,7 +407,7 @@ def _useful_links(
         first = np.flatnonzero(np.diff(link[some], prepend=-1))
         links = link[some][first]
         end = np.maximum.reduceat(head[src[some]], first) + durations[links]
-        ahead = np.where(is_new[dst[some]], to_go[:, dst[some]], np.inf)  # destination x arc
+        ahead = np.where(is_new[dst[some]], to_go[:, dst[some]], np.inf)  # (num_destinations, num_arcs)
         left = np.minimum.reduceat(ahead, first, axis=1)
         nearest = left.min(axis=0)
         longest = np.where(end + left <= head[destinations][:, None], left, -1).max(axis=0)

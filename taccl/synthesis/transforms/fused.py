@@ -1,6 +1,6 @@
 """Equal chunks searched as a single chunk per rank, if all chunks may travel in one send.
 
-Small sums cut into many chunks can finish as early as with one chunk per rank, but a search in many chunks
+Small sums cut into many chunks can finish as early as with one chunk per rank. But a search in many chunks
 does not find such schedules. So they are searched with one chunk per rank, over a topology with adjusted
 costs: a send that may not merge takes as long as the sends of all its chunks in sequence. Its schedules are
 valid for all chunks.

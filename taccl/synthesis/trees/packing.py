@@ -1,9 +1,9 @@
 """Packing of spanning trees within the capacities of a directed graph, and routes of chunks along them.
 
-Trees exist if and only if the capacity into each set of nodes is at least the number of trees with roots
-outside it (Edmonds' theorem). Equal trees of one root are built together as copies, and separated where
-capacity runs out: an edge joins a tree with the largest number of copies for which the remaining capacity
-still satisfies that condition. A maximum flow determines that number. All arithmetic is on integers.
+Trees exist if and only if enough capacity enters each set of nodes: one unit for each tree with its root
+outside (Edmonds' theorem). Equal trees of one root are built together as copies, and separated where capacity
+runs out. An edge joins a tree with the largest number of copies for which the remaining capacity still
+satisfies that condition. A maximum flow determines that number. All arithmetic is on integers.
 
 References
 ----------
