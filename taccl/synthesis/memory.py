@@ -25,7 +25,7 @@ from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.synthesis.proposers.router import MOST_REROUTED
 from taccl.synthesis.proposers.spreading import has_chunk_masks
 
-if TYPE_CHECKING:  # running programs imports this module for the free memory, without any search
+if TYPE_CHECKING:  # execution of programs imports this module for the free memory only
     from taccl.synthesis.options import Options
     from taccl.topology.topology import Topology
 

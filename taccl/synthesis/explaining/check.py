@@ -42,7 +42,7 @@ _MOST_ASKED = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ClauseReport:
-    """Effect of one clause. Its verdict is one of:
+    """Effect of one clause, with a verdict.
 
     - ``"wrong"``: it does not fit the topology.
     - ``"blocks"``: no schedule exists because of it.

@@ -155,7 +155,7 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
 def _exchange(
     inwards: Mapping[int, Transfer], links: Sequence[Link], complete: Sequence[int]
 ) -> Transfer | None:
-    """Send of the first of two ranks that complete a sum by exchange to the other; None if there is none."""
+    """If two ranks complete a sum by exchange, the send of the first to the second; otherwise None."""
     if len(complete) != 2 or not inwards.keys() >= set(complete):
         return None
     out, back = (inwards[rank] for rank in complete)

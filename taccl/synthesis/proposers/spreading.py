@@ -130,7 +130,7 @@ def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits)
 
 
 def _pruned(fabric: Fabric, demand: Demand, needed: Bytes, found: Sends) -> Sends:
-    """The sends that lead to ranks that need the chunk, without the others."""
+    """Only those sends that lead to ranks that need the chunk."""
     slot_of_link = np.zeros(int(fabric.link.max()) + 1, np.int32)
     slot_of_link[fabric.link] = np.arange(fabric.num_slots, dtype=np.int32)
     slot = slot_of_link[found.link]

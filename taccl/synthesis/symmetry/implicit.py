@@ -117,7 +117,8 @@ def synthesize_implicit(
     chunks_per_rank : int
         Number of chunks into which a rank's part of the data is cut.
     backend : {"auto", "dimension-balanced"}
-        The search over translations; or chunks that each traverse the fabric's dimensions in an own order.
+            The search over translations; or chunks that each traverse the fabric's dimensions in their own
+            order.
     policy : {"lp", "greedy"}
         How ``"dimension-balanced"`` chooses these orders; see `synthesize`.
     group : sequence of rank permutations, optional
