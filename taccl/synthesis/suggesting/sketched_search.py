@@ -162,5 +162,6 @@ def _told(search: Search, tried: Sequence[SketchProposal]) -> str:
     parts = [f"the suggested {each.sketch.name} led to this schedule ({each.why})" for each in ahead]
     others = [each.sketch.name for each in tried if each not in ahead]
     if others:
-        parts.append(f"{', '.join(others)} {'was' if len(others) == 1 else 'were'} tried"; none improved the schedule")
+        verb = "was" if len(others) == 1 else "were"
+        parts.append(f"{', '.join(others)} {verb} tried and did not improve the schedule")
     return f"no sketch was given: {'; '.join(parts)}; sketch='none' (--no-sketch) suggests none"

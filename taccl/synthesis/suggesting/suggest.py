@@ -333,7 +333,7 @@ def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float, limit_s: f
     comments = {f"internode.{name}": text for name, (_, text) in plan.internode.items()}
     comments["nodes"] = f"{shape.ranks_per_node} ranks each; `with_nodes` and --nodes rescale it."
     comments["chunks"] = (
-        "More chunks per rank let sends overlap; each of them pays the latency of its own send, and makes the "
+        "More chunks per rank let sends overlap. Each send pays its own latency, and each chunk makes the "
         "model larger."
     )
     if sketch.chunk_bytes is not None:

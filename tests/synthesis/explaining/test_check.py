@@ -48,7 +48,7 @@ def test_relays_that_keep_nothing_off_are_unused(ndv2):
     connections = {"0": [1]}
     _, clauses = check(ndv2, internode={"connections": connections, "relays": {"0": list(range(8))}})
     assert clauses["internode.relays"].verdict == "unused"
-    assert "others forbid" in clauses["internode.relays"].effect
+    assert "other clauses forbid" in clauses["internode.relays"].effect
 
 
 @pytest.mark.slow
