@@ -230,7 +230,7 @@ def test_every_backend_finds_the_circle(backend):
     if not _INFOS[backend].available:
         pytest.skip(f"{backend} is not here: {_INFOS[backend].why_not}")
     explanation = explain(problem_of("own-chunks-in-a-circle"), backend=backend)
-    assert explanation.reason.endswith("wait for each other in a circle")
+    assert explanation.reason.endswith("wait for each other in a cycle")
     assert len(explanation.conflict) == 1
 
 
