@@ -20,7 +20,7 @@ from taccl._internal import moved
 
 moved.install()
 
-#: {public name: its module}, as the stub beside this file lists them.
+#: {public name: its module}, as listed in the stub file ``__init__.pyi``.
 _MODULE_OF_NAME = {
     alias.name: str(node.module)
     for node in ast.parse(get_data(__name__, "__init__.pyi") or b"").body
@@ -53,7 +53,7 @@ def __dir__() -> list[str]:
 
 
 def _compact_schedule() -> Any:
-    """The class that compact schedules are of now; the name goes with the next release."""
+    """Class `Schedule`, under the former name of compact schedules; removed in the next release."""
     import warnings
 
     from taccl.schedule.schedule import Schedule
@@ -68,5 +68,5 @@ def _version() -> str:
 
     try:
         return version("taccl")
-    except PackageNotFoundError:  # run from a source tree that was never installed
+    except PackageNotFoundError:  # run from a source tree without installation
         return "0+unknown"

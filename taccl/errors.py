@@ -1,6 +1,6 @@
-"""Every exception and warning that taccl raises on purpose.
+"""All exceptions and warnings that taccl raises on purpose.
 
-An `InputError` says what, where, found against expected, and what to do next, in one sentence.
+The message of an `InputError` says in one sentence what was found where, what was expected, and what to do.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from taccl._internal.names import shown, shown_lines
 
 
 class TacclError(Exception):
-    """Base of every error that taccl raises on purpose; control characters of names are shown escaped."""
+    """Base of all errors that taccl raises on purpose; control characters in messages are escaped."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(shown_lines(message))
 
 
-#: Characters of a message, and of a place: names and paths may be of any length.
+#: Max characters of a message, and of `where`; names and paths may be of any length.
 _MOST, _MOST_WHERE = 4000, 400
 
 
@@ -57,7 +57,7 @@ class FormatError(InputError):
 
 
 class WorkloadError(InputError):
-    """A step, one of its operations, or a transformation of it is wrong; `where` names the operation."""
+    """A workload step, one of its operations, or a transformation is wrong; `where` names the operation."""
 
 
 class SolverError(TacclError, RuntimeError):
@@ -65,7 +65,7 @@ class SolverError(TacclError, RuntimeError):
 
 
 class SolverUnavailableError(SolverError):
-    """A known solver is not installed, or its licence does not admit the model."""
+    """A known solver is not installed, or its licence does not allow a model of this size."""
 
 
 class InfeasibleError(SolverError):
@@ -74,7 +74,7 @@ class InfeasibleError(SolverError):
     Parameters
     ----------
     conflict : sequence of str
-        The clauses that clash, as far as they are known.
+        The clauses that contradict each other, as far as they are known.
     """
 
     def __init__(self, message: str, *, conflict: Sequence[str] = ()) -> None:
@@ -83,12 +83,12 @@ class InfeasibleError(SolverError):
 
 
 class NoSolutionError(SolverError):
-    """The search stopped with no schedule in hand.
+    """The search stopped before it found a schedule.
 
     Parameters
     ----------
     bound_us : float, optional
-        A proven lower bound on the finish time, if one is known.
+        A proven lower bound on the finish in microseconds, if one is known.
     """
 
     def __init__(self, message: str, *, bound_us: float | None = None) -> None:
@@ -97,7 +97,7 @@ class NoSolutionError(SolverError):
 
 
 class VerificationError(TacclError):
-    """A schedule breaks the rules; `violations` lists how."""
+    """A schedule breaks rules; `violations` lists them."""
 
     def __init__(self, message: str, *, violations: Sequence[object] = ()) -> None:
         self.violations = tuple(violations)
@@ -105,15 +105,15 @@ class VerificationError(TacclError):
 
 
 class ExportError(TacclError):
-    """A format cannot hold what was asked of it."""
+    """The requested content cannot be represented in the format."""
 
 
 class ExecutionError(TacclError):
-    """A program did not run to its end."""
+    """A program did not complete."""
 
 
 class TacclWarning(UserWarning):
-    """Base of every warning that taccl gives; control characters of names and paths are shown escaped."""
+    """Base of all warnings of taccl; control characters in names and paths are escaped."""
 
     def __init__(self, message: str) -> None:
         super().__init__(shown_lines(message))
@@ -128,11 +128,11 @@ class CacheWarning(TacclWarning):
 
 
 class FallbackWarning(TacclWarning):
-    """Something other than what was asked for was used instead."""
+    """Something other than the requested option was used instead."""
 
 
 class LossyConversionWarning(TacclWarning):
-    """A conversion could not keep everything."""
+    """A conversion lost some information."""
 
 
 class NumericsWarning(TacclWarning):
@@ -140,7 +140,7 @@ class NumericsWarning(TacclWarning):
 
 
 def warn(message: str, category: type[TacclWarning]) -> None:
-    """Warn at the caller's line outside taccl, however deep the cause is."""
+    """Warn at the line of the caller outside taccl, however deep the call stack is."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "taccl":
         level, frame = level + 1, frame.f_back

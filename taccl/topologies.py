@@ -1,4 +1,4 @@
-"""Topologies as a user finds them, at ``taccl.topologies``: machines, fabrics, files and graphs."""
+"""Namespace ``taccl.topologies``: machines, fabrics, and topologies from files and graphs."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ __all__ = [
 
 @checked_as(TopologyError)
 def load(path: str | PathLike[str], *, protocol: str | None = None, **arguments: Any) -> Topology:
-    """The topology in a file: TOML or JSON of our own, or of another tool, told by its content.
+    """Load a topology from a file: TOML or JSON of taccl, or a file of another tool, recognised by content.
 
     Parameters
     ----------
     path : str or path
         The file.
     protocol : str, optional
-        By which messages are sent, of those that the profile of the file's machine has.
+        Protocol of messages, one of the profile of the file's machine.
     **arguments
-        Facts that files of other tools do not state. See `load_nccl_topology`, `load_nvidia_smi` and
+        Data that files of other tools do not contain. See `load_nccl_topology`, `load_nvidia_smi` and
         `load_astra_network` in `taccl.formats`, and `load_probe_topology` in `taccl.placement.matrices`. For
         files of the published TACCL tool see `load_upstream_topology` in `taccl.sketch.upstream`.
 
@@ -61,7 +61,7 @@ def load(path: str | PathLike[str], *, protocol: str | None = None, **arguments:
     InputError
         If the file cannot be read, it takes no such argument, or the machine lacks the protocol.
     """
-    # The readers of files need pydantic, which machines and fabrics do not wait for.
+    # Import late: readers of files need pydantic, which is slow to load and not needed for machines.
     from taccl.formats.registry import load_topology
 
     topology = load_topology(path, **arguments)

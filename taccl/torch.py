@@ -1,6 +1,6 @@
-"""Plans and schedules in PyTorch: `load` takes a plan's folder, and picks the schedule of every call by size.
+"""Plans and schedules in PyTorch: `load` reads a plan, whose calls choose a schedule by message size.
 
-`hook_of` makes a communication hook of DDP, and `shard_with` gives FSDP2 its collectives.
+`hook_of` makes a communication hook for DDP, and `shard_with` passes collectives to FSDP2.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ __all__ = ["PlannedCollective", "hook_of", "load", "shard_with"]
 def load(
     folder: str | os.PathLike[str], group: Any = None, *, check_placement: bool = True
 ) -> PlannedCollective:
-    """Load the collective of a plan on a process group; every rank of the group must call it.
+    """Load the collective of a plan for a process group; every rank of the group must call it.
 
     Parameters
     ----------
     folder : path
         A folder that `taccl plan -o` wrote.
     group : ProcessGroup, optional
-        Process group; by default all ranks.
+        The process group; default: all ranks.
     check_placement : bool
-        True to require that ranks share hosts as the plan's ranks share nodes.
+        False to run a plan for several nodes on ranks that are placed differently.
 
     Returns
     -------
     PlannedCollective
-        The collective, with the methods of `torch.distributed` for it.
+        Object with the methods of `torch.distributed` for the plan's collective.
 
     Raises
     ------
     InputError
-        If the plan is for another number of ranks, or for ranks that are otherwise placed on nodes.
+        If the plan is for another number of ranks, or for another placement of ranks on nodes.
     FormatError
-        If the folder holds no plan.
+        If the folder does not contain a plan.
     ExportError
         If PyTorch has no such collective.
     """
@@ -78,7 +78,7 @@ def load(
 
 
 def _check_placement(nodes: tuple[int, ...], group: Any, where: str) -> None:
-    """Raise `InputError` unless ranks share hosts just as the plan's ranks share nodes."""
+    """Raise `InputError` unless ranks share hosts exactly as the plan's ranks share nodes."""
     planned, found = (_grouped(each) for each in (nodes, gather_texts(socket.gethostname(), group)))
     if planned != found:
         said = f"found ranks on hosts as {_shown(found)}; the plan is for {_shown(planned)}"
@@ -98,11 +98,11 @@ def _shown(groups: list[list[int]]) -> str:
 
 
 class PlannedCollective:
-    """A plan's collective on a process group, with the methods of `torch.distributed` for it.
+    """A plan's collective for a process group, with the methods of `torch.distributed` for it.
 
-    A call outside the plan's sizes goes to the stock collective; a warning says so once.
+    Calls with sizes outside the plan use PyTorch's own collective; the first one gives a warning.
 
-    - `ranges` (list of (smallest, largest size in bytes, module)): In order of size.
+    - `ranges` (list of (min bytes, max bytes, module)): Schedules by size, ascending.
     """
 
     def __init__(self, collective: str, ranges: list[tuple[int, int, Any]], group: Any = None) -> None:
@@ -119,11 +119,11 @@ class PlannedCollective:
             setattr(self, name, self._call)
 
     def schedule_of(self, size_bytes: int) -> Any:
-        """The ``Collective`` for a size; None if the stock one runs."""
+        """The ``Collective`` object for a size in bytes; None if PyTorch's own collective runs."""
         return next((each for low, high, each in self.ranges if low <= size_bytes <= high), None)
 
     def _call(self, *tensors: Any, **options: Any) -> Any:
-        """Run the schedule for the size of the tensors, or the stock collective."""
+        """Run the schedule for the size of the tensors, or PyTorch's own collective."""
         # A reduction operator may follow the tensors, as in PyTorch's own calls.
         given = tuple(each for each in tensors if hasattr(each, "numel") or isinstance(each, list))
         size = size_of(self.collective, given or tuple(options.values()), self.num_ranks)
@@ -131,7 +131,7 @@ class PlannedCollective:
         if found is not None:
             return getattr(found, METHODS[self.collective][0])(*tensors, **options)
         out = options.pop("out", None)
-        if out is not None:  # which only the schedule's all_reduce has
+        if out is not None:  # only the schedule's all_reduce has this argument
             first, *others = tensors or (options.pop("tensor"),)
             tensors = (out.copy_(first), *others)
         if not self._has_warned:
@@ -143,7 +143,7 @@ class PlannedCollective:
 
     @cached_property
     def as_comm(self) -> _Comm:
-        """The collective as FSDP2 takes it."""
+        """The collective in FSDP2's interface for custom communication."""
         return _Comm(self)
 
     def __repr__(self) -> str:
@@ -175,9 +175,9 @@ class _Comm:
 
 
 def hook_of(planned: PlannedCollective) -> Callable[[Any, Any], Any]:
-    """A communication hook for ``DistributedDataParallel.register_comm_hook(None, hook)``.
+    """Make a communication hook for ``DistributedDataParallel.register_comm_hook(None, hook)``.
 
-    It takes the mean of gradients as DDP does: divided by the number of ranks, then summed.
+    As in DDP, gradients are averaged: divided by the number of ranks, then summed.
 
     Raises `InputError` for another collective than an allreduce.
     """
@@ -189,7 +189,7 @@ def hook_of(planned: PlannedCollective) -> Callable[[Any, Any], Any]:
         work = planned.all_reduce(tensor, async_op=True)  # type: ignore[attr-defined]
         return work.get_future().then(lambda future: future.value()[0])
 
-    taccl_allreduce.__annotations__ = {}  # DDP takes its own types or none
+    taccl_allreduce.__annotations__ = {}  # DDP rejects annotations other than its own types
     return taccl_allreduce
 
 
@@ -199,19 +199,19 @@ def shard_with(
     all_gather: PlannedCollective | None = None,
     reduce_scatter: PlannedCollective | None = None,
 ) -> None:
-    """Let a model that ``fully_shard`` was applied to use plans for its collectives.
+    """Set plans as the collectives of a model's modules to which ``fully_shard`` was applied.
 
     Parameters
     ----------
     model : Module
-        Every module that was sharded on its own gets the collectives.
+        Model; every sharded module in it gets the collectives.
     all_gather, reduce_scatter : PlannedCollective, optional
-        Plans of an allgather and of a reduce-scatter, on the group of the model's mesh.
+        Plans of an allgather and of a reduce-scatter, for the group of the model's mesh.
 
     Raises
     ------
     InputError
-        If a plan is of another collective, or no module is sharded by an FSDP2 that takes collectives.
+        If a plan is for another collective, or no module is sharded by an FSDP2 that accepts collectives.
     """
     sharded = [each for each in model.modules() if hasattr(each, "set_custom_all_gather")]
     if not sharded:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """What was here when this was a module; for one release."""
+    """Name of the former module ``taccl.problem``, with a deprecation warning; only for one release."""
     found = None if name.startswith("_") else vars(import_module("taccl.problem.problem")).get(name)
     if found is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

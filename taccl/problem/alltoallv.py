@@ -1,4 +1,4 @@
-"""Exchanges in which every rank sends every other its own number of bytes."""
+"""Alltoallv: exchanges with a number of bytes for each pair of ranks, and their matrices in files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-#: Chunks that the busiest rank's data make, at most, where latency allows it; and in all, about.
+#: Number of chunks for the busiest rank's data, unless latency demands fewer; and approximate max in total.
 _CHUNKS_OF_A_RANK, _MOST_CHUNKS = 64, 30_000
 _SKEW = re.compile(r"(zipf|hot):(\d+(?:\.\d*)?|\.\d+)")
-#: Least bytes of a chunk, in bytes that a resource passes in the time for which it is held besides.
+#: Min bytes of a chunk, as a multiple of the bytes that a resource passes during the alpha of its hold.
 _HOLDS = 8
 
 
@@ -36,34 +36,34 @@ def alltoallv_problem(
     chunk_bytes: Bytes | None = None,
     clauses: Clauses | None = None,
 ) -> Problem:
-    """An exchange in which every rank sends every other its own number of bytes.
+    """Problem of an exchange in which every rank sends every other its own number of bytes.
 
-    The data of a pair are cut into equal chunks, so that a pair with much of them uses several ways at once.
+    The data of a pair is cut into equal chunks, so that a pair with much data can use several paths.
 
     Parameters
     ----------
     topology : Topology
-        What the data goes over.
+        The topology.
     sizes : (num_ranks, num_ranks) array_like of int
-        Bytes from the row's rank to the column's. What a rank keeps, and pairs of 0 bytes, are no chunks:
-        there may be none at all.
+        Bytes from the row's rank to the column's. The diagonal, and pairs with 0 bytes, have no chunks; the
+        problem may have none at all.
     chunk_bytes : int, optional
-        Bytes of a chunk, at most; at least the largest size keeps each pair in one chunk. Default: a
-        64th of what the busiest rank sends or receives, or more where latency counts.
+        Max bytes of a chunk; with the largest entry of `sizes`, each pair has one chunk. Default: a 64th of
+        what the busiest rank sends or receives, or more if latencies would dominate.
     clauses : Clauses, optional
-        What a sketch asks for; by default nothing.
+        Clauses of a sketch; default: none.
 
     Raises
     ------
     CollectiveError
-        If the matrix is not square with a row for each rank, or holds something but whole numbers of bytes.
+        If the matrix is not square with a row for each rank, or an entry is not a whole number of bytes.
     """
     table = checked_sizes(sizes, topology.num_ranks, topology.name)
     most = usual_chunk_bytes(topology, table) if chunk_bytes is None else chunk_bytes
     num_bytes = table[np.nonzero(table)]
     parts = -(-num_bytes // most)
     chunks = _chunks_of_pairs(-(-table // most))
-    # The first parts of a pair are a byte larger where its bytes do not divide.
+    # If a pair's bytes do not divide evenly, its first chunks are a byte larger.
     place = np.arange(len(chunks)) - np.repeat(np.cumsum(parts) - parts, parts)
     sizes_of_chunks = np.repeat(num_bytes // parts, parts) + (place < np.repeat(num_bytes % parts, parts))
     notes = []
@@ -81,7 +81,7 @@ def alltoallv_collective(sizes: ArrayLike, *, chunk_bytes: Bytes | None = None) 
     """Collective of an exchange in chunks of one size, as programs and plans need it.
 
     The bytes of each pair are rounded up to whole chunks. The size of a problem with this collective scales
-    all pairs alike: ``make_problem(topology, collective, size_bytes="64MB")``.
+    all pairs in proportion: ``make_problem(topology, collective, size_bytes="64MB")``.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def alltoallv_collective(sizes: ArrayLike, *, chunk_bytes: Bytes | None = None) 
     Raises
     ------
     CollectiveError
-        If this is no square matrix of whole numbers of bytes.
+        If `sizes` is not a square matrix of whole numbers of bytes.
     """
     num_ranks = len(np.atleast_1d(np.asarray(sizes, object)))
     table = checked_sizes(sizes, num_ranks, "its columns")
@@ -128,7 +128,7 @@ def skewed_sizes(
     Raises
     ------
     InputError
-        If there is a single rank, or the skew is not written so.
+        If there is a single rank, or the skew has another form.
     """
     if not (match := _SKEW.fullmatch(skew)):
         said = f"found {skew!r}; expected zipf:S, such as zipf:0.8, or hot:F, such as hot:64"
@@ -148,15 +148,15 @@ def skewed_sizes(
 
 
 def is_skew(word: str) -> bool:
-    """True if a word begins as a skew of `skewed_sizes` does."""
+    """True if a word begins like a skew of `skewed_sizes`."""
     return word.startswith(("zipf:", "hot:"))
 
 
 @checked
 def load_sizes(path: str | os.PathLike[str]) -> NDArray[np.int64]:
-    """The matrix of an exchange in a file: NumPy's ``.npy``, or text with a line for each rank.
+    """Load the matrix of an exchange from a file: NumPy's ``.npy``, or text with a line for each rank.
 
-    Numbers in a line have commas, semicolons, tabs or blanks between them; ``64MB`` is one, too.
+    Numbers in a line are separated by commas, semicolons, tabs or blanks; sizes like ``64MB`` are allowed.
     Lines that begin with ``#`` are comments.
 
     Returns
@@ -167,7 +167,7 @@ def load_sizes(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     Raises
     ------
     FormatError
-        If the file cannot be read, or holds anything but such a matrix.
+        If the file cannot be read, or does not contain such a matrix.
     """
     where = os.fspath(path)
     if where.lower().endswith(".npy"):
@@ -201,7 +201,7 @@ def load_sizes(path: str | os.PathLike[str]) -> NDArray[np.int64]:
 
 
 def _chunks_of_pairs(counts: NDArray[np.int64]) -> tuple[Chunk, ...]:
-    """Chunks of all pairs, row by row; `counts` are their numbers for each pair."""
+    """Chunks of all pairs of ranks, row by row; `counts` are the numbers of chunks of each pair."""
     alone = [(rank,) for rank in range(len(counts))]
     pairs = zip(
         *(each.tolist() for each in np.nonzero(counts)), counts[np.nonzero(counts)].tolist(), strict=True
@@ -212,7 +212,7 @@ def _chunks_of_pairs(counts: NDArray[np.int64]) -> tuple[Chunk, ...]:
 
 
 def checked_sizes(sizes: ArrayLike, num_ranks: int, name: str) -> NDArray[np.int64]:
-    """The matrix in whole bytes, without what ranks keep; `name` says of what it has rows."""
+    """The matrix in whole bytes, with 0 on the diagonal; `name` is named in errors as what has the ranks."""
     try:
         table = np.asarray(sizes)
     except ValueError:
@@ -235,12 +235,12 @@ def checked_sizes(sizes: ArrayLike, num_ranks: int, name: str) -> NDArray[np.int
 
 
 def _busiest_bytes(table: NDArray[np.int64]) -> int:
-    """Bytes that the busiest rank sends or receives."""
+    """Max bytes that a rank sends or receives."""
     return int(max(table.sum(axis=0).max(initial=0), table.sum(axis=1).max(initial=0)))
 
 
 def usual_chunk_bytes(topology: Topology, table: NDArray[np.int64]) -> int:
-    """Bytes of a chunk at which chunks overlap well on their ways, and their latencies cost little."""
+    """Default bytes of a chunk: small enough for chunks to be pipelined, large enough to hide latencies."""
     links = {(link.alpha_us, link.beta_us_per_mb) for link in topology.links}
     holds = {(hold.alpha_us, hold.beta_us_per_mb) for hold in topology.holds}
     within_latency, within_hold = (

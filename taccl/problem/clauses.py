@@ -1,8 +1,8 @@
-"""Clauses: what a sketch allows and asks for, in terms of links and ranks.
+"""Clauses: permissions and constraints of a sketch, in terms of links and ranks.
 
-A clause is declared once, beside its field of `Clauses`: what it speaks of, how its values look, where a
-sketch says it, how it reads, and which chunks it admits on which links. What writes, renames, loosens, masks
-and reports clauses goes over `CLAUSES`.
+Each clause is declared once, with its field of `Clauses`: its scope, the form of its values, the fields of a
+sketch that set it, its text in reports, and the chunks that it admits on links. All code that writes,
+renames, relaxes, evaluates and reports clauses iterates over `CLAUSES`.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ if TYPE_CHECKING:
     from taccl.problem.collective import Chunk, Collective
     from taccl.topology.topology import Topology
 
-    #: Nodes where something starts, and where it ends.
+    #: (nodes at the start, nodes at the end) of a link or of a chunk's transit.
     _Nodes: TypeAlias = tuple[frozenset[int], frozenset[int]]
 
-#: What a clause speaks of: links as such, chunks on links, chunks of process groups on links, the links that
-#: a chunk passes one after another, the order of sends over a link, merged sends; or the search alone.
+#: What a clause constrains: links, chunks (or chunks of process groups) on links, number of links on a path,
+#: order of sends over a link, merged sends; or only the search.
+#: Scopes of clauses that constrain schedules; the other clauses only guide the search.
 Scope: TypeAlias = Literal["link", "chunk", "group", "path", "order", "merge", "search"]
 #: Clauses of these bind a schedule; the search is only guided.
 BINDING: tuple[Scope, ...] = ("link", "chunk", "group", "path", "order", "merge")
-#: Values that clauses have: sets of links or ranks, ranks per link, policies of switches, rank permutations,
-#: fractions, and plain ones.
+#: Form of a clause's values: links, ranks, ranks by link, switch policies, permutations, fraction, or other.
 Values = Literal["links", "ranks", "ranks-of-link", "policies", "permutations", "fraction", "plain"]
 
 
 @checked
 @dataclass(frozen=True, slots=True)
 class SwitchPolicy:
-    """Number of a switch's connections that a routing should use: a term of the routing objective.
+    """Preference for the number of a switch's connections that a routing uses: a term of its objective.
 
-    `policy` is ``"min-connections"``, ``"max-connections"`` or ``"free"``; `links` are the switch's.
+    - `policy`: ``"min-connections"``, ``"max-connections"`` or ``"free"``.
+    - `links`: Links of the switch.
     """
 
     name: str
@@ -49,7 +50,7 @@ class SwitchPolicy:
 
 
 class Transit(NamedTuple):
-    """A chunk on its way, while it spreads or (`reducing`) to its root."""
+    """A chunk in the broadcast phase, or (`reducing`) in the reduce phase, towards its root."""
 
     topology: Topology
     collective: Collective
@@ -58,36 +59,36 @@ class Transit(NamedTuple):
 
     @property
     def starts(self) -> frozenset[int]:
-        """Ranks at which the chunk starts, or is made from another."""
+        """Ranks at which the chunk starts, or is derived from another chunk."""
         return frozenset(self.collective.starts[self.chunk])
 
     @property
     def data(self) -> Chunk:
-        """The chunk's origins, destinations and root."""
+        """Origins, destinations and root of the chunk."""
         return self.collective.chunks[self.chunk]
 
     @property
     def is_rooted(self) -> bool:
-        """True if the chunk is reduced to a root first."""
+        """True if the chunk is first reduced at a root."""
         return self.collective.combining and self.data.root is not None
 
 
 class Clause(NamedTuple):
-    """The declaration of one clause.
+    """Declaration of a clause.
 
-    - `field`, `scope`, `shape`: Its name in `Clauses`, what it speaks of (all but ``"search"`` bind a
-      schedule), what its values are.
-    - `said`: The fields of a sketch that say it. A single one with `is_copied` is its value.
-    - `reads`: A value as (label, text) for a person; None where the report words it by itself.
-    - `meaning`, `remedy`: What it says (of its ``{value}``), and how to give it up, for explanations.
-    - `violation`: The kind of violation of a schedule that breaks it.
-    - `of_transit`, `of_link`: What clauses on chunks go by: of a transit, None where they let it be; of a
-      link, given their value and the topology.
-    - `admits`: Of those, whether such a transit may use such a link.
-    - `speaks_of`: Links on which a value may not admit one; None for all.
-    - `in_reverse`: The field that it becomes where time is turned round; empty for its own.
-    - `is_new`: Whether files are written without it where it asks for nothing, as they were before it was
-      there.
+    - `field`: Its field in `Clauses`.
+    - `scope`: What it constrains; all scopes but ``"search"`` bind a schedule.
+    - `shape`: Form of its values.
+    - `said`: Fields of a sketch that set it. With `is_copied`, the value of the only field is copied.
+    - `reads`: Function from a value to (label, text) for reports; None if the report has its own text.
+    - `meaning`, `remedy`: For explanations, its meaning (with ``{value}``), and how to remove it.
+    - `violation`: Kind of violation by a schedule that breaks it.
+    - `of_transit`, `of_link`: For clauses on chunks, keys on which admission depends: of a transit (None if
+      the clause does not concern it), and of a link, given the clause's value and the topology.
+    - `admits`: True if a transit with one key may use a link with another key.
+    - `speaks_of`: Links on which the clause may refuse a chunk; None for all.
+    - `in_reverse`: Field that it becomes in reversed time; empty if it stays the same.
+    - `is_new`: True to omit it from files unless it is set, as files of earlier versions do.
     """
 
     field: str
@@ -108,19 +109,19 @@ class Clause(NamedTuple):
 
     @property
     def is_scalar(self) -> bool:
-        """True if its values name no links and no ranks."""
+        """True if its values contain no links and no ranks."""
         return self.shape in ("plain", "fraction")
 
     def plain(self, value: Any) -> Any:
-        """A value as JSON has it."""
+        """A value as plain data for JSON."""
         return None if value is None else _PLAIN[self.shape][0](value)
 
     def read(self, plain: Any) -> Any:
-        """The value that `plain` wrote."""
+        """The value from the plain data of `plain`."""
         return None if plain is None else _PLAIN[self.shape][1](plain)
 
     def image(self, value: Any, ranks: Sequence[int], links: Mapping[int, int] | Sequence[int]) -> Any:
-        """The value after a renaming of ranks and links."""
+        """The value after a renumbering of ranks and links."""
         if value is None or self.shape not in ("links", "ranks", "ranks-of-link"):
             return value
         if self.shape == "ranks-of-link":
@@ -128,7 +129,7 @@ class Clause(NamedTuple):
         return frozenset((links if self.shape == "links" else ranks)[each] for each in value)
 
     def at_link(self, value: Any, link: int, ranks: Sequence[int]) -> Hashable:
-        """The part of a value about one link, after a renaming of ranks."""
+        """Part of a value that concerns one link, after a renumbering of ranks, in a hashable form."""
         if self.shape == "links":
             return value is None or link in value
         if self.shape == "ranks-of-link":
@@ -138,7 +139,7 @@ class Clause(NamedTuple):
         return None
 
 
-#: How values of a shape are written, and read again.
+#: (function to plain data, function from plain data) for each form of values.
 _PLAIN: dict[Values, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "links": (sorted, frozenset),
     "ranks": (sorted, frozenset),
@@ -189,7 +190,7 @@ def _ends_but_relays(relays: frozenset[int], topology: Topology, link: int) -> H
 
 
 def _clause(default: Any, scope: Scope, shape: Values, said: Sequence[str], /, **declared: Any) -> Any:
-    """A field of `Clauses` with its declaration."""
+    """Field of `Clauses` with the declaration of its clause."""
     made: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
     return field(**made, metadata={"clause": Clause("", scope, shape, tuple(said), **declared)})
 
@@ -197,43 +198,46 @@ def _clause(default: Any, scope: Scope, shape: Values, said: Sequence[str], /, *
 @checked
 @dataclass(frozen=True)
 class Clauses:
-    """Permissions and demands of a sketch, in terms of links and ranks; the default has none.
+    """Permissions and constraints of a sketch, in terms of links and ranks; the default has none.
 
     Parameters
     ----------
     links_allowed : frozenset of int, optional
         Links that may be used; None for all.
     carries_from : mapping of link to frozenset of int
-        While a chunk spreads, the link carries only chunks that start at these ranks.
+        In the broadcast phase, the link carries only chunks that start at these ranks.
     carries_to : mapping of link to frozenset of int
-        While a chunk is reduced, the link carries only chunks whose root is one of these ranks.
+        In the reduce phase, the link carries only chunks whose root is one of these ranks.
     direct_crossing : bool
-        A chunk crosses between nodes only straight from a node where it starts to a node that needs it
-        (while it is reduced: straight to its root's node).
+        True if chunks cross between nodes only directly: from a node where the chunk starts to a node that
+        needs it (in the reduce phase, to its root's node).
     own_first : frozenset of int
-        On these links, chunks that start at the sender go before those it relays, at least one latency
-        apart. (While chunks are reduced, time runs backwards: chunks whose root is the receiver go last.)
+        Links with local-first priority: chunks that start at the sender go before those that it relays, at
+        least one latency apart. (In the reduce phase, time runs backwards: chunks whose root is the receiver
+        go last.)
     max_merge : int
-        How many chunks one send may carry.
+        Max chunks in one send.
     merging : frozenset of int
         Links whose sends may carry more than one chunk.
     symmetry : tuple of rank permutations
-        Generators. They guide the search; a schedule need not have them.
+        Generators of a symmetry group. They guide the search; a schedule need not be symmetric.
     switch_policies : tuple of SwitchPolicy
+        Preferences for the number of connections of switches.
     link_use : {"free", "min-max", "max-min"}
-        A second objective of routing: keep the busiest link light, or the idlest link used.
+        Second objective of routing: minimise the use of the busiest link, or maximise that of the least used
+        one.
     objective_weight : Fraction
-        The weight mu of the routing objective's second terms.
+        Weight mu of the second terms of the routing objective.
     routing_slack : Fraction
-        How much longer than its shortest path a chunk's path may be, relatively.
+        Max relative excess of a chunk's path over its shortest path.
     where : mapping of clause to text
-        ``"file: field"`` of every clause that came from a file.
+        ``"file: field"`` of every clause that was read from a file.
     relays : frozenset of int, optional
-        Ranks that may pass on chunks of process groups that they are not in; None for all. Members of a
+        Ranks that may relay chunks of process groups to which they do not belong; None for all. Members of a
         chunk's own group always may.
     max_hops : int, optional
-        How many links a chunk may pass at most from where it starts; while it is reduced, how many each
-        contribution may pass on its way to the root. None for any number.
+        Max links that a chunk may pass from where it starts; in the reduce phase, max links that each
+        contribution may pass on its way to the root. None for no limit.
     """
 
     name: str = ""
@@ -322,11 +326,11 @@ class Clauses:
 
     @property
     def path_limit(self) -> int | None:
-        """Most links that a chunk, or a contribution to its sum, may pass; None for any number."""
+        """Max links that a chunk, or a contribution to its sum, may pass; None for no limit."""
         return min((getattr(self, each.field) for each in self.said("path")), default=None)
 
     def said(self, *scopes: Scope) -> tuple[Clause, ...]:
-        """The clauses of some scopes (default: of all) that ask for anything."""
+        """Clauses of the given scopes (default: all) whose values differ from the default, i.e. are set."""
         return tuple(
             each
             for each in CLAUSES.values()
@@ -334,35 +338,35 @@ class Clauses:
         )
 
     def without(self, *fields: str) -> Clauses:
-        """The clauses but for some, which ask for nothing then."""
+        """Clauses with the given fields reset to their defaults."""
         return replace(self, **{each: _NOTHING[each] for each in fields})
 
     def only(self, *scopes: Scope) -> Clauses:
-        """The clauses of some scopes alone, without a name."""
+        """Clauses with only those of the given scopes set, and without a name."""
         return Clauses(**{each.field: getattr(self, each.field) for each in self.said(*scopes)})
 
     def same(self, other: Clauses, *scopes: Scope) -> bool:
-        """True if others have the same values in some scopes."""
+        """True if both have the same values in the given scopes."""
         return self.values(*scopes) == other.values(*scopes)
 
     def values(self, *scopes: Scope) -> dict[str, Any]:
-        """Every clause of some scopes by field."""
+        """{field: value} of all clauses of the given scopes."""
         return {each.field: getattr(self, each.field) for each in CLAUSES.values() if each.scope in scopes}
 
     def reversed(self) -> Clauses:
-        """The clauses under reversed time: those on reductions hold for broadcasts."""
+        """Clauses in reversed time: those on the reduce phase then apply to the broadcast phase."""
         turned = {each.in_reverse: getattr(self, each.field) for each in CLAUSES.values() if each.in_reverse}
         return replace(self.without(*(each.field for each in CLAUSES.values() if each.in_reverse)), **turned)
 
     def indices(self) -> Iterable[tuple[str, Literal["link", "rank"], Collection[int]]]:
-        """(field, what is named, their indices) of clauses that name links or ranks."""
+        """Yield (field, ``"link"`` or ``"rank"``, indices) of set clauses that contain links or ranks."""
         for each in self.said():
             value = getattr(self, each.field)
             if each.shape in ("links", "ranks", "ranks-of-link"):
                 yield each.field, "rank" if each.shape == "ranks" else "link", value
 
     def to_dict(self) -> dict[str, Any]:
-        """The clauses as plain values; those that came later only where they ask for something."""
+        """Clauses as plain values; newer clauses only if they are set."""
         told = {each.field for each in self.said()}
         content = {
             each.field: each.plain(getattr(self, each.field))
@@ -374,7 +378,7 @@ class Clauses:
     @classmethod
     @checked
     def from_dict(cls, data: dict[str, Any]) -> Clauses:
-        """The clauses that `to_dict` wrote."""
+        """Clauses from the output of `to_dict`."""
         said = {
             each.field: each.read(data[each.field])
             for each in CLAUSES.values()
@@ -383,11 +387,11 @@ class Clauses:
         return cls(name=data["name"], where=data["where"], **said)
 
 
-#: Every clause by its field, in order.
+#: {field: declaration} of every clause, in order.
 CLAUSES: dict[str, Clause] = {
     each.name: each.metadata["clause"]._replace(field=each.name)
     for each in dataclasses.fields(Clauses)
     if "clause" in each.metadata
 }
-#: Values of clauses without any demand.
+#: {field: default value}, which constrains nothing.
 _NOTHING: dict[str, Any] = {name: getattr(Clauses(), name) for name in CLAUSES}

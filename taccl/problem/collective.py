@@ -1,10 +1,10 @@
 """Definition of a collective: its chunks, their origins and destinations, and reductions.
 
-A chunk is the unit of data that moves whole. In a collective that does not combine, a chunk starts at its
-`origins` (any of them will do) and must reach its `destinations`. In a combining collective every origin
-holds its own contribution to the chunk, and every destination must end with the sum of all of them.
+A chunk is the unit of data that moves as a whole. In a collective that does not combine, a chunk starts at
+its `origins`, each of which has a copy, and must reach its `destinations`. In a combining collective every
+origin holds its own contribution to the chunk, and every destination must end with the sum of all of them.
 
-A *process group* is some ranks of a larger topology: `Collective.among` puts a collective on them.
+A *process group* is a subset of the ranks of a topology: `Collective.among` puts a collective on one.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk: where it starts, where it must end.
+    """A chunk, with the ranks where it starts and must end.
 
-    - `origins`: Ranks that hold it at the start; of a combining collective, ranks that contribute to it.
+    - `origins`: Ranks that hold it at the start; in a combining collective, ranks that contribute to it.
     - `destinations`: Ranks that must hold it, or its full sum, at the end.
-    - `root`: Rank at which the synthesizer gathers the sum of a combining collective. A sum of one
-      contribution is whole where it starts: a collective roots it there, unless its root alone wants it.
+    - `root`: Rank at which the synthesizer sums the chunk, in a combining collective. A sum with a single
+      contribution is rooted at its origin, unless only its given root wants it.
     """
 
     origins: tuple[int, ...]
@@ -47,7 +47,7 @@ class Chunk:
     root: int | None = None
 
     def is_met(self, *, is_sum: bool) -> bool:
-        """True if every destination has it, or its full sum, from the start."""
+        """True if every destination holds it, or its full sum, at the start."""
         return not self.destinations or (
             not (is_sum and len(self.origins) > 1) and set(self.destinations) <= set(self.origins)
         )
@@ -55,9 +55,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """Once `rank` holds chunk `source` it also holds chunk `chunk`, which adds its own contribution.
+    """Chunk that a rank makes from another: with chunk `source`, `rank` also holds chunk `chunk`.
 
-    A chunk that is derived starts nowhere else.
+    The derived chunk is the source plus the rank's own contribution, and starts nowhere else.
     """
 
     source: int
@@ -67,11 +67,11 @@ class Derivation:
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """Ranks that do a collective of their own.
+    """Ranks with a collective of their own.
 
-    - `name`: Name of their collective, e.g. ``"allgather"``.
-    - `ranks`: Its members: the i-th is rank i of their collective.
-    - `num_chunks`: Number of their chunks. Groups have consecutive chunks, in order.
+    - `name`: Name of the collective, e.g. ``"allgather"``.
+    - `ranks`: Members; the i-th is rank i of the collective.
+    - `num_chunks`: Number of chunks of the group. Groups have consecutive chunks, in order.
     """
 
     name: str
@@ -81,9 +81,9 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankSets:
-    """The different sets of ranks that chunks start at, or end at, and which of them is each chunk's.
+    """Distinct sets of ranks at which chunks start (or end), and the set of each chunk.
 
-    - `of_chunk`, (num_chunks,) int32: The number of every chunk's set.
+    - `of_chunk`, (num_chunks,) int32: Index in `sets`.
     """
 
     sets: tuple[tuple[int, ...], ...]
@@ -91,8 +91,8 @@ class RankSets:
 
     @classmethod
     def of(cls, ranks_of_chunk: Sequence[tuple[int, ...]]) -> RankSets:
-        """The different sets among those of all chunks."""
-        # Many chunks share one tuple, of very many ranks perhaps: it is hashed once.
+        """Distinct sets from the tuple of ranks of each chunk."""
+        # Many chunks may share one very large tuple, so hash each tuple object only once.
         shared = dict(zip(map(id, ranks_of_chunk), ranks_of_chunk, strict=True))
         number: dict[tuple[int, ...], int] = {}
         number_of_id = {key: number.setdefault(ranks, len(number)) for key, ranks in shared.items()}
@@ -100,11 +100,11 @@ class RankSets:
         return cls(tuple(number), np.fromiter(of_chunk, np.int32, len(ranks_of_chunk)))
 
     def meeting(self, ranks: frozenset[int]) -> NDArray[np.bool_]:
-        """(num_chunks,) whether each chunk's set has one of some ranks."""
+        """(num_chunks,) True if the chunk's set contains at least one of the ranks."""
         return np.array([not ranks.isdisjoint(each) for each in self.sets], bool)[self.of_chunk]
 
     def among(self, chunks: range) -> Iterator[tuple[int, ...]]:
-        """The different sets of some consecutive chunks."""
+        """Distinct sets of some consecutive chunks."""
         return (self.sets[i] for i in np.unique(self.of_chunk[chunks.start : chunks.stop]).tolist())
 
 
@@ -116,20 +116,22 @@ class Collective:
     Parameters
     ----------
     chunks : tuple of Chunk
+        The chunks; their indices are their numbers elsewhere.
     combining : bool
-        Whether contributions are reduced on their way.
+        True if contributions are reduced on their way.
     chunks_per_rank : int
-        How many pieces a rank's own part of the data is cut into.
+        Number of chunks of each rank's own part of the data.
     derivations : tuple of Derivation
-        Chunks that a rank makes from one it received (scan: prefix r from prefix r - 1).
+        Chunks that a rank derives from one that it received (scan: prefix r from prefix r - 1).
     groups : tuple of ProcessGroup
-        Whose collectives it joins. None: one, of all ranks that start, root or need a chunk.
+        Process groups whose collectives are combined. Default: one group of all ranks that start, root or
+        need a chunk.
     update_us_per_mb : Fraction, optional
-        Of a combining collective whose roots are servers: how long a root works on each MB of a whole sum,
-        once, before any of it is sent on. None: sums may be made, and sent on, anywhere.
+        For combining collectives whose roots are servers: time that the root spends on each MB of a complete
+        sum before it sends any of it. None: no update; sums may be made and forwarded anywhere.
     chunks_open : bool
-        True if the number of chunks was left out. The collective then has one chunk per rank, and
-        `taccl.synthesize` chooses the number for a problem that gives a size. Equality ignores it.
+        True if the number of chunks was left open. The collective then has one chunk per rank, and
+        `taccl.synthesize` chooses the number for a problem with a size. Equality ignores it.
     """
 
     name: str
@@ -180,7 +182,7 @@ class Collective:
             self._check_groups()
 
     def _read_chunks(self) -> None:
-        """Make ranks of chunks whole numbers of Python's in tuples, where they are not yet."""
+        """Convert ranks of chunks to Python integers in tuples, unless they already are."""
         ends = {id(ranks): ranks for c in self.chunks for ranks in (c.origins, c.destinations)}.values()
         plain = set(map(type, ends)) <= {tuple} and set(map(type, chain.from_iterable(ends))) <= {int}
         if plain and {type(chunk.root) for chunk in self.chunks} <= {int, type(None)}:
@@ -189,7 +191,7 @@ class Collective:
         object.__setattr__(self, "chunks", read)
 
     def _check_update(self) -> None:
-        """Raise `CollectiveError` unless every chunk is a sum with a root, and its update takes 0 or more."""
+        """Raise `CollectiveError` unless every chunk is a sum with a root, and the update is 0 or more."""
         update = Fraction(self.update_us_per_mb or 0)
         object.__setattr__(self, "update_us_per_mb", update)
         if not self.sums_up or any(chunk.root is None for chunk in self.chunks) or update < 0:
@@ -197,7 +199,7 @@ class Collective:
             raise CollectiveError(said, where=self.name)
 
     def _check_roots(self) -> None:
-        """Root sums of one contribution where they start; raise `CollectiveError` if others have no root."""
+        """Root sums of one contribution at their origin; raise `CollectiveError` for others without root."""
         if self.update_us_per_mb is None and any(map(_is_whole, self.chunks)):
             chunks = tuple(replace(c, root=c.origins[0]) if _is_whole(c) else c for c in self.chunks)
             object.__setattr__(self, "chunks", chunks)
@@ -210,7 +212,7 @@ class Collective:
         return CollectiveError(said, where=self.name)
 
     def _check_groups(self) -> None:
-        """Raise `CollectiveError` unless groups have known ranks, and each chunk is among one's."""
+        """Raise `CollectiveError` unless groups have valid ranks, and each chunk belongs to one group."""
         for index, group in enumerate(self.groups):
             _check_members(group.ranks, self.num_ranks, where=f"{self.name}: group {index}")
         counted = sum(group.num_chunks for group in self.groups)
@@ -235,12 +237,12 @@ class Collective:
 
     @property
     def stays_at_roots(self) -> bool:
-        """True if every sum is for its root alone, as in a reduce or a reduce-scatter."""
+        """True if every sum is only for its root, as in a reduce or a reduce-scatter."""
         return all(chunk.destinations == (chunk.root,) for chunk in self.chunks)
 
     @cached_property
     def is_met(self) -> bool:
-        """True if every destination has its data from the start, so that no send is necessary."""
+        """True if every destination has its data at the start, so that no send is needed."""
         if not self.derivations:
             return all(chunk.is_met(is_sum=self.combining) for chunk in self.chunks)
         held = {(c, rank) for c, chunk in enumerate(self.chunks) for rank in chunk.origins}
@@ -251,20 +253,20 @@ class Collective:
 
     @cached_property
     def derivations_in_turn(self) -> tuple[Derivation, ...]:
-        """The derivations, each behind that of its source; none of chunks that derive from one another."""
+        """Derivations in an order in which each follows that of its source; without cyclic ones."""
         makes: dict[int, list[Derivation]] = defaultdict(list)
         for each in self.derivations:
             makes[each.source].append(each)
         turn: list[Derivation] = []
         there = [c for c, chunk in enumerate(self.chunks) if makes and chunk.origins]
-        for c in there:  # which grows
+        for c in there:  # the list grows while it is read
             turn += makes[c]
             there += [each.chunk for each in makes.pop(c)]
         return tuple(turn)
 
     @cached_property
     def starts(self) -> tuple[tuple[int, ...], ...]:
-        """Ranks at which each chunk starts, or is made from another."""
+        """Ranks at which each chunk starts, or is derived from another chunk."""
         made = {each.chunk: (each.rank,) for each in self.derivations}
         return tuple(chunk.origins or made[c] for c, chunk in enumerate(self.chunks))
 
@@ -288,13 +290,13 @@ class Collective:
         return RankSets.of([chunk.destinations for chunk in self.chunks])
 
     def _ranks_of(self, chunks: range) -> set[int]:
-        """Ranks that start, root or need one of some consecutive chunks."""
+        """Ranks that start, root or need one of the given chunks."""
         roots = {chunk.root for chunk in self.chunks[chunks.start : chunks.stop] if chunk.root is not None}
         return roots.union(*self.origin_sets.among(chunks), *self.destination_sets.among(chunks))
 
     @cached_property
     def process_groups(self) -> tuple[ProcessGroup, ...]:
-        """The groups; where none are named, one of all ranks that start, root or need a chunk."""
+        """The given groups; by default one of all ranks that start, root or need a chunk."""
         if self.groups or not self.chunks:
             return self.groups
         named = self._ranks_of(range(self.num_chunks)).union(d.rank for d in self.derivations)
@@ -302,24 +304,24 @@ class Collective:
 
     @cached_property
     def chunks_of_group(self) -> tuple[range, ...]:
-        """The chunks of every process group."""
+        """Range of chunks of each process group."""
         ends = tuple(accumulate((group.num_chunks for group in self.process_groups), initial=0))
         return tuple(map(range, ends, ends[1:]))
 
     @cached_property
     def group_of_chunk(self) -> tuple[int, ...]:
-        """The process group of every chunk."""
+        """Index of the process group of each chunk."""
         return tuple(g for g, chunks in enumerate(self.chunks_of_group) for _ in chunks)
 
     @cached_property
     def size_chunks(self) -> int:
-        """Chunks in the larger of one rank's input and output buffer, as nccl-tests counts size."""
+        """Number of chunks in the larger of one rank's input and output buffer, as nccl-tests counts size."""
         if self.derivations:
             return self.chunks_per_rank
         return self.most_at_a_rank(np.ones(self.num_chunks, np.int64))
 
     def most_at_a_rank(self, weights: NDArray[Any]) -> int:
-        """The chunks that a rank has at the start, or at the end, by their weight: the most of all ranks."""
+        """Max total weight of the chunks that a rank holds at the start, or at the end, over all ranks."""
         most = 0
         for ends in (self.origin_sets, self.destination_sets):
             of_set = np.zeros(len(ends.sets), weights.dtype)
@@ -334,8 +336,9 @@ class Collective:
     def busbw_factor(self) -> float:
         """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it.
 
-        That of an allgatherv, which nccl-tests lacks, is the share of the data that the rank with the least
-        of its own receives; with as much at every rank it is that of an allgather.
+        For an allgatherv, which nccl-tests lacks, it is the share of the data that is received by the rank
+        that contributes least; with equal contributions this is the factor of an allgather. 1 if process
+        groups differ in it.
         """
         everyone, every_chunk = tuple(range(self.num_ranks)), range(self.num_chunks)
         groups = self.groups or (ProcessGroup(self.name, everyone, self.num_chunks),)
@@ -349,7 +352,7 @@ class Collective:
         return factors.pop() if len(factors) == 1 else 1.0
 
     def num_contributed(self, chunks: range | None = None) -> tuple[int, ...]:
-        """Number of chunks, of all or of some consecutive ones, that start at each rank."""
+        """Number of chunks, of all or of a range, that start at each rank."""
         some = self.chunks if chunks is None else self.chunks[chunks.start : chunks.stop]
         counts = Counter(chain.from_iterable(chunk.origins for chunk in some))
         return tuple(counts[rank] for rank in range(self.num_ranks))
@@ -358,19 +361,19 @@ class Collective:
         """The same collective with its number of chunks left open, or fixed."""
         if self.chunks_open == is_open:
             return self
-        other = copy(self)  # which keeps what was worked out of its chunks
+        other = copy(self)  # keeps the cached properties, which do not depend on it
         object.__setattr__(other, "chunks_open", is_open)
         return other
 
     @checked_as(CollectiveError)
     def split(self, parts: Count) -> Collective:
-        """The same collective with every chunk cut into `parts`, which are neighbours in every buffer.
+        """The same collective with every chunk cut into `parts`, which are adjacent in every buffer.
 
-        The number of chunks is fixed then.
+        The number of chunks is then fixed.
         """
         if parts == 1:
             return self.with_chunks_open(False)
-        # Chunk c becomes c * parts ..., so that parts are neighbours; each derives from its counterpart.
+        # Chunk c becomes c * parts + 0, 1, ..., so that parts are adjacent; each derives from its own source.
         derivations = tuple(
             Derivation(d.source * parts + p, d.rank, d.chunk * parts + p)
             for d in self.derivations
@@ -387,20 +390,20 @@ class Collective:
 
     @checked_as(CollectiveError)
     def among(self, ranks: Sequence[int], *, num_ranks: int) -> Collective:
-        """The same collective by a process group: some ranks of a larger topology.
+        """The same collective for a process group: some ranks of a larger topology.
 
         Parameters
         ----------
         ranks : sequence of int
-            The members; the i-th takes the part of rank i.
+            Members of the group; the i-th is rank i of the collective.
         num_ranks : int
-            Ranks of the topology. Those that are no members may relay, unless the clause `relays` of the
-            problem says otherwise.
+            Number of ranks of the topology. Other ranks may relay, unless the problem's clause `relays` says
+            otherwise.
 
         Raises
         ------
         CollectiveError
-            If a rank is named twice or does not exist, or there are not as many as the collective has.
+            If a rank is named twice or does not exist, or the number of members is not the collective's.
         """
         where = f"{self.name}: ranks of the group"
         members = tuple(ranks)
@@ -426,12 +429,12 @@ class Collective:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The collective as plain values; groups, and an open number of chunks, only where there are any."""
+        """Collective as plain values; groups and an open number of chunks only if there are any."""
         chunks = [[list(c.origins), list(c.destinations), c.root] for c in self.chunks]
         return self.outline() | {"chunks": chunks}
 
     def outline(self) -> dict[str, Any]:
-        """The same without its chunks, which may be very many."""
+        """Plain values without the chunks, which may be very many."""
         groups = {"groups": [[g.name, list(g.ranks), g.num_chunks] for g in self.groups]}
         named = {name: getattr(self, name) for name in ("name", "num_ranks", "combining", "chunks_per_rank")}
         derivations = [[d.source, d.rank, d.chunk] for d in self.derivations]
@@ -442,7 +445,7 @@ class Collective:
     @classmethod
     @checked_as(CollectiveError)
     def from_dict(cls, data: dict[str, Any]) -> Collective:
-        """The collective that `to_dict` wrote."""
+        """Collective from the output of `to_dict`."""
         return cls(
             **{name: data[name] for name in ("name", "num_ranks", "combining", "chunks_per_rank")},
             chunks=tuple(Chunk(tuple(o), tuple(d), root) for o, d, root in data["chunks"]),
@@ -462,19 +465,19 @@ def _chunk(origins: tuple[int, ...], destinations: tuple[int, ...], root: int | 
 
 
 def _is_whole(chunk: Chunk) -> bool:
-    """True if a sum is a single contribution, and not for its root alone."""
+    """True if a sum has a single contribution, and is not only for its root."""
     return len(chunk.origins) == 1 and chunk.destinations != (chunk.root,)
 
 
 def busbw_factor(name: str, num_ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth of a collective by name, as nccl-tests defines it."""
+    """Bus bandwidth over algorithm bandwidth of a collective, by name, as nccl-tests defines it."""
     if name in ("allgather", "reduce-scatter", "alltoall", "gather", "scatter"):
         return (num_ranks - 1) / num_ranks
     return 2 * (num_ranks - 1) / num_ranks if name == "allreduce" else 1.0
 
 
 def _check_members(ranks: Sequence[int], num_ranks: int, *, where: str) -> None:
-    """Raise `CollectiveError` unless there are members, all known and each named once."""
+    """Raise `CollectiveError` unless there are members, all valid and each named once."""
     if not ranks:
         raise CollectiveError("found no members; expected at least one", where=where)
     for rank in ranks:

@@ -1,7 +1,7 @@
-"""Every collective by name, and the arguments that some of them take.
+"""All collectives by name, and the arguments that some of them have.
 
-A collective that is made without `chunks_per_rank` leaves the number of chunks open: it has one chunk per
-rank, and `taccl.synthesize` chooses the number for a problem that gives a size.
+A collective made without `chunks_per_rank` leaves the number of chunks open: it has one chunk per rank, and
+`taccl.synthesize` chooses the number for a problem with a size.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = [
 
 
 class CollectiveArguments(TypedDict, total=False):
-    """Arguments of collectives by name, passed on whole as keywords, from the command line to `make`.
+    """Keyword arguments of collectives by name, passed on from the command line to `make`.
 
-    A function that has ``**arguments: Unpack[CollectiveArguments]`` accepts each of them as a keyword. Those
-    that are left out, or None, are not given.
+    A function with ``**arguments: Unpack[CollectiveArguments]`` accepts each of them as a keyword. Arguments
+    that are left out or None count as not given.
 
-    - `root`: Rank that has all data, or ends with it. Default: 0.
-    - `roots`: Ranks that each have data of their own, or end with some.
+    - `root`: Rank that has all data at the start, or at the end. Default: 0.
+    - `roots`: Ranks that each have data of their own at the start, or at the end.
     - `counts`: Number of chunks of every rank.
     """
 
@@ -47,7 +47,7 @@ class CollectiveArguments(TypedDict, total=False):
     counts: Sequence[Natural] | None
 
 
-#: {argument: its value in words}, for messages and the help of the command line.
+#: {argument: description of its value}, for messages and the help of the command line.
 ARGUMENTS = {
     "root": "root rank",
     "roots": "root ranks such as 0,4",
@@ -57,48 +57,48 @@ ARGUMENTS = {
 
 @checked_as(CollectiveError)
 def broadcast(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count | None = None) -> Collective:
-    """Every rank ends with the root's chunks.
+    """Broadcast: every rank ends with the root's chunks.
 
     Parameters
     ----------
     num_ranks, root, chunks_per_rank : int
-        Ranks that take part, the rank that has the data, and the pieces of its data.
+        Number of ranks, the rank that has the data, and the number of chunks of its data.
 
     Raises
     ------
     CollectiveError
-        If a root is no rank, or there are too many chunks.
+        If the root does not exist, or there are too many chunks.
     """
     return _from_roots("broadcast", num_ranks, (root,), chunks_per_rank)
 
 
 @checked_as(CollectiveError)
 def scatter(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count | None = None) -> Collective:
-    """Rank r ends with the r-th part of the root's data.
+    """Scatter: rank r ends with the r-th part of the root's data.
 
     Parameters
     ----------
     num_ranks, root, chunks_per_rank : int
-        Ranks that take part, the rank that has the data, and the pieces of each rank's part.
+        Number of ranks, the rank that has the data, and the number of chunks of each rank's part.
     """
     return _from_roots("scatter", num_ranks, (root,), chunks_per_rank)
 
 
 @checked_as(CollectiveError)
 def gather(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count | None = None) -> Collective:
-    """The root ends with every rank's chunks.
+    """Gather: the root ends with every rank's chunks.
 
     Parameters
     ----------
     num_ranks, root, chunks_per_rank : int
-        Ranks that take part, the rank that ends with everything, and the pieces of each rank's data.
+        Number of ranks, the rank that ends with all data, and the number of chunks of each rank's data.
     """
     return _from_roots("gather", num_ranks, (root,), chunks_per_rank)
 
 
 @checked_as(CollectiveError)
 def allgather(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Collective:
-    """Every rank ends with every rank's chunks; chunk c starts at rank c // chunks_per_rank."""
+    """Allgather: every rank ends with every rank's chunks; chunk c starts at rank c // chunks_per_rank."""
     pieces = chunks_per_rank or 1
     everyone = all_ranks("allgather", num_ranks, num_ranks * pieces)
     chunks = tuple(Chunk((rank,), everyone) for rank in everyone for _ in range(pieces))
@@ -109,19 +109,19 @@ def allgather(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Coll
 def allgatherv(
     num_ranks: Count, *, counts: Sequence[Natural], chunks_per_rank: Count | None = None
 ) -> Collective:
-    """Every rank ends with every rank's chunks, of which rank r has ``counts[r] * chunks_per_rank``.
+    """Allgatherv: every rank ends with all chunks; rank r starts with ``counts[r] * chunks_per_rank``.
 
-    Chunks are numbered by rank, as in an allgather. The size of a problem is that of all chunks together, so
-    that rank r contributes the share ``counts[r] / sum(counts)`` of it.
+    Chunks are numbered by rank, as in an allgather. A problem's size is that of all chunks together, so rank
+    r contributes the share ``counts[r] / sum(counts)`` of it.
 
     Parameters
     ----------
     num_ranks : int
-        Ranks that take part.
+        Number of ranks.
     counts : sequence of int
         Amount of data of each rank, in chunks of one size; 0 for a rank that contributes nothing.
     chunks_per_rank : int, optional
-        Pieces that each of these chunks is cut into.
+        Number of pieces that each of these chunks is cut into.
 
     Raises
     ------
@@ -141,9 +141,10 @@ def allgatherv(
 
 @checked_as(CollectiveError)
 def alltoall(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Collective:
-    """Rank d ends with the d-th part of every rank's data; chunks run over sources, then destinations.
+    """Alltoall: rank d ends with the d-th part of every rank's data.
 
-    `chunks_per_rank` counts the chunks of one (source, destination) pair.
+    Chunks are ordered by source, then by destination. `chunks_per_rank` is the number of chunks of one
+    (source, destination) pair.
     """
     pieces = chunks_per_rank or 1
     everyone = all_ranks("alltoall", num_ranks, num_ranks**2 * pieces)
@@ -155,12 +156,12 @@ def alltoall(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Colle
 
 @checked_as(CollectiveError)
 def reduce(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count | None = None) -> Collective:
-    """The root ends with the sum of every rank's data.
+    """Reduce: the root ends with the sum of every rank's data.
 
     Parameters
     ----------
     num_ranks, root, chunks_per_rank : int
-        Ranks that take part, the rank that ends with the sum, and the pieces of the sum.
+        Number of ranks, the rank that ends with the sum, and the number of chunks of the sum.
     """
     pieces = chunks_per_rank or 1
     everyone = all_ranks("reduce", num_ranks, pieces)
@@ -171,7 +172,7 @@ def reduce(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count | None
 
 @checked_as(CollectiveError)
 def reduce_scatter(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Collective:
-    """Rank r ends with the r-th part of the sum; chunk c ends at rank c // chunks_per_rank."""
+    """Reduce-scatter: rank r ends with part r of the sum; chunk c ends at rank c // chunks_per_rank."""
     pieces = chunks_per_rank or 1
     everyone = all_ranks("reduce-scatter", num_ranks, num_ranks * pieces)
     chunks = tuple(Chunk(everyone, (rank,), rank) for rank in everyone for _ in range(pieces))
@@ -180,9 +181,9 @@ def reduce_scatter(num_ranks: Count, *, chunks_per_rank: Count | None = None) ->
 
 @checked_as(CollectiveError)
 def allreduce(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Collective:
-    """Every rank ends with the sum; the data is cut into num_ranks * chunks_per_rank chunks.
+    """Allreduce: every rank ends with the sum, in num_ranks * chunks_per_rank chunks.
 
-    Chunk c is gathered at rank c // chunks_per_rank, then spread.
+    Chunk c is summed at rank c // chunks_per_rank, then broadcast.
     """
     pieces = chunks_per_rank or 1
     everyone = all_ranks("allreduce", num_ranks, num_ranks * pieces)
@@ -192,10 +193,10 @@ def allreduce(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Coll
 
 @checked_as(CollectiveError)
 def scan(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Collective:
-    """Rank r ends with the sum over ranks 0..r.
+    """Scan: rank r ends with the sum over ranks 0..r.
 
-    Chunk ``p * num_ranks + r`` is piece p of the sum over ranks 0..r. Rank 0 starts with its own; rank r
-    makes its own from the sum over ranks 0..r-1 as soon as it holds that (`Derivation`).
+    Chunk ``p * num_ranks + r`` is piece p of the sum over ranks 0..r. Rank 0 starts with its own. Rank r
+    derives its chunk from the sum over ranks 0..r-1 as soon as it holds that (`Derivation`).
     """
     pieces = chunks_per_rank or 1
     all_ranks("scan", num_ranks, num_ranks * pieces)
@@ -218,12 +219,12 @@ def scan(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Collectiv
 def multi_root_broadcast(
     num_ranks: Count, *, roots: Sequence[int], chunks_per_rank: Count | None = None
 ) -> Collective:
-    """Every rank ends with the chunks of all roots; chunk c starts at ``roots[c % len(roots)]``.
+    """Broadcast from several roots: every rank ends with all data; chunk c is of ``roots[c % len(roots)]``.
 
     Parameters
     ----------
     num_ranks, chunks_per_rank : int
-        Ranks that take part, and the pieces of each root's data.
+        Number of ranks, and number of chunks of each root's data.
     roots : sequence of int
         At least one rank, each once.
     """
@@ -234,12 +235,12 @@ def multi_root_broadcast(
 def multi_root_scatter(
     num_ranks: Count, *, roots: Sequence[int], chunks_per_rank: Count | None = None
 ) -> Collective:
-    """Every root scatters its data; chunk c starts at ``roots[c % len(roots)]``.
+    """Scatter from several roots: each scatters its data; chunk c starts at ``roots[c % len(roots)]``.
 
     Parameters
     ----------
     num_ranks, chunks_per_rank : int
-        Ranks that take part, and the pieces of each rank's part of a root's data.
+        Number of ranks, and number of chunks of each rank's part of a root's data.
     roots : sequence of int
         At least one rank, each once.
     """
@@ -250,19 +251,19 @@ def multi_root_scatter(
 def multi_root_gather(
     num_ranks: Count, *, roots: Sequence[int], chunks_per_rank: Count | None = None
 ) -> Collective:
-    """Every root gathers its part of every rank's data; chunk c ends at ``roots[c % len(roots)]``.
+    """Gather to several roots: each gathers its part of all data; chunk c ends at ``roots[c % len(roots)]``.
 
     Parameters
     ----------
     num_ranks, chunks_per_rank : int
-        Ranks that take part, and the pieces of each root's part of a rank's data.
+        Number of ranks, and number of chunks of each root's part of a rank's data.
     roots : sequence of int
         At least one rank, each once.
     """
     return _from_roots("multi-root-gather", num_ranks, roots, chunks_per_rank)
 
 
-#: Every collective that `make` makes of a name, a number of ranks and `CollectiveArguments`.
+#: {name: function} of all collectives that `make` knows.
 COLLECTIVES: dict[str, Callable[..., Collective]] = {
     "broadcast": broadcast, "scatter": scatter, "gather": gather, "allgather": allgather,
     "allgatherv": allgatherv, "alltoall": alltoall, "reduce": reduce, "reduce-scatter": reduce_scatter,
@@ -273,25 +274,25 @@ COLLECTIVES: dict[str, Callable[..., Collective]] = {
 
 @cache
 def _arguments_taken(function: Callable[..., Collective]) -> dict[str, bool]:
-    """{argument that a collective's function takes: True if it has no default}."""
+    """{argument that a collective's function has: True if it is required}."""
     parameters = inspect.signature(function).parameters
     names = [name for name in CollectiveArguments.__annotations__ if name in parameters]
     return {name: parameters[name].default is inspect.Parameter.empty for name in names}
 
 
 def argument_names(name: str) -> tuple[str, ...]:
-    """Names of the arguments that a collective by name takes; none for one that `make` does not know."""
+    """Names of the arguments of a collective, by name; empty if `make` does not know it."""
     return tuple(_arguments_taken(COLLECTIVES[name])) if name in COLLECTIVES else ()
 
 
-#: Collectives with one root.
+#: Names of collectives with one root.
 ROOTED = tuple(name for name in COLLECTIVES if "root" in argument_names(name))
 
 
 def arguments_of(collective: Collective) -> CollectiveArguments:
-    """Arguments with which `make` makes a collective of this one's name, read off its chunks.
+    """Arguments with which `make` reproduces a collective with this one's name, from its chunks.
 
-    Roots of several are not among them. Where chunks do not follow from the name, neither do the arguments.
+    `roots` is not supported. If the chunks do not follow from the name, the arguments are meaningless.
     """
     names, found = argument_names(collective.name), CollectiveArguments()
     if "root" in names:
@@ -311,23 +312,23 @@ def make(
     chunks_per_rank: Count | None = None,
     **arguments: Unpack[CollectiveArguments],
 ) -> Collective:
-    """The collective of that name, e.g. ``make("allgather", 16)``.
+    """Collective by name, e.g. ``make("allgather", 16)``.
 
     Parameters
     ----------
     name : str
-        One of `COLLECTIVES`; case does not matter, and dashes and underscores are alike.
+        One of `COLLECTIVES`; case does not matter, and dashes and underscores are equivalent.
     num_ranks : int
-        Ranks that take part.
+        Number of ranks.
     chunks_per_rank : int, optional
-        As in the collective's own function. Left out, `taccl.synthesize` chooses it.
+        As in the collective's own function. If left out, `taccl.synthesize` chooses it.
     **arguments : CollectiveArguments
-        Those that the collective's own function takes: `root`, by default 0; `roots`; or `counts`.
+        Arguments of the collective's own function: `root` (default 0), `roots`, or `counts`.
 
     Raises
     ------
     CollectiveError
-        If the name is unknown, or an argument is missing, or given to a collective that has none.
+        If the name is unknown, an argument is missing, or one is given that the collective does not have.
     """
     key = known_name(name, COLLECTIVES, "collective", CollectiveError)
     taken = _arguments_taken(COLLECTIVES[key])
@@ -347,7 +348,7 @@ def _made(
     name: str, num_ranks: int, chunks: tuple[Chunk, ...], chunks_per_rank: int | None, *,
     combining: bool = False, derivations: tuple[Derivation, ...] = (),
 ) -> Collective:  # fmt: skip
-    """A collective by name, with its number of chunks left open where `chunks_per_rank` is None."""
+    """Collective with the given chunks; their number is left open if `chunks_per_rank` is None."""
     return Collective(
         name, num_ranks, chunks, combining, chunks_per_rank or 1, derivations,
         chunks_open=chunks_per_rank is None,
@@ -355,7 +356,7 @@ def _made(
 
 
 def _from_roots(name: str, num_ranks: int, roots: Sequence[int], chunks_per_rank: int | None) -> Collective:
-    """A collective from or to one root or several; of each piece there is a chunk for every root in turn."""
+    """Collective from or to one or several roots; each piece has one chunk per root, in turn."""
     several = name.startswith("multi")
     if several and (not roots or len(set(roots)) != len(roots)):
         said = f"found roots {list(roots)}; expected distinct ranks, at least one"

@@ -1,4 +1,4 @@
-"""Costs: the exact times of sends as integer ticks, on a grid as fine as the topology's fractions need."""
+"""Exact times of sends as integer ticks, on a grid as fine as the topology's fractions require."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 T = TypeVar("T", bound=np.generic)
-#: How finely time may be cut for costs to be exact, and to what they are rounded otherwise, with a word.
+#: Max ticks per microsecond for exact costs; and ticks to which costs are otherwise rounded, with a warning.
 MAX_TICKS_PER_US, ROUNDED_TICKS_PER_US = 10**9, 10**6
 _MAX_FINISH_TICKS = 2**62
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Exact times as integer ticks.
+    """Costs as integer ticks, exact or rounded up (see `exact_costs`).
 
     A send of u units over link e takes ``link_alpha[e] + u * link_beta[e]`` ticks; chunk c has
     ``chunk_units[c]`` units. Holds are indexed as `Topology.holds`. All arrays are int64.
@@ -43,7 +43,7 @@ class Costs:
     chunk_units: NDArray[np.int64]
 
     def duration(self, link: int, units: int) -> int:
-        """Ticks from the start to the end of a send of `units` over `link`."""
+        """Duration in ticks of a send of `units` over `link`."""
         return int(self.link_alpha[link]) + units * int(self.link_beta[link])
 
     def us(self, ticks: int) -> Fraction:
@@ -53,11 +53,11 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class HoldColumns:
-    """The holds of a topology as columns, and those of every link.
+    """Holds of a topology as columns, indexed by link.
 
     - `link`, `resource`: (num_holds,) int64.
-    - `receives`, (num_holds,) bool: Whether the resource is taken until the send ends, rather than from when
-      it starts.
+    - `receives`, (num_holds,) bool: True if the hold ends with the send (receiving side), False if it begins
+      with the send.
     """
 
     link: NDArray[np.int64]
@@ -67,7 +67,7 @@ class HoldColumns:
     _first: NDArray[np.int64]
 
     def of_sends(self, link: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(send, hold) of every hold of sends over the links given, send by send."""
+        """(send, hold) columns of all holds of sends over the given links, in order of send."""
         each = self._first[link + 1] - self._first[link]
         send = np.repeat(np.arange(len(link)), each)
         place = np.arange(len(send)) - np.repeat(np.cumsum(each) - each, each)
@@ -76,7 +76,7 @@ class HoldColumns:
 
 @cached
 def hold_columns(topology: Topology) -> HoldColumns:
-    """The holds of a topology as columns; made once for each."""
+    """Holds of a topology as columns; cached with the topology."""
     if (other := topology.cache.get(TURNED)) is not None:
         same = hold_columns(other)
         return replace(same, receives=_frozen(~same.receives))
@@ -90,7 +90,7 @@ def hold_columns(topology: Topology) -> HoldColumns:
 
 @cached
 def link_ends(topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The source and the destination of every link, of several the first; made once for each topology."""
+    """(source, destination) of every link, the first if there are several; cached with the topology."""
     if (other := topology.cache.get(TURNED)) is not None:
         src, dst = link_ends(other)
         return dst, src
@@ -99,20 +99,20 @@ def link_ends(topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 
 @cached
 def wide_links(topology: Topology) -> tuple[int, ...]:
-    """The links of several sources or destinations, by index; found once for each topology."""
+    """Indices of links with several sources or destinations (reduction, multicast); cached per topology."""
     if (other := topology.cache.get(TURNED)) is not None:
         return wide_links(other)
     return tuple(e for e, link in enumerate(topology.links) if len(link.srcs) + len(link.dsts) > 2)
 
 
 def read_columns(topology: Topology) -> None:
-    """Read a topology's columns, which takes a while of very many links, before any time limit runs."""
+    """Compute a topology's cached columns before any time limit starts; slow for very many links."""
     link_ends(topology), wide_links(topology), hold_columns(topology), cost_columns(topology)
 
 
 @cached
 def cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.int64]]]:
-    """Alpha and beta of links, and of holds: the few values that there are, and which of them is each's."""
+    """(distinct values, index of each one's value) for alpha and beta of links, then of holds."""
     if (other := topology.cache.get(TURNED)) is not None:
         return cost_columns(other)
     columns = []
@@ -120,7 +120,7 @@ def cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.in
         for name in ("alpha_us", "beta_us_per_mb"):
             found = list(map(attrgetter(name), things))
             which = list(map(id, found))
-            values = dict(zip(which, found, strict=True))  # by object, as many share one
+            values = dict(zip(which, found, strict=True))  # keyed by object identity, as many are shared
             number: dict[tuple[int, int], int] = {}
             place = {key: number.setdefault(v.as_integer_ratio(), len(number)) for key, v in values.items()}
             index = np.fromiter(map(place.__getitem__, which), np.int64, len(which))
@@ -129,10 +129,10 @@ def cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.in
 
 
 def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
-    """Every cost of a topology, and the size of every chunk, on one integer grid.
+    """Costs of a topology, and sizes of chunks, on one integer grid.
 
-    Costs that need more than a tick per femtosecond, or times of more than 64 bits, are rounded up to
-    picoseconds, with a `NumericsWarning`; times that need more than 64 bits even so raise `TopologyError`.
+    If costs need more than a tick per femtosecond, or times more than 64 bits, costs are rounded up to
+    picoseconds, with a `NumericsWarning`. `TopologyError` is raised if times need more than 64 bits even so.
     """
     unit_bytes = math.gcd(*set(chunk_bytes)) if chunk_bytes else 1
     scale = Fraction(unit_bytes, BYTES_PER_MB)
@@ -143,10 +143,10 @@ def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
     units = [units_of[size] for size in chunk_bytes]
 
     def on_grid(per_us: int) -> tuple[list[list[int]], int]:
-        """Every cost in ticks, rounded up; and what no schedule worth having lasts longer than."""
+        """(costs in ticks, rounded up; upper bound on the finish of any sensible schedule in ticks)."""
         ticks = [[math.ceil(exact * per_us) for exact in values] for values in us]
         dearest_alpha, dearest_beta = (max(values, default=0) for values in ticks[:2])
-        # Every chunk over a way of dear links, one after another.
+        # All chunks one after another over a path of the slowest links.
         return ticks, (dearest_alpha * len(units) + dearest_beta * sum(units)) * topology.num_ranks
 
     ticks, longest = on_grid(ticks_per_us)
@@ -169,7 +169,7 @@ def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
 
 
 def _warn_of_rounding(topology: Topology) -> None:
-    """Warn that costs are not exact, once for each topology, whatever problems are made of it."""
+    """Warn that costs are not exact, once per topology."""
     if "rounding is told" in topology.cache:
         return
     topology.cache["rounding is told"] = True

@@ -1,4 +1,4 @@
-"""Collectives that are put together: from conditions, workers and servers, or those of several groups."""
+"""Composite collectives: from pre- and postconditions, of workers and servers, or of several groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from taccl._internal.arguments import Count, Number
 
-#: A collective of more chunks than this is refused: they take about 1.5 GB, and most of a minute to build.
+#: Max chunks of a collective (about 1.5 GB and 30 s to build).
 _MOST_CHUNKS = 5_000_000
 
 
@@ -29,17 +29,20 @@ def custom(
     combining: bool = False,
     name: str = "custom",
 ) -> Collective:
-    """A collective from where each chunk starts and where each must end.
+    """Collective from the ranks where each chunk starts and must end.
 
     Parameters
     ----------
     num_ranks : int
-        Ranks that take part.
+        Number of ranks.
     precondition, postcondition : mapping of chunk to ranks
-        Chunks are numbered from 0 without a gap. Of a combining collective the precondition names the
-        ranks that contribute, and the first destination becomes the chunk's root.
+        Ranks where each chunk starts, and must end. Chunks are numbered from 0 without a gap. In a combining
+        collective the precondition names the ranks that contribute, and the first destination becomes the
+        chunk's root.
+    combining : bool
+        True if contributions are reduced.
     name : str
-        As results and messages show it.
+        Name in results and messages.
 
     Raises
     ------
@@ -73,28 +76,28 @@ def exchange(
     roots: Sequence[int] | None = None,
     update_us_per_mb: Number = 0,
 ) -> Collective:
-    """Workers push what they contribute to servers, which add it up, update it, and let all workers pull it.
+    """Parameter-server exchange: workers push contributions; servers sum and update them; workers pull sums.
 
-    Server ``servers[c % len(servers)]`` keeps chunk c. A rank may be both worker and server; a server that is
-    no worker contributes nothing.
+    Server ``servers[c % len(servers)]`` is the root of chunk c. A rank may be both worker and server; a
+    server that is not a worker contributes nothing.
 
     Parameters
     ----------
     workers, servers : int or sequence of int
-        Ranks, or how many: then workers are ranks from 0 on, and servers those behind them.
+        Ranks, or numbers of ranks: then workers are ranks from 0 on, and servers the ranks after them.
     num_ranks : int, optional
-        Ranks of the topology; default: as many as the largest rank needs.
+        Number of ranks of the topology; default: one more than the largest rank.
     chunks_per_server : int, optional
-        The chunks that each server keeps. Left out, as `roots` is, `taccl.synthesize` chooses the number.
+        Number of chunks of each server. If both this and `roots` are left out, `taccl.synthesize` chooses it.
     roots : sequence of int, optional
-        Instead: the server of every chunk, such as `taccl.aggregation.Shards.servers`.
+        Alternatively, the server of every chunk, such as `taccl.aggregation.Shards.servers`.
     update_us_per_mb : number
-        For how long a server works on each MB of a sum, once it is whole and before any worker pulls it.
+        Time that a server spends on each MB of a complete sum before any worker can pull it.
 
     Raises
     ------
     CollectiveError
-        If there are no workers or servers, a rank is named twice in one role, or a chunk's server is none.
+        If there are no workers or servers, a rank is named twice in one role, or a root is not a server.
     """
     first = workers if isinstance(workers, int) else 0
     workers = tuple(range(workers)) if isinstance(workers, int) else tuple(workers)
@@ -124,12 +127,12 @@ def exchange(
 
 @checked_as(CollectiveError)
 def together(collectives: Sequence[Collective]) -> Collective:
-    """The collectives of several process groups as one, to be scheduled so that they do not collide.
+    """Combine collectives of several process groups into one, so that their schedules do not collide.
 
-    Chunks are numbered through: first those of the first collective. `Collective.groups` and
-    `Collective.group_of_chunk` give the group of each. A rank may be in several groups. Next to a combining
-    collective, a chunk of a collective that does not combine is a sum of one contribution. The number of
-    chunks is open if all collectives leave it open.
+    Chunks are numbered consecutively, those of the first collective first. `Collective.groups` and
+    `Collective.group_of_chunk` give the group of each. A rank may be in several groups. If some collective
+    combines, chunks of the others become sums with one contribution. The number of chunks is open if all
+    collectives leave it open.
 
     Raises
     ------
@@ -179,7 +182,7 @@ def together(collectives: Sequence[Collective]) -> Collective:
 
 
 def all_ranks(name: str, num_ranks: int, num_chunks: int) -> tuple[int, ...]:
-    """Every rank; `CollectiveError` for a collective of too many chunks."""
+    """All ranks; raises `CollectiveError` if the collective has too many chunks."""
     if num_chunks > _MOST_CHUNKS:
         raise CollectiveError(
             f"found chunks of {num_ranks} ranks, {num_chunks} in all; expected at most {_MOST_CHUNKS}: give "
@@ -190,7 +193,7 @@ def all_ranks(name: str, num_ranks: int, num_chunks: int) -> tuple[int, ...]:
 
 
 def _as_sums(collective: Collective, index: int) -> list[Chunk]:
-    """Chunks that are not reduced as sums of one contribution."""
+    """Chunks of a collective without reduction, as sums with one contribution."""
     for c, chunk in enumerate(collective.chunks):
         if len(chunk.origins) > 1:
             raise CollectiveError(

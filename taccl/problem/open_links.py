@@ -1,4 +1,4 @@
-"""Links that clauses leave open to each chunk."""
+"""Links on which clauses admit each chunk."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class OpenLinks:
-    """The links that clauses leave open to each chunk, found when they are first asked for.
+    """Links on which clauses admit each chunk, computed on demand.
 
-    - `allowed`: The links left to any chunk.
+    - `allowed`: Links that may carry any chunk at all.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class OpenLinks:
         self._allowed = np.zeros(len(topology.links), bool)
         self._allowed[list(allowed)] = True
         self._allowed.setflags(write=False)
-        #: Clauses that keep chunks off some of these links, and the links by what the clause goes by.
+        #: Clauses that refuse some chunks on some links, with {key of links: links}; see `Clause.of_link`.
         self._masks: list[tuple[Clause, dict[Hashable, list[int]]]] = []
         for each in clauses.said("chunk", "group"):
             value = getattr(clauses, each.field)
@@ -41,14 +41,14 @@ class OpenLinks:
             for e in allowed if each.speaks_of is None else each.speaks_of(value, topology):
                 links[each.of_link(value, topology, e)].append(e)
             self._masks.append((each, links))
-        # The number of each chunk's array, spreading and reduced, or -1; numbers by what each clause goes by.
+        # Index of each chunk's mask in both phases (-1: not computed), and {keys of the transit: index}.
         self._number_of = np.full((2, collective.num_chunks if self._masks else 0), -1, np.int32)
         self._numbers: dict[tuple[Hashable, ...], int] = {}
         self._arrays: list[NDArray[np.bool_]] = []
         self._closed: dict[tuple[int, Hashable], list[int]] = {}
 
     def of(self, chunk: int, *, reducing: bool) -> NDArray[np.bool_]:
-        """(num_links,) whether each is open to a chunk; one array for chunks that the clauses treat alike."""
+        """(num_links,) True for links open to a chunk; chunks that clauses treat alike share the array."""
         if not self._masks:
             return self._allowed
         number = int(self._number_of[int(reducing), chunk])
@@ -71,7 +71,7 @@ class OpenLinks:
         return found
 
     def _closed_by(self, mask: int, transit: Hashable) -> list[int]:
-        """The links that a clause closes to what it goes by."""
+        """Links that a clause closes to transits with the given key."""
         clause, links = self._masks[mask]
         alike = () if transit is None else links.items()
         return list(chain.from_iterable(some for what, some in alike if not clause.admits(transit, what)))

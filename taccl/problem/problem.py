@@ -1,6 +1,6 @@
-"""The problem: a topology, a collective, chunk sizes, and the clauses that a sketch adds.
+"""Problem: a topology, a collective, chunk sizes, and the clauses of a sketch.
 
-`Problem` is everything a synthesizer may know.
+A `Problem` contains all input of a synthesizer.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Clauses", "Costs", "Problem", "SwitchPolicy", "make_problem"]
 
-#: Characters of a name in a title.
+#: Max characters of a name in a title.
 _TITLE = 100
-#: Chunks that are written at a time: each may name all ranks.
+#: Number of chunks converted to JSON together; each may name all ranks.
 _WRITTEN_AT_ONCE = 64
 
 
@@ -54,19 +54,18 @@ class Problem:
     chunk_bytes : tuple of int
         Size of every chunk.
     size_bytes : int, optional
-        The size that bandwidths are counted from: the larger of one rank's input and output buffer, as
-        nccl-tests counts it. None where the chunk size is not known (then GB/s are not either).
+        Size for bandwidths: the larger of one rank's input and output buffer, as nccl-tests counts it. None
+        if the size is unknown; then bandwidths are unknown, too.
     notes : tuple of str
-        What a person should know: padding, a symmetry that was narrowed.
+        Notes for the user, e.g. on padding, or on a symmetry that was narrowed.
     chunks_open : bool
         True if the number of chunks is open: the problem gives a size and has one chunk per rank,
-        `taccl.synthesize` chooses the number, and `taccl.lower_bound` holds for every number. The
-        problem's collective says the same. Equality ignores it; the digest does not.
+        `taccl.synthesize` chooses the number, and `taccl.lower_bound` holds for every number. The problem's
+        collective has the same value. Equality ignores it; the digest does not.
     release_us : tuple of (chunk, rank, microseconds)
-        When a rank first has what it starts with of a chunk, where that is not at 0: nothing of it leaves
-        before, and nothing is added to it.
+        Release dates of ranks' initial data other than 0: before, it is neither sent nor added to.
     due_us : tuple of (chunk, rank, microseconds)
-        By when a destination must have a chunk.
+        Due dates of chunks at destinations.
     """
 
     topology: Topology
@@ -112,7 +111,7 @@ class Problem:
                 )
 
     def _checked_moments(self, name: str) -> tuple[tuple[int, int, Fraction], ...]:
-        """Releases or due times, exact and in order; `CollectiveError` names one that cannot be."""
+        """Release or due dates, exact and sorted; raises `CollectiveError` for an invalid one."""
         found: dict[tuple[int, int], Fraction] = {}
         for chunk, rank, us in getattr(self, name):
             where = f"{name}: chunk {chunk}, rank {rank}"
@@ -133,7 +132,7 @@ class Problem:
 
     @cached_property
     def release_ticks(self) -> dict[tuple[int, int], int]:
-        """{(chunk, rank): release date in ticks}, where it is not 0."""
+        """{(chunk, rank): release date in ticks} of release dates other than 0."""
         return {
             (chunk, rank): ceil(us * self.costs.ticks_per_us) for chunk, rank, us in self.release_us if us
         }
@@ -144,7 +143,7 @@ class Problem:
 
     @property
     def in_its_chunks(self) -> Problem:
-        """The problem with its number of chunks fixed, as every schedule of it has them."""
+        """The problem with its number of chunks fixed, as its schedules require."""
         return self._in_its_chunks if self.chunks_open else self
 
     @cached_property
@@ -153,7 +152,7 @@ class Problem:
 
     @cached_property
     def costs(self) -> Costs:
-        """Exact times as integer ticks."""
+        """Costs as integer ticks, exact if the grid is fine enough."""
         return exact_costs(self.topology, self.chunk_bytes)
 
     @cached_property
@@ -163,14 +162,14 @@ class Problem:
 
     @cached_property
     def links_allowed(self) -> tuple[int, ...]:
-        """The links that the sketch leaves, by index."""
+        """Indices of the links that the sketch allows."""
         allowed = self.clauses.links_allowed
         every = range(len(self.topology.links))
         return tuple(every) if allowed is None else tuple(e for e in every if e in allowed)
 
     @cached_property
     def own_first(self) -> frozenset[int]:
-        """Links on which own chunks go first, without those whose sender never has own and other chunks."""
+        """Links with local-first priority, without those whose sender has only own chunks or only others."""
         links = self.clauses.own_first
         if not links or self.collective.combining:
             return links
@@ -180,12 +179,12 @@ class Problem:
 
     @cached_property
     def _ranks_of_group(self) -> tuple[frozenset[int], ...]:
-        """Ranks that may ever hold chunks of each process group: its members, and the relays."""
+        """Ranks that may hold chunks of each process group: its members, and the relays."""
         relays = self.clauses.relays or frozenset()
         return tuple(relays.union(group.ranks) for group in self.collective.process_groups)
 
     def holders(self, chunk: int) -> frozenset[int] | None:
-        """Ranks that may ever hold a chunk; None for all."""
+        """Ranks that may ever hold the chunk; None for all."""
         chunk = known_index(chunk, self.collective.num_chunks, "chunk")
         if self.clauses.relays is None:
             return None
@@ -197,31 +196,31 @@ class Problem:
         Parameters
         ----------
         link, chunk : int
-            By index.
+            Indices.
         reducing : bool
-            Whether the chunk is on its way into a sum.
+            True for the reduce phase, i.e. on the way to the chunk's root.
         """
         link = known_index(link, len(self.topology.links), "link")
         chunk = known_index(chunk, self.collective.num_chunks, "chunk")
         return bool(self.open_links(chunk, reducing=reducing)[link])
 
     def open_links(self, chunk: int, *, reducing: bool = False) -> NDArray[np.bool_]:
-        """(num_links,) which links `may_carry` a chunk; one array for chunks that the clauses treat alike."""
+        """(num_links,) True for links that `may_carry` a chunk; chunks with equal clauses share the array."""
         return self._open_links.of(chunk, reducing=reducing)
 
     @cached_property
     def _open_links(self) -> OpenLinks:
-        """Reachability over open links."""
+        """Links on which the clauses admit each chunk."""
         return OpenLinks(self.topology, self.collective, self.clauses, self.links_allowed)
 
     @cached
     def digest(self) -> str:
-        """A hash of the problem's content, the same on every machine and wherever a sketch was read from."""
+        """Hash of the problem's content, the same on every machine; the sketch's file name does not count."""
         outline = self._outline()
         del outline["clauses"]["where"]
         collective = outline.pop("collective")
         before = {name: outline.pop(name) for name in ("chunk_bytes", "clauses")}
-        # Chunks are written some at a time where their list belongs: all at once they may be gigabytes.
+        # Hash the chunks in parts at their place in the JSON text, which may have gigabytes as a whole.
         state = hashlib.sha256(f'{_compact(before)[:-1]},"collective":{{"chunks":['.encode())
         for number, some in enumerate(_written(self.collective.chunks)):
             state.update((("," if number else "") + some).encode())
@@ -233,7 +232,7 @@ class Problem:
         return replace(self, clauses=replace(self.clauses, **changes))
 
     def without_clauses(self, *fields: str) -> Problem:
-        """The problem but for some clauses, which ask for nothing then."""
+        """The problem with some clauses reset to their defaults."""
         return replace(self, clauses=self.clauses.without(*fields))
 
     def to_dict(self) -> dict[str, Any]:
@@ -241,7 +240,7 @@ class Problem:
         return self._outline() | {"collective": self.collective.to_dict()}
 
     def _outline(self) -> dict[str, Any]:
-        """The same without the collective's chunks."""
+        """Plain values without the collective's chunks."""
         uniform = len(set(self.chunk_bytes)) == 1
         return {
             "topology": self.topology.to_dict(),
@@ -259,7 +258,7 @@ class Problem:
     @classmethod
     @checked_as(CollectiveError)
     def from_dict(cls, data: dict[str, Any]) -> Problem:
-        """The problem that `to_dict` wrote."""
+        """Problem from the output of `to_dict`."""
         collective = Collective.from_dict(data["collective"])
         sizes = data["chunk_bytes"]
         return cls(
@@ -274,11 +273,11 @@ class Problem:
 
     @property
     def title(self) -> str:
-        """Its collective and its topology, for people to read."""
+        """Text that names the collective and the topology."""
         return f"{shown(self.collective.name, _TITLE)} on {shown(self.topology.name, _TITLE)}"
 
     def facts(self) -> list[tuple[str, str]]:
-        """Collective, size, topology and sketch, as (name, text)."""
+        """(name, text) rows on collective, size, topology and sketch."""
         collective, topology, clauses = self.collective, self.topology, self.clauses
         sizes = sorted(set(self.chunk_bytes))
         between = f" to {format_size(sizes[-1])}" if len(sizes) > 1 else ""
@@ -325,29 +324,29 @@ def make_problem(
     notes: Sequence[str] = (),
     **arguments: Unpack[CollectiveArguments],
 ) -> Problem:
-    """A problem from chunk sizes, or from a size as nccl-tests counts it.
+    """Make a problem from chunk sizes, or from a size as nccl-tests counts it.
 
     Parameters
     ----------
     topology : Topology
-        What the data goes over.
+        The topology.
     collective : Collective or str
-        A name, or a `Collective`. Made without `chunks_per_rank`, either leaves the number of chunks open
-        where a size is given: `taccl.synthesize` then chooses it.
+        A name, or a `Collective`. If it was made without `chunks_per_rank` and a size is given, the number of
+        chunks is open: `taccl.synthesize` then chooses it.
     chunk_bytes : int or sequence of int, optional
-        Size of every chunk, or of each.
+        Size of all chunks, or of each.
     size_bytes : int, optional
-        The larger of one rank's input and output buffer; a size that does not divide into chunks is
-        padded, and the problem's notes say so. Exactly one of the two is given.
+        The larger of one rank's input and output buffer. A size that does not divide into chunks is padded;
+        a note in the problem says so. Exactly one of the two sizes must be given.
     chunks_per_rank : int, optional
-        Chunks of each rank's own data; of a `Collective` only where that leaves the number open.
+        Number of chunks of each rank's own data. For a `Collective` only if it leaves the number open.
     clauses : Clauses, optional
-        Default: any link may carry anything; sends between nodes merge up to 6 chunks. Where sums are small,
-        any number of chunks travels together, over all links whose latency exceeds what all the data takes.
+        Default: any link may carry any chunk; sends between nodes merge up to 6 chunks. For small sums, any
+        number of chunks may merge, on all links whose alpha exceeds the time for the bytes of all data.
     notes : sequence of str
         Notes that the problem and its results show.
     **arguments : CollectiveArguments
-        `root`, `roots` or `counts` of a named collective, as `taccl.collectives.make` takes them.
+        `root`, `roots` or `counts` of a named collective, as in `taccl.collectives.make`.
 
     Raises
     ------
@@ -363,10 +362,10 @@ def make_problem(
         collective = make(collective, topology.num_ranks, chunks_per_rank=chunks_per_rank, **arguments)
     else:
         collective = _as_given(collective, chunks_per_rank, **arguments)
-    # Costs of an upstream topology are for one size of chunks.
+    # The costs of an upstream topology are for chunks of one size.
     chunks_open = collective.chunks_open and size_bytes is not None and topology.cost_model == "physical"
     if size_bytes is not None:
-        count = collective.size_chunks or 1  # of a collective without chunks
+        count = collective.size_chunks or 1  # 0 for a collective without chunks
         each = -(-size_bytes // count)
         if each * count != size_bytes:
             padded = f"each is padded to {each} B"
@@ -384,14 +383,14 @@ def make_problem(
 
 
 def __getattr__(name: str) -> Any:
-    """What was here for one more release."""
+    """Names that are still available here for one release."""
     if name == "alltoallv_problem":
         return import_module("taccl.problem.alltoallv").alltoallv_problem
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _as_given(collective: Collective, chunks_per_rank: int | None, **given: Any) -> Collective:
-    """The collective in as many chunks as asked; `CollectiveError` for what it says itself."""
+    """The collective in the requested number of chunks; `CollectiveError` for arguments that it has."""
     if chunks_per_rank is not None and not collective.chunks_open:
         given["chunks_per_rank"] = chunks_per_rank
     told = [name for name, value in given.items() if value is not None]
@@ -402,11 +401,11 @@ def _as_given(collective: Collective, chunks_per_rank: int | None, **given: Any)
 
 
 def _default_merging(topology: Topology, collective: Collective, num_bytes: int) -> Clauses:
-    """Sends between nodes merge; where sums are small, also where latency exceeds what all data takes."""
+    """Default clauses: sends between nodes merge; for small sums, also those on links with a large alpha."""
     merging = frozenset(topology.internode_links)
     if not collective.sums_up:
         return Clauses(max_merge=6, merging=merging)
-    # As pairs of numbers, since a fraction takes longer to hash than to multiply.
+    # Pairs of integers, as fractions are slow to hash.
     costs = [(e.alpha_us.as_integer_ratio(), e.beta_us_per_mb.as_integer_ratio()) for e in topology.links]
     waits = {cost: Fraction(*cost[0]) * 10**6 > Fraction(*cost[1]) * num_bytes for cost in set(costs)}
     slow = {e for e, cost in enumerate(costs) if waits[cost]}
@@ -414,8 +413,8 @@ def _default_merging(topology: Topology, collective: Collective, num_bytes: int)
 
 
 def _largest_buffer(collective: Collective, sizes: Sequence[int]) -> int | None:
-    """Bytes of the larger of one rank's input and output buffer, over ranks; None where all are empty."""
-    if collective.derivations:  # rank r's output is what it makes; the rest only passes on
+    """Bytes of the larger of one rank's input and output buffer, max over ranks; None if all are empty."""
+    if collective.derivations:  # a rank's output is the chunks that it derives; others are only relayed
         made: Counter[int] = Counter()
         for each in collective.derivations:
             made[each.rank] += sizes[each.chunk]
@@ -425,7 +424,7 @@ def _largest_buffer(collective: Collective, sizes: Sequence[int]) -> int | None:
 
 
 def _written(chunks: Sequence[Chunk]) -> Iterator[str]:
-    """Chunks as JSON, some at a time, without the brackets around them all."""
+    """Yield JSON of some chunks at a time, without the outer brackets."""
     shared: dict[int, str] = {}  # many chunks may share one tuple of ranks
 
     def written(ranks: tuple[int, ...]) -> str:
@@ -444,5 +443,5 @@ def _written(chunks: Sequence[Chunk]) -> Iterator[str]:
 
 
 def _compact(values: object) -> str:
-    """Plain values as JSON, the same for the same values."""
+    """Plain values as JSON, deterministic."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"))

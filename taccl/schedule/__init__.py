@@ -1,1 +1,1 @@
-"""Schedules: columns of transfers, their exact times, and how they combine."""
+"""Schedules: columns of transfers, their exact times, and transformations of them."""

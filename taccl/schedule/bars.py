@@ -26,14 +26,14 @@ SEVERAL = -1
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Bars of a Gantt chart, each a send that occupies a row; arrays have one value per bar.
+    """Bars of a Gantt chart: each is a send in a row for its link, resource or rank. One value per bar.
 
-    - `rows`, `number`: Names of the rows shown, from the top, and the index of the link, resource or rank of
-      each.
-    - `num_rows`: Number of rows with bars, shown or not. If there are too many, the busiest are shown.
+    - `rows`, `number`: Names of the rows shown, from the top, and the index of each one's link, resource or
+      rank.
+    - `num_rows`: Number of rows with bars. If it exceeds the number of rows shown, the busiest are shown.
     - `row`: Index of the bar's row in `rows`.
-    - `lane`, `num_lanes`: Lane of the bar, and number of lanes in its row. Bars of a row that overlap in time
-      have different lanes.
+    - `lane`, `num_lanes`: Lane of the bar within its row, and number of lanes of the row. Bars that overlap
+      in time have different lanes.
     - `send`: Group of the send.
     - `chunk`, `origin`: `SEVERAL` if merged chunks differ. The origin of a sum is its root.
     - `num_hidden`: Number of bars in rows that are not shown.
@@ -84,7 +84,7 @@ def bars_of(schedule: Schedule, by: By = "link", *, max_rows: Count = 48) -> Bar
 
 
 def busy_shares(schedule: Schedule) -> NDArray[np.float64]:
-    """Share of the time until the finish in which each resource is held, (num_resources,)."""
+    """(num_resources,) share of the time until the finish for which each resource is held."""
     check_indices(schedule.problem, schedule.chunk, schedule.link)
     row, start, end, _, names = _rows(schedule.problem, "resource", _sends(schedule))
     finish = schedule.finish_ticks
@@ -95,7 +95,7 @@ def busy_shares(schedule: Schedule) -> NDArray[np.float64]:
 
 
 def _sends(schedule: Schedule) -> dict[str, NDArray[Any]]:
-    """Columns with one value per send: group, link, start, end, reduce, chunk, origin and size in units."""
+    """{name: column}, with one value per send: group, link, start, end, reduce, chunk, origin and units."""
     collective = schedule.problem.collective
     made_at = {each.chunk: each.rank for each in collective.derivations}
     origins = np.array(
@@ -125,7 +125,7 @@ def _sends(schedule: Schedule) -> dict[str, NDArray[Any]]:
 def _rows(
     problem: Problem, by: By, send: dict[str, NDArray[Any]]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], list[str]]:
-    """Row, start and end in ticks, and send of every bar; then the names of all rows."""
+    """(row, start, end, send, names of all rows); the first four have one value per bar, times in ticks."""
     topology = problem.topology
     every = np.arange(len(send["link"]))
     if by == "link":
@@ -143,7 +143,7 @@ def _rows(
 
 
 def _lanes(row: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Lane of each bar: the first that is free at its start. Bars are sorted by row, then by start."""
+    """Lane of each bar: the first one that is free at its start. Bars must be sorted by row, then start."""
     lanes = np.zeros(len(row), dtype=np.int64)
     free: list[int] = []
     current = -1

@@ -1,4 +1,4 @@
-"""Columns of a schedule: kept in any type that holds their values, or derived; read in their full types."""
+"""Columns of a schedule: stored in any type that holds their values, or derived; read in their full types."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=np.generic)
 
-#: Full type and range of every column. Ticks have two spare bits, so that a time and a duration can be added.
-#: Groups may have any numbers as input; `make_schedule` renumbers them as int32.
+#: (full type, min, max) of every column. Ticks have 62 bits, so that a time plus a duration fits into 64.
 _INDEX, _TICKS = (np.int32, -(2**31), 2**31 - 1), (np.int64, -(2**62), 2**62)
 _TYPES: dict[str, tuple[Any, int, int]] = {
     "chunk": _INDEX, "link": _INDEX, "start": _TICKS, "end": _TICKS, "group": _TICKS, "reduce": (bool, 0, 1),
@@ -26,9 +25,9 @@ _TYPES: dict[str, tuple[Any, int, int]] = {
 
 
 class Kept(NamedTuple):
-    """Columns that a schedule keeps, in their own types; None for a column that is derived.
+    """Columns that a schedule stores, in their own types; None for a derived column.
 
-    - `reduce`: True for transfers that reduce, or the number of transfers that do, if these are the first.
+    - `reduce`: True for transfers that reduce; or a number, if the first that many transfers reduce.
     """
 
     chunk: NDArray[Any]
@@ -40,16 +39,16 @@ class Kept(NamedTuple):
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """{name: column} of those that are arrays."""
+        """{name: column} of the columns that are arrays."""
         return {name: each for name, each in self._asdict().items() if isinstance(each, np.ndarray)}
 
 
 class Column(Generic[T]):
     """Column of a frozen dataclass: set in any type, read in its full type, and derived if it is None.
 
-    What is converted or derived is computed when it is first read, and then kept.
+    Converted or derived columns are computed when they are first read, and then cached.
 
-    - `derive`: From a schedule to the column; None if the column must be given.
+    - `derive`: Function from a schedule to the column; None if the column must be given.
     """
 
     def __init__(self, kind: type[T], derive: Callable[[Any], NDArray[T]] | None = None) -> None:
@@ -62,7 +61,7 @@ class Column(Generic[T]):
         vars(schedule)[f"_{self.name}"] = values
 
     def __get__(self, schedule: Any, owner: type | None = None) -> NDArray[T]:
-        if schedule is None:  # the default, as dataclasses ask for it
+        if schedule is None:  # dataclasses ask for the default value
             if self._derive is None:
                 raise AttributeError(self.name)
             return None  # type: ignore[return-value]
@@ -79,7 +78,7 @@ class Column(Generic[T]):
 
 
 def adds(kept: Kept, rows: slice) -> NDArray[np.bool_]:
-    """True for each of some transfers that is added to its destination's content."""
+    """(num_rows,) True for each of the given transfers that is added to its destination's content."""
     begin, end, _ = rows.indices(len(kept.chunk))
     if isinstance(kept.reduce, np.ndarray):
         return kept.reduce[begin:end].astype(bool, copy=False)
@@ -89,7 +88,7 @@ def adds(kept: Kept, rows: slice) -> NDArray[np.bool_]:
 
 
 def ends(schedule: Schedule) -> NDArray[np.int64]:
-    """End of each transfer in ticks: its start plus the link's time for its chunk."""
+    """End of each transfer in ticks: its start plus the link's time for its chunk alone."""
     return np.concatenate([np.zeros(0, np.int64), *(end for *_, end in schedule.blocks())])
 
 
@@ -104,7 +103,7 @@ def merged_ends(schedule: Schedule) -> NDArray[np.int64]:
 
 
 def full_column(name: str, values: ArrayLike) -> NDArray[Any]:
-    """A column converted to its full type; `InputError` if a value does not fit."""
+    """Column converted to its full type; raises `InputError` if a value does not fit."""
     kind = _TYPES[name][0]
     try:
         found = np.asarray(values)
@@ -117,7 +116,7 @@ def full_column(name: str, values: ArrayLike) -> NDArray[Any]:
 
 
 def check_column(name: str, found: NDArray[Any]) -> None:
-    """Raise `InputError` unless a column is one-dimensional, and of values that its full type holds."""
+    """Raise `InputError` unless the column is one-dimensional, and its values fit its full type."""
     kind, least, most = _TYPES[name]
     if not isinstance(found, np.ndarray):
         said = f"found a {type(found).__name__}; expected an array; make_schedule makes one"
@@ -131,7 +130,7 @@ def check_column(name: str, found: NDArray[Any]) -> None:
         some = f" such as {found[0]!r}" if len(found) else ""
         said = f"found {found.dtype} values{some}; expected {expected}"
     else:
-        # Values are not read if all that the type can hold are in the range: columns may be large files.
+        # Do not read values if their type cannot exceed the range: columns may be large files.
         is_read = kind is not bool and len(found) and not np.can_cast(found.dtype, np.int32)
         low, high = (int(found.min()), int(found.max())) if is_read else (least, most)
         said = f"found {high if high > most else low}; expected {least} to {most}"
@@ -150,7 +149,7 @@ def check_lengths(columns: Mapping[str, NDArray[Any]]) -> None:
 
 
 def narrow(found: NDArray[Any]) -> NDArray[Any]:
-    """A column in the narrowest of uint16, int32 and int64 that holds it."""
+    """Column in the narrowest of uint16, int32 and int64 that holds its values."""
     least, most = int(found.min(initial=0)), int(found.max(initial=0))
     for kind in (np.uint16, np.int32):
         if np.iinfo(kind).min <= least and most <= np.iinfo(kind).max:
@@ -159,7 +158,7 @@ def narrow(found: NDArray[Any]) -> NDArray[Any]:
 
 
 def check_carries(schedule: Schedule) -> None:
-    """Raise `InputError` unless the collective sums and every transfer names a valid sum."""
+    """Raise `InputError` unless the collective reduces and every transfer names a valid sum."""
     carries, collective = schedule.carries, schedule.problem.collective
     assert carries is not None, "the schedule names what travels"
     if not collective.sums_up:

@@ -1,4 +1,4 @@
-"""Transformations of schedules: reverse, concatenate, prune, and sums of unreduced contributions."""
+"""Transformations of schedules: reversal, concatenation, pruning, and unreduced contributions."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def reduction_half(problem: Problem) -> Problem:
 
 
 def _as_costly(half: Problem, problem: Problem) -> Problem:
-    """The half, with the problem's costs if they are computed already: all indices are the same."""
+    """Return the phase problem with the problem's costs, if these are computed; all indices are the same."""
     if "costs" in vars(problem):
         vars(half)["costs"] = problem.costs
     return half
 
 
 def contributions_apart(problem: Problem) -> Problem:
-    """The problem of a summing collective with unreduced contributions: each becomes its own chunk.
+    """Return the problem of a summing collective with unreduced contributions as separate chunks.
 
-    A contribution goes to all destinations of the sum. `summed_at_destinations` turns a schedule of this
-    problem into one of `problem`.
+    Each contribution goes to all destinations of its sum. `summed_at_destinations` converts a schedule of
+    this problem to one of `problem`.
     """
     collective = problem.collective
     alone = [(rank,) for rank in range(collective.num_ranks)]
@@ -72,7 +72,7 @@ def contributions_apart(problem: Problem) -> Problem:
 
 
 def summed_at_destinations(schedule: Schedule, problem: Problem) -> Schedule:
-    """The schedule of `problem` from one of ``contributions_apart(problem)``; ranks add up arrivals."""
+    """Convert a schedule of ``contributions_apart(problem)`` to one of `problem`; ranks add up arrivals."""
     owner = [(c, rank) for c, chunk in enumerate(problem.collective.chunks) for rank in chunk.origins]
     sums: dict[tuple[int, int, int, int], set[int]] = {}  # (start, group, link, chunk) -> contributions
     for t in schedule:
@@ -92,18 +92,18 @@ def summed_at_destinations(schedule: Schedule, problem: Problem) -> Schedule:
 
     try:
         return timed(list(sums.items()), merged=True)
-    except InputError:  # a contribution that would arrive in a sum is relayed by itself
+    except InputError:  # a relayed contribution may only arrive as part of a sum; then send each separately
         return timed([(key, {rank}) for key, ranks in sums.items() for rank in sorted(ranks)], merged=False)
 
 
 def naming_contributions(schedule: Schedule, problem: Problem) -> Schedule:
-    """The same sends as a schedule of a summing `problem`, with the contributions of each transfer named."""
+    """Schedule of a summing `problem` with the same sends, and with each transfer's contributions named."""
     links, chunks = problem.topology.links, problem.collective.chunks
     held = {(rank, c): frozenset((rank,)) for c, chunk in enumerate(chunks) for rank in chunk.origins}
     start, end, reduce = (column.tolist() for column in (schedule.start, schedule.end, schedule.reduce))
     of_chunk, link = schedule.chunk.tolist(), schedule.link.tolist()
     carried = [frozenset[int]()] * len(start)
-    # Among equal times sums arrive before copies, and both before any start.
+    # At equal times, reducing arrivals come first, then copies, then starts.
     arrivals = [(end[t], 0 if reduce[t] else 1, t) for t in range(len(start))]
     for _, phase, t in sorted(arrivals + [(start[t], 2, t) for t in range(len(start))]):
         ends, c = links[link[t]], of_chunk[t]
@@ -135,10 +135,10 @@ def _from_roots(collective: Collective, *, to: str) -> Collective:
 
 
 def reverse(schedule: Schedule, problem: Problem) -> Schedule:
-    """Reverse a schedule of ``reduction_half(problem)`` in time into a reduction of `problem`, re-timed.
+    """Reverse a schedule of ``reduction_half(problem)`` in time to a reduction of `problem`, and re-time it.
 
     The schedule must have at most one arrival per chunk and rank (`prune`). If `problem` is itself such a
-    half, a reduction becomes a broadcast schedule again.
+    phase, a reduction becomes a broadcast again.
     """
     return exact_times(
         problem,
@@ -152,7 +152,7 @@ def reverse(schedule: Schedule, problem: Problem) -> Schedule:
 
 
 def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: str = "") -> Schedule:
-    """Concatenate schedules: on each resource one follows another, re-timed so that they overlap elsewhere.
+    """Concatenate schedules: on each resource one follows another; re-timed, so that they overlap elsewhere.
 
     - `schedules`: Schedules whose chunk and link indices are those of `problem`.
     """
@@ -175,7 +175,7 @@ def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: st
 
 
 def prune(schedule: Schedule) -> Schedule:
-    """The schedule without transfers that no destination needs, re-timed.
+    """Schedule without transfers on which no destination depends, re-timed.
 
     If a chunk arrives several times at a rank, the first arrival is kept. A schedule with reductions, or with
     chunks that derive from one another, is returned unchanged.

@@ -1,4 +1,4 @@
-"""Contributions of ranks to sums, as bits, and the arrivals that make up a sum."""
+"""Contributions of ranks to sums as bit masks, and the arrivals of which a sum is composed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-#: Max arrivals tried for a sum before the search for its parts stops.
+#: Max search steps to compose one sum from arrivals.
 _MOST_STEPS = 100_000
 
 
 class Arrival(NamedTuple):
-    """A sum that arrived at a rank: time, contributing ranks as bits, and send (-1 for the rank's own)."""
+    """A sum that arrived at a rank: time, contributing ranks as a bit mask, and send (-1: the rank's own)."""
 
     end: int
     bits: int
@@ -19,24 +19,24 @@ class Arrival(NamedTuple):
 
 
 def bits_of(ranks: Iterable[int]) -> int:
-    """A set of ranks as bits."""
+    """Bit mask of a set of ranks."""
     return sum(1 << rank for rank in set(ranks))
 
 
 def all_bits(sets: Iterable[Collection[int]]) -> list[int]:
-    """Sets of ranks as bits; equal sets are converted once."""
+    """Bit masks of sets of ranks; equal sets are converted once."""
     rows = [tuple(ranks) for ranks in sets]
     bits = {ranks: bits_of(ranks) for ranks in set(rows)}
     return [bits[ranks] for ranks in rows]
 
 
 def make_up(wanted: int, arrivals: Sequence[Arrival]) -> list[Arrival] | None:
-    """Disjoint arrivals that make up a sum, with a preference for early ones; None if there are none.
+    """Disjoint arrivals that compose a sum, early ones preferred; None if none are found.
 
-    This is an exact cover problem, searched depth first by the lowest missing rank. After `_MOST_STEPS` steps
-    the search stops and returns None, as if there were none.
+    This is an exact cover problem, searched depth first by the lowest missing rank. The search gives up after
+    `_MOST_STEPS` steps.
 
-    - `wanted`: Contributing ranks of the sum, as bits.
+    - `wanted`: Bit mask of the contributing ranks.
     """
     parts, union = [], 0
     for each in arrivals:
@@ -46,7 +46,7 @@ def make_up(wanted: int, arrivals: Sequence[Arrival]) -> list[Arrival] | None:
             union |= each.bits
             parts.append(each)
     else:
-        if union == wanted:  # all arrivals are disjoint, so no other parts make up the sum
+        if union == wanted:  # all arrivals are disjoint, so this is the only composition
             return parts
     by_lowest: dict[int, list[Arrival]] = defaultdict(list)
     for each in sorted(set(arrivals)):

@@ -1,4 +1,4 @@
-"""Figures common to all schedules: listed, compact, implicit and simulated ones."""
+"""Figures common to all schedules: ordinary, implicit and simulated ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from taccl._internal.units import format_rates, format_us, gb_per_s
 
 
 class Figures:
-    """Finish of a schedule, and bandwidths derived from it; a subclass defines `finish_ticks`."""
+    """Finish of a schedule, and bandwidths derived from it. A subclass defines `finish_ticks`."""
 
     if TYPE_CHECKING:
         problem: Any

@@ -1,9 +1,10 @@
 """Implicit schedules: a pattern of sends seen from place 0, repeated by every translation of a fabric.
 
-The pattern is a short table of sends. Each row sends an *item*, a chunk of place 0, from one place to another
-at some time. Translation g maps it to the send of g's chunk between the images of these two places. So a
-pattern of R - 1 rows stands for the R (R - 1) transfers of an allgather. A million ranks fit into memory.
-Transfers are computed on demand: one, a slice, those of one rank, or all in blocks.
+A *place* is an element of a group of translations, to which one rank belongs. The pattern is a short table of
+sends. Each row sends an *item*, a chunk of place 0, from one place to another at some time. Translation g
+maps it to the send of g's chunk between the images of these two places. A pattern of R - 1 rows thus stands
+for the R (R - 1) transfers of an allgather, and a million ranks fit into memory. Transfers are computed on
+demand: a single one, a slice, those of one rank, or all in blocks.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from taccl.topology.parts import check_ranks
 from taccl.topology.topology import Topology
 from taccl.topology.translations import LinkClass, Translations
 
-#: Max ticks of a send. Then any number of sends that fits into memory, in sequence, fits into 64 bits.
+#: Max ticks of a send, so that all sends of a schedule in sequence fit into 64 bits.
 _MAX_SEND_TICKS = 2**31
 
 
 class ClassTicks(NamedTuple):
     """Costs of sending one chunk in ticks, for each class of links.
 
-    - `latency`: Duration of a send, by class.
-    - `holds`: (resource class, ticks held, ticks from the start of the send to the hold) by class.
+    - `latency`, (num_classes,): Duration of a send.
+    - `holds`: For each class, (resource class, ticks of the hold, ticks from the send's start to the hold).
     """
 
     ticks_per_us: int
@@ -51,9 +52,9 @@ class ClassTicks(NamedTuple):
 
 
 def ticks_of(classes: tuple[LinkClass, ...], chunk_bytes: int) -> ClassTicks:
-    """Costs in whole ticks: exact, or rounded up on a coarser grid if the exact one has too many ticks.
+    """Costs in whole ticks: exact, or rounded up to a coarser grid if exact ones need too many ticks.
 
-    The grid is one of those that `taccl.problem.costs.exact_costs` chooses from.
+    The grid is one of those of `taccl.problem.costs.exact_costs`.
     """
     scale = Fraction(chunk_bytes, BYTES_PER_MB)
     values = [(each.alpha_us, each.beta_us_per_mb * scale) for each in classes]
@@ -103,7 +104,7 @@ class Pattern(NamedTuple):
 
     @classmethod
     def sorted(cls, *rows: ArrayLike) -> Pattern:
-        """The pattern from columns whose rows are in any order."""
+        """Pattern from columns whose rows may be in any order."""
         kinds = (*[np.int32] * 4, np.int64, bool)
         columns = [np.asarray(column, dtype=kind) for column, kind in zip(rows, kinds, strict=True)]
         if len({column.shape for column in columns}) > 1 or columns[0].ndim != 1:
@@ -120,7 +121,7 @@ class Pattern(NamedTuple):
         return cls(*columns)
 
 
-#: Collectives that look the same from every rank.
+#: Collectives that are symmetric under all translations.
 IMPLICIT_COLLECTIVES = ("allgather", "reduce-scatter", "allreduce", "alltoall")
 _BLOCK = 1 << 20
 _SUMMARY = (
@@ -132,7 +133,7 @@ _BYTES_PER_TRANSFER = 150
 
 
 class RankTransfer(NamedTuple):
-    """Transfer of one chunk between two ranks in one interval of ticks."""
+    """Transfer of one chunk between two ranks, with its start and end in ticks."""
 
     chunk: int
     src: int
@@ -158,8 +159,8 @@ class TransferBlock(NamedTuple):
 class ImplicitSchedule(Figures):
     """A pattern, and the translations that repeat it for every rank.
 
-    Transfer ``n`` is row ``n // num_ranks`` under translation ``n % num_ranks``; this is an order of
-    nondecreasing start.
+    Transfer ``n`` is row ``n // num_ranks`` under translation ``n % num_ranks``, so transfers are in order of
+    start.
 
     Parameters
     ----------
@@ -209,7 +210,7 @@ class ImplicitSchedule(Figures):
 
     @property
     def num_items(self) -> int:
-        """Number of chunks of one place."""
+        """Number of chunks that belong to one place."""
         return self.chunks_per_rank * (self.num_ranks if self.collective == "alltoall" else 1)
 
     @cached_property
@@ -219,7 +220,7 @@ class ImplicitSchedule(Figures):
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
-        """End of each row's send in ticks, (num_rows,)."""
+        """(num_rows,) end of each row's send in ticks."""
         ends = self.pattern.start + self.ticks.latency[self.pattern.link_class]
         ends.setflags(write=False)
         return ends
@@ -310,14 +311,14 @@ class ImplicitSchedule(Figures):
         return TransferBlock(owner * pieces + item, src, dst, *times, pattern.reduce[row])
 
     def problem(self) -> Problem:
-        """The problem that the schedule solves, with all links and chunks listed."""
+        """Problem that the schedule solves, with explicit links and chunks."""
         topology = self.host.to_topology() if isinstance(self.host, NamedFabric) else self.host
         collective = make(self.collective, self.num_ranks, chunks_per_rank=self.chunks_per_rank)
         return make_problem(topology, collective, chunk_bytes=self.chunk_bytes)
 
     @checked
     def expand(self, limit: int = 2_000_000) -> Schedule:
-        """The schedule with all transfers listed; `InputError` if there are more than `limit`."""
+        """Ordinary schedule with all transfers; raises `InputError` if there are more than `limit`."""
         if self.num_transfers > limit:
             raise InputError(
                 f"found {self.num_transfers} transfers, which need about "
@@ -370,7 +371,7 @@ class ImplicitSchedule(Figures):
         return hash(self.digest())
 
     def summary(self) -> dict[str, Any]:
-        """Figures of the schedule as plain values; they can be saved as JSON, but not loaded again."""
+        """Figures of the schedule as plain values, for JSON; the schedule cannot be restored from them."""
         return {
             "topology": self.host.to_dict() if isinstance(self.host, NamedFabric) else self.host.name,
             **{name: getattr(self, name) for name in _SUMMARY},

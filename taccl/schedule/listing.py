@@ -1,7 +1,7 @@
 """List scheduling of tasks that hold resources: each starts once its predecessors and resources permit.
 
-The most urgent of the tasks that can start goes first (Graham, "Bounds on multiprocessing timing anomalies",
-SIAM Journal on Applied Mathematics 17, 1969). Sends and tiles of computations are tasks.
+Of the tasks that can start, the most urgent goes first (Graham, "Bounds on multiprocessing timing anomalies",
+SIAM Journal on Applied Mathematics 17, 1969). Tasks are sends, or tiles of computations.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ class Tasks:
     """Tasks with the resources that they hold and their precedence constraints; all times in ticks.
 
     - `duration`: Duration of each task.
-    - `holds` (list of list of (resource, begin, until)): Each resource is held from `begin` until `until`
-      after the task's start.
-    - `after` (list of list of (task, gap)): Successors of each task; they start at least `gap` after its
-      start.
+    - `holds` (list of list of (resource, begin, until)): Holds of each task, relative to its start.
+    - `after` (list of list of (task, gap)): Successors of each task; they start at least `gap` ticks after
+      its start.
     """
 
     duration: list[int] = field(default_factory=list)
@@ -37,10 +36,10 @@ class Tasks:
 
     @classmethod
     def of_sends(cls, order: Precedence, *, turns: bool = False) -> Tasks:
-        """Tasks for the sends and joins of an order.
+        """Tasks for the sends and joins of a precedence graph.
 
-        - `turns`: True to fix the order of sends on each resource as precedence constraints. Otherwise sends
-          hold their resources, and the scheduler chooses the order.
+        - `turns`: True to fix the order of sends on each resource by precedence constraints. Otherwise tasks
+          hold resources, and the scheduler chooses the order.
         """
         count = order.num_events
         joins = count - order.num_sends
@@ -54,7 +53,7 @@ class Tasks:
         return tasks
 
     def add(self, duration: int = 0, resource: int | None = None) -> int:
-        """Add a task that may hold one resource from its start to its end; return its number."""
+        """Add a task, which may hold one resource from its start to its end; return its index."""
         self.duration.append(duration)
         self.holds.append([] if resource is None else [(resource, 0, duration)])
         self.after.append([])
@@ -64,7 +63,7 @@ class Tasks:
         """Topological order of the tasks; raises `ValueError` if there is a cycle."""
         waiting = self._num_awaited()
         order = [task for task, number in enumerate(waiting) if not number]
-        for task in order:  # the list grows as tasks lose their last unfinished predecessor
+        for task in order:  # the list grows: tasks are appended when their last predecessor is done
             for later, _ in self.after[task]:
                 waiting[later] -= 1
                 if not waiting[later]:
@@ -135,7 +134,7 @@ class Tasks:
         return head
 
     def starts(self, urgency: Sequence[tuple[int, ...]]) -> list[int]:
-        """Start of each task by list scheduling; tasks with the least `urgency` key go first."""
+        """Start of each task by list scheduling; tasks with the smallest `urgency` key go first."""
         order = sorted(range(len(urgency)), key=urgency.__getitem__)
         place = [0] * len(order)
         for number, task in enumerate(order):
@@ -143,10 +142,10 @@ class Tasks:
         waiting = self._num_awaited()
         earliest, start = [0] * len(order), [0] * len(order)
         free: dict[int, int] = defaultdict(int)
-        #: {(resource, ticks after the start at which it is needed): priorities of tasks that wait for it}.
+        #: {(resource, ticks from a task's start to its hold): heap of priorities of waiting tasks}.
         queues: dict[tuple[int, ...], list[int]] = defaultdict(list)
         calls: dict[tuple[int, ...], tuple[int, int]] = {}
-        # (time, priority, ()) for a task, or (time, priority, queue) for the first task of a queue
+        # Entries: (time, priority, ()) for a task, (time, priority, queue key) for the first task of a queue.
         pending: list[tuple[int, int, tuple[int, ...]]] = []
         pending += [(0, place[task], ()) for task in range(len(order)) if not waiting[task]]
         heapq.heapify(pending)
@@ -162,7 +161,7 @@ class Tasks:
             now, first, key = heapq.heappop(pending)
             if key:
                 if calls.get(key) != (now, first):
-                    continue  # superseded by another call of this queue
+                    continue  # a later entry of this queue replaced it
                 del calls[key]
                 if free[key[0]] - key[1] > now:
                     call(key, now)
@@ -190,10 +189,10 @@ class Tasks:
 
 
 def released(problem: Problem, schedule: Schedule) -> Schedule:
-    """Re-time a schedule under release and due dates: the same sends, urgent ones first.
+    """Re-time a schedule under other release and due dates: the same sends, most urgent ones first.
 
     - `problem`: The schedule's problem with other release and due dates.
-    - `schedule`: The schedule whose sends and contents are kept.
+    - `schedule`: Schedule whose sends and contents are kept.
     """
     order = Precedence(problem, schedule.problem, **schedule.columns)
     tasks = Tasks.of_sends(order)
@@ -214,7 +213,7 @@ def released(problem: Problem, schedule: Schedule) -> Schedule:
 
 
 def listed(schedule: Schedule, *, longest_first: bool = False) -> Schedule:
-    """Re-time the same sends by list scheduling, in their order or by the longest remaining path.
+    """Re-time the same sends by list scheduling, in order of start, or with the longest remaining path first.
 
     Raises `ValueError` if the precedence graph has a cycle, as when ranks exchange partial sums.
     """

@@ -1,16 +1,16 @@
 """Precedence graph of an order of sends: the waits of each send, and their lengths.
 
-An event is the start of a send. It waits for chunks to arrive, and for its turn on each resource. The chunks
-and the turns follow from times: those of a schedule, tentative ones, or places in a sequence. The length of
-each wait follows the costs of a problem. That problem may differ in sizes and costs from the problem of the
-times.
+An event is the start of a send. It waits for its chunks to arrive, and for its turn on each resource. Which
+arrivals and which turns follows from given times: those of a schedule, tentative ones, or positions in a
+sequence. The lengths of waits follow from the costs of a problem, which may differ in sizes and costs from
+the problem of the given times.
 
 A wait is the constraint ``start[target] >= start[source] + after - lead + extra``, all in ticks. `after` is
-the time from the source's start to the end of something, a hold or the send itself. `lead` is the time from
-the target's start until it needs that. `extra` is the one tick by which a sum must be read before
-it changes, or the time that a server updates a sum before it is sent. A wait with `tile` 1 reaches from one
-tile of a message to the next: the first send on a resource follows the last one of the tile before. Events
-beyond the sends are joins, which occur once all their waits are over.
+the time from the source's start to the end of its hold, or to its arrival. `lead` is the time from the
+target's start until it needs the resource or the data. `extra` is the one tick by which a sum must be read
+before it changes, or the time that a server updates a sum before it is sent. A wait with `tile` 1 is between
+successive tiles of a message: the first send on a resource waits for the last one of the previous tile.
+Events after the sends are joins, which occur once all their waits are over.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from taccl.schedule.columns import check_indices
 from taccl.schedule.contributions import Arrival, all_bits, make_up
 from taccl.schedule.schedule import Schedule, make_schedule
 
-#: Causes of a wait; a nonnegative cause is the index of a resource.
+#: Causes of a wait: arrival of data, reading or replacement of a sum, a clause. Others: index of a resource.
 DATA, SUM, CLAUSE = -1, -2, -3
-#: Max events that a send waits for individually; more are joined first.
+#: Max events for which a send waits individually; more are combined by a join.
 _FEW = 2
-#: (source, target, after, lead, extra, cause, tile); a plain tuple, as there are very many.
+#: (source, target, after, lead, extra, cause, tile); a plain tuple, as there may be millions.
 Wait = tuple[int, int, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Use of a resource by a send, from `begin` until `until` ticks after the send's start."""
+    """Hold of a resource by a send, from `begin` until `until` ticks after the send's start."""
 
     send: int
     begin: int
@@ -51,27 +51,28 @@ class Use:
 
 
 class Precedence:
-    """Sends in their order, and their waits.
+    """Sends in a given order, and their waits.
 
     The arguments are:
 
     - `problem`: Problem whose costs determine the lengths of waits.
-    - `own`: Problem of the given times.
+    - `own`: Problem to which the given times belong.
     - `chunk`, `link`, `group`, `reduce`, (num_transfers,) array: As in `make_schedule`.
     - `contributions`: Ranks whose sum each transfer carries, if the schedule keeps arrivals unreduced.
     - `start`, (num_transfers,) array: Tentative starts in ticks of `own`; a send's start is the latest of its
-      transfers. With `places`: places in a sequence, in which sends use resources and read earlier arrivals.
+      transfers. With `places`: positions in a sequence, in which sends use resources and read earlier
+      arrivals.
     - `end`, (num_transfers,) array: Ends in ticks of `own`; by default a send ends after its duration.
-    - `impose`: True if the times are tentative. Then local-first priority gets its full gap wherever the
+    - `impose`: True if the times are tentative. Local-first priority then gets its full gap wherever the
       order has local chunks first, even if the times lack the gap.
 
     The results are:
 
     - `num_sends`, `num_events` (int): Sends are the first events, in order of their groups; joins follow.
     - `link`, `start`, `end`, `duration`, (num_sends,) list of int: Start and end are the given times in
-      ticks; durations follow the costs of `problem`.
+      ticks; durations follow from the costs of `problem`.
     - `transfers`, (num_sends,) list of list of int: Transfers of each send.
-    - `uses` (mapping of resource to list of Use): Uses of each resource, in order.
+    - `uses` ({resource: list of Use}): Holds of each resource, in order.
 
     Raises `InputError` if transfers of one group are not one send, or a rank sends a chunk that it never
     holds.
@@ -143,7 +144,7 @@ class Precedence:
         self._of_releases()
 
     def schedule(self, start: ArrayLike, *, producer: str, problem: Problem | None = None) -> Schedule:
-        """Schedule of the sends with these starts.
+        """Schedule of the sends with the given starts.
 
         - `start`, (num_events,) or (num_sends,): Starts in ticks of `problem`, whose costs give the
           durations.
@@ -160,7 +161,7 @@ class Precedence:
         self.waits.append((source, target, after, lead, extra, cause, 0))
 
     def _join(self, pending: Iterable[tuple[int, int]], cause: int) -> int:
-        """Add a join that occurs `after` ticks after each (source, after) in `pending`; return its number."""
+        """Add a join that occurs `after` ticks after each source in `pending`; return its index."""
         joined = self.num_events
         self.num_events += 1
         for source, after in pending:
@@ -168,7 +169,7 @@ class Precedence:
         return joined
 
     def _on_resources(self) -> None:
-        """Add waits so that one send at a time holds a resource, in the given order, and tile after tile."""
+        """Add waits on resources: one send at a time in the given order, and each tile after the last."""
         resource, send, begin, until = self._rows
         same = np.flatnonzero(resource[1:] == resource[:-1])
         first, last = (np.flatnonzero(np.diff(resource, **{end: -1})) for end in ("prepend", "append"))
@@ -181,14 +182,14 @@ class Precedence:
 
     @cached_property
     def uses(self) -> dict[int, list[Use]]:
-        """{resource: its uses, in order}."""
+        """{resource: its holds, in order}."""
         uses: dict[int, list[Use]] = defaultdict(list)
         for resource, *use in zip(*(column.tolist() for column in self._rows), strict=True):
             uses[resource].append(Use(*use))
         return dict(uses)
 
     def _held(self) -> tuple[NDArray[np.int64], ...]:
-        """Resource, send, begin and until of every use, sorted by resource and by the given times."""
+        """(resource, send, begin, until) columns of all holds, sorted by resource and by the given times."""
         columns = hold_columns(self.problem.topology)
         link, start, end, duration = (
             np.array(column, dtype=np.int64) for column in (self.link, self.start, self.end, self.duration)
@@ -210,13 +211,13 @@ class Precedence:
         begin, until = span(self.problem, self.units, np.zeros_like(duration), duration)
         if not len(send):
             return resource, send, begin, until
-        # A link may hold a resource twice, at its start and at its end; it then also holds it in between.
+        # If a link holds a resource at its start and at its end, the resource is also held in between.
         order = np.lexsort((send, resource))
         new = np.flatnonzero(np.diff(resource[order], prepend=-1) | np.diff(send[order], prepend=-1))
         resource, send = resource[order][new], send[order][new]
         own_begin, begin = (np.minimum.reduceat(column[order], new) for column in (own_begin, begin))
         own_until, until = (np.maximum.reduceat(column[order], new) for column in (own_until, until))
-        # With tentative times, holds that begin together keep the given order, after those of zero length.
+        # With tentative times, holds that begin together keep the given order; those of no length go first.
         ties = (own_until > own_begin,) if self._impose else (start[send], own_until)
         order = np.lexsort((send, *ties, own_begin, resource))
         return resource[order], send[order], begin[order], until[order]
@@ -252,7 +253,7 @@ class Precedence:
                     self._wait(source, s, DATA, duration[source])
 
     def _of_contributions(self, contributions: Sequence[Collection[int]]) -> None:
-        """Add waits for named contributions: a sum is sent after all arrivals that make it up."""
+        """Add waits for named contributions: a sum is sent after all arrivals of which it is composed."""
         links = self.own.topology.links
         carried = all_bits(contributions)
         arrivals: dict[tuple[int, int], list[Arrival]] = defaultdict(list)
@@ -263,7 +264,7 @@ class Precedence:
             if rank in self.own.collective.chunks[chunk].origins:
                 here.append(Arrival(-1, 1 << rank, -1))
             here.sort()
-        #: Parts of sums sent before, and what to wait for; later sends of the same sum use the same parts.
+        #: {(rank, chunk, sum): (its parts, waits for them)}; later sends of the same sum use the same parts.
         known: dict[tuple[int, int, int], tuple[list[Arrival], list[tuple[int, int]]]] = {}
         for transfer, s in enumerate(self.send):
             chunk, bits, begun = self.chunk[transfer], carried[transfer], self.start[s]
@@ -286,12 +287,12 @@ class Precedence:
                     self._wait(source, s, DATA, after=after)
 
     def _of_sums(self) -> None:
-        """Add waits for sums in place: a sum is sent after all arrivals it includes, before any other."""
+        """Add waits for sums in place: a sum is sent after all arrivals it includes, before any other one."""
         links = self.own.topology.links
         moments: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
         for transfer, s in enumerate(self.send):
             ends, chunk = links[self.link[s]], self.chunk[transfer]
-            # Among equal times: arrivals that are added, then copies, then starts.
+            # At equal times, reducing arrivals come first, then copies, then starts.
             for rank in ends.dsts:
                 moments[rank, chunk].append((self.end[s], 0 if self.reduce[transfer] else 1, s))
             for rank in ends.srcs:
@@ -304,7 +305,7 @@ class Precedence:
         self, rank: int, chunk: int, moments: list[tuple[int, int, int]], *, contributes: bool
     ) -> None:
         duration, update = self.duration, self._update_ticks(rank, chunk)
-        included: list[tuple[int, int]] = []  # (event, ticks after it) of arrivals in the next reader's sum
+        included: list[tuple[int, int]] = []  # (event, ticks after it) of arrivals in the current sum
         readers: list[tuple[int, int]] = []
         copies: list[tuple[int, int]] = []
         when: dict[int, int] = {}  # {send: its arrival in ticks of the given times}
@@ -332,7 +333,7 @@ class Precedence:
             included.append((s, lead))
 
     def _update_ticks(self, rank: int, chunk: int) -> int:
-        """Ticks for which a chunk's server updates the sum before it sends it; 0 at other ranks."""
+        """Ticks for which the chunk's server updates the sum before it sends it; 0 at other ranks."""
         collective, problem = self.own.collective, self.problem
         if collective.update_us_per_mb is None or rank != collective.chunks[chunk].root:
             return 0
@@ -340,10 +341,10 @@ class Precedence:
         return ceil(us * problem.costs.ticks_per_us)
 
     def _of_own_first(self) -> None:
-        """Add waits for local-first priority: local chunks start a latency before relayed ones.
+        """Add waits for local-first priority: local chunks start at least one latency before relayed ones.
 
-        In a reduction they end a latency after relayed ones. An order that has this gap keeps it. With
-        `impose`, an order that has local chunks first gets it.
+        In a reduction they end at least one latency after relayed ones. An order that has this gap keeps it.
+        With `impose`, an order that has local chunks first gets it.
         """
         topology, costs, own_costs = self.own.topology, self.problem.costs, self.own.costs
         lanes: dict[tuple[int, bool], list[int]] = defaultdict(list)
@@ -371,7 +372,7 @@ class Precedence:
                     self._wait(joined, s, CLAUSE)
 
     def _of_releases(self) -> None:
-        """Add waits for release dates: before them, initial data of a rank is neither sent nor added to."""
+        """Add waits for release dates: until then, a rank neither sends its initial data nor adds to it."""
         released = self.problem.release_ticks
         if not released:
             return
@@ -386,7 +387,7 @@ class Precedence:
                     self._wait(zero, s, CLAUSE, released[chunk, rank], lead=self.duration[s])
 
     def _latencies(self, costs: Costs, transfers: Sequence[int]) -> dict[int, int]:
-        """{send: duration in ticks of its largest chunk among some transfers, sent alone}."""
+        """{send: ticks that its largest chunk among the given transfers would take, sent alone}."""
         found: dict[int, int] = {}
         for t in transfers:
             s, units = self.send[t], int(costs.chunk_units[self.chunk[t]])
@@ -394,7 +395,7 @@ class Precedence:
         return found
 
     def _starts(self, chunk: int, reducing: bool) -> set[int | None]:
-        """Ranks where a chunk starts, or the root that it is reduced to."""
+        """Ranks where a chunk starts, or {the root} to which it is reduced."""
         collective = self.own.collective
         root = collective.chunks[chunk].root
         if reducing or (collective.combining and root is not None):

@@ -1,4 +1,4 @@
-"""Schedule: columns of transfers, each of one chunk over one link in one interval."""
+"""Schedules: columns of transfers, each of one chunk over one link from a start to an end."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _BLOCK = 1 << 18
-#: Rows per block in the digest of a bare schedule, which depends on it.
+#: Rows per block in the digest of a bare schedule; the digest depends on it.
 _DIGEST_BLOCK = 1 << 20
-#: Most transfers of a schedule whose order and digest are those of its full columns.
+#: Max transfers of a schedule whose order and digest are those of its full columns.
 MANY = 300_000
-#: Approximate peak memory in bytes per transfer of work on full columns.
+#: Approximate peak memory in bytes per transfer for work on full columns.
 _LISTED_BYTES = 150
 
 
-#: Ranks whose sum each transfer carries; checked once for each sum, as there may be very many.
+#: Ranks whose sum each transfer carries, one entry per transfer.
 Contributions: TypeAlias = Sequence[Collection[int]]
 
 
 class Transfer(NamedTuple):
-    """Transfer of one chunk over one link in one interval; transfers of one `group` are one merged send.
+    """Transfer of one chunk over one link; transfers with the same `group` are one merged send.
 
-    `contributions` are the ranks whose sum is sent, if the schedule names them; else None.
+    `contributions` are the ranks whose sum is sent; None if the schedule does not name them.
     """
 
     chunk: int
@@ -68,13 +68,13 @@ class Transfer(NamedTuple):
 class Schedule(Figures):
     """All transfers of a problem in order of start; see `make_schedule`.
 
-    Columns may be given in any whole-number type that holds their values, and are kept so; they are read in
-    the types below. A column that is left out takes no memory, and is derived when it is read.
+    Columns may be given in any whole-number type that holds their values, and are stored in it; they are read
+    in the types below. A column that is left out takes no memory, and is derived when it is read.
 
     Parameters
     ----------
     problem : Problem
-        The problem that the schedule is for.
+        The problem that the schedule solves.
     chunk, link : (num_transfers,) int32
         Indices of chunk and link.
     start : (num_transfers,) int64
@@ -83,10 +83,10 @@ class Schedule(Figures):
         End in ticks; by default the start plus the link's time for the bytes of the send.
     group : (num_transfers,) int32, optional
         Index of the send. Transfers that share a group are one merged send: same link, start and end. By
-        default every transfer is its own send.
+        default every transfer is a send of its own.
     reduce : (num_transfers,) bool, optional
         True if the chunk is added to the destination's content, False if it replaces it. A number means that
-        the first `reduce` transfers are added. By default none is.
+        the first `reduce` transfers are added. Default: none are.
     producer : str
         Description of the search or tool that made the schedule.
     carries : (num_transfers,) int32, optional
@@ -100,7 +100,7 @@ class Schedule(Figures):
     ------
     InputError
         If a column is not a one-dimensional array of its type, or the lengths differ. `taccl.verify` checks
-        their content.
+        the content.
     """
 
     problem: Problem
@@ -130,17 +130,17 @@ class Schedule(Figures):
 
     @property
     def kept(self) -> Kept:
-        """Columns as they were given, in narrow types; None for a column that is derived."""
+        """Columns as they were given, in their own types; None for a derived column."""
         return Kept(*(vars(self)[f"_{name}"] for name in Kept._fields))
 
     @property
     def is_bare(self) -> bool:
-        """True if neither ends, groups nor contributions are kept, of more than 300,000 transfers."""
+        """True for more than 300,000 transfers without stored ends, groups or contributions."""
         return self.kept.end is None and self.carries is None and self.num_transfers > MANY
 
     @property
     def num_bytes(self) -> int:
-        """Size of the columns that are kept, in bytes."""
+        """Size of the stored columns in bytes."""
         carries = () if self.carries is None else (self.carries,)
         return sum(each.nbytes for each in (*self.kept.arrays.values(), *carries))
 
@@ -156,7 +156,7 @@ class Schedule(Figures):
 
     @property
     def num_transfers(self) -> int:
-        """Number of transfers; those of a merged send count individually."""
+        """Number of transfers; each transfer of a merged send counts."""
         return len(self.kept.chunk)
 
     @cached_property
@@ -176,7 +176,7 @@ class Schedule(Figures):
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
         """Yield (chunk, link, start, end) of blocks of `size` transfers as int64; times are in ticks.
 
-        Raises `InputError` if ends are not kept, and a chunk or link does not exist or a start needs more
+        Raises `InputError` if ends are not stored, and a chunk or link does not exist or a start needs more
         than 62 bits.
         """
         kept, costs = self.kept, self.problem.costs
@@ -202,18 +202,18 @@ class Schedule(Figures):
             )  # fmt: skip
 
     def in_order(self) -> Schedule:
-        """The same transfers in the order of `make_schedule`."""
+        """Schedule with the same transfers in the order of `make_schedule`."""
         columns = self.kept._asdict() | {"contributions": self.contributions}
         columns["reduce"] = None if self.kept.reduce is None else self.reduce
         return make_schedule(self.problem, **columns, producer=self.producer)
 
     def under(self, problem: Problem, *, producer: str | None = None) -> Schedule:
-        """The same columns as a schedule of another problem, with the same or another producer."""
+        """Schedule of another problem with the same columns, and with the same or another producer."""
         producer = self.producer if producer is None else producer
         return Schedule(problem, *self.kept, producer, self.carries, self.sums)
 
     def listable(self, *, memory_limit_bytes: int = 4 * 10**9) -> Schedule:
-        """The schedule itself; `InputError` if its full columns would need more memory than a limit."""
+        """The schedule itself; raises `InputError` if its full columns would exceed a memory limit."""
         needed = _LISTED_BYTES * self.num_transfers
         if self.kept.end is None and needed > memory_limit_bytes:
             raise InputError(
@@ -224,7 +224,7 @@ class Schedule(Figures):
         return self
 
     def expand(self, **_: object) -> Schedule:
-        """The schedule itself; deprecated, as every schedule reads all of its columns."""
+        """The schedule itself. Deprecated, as every schedule can read all of its columns."""
         warnings.warn("Schedule.expand() does nothing; leave it out", DeprecationWarning, stacklevel=2)
         return self
 
@@ -245,7 +245,7 @@ class Schedule(Figures):
             yield from map(Transfer._make, zip(*values, names, strict=False))
 
     def _rows(self, limit: int | None) -> Iterator[tuple[str, str, str, str, str, str]]:
-        """Start and end in microseconds, chunk, link, group and operation of the first transfers."""
+        """Yield (start, end, chunk, link, group, operation) as text, with times in microseconds."""
         links, us = self.problem.topology.links, self.problem.costs.us
         for t in self._first(limit):
             start, end = (f"{float(us(ticks)):.3f}" for ticks in (t.start_ticks, t.end_ticks))
@@ -258,7 +258,7 @@ class Schedule(Figures):
     def digest(self) -> str:
         """Hash of the problem and all transfers, the same on every machine.
 
-        It covers the columns of `is_bare` schedules that are kept, and all columns of other schedules.
+        It covers all columns; for `is_bare` schedules only the stored ones.
         """
         if self.is_bare:
             return bare_digest(self)
@@ -335,9 +335,9 @@ def make_schedule(
     """Make a schedule from columns in any order; groups are renumbered in order of start.
 
     - `chunk`, `link`, `start`, `producer`: As in `Schedule`.
-    - `end`, `group`: As in `Schedule`. Without either, columns are kept in narrow types.
-    - `reduce`: As in `Schedule`; by default False, or with `contributions` True for incomplete sums.
-    - `contributions`: Ranks whose sum each transfer of a combining collective carries, see `Schedule`.
+    - `end`, `group`: As in `Schedule`. If neither is given, columns are stored in narrow types.
+    - `reduce`: As in `Schedule`; default: False, or with `contributions` True for incomplete sums.
+    - `contributions`: Ranks whose sum each transfer of a combining collective carries; see `Schedule`.
 
     Raises `InputError` if a column has values outside its type and range, or the columns differ in length.
     """
@@ -363,7 +363,7 @@ def make_schedule(
             columns["reduce"] = lacking(problem, columns["chunk"].tolist(), contributions)
     check_lengths(columns)
     keys = [columns[name] for name in ("chunk", "group", "link", "start") if name in columns]
-    order = np.lexsort(keys if group is not None else keys[1:])  # single sends that tie remain as given
+    order = np.lexsort(keys if group is not None else keys[1:])  # equal single sends keep the given order
     columns = {name: each[order] for name, each in columns.items()}
     if group is not None:
         _, first, inverse = np.unique(columns["group"], return_index=True, return_inverse=True)
@@ -376,7 +376,7 @@ def make_schedule(
 
 
 def bare_digest(schedule: Schedule) -> str:
-    """Hash of the problem, of chunk, link and start of all transfers, and of those that reduce."""
+    """Hash of the problem, and of chunk, link, start and reduction of all transfers."""
     kept, state = schedule.kept, hashlib.sha256(schedule.problem.digest().encode())
     for first in range(0, schedule.num_transfers, _DIGEST_BLOCK):
         for each in kept[:3]:
@@ -389,7 +389,7 @@ def bare_digest(schedule: Schedule) -> str:
 def lacking(
     problem: Problem, chunks: Sequence[int], contributions: Sequence[Collection[int]]
 ) -> NDArray[np.bool_]:
-    """True for each transfer whose named contributions are fewer than those of its chunk."""
+    """(num_transfers,) True if a transfer names fewer contributions than its chunk has."""
     of_chunk = {c: len(chunk.origins) for c, chunk in enumerate(problem.collective.chunks)}
     rows = [tuple(ranks) for ranks in contributions]
     count = {ranks: len(set(ranks)) for ranks in set(rows)}

@@ -1,9 +1,9 @@
 """Schedules whose transfers are not in memory: in files, as memory-mapped columns, or summarized.
 
-A folder holds ``chunk.npy``, ``link.npy``, ``start.npy`` and other columns that are kept, which `numpy.load`
-also reads. ``schedule.json`` holds everything else, and is written last. It omits the problem if that is very
-large; the caller then supplies it on loading. During a search, columns are in unnamed temporary files, which
-vanish with the process however it ends. A summary has figures and a digest only.
+A folder holds ``chunk.npy``, ``link.npy``, ``start.npy`` and other stored columns, which `numpy.load` also
+reads. ``schedule.json`` holds everything else, and is written last. It omits a very large problem; the caller
+must then supply it on loading. During a search, columns are in unnamed temporary files, which vanish when the
+process ends in any way. A summary has only figures and a digest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule, bare_digest
 
 _FORMAT, _VERSION = "taccl-spilled-schedule", 1
-#: {column: name of its file}; the first three are always there.
+#: {column: file name}; the first three files always exist.
 _FILES = {
     "chunk": "chunk.npy", "link": "link.npy", "start": "start.npy", "end": "end.npy", "group": "group.npy",
     "reduce": "reduces.npy", "carries": "carries.npy",
@@ -39,13 +39,13 @@ _MAX_INDEX_BYTES = 10**9
 
 
 def check_folder(folder: str | os.PathLike[str], *, num_bytes: int = 0) -> None:
-    """Raise `InputError` if a schedule of `num_bytes` bytes cannot be spilled to a folder; writes nothing."""
+    """Raise `InputError` if a schedule of `num_bytes` bytes cannot be written to a folder; writes nothing."""
     where, path = os.fspath(folder), Path(folder)
     try:
         path.lstat()
     except FileNotFoundError:
         pass
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"the folder cannot be made ({reason}); give another path", where=where) from None
     if os.path.lexists(path) and not os.path.isdir(path):
@@ -67,13 +67,13 @@ def check_folder(folder: str | os.PathLike[str], *, num_bytes: int = 0) -> None:
 
 
 def room_for(num_rows: int, dtype: DTypeLike, folder: str | os.PathLike[str] | None) -> NDArray[Any]:
-    """An uninitialized array, in memory or in an unnamed file in a folder."""
+    """Uninitialized array, in memory (`folder` None) or in an unnamed file in the folder."""
     if folder is None or num_rows == 0:
         return np.empty(num_rows, dtype)
     num_bytes = num_rows * np.dtype(dtype).itemsize
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            if hasattr(os, "posix_fallocate"):  # else a full disk would kill the process during a write
+            if hasattr(os, "posix_fallocate"):  # else a full disk kills the process on a later write
                 os.posix_fallocate(file.fileno(), 0, num_bytes)
             else:
                 file.truncate(num_bytes)
@@ -86,7 +86,7 @@ def room_for(num_rows: int, dtype: DTypeLike, folder: str | os.PathLike[str] | N
 
 
 def spill(schedule: Schedule, folder: str | os.PathLike[str]) -> Schedule:
-    """Write the columns of a schedule to a new or empty folder; return the schedule over these files."""
+    """Write the columns of a schedule to a new or empty folder; return a schedule that maps these files."""
     check_folder(folder, num_bytes=schedule.num_bytes)
     num_pairs = sum(len(c.origins) + len(c.destinations) for c in schedule.problem.collective.chunks)
     kept, path = schedule.kept, Path(folder)
@@ -165,7 +165,7 @@ def load_spilled(folder: str | os.PathLike[str], problem: Problem | None = None)
 
 
 def _digest(schedule: Schedule) -> str:
-    """Hash of what the files hold."""
+    """Hash of the files' contents."""
     is_bare = schedule.kept.end is None and schedule.carries is None
     return bare_digest(schedule) if is_bare else schedule.digest()
 
@@ -181,7 +181,7 @@ def _over_files(problem: Problem, path: Path, index: dict[str, Any]) -> Schedule
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScheduleSummary(Schedule):
-    """Figures and digest of a schedule; whatever needs its transfers raises `InputError`."""
+    """Figures and digest of a schedule; anything that needs its transfers raises `InputError`."""
 
     num_transfers: int = 0
     num_sends: int = 0
@@ -190,7 +190,7 @@ class ScheduleSummary(Schedule):
     content_digest: str = ""
 
     def __post_init__(self) -> None:
-        """Check nothing: there are no columns."""
+        """Skip the checks of columns: there are none."""
 
     @property
     def kept(self) -> NoReturn:

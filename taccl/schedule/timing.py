@@ -3,9 +3,9 @@
 The producer decides the link of each chunk, the merged sends, and the order on every resource. Here each send
 starts as early as its chunks and its resources permit, in exact ticks.
 
-One pass is serial schedule generation: each send starts once its data is available and its resources are
-free. `Precedence` lists all waits of an order first, and also permits orders in which sends wait for later
-ones. Most orders of baselines do not need that, and both methods give them the same times.
+One pass is serial schedule generation: in the given order, each send starts once its data is available and
+its resources are free. It fails if a send waits for a later one. `Precedence` supports such orders, too, as
+it first lists all waits. Most orders of baselines need one pass only; both methods give the same times.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-#: Tick before all events.
+#: Tick before all others.
 _NEVER = -(2**62)
 
 
 class _Contents(Protocol):
-    """Content of ranks during the pass over the sends in order."""
+    """Interface of ranks' contents during the pass over sends in order."""
 
     def ready(self, rank: int, chunk: int, transfer: int, place: int) -> int | None:
         """Earliest tick at which a rank can send a chunk; None if its data arrives later in the order."""
 
     def read(self, rank: int, chunk: int, tick: int) -> None:
-        """Record that a rank sends a chunk from this tick on."""
+        """Record that a rank starts to send a chunk at this tick."""
 
     def changes(self, rank: int, chunk: int, transfer: int) -> int:
-        """Earliest tick at which a transfer may arrive."""
+        """Earliest tick at which a transfer may arrive, given what it adds to or replaces."""
 
     def arrive(self, rank: int, chunk: int, transfer: int, place: int, tick: int) -> None:
-        """Record an arrival at a tick."""
+        """Record that a transfer arrives at this tick."""
 
 
 class _Copies:
-    """Copied chunks: the first arrival counts."""
+    """Contents of copied chunks: the first arrival counts."""
 
     def __init__(self, problem: Problem) -> None:
         self._since = {
@@ -74,11 +74,11 @@ class _Copies:
 
 
 class _Sums:
-    """Chunks reduced in place: a send includes all earlier arrivals."""
+    """Contents of chunks reduced in place: a send includes all earlier arrivals."""
 
     def __init__(self, reduce: Sequence[bool]) -> None:
         self._reduce = reduce
-        #: {(rank, chunk): tick} of the last included arrival, the last copy, and the last read.
+        #: {(rank, chunk): tick} of the last included arrival, of the last copy, and of the last read.
         self._included, self._copied, self._read = (
             defaultdict[tuple[int, int], int](lambda: _NEVER) for _ in range(3)
         )
@@ -101,7 +101,7 @@ class _Sums:
 
 
 class _Named:
-    """Sums of named contributions, which ranks keep unreduced."""
+    """Contents of ranks that keep named contributions unreduced."""
 
     def __init__(self, problem: Problem, contributions: Sequence[Collection[int]]) -> None:
         self._bits = all_bits(contributions)
@@ -115,7 +115,7 @@ class _Named:
 
     def ready(self, rank: int, chunk: int, transfer: int, place: int) -> int | None:
         key = (rank, chunk, self._bits[transfer])
-        if key not in self._since:  # later sends of the same sum use the same parts
+        if key not in self._since:  # compose the sum once; later sends use the same parts
             parts = make_up(self._bits[transfer], self._arrivals[rank, chunk])
             if parts is None:
                 return None
@@ -132,7 +132,7 @@ class _Named:
         bits = self._bits[transfer]
         self._arrivals[rank, chunk].append(Arrival(place, bits, transfer))
         self._ends[place] = tick
-        self._since.setdefault((rank, chunk, bits), tick)  # relayed sums are sent unchanged
+        self._since.setdefault((rank, chunk, bits), tick)  # an arrived sum is relayed unchanged
 
 
 def times_in_order(
@@ -145,10 +145,10 @@ def times_in_order(
     place: Ints,
     contributions: Sequence[Collection[int]] | None = None,
 ) -> tuple[Ints, Ints] | None:
-    """Start and end of each transfer in ticks, (num_transfers,); None if one pass does not determine them.
+    """(start, end) of each transfer in ticks, (num_transfers,) each; None if one pass does not suffice.
 
     - `chunk`, `link`, `send`, `reduce`, (num_transfers,) array: Columns of the transfers.
-    - `place`, (num_transfers,) array: Place of the transfer's send in the order.
+    - `place`, (num_transfers,) array: Position of the transfer's send in the order.
     - `contributions`: As in `make_schedule`.
     """
     check_indices(problem, chunk, link)
@@ -173,7 +173,7 @@ def times_in_order(
 def _pass(
     problem: Problem, contents: _Contents, *, chunk: Ints, send: Ints, link: Ints, place: Ints
 ) -> tuple[Ints, Ints] | None:
-    """Start and end of each transfer in ticks, computed send by send; None if data arrives too late.
+    """(start, end) of each transfer in ticks, send by send; None if a send waits for a later one.
 
     - `chunk`, `send`, (num_transfers,) array: Columns of the transfers.
     - `link`, `place`, (num_sends,) array: Columns of the sends.
@@ -234,14 +234,14 @@ def exact_times(
     producer: str = "",
     contributions: Sequence[Collection[int]] | None = None,
 ) -> Schedule:
-    """The earliest schedule: every send starts once data, resources and the given order permit.
+    """Schedule in which every send starts as early as data, resources and the given order permit.
 
     - `chunk`, `link`, `group`, `reduce`, `contributions`, (num_transfers,) array_like: As in
       `make_schedule`.
-    - `starts`, (num_transfers,) array_like of int: Tentative starts in ticks, whose holds give the order on
-      each resource. They need not be exact. If they are valid, no time in the result is later.
+    - `starts`, (num_transfers,) array_like of int: Tentative starts in ticks, which give the order on each
+      resource. They need not be exact. If they are feasible, no send starts later in the result.
     - `ends`, (num_transfers,) array_like of int: Tentative ends in ticks, with `starts`: arrivals for the
-      sends that read them. The default is each send's start plus its duration.
+      sends that read them. Default: each send's start plus its duration.
     - `sequence`, (num_transfers,) array_like of int: Alternative to `starts`: sends use their resources in
       this order, and read earlier arrivals.
 
@@ -256,7 +256,7 @@ def exact_times(
         nothing = np.zeros(len(key), dtype=bool)
         reduce = nothing if contributions is None else lacking(problem, chunk.tolist(), contributions)
     reduce = np.asarray(reduce, dtype=bool)
-    # Sends that start together on one resource keep the order of the columns.
+    # Sends that start at the same time on a resource keep the order of the columns.
     send = np.arange(len(key))
     if group is not None:
         _, first, send = np.unique(group, return_index=True, return_inverse=True)

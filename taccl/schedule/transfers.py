@@ -1,4 +1,4 @@
-"""Transfers as columns of a table, with a row per pair of ranks."""
+"""Transfers as columns of a table, with one row per transfer and pair of ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:
-    """{name: column}, with rows in order of start; `Schedule.to_frame` makes a frame of it.
+    """{name: column} with rows in order of start, for `Schedule.to_frame` and files.
 
     Raises `ExportError` if the chunk or the link of a transfer does not exist.
     """
