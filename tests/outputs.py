@@ -156,6 +156,7 @@ FIELDS = {
     "problem": '{"format": "taccl-problem"}',
     "algorithm of the published TACCL tool": '{"sccl_type": "algorithm"}',
     "timeline": '{"traceEvents": []}',
+    "switch job": '{"format": "taccl-switch-job", "version": 1}',
     "plan for MSCCL++": '{"name": "x", "gpus": [], "inplace": true, "protocol": "Simple"}',
     "workload": '{"num_ranks": 2, "operations": []}',
     "placement": '{"before_us": 2, "after_us": 1}',

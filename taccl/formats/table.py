@@ -80,6 +80,12 @@ FORMATS = (
         loses=_VIEW,
     ),
     FileFormat(
+        "switch-job", "schedule", "settings of a job whose sums a switch makes", (".job.json",),
+        dump="taccl.aggregation.switch_jobs:dump_switch_job",
+        fields=MARKS["switch job"],
+        loses="the sends and their times; it cannot be read back",
+    ),
+    FileFormat(
         "chakra", "schedule", "execution traces for ASTRA-sim, one per rank", (".et",),
         dump="taccl.formats.astra.chakra:dump_chakra",
     ),

@@ -28,6 +28,7 @@ _ELSEWHERE = {
     "taccl-topology": "tests/topology/test_topology_file_writer.py",
     "msccl-xml": "tests/formats/msccl",
     "mscclpp": "tests/formats/mscclpp",
+    "switch-job": "tests/aggregation/test_switch_jobs.py",
     "torch": "tests/formats/torch",
     "torch-step": "tests/workload/test_torch_program.py",
 }
