@@ -82,7 +82,9 @@ class Explanation:
     bound_us : float, optional
         The lower bound on the finish of a feasible problem.
     costs : tuple of ClauseCost
-        Costs of clauses, the largest first; clauses beyond the time limit are left out.
+        Costs of clauses, the largest first.
+    unpriced : tuple of str
+        Clauses whose cost was not known when time was up.
     dimension_bound : DimensionBound, optional
         For a feasible problem on a product of dimensions: the dimensions that limit algorithms along them,
         and the gain by balancing.
@@ -96,6 +98,7 @@ class Explanation:
     proven: bool = True
     bound_us: float | None = None
     costs: tuple[ClauseCost, ...] = ()
+    unpriced: tuple[str, ...] = ()
     dimension_bound: DimensionBound | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,6 +111,7 @@ class Explanation:
             "proven": self.proven,
             "bound_us": self.bound_us,
             "costs": [asdict(cost) for cost in self.costs],
+            "unpriced": list(self.unpriced),
             **({} if self.dimension_bound is None else self.dimension_bound.to_dict()),
         }
 
@@ -120,16 +124,21 @@ class Explanation:
                 smallest = "the smallest change" if self.proven else "a change (smaller ones may do)"
                 lines.append(f"  {smallest}: {self.change}")
             return "\n".join(lines)
-        lines = [f"Explanation: feasible: no schedule ends before {self.bound_us:.6g} us ({self.reason})"]
+        proven = f"no schedule ends before {self.bound_us:.6g} us ({self.reason})"
+        lines = [
+            f"Explanation: feasible: {proven if self.bound_us else 'time was up before a bound was proven'}"
+        ]
         if self.dimension_bound is not None:
             lines.append(f"  along dimensions {self.dimension_bound.text}")
-        if not self.costs:
-            lines.append("  no clause's cost was computed")
+        if not (self.costs or self.unpriced):
+            lines.append("  there is no clause whose cost could be asked")
         width = max((len(cost.clause) for cost in self.costs), default=0)
         for cost in self.costs:
             price = f"at least {cost.difference_us:.6g} us ({cost.percent:.3g} %)"
             price = price if cost.difference_us else "nothing visible in the bound"
             lines.append(f"  without {cost.clause:<{width}}  {cost.bound_us:>10.6g} us; it costs {price}")
+        if self.unpriced:
+            lines.append(f"  time was up before the cost of: {', '.join(self.unpriced)}")
         return "\n".join(lines)
 
 
@@ -290,17 +299,22 @@ def _priced(barriers: Barriers, deadline: float) -> Explanation:
     """Costs of all clauses: the bound with each clause, minus the bound without it."""
     problem = barriers.problem
     bound = bound_until(problem, deadline)
-    costs = []
+    costs: list[ClauseCost] = []
+    unpriced: list[str] = []
     for clause, without in _each_without(barriers):
-        cost = price(bound.bound_us, clause, without, deadline)
+        cost = None if unpriced else price(bound.bound_us, clause, without, deadline)
         if cost is None:
-            break
-        costs.append(cost)
+            unpriced.append(clause)
+        else:
+            costs.append(cost)
     costs.sort(key=lambda cost: (cost.clause != EVERY_CLAUSE, -cost.difference_us))
     along = None
     with suppress(OutOfTime), Deadline(deadline).enforced():
         along = bound_along(problem)
-    return Explanation(True, bound.limits, bound_us=bound.bound_us, costs=tuple(costs), dimension_bound=along)
+    return Explanation(
+        True, bound.limits, bound_us=bound.bound_us, costs=tuple(costs), unpriced=tuple(unpriced),
+        dimension_bound=along,
+    )  # fmt: skip
 
 
 def bound_until(problem: Problem, deadline: float) -> Certificate:

@@ -394,7 +394,18 @@ def test_problem_without_clauses():
     explanation = explain(make_problem(ring(4), collectives.allgather(4), chunk_bytes=10))
     assert explanation.feasible
     assert explanation.costs == ()
-    assert "no clause's cost was computed" in repr(explanation)
+    assert "there is no clause whose cost could be asked" in repr(explanation)
+
+
+def test_clauses_that_time_leaves_unpriced_are_named():
+    """Those without a cost when time is up are in the result, and in what a person reads."""
+    problem = load_sketch("ndv2/sk1").apply(ndv2(nodes=2), "alltoall")
+    explanation = explain(problem, time_limit_s=0.05)
+    named = {"ndv2/sk1: internode.connections", "ndv2/sk1: merging.max"}
+    assert named <= {*explanation.unpriced, *(cost.clause for cost in explanation.costs)}
+    assert explanation.unpriced
+    assert f"time was up before the cost of: {explanation.unpriced[0]}" in repr(explanation)
+    assert explanation.to_dict()["unpriced"] == list(explanation.unpriced)
 
 
 def test_repr_and_dict():
