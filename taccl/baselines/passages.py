@@ -100,7 +100,7 @@ class Form(NamedTuple):
                 busy = pace.held * max(
                     hop.turn * num_pieces + len(hop.going(num_pieces, parity)) for hop in step
                 )
-                # In an exchange, data of the whole step before is needed. Half of the pieces follow closer.
+                # An exchange waits for all pieces; half of them go on faster than they arrive, so they wait.
                 late, last = num_pieces * self.exchange, place + 1 == len(steps)
                 if not last and not self.exchange and steps[place + 1][0].half >= 0:
                     final = steps[place + 1][0].going(num_pieces, parity)[-1]

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 #: What a clause constrains: links, chunks (or chunks of process groups) on links, number of links on a path,
 #: order of sends over a link, merged sends; or only the search.
-#: Scopes of clauses that constrain schedules; the other clauses only guide the search.
 Scope: TypeAlias = Literal["link", "chunk", "group", "path", "order", "merge", "search"]
-#: Clauses of these bind a schedule; the search is only guided.
+#: Scopes of clauses that constrain schedules; the other clauses only guide the search.
 BINDING: tuple[Scope, ...] = ("link", "chunk", "group", "path", "order", "merge")
 #: Form of a clause's values: links, ranks, ranks by link, switch policies, permutations, fraction, or other.
 Values = Literal["links", "ranks", "ranks-of-link", "policies", "permutations", "fraction", "plain"]

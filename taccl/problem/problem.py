@@ -303,7 +303,7 @@ class Problem:
         return card(self.title, facts(self.facts()), notes=self.notes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Problem:
-        """The problem itself, which nothing changes: pandas copies what tables carry at every step."""
+        """The immutable problem itself: pandas deep-copies ``DataFrame.attrs`` in every operation."""
         return self
 
     def __repr__(self) -> str:

@@ -97,8 +97,8 @@ def lower_bound(
         chunks open.
     in_network : bool or "only"
         True assumes that all switches can reduce and multicast without limit. Without it, only links that
-        the topology declares do so. ``"only"`` bounds schedules whose sums are all made by switches of the
-        topology that add: contributions meet in their links, and ranks add nothing else to their own.
+        the topology declares do so. ``"only"`` bounds schedules whose sums are all made by the topology's
+        reducing switches: contributions are added in their links, and ranks add no other data to their own.
     budget_s : float
         Seconds for the search; then the best bound so far is returned. The latency bound is always computed.
         Linear programs for throughput get at least 1 s if different chunks have at most 60,000 origins and
@@ -299,7 +299,7 @@ def _claims(
 
 
 def _of_border(volume: Volume, found: tuple[Fraction, CutDual] | None) -> Iterator[Claim]:
-    """Yield the claim of a bound in ticks by prices, if there is one."""
+    """Yield the throughput claim of (bound in ticks, witness) from `node_cut`; nothing for None."""
     if found is not None:
         bound, cut = found
         dearest = max(cut.charges, key=lambda each: (each.charge, len(each.parts)))

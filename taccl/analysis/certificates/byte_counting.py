@@ -196,7 +196,7 @@ def copies_served(
 
 
 def sums_served(ports: Counter[Port], windows: Windows, scale: int) -> Served:
-    """Pairs of a contribution and a rank by a time: the less of one window per level, and all windows."""
+    """Pairs of a contribution and a rank by a time; per level, at most the windows one by one or as one."""
 
     def passed(some: Sequence[tuple[int, int]], ticks: Time) -> Time:
         return sum(

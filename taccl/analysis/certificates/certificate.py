@@ -29,7 +29,7 @@ from taccl.problem.problem import Problem
 _MOST_SHOWN = 12
 #: ((ticks, most), ...), both ascending: before `ticks`, at most `most` of the counted items are possible.
 Labels = tuple[tuple[int, int], ...]
-#: Sums in switches: True grants them to all switches; ``"only"`` has switches that add make all sums.
+#: True if all switches are assumed to reduce; ``"only"`` if only reducing switches make sums.
 InNetworkGrant = bool | Literal["only"]
 
 
@@ -192,8 +192,8 @@ class Certificate:
     divisible : bool
         True if data may be cut arbitrarily finely, and sends merge unless a sketch limits that.
     in_network : bool or "only"
-        True if switches are assumed to reduce what passes them, even if this topology's do not. ``"only"`` if
-        all sums are made by this topology's switches that add.
+        True if all switches are assumed to reduce data in transit, even if this topology's do not. ``"only"``
+        if all sums are made by this topology's reducing switches.
     """
 
     problem: Problem

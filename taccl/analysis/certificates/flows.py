@@ -33,7 +33,6 @@ from taccl.solvers.highs import minimise
 _MAX_FLOWS = 400_000
 #: Max flow variables for the simplex method. Larger programs use the interior-point method, which seldom
 #: checks the clock, so it needs one second of budget per `_FLOWS_PER_S` variables.
-#: checks the clock; it starts only with one second per `_FLOWS_PER_S` variables.
 _FEW_FLOWS, _FLOWS_PER_S = 20_000, 10_000
 #: Max integer price, so that path costs stay exact in double precision.
 _PRICE_TOTAL = 10**6

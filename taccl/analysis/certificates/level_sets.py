@@ -57,10 +57,10 @@ def level_cut(volume: Volume, *, budget_s: float) -> tuple[Fraction, CutDual] | 
 
 
 def node_cut(volume: Volume, *, in_network: bool = False) -> tuple[Fraction, CutDual] | None:
-    """Bound in ticks by the borders of nodes, and its witness; None if nothing must cross them.
+    """(best bound in ticks from cuts around nodes, its witness); None if nothing must cross them.
 
-    For sums, the partition into all nodes. Otherwise, the node, or the complement of one, that limits most.
-    No symmetry and no linear program is needed, so it is there when time is short.
+    Cuts are single nodes and their complements; for sums, also the partition into all nodes. The bound needs
+    neither symmetries nor a linear program, so it is available if time is short.
 
     - `in_network`: True if switches are assumed to reduce.
     """
@@ -210,7 +210,7 @@ class _Borders:
     def least_holds(self, crosses: Flags) -> NDArray[np.int64]:
         """(num_sets, num_resources) min hold in ticks of the links at a border; 0 for other resources.
 
-        Each link counts for one of its resources: the one that links at the border hold longest in total.
+        Each link counts for one of its resources: the one with the longest total hold by links at the border.
 
         - `crosses`, (num_sets, num_links) bool: Links at each border.
         """
@@ -230,9 +230,10 @@ class _Borders:
 
 
 def _proven(volume: Volume, borders: _Borders, parts: tuple[frozenset[int], ...]) -> tuple[Fraction, CutDual]:
-    """Bound that one set or partition proves, and its witness: prices at which links at the border pay alike.
+    """(bound in ticks from one set or partition, its witness).
 
-    A link is charged once for each pair of parts that it joins.
+    Prices are such that all links at the border pay about the same. A link is charged once for each pair of
+    parts that it joins.
     """
     entering, pairs = np.unique(crossing_links(volume.problem, parts), return_counts=True)
     least = borders.least_holds(np.isin(borders.links, entering)[None])[0]

@@ -68,7 +68,7 @@ def _reversed_if_to_root(problem: Problem) -> Problem:
 
 
 def over_links(problem: Problem, *, shared: bool) -> Problem:
-    """The problem over the links of switches that add alone, or over all others."""
+    """Return the problem with only the links of reducing switches (`shared`), or without these links."""
     several = set(shared_links(problem.topology))
     if not several and not shared:
         return problem
@@ -77,7 +77,7 @@ def over_links(problem: Problem, *, shared: bool) -> Problem:
 
 
 def check_switches_add(topology: Topology) -> None:
-    """Raise `InputError` unless a switch of the topology adds."""
+    """Raise `InputError` unless some switch of the topology reduces."""
     if not shared_links(topology):
         raise InputError(
             f"found 'only', and no switch of {topology.name} adds; expected a topology with one, such as "
@@ -87,12 +87,15 @@ def check_switches_add(topology: Topology) -> None:
 
 
 def by_switches_alone(problem: Problem) -> Problem:
-    """The problem over the shared links of switches; only those that add if all sums stay at their roots."""
+    """Return the problem with only the links of reducing switches.
+
+    If every sum is only for its root, multicast links are removed, too.
+    """
     problem = over_links(problem, shared=True)
     collective, links = problem.collective, problem.topology.links
     if not collective.sums_up or not collective.stays_at_roots:
         return problem
-    if any(len(chunk.origins) == 1 for chunk in collective.chunks):  # which is copied
+    if any(len(chunk.origins) == 1 for chunk in collective.chunks):  # copied, so it needs multicast links
         return problem
     adding = frozenset(e for e in problem.links_allowed if len(links[e].srcs) > 1)
     return problem.with_clauses(links_allowed=adding)

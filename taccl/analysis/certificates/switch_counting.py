@@ -1,6 +1,7 @@
-"""Sums that switches alone make: contributions that meet in links, over a resource that all of these hold.
+"""Switch counting: a bound for sums made by reducing switches only, from the holds of one resource.
 
-The resource is a pool of slots, or the port of a root. docs/formulation.md, "Switch counting", has the proof.
+A send over a reduction link of n sources makes at most n additions, and holds the resource meanwhile: a pool
+of slots, or the port of a root. docs/formulation.md, "Switch counting", has the proof.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from taccl.problem.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class SwitchSums(Witness):
-    """A resource that contributions hold where they meet in switches."""
+    """Witness of switch counting: a resource that all reduction links hold."""
 
     kind, proves = "switch sums", "switch counting"
     preference = 3
@@ -29,7 +30,7 @@ class SwitchSums(Witness):
     resource: int
 
     def fits(self, problem: Problem) -> bool:
-        """True if the problem has this resource."""
+        """True if the problem has the resource."""
         return 0 <= self.resource < len(problem.topology.resources)
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
@@ -57,16 +58,17 @@ class SwitchSums(Witness):
 
 
 def switch_counting(volume: Volume) -> Iterator[Claim]:
-    """Yield the claim of the resource that proves most where contributions meet in links of several sources.
+    """Yield the switch-counting claim of the resource with the highest bound.
 
-    - `volume`: A problem over links of switches that add, as sums for all or reversed to chunks that spread.
+    - `volume`: Volume of a problem with only the links of reducing switches. Its chunks are sums for all
+      ranks, or sums for one rank in reversed time.
     """
     problem, links = volume.problem, volume.problem.topology.links
     sums = problem.collective.sums_up
     if problem.collective.combining and not sums:
         return
     ends = [len(link.srcs if sums else link.dsts) for link in links]
-    #: {(meetings, number of the set of links): weight} of chunks.
+    #: {(additions per chunk, number of the set of links): total weight of these chunks}.
     kinds: dict[tuple[int, int], int] = defaultdict(int)
     for c, (data, weight) in enumerate(zip(problem.collective.chunks, volume.weight.tolist(), strict=True)):
         meets = len(data.origins) - 1 if sums else len({*data.destinations} - {*data.origins})
