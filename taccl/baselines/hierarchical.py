@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 
-#: Max ratio of finishes with and without finer chunks for finer chunks to be kept, between nodes.
+#: Between nodes, finer chunks are kept if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(99, 100)
 #: Max dimensions for which all orders are tried.
 _MOST_ENUMERATED = 5

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _MOST_PLANS, _MOST_ALIKE, _MOST_TRANSFERS, _LATE = 3, 3, 24_000, 1.2
 #: Max ratio of the bases of digits that count as similar.
 _ALIKE = 2
-#: Max ratio of finishes with and without finer chunks for finer chunks to be kept.
+#: Finer chunks are kept if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(99, 100)
 #: Mixed plans: wanted number of blocks of chunks, max transfers, approximate transfers per chunk and rank.
 _MIXED_BLOCKS, _MIXED_TRANSFERS, _TRANSFERS_EACH = 16, 50_000, 3
@@ -178,7 +178,7 @@ def _is_plain(part: PlanPart) -> bool:
 
 
 def _require_supported(problem: Problem) -> None:
-    """Raise `CollectiveError` for sums of or for a part of the ranks, and for derived chunks."""
+    """Raise `CollectiveError` unless sums are of all ranks, for all or one, and no chunk is derived."""
     require_no_derivations(problem, baseline="multiplying")
     num_ranks, collective = problem.topology.num_ranks, problem.collective
     if collective.combining and any(

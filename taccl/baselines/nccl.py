@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 #: Max relative difference between a schedule and the model that needs no note.
 _AGREES = 0.1
-#: Max ratio of finishes with and without finer chunks for finer chunks to be kept, for sums in switches.
+#: For sums in switches, finer chunks are kept if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(99, 100)
 
 
@@ -122,7 +122,7 @@ def _over_channels(problem: Problem, algorithm: str, protocol: str, on: Topology
 
 
 def _by_volume(problem: Problem, way: Way, protocol: str, on: Topology) -> Considered:
-    """Another algorithm, predicted from its hops, and from bytes over the bandwidth of a rank and a NIC."""
+    """Algorithm other than ring and tree, predicted from its hops, and its bytes per rank and per NIC."""
     machine = machine_of(problem.topology.under(protocol) if protocol else problem.topology)
     node_us, network_us = (_hop_us(on, between=between) for between in (False, True))
     if way.algorithm == "nvls":

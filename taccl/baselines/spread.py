@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 #: Key in a topology's cache of schedules in whole chunks; and max problems that are cached there.
 _KEPT, _MOST_KEPT = f"{__name__}: whole chunks", 8
-#: Max ratio of finishes with and without finer chunks for finer chunks to be kept.
+#: Finer chunks are kept if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(97, 100)
-#: The same ratio for whole sums, whose parts become equal in size.
+#: The same share for whole sums, whose parts become equal in size.
 _PAYS_EVENLY = Fraction(999, 1000)
 #: Max pairs of a chunk and a rank for which whole sums are tried (some 500,000 transfers).
 _MOST_OF_WHOLE_SUMS = 80_000
@@ -124,7 +124,7 @@ def cut_while_it_pays(
     - `name`: Name of the algorithm, under which schedules are cached.
     - `cut`: True if chunks may be cut.
     - `parts`: Number of parts of each chunk in the first cut; every further cut doubles it.
-    - `pays`: Max ratio of finishes with and without finer chunks for finer chunks to be kept.
+    - `pays`: Finer chunks are kept if they finish within this share of the time of coarser ones.
     - `merges`: True to also try each message of the algorithm as one send, if sends may merge.
     - `most_transfers`: Max transfers of a schedule in finer chunks.
     """
