@@ -1,1 +1,1 @@
-"""Topologies: the value type, machine models, fabrics, and pure transforms of them."""
+"""Topologies: the value type, machine models, fabrics, and transforms."""

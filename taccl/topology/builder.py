@@ -1,4 +1,4 @@
-"""TopologyBuilder: links, resources and holds, collected one by one; topologies of networkx graphs."""
+"""TopologyBuilder, which collects links, resources and holds one by one; topologies from networkx graphs."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Number
     from taccl.topology.in_network import InNetwork
 
-_NOTHING = Fraction(0)  # one for all, as costs that links share are read once
+_NOTHING = Fraction(0)  # shared object, as equal costs are converted once by identity
 
 
 @checked_as(TopologyError)
 @dataclass(eq=False, repr=False)
 class TopologyBuilder:
-    """Collects links, resources and holds; `build` makes a `Topology` of them.
+    """Builder of a `Topology`: add links, resources and holds, then call `build`.
 
-    Every link gets a resource of its own. It is held for alpha + bytes * beta where alpha occupies, and for
-    bytes * beta where it pipelines. An overhead, where given, replaces alpha.
+    Every link gets a resource of its own. A send of b bytes holds it for ``alpha + b * beta`` with
+    "occupies", and for ``b * beta`` with "pipelined". An overhead, if given, replaces alpha.
 
     Parameters
     ----------
     node_of_rank : sequence of int
-        The node of every rank.
+        Node of every rank.
     """
 
     name: str
@@ -60,7 +60,7 @@ class TopologyBuilder:
     _resources: list[Resource] = field(default_factory=list, init=False)
     _holds: list[Hold] = field(default_factory=list, init=False)
     _switches: list[Switch] = field(default_factory=list, init=False)
-    #: {identities of two costs: these costs, and what they are exactly}.
+    #: {identities of two cost objects: (these objects, their exact values)}.
     _known_costs: dict[tuple[int, int], tuple[tuple[Number, Number], tuple[Fraction, Fraction]]] = field(
         default_factory=dict, init=False
     )
@@ -76,18 +76,19 @@ class TopologyBuilder:
         overhead_us: Number | None = None,
         name: str = "",
     ) -> int:
-        """Add a link with its own resource; returns the link's index.
+        """Add a link with its own resource; return the link's index.
 
         Parameters
         ----------
         src, dst : int or iterable of int
-            A rank, or several: of a multicast the destinations, of a reduction inside a switch the sources.
+            Source and destination rank; several destinations for a multicast, several sources for a
+            reduction.
         alpha_us, beta_us_per_mb : number
-            Latency in microseconds, and microseconds for 10**6 bytes.
+            Latency in us, and time in us per MB (10**6 bytes).
         overhead_us : number, optional
-            The part of alpha that keeps the link busy, where alpha occupies it; default: all of it.
+            Part of alpha during which the link is busy, with "occupies"; default: all of it.
         name : str
-            Tells links of the same ends apart.
+            Name that distinguishes links between the same ranks.
         """
         srcs = (src,) if isinstance(src, int) else tuple(sorted(src))
         dsts = (dst,) if isinstance(dst, int) else tuple(sorted(dst))
@@ -104,7 +105,7 @@ class TopologyBuilder:
 
     @checked_as(TopologyError)
     def add_resource(self, name: str) -> int:
-        """Add a resource; returns its index."""
+        """Add a resource; return its index."""
         self._resources.append(Resource(name))
         return len(self._resources) - 1
 
@@ -118,22 +119,22 @@ class TopologyBuilder:
         beta_us_per_mb: Number,
         side: Side = "send",
     ) -> None:
-        """Let every send over `link` hold `resource`.
+        """Declare that every send over `link` holds `resource`.
 
         Parameters
         ----------
         link, resource : int
-            As `add_link` and `add_resource` returned them.
+            Indices returned by `add_link` and `add_resource`.
         alpha_us, beta_us_per_mb : number
-            A send of b bytes holds the resource for ``alpha_us + b * beta_us_per_mb / 10**6`` microseconds.
+            A send of b bytes holds the resource for ``alpha_us + b * beta_us_per_mb / 10**6`` us.
         side : {"send", "receive"}
-            Whether from the send's start, or until its end.
+            ``"send"`` to begin the hold with the send, ``"receive"`` to end it with the send.
         """
         costs = self._exact(alpha_us, beta_us_per_mb, "hold of resource ", resource, " by link ", link)
         self._holds.append(Hold(link, resource, *costs, side))
 
     def _exact(self, alpha_us: Number, beta_us_per_mb: Number, *what: object) -> tuple[Fraction, Fraction]:
-        key = id(alpha_us), id(beta_us_per_mb)  # most links share the very objects of their costs
+        key = id(alpha_us), id(beta_us_per_mb)  # most links share the cost objects
         if key in self._known_costs:
             return self._known_costs[key][1]
         try:
@@ -153,18 +154,18 @@ class TopologyBuilder:
         Parameters
         ----------
         name : str
-            As messages and reports show it.
+            Name in messages and reports.
         ranks, links : sequence of int
-            At least two ranks, and links as `add_link` returned them.
+            At least two ranks, and link indices returned by `add_link`.
         reduces : InNetwork, optional
-            What it can add at once. Its links of several ends, and what they hold, are yours to add.
+            Reductions that the switch can do. Its multicast and reduction links must be added separately.
         """
         self._switches.append(Switch(name, tuple(ranks), tuple(links), reduces))
 
     def build(self, *, notes: Sequence[str] = (), assumed: Sequence[str] = ()) -> Topology:
-        """The topology; `TopologyError` says what is not there, or which cost is wrong.
+        """Build the topology. Raises `TopologyError` for missing ranks or links, and for wrong costs.
 
-        An `AssumptionWarning` lists what an import assumed.
+        Warns of the assumptions with an `AssumptionWarning`.
         """
         if assumed:
             told = "; ".join(f"({number}) {each}" for number, each in enumerate(assumed, 1))
@@ -183,15 +184,15 @@ class TopologyBuilder:
 
 @checked_as(TopologyError)
 def from_networkx(graph: Graph, *, name: str = "", alpha_meaning: AlphaMeaning = "occupies") -> Topology:
-    """The topology that a networkx graph draws.
+    """Topology of a networkx graph.
 
     Parameters
     ----------
     graph : networkx graph of any kind
-        An edge needs ``beta_us_per_mb`` or ``bandwidth_gb_per_s``, and may have ``alpha_us`` (default 0)
-        and ``name``. An undirected edge is a link each way. A vertex may have ``node`` (default 0), the
-        number of the node it lives in. Vertices named 0..R-1 keep their number as ranks; others are
-        numbered in the graph's order.
+        An edge needs ``beta_us_per_mb`` or ``bandwidth_gb_per_s``, and may have ``alpha_us`` (default 0) and
+        ``name``. An undirected edge becomes a link in each direction. A vertex may have ``node`` (default 0),
+        the number of its node. Vertices named 0..R-1 become the ranks with these numbers; others are numbered
+        in the graph's order.
     name : str
         Name of the topology; by default that of the graph.
     alpha_meaning : {"occupies", "pipelined"}

@@ -1,4 +1,4 @@
-"""Invariants of every topology; checked when it is made."""
+"""Invariants of topologies, checked when a topology is created."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_topology(topology: Topology) -> None:
-    """Raise `TopologyError` for what cannot be a topology."""
+    """Raise `TopologyError` if an invariant is violated."""
     for fault in _faults(topology):
         raise TopologyError(fault, where=topology.name or "topology")
 
@@ -33,7 +33,7 @@ def _faults(topology: Topology) -> Iterator[str]:
         yield f"found node numbers {sorted(nodes)}; expected 0..{len(nodes) - 1} without a gap"
     for link in topology.links:
         yield from _faults_of_link(link, topology.num_ranks)
-    alike: set[tuple[int, ...]] = set()  # most holds share the very objects of their costs and sides
+    alike: set[tuple[int, ...]] = set()  # most holds share the cost objects
     num_links, num_resources, links = len(topology.links), len(topology.resources), topology.links
     for hold in topology.holds:
         if not (0 <= hold.link < num_links and 0 <= hold.resource < num_resources):
@@ -64,7 +64,7 @@ def _faults_of_link(link: Link, num_ranks: int) -> Iterator[str]:
             yield f"link {link}: rank {rank} does not exist; the topology has ranks 0-{num_ranks - 1}"
     if not link.srcs or not link.dsts or len(set(ends)) < len(ends):
         yield f"link {link} joins a rank to itself, names a rank twice, or has an empty end"
-    # The numerator carries the sign, and is much cheaper to compare than the fraction.
+    # Compare the numerator, which carries the sign: much faster than comparing the fraction.
     if link.alpha_us.numerator < 0 or link.beta_us_per_mb.numerator <= 0:
         yield (
             f"link {link}: found alpha {link.alpha_us} us and beta {link.beta_us_per_mb} us/MB; expected "
@@ -90,5 +90,5 @@ def _faults_of_hold(hold: Hold, topology: Topology) -> Iterator[str]:
 
 
 def _exceeds(cost: Fraction, limit: Fraction) -> bool:
-    """True if `cost` is above `limit`; most holds share the very objects of their link."""
+    """True if `cost` is above `limit`; fast for the common case that both are the same object."""
     return cost is not limit and cost.numerator != 0 and cost > limit

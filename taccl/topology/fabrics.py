@@ -1,6 +1,6 @@
 """Fabrics: ring, mesh, torus, hypercube, fully connected, star and product, as topologies with all links.
 
-Unless said otherwise every link has 50 GB/s and 0.5 us (`taccl.topology.named`).
+The default cost of a link is 50 GB/s and 0.5 us (`taccl.topology.named`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from taccl._internal.arguments import Count, Number, checked_as
 from taccl.errors import TopologyError
 from taccl.topology.named import BANDWIDTH_GB_PER_S, NamedFabric, fabric
 from taccl.topology.products import ALPHA_US, read_dimensions
-from taccl.topology.topology import AlphaMeaning  # noqa: TC001  its words are read when one is called
+from taccl.topology.topology import AlphaMeaning  # noqa: TC001  `checked_as` reads the name at run time
 
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology
@@ -30,27 +30,27 @@ def ring(
     alpha_meaning: AlphaMeaning = "occupies",
     ranks_per_node: Count | None = None,
 ) -> Topology:
-    """A ring: rank r is linked to ranks r + 1 and r - 1, and the last to the first.
+    """Ring: rank r is linked to ranks r + 1 and r - 1, and the last rank to the first.
 
     Parameters
     ----------
     num_ranks : int
-        At least 2.
+        Number of ranks, at least 2.
     bidirectional : bool
-        Without it ranks send to the next alone.
+        False for links to the next rank only.
     bandwidth_gb_per_s : number
-        Rate of every link in each direction, in 10**9 bytes a second.
+        Rate of every link in each direction, in GB/s (10**9 bytes per second).
     alpha_us : number
         Latency of every link in microseconds.
     alpha_meaning : {"occupies", "pipelined"}
         Whether a link stays busy during its alpha.
     ranks_per_node : int, optional
-        Cuts the ranks, in order, into nodes of this many; by default all ranks are in one node.
+        Number of consecutive ranks per node; by default all ranks are in one node.
 
     Raises
     ------
     TopologyError
-        If the arguments make no fabric.
+        If the arguments describe no fabric.
     """
     made = fabric("ring", (num_ranks,), bandwidth_gb_per_s, alpha_us, alpha_meaning)
     both = made.to_topology(ranks_per_node=ranks_per_node)
@@ -68,18 +68,18 @@ def mesh(
     alpha_meaning: AlphaMeaning = "occupies",
     ranks_per_node: Count | None = None,
 ) -> Topology:
-    """A grid of ``dims`` ranks: two are linked, each way, where they are neighbours along one axis.
+    """Grid of ``dims`` ranks, with links in both directions between neighbours along each axis.
 
     Ranks are numbered row by row: the last axis varies fastest.
 
     Parameters
     ----------
     *dims : int
-        Ranks along every axis.
+        Number of ranks along every axis.
     bandwidth_gb_per_s : number or sequence of number
-        Rate of every link in each direction, in 10**9 bytes a second; or one for every axis.
+        Rate of every link in each direction in GB/s (10**9 bytes per second), for all axes or for each.
     alpha_us, alpha_meaning, ranks_per_node
-        As in `ring`; errors are its, too.
+        As in `ring`, with the same errors.
     """
     made = fabric("mesh", dims, bandwidth_gb_per_s, alpha_us, alpha_meaning)
     return made.to_topology(ranks_per_node=ranks_per_node)
@@ -93,7 +93,7 @@ def torus(
     alpha_meaning: AlphaMeaning = "occupies",
     ranks_per_node: Count | None = None,
 ) -> Topology:
-    """A mesh whose axes close into rings; on an axis of 2 the two ranks are linked once, each way.
+    """Mesh whose axes are closed to rings; an axis of size 2 has one link in each direction.
 
     Parameters
     ----------
@@ -113,14 +113,14 @@ def hypercube(
     alpha_meaning: AlphaMeaning = "occupies",
     ranks_per_node: Count | None = None,
 ) -> Topology:
-    """2**dimension ranks; two are linked, each way, where their numbers differ in one bit.
+    """Hypercube of 2**dimension ranks; links join ranks whose numbers differ in one bit.
 
     Parameters
     ----------
     dimension : int
-        The number of bits of a rank's number.
+        Number of bits of a rank's number.
     bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node
-        As in `ring`; errors are its, too.
+        As in `ring`, with the same errors.
     """
     made = fabric("hypercube", (dimension,), bandwidth_gb_per_s, alpha_us, alpha_meaning)
     return made.to_topology(ranks_per_node=ranks_per_node)
@@ -135,12 +135,12 @@ def fully_connected(
     alpha_meaning: AlphaMeaning = "occupies",
     ranks_per_node: Count | None = None,
 ) -> Topology:
-    """A link for every ordered pair of ranks, each by itself: a rank can send to all others at once.
+    """Independent links between all ordered pairs of ranks: a rank can send to all others at the same time.
 
     Parameters
     ----------
     num_ranks, bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node
-        As in `ring`; errors are its, too.
+        As in `ring`, with the same errors.
     """
     made = fabric("fully-connected", (num_ranks,), bandwidth_gb_per_s, alpha_us, alpha_meaning)
     return made.to_topology(ranks_per_node=ranks_per_node)
@@ -155,14 +155,14 @@ def star(
     alpha_meaning: AlphaMeaning = "occupies",
     ranks_per_node: Count | None = None,
 ) -> Topology:
-    """A switch in the middle: a rank sends to any other, to one at a time, and receives from one at a time.
+    """Single switch: a rank sends to one other rank at a time, and receives from one at a time.
 
-    Every rank has one port out and one port in at the switch, which its sends and its receives hold.
+    Every rank has one port out and one port in, which its sends and its receives hold.
 
     Parameters
     ----------
     num_ranks, bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node
-        As in `ring`; errors are its, too.
+        As in `ring`, with the same errors.
     """
     made = fabric("star", (num_ranks,), bandwidth_gb_per_s, alpha_us, alpha_meaning)
     return made.to_topology(ranks_per_node=ranks_per_node)
@@ -177,31 +177,30 @@ def multidim(
     num_ranks: Count | None = None,
     ranks_per_node: Count | None = None,
 ) -> Topology:
-    """A product of dimensions, e.g. ``multidim([("switch", 16, "100GB/s", "0.5us"), ("ring", 8, 50)])``.
+    """Product of dimensions, e.g. ``multidim([("switch", 16, "100GB/s", "0.5us"), ("ring", 8, 50)])``.
 
     Ranks are numbered in mixed radix, the first dimension's digit fastest.
 
     Parameters
     ----------
     dims : sequence of (kind, size, bandwidth[, alpha]), or str
-        A kind is ``"ring"`` (both ways), ``"fully-connected"`` or ``"switch"``. The bandwidth is a rank's,
-        each way, over all its links of the dimension together: a number of GB/s, ``"100GB/s"`` or
-        ``"800Gbps"``. An alpha is a number of microseconds, or ``"0.5us"``. As text:
-        ``"switch16@100,ring8@50@0.7us"``.
+        The kind is ``"ring"`` (bidirectional), ``"fully-connected"`` or ``"switch"``. The bandwidth is the
+        total of a rank's links in the dimension, in each direction: a number in GB/s, ``"100GB/s"`` or
+        ``"800Gbps"``. An alpha is a number of us, or ``"0.5us"``. As text: ``"switch16@100,ring8@50@0.7us"``.
     alpha_us : number
-        Latency of dimensions that say none.
+        Latency in us of dimensions without an alpha.
     alpha_meaning : {"occupies", "pipelined"}
         Whether a link stays busy during its alpha; by default it does not, as in ASTRA-sim.
     num_ranks : int, optional
-        Refuses dimensions of any other number of ranks.
+        Expected number of ranks; an error if the dimensions have another product.
     ranks_per_node : int, optional
-        Cuts the ranks, in order, into nodes of this many; by default all ranks are in one node.
+        Number of consecutive ranks per node; by default all ranks are in one node.
 
     Raises
     ------
     TopologyError
         If a kind is unknown, a size is less than 2, a bandwidth is missing or not positive, or the product of
-        the sizes is not `num_ranks`.
+        the sizes differs from `num_ranks`.
     """
     found = read_dimensions(dims, alpha_us=alpha_us)
     sizes = [each.size for each in found]

@@ -1,4 +1,4 @@
-"""The schema of topology files, as pydantic models; imported only once a file is read."""
+"""Schema of topology files as pydantic models; imported only when a file is read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _pair(value: object) -> object:
 
 
 def _which(value: object) -> str | int | None:
-    """One of several links between the same ranks: its name, or its number among them from 0 on."""
+    """Selector among links between the same ranks: a name, or a position from 0; None for all."""
     if value is None or isinstance(value, str) or (type(value) is int and value >= 0):
         return value
     raise ValueError(
@@ -41,7 +41,7 @@ def _which(value: object) -> str | int | None:
 
 
 def _version(value: object) -> object:
-    # 1.0 and true equal 1 to Python.
+    # In Python, 1.0 and True also equal 1.
     if type(value) is not int or value != 1:
         raise ValueError(f"found {quoted(value)}; expected 1, the version of the schema")
     return value
@@ -52,7 +52,7 @@ def _as_list(value: object) -> Any:
 
 
 def _in_network(value: object) -> InNetwork:
-    """A switch that adds: the name of a known one, or its fields."""
+    """Parameters of a reducing switch, from a profile's name or from its fields."""
     if isinstance(value, str):
         return PROFILES[known_name(value, PROFILES, "reduces", TopologyError)]
     known = [field.name for field in fields(InNetwork)]
@@ -73,7 +73,7 @@ _Pair = Annotated[tuple[_Ranks, _Ranks, Annotated[Any, PlainValidator(_which)]],
 
 
 class _Costed(Table):
-    """Whatever has a rate: us per MB or GB/s, not both."""
+    """Entry with an optional rate: either us/MB or GB/s."""
 
     _must_have: ClassVar[bool] = False
     beta_us_per_mb: _PositiveCost | None = None
@@ -92,7 +92,7 @@ class _Costed(Table):
         return self.beta_us_per_mb is not None or self.bandwidth_gb_per_s is not None
 
     def rate(self) -> Fraction:
-        """The rate in us per MB."""
+        """The rate in us/MB."""
         if self.bandwidth_gb_per_s is not None:
             return beta_of_bandwidth(self.bandwidth_gb_per_s)
         assert self.beta_us_per_mb is not None
@@ -106,17 +106,17 @@ class _Rated(_Costed):
 
 
 class LinkEntry(_Rated):
-    """A link, or one each way."""
+    """A link, or one in each direction."""
 
     src: _Ranks
     dst: _Ranks
     alpha_us: Cost = Fraction(0)
-    #: The part of alpha that keeps the link busy; all of it unless said.
+    #: Part of alpha during which the link is busy; default: all of it.
     overhead_us: Cost | None = None
     bidirectional: Annotated[bool, Field(strict=True)] = False
-    #: Several destinations are those of one link that multicasts, and not of a link each.
+    #: True if several destinations mean one multicast link, not one link each.
     multicast: Annotated[bool, Field(strict=True)] = False
-    #: A link of several ends shares no port of its ranks, beyond what [[resource]] says.
+    #: True if a multicast or reduction link shares no ports of its ranks, except by [[resource]].
     own_port: Annotated[bool, Field(strict=True)] = False
     name: str = ""
 
@@ -139,7 +139,7 @@ class LinkEntry(_Rated):
 
 
 def _multicasts_beside_links(value: object) -> object:
-    """Refuse multicasts of which every destination also has a link of its own and one multicast is meant."""
+    """Mark an entry of several destinations as a multicast if each destination also has a link of its own."""
     if not isinstance(value, list):
         return value
     tables = [each for each in value if isinstance(each, dict)]
@@ -152,18 +152,22 @@ def _multicasts_beside_links(value: object) -> object:
 
 
 class ResourceEntry(_Costed):
-    """With a rate, alpha_us defaults to 0; without one, alpha and beta default to what the link holds."""
+    """A shared resource and the links that hold it.
+
+    With a rate, alpha_us defaults to 0. Without one, alpha and beta default to those for which a send holds
+    its link.
+    """
 
     name: str
     alpha_us: Cost | None = None
     links: Annotated[list[_Pair], Field(min_length=1)]
     side: Literal["send", "receive"] = "send"
-    #: More links of the resource of that name, at another rate or from the other side.
+    #: True for further links of the resource of that name, at another rate or on the other side.
     continues: Annotated[bool, Field(strict=True)] = False
 
 
 class SwitchEntry(_Costed):
-    """Without a rate, the switch is that of the links already listed among its ranks."""
+    """A switch; without a rate, it consists of the links listed among its ranks."""
 
     name: str = "switch"
     ranks: Annotated[list[Index], Field(min_length=2)]
@@ -183,9 +187,9 @@ class SwitchEntry(_Costed):
 
 
 class NodeEntry(_Rated):
-    """Links between the GPUs of a node: the rate is that of a link, or of a GPU's port at the switch.
+    """Links between the GPUs of a node; the rate is that of a link, or of a GPU's port at the switch.
 
-    The overhead is the part of alpha that keeps a link, a port or a card busy; the rest is latency of the
+    The overhead is the part of alpha during which a link, port or NIC is busy; the rest is latency of the
     path.
     """
 
@@ -203,7 +207,7 @@ class NodeEntry(_Rated):
 
 
 class NicsEntry(_Rated):
-    """Network cards of a node; without `gpus`, GPUs in order share them evenly."""
+    """NICs of a node; without `gpus`, the GPUs share them evenly in order."""
 
     count: Positive
     alpha_us: Cost = Fraction(0)
@@ -212,7 +216,7 @@ class NicsEntry(_Rated):
 
 
 class NetworkEntry(Table):
-    """Links between nodes; with `rails`, only between GPUs of one place in their nodes."""
+    """Links between nodes; with `rails`, only between GPUs of equal local rank."""
 
     nodes: Positive
     oversubscription: Annotated[_PositiveCost, Field(ge=1)] = Fraction(1)
@@ -220,17 +224,17 @@ class NetworkEntry(Table):
 
 
 class TopologyFile(Table):
-    """Fields of every topology file."""
+    """Fields common to all topology files."""
 
     schema_: Annotated[int, BeforeValidator(_version), Field(alias="schema")]
     name: str | None = None
     alpha_meaning: Literal["occupies", "pipelined"] = "occupies"
-    #: Assumptions of the import that the file was written after.
+    #: Assumptions of the import from which the file was written.
     assumed: list[str] = []
 
 
 class MachineFile(TopologyFile):
-    """A machine by name."""
+    """A machine model by name."""
 
     machine: str
     nodes: Positive | None = None
@@ -242,7 +246,7 @@ class MachineFile(TopologyFile):
 
 
 class FabricFile(TopologyFile):
-    """A fabric by name, which may be cut into nodes."""
+    """A fabric by name, optionally divided into nodes."""
 
     fabric: str
     nodes: Positive | None = None
@@ -258,17 +262,17 @@ class FabricFile(TopologyFile):
 
 
 class NodeFile(TopologyFile):
-    """A machine in a few lines."""
+    """A machine described by its node, NICs and network."""
 
     node: NodeEntry
     nics: NicsEntry | None = None
     network: NetworkEntry | None = None
-    #: Time of a collective before its first step, in us.
+    #: Time in us of a collective before its first step.
     launch_us: Cost = Fraction(0)
 
 
 class LinksFile(TopologyFile):
-    """Link by link."""
+    """A topology with every link listed."""
 
     ranks_per_node: Annotated[list[Positive], BeforeValidator(_as_list), Field(min_length=1)]
     nodes: Positive | None = None

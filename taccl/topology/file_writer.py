@@ -1,4 +1,4 @@
-"""Topologies to topology files: every link and resource listed, as `taccl.topology.files` reads them."""
+"""Write topology files that list every link and resource, for `taccl.topology.files` to read."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Hold, Topology
 
-#: Digits of a number, before the point and behind it.
+#: Maximum number of digits before, and after, the decimal point.
 _MAX_DIGITS = 30
-#: The end of every refusal.
+#: End of the messages of all errors.
 _SAVED = "; save it as JSON: taccl.save(topology, 'topology.json')"
 
 
 def dump_topology(topology: Topology) -> str:
-    """The text of a topology file, in TOML, from which `load_topology` makes the same topology.
+    """Text of a TOML topology file from which `load_topology` builds the same topology.
 
-    The same ranks, links, switches and resources, and who holds what for how long; resources and holds may
-    come in another order. Costs are exact: those without a decimal form are text such as ``"20/3"``. The
-    topology's notes become comments, its assumptions a field. A `LossyConversionWarning` says that machine
-    and profile become comments, too, and that a switch has only some of the links among its ranks.
+    The ranks, links, switches, resources and holds are the same; resources and holds may be in another order.
+    Costs are exact: those without a decimal form are text such as ``"20/3"``. The topology's notes become
+    comments, its assumptions a field. A `LossyConversionWarning` reports that machine and profile become
+    comments only, or that a switch has only some of the links among its ranks.
 
-    Raises `ExportError` if the format cannot express the topology. Examples are links that hold no resource
-    of their own, nodes whose ranks are not consecutive, and names that are no text. The costs of the
-    published tool are another. The message names `taccl.save`, which holds every topology in JSON.
+    Raises `ExportError` if the format cannot express the topology. Examples: links without a resource of
+    their own, nodes whose ranks are not consecutive, names with invalid characters, and costs of the
+    published tool. The message suggests `taccl.save`, which writes any topology as JSON.
     """
     if topology.cost_model != "physical":
         raise ExportError(
@@ -96,7 +96,7 @@ def _comments(topology: Topology) -> Iterator[str]:
 
 
 def _resource_lines(topology: Topology, own: set[int]) -> Iterator[str]:
-    """An entry for each resource but those that reading makes, one for each link; more where rates differ."""
+    """Lines of [[resource]] entries: one per rate and side, none for the links' own resources."""
     holds_of: dict[int, list[Hold]] = defaultdict(list)
     for hold in topology.holds:
         if hold.resource not in own:
@@ -145,7 +145,7 @@ def _named(
     links: list[int],
     parallel: Mapping[tuple[tuple[int, ...], tuple[int, ...]], list[int]],
 ) -> Iterator[str]:
-    """Links as an entry names them: by their ends where it means all of them, else also by name or number."""
+    """Links as a [[resource]] entry lists them: by ranks if all parallel links are meant, else named."""
     meant = set(links)
     done: set[int] = set()
     for e in links:
@@ -163,7 +163,7 @@ def _named(
 
 
 def _own_resources(topology: Topology) -> list[Hold]:
-    """Hold of each link on the resource that is the link itself."""
+    """Hold of each link on its own resource."""
     holders = Counter(hold.resource for hold in topology.holds)
     own: list[Hold] = []
     for link, holds in zip(topology.links, topology.holds_of_link, strict=True):
@@ -190,7 +190,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def _number(value: Fraction) -> str:
-    """An exact number: as decimals where it has them, else as the text of a fraction."""
+    """Exact number as decimals if possible, else as the text of a fraction."""
     decimal = Context(prec=2 * _MAX_DIGITS).divide(Decimal(value.numerator), Decimal(value.denominator))
     text = format(decimal, "f")
     whole, _, decimals = text.partition(".")

@@ -1,6 +1,6 @@
-"""Topology files: a machine, a fabric, a node and its network, or links, as TOML or as JSON of one schema.
+"""Read topology files (TOML or JSON): a named machine or fabric, a node with its network, or links.
 
-docs/formats.md shows the fields. Decimal costs are exact: 0.1 is one tenth.
+The fields are documented in docs/formats.md. Decimal costs are exact: 0.1 is one tenth.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ MAX_RANKS = 1_000_000
 
 @reads("topology")
 def load_topology(path: str | PathLike[str]) -> Topology:
-    """The topology that a TOML or JSON file of at most 64 MB describes.
+    """Load a topology from a TOML or JSON file of at most 64 MB.
 
-    It is JSON if its name ends in ``.json`` or its text starts with ``{``.
+    The file is JSON if its name ends in ``.json`` or its text starts with ``{``.
 
     Raises `FormatError` if the file cannot be read, is empty, too large, or neither TOML nor JSON. Raises
-    `TopologyError` if a field is unknown, missing or wrong, or a rank or link does not exist; file and field
-    are named.
+    `TopologyError` if a field is unknown, missing or wrong, or a rank or link does not exist; the message
+    names file and field.
     """
     from taccl._internal.validation import validated
     from taccl.topology import file_schema as schema
@@ -78,7 +78,7 @@ def load_topology(path: str | PathLike[str]) -> Topology:
 
 
 def _from_name(file: schema.MachineFile | schema.FabricFile, _: str) -> Topology:
-    """The machine or fabric that a file names, with what it says differs."""
+    """Machine or fabric by the name in a file, with the file's other fields as options."""
     kind = "machine" if hasattr(file, "machine") else "fabric"
     name = getattr(file, kind)
     said = {
@@ -99,10 +99,10 @@ def _from_name(file: schema.MachineFile | schema.FabricFile, _: str) -> Topology
 
 
 def _described_machine(file: schema.NodeFile, default_name: str) -> Topology:
-    """The topology of a file's ``[node]``, ``[nics]`` and ``[network]``.
+    """Topology of a file with ``[node]``, ``[nics]`` and ``[network]``.
 
-    Nodes are alike. A network card serves one send at a time out and one in, at its rate. A network that is
-    oversubscribed k times carries a k-th of what all cards of a node do, out of it and into it.
+    All nodes are equal. A NIC does one send and one receive at a time, at its rate. With oversubscription k,
+    a node's uplink and downlink have 1/k of the total rate of its NICs.
     """
     node, nics, network = file.node, file.nics, file.network
     num_nodes = 1 if network is None else network.nodes
@@ -124,7 +124,7 @@ def _described_machine(file: schema.NodeFile, default_name: str) -> Topology:
         if network is not None:
             beta = nics.rate() / (max(1, nics.count // size) if nics.gpus is None else 1)
             uplink_beta = beta * network.oversubscription / len(set(nic_of_gpu.values()))
-            # No link is faster than the node's uplink.
+            # A link is at most as fast as the node's uplink.
             cost = LinkCost(nics.alpha_us, max(beta, uplink_beta), nics.overhead_us)
             held_us = min(nics.overhead_us, nics.alpha_us)
             joint = Network(cost, held_us, nic_of_gpu, network.rails, "network")
@@ -157,7 +157,7 @@ def _pairs(node: schema.NodeEntry) -> dict[tuple[int, int], int]:
 
 
 def _nic_of_gpu(nics: schema.NicsEntry, size: int) -> dict[int, int]:
-    """The network card of every GPU that has one; cards of one GPU count as one."""
+    """NIC of every GPU that has one; several NICs of one GPU count as one."""
     if nics.gpus is None:
         if size % nics.count and nics.count % size:
             raise TopologyError(
@@ -185,7 +185,7 @@ def _nic_of_gpu(nics: schema.NicsEntry, size: int) -> dict[int, int]:
 
 
 def _from_links(file: schema.LinksFile, default_name: str) -> Topology:
-    """The topology that a file describes link by link: links first, then switches, then resources."""
+    """Topology of a file that lists every link: links are added first, then switches, then resources."""
     builder = TopologyBuilder(
         default_name if file.name is None else file.name,
         _node_of_rank(file),
@@ -232,10 +232,11 @@ def _from_links(file: schema.LinksFile, default_name: str) -> Topology:
 
 
 def _with_shared_ports(topology: Topology, sharing: list[int]) -> Topology:
-    """The topology in which some links of several ends share the ports of their ranks.
+    """Make some multicast and reduction links share the ports of their ranks.
 
-    Such a link holds the further resources of the links between its sources and its destinations. If such
-    a link holds none, the two share a new port. Several such links of one rank share a port of that rank.
+    Such a link holds the further resources of the ordinary links between its sources and its destinations. If
+    an ordinary link has no further resource, both get a new port to share. Several such links of one rank
+    share a new port of that rank.
     """
     resources, holds = list(topology.resources), list(topology.holds)
     held = {(hold.link, hold.resource) for hold in holds}
@@ -250,7 +251,7 @@ def _with_shared_ports(topology: Topology, sharing: list[int]) -> Topology:
     def share(link: int, resource: int, side: Side = "send") -> None:
         if (link, resource) not in held:
             held.add((link, resource))
-            own = topology.holds_of_link[link][0]  # by the link itself
+            own = topology.holds_of_link[link][0]  # on the link's own resource
             holds.append(Hold(link, resource, own.alpha_us, own.beta_us_per_mb, side))
 
     for side in OTHER_SIDE:
@@ -297,7 +298,7 @@ def _add_holds(
     links_of: Mapping[Ends, list[int]],
     where: str,
 ) -> None:
-    """Add a hold of a resource for every link that the entry means."""
+    """Add a hold of a resource for every link that the entry lists."""
     held: set[int] = set()
     for src, dst, which in entry.links:
         ends = tuple(sorted(src)), tuple(sorted(dst))
@@ -314,7 +315,7 @@ def _add_holds(
 def _links_meant(
     builder: TopologyBuilder, found: list[int], ends: Ends, which: str | int | None, where: str
 ) -> list[int]:
-    """All links between the same ranks, or the one of a name or number; `TopologyError` without any."""
+    """Links between the same ranks, or the one that `which` selects; `TopologyError` if there is none."""
     if isinstance(which, str):
         found = [index for index in found if builder.links[index].name == which]
     elif which is not None:

@@ -1,4 +1,4 @@
-"""Links of a switch that reduces, and known switches with their sources."""
+"""Reductions in switches: parameters of a switch, and known switches with their sources."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Number
     from taccl.topology.topology import Topology
 
-#: Data types that switches reduce; with int32, numbers are sent in fixed point.
+#: Data types that switches reduce; int32 carries fixed-point numbers.
 DTYPES = ("int32", "float16", "bfloat16", "float32", "float64")
 
 
 @checked_as(TopologyError)
 @dataclass(frozen=True)
 class InNetwork:
-    """Operations that a switch can do at once.
+    """Reductions and multicasts that a switch supports.
 
     Parameters
     ----------
     slots : int, optional
-        Packets whose sums the switch holds at once; None: as many as its ports bring.
+        Maximum number of packets that the switch sums concurrently; None: limited by its ports only.
     payload_bytes : int, optional
-        Bytes of data in a packet; needed with `slots`.
+        Bytes of data per packet; required with `slots`.
     dtype : str
-        What it adds, one of `DTYPES`; ``"int32"`` is for fixed point.
+        Data type of sums, one of `DTYPES`; ``"int32"`` for fixed-point numbers.
     rtt_us : number, optional
-        From a rank's send of a packet until the sum is back, for which its slot is taken; needed with
-        `slots`. None: twice the latency of the switch.
+        Round-trip time from a rank's send of a packet to the arrival of the sum, during which its slot is in
+        use; required with `slots`. None: twice the latency of the switch.
     efficiency : number
-        The part of a port's bandwidth at which sums and multicasts pass, above 0 and at most 1.
+        Part of a port's bandwidth that sums and multicasts reach, above 0 and at most 1.
 
     Raises
     ------
     TopologyError
-        Says which of them is wrong.
+        If a value is out of its range; the message names the field.
     """
 
     slots: Count | None = None
@@ -69,16 +69,19 @@ class InNetwork:
 
     @property
     def pool_beta_us_per_mb(self) -> Fraction | None:
-        """For how long each MB takes the pool: a round trip for as much as all slots hold; None without."""
+        """Time in us for which each MB occupies the pool: the round-trip time over the bytes of all slots.
+
+        None if the number of slots is not limited.
+        """
         if self.slots is None or self.payload_bytes is None or self.rtt_us is None:
             return None
         return Fraction(self.rtt_us) * 10**6 / (self.slots * self.payload_bytes)
 
 
-#: SwitchML: A. Sapio et al., "Scaling distributed machine learning with in-network aggregation", NSDI 2021,
-#: whose slots these are; packets of 32 numbers of 4 bytes, or of 256, and 10 us to and fro are our choice.
-#: NVLink SHARP: what NCCL 2.30 grants NVLS of the links' bandwidth on Hopper (0.85 on 5 of 6 channels) and on
-#: Blackwell (0.74 on 7 of 8), (channels - 1) / channels of `taccl.topology.tuning.NVLS_CHANNELS`.
+#: Sources. SwitchML: A. Sapio et al., "Scaling distributed machine learning with in-network aggregation",
+#: NSDI 2021, for the slots; packets of 32 or 256 numbers of 4 bytes and a round trip of 10 us are our choice.
+#: NVLink SHARP: efficiency that NCCL 2.30 assumes for NVLS on Hopper (0.85 on 5 of 6 channels) and on
+#: Blackwell (0.74 on 7 of 8); that is (channels - 1) / channels of `taccl.topology.tuning.NVLS_CHANNELS`.
 #: InfiniBand SHARP: R. Graham et al., "Scalable hierarchical aggregation and reduction protocol (SHARP)
 #: streaming-aggregation hardware design and evaluation", ISC 2020: about 95 % of the network's bandwidth.
 PROFILES: Mapping[str, InNetwork] = {
@@ -91,7 +94,7 @@ PROFILES: Mapping[str, InNetwork] = {
 
 
 def shared_links(topology: Topology) -> list[int]:
-    """Indices of the links of several ends that run through switches that add."""
+    """Indices of the multicast and reduction links of switches."""
     through = {e for switch in topology.switches if switch.reduces for e in switch.links}
     links = topology.links
     return sorted(e for e in through if len(links[e].srcs) + len(links[e].dsts) > 2)

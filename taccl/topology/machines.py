@@ -1,18 +1,18 @@
-"""Machine models of servers and racks, any number of nodes.
+"""Machine models of servers and racks, for any number of nodes.
 
-What all of them share:
+Common model:
 
-- Within a node, ranks are joined pair by pair, by NVLink (NDv2, DGX-1) or xGMI (MI300X, MI355X), or by
-  NVSwitch or PCIe, where every rank has one port out and one port in, each held by one send at a time. Links
-  between the switches of PCIe are taken to be as fast as their ports.
-- Between nodes there is one link for every pair of ranks that may talk, with the alpha and the beta of the
-  network. A send over it holds the egress of the source's NIC and the ingress of the destination's NIC,
-  which ranks of that NIC share. Egress and ingress are separate. The network between NICs never blocks.
-- A port is held for ``overhead + bytes * beta`` (in LogGP's terms, o and G), and a NIC for ``nic_alpha_us +
-  bytes * beta``: the rest of alpha is time on the way, during which they serve other messages. So is a link
-  itself, but in the published profile `taccl`, where links and ports are held for all of alpha.
+- Inside a node, ranks are joined either pairwise, by NVLink (NDv2, DGX-1) or xGMI (MI300X, MI355X), or by
+  NVSwitch or PCIe. At these switches every rank has one port out and one port in, each held by one send at a
+  time. Links between PCIe switches are assumed to be as fast as the ports.
+- Between nodes, there is one link for every pair of ranks that may communicate, with the alpha and beta of
+  the network. A send holds the egress of the source's NIC and the ingress of the destination's NIC, which
+  ranks of one NIC share. Egress and ingress are independent. The network between NICs is non-blocking.
+- A send holds a port for ``overhead + bytes * beta`` (o and G in LogGP), and a NIC for ``nic_alpha_us + bytes
+  * beta``. The rest of alpha is latency, during which port and NIC serve other messages. The same holds for
+  the link itself, except in the published profile `taccl`, where sends hold links and ports for all of alpha.
 
-Constants come from `taccl.topology.profiles`, and ``constants=`` replaces any of them.
+Constants come from `taccl.topology.profiles`; ``constants=`` replaces any of them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Number
     from taccl.topology.models import Model
 
-#: Nodes of every machine model and instance type.
+#: {machine model or instance type: its node}.
 SHAPES: dict[str, NodeShape] = {name: each.shape for name, each in MODELS.items()}
 
 
 class _Make(Protocol):
-    """Signature of functions that make machines."""
+    """Signature of the functions that build machine topologies."""
 
     def __call__(
         self, nodes: Count = 1, *, profile: str = ..., protocol: str | None = None, rails: bool | None = None,
@@ -80,7 +80,7 @@ _DOC = """{what}
 
 
 def _machine(machine: str) -> _Make:
-    """The function of a machine under its own name, with its documentation."""
+    """Function that builds a machine's topology, with its name and documentation."""
     model = MODELS[machine]
 
     def make(
@@ -126,22 +126,22 @@ def _machine(machine: str) -> _Make:
 
 
 def add_machine(name: str, model: Model) -> None:
-    """Add a machine model, as a row of `MODELS` does, while Python runs.
+    """Register a machine model at run time, like a row of `MODELS`.
 
     Parameters
     ----------
     name : str
-        As `taccl.topologies.parse` and the command line take it.
+        Name for `taccl.topologies.parse` and the command line.
     model : Model
-        Its row.
+        The machine model.
     """
     MODELS[name], SHAPES[name], PROFILES[name] = model, model.shape, profiles_of(name, model)
     MACHINES[name] = _machine(name)
 
 
-#: The function of every machine model and instance type, by name.
+#: {machine model or instance type: function that builds its topology}.
 MACHINES: dict[str, _Make] = {name: _machine(name) for name in MODELS}
-#: Deprecated: `MACHINES` has these, too.
+#: Deprecated: contained in `MACHINES`.
 INSTANCE_TYPES = {name: MACHINES[name] for name in INSTANCES}
 ndv2, dgx1, dgx2 = (MACHINES[name] for name in ("ndv2", "dgx1", "dgx2"))
 dgx_a100, dgx_h100 = MACHINES["dgx-a100"], MACHINES["dgx-h100"]

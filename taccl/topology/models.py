@@ -1,7 +1,7 @@
-"""Machine models: a row each, with what a node is made of, its rates and their sources.
+"""Machine models: one row each, with the node, its rates and their sources.
 
-Functions of machines (`machines`), profiles of constants (`profiles`), names (`registry`) and predictions
-derive from the rows.
+The functions in `machines`, the profiles of constants, the names in `registry` and the predictions are
+derived from these rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from taccl.topology.networks import INSTANCES
 
-#: (GB/s each way, source); of each kind of link in a node, and of a NIC.
+#: (GB/s in each direction, source), for each kind of link in a node and for a NIC.
 Rate: TypeAlias = tuple[int | str, str]
 
 _NDV2 = {
@@ -27,9 +27,13 @@ _FULL_MESH = dict.fromkeys(combinations(range(8), 2), 1)
 
 
 class NodeShape(NamedTuple):
-    """Links of a node; `pairs` has the links that join two ranks, or is empty behind NVSwitch.
+    """Links of a node.
 
-    `nvls` is the profile of an NVSwitch that adds, if it can.
+    - `pairs`: {pair of local ranks: number of links between them}; empty if a switch joins them.
+    - `joint`: Name of the links or the switch inside the node.
+    - `network`: Name of the network between nodes.
+    - `nvls`: Profile of an NVSwitch that reduces (`taccl.topology.in_network.PROFILES`); empty if it does
+      not.
     """
 
     ranks_per_node: int
@@ -41,14 +45,14 @@ class NodeShape(NamedTuple):
 
     @property
     def has_rails(self) -> bool:
-        """True if each rank has a NIC."""
+        """True if each rank has a NIC of its own."""
         return self.ranks_per_nic == 1
 
 
 class Pcie(NamedTuple):
-    """PCIe of a server: its version, and GB/s that NCCL takes it for.
+    """PCIe of a server: its version, and the rate in GB/s that NCCL assumes.
 
-    NCCL's figure is that of ``src/graph/topo.cc``, then the next lower speed of ``src/graph/search.cc``.
+    NCCL's rate is that of ``src/graph/topo.cc``, lowered to the next speed of ``src/graph/search.cc``.
     """
 
     version: str
@@ -56,9 +60,9 @@ class Pcie(NamedTuple):
 
 
 class RcclFit(NamedTuple):
-    """Costs under RCCL, as `taccl fit` found them in published logs.
+    """Costs under RCCL, fitted to published logs by `taccl fit`.
 
-    - `protocols`: (base in us, hop in us, share of the rate) of each protocol.
+    - `protocols`: {protocol: (base in us, hop in us, share of the rate)}.
     """
 
     launch_us: str
@@ -70,11 +74,13 @@ class RcclFit(NamedTuple):
 class Model(NamedTuple):
     """A machine model.
 
-    - `what`: Sentence that opens the documentation of its function.
+    - `what`: First sentence of the documentation of its function.
     - `links`: {kind of link in a node: its rate}.
     - `nic`: Rate of a NIC.
-    - `generation`, `num_nvlinks`: NVIDIA's generation of its GPUs, and NVLinks of each. Empty and 0: others'.
-    - `published`: TACCL's file with its constants, and {kind of link: (us per MB, field)} there.
+    - `generation`, `num_nvlinks`: NVIDIA GPU generation, and number of NVLinks per GPU; empty and 0 for other
+      GPUs.
+    - `published`: TACCL's file with its constants, and {kind of link: (us/MB, field of that file)}; None if
+      there is none.
     """
 
     what: str
@@ -90,7 +96,7 @@ class Model(NamedTuple):
 
     @property
     def has_library(self) -> bool:
-        """True if the costs of a library on its GPUs are known."""
+        """True if the costs of a communication library on its GPUs are known."""
         return bool(self.num_nvlinks) or self.pcie is not None or self.rccl is not None
 
 
@@ -112,7 +118,7 @@ _RAILED = ", and a NIC for each rank."
 
 
 def _on_pcie(gpus: str, generation: str, version: str, gb_per_s: str, nccl_gb_per_s: str) -> Model:
-    """Server of eight GPUs on PCIe that share a NIC."""
+    """Server of eight GPUs on PCIe that share one NIC."""
     return Model(
         f"Server of 8 {gpus} a node, each on PCIe, and one NIC of 100 Gb/s that all share.",
         NodeShape(8, 8, joint="PCIe", network="Ethernet"),
@@ -123,8 +129,8 @@ def _on_pcie(gpus: str, generation: str, version: str, gb_per_s: str, nccl_gb_pe
     )
 
 
-#: The hybrid cube mesh of NDv2 is in the numbering of TACCL's published topology; that of DGX-1 in the
-#: numbering of `nvidia-smi topo -m`.
+#: {name: machine model}. NDv2's hybrid cube mesh has the rank numbers of TACCL's published topology, DGX-1's
+#: those of `nvidia-smi topo -m`.
 MODELS: dict[str, Model] = {
     "ndv2": Model(
         "Azure NDv2: 8 V100 a node in a hybrid cube mesh, and one NIC that all 8 ranks share.",
@@ -229,7 +235,7 @@ MODELS: dict[str, Model] = {
             },
         ),
     ),
-    # GPUs of g4dn.12xlarge have no peer-to-peer access; NCCL copies through memory of the host.
+    # GPUs of g4dn.12xlarge have no peer-to-peer access; NCCL copies through host memory.
     "t4": Model(
         "Server of 4 T4 a node, each on PCIe, and one NIC of 50 Gb/s that all share.",
         NodeShape(4, 4, joint="PCIe", network="Ethernet"),

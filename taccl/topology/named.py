@@ -1,7 +1,7 @@
-"""Fabrics described by name, size and costs alone, for as many ranks as one likes: no link is listed.
+"""Fabrics described by name, size and costs only, without listed links, for any number of ranks.
 
-A `NamedFabric` says by arithmetic whether two ranks are linked, and at what cost. `to_topology` lists the
-links of a small one.
+A `NamedFabric` computes whether two ranks are linked, and at what cost. `to_topology` lists the links of a
+small fabric.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ EXAMPLES = {
 }  # fmt: skip
 """A name of every kind of fabric."""
 _GRIDS = ("mesh", "torus")
-#: How ranks are joined along the axes of a fabric.
+#: {kind of fabric: kind of its dimensions}.
 _JOINED: dict[str, Kind] = {
     "ring": "ring", "torus": "ring", "mesh": "line", "hypercube": "ring", "star": "switch",
     "fully-connected": "fully-connected",
@@ -49,9 +49,9 @@ _JOINED: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class NamedFabric:
-    """A ring, torus, mesh, hypercube, fully connected fabric, star or product.
+    """A ring, torus, mesh, hypercube, fully connected fabric, star or product of dimensions.
 
-    - `axes`: How ranks are joined along each, in the order of the name; those of a hypercube are its bits.
+    - `axes`: Dimensions in the order of the name; those of a hypercube are the bits of its rank numbers.
     """
 
     kind: str
@@ -68,13 +68,13 @@ class NamedFabric:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """As behind the colon of the name: ranks along every axis, ranks, or the hypercube's dimension."""
+        """Numbers after the colon of the name: ranks along every axis, or the dimension of a hypercube."""
         sizes = tuple(each.size for each in self.axes)
         return (len(sizes),) if self.kind == "hypercube" else sizes
 
     @property
     def first_is_fastest(self) -> bool:
-        """True if consecutive ranks are neighbours along the first axis, not the last."""
+        """True if consecutive ranks are neighbours along the first axis rather than the last."""
         return self.kind in ("multidim", "hypercube")
 
     @property
@@ -91,14 +91,14 @@ class NamedFabric:
 
     @property
     def name(self) -> str:
-        """The name that `parse_named` reads."""
+        """Name that `parse_named` reads."""
         if self.kind == "multidim":
             return name_of(self.axes)
         return f"{self.kind}:{'x'.join(map(str, self.dims))}"
 
     def axis(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int64]:
-        """An axis of the cost of the link from every source to its destination; -1 where there is no link."""
-        if self.kind == "hypercube":  # whose axes are many, and alike
+        """Axis whose cost the link from each source to its destination has; -1 if there is no link."""
+        if self.kind == "hypercube":  # its many axes have equal costs
             differ = src ^ dst
             return np.where((differ != 0) & (differ & (differ - 1) == 0), 0, -1)
         axis = np.full(len(src), -1, dtype=np.int64)
@@ -115,9 +115,10 @@ class NamedFabric:
         return axis
 
     def to_topology(self, *, ranks_per_node: int | None = None) -> Topology:
-        """The topology, link for link, all in one node or cut into nodes of some ranks each.
+        """Topology with all links listed, in one node or in nodes of `ranks_per_node` ranks.
 
-        `TopologyError` if its links are too many to be listed, or its ranks do not divide into such nodes.
+        Raises `TopologyError` if there are too many links, or `ranks_per_node` does not divide the number of
+        ranks.
         """
         ways = ((2, each.size - 1)[each.kind not in ("ring", "line")] for each in self.axes)
         check_num_links(self.num_ranks * sum(ways), where=self.kind)
@@ -139,7 +140,7 @@ class NamedFabric:
         return builder.build()
 
     def _neighbours(self) -> Iterator[tuple[int, int, int]]:
-        """(source, destination, axis) of every link of a grid or a hypercube, in order."""
+        """(source, destination, axis) of every link of a mesh, torus or hypercube, in order."""
         if self.kind == "hypercube":
             yield from ((r, r ^ s, k) for r in range(self.num_ranks) for k, s in enumerate(self.strides))
             return
@@ -172,9 +173,9 @@ def fabric(
     alpha_us: Number = ALPHA_US,
     alpha_meaning: AlphaMeaning = "occupies",
 ) -> NamedFabric:
-    """The fabric of a kind, but for products, with the numbers behind the colon of its name, and costs.
+    """Fabric of any kind except a product, from the numbers after the colon of its name, and costs.
 
-    `TopologyError` says which of them makes none.
+    Raises `TopologyError` for invalid numbers or costs.
     """
     if not dims:
         raise TopologyError("found no axes; expected at least one, e.g. 4, 4", where=f"{kind}: dims")
@@ -190,7 +191,7 @@ def fabric(
 
 
 def read_size(kind: str, size: str) -> tuple[int, ...]:
-    """The numbers behind the colon of a fabric's name, but for products."""
+    """Numbers after the colon of a fabric's name, for kinds other than a product."""
     form = r"[0-9]{1,9}(x[0-9]{1,9}){0,63}" if kind in _GRIDS else r"[0-9]{1,9}"
     if not re.fullmatch(form, size.strip().lower()):
         found = quoted(size) if size else "no size"
@@ -201,7 +202,7 @@ def read_size(kind: str, size: str) -> tuple[int, ...]:
     return tuple(int(dim) for dim in size.lower().split("x"))
 
 
-#: Options of `parse_named` beside the name.
+#: Options of `parse_named` besides the name.
 COSTS = ("bandwidth_gb_per_s", "alpha_us", "alpha_meaning")
 
 
@@ -212,12 +213,12 @@ def parse_named(
     alpha_us: Number = ALPHA_US,
     alpha_meaning: AlphaMeaning | None = None,
 ) -> NamedFabric:
-    """The fabric of `MAX_NAMED_RANKS` at most that a name such as ``"torus:100x100x100"`` stands for.
+    """Fabric of a name such as ``"torus:100x100x100"``, of at most `MAX_NAMED_RANKS` ranks.
 
-    - `bandwidth_gb_per_s`, `alpha_us`, `alpha_meaning`: As in `taccl.topology.fabrics`; a bandwidth for every
-      axis is for a mesh or a torus, and the name of a ``"multidim"`` says its own.
+    - `bandwidth_gb_per_s`, `alpha_us`, `alpha_meaning`: As in `taccl.topology.fabrics`. Only meshes and tori
+      take one bandwidth for each axis; the name of a ``"multidim"`` contains its bandwidths.
 
-    Raises `TopologyError` if no fabric has that name, it has no such size, or a cost is wrong.
+    Raises `TopologyError` if no fabric has that name or size, or a cost is wrong.
     """
     kind, _, size = name.strip().partition(":") if isinstance(name, str) else ("", "", "")
     found = matching(kind, EXAMPLES)
@@ -237,9 +238,9 @@ def parse_named(
 
 
 def as_named(topology: Topology) -> NamedFabric | None:
-    """The named fabric that a topology is, link for link; None where it is none.
+    """Named fabric with exactly the links of a topology; None if there is none.
 
-    Nodes, which a fabric's links do not depend on, may be any.
+    Nodes may differ, as a fabric's links do not depend on them.
     """
     kind, _, size = topology.name.partition(":")
     if kind != topology.machine or not size or not topology.links:
@@ -248,7 +249,7 @@ def as_named(topology: Topology) -> NamedFabric | None:
         found = parse_named(topology.name, alpha_meaning=topology.alpha_meaning)
         if found.num_ranks != topology.num_ranks:
             return None
-        if kind != "multidim":  # whose name says what its links cost
+        if kind != "multidim":  # its name contains the costs
             some, away = topology.links[0], [topology.links[e] for e in topology.links_from[0]]
             betas = {link.dst: link.beta_us_per_mb for link in away}
             axes = (

@@ -1,6 +1,6 @@
-"""Networks between nodes, by class: latencies and efficiencies beside the wire's rate, with their sources.
+"""Classes of networks between nodes: latencies and efficiencies with their sources.
 
-Instance types of clouds name a machine, its NICs and the class of its network.
+Also instance types of clouds, each with its machine, NICs and class of network.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import NamedTuple
 class Network(NamedTuple):
     """A class of networks.
 
-    - `hop_us`: Latency of a hop beyond NCCL's table; simple pays it twice, for data and for its flush.
-    - `start_us`: Time of a collective between nodes before its first hop.
-    - `post_us`: Time of each further channel's message of a hop, as hosts post them one by one.
-    - `efficiency`: Part of the wire's rate that large messages reach.
-    - `stated_us`: Latency that the network's plugin states to NCCL, which chooses by it.
-    - `ll128`: True if NCCL sends LL128 over it, which needs writes in order.
-    - `source`: Origin of these figures.
-    - `nvls_chunk_bytes`: Chunk of sums in a switch that the plugin sets, on one node too; 0 for NCCL's own.
+    - `hop_us`: Latency in us of a hop in addition to NCCL's table; the simple protocol pays it twice, for
+      data and for the flush.
+    - `start_us`: Time in us of a collective between nodes before its first hop.
+    - `post_us`: Time in us for each further channel's message of a hop, as hosts post them one by one.
+    - `efficiency`: Part of the line rate that large messages reach.
+    - `stated_us`: Latency in us that the network's plugin reports to NCCL, which chooses algorithms by it.
+    - `ll128`: True if NCCL uses LL128 over this network, which needs ordered writes.
+    - `source`: Source of these figures.
+    - `nvls_chunk_bytes`: Chunk size for reductions in NVSwitch that the plugin sets, on one node as well; 0
+      for NCCL's default.
     """
 
     name: str
@@ -73,7 +75,7 @@ NETWORKS = {
 
 
 class Instance(NamedTuple):
-    """An instance type: a machine model with NICs of its own; GB/s of a NIC, one way."""
+    """An instance type: a machine model with other NICs; GB/s of a NIC in each direction."""
 
     machine: str
     ranks_per_nic: int

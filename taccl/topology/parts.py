@@ -1,4 +1,4 @@
-"""Parts that machine models, fabrics and topology files are put together from: rates, crossbars, NICs."""
+"""Building blocks of machine models, fabrics and topology files: rates, crossbars, NICs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ MAX_LINKS = 1_000_000
 
 
 class LinkCost(NamedTuple):
-    """Cost of a send over a link, and the part of alpha that keeps the link busy; None for all of it."""
+    """Cost of a send over a link.
+
+    - `overhead_us`: Part of alpha during which the link is busy; None for all of it.
+    """
 
     alpha_us: Fraction
     beta_us_per_mb: Fraction
@@ -34,7 +37,7 @@ class LinkCost(NamedTuple):
 
 
 def exact_cost(value: int | float | str | Fraction, *, where: str) -> Fraction:
-    """Exact value of an alpha, a beta or a bandwidth; `TopologyError` unless finite and not negative."""
+    """Exact value of an alpha, beta or bandwidth; `TopologyError` unless it is finite and nonnegative."""
     try:
         return exact(value, where=where)
     except InputError as error:
@@ -44,9 +47,9 @@ def exact_cost(value: int | float | str | Fraction, *, where: str) -> Fraction:
 def beta_of_bandwidth(
     gb_per_s: int | float | str | Fraction, *, where: str = "bandwidth_gb_per_s"
 ) -> Fraction:
-    """Exact us per MB of a link that carries `gb_per_s`: 1 GB/s is 10**9 bytes a second, 1000 us per MB.
+    """Exact us/MB of a bandwidth in GB/s (10**9 bytes per second): 1 GB/s is 1000 us/MB.
 
-    Anything but a positive number is a `TopologyError`.
+    Raises `TopologyError` unless the bandwidth is a positive number.
     """
     rate = exact_cost(gb_per_s, where=where)
     if rate == 0:
@@ -55,14 +58,14 @@ def beta_of_bandwidth(
 
 
 def thousandths(cost: Fraction) -> Fraction:
-    """A cost to three decimals, so that bytes take whole femtoseconds, which ticks can count."""
+    """Cost in us/MB rounded to three decimals, so that a byte takes whole femtoseconds, as ticks need."""
     return Fraction(round(cost * 1000), 1000) or cost
 
 
 def rates_of_axes(
     bandwidth_gb_per_s: Number | Sequence[Number], num_axes: int, *, where: str
 ) -> tuple[Fraction, ...]:
-    """Us per MB along every axis, of one bandwidth for all or a bandwidth for each."""
+    """Us/MB along every axis, from one bandwidth for all axes or one for each."""
     several = isinstance(bandwidth_gb_per_s, Sequence) and not isinstance(bandwidth_gb_per_s, str)
     rates: Sequence[Any] = bandwidth_gb_per_s if several else (bandwidth_gb_per_s,) * num_axes  # type: ignore[assignment]
     if len(rates) != num_axes:
@@ -74,7 +77,7 @@ def rates_of_axes(
 
 
 def check_count(value: object, *, where: str, least: int = 1) -> int:
-    """`value`, if it is a whole number of at least `least`; else `TopologyError`."""
+    """Return `value` if it is a whole number of at least `least`; otherwise raise `TopologyError`."""
     try:
         return whole_number(value, where, at_least=least)
     except InputError as error:
@@ -96,7 +99,7 @@ def check_ranks(
 
 
 def links_among(links: Iterable[Link], ranks: Iterable[int]) -> list[int]:
-    """The links, by index, that have all their ends among some ranks."""
+    """Indices of the links whose ends are all among `ranks`."""
     known = set(ranks)
     return [index for index, link in enumerate(links) if known.issuperset((*link.srcs, *link.dsts))]
 
@@ -121,15 +124,15 @@ def add_crossbar(
     reduces: InNetwork | None = None,
     port_betas: Mapping[int, Fraction] | None = None,
 ) -> None:
-    """Join `ranks` by a switch: a link for every ordered pair, a port out and a port in for every rank.
+    """Join `ranks` by a switch: a link for every ordered pair, and a port out and a port in for every rank.
 
-    A send holds the source's port out and the destination's port in for as long as it holds its own link:
-    with its alpha, or the overhead that is part of it, where alpha occupies, without where it pipelines. A
-    rank thus sends to one rank at a time, and receives from one rank at a time. A switch that `reduces` has
-    links of several ends as well (`add_aggregation`).
+    A send holds the source's port out and the destination's port in for as long as its own link, so that a
+    rank sends to one rank at a time and receives from one at a time. Alpha (or the overhead that is part of
+    it) counts with "occupies", not with "pipelined". A switch that `reduces` also gets multicast and
+    reduction links (`add_aggregation`).
 
-    - `port_betas` (mapping of int to Fraction, optional): {rank: us per MB of its ports}, in place of the
-      cost's for all; a link is as fast as the slower of its two ports.
+    - `port_betas`: {rank: us/MB of its ports}, instead of the cost's beta for all; a link is as fast as the
+      slower of its two ports.
     """
     port_out = {rank: builder.add_resource(f"port out {rank} ({name})") for rank in ranks}
     port_in = {rank: builder.add_resource(f"port in {rank} ({name})") for rank in ranks}
@@ -158,18 +161,17 @@ def add_aggregation(
     slowest_us_per_mb: Fraction = Fraction(0),
     groups: Sequence[Sequence[int]] = (),
 ) -> list[int]:
-    """Let a switch add and multicast: for each of its ranks a link from all others, and one to all others.
+    """Add reduction and multicast links of a switch: for each rank one from, and one to, all other ranks.
 
-    A send over them holds the ports of all ranks at its ends; where it adds, also the pool of slots, if that
-    is limited. Its latency is half a round trip, or the switch's. With fewer than three ranks there is
-    nothing to add on the way. Groups of its ranks have such links of their own, and share the pool.
+    A send over such a link holds the ports of all ranks at its ends; a reduction also holds the pool of
+    slots, if that is limited. The latency is half a round trip, or that of the switch. Nothing is added for
+    fewer than three ranks. Groups of ranks get such links of their own, which share the pool.
 
-    - `port_out`, `port_in` (mapping of int to int): The resource of the switch that a rank's sends hold, and
-      that of its receives.
+    - `port_out`, `port_in`: {rank: resource of the switch that its sends, or its receives, hold}.
     - `cost`: Cost of a send from one rank to another through the switch.
     - `slowest_us_per_mb`: Largest beta of the other resources on the path, a lower limit for the links.
 
-    Returns the links: rank by rank, the one that adds and the one that multicasts.
+    Returns the added links, alternately reduction and multicast, rank by rank.
     """
     port_beta = cost.beta_us_per_mb / Fraction(reduces.efficiency)
     alpha = cost.alpha_us if reduces.rtt_us is None else Fraction(reduces.rtt_us) / 2
@@ -181,7 +183,7 @@ def add_aggregation(
         others = [other for other in group if other != rank]
         for srcs, dsts in ((others, [rank]), ([rank], others)):
             adds = len(srcs) > 1
-            # No link is faster than the pool.
+            # A link is at most as fast as the pool.
             pooled = Fraction(0) if pool_beta is None or not adds else pool_beta
             beta = max(port_beta, pooled, slowest_us_per_mb)
             each = LinkCost(alpha, beta, cost.overhead_us)
@@ -189,7 +191,8 @@ def add_aggregation(
             held_us, _ = builder.links[link].held_us(builder.alpha_meaning, cost.overhead_us)
             for src in srcs:
                 builder.add_hold(link, port_out[src], alpha_us=held_us, beta_us_per_mb=port_beta)
-            # Sums of a slow pool arrive evenly all the while; what that takes of a port is counted at once.
+            # Sums of a slow pool arrive evenly throughout the send; their whole port time is counted at its
+            # start.
             side: Side = "receive" if beta == port_beta else "send"
             for dst in dsts:
                 builder.add_hold(link, port_in[dst], alpha_us=held_us, beta_us_per_mb=port_beta, side=side)
@@ -200,13 +203,13 @@ def add_aggregation(
 
 
 class Network(NamedTuple):
-    """Links between nodes: their cost, and `rails` if they join only equal places of nodes.
+    """Links between nodes; with `rails`, only between equal local ranks.
 
     A send holds the egress of the source's NIC from its start, and the ingress of the destination's NIC until
     its end. Each is held for ``nic_alpha_us + bytes * beta``. Ranks that share a NIC take turns; egress and
-    ingress are separate.
+    ingress are independent.
 
-    - `nic_of_place`: The NIC of each place that has one.
+    - `nic_of_place`: {local rank: its NIC} for ranks with a NIC.
     """
 
     cost: LinkCost
@@ -227,10 +230,10 @@ def add_nodes(
     link_name: str = "",
     reduces: InNetwork | None = None,
 ) -> None:
-    """Join ranks in equal nodes pair by pair, or by a switch where there are no pairs; and then the nodes.
+    """Join the ranks of equal nodes, pairwise or (without `pairs`) by a switch, and then the nodes.
 
-    - `pairs` (mapping of (int, int) to int): Number of links between two places in a node.
-    - `costs` (mapping of int to LinkCost): {number of links: their joint cost}.
+    - `pairs`: {pair of local ranks: number of links between them}.
+    - `costs`: {number of links: their joint cost}.
     - `switch`: Name of the switch.
     """
     num_nodes = builder.node_of_rank[-1] + 1
@@ -269,7 +272,7 @@ def hold_ends(
     alpha_us: Number = 0,
     beta: Number | None = None,
 ) -> None:
-    """Let sends hold `out` from their start and `into` until their end, for their link's beta or another."""
+    """Let sends hold `out` from their start and `into` until their end; default beta: that of the link."""
     beta = builder.links[link].beta_us_per_mb if beta is None else beta
     builder.add_hold(link, out, alpha_us=alpha_us, beta_us_per_mb=beta)
     builder.add_hold(link, into, alpha_us=alpha_us, beta_us_per_mb=beta, side="receive")

@@ -1,8 +1,7 @@
-"""Products: networks of several dimensions, each a ring, a fully connected group or a switch of its own.
+"""Products of dimensions: each dimension is a ring, a fully connected group, a switch or a line.
 
-Ranks are numbered in mixed radix, the first dimension's digit varying fastest; two ranks are joined where
-they differ in one digit. `Dimensions` says what the dimensions of a topology are; `taccl.topology.recognise`
-finds them.
+Ranks are numbered in mixed radix; the first dimension's digit varies fastest. Two ranks are joined if they
+differ in one digit. `Dimensions` holds the dimensions of a topology; `taccl.topology.recognise` finds them.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ _EXAMPLE = "'multidim:switch16@100,ring8@50'"
 _MADE = ("ring", "fully-connected", "switch")
 _WORD = re.compile(r"\s*([A-Za-z][A-Za-z_-]*?)-?([0-9]{1,9})\s*(?:@([^@]*))?(?:@([^@]*))?")
 _RATE = re.compile(r"\s*([0-9.eE+/-]+)\s*([A-Za-z/]*)\s*")
-#: A small b is a bit.
+#: {unit: factor to GB/s}; a small b means bits.
 _RATE_UNITS = {"": Fraction(1), "GB/s": Fraction(1), "Gb/s": Fraction(1, 8), "Gbps": Fraction(1, 8)}
 
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One dimension of a product: `size` ranks that differ in one digit, and how they are joined.
+    """One dimension of a product: groups of `size` ranks that differ in one digit, and how they are joined.
 
-    - `kind`: A ring goes both ways; a line is a ring that is cut open, as in a mesh.
-    - `bandwidth_gb_per_s`: Rate at which a rank sends, and receives, over all its links of the dimension
-      together, in 10**9 bytes a second; for a line, over one.
-    - `alpha_us`: Latency of a link in microseconds.
+    - `kind`: ``"ring"`` is bidirectional; ``"line"`` is a ring without its closing link, as in a mesh.
+    - `bandwidth_gb_per_s`: Rate in GB/s at which a rank sends, and receives, over all its links of the
+      dimension together; for a line, over one link.
+    - `alpha_us`: Latency of a link in us.
     """
 
     kind: Kind
@@ -59,19 +58,19 @@ class Dimension:
 
     @classmethod
     def of_link(cls, kind: Kind, size: int, alpha_us: Fraction, beta_us_per_mb: Fraction) -> Dimension:
-        """The dimension whose links have such costs."""
+        """Dimension whose links have these costs."""
         ways = cls(kind, size, Fraction(1), alpha_us).num_ways
         return cls(kind, size, 1000 * ways / beta_us_per_mb, alpha_us)
 
     @property
     def num_ways(self) -> int:
-        """Links of a rank that share the bandwidth: a switch has one port each way."""
+        """Number of links of a rank that share the bandwidth; 1 for a switch (one port in each direction)."""
         most = {"ring": 2, "fully-connected": self.size}.get(self.kind, 1)
         return max(1, min(most, self.size - 1))
 
     @property
     def beta_us_per_mb(self) -> Fraction:
-        """Microseconds for 10**6 bytes over one link."""
+        """Time in us per MB (10**6 bytes) over one link."""
         return 1000 * self.num_ways / self.bandwidth_gb_per_s
 
     @property
@@ -81,7 +80,7 @@ class Dimension:
 
     @property
     def hops(self) -> tuple[int, ...]:
-        """Links from a rank to each of the `size` ranks of its ring, group or switch; of a line, at most."""
+        """Number of hops from a rank to each rank of its group, by distance; for a line, the maximum."""
         if self.kind == "ring":
             return tuple(min(d, self.size - d) for d in range(self.size))
         if self.kind == "line":
@@ -99,14 +98,14 @@ class Dimension:
 
 @dataclass(frozen=True, eq=False)
 class Dimensions(Sequence[Dimension]):
-    """The dimensions of a network, as `taccl.dimensions` finds them; rank is the sum of digit times stride.
+    """Dimensions of a network, found by `taccl.dimensions`; a rank is the sum of digit times stride.
 
     Parameters
     ----------
     dims : tuple of Dimension
-        The first dimension's digit varies fastest.
+        Dimensions; the first one's digit varies fastest.
     host : Topology or NamedFabric
-        Of which these are the dimensions.
+        Network with these dimensions.
     """
 
     dims: tuple[Dimension, ...]
@@ -120,7 +119,7 @@ class Dimensions(Sequence[Dimension]):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Ranks along every dimension."""
+        """Number of ranks along every dimension."""
         return tuple(each.size for each in self.dims)
 
     @property
@@ -139,12 +138,12 @@ class Dimensions(Sequence[Dimension]):
         return all(each.kind != "line" for each in self.dims)
 
     def digits(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(number of dimensions, number of ranks): every rank's digits."""
+        """(num_dimensions, num_ranks) digits of every rank."""
         strides, sizes = (np.array(each, np.int64)[:, None] for each in (self.strides, self.sizes))
         return np.asarray(ranks // strides % sizes)
 
     def groups(self, along: Sequence[int]) -> list[tuple[int, ...]]:
-        """Groups of ranks that differ in some dimensions alone, each in ascending order.
+        """Groups of ranks that differ only in some dimensions, each in ascending order.
 
         - `along`: Indices of these dimensions, from 0.
         """
@@ -156,14 +155,14 @@ class Dimensions(Sequence[Dimension]):
         return [tuple(np.flatnonzero(first == each).tolist()) for each in np.unique(first)]
 
     def loads_us_per_mb(self, order: Sequence[int], *, exchange: bool = False) -> tuple[Fraction, ...]:
-        """For how long each dimension is busy with 10**6 bytes of data that take an order.
+        """Busy time of each dimension in us per MB (10**6 bytes) of data, for an order of dimensions.
 
         Parameters
         ----------
         order : sequence of int
-            As a reduction takes the dimensions: the data shrinks by the size of every one that it has passed.
+            Order in which a reduction passes the dimensions; each dimension divides the data by its size.
         exchange : bool
-            Whether ranks have something else for each other rank: then it does not, and goes every hop.
+            True for an all-to-all exchange: the data does not shrink, and takes every hop.
         """
         loads, left = [Fraction(0)] * len(self.dims), Fraction(1)
         for k in order:
@@ -178,14 +177,17 @@ class Dimensions(Sequence[Dimension]):
 
 
 def name_of(dims: Sequence[Dimension]) -> str:
-    """The name that stands for dimensions on the command line."""
+    """Name of a product on the command line."""
     return f"multidim:{','.join(map(str, dims))}"
 
 
 def add_dimensions(
     builder: TopologyBuilder, dims: Sequence[Dimension], *, names: Mapping[str, str] | None = None
 ) -> None:
-    """Add the links of a product; `names` say what links of a kind are called, by default like their kind."""
+    """Add the links of a product.
+
+    - `names`: {kind of dimension: name of its links}; default: the kind.
+    """
     num_ranks, stride = len(builder.node_of_rank), 1
     for number, each in enumerate(dims):
         name = (names or {}).get(each.kind, each.kind)
@@ -206,7 +208,7 @@ def add_dimensions(
 
 
 def read_dimensions(dims: str | Sequence[Any], *, alpha_us: Number = ALPHA_US) -> tuple[Dimension, ...]:
-    """Dimensions from words or tuples, as `multidim` takes them; `TopologyError` says what is none."""
+    """Dimensions from text or tuples, as in `multidim`. Raises `TopologyError` for invalid ones."""
     where = "multidim: dims"
     given: Sequence[Any] = [_split(word) for word in dims.split(",")] if isinstance(dims, str) else dims
     if isinstance(given, Mapping) or not 0 < len(given) <= MAX_DIMENSIONS:
@@ -248,7 +250,7 @@ def _read(given: Any, default_alpha: Number, where: str) -> Dimension:
 
 
 def _rate(given: Any, where: str) -> Fraction:
-    """A bandwidth in GB/s of 10**9 bytes: a number, or text with a unit."""
+    """Bandwidth in GB/s (10**9 bytes per second), from a number or text with a unit."""
     if given is None or (isinstance(given, str) and not given.strip()):
         raise TopologyError("found none; give the GB/s of a rank, e.g. switch16@100", where=where)
     number, unit = given, ""

@@ -1,4 +1,4 @@
-"""Profile of a machine: constants with their sources, a launch, and protocols."""
+"""Profile of a machine: constants with their sources, launch time, and protocols."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One constant of a machine, in the unit that its name ends in, and where the value comes from."""
+    """A constant of a machine, in the unit at the end of its name, and its source."""
 
     name: str
     value: Fraction
@@ -26,12 +26,12 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class ProtocolCosts:
-    """Costs of messages under a protocol: a base beside the launch, latencies, and a share of bandwidth.
+    """Costs of messages under a protocol.
 
-    - `base_us`: Time before the first step of a collective.
-    - `node_hop_us`, `network_hop_us`: Alpha of a send in a node, and between nodes.
-    - `bandwidth_share`: Share of the bandwidth of the profile's betas.
-    - `node_gb_per_s`: Its largest rate in a node.
+    - `base_us`: Time before the first step of a collective, in addition to the launch.
+    - `node_hop_us`, `network_hop_us`: Alpha of a send inside a node, and between nodes.
+    - `bandwidth_share`: Part of the bandwidth (1 / beta) of the profile that the protocol reaches.
+    - `node_gb_per_s`: Maximum rate inside a node; None if not limited.
     """
 
     name: str
@@ -42,7 +42,7 @@ class ProtocolCosts:
     node_gb_per_s: Constant | None = None
 
     def of(self, constant: Constant) -> Constant:
-        """A constant of the profile as it is under this protocol."""
+        """Value of a constant of the profile under this protocol."""
         kind, _, cost = constant.name.partition("_")
         if kind == "nic":
             return constant
@@ -65,15 +65,15 @@ class ProtocolCosts:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The constants of one machine under one name, e.g. ``"nominal"``.
+    """Constants of a machine under one name, e.g. ``"nominal"``.
 
     - `launch`: Time of a collective before its first step, under every protocol.
-    - `protocols`: Available protocols; none if the constants hold for all messages.
+    - `protocols`: Available protocols; empty if the constants apply to all messages.
     - `ranges`: Protocols that a library used, by size.
-    - `protocol`: The protocol of the constants; empty before one was chosen.
-    - `channel`: Time of each further channel that a library takes into use as messages grow.
-    - `runtime`: Runtime that the launch and the protocols are of, such as ``"nccl"``; empty if unknown.
-    - `launches`: Launches of other runtimes, named such as ``"mscclpp.launch_us"``.
+    - `protocol`: Protocol of the constants; empty if none was chosen.
+    - `channel`: Time of each further channel that a library uses as messages grow.
+    - `runtime`: Runtime of the launch and the protocols, such as ``"nccl"``; empty if unknown.
+    - `launches`: Launches of other runtimes, with names such as ``"mscclpp.launch_us"``.
     """
 
     machine: str
@@ -88,16 +88,16 @@ class Profile:
     launches: tuple[Constant, ...] = ()
 
     def __getitem__(self, name: str) -> Fraction:
-        """The value of a constant; `KeyError` if there is none of that name."""
+        """Value of a constant. Raises `KeyError` if it does not exist."""
         return {constant.name: constant.value for constant in self.constants}[name]
 
     def overhead_us(self, *, between: bool) -> Fraction | None:
-        """Part of alpha that keeps a link busy, in nodes or between them; None if all of it does."""
+        """Part of alpha during which a link is busy, inside nodes or between them; None if all of it is."""
         inside = next((each.value for each in self.constants if each.name.endswith("_overhead_us")), None)
         return self["nic_alpha_us"] if between and inside is not None else inside
 
     def told(self) -> tuple[Constant, ...]:
-        """Every constant, then the launch, and what each protocol takes under its own name."""
+        """All constants, launches and costs of protocols; the latter are named ``PROTOCOL.CONSTANT``."""
         of_protocols = (
             replace(constant, name=f"{each.name}.{constant.name}")
             for each in self.protocols
@@ -109,18 +109,18 @@ class Profile:
 
     @property
     def launch_us(self) -> Fraction:
-        """Time of a collective before its first step, with the base of the protocol."""
+        """Time in us of a collective before its first step, including the base of the protocol."""
         bases = [each.base_us.value for each in self.protocols if each.name == self.protocol]
         return sum(bases, Fraction(0) if self.launch is None else self.launch.value)
 
     def launch_under(self, runtime: str) -> Fraction | None:
-        """Launch of another runtime in us, without the base of a protocol; None if the profile has none."""
+        """Launch time of another runtime in us, without a protocol's base; None if the profile has none."""
         return next((each.value for each in self.launches if each.name == f"{runtime}.launch_us"), None)
 
     def under(self, protocol: str | None = None) -> Profile:
-        """The profile with the constants of one of its protocols, by default ``"simple"``, if it has any.
+        """Profile with the constants of a protocol, by default ``"simple"``; unchanged if it has none.
 
-        `TopologyError` names those that it has.
+        Raises `TopologyError` for an unknown protocol.
         """
         known = {each.name: each for each in self.protocols}
         if protocol is None:
@@ -134,7 +134,7 @@ class Profile:
         return replace(self, constants=tuple(map(known[protocol].of, self.constants)), protocol=protocol)
 
     def replaced(self, values: Mapping[str, int | float | str | Fraction]) -> Profile:
-        """The profile with some constants replaced by a person's own, which must be known and costs."""
+        """Profile with some constants replaced; `TopologyError` for unknown names and invalid costs."""
         constants = {constant.name: constant for constant in self.constants}
         for name, value in values.items():
             if name not in constants:

@@ -1,6 +1,6 @@
-"""Profiles in files, as `taccl fit` writes them: constants of a machine, each with its source and interval.
+"""Profile files, as written by `taccl fit`: constants of a machine, each with source and confidence interval.
 
-They also hold the costs of a launch and of each protocol, and the protocols used by size.
+They also contain the costs of a launch and of each protocol, and the protocols used by size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ProtocolName = Literal["simple", "ll", "ll128"]
 
 
 class Measured(Table):
-    """A value, the interval that holds it with 90 %, and where it comes from."""
+    """A value, its 90 % confidence interval, and its source."""
 
     value: Cost
     low: Cost | None = None
@@ -27,7 +27,7 @@ class Measured(Table):
     source: str
 
     def constant(self, name: str) -> Constant:
-        """The constant of that name, with the interval behind its source."""
+        """Constant with this value; the source includes the interval."""
         source = self.source
         if self.low is not None and self.high is not None:
             source += f" (90 %: {float(self.low):.4g} to {float(self.high):.4g})"
@@ -35,13 +35,13 @@ class Measured(Table):
 
 
 class Share(Measured):
-    """A part of what is promised."""
+    """Measured part of a nominal value, above 0 and at most 1."""
 
     value: Annotated[Cost, Field(gt=0, le=1)]
 
 
 class LaunchTable(Table):
-    """Time of every collective before its first step, of each further channel, and in other runtimes."""
+    """Launch times: before every collective's first step, for each further channel, and in other runtimes."""
 
     latency_us: Measured
     channel_us: Measured | None = None
@@ -49,7 +49,7 @@ class LaunchTable(Table):
 
 
 class ProtocolTable(Table):
-    """Costs of a protocol: a scale of tabled latencies, the resulting values, and its share of bandwidth."""
+    """Costs of a protocol: factor on tabled latencies, resulting values, and share of the bandwidth."""
 
     latency_scale: Measured
     base_us: Measured
@@ -58,13 +58,13 @@ class ProtocolTable(Table):
     bandwidth_share: Share
 
     def costs(self, name: str) -> ProtocolCosts:
-        """The costs of the protocol of that name."""
+        """Costs of the protocol with this name."""
         fields = ("base_us", "node_hop_us", "network_hop_us", "bandwidth_share")
         return ProtocolCosts(name, *(getattr(self, field).constant(field) for field in fields))
 
 
 class Range(Table):
-    """Protocol used in a range of sizes."""
+    """Protocol that a library used in a range of sizes."""
 
     collective: str
     ranks: Positive
@@ -74,7 +74,7 @@ class Range(Table):
     up_to_bytes: Positive
 
     def told(self) -> str:
-        """Text of the range: its collective, ranks, protocol and sizes."""
+        """Text of the range: collective, ranks, protocol and sizes."""
         where = (
             f"{self.collective} on {format_count(self.ranks, 'rank')} in {format_count(self.nodes, 'node')}"
         )
@@ -84,7 +84,7 @@ class Range(Table):
 
 
 class ProfileFile(Table):
-    """The whole file."""
+    """Contents of a profile file."""
 
     machine: str
     source: str = ""
@@ -97,10 +97,12 @@ class ProfileFile(Table):
 
 @reads("profile")
 def load_profile(path: str, nominal: Profile) -> Profile:
-    """The profile in a file, under the path as its name, of the machine that `nominal` is of.
+    """Load the profile of a machine from a file; its name is the path.
+
+    - `nominal`: Nominal profile of the machine, with all its constants.
 
     Raises `FormatError` if the file cannot be read. Raises `TopologyError` if it is of another machine, or a
-    constant is unknown, missing (but for overheads) or no bandwidth.
+    constant is unknown, missing (except overheads) or a beta of 0.
     """
     file = validated(
         ProfileFile, parse(read_text(path), source=path, exact=True), source=path, error=TopologyError

@@ -1,9 +1,10 @@
-"""Named profiles of machine constants: every alpha and beta, and where it comes from.
+"""Named profiles of machine constants: every alpha and beta, with its source.
 
-`taccl` is what the authors of TACCL published with their code; `nominal` is what data sheets
-promise, and what published bounds on bandwidth are stated for. A data sheet promises no latency, so alpha
-is 0 in `nominal`. `nccl` is what NCCL takes machines for when it chooses an algorithm, with a launch and
-three protocols; `rccl` is a fit to published logs, with the same.
+- `taccl`: Constants that the authors of TACCL published with their code.
+- `nominal`: Rates of data sheets, for which published bandwidth bounds are stated. Alpha is 0, as data sheets
+  give no latency.
+- `nccl`: Rates and latencies with which NCCL chooses algorithms, with a launch and three protocols.
+- `rccl`: A fit to published logs, with a launch and three protocols.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def profile_of(topology: Topology) -> Profile | None:
-    """The profile that a machine's topology was made with, under its protocol; None if it has none."""
+    """Profile from which a machine's topology was made, under its protocol; None if there is none."""
     known: Profile | None = topology.cache.get("profile")
     named = {each.name for each in PROFILES.get(topology.machine, ())}
     if known is None and (topology.profile in named or (named and _is_file(topology.profile))):
@@ -50,7 +51,7 @@ def _is_file(profile: str) -> bool:
 
 
 def find_profile(machine: str, profile: str) -> Profile:
-    """The profile of a machine by name, or from a file; `TopologyError` names the known ones."""
+    """Profile of a machine by name or from a file. Raises `TopologyError` for an unknown name."""
     known = {each.name: each for each in PROFILES[machine]}
     if profile not in known and _is_file(profile):
         from taccl.topology.profile_files import load_profile
@@ -68,8 +69,8 @@ def _rate(name: str, gb_per_s: int | str, source: str) -> Constant:
 
 
 _NO_ALPHA = "data sheets promise no latency, so none is counted"
-# No source is known to us for the time that a message keeps a NIC beyond its bytes; 0 is the optimistic end,
-# alpha of the link the pessimistic one, and `constants=` sets anything between.
+# No source is known for the time that a message occupies a NIC beyond its bytes. 0 is the optimistic choice,
+# the alpha of the link the pessimistic one; `constants=` sets any value.
 _NIC_ALPHA = Constant(
     "nic_alpha_us",
     Fraction(0),
@@ -105,17 +106,20 @@ def _by_protocol(
     source: str,
     most: Constant | None = None,
 ) -> Profile:
-    """A profile with the rate of a link in a node, and base, hop and share by protocol.
+    """Profile with a library's rate inside a node, and its base, hop and share of bandwidth by protocol.
 
-    NICs are as promised, hops between nodes as in NCCL's tables, and of an instance type's network as of its
-    class; `most` is what LL moves in a node.
+    NICs have their nominal rate. Hops between nodes are those of NCCL's tables, increased by the network
+    class of an instance type.
+
+    - `costs`: {protocol: (base in us, hop in us, share of bandwidth)}.
+    - `most`: Maximum rate of LL inside a node; None if not limited.
     """
     network = NETWORKS[INSTANCES[nominal.machine].network] if nominal.machine in INSTANCES else None
 
     def costs_of(table: Protocol) -> ProtocolCosts:
         base, hop, share = (Fraction(str(value)) for value in costs[table.name])
         network_us, said = Fraction(str(table.ring_network_us)), SOURCE
-        if network is not None and network.hop_us:  # simple waits for its data and for its flush
+        if network is not None and network.hop_us:  # simple waits for data and for a flush
             network_us += Fraction(str(network.hop_us)) * (2 if table.name == "simple" else 1)
             said = f"{SOURCE}, and a hop of {network.name}: {network.source}"
         return ProtocolCosts(
@@ -141,7 +145,7 @@ def _by_protocol(
 
 
 def _published(machine: str, file: str, betas: Mapping[str, tuple[str, str]]) -> Profile:
-    """Profile of TACCL's published file: (us per MB, field) for each kind of link in a node."""
+    """Profile of TACCL's published file, from (us/MB, field) for each kind of link in a node."""
 
     def constant(name: str, value: str, field: str) -> Constant:
         return Constant(name, Fraction(value), f"{file}: {field}")
@@ -160,7 +164,7 @@ def _published(machine: str, file: str, betas: Mapping[str, tuple[str, str]]) ->
 
 
 def profiles_of(machine: str, model: Model) -> tuple[Profile, ...]:
-    """Profiles of a machine, the default first: with latencies where known, or as published."""
+    """Profiles of a machine, the default first: the one with latencies if known, or the published one."""
     nominal = _nominal(machine, model.links, model.nic)
     if model.published is not None:
         return _published(machine, *model.published), nominal
@@ -177,7 +181,7 @@ def profiles_of(machine: str, model: Model) -> tuple[Profile, ...]:
         most = Constant("node_gb_per_s", Fraction(LL_GB_PER_S[model.generation]), SOURCE)
         launch = Constant("launch_us", Fraction(str(LAUNCH_US)), LAUNCH)
         return _by_protocol(nominal, "nccl", launch, rates, said, costs, SOURCE, most), nominal
-    if model.rccl is None:  # no library's costs are known there
+    if model.rccl is None:  # the costs of libraries are unknown
         return (nominal,)
     source = f"taccl fit of published rccl-tests logs of one node: {model.rccl.logs}"
     launch = Constant("launch_us", Fraction(model.rccl.launch_us), source)

@@ -1,4 +1,4 @@
-"""Racks of workers behind switches: switches that add, and boxes with many network cards that serve."""
+"""Racks of workers: with switches that reduce, or with parameter servers of many NICs."""
 
 from __future__ import annotations
 
@@ -41,31 +41,32 @@ def in_network(
     core_oversubscription: Number = 1,
     groups: Sequence[Sequence[int]] = (),
 ) -> Topology:
-    """Workers behind a switch that adds what they send and multicasts the sum; or a tree of such switches.
+    """Workers behind a switch that reduces their data and multicasts the sum, or a tree of such switches.
 
-    A rank is a worker, a node a rack. Workers also send to one another through the switch. Latency, half of
-    `rtt_us`, is on the way and holds no port. With several racks, each rack's switch hands partial sums to
-    one in the core, so that a sum crosses each uplink once.
+    A rank is a worker, a node is a rack. Workers can also send to one another through the switch. The
+    latency, half of `rtt_us`, holds no port. With several racks, each rack's switch sends partial sums to a
+    core switch, so that a sum crosses each uplink once.
 
     Parameters
     ----------
     workers : int
-        Of each rack.
+        Number of workers per rack.
     gb_per_s : number
-        Rate of a worker's port, each way, in 10**9 bytes a second.
+        Rate of a worker's port in each direction, in GB/s (10**9 bytes per second).
     slots, payload_bytes, rtt_us, dtype
-        What each switch can add at once, as in `taccl.topologies.InNetwork`.
+        Reductions that each switch supports, as in `taccl.topologies.InNetwork`.
     racks : int
-        How many there are.
+        Number of racks.
     core_oversubscription : number
-        A rack's uplink carries what its workers do together, divided by this; at least 1.
+        Ratio of the total rate of a rack's workers to the rate of its uplink; at least 1.
     groups : sequence of sequences of int
-        Ranks whose sums the switches make apart, beside those of all: process groups, which share the slots.
+        Groups of ranks (process groups) that reduce among themselves, besides all ranks; they share the
+        slots.
 
     Raises
     ------
     TopologyError
-        If there are fewer than two ranks, or a number is out of its range; it is named.
+        If there are fewer than two ranks, or a value is out of its range; the message names it.
     """
     check_count(workers * racks, where="in-network: workers", least=2)
     check_num_links((workers * racks) ** 2, where="in-network: workers")
@@ -93,21 +94,21 @@ def rack(
     rtt_us: Number = 10,
     box_gb_per_s: Number | None = None,
 ) -> Topology:
-    """Racks of workers, each with a box that serves: a rank for each worker, and for each card of a box.
+    """Racks of workers, each with a parameter server; ranks are the workers, and the NICs of the servers.
 
-    Workers come first, rack by rack, and then the cards of the boxes. A worker is a node, and so is a box.
-    All are joined by the rack's switch, and racks by a core, as in `in_network`.
+    Workers are numbered first, rack by rack, then the servers' NICs. Each worker and each server is a node.
+    All ranks of a rack are joined by its switch, and racks by a core, as in `in_network`.
 
     Parameters
     ----------
     workers : int
-        Of each rack.
+        Number of workers per rack.
     box_nics : int
-        Network cards of each rack's box, each as fast as a worker's.
+        Number of NICs of each rack's server, each as fast as a worker's NIC.
     racks, core_oversubscription, gb_per_s, rtt_us
-        As in `in_network`; errors are its, too.
+        As in `in_network`, with the same errors.
     box_gb_per_s : number, optional
-        What the cores of a box add up in a second, in 10**9 bytes; default: what its cards bring.
+        Rate at which the cores of a server add, in GB/s (10**9 bytes per second); default: not limited.
     """
     check_num_links(((workers + box_nics) * racks) ** 2, where="rack: workers, box_nics, racks")
     name = f"rack: {workers} workers, {box_nics} cards" + (f", {racks} racks" if racks > 1 else "")
@@ -131,7 +132,7 @@ def _joined(
     box_gb_per_s: Number | None = None,
     groups: Sequence[Sequence[int]] = (),
 ) -> Topology:
-    """All ranks joined: a port out and in for each, an uplink and a downlink for each of several racks."""
+    """Join all ranks: ports out and in for each, and an uplink and a downlink for each of several racks."""
     builder = TopologyBuilder(name, nodes, alpha_meaning="pipelined")
     alpha_us, beta = exact_cost(rtt_us, where="rtt_us") / 2, beta_of_bandwidth(gb_per_s, where="gb_per_s")
     oversubscription = exact_cost(core_oversubscription, where="core_oversubscription")
@@ -168,7 +169,7 @@ def _joined(
             name="switches" if core else "switch", slowest_us_per_mb=slowest, groups=groups,
         )  # fmt: skip
     for index, joint in enumerate(builder.links):
-        # What several ranks of a rack send into a sum crosses once, and so does what several receive.
+        # Data of several ranks of a rack crosses the uplink once if it is summed or multicast.
         out, into = ({rack_of_rank[rank] for rank in end} for end in (joint.srcs, joint.dsts))
         for each in (each for each in sorted(out) if into - {each}):
             builder.add_hold(index, uplink[each], alpha_us=0, beta_us_per_mb=core_beta)

@@ -1,6 +1,6 @@
-"""Structure that is read off a topology: its dimensions, or why it has none; racks, pods and shared uplinks.
+"""Recognise structure of a topology: its dimensions (or why it has none), and racks, pods and uplinks.
 
-Dimensions follow from links, racks and pods from how far hosts are from each other.
+Dimensions follow from links, racks and pods from distances between hosts.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: Cost of a send: alpha and beta of its link, and of every hold.
+#: Cost of a send: alpha and beta of its link, and of each of its holds.
 Cost = tuple[tuple[object, ...], ...]
 
 
 @checked_as(TopologyError)
 def dimensions(topology: Topology | NamedFabric | str) -> Dimensions:
-    """The dimensions whose product a topology is, the first varying fastest.
+    """Dimensions whose product a topology is; the first varies fastest.
 
-    Found where ranks are numbered in mixed radix: tori, meshes, hypercubes, `multidim`, nodes that rails join
-    (DGX, GB200 racks). Each link is then along one dimension, all of one cost, and what it holds is held by
-    one rank's links of that dimension alone.
+    They are found if ranks are numbered in mixed radix: tori, meshes, hypercubes, `multidim`, and nodes
+    joined by rails (DGX, GB200 racks). Every link must be along one dimension, with equal costs in each
+    dimension. Every resource must be held only by the links of one rank in one dimension.
 
     Parameters
     ----------
     topology : Topology, NamedFabric or str
-        A name is a fabric's, as ``taccl.topologies.parse`` reads it.
+        Topology, or the name of a fabric as in ``taccl.topologies.parse``.
 
     Raises
     ------
     TopologyError
-        Why it is no product.
+        If the topology is no product; the message says why.
     """
     from taccl.topology.named import NamedFabric, parse_named
 
@@ -60,7 +60,7 @@ def dimensions(topology: Topology | NamedFabric | str) -> Dimensions:
 
 
 def grid_of(topology: Topology) -> Dimensions | None:
-    """The dimensions of a torus or a mesh: rings and lines alone; None of any other topology."""
+    """Dimensions of a torus or mesh (only rings and lines); None for any other topology."""
     found = _found(topology)
     if isinstance(found, TopologyError) or any(each.kind not in ("ring", "line") for each in found.dims):
         return None
@@ -77,7 +77,7 @@ def _found(topology: Topology) -> Dimensions | TopologyError:
 
 @cached
 def links_along(topology: Topology, dims: Dimensions) -> list[NDArray[np.int64]]:
-    """(num_ranks, size) per dimension: the link from a rank to that with another digit, or -1."""
+    """For each dimension, (num_ranks, size) links from a rank to the rank with another digit; -1 if none."""
     index = _fastest_links(topology)
     ends = np.array(list(index), np.int64).reshape(-1, 2).T
     links = np.array(list(index.values()), np.int64)
@@ -90,7 +90,7 @@ def links_along(topology: Topology, dims: Dimensions) -> list[NDArray[np.int64]]
 
 
 def _of_links(topology: Topology) -> Dimensions:
-    """The dimensions of a topology, from its links; the largest first dimension that fits, and so on."""
+    """Dimensions of a topology from its links; the largest first dimension that fits, and so on."""
     if any(len(link.srcs) + len(link.dsts) > 2 for link in topology.links):
         raise _none(topology, "it has links of several ends")
     index = _fastest_links(topology)
@@ -113,7 +113,7 @@ def _of_links(topology: Topology) -> Dimensions:
 
 
 def _fastest_links(topology: Topology) -> dict[tuple[int, int], int]:
-    """The link of every pair of ranks; of several side by side the fastest."""
+    """{(source, destination): link}; of parallel links the fastest."""
     index: dict[tuple[int, int], int] = {}
     for e, link in enumerate(topology.links):
         other = index.setdefault((link.src, link.dst), e)
@@ -170,7 +170,7 @@ def _along(
     stride: int,
     size: int,
 ) -> Dimension:
-    """The dimension of `size` ranks at a stride, if it is alike everywhere."""
+    """Dimension of `size` ranks at a stride. Raises `TopologyError` unless it is equal everywhere."""
     kind = _kind(cost, 0, stride, size)
     assert kind is not None, "it was looked at from rank 0"
     for first in range(topology.num_ranks):
@@ -196,7 +196,7 @@ def _along(
 
 
 def _check_along(topology: Topology, dims: Dimensions) -> None:
-    """Raise `TopologyError` unless links are along dimensions, and what they hold is a rank's in one."""
+    """Raise `TopologyError` unless each link is along a dimension, and each resource in one dimension."""
     holder: dict[tuple[int, str], tuple[int, int]] = {}
     src, dst = (np.array([getattr(link, end) for link in topology.links]) for end in ("src", "dst"))
     differ = dims.digits(src) != dims.digits(dst)
@@ -218,26 +218,27 @@ def _none(topology: Topology, why: str) -> TopologyError:
     return TopologyError(f"found no product of dimensions: {why}", where=topology.name)
 
 
-#: Clusters are told apart where they are farther from each other than within by this factor; our choice.
+#: Minimum ratio of the distance between clusters to the distance inside them; our choice.
 _APART = 1.2
-#: Hosts in racks, racks in pods, and one level more.
+#: Maximum number of levels of clusters: racks, pods, and one more.
 _MOST_LEVELS = 3
-#: How often distances that say nothing may be taken for clusters, told by so many matrices of chance; of many
-#: hosts a few will do.
+#: Permutation test for clusters: significance level; number of permutations; number of hosts from which only
+#: the minimum number of permutations is used.
 _BY_CHANCE, _DEALS, _MANY = 0.1, 99, 128
-#: Of fewer hosts too few matrices differ: clusters must be apart by so many times what directions differ.
+#: Number of hosts below which a permutation test is not possible; there, clusters must be apart by at least
+#: this multiple of the asymmetry of distances.
 _FEW, _NOISES = 8, 2.0
 
 
 def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
-    """The cluster of every host, level by level, from the innermost out; none where hosts are all alike.
+    """Cluster of every host, level by level, the innermost first; empty if no clusters are found.
 
-    Hosts that are near each other on average are joined first (hierarchical clustering by average linkage).
-    Where the next two to be joined are farther apart than all before by a factor, what was joined is a level.
-    There are none where clusters tell distances no better than they do where the same distances are dealt out
-    at random; nor, of few hosts, where the factor is within what the two directions of a pair differ by.
+    Hosts are joined by hierarchical clustering with average linkage. A level ends where the distance of the
+    next merge is larger than all before by a factor. No levels are returned if a permutation test finds that
+    clusters explain the distances no better than by chance. For few hosts, the factor must exceed the
+    asymmetry of the distances instead.
 
-    - `distance`, (num_hosts, num_hosts) array: Without holes; of two directions the mean counts.
+    - `distance`, (num_hosts, num_hosts): Without nan; the mean of both directions counts.
     """
     if len(distance) < 3:
         return []
@@ -255,12 +256,12 @@ def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     for k in sorted(apart):
         labels = fcluster(merges, t=heights[k] * (1 + 1e-12), criterion="distance")
         _, first, which = np.unique(labels, return_index=True, return_inverse=True)
-        found.append(np.argsort(np.argsort(first))[which].astype(np.int64))  # numbered as hosts come
+        found.append(np.argsort(np.argsort(first))[which].astype(np.int64))  # in order of first hosts
     return found
 
 
 def asymmetry(matrix: NDArray[np.float64]) -> float:
-    """Median over all pairs of the difference between both directions, relative to their mean."""
+    """Median over all pairs of the difference between the two directions, relative to their mean."""
     differ = 2 * abs(matrix - matrix.T) / (matrix + matrix.T)
     return float(np.nanmedian(differ[~np.eye(len(matrix), dtype=bool)]))
 
@@ -291,14 +292,14 @@ def _are_by_chance(distance: NDArray[np.float64]) -> bool:
 
 
 def _squares(merges: NDArray[np.float64]) -> float:
-    """Sum of squares of the cophenetic distances of all pairs of hosts; `merges` as of SciPy's `linkage`."""
+    """Sum of squares of the cophenetic distances of all pairs; `merges` is a result of SciPy's `linkage`."""
     sizes = np.concatenate((np.ones(len(merges) + 1), merges[:, 3]))
     joined = sizes[merges[:, :2].astype(np.int64)].prod(axis=1)
     return float(joined @ merges[:, 2] ** 2)
 
 
 def nested_order(distance: NDArray[np.float64]) -> list[int]:
-    """Hosts with those beside each other that are near each other; of two clusters the larger first."""
+    """Order of hosts in which near hosts are adjacent; of two clusters, the larger comes first."""
     require_address_space()
     from scipy.cluster.hierarchy import to_tree
 
@@ -316,9 +317,9 @@ def nested_order(distance: NDArray[np.float64]) -> list[int]:
 
 
 def completed(distance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The same without holes (nan): as far as the farthest step of the best way over pairs that are known.
+    """Distances with missing ones (nan) estimated by the minimax path: the smallest possible largest step.
 
-    Values that all hosts of a cluster share follow from a sample of pairs.
+    Distances that all hosts of a cluster share thus follow from a sample of pairs.
     """
     unknown = np.isnan(distance)
     np.fill_diagonal(unknown, False)

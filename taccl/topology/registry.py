@@ -1,4 +1,4 @@
-"""Machine models and fabrics by name: ``"ndv2"``, ``"dgx-a100"``, ``"torus:4x4"``."""
+"""Machine models and fabrics by name, such as ``"ndv2"``, ``"dgx-a100"`` or ``"torus:4x4"``."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ def machine_names() -> tuple[str, ...]:
 
 
 def fabric_names() -> tuple[str, ...]:
-    """Names of the fabrics; `parse` wants a size behind a colon."""
+    """Names of the fabrics, without the size that `parse` requires after a colon."""
     return tuple(FABRICS)
 
 
 @checked_as(TopologyError)
 def parse(name: str, *, nodes: Count | None = None, profile: str | None = None, **options: Any) -> Topology:
-    """The topology that a name stands for.
+    """Topology of a name.
 
     Parameters
     ----------
     name : str
-        A machine (``"ndv2"``, ``"dgx-a100"``), or a fabric and its size (``"torus:4x4"``, ``"ring:8"``,
-        ``"hypercube:3"``). Case does not matter, and dashes and underscores are alike.
+        A machine (``"ndv2"``, ``"dgx-a100"``), or a fabric with its size (``"torus:4x4"``, ``"ring:8"``,
+        ``"hypercube:3"``). Case, dashes and underscores do not matter.
     nodes : int, optional
-        Nodes of a machine (default 1), or nodes that the ranks of a fabric are cut into.
+        Number of nodes of a machine (default 1), or into which the ranks of a fabric are divided.
     profile : str, optional
         Profile of a machine's constants.
     **options
-        Further keywords of the machine's or the fabric's function, e.g. ``alpha_meaning="pipelined"``.
+        Further keywords of the function of the machine or fabric, e.g. ``alpha_meaning="pipelined"``.
 
     Raises
     ------
     TopologyError
-        Names the machines, fabrics and arguments that there are, if it is none of them.
+        For an unknown machine, fabric or argument; the message lists the known ones.
     """
     if not name.strip():
         raise TopologyError(f"found {name!r}; expected {_expected()}", where="topology")
@@ -78,7 +78,7 @@ def parse(name: str, *, nodes: Count | None = None, profile: str | None = None, 
 
 
 def find_kind(kind: str, name: str) -> str:
-    """The known name that a person's spelling stands for."""
+    """Name of the machine or fabric that a spelling matches. Raises `TopologyError` if there is none."""
     known = (*machines.MACHINES, *FABRICS)
     found = matching(kind, known)
     if found is None:

@@ -1,8 +1,8 @@
-"""The topology: ranks in nodes, links between them, and the resources that sends hold.
+"""Topology: ranks in nodes, links between them, and the resources that sends hold.
 
-One notion of contention covers all. A send over a link holds resources, each for ``alpha + bytes * beta`` of
-the hold. One send at a time holds a resource. A link holds itself; a switch port, a shared NIC and a spine
-uplink are resources as well.
+All contention is modelled by resources, each held by one send at a time. A send over a link holds the link's
+resources, each for ``alpha + bytes * beta`` of its hold. Each link is a resource itself; switch ports, shared
+NICs and uplinks of a spine are further resources.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 AlphaMeaning = Literal["occupies", "pipelined"]
 Side = Literal["send", "receive"]
-#: Fields of a topology that are words.
+#: Text fields of a topology.
 WORDS = ("name", "machine", "profile", "cost_model", "alpha_meaning")
-_NOTHING = Fraction(0)  # one for all, as costs that links share are read once
-#: The other end of a send, where time or links are reversed.
+_NOTHING = Fraction(0)  # shared object, as equal costs are converted once by identity
+#: The other end of a send, for reversed time or links.
 OTHER_SIDE: dict[Side, Side] = {"send": "receive", "receive": "send"}
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A directed channel from `srcs` to `dsts`: one rank each, but for switches that multicast or reduce.
+    """A directed link from one rank to another; multicasts and reductions in switches have several.
 
     A send of b bytes takes ``alpha_us + b * beta_us_per_mb / 10**6`` microseconds.
     """
@@ -53,24 +53,27 @@ class Link:
 
     @property
     def src(self) -> int:
-        """The sending rank of an ordinary link; the first of several."""
+        """Source rank; the first one of several."""
         return self.srcs[0]
 
     @property
     def dst(self) -> int:
-        """The receiving rank of an ordinary link; the first of several."""
+        """Destination rank; the first one of several."""
         return self.dsts[0]
 
     def held_us(
         self, alpha_meaning: AlphaMeaning, overhead_us: Fraction | None = None
     ) -> tuple[Fraction, Fraction]:
-        """Alpha, or the overhead that is part of it, and beta of how long a send holds the link itself."""
+        """(alpha in us, beta in us/MB) of the time for which a send holds the link itself.
+
+        Alpha is that of the link with "occupies" and 0 with "pipelined", and at most `overhead_us` if given.
+        """
         alpha_us = self.alpha_us if alpha_meaning == "occupies" else _NOTHING
         return alpha_us if overhead_us is None else min(alpha_us, overhead_us), self.beta_us_per_mb
 
     @property
     def ends(self) -> str:
-        """Its ranks as messages show them, e.g. ``"0->1,2"``."""
+        """Ranks of the link as in messages, e.g. ``"0->1,2"``."""
         return ends_text(self.srcs, self.dsts)
 
     def __str__(self) -> str:
@@ -86,7 +89,7 @@ def ends_text(srcs: Sequence[int], dsts: Sequence[int], name: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Something that one send at a time can hold."""
+    """A resource, held by one send at a time."""
 
     name: str
 
@@ -95,8 +98,7 @@ class Resource:
 class Hold:
     """A send of b bytes over `link` holds `resource` for ``alpha_us + b * beta_us_per_mb / 10**6``.
 
-    It is held from the send's start where `side` is ``"send"``, until the send's end where it is
-    ``"receive"``.
+    The hold begins with the send if `side` is ``"send"``, and ends with it if `side` is ``"receive"``.
     """
 
     link: int
@@ -108,9 +110,9 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Ranks joined by a crossbar, and the links that run through it.
+    """Ranks joined by a crossbar, and the links through it.
 
-    One that `reduces` has links among them that add what several ranks send, and links that multicast.
+    If it `reduces`, some of these links reduce data of several ranks or multicast.
     """
 
     name: str
@@ -122,28 +124,28 @@ class Switch:
 @checked_as(TopologyError)
 @dataclass(frozen=True)
 class Topology:
-    """Ranks, the nodes they live in, links, resources and holds.
+    """Ranks in nodes, with links, resources and holds.
 
     Parameters
     ----------
     node_of_rank : tuple of int
-        The node of every rank; its length is the number of ranks.
+        Node of every rank; its length is the number of ranks.
     alpha_meaning : {"occupies", "pipelined"}
         Whether a link stays busy during its alpha, or is free again after ``bytes * beta``.
     profile : str
-        Where the constants come from, e.g. ``"nominal"``.
+        Name of the profile of constants, e.g. ``"nominal"``.
     machine : str
-        The machine model or fabric, e.g. ``"ndv2"``; empty for a person's own.
+        Name of the machine model or fabric, e.g. ``"ndv2"``; empty for a topology of the user's own.
     cost_model : {"physical", "upstream"}
-        ``upstream`` follows the published tool's per-chunk integer costs.
+        ``"upstream"``: per-chunk integer costs of the published tool.
     protocol : str
-        By which messages are sent: ``"simple"``, ``"ll"`` or ``"ll128"``; empty where costs hold for all.
+        Protocol of messages: ``"simple"``, ``"ll"`` or ``"ll128"``; empty if costs apply to all messages.
     launch_us : Fraction
-        What a collective takes before its first step, in microseconds; no part of a schedule's finish.
+        Time in us of a collective before its first step; not part of a schedule's finish.
     notes : tuple of str
-        Facts and choices of an import.
+        Facts about an import, and choices made in it.
     assumed : tuple of str
-        Everything that an import assumed, dropped or guessed. Bounds and times then hold for this model.
+        Everything that an import assumed, dropped or guessed; bounds and times depend on it.
     """
 
     name: str
@@ -176,37 +178,37 @@ class Topology:
 
     @cached_property
     def cache(self) -> dict[str, Any]:
-        """Derived data about this topology, by name; not part of its value."""
+        """Derived data, by key; not part of the topology's value."""
         return {}
 
     @cached_property
     def ranks_of_node(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of every node, in order; a rank's place in its node is its local rank."""
+        """Ranks of every node, in order; a rank's position in its node is its local rank."""
         return _listed(self.num_nodes, enumerate(self.node_of_rank))
 
     @cached_property
     def local_rank(self) -> tuple[int, ...]:
-        """Every rank's place in its node."""
+        """Local rank of every rank: its position in its node."""
         place = {rank: i for ranks in self.ranks_of_node for i, rank in enumerate(ranks)}
         return tuple(place[rank] for rank in range(self.num_ranks))
 
     @cached_property
     def holds_of_link(self) -> tuple[tuple[Hold, ...], ...]:
-        """The holds of a send over every link."""
+        """Holds of a send over every link."""
         return _listed(len(self.links), ((hold, hold.link) for hold in self.holds))
 
     @cached_property
     def links_from(self) -> tuple[tuple[int, ...], ...]:
-        """Links out of every rank, by index."""
+        """Indices of the links out of every rank."""
         return _listed(self.num_ranks, ((e, rank) for e, link in enumerate(self.links) for rank in link.srcs))
 
     @cached_property
     def links_to(self) -> tuple[tuple[int, ...], ...]:
-        """Links into every rank, by index."""
+        """Indices of the links into every rank."""
         return _listed(self.num_ranks, ((e, rank) for e, link in enumerate(self.links) for rank in link.dsts))
 
     def links_between(self, src: int, dst: int) -> tuple[int, ...]:
-        """Every link by which `src` can send to `dst`."""
+        """Indices of the links over which `src` can send to `dst`."""
         src, dst = known_index(src, self.num_ranks, "src"), known_index(dst, self.num_ranks, "dst")
         return tuple(link for link in self.links_from[src] if dst in self.links[link].dsts)
 
@@ -217,8 +219,8 @@ class Topology:
 
     @cached_property
     def nodes_of_link(self) -> tuple[tuple[frozenset[int], frozenset[int]], ...]:
-        """The nodes of every link's sources, and of its destinations."""
-        known: dict[tuple[int, ...], frozenset[int]] = {}  # most ends are a rank alone
+        """Nodes of every link's sources, and of its destinations."""
+        known: dict[tuple[int, ...], frozenset[int]] = {}  # most ends are a single rank
 
         def nodes(ranks: tuple[int, ...]) -> frozenset[int]:
             if ranks not in known:
@@ -229,18 +231,18 @@ class Topology:
 
     @cached_property
     def internode_links(self) -> tuple[int, ...]:
-        """Every link between nodes, by index."""
+        """Indices of the links between nodes."""
         return tuple(link for link in range(len(self.links)) if self.is_internode(link))
 
     def changed(self, **values: Any) -> Topology:
-        """The topology with other values of fields, which are known to be sound: none is checked."""
+        """Topology with other values of some fields, without checks."""
         other = object.__new__(Topology)
         vars(other).update({each.name: getattr(self, each.name) for each in fields(self)}, **values)
         return other
 
     @cached
     def reversed(self) -> Topology:
-        """The topology with every link reversed; link, resource and hold keep their index."""
+        """Topology with every link reversed; links, resources and holds keep their indices."""
         suffix = " reversed"
         turned = self.changed(
             name=self.name.removesuffix(suffix) if self.name.endswith(suffix) else self.name + suffix,
@@ -267,7 +269,7 @@ class Topology:
 
     @property
     def proviso(self) -> str:
-        """Number of assumptions that bounds and times rest on; empty without any."""
+        """Text with the number of assumptions on which bounds and times depend; empty if there are none."""
         count = format_count(len(self.assumed), "assumption")
         return f"{count} of the import (taccl show lists them)" if self.assumed else ""
 
@@ -304,7 +306,7 @@ class Topology:
     @classmethod
     @checked_as(TopologyError)
     def from_dict(cls, data: dict[str, Any]) -> Topology:
-        """The topology that `to_dict` wrote; `FormatError` or `TopologyError` say what makes none."""
+        """Topology from the result of `to_dict`. Raises `FormatError` or `TopologyError` for invalid data."""
         try:
             content: dict[str, Any] = {
                 **{name: data[name] for name in WORDS},
@@ -340,7 +342,7 @@ class Topology:
 
     @property
     def link_kinds(self) -> list[tuple[str, str, str, str, str]]:
-        """Groups of equal links as text: their number, place, alpha in us, beta in us/MB, and GB/s."""
+        """Groups of links with equal costs, as text: number, place, alpha in us, beta in us/MB, GB/s."""
         kinds = Counter(
             ("between nodes" if self.is_internode(e) else "inside nodes", link.alpha_us, link.beta_us_per_mb)
             for e, link in enumerate(self.links)
@@ -351,7 +353,7 @@ class Topology:
         ]
 
     def _repr_html_(self) -> str:
-        """HTML for notebooks: the figures, and the links by cost."""
+        """HTML for notebooks: figures, and links by cost."""
         from taccl._internal.html import card, facts, table
 
         figures = [
@@ -372,7 +374,7 @@ class Topology:
 
 
 def _listed(count: int, entries: Iterable[tuple[T, int]]) -> tuple[tuple[T, ...], ...]:
-    """Entries at each of `count` places, in order."""
+    """Group entries by index, in order."""
     lists: list[list[T]] = [[] for _ in range(count)]
     for entry, place in entries:
         lists[place].append(entry)
@@ -380,7 +382,7 @@ def _listed(count: int, entries: Iterable[tuple[T, int]]) -> tuple[tuple[T, ...]
 
 
 def plain_fields(each: Switch | InNetwork) -> dict[str, Any]:
-    """A value whose fields are words, numbers, fractions and tuples, as plain values."""
+    """{field: plain value} of a dataclass with text, numbers, fractions and tuples; None is left out."""
     values = ((entry.name, getattr(each, entry.name)) for entry in fields(each))
     return {name: _plain_value(value) for name, value in values if value is not None}
 

@@ -1,4 +1,4 @@
-"""Pure transforms: a topology in and a new one out."""
+"""Transforms of topologies: each returns a new topology."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @checked_as(TopologyError)
 def relabel(topology: Topology, permutation: Sequence[int]) -> Topology:
-    """The topology with rank r renamed ``permutation[r]``; links, resources and holds keep their index.
+    """Topology with rank r renamed ``permutation[r]``; links, resources and holds keep their indices.
 
     A link's own resource is renamed with it; ports, NICs and other resources keep their names.
     """
@@ -49,18 +49,18 @@ def without(
     ----------
     topology : Topology
     links : iterable of int or (int, int)
-        Links that failed, by index, or as (source, destination), which means every link between the two.
+        Failed links, by index or as (source, destination), which means every link between the two.
     ranks : collection of int
-        Ranks that failed. The others are renumbered from 0 without gaps, in their old order, for ranks
-        have no gaps, and so are the nodes that keep one; use `links` to keep the numbers and cut a rank off.
-        A resource stays if a link that holds it stays; a switch stays if two of its ranks stay.
+        Failed ranks. The other ranks are renumbered from 0 without gaps, in their old order, and so are the
+        nodes that keep a rank; to keep the numbers, cut a rank off with `links`. A resource stays if a link
+        that holds it stays; a switch stays if two of its ranks stay.
     resources : iterable of str
-        Resources that failed, by name, such as ``"NIC 0 of node 1 egress"``: links that hold them are lost.
+        Failed resources, by name, such as ``"NIC 0 of node 1 egress"``: links that hold them are removed.
 
     Raises
     ------
     TopologyError
-        If a link, a rank or a resource does not exist, or no rank is left.
+        If a link, a rank or a resource does not exist, or no rank remains.
     """
     check_ranks(ranks, topology.num_ranks, where=f"{topology.name}: ranks")
     gone = {e for link in links for e in _links_meant(topology, link)}
@@ -80,9 +80,9 @@ def without(
 def subset(
     topology: Topology, *, ranks: Collection[int] | None = None, without_ranks: Collection[int] = ()
 ) -> Topology:
-    """The topology of some ranks, as CUDA_VISIBLE_DEVICES leaves them, renumbered from 0 in their old order.
+    """Topology of some ranks, renumbered from 0 in their old order, as with CUDA_VISIBLE_DEVICES.
 
-    Switches that multicast or add do so among the ranks that stay, if there are three or more in a node.
+    Multicasts and reductions of switches are limited to the remaining ranks, if at least three remain.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def subset(
     Raises
     ------
     TopologyError
-        If a rank does not exist, or no rank is left.
+        If a rank does not exist, or no rank remains.
     """
     kept = range(topology.num_ranks) if ranks is None else ranks
     check_ranks(kept, topology.num_ranks, where=f"{topology.name}: ranks")
@@ -109,7 +109,7 @@ def subset(
 
 
 def _narrowed(topology: Topology, gone: Collection[int]) -> Topology:
-    """The topology whose multicasts and reductions leave out ranks, if two or more others stay at an end."""
+    """Remove ranks from multicasts and reductions with at least two other ranks at an end."""
     links = list(topology.links)
     for index, link in enumerate(links):
         srcs, dsts = (tuple(rank for rank in end if rank not in gone) for end in (link.srcs, link.dsts))
@@ -122,20 +122,20 @@ def _narrowed(topology: Topology, gone: Collection[int]) -> Topology:
 
 @checked_as(TopologyError)
 def degraded(topology: Topology, links: Mapping[int | tuple[int, int] | str, Number]) -> Topology:
-    """The topology with some links slower than they were.
+    """Topology with some slower links or resources.
 
     Parameters
     ----------
     links : mapping of int, (int, int) or str to number
-        Links, by index or as (source, destination), and the part of their bandwidth that is left: above 0,
-        at most 1. What several links share keeps its rate. A resource's name, such as
-        ``"NIC 0 of node 1 egress"``, stands for what all its links share: every send holds it for longer, and
-        none is faster than it.
+        {link: remaining part of its bandwidth}, above 0 and at most 1. A link is given by index or as
+        (source, destination); resources that it shares with others keep their rate. The name of a resource,
+        such as ``"NIC 0 of node 1 egress"``, stands for that resource: every send holds it for longer, and
+        its links are at most as fast.
 
     Raises
     ------
     TopologyError
-        If a link or a resource does not exist, or what is left is not above 0 and at most 1.
+        If a link or a resource does not exist, or a part is not above 0 and at most 1.
     """
     by_link: dict[int, Fraction] = {}
     by_resource: dict[str, Fraction] = {}
@@ -166,10 +166,10 @@ def degraded(topology: Topology, links: Mapping[int | tuple[int, int] | str, Num
 
 @checked_as(TopologyError)
 def under(topology: Topology, protocol: str) -> Topology:
-    """The topology with messages sent by another protocol of its machine's profile.
+    """Topology with messages under another protocol of its machine's profile.
 
-    Latencies and rates change as the profile's do from one protocol to the other, so that links that are
-    slower than the profile says stay so.
+    Latencies and rates are multiplied by the ratio of the two protocols' values in the profile, so that
+    degraded links stay degraded.
 
     Raises
     ------
@@ -186,7 +186,7 @@ def under(topology: Topology, protocol: str) -> Topology:
         raise TopologyError(said, where="protocol")
     profile = find_profile(topology.machine, topology.profile)
     old, new = profile.under(topology.protocol), profile.under(protocol)
-    # Constants that a user replaced stay.
+    # Keep constants that the user replaced.
     kept = {o.name: n for o, n in zip(old.constants, now.constants, strict=True) if o.value != n.value}
     new = replace(new, constants=tuple(kept.get(each.name, each) for each in new.constants))
     factors: dict[tuple[bool, str], Fraction] = {}
@@ -210,9 +210,12 @@ def rescaled(
     factors: Mapping[tuple[bool, str], Fraction],
     rounded: Callable[[Fraction], Fraction] | None = None,
 ) -> Topology:
-    """The topology with costs of links times factors: ``"alpha"`` and ``"beta"``, in nodes and between them.
+    """Multiply the costs of links by factors above 0.
 
-    A send holds each resource by the same beta, and for at most the link's new alpha. Factors are above 0.
+    A send holds each resource with the same factor on beta, and for at most the link's new alpha.
+
+    - `factors`: {(is between nodes, ``"alpha"`` or ``"beta"``): factor}; default 1.
+    - `rounded`: Function applied to each product.
     """
     factor = {
         between: tuple(factors.get((between, cost), Fraction(1)) for cost in ("alpha", "beta"))
@@ -220,7 +223,7 @@ def rescaled(
     }
     by = [factor[srcs != dsts] for srcs, dsts in topology.nodes_of_link]
 
-    # Most links share the very objects of their costs; those that are made below are kept by them.
+    # Most links share the cost objects, so products are cached by identity; the cache keeps them alive.
     known: dict[tuple[int, int], Fraction] = {}
     least: dict[tuple[int, int], Fraction] = {}
 
@@ -258,7 +261,7 @@ def rescaled(
 
 
 def _links_of_resource(topology: Topology, name: str) -> set[int]:
-    """The links that hold a resource."""
+    """Links that hold the resource with a name."""
     found = {hold.link for hold in topology.holds if topology.resources[hold.resource].name == name}
     if not found:
         raise TopologyError(
@@ -270,7 +273,7 @@ def _links_of_resource(topology: Topology, name: str) -> set[int]:
 
 
 def _links_meant(topology: Topology, link: int | tuple[int, int]) -> tuple[int, ...]:
-    """The links that an index or a (source, destination) stands for."""
+    """Links given by an index or a (source, destination) pair."""
     if isinstance(link, int):
         found: tuple[int, ...] = (link,) if link in range(len(topology.links)) else ()
     else:
@@ -282,7 +285,7 @@ def _links_meant(topology: Topology, link: int | tuple[int, int]) -> tuple[int, 
 
 
 def _with_links(topology: Topology, links: Sequence[int]) -> Topology:
-    """The topology with only `links`, and the resources that they hold."""
+    """Topology with only `links`, and the resources that they hold."""
     new_link = {link: new for new, link in enumerate(links)}
     holds = [hold for hold in topology.holds if hold.link in new_link]
     resources = sorted({hold.resource for hold in holds})
@@ -300,7 +303,7 @@ def _with_links(topology: Topology, links: Sequence[int]) -> Topology:
 
 
 def _renamed(topology: Topology, new_rank: Mapping[int, int], node_of_rank: Sequence[int]) -> Topology:
-    """The topology with every rank of its links renamed, and ranks of switches renamed or left out."""
+    """Topology with renamed ranks; `new_rank` lacks the ranks that switches lose."""
 
     def renamed(link: Link) -> Link:
         srcs, dsts = (tuple(sorted(new_rank[rank] for rank in end)) for end in (link.srcs, link.dsts))
