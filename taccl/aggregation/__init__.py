@@ -1,6 +1,6 @@
-"""Sums in the network and at servers, beside their schedules: the protocol of packets, fixed point, shards.
+"""Sums in switches and at servers, besides their schedules: packet protocol, number formats, placement.
 
-Schedules of switches and servers are made by `taccl.synthesize` and `taccl.baselines`.
+Schedules for switches and servers are made by `taccl.synthesize` and `taccl.baselines`.
 """
 
 from taccl.aggregation.block_floating_point import (

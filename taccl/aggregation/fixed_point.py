@@ -1,7 +1,7 @@
-"""Fixed point: real numbers as whole numbers, for switches that add nothing else.
+"""Fixed point: real numbers as whole numbers, for switches that add only integers.
 
-A number x is sent as q, the whole number nearest to x * scale: in exact arithmetic off by at most 1 / 2.
-The sum of n such numbers, over scale, is therefore off by at most n / (2 * scale).
+A number x is sent as q, the whole number nearest to x * scale, with an error of at most 1 / 2. The sum of n
+such numbers, divided by scale, therefore has an error of at most n / (2 * scale).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _SPLITTER = 2.0**27 + 1
 
 @checked
 def largest_scale(most: float, ranks: Count) -> float:
-    """The largest scale at which no sum of `ranks` numbers of at most `most` leaves 32 bits.
+    """Largest scale at which no sum of `ranks` numbers of at most `most` exceeds 32 bits.
 
-    - `most`: A bound on the numbers' absolute values, above 0.
+    - `most`: Bound on the absolute values of the numbers, above 0.
     """
     if not (most > 0 and np.isfinite(most)):
         raise InputError(f"found {most}; expected a finite number above 0", where="most")
@@ -60,7 +60,7 @@ def error_bound(ranks: Count, scale: float) -> float:
 def quantise(
     values: ArrayLike, scale: float, *, ranks: Count, most: float | None = None
 ) -> NDArray[np.int32]:
-    """The nearest whole numbers to ``values * scale``, such that sums over all ranks fit into 32 bits.
+    """Whole numbers nearest to ``values * scale``; sums over all ranks fit into 32 bits.
 
     Parameters
     ----------
@@ -68,17 +68,18 @@ def quantise(
         Finite numbers of any type that float64 holds; for bfloat16 see
         `taccl.aggregation.fixed_point.from_bfloat16`.
     scale : float
-        Whole numbers to 1.
+        Whole numbers per unit.
     ranks : int
-        How many contribute to each sum.
+        Number of ranks that contribute to each sum.
     most : float, optional
-        A bound on the absolute values of all ranks; default: that of these `values`, which is right only
-        where no other rank's are larger.
+        Bound on the absolute values of all ranks. Default: that of these `values`, which is right only if no
+        other rank has larger ones.
 
     Raises
     ------
     InputError
-        If a sum could overflow, with the largest scale that fits; or a value is not finite, or above `most`.
+        If a sum could overflow (the message has the largest scale that fits), or a value is not finite or
+        above `most`.
     """
     real, scale = finite_numbers(values), _positive(scale)
     found = float(np.abs(real).max(initial=0.0))
@@ -96,7 +97,7 @@ def quantise(
 
 @checked
 def dequantise(sums: ArrayLike, scale: float) -> NDArray[np.float64]:
-    """The real numbers that sums in fixed point stand for: each quotient rounded to the nearest float64.
+    """Real numbers of sums in fixed point: each quotient rounded to the nearest float64.
 
     Raises `InputError` if one is too large for a float64.
     """
@@ -111,7 +112,7 @@ def dequantise(sums: ArrayLike, scale: float) -> NDArray[np.float64]:
 
 
 def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """The numbers whose bfloat16 bits these are: the upper halves of float32."""
+    """Numbers with the given bfloat16 bits, which are the upper halves of float32 numbers."""
     upper = np.ascontiguousarray(bits)
     if upper.dtype != np.uint16:
         raise InputError(f"found {upper.dtype}; expected uint16, the bits of bfloat16", where="bits")
@@ -119,18 +120,18 @@ def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 
 def nearest_whole(real: NDArray[np.float64], scale: float | NDArray[np.float64]) -> NDArray[np.int32]:
-    """The whole numbers nearest to ``real * scale`` in exact arithmetic, which must fit into 32 bits."""
+    """Whole numbers nearest to ``real * scale`` in exact arithmetic; they must fit into 32 bits."""
     product, error = _product(real, scale)
     whole = np.rint(product)
-    # The difference is exact, and the error is at most half an ulp of the product. So the error decides only
-    # where the difference is 1/2. Their sum, rounded, would lose a small error.
+    # The difference is exact, and the error is at most half an ulp of the product. So the error matters only
+    # if the difference is 1/2. Their rounded sum would lose a small error.
     rest = product - whole
     up, down = (rest == 0.5) & (error > 0), (rest == -0.5) & (error < 0)
     return np.asarray(whole + up - down).astype(np.int32)
 
 
 def finite_numbers(values: ArrayLike) -> NDArray[np.float64]:
-    """The values as float64; `InputError` unless all are finite real numbers."""
+    """Values as float64. Raises `InputError` unless all are finite real numbers."""
     real = _numbers(values, "values")
     if not np.isfinite(real).all():
         raise InputError("found values that are infinite or no numbers; expected finite ones", where="values")
@@ -140,7 +141,7 @@ def finite_numbers(values: ArrayLike) -> NDArray[np.float64]:
 def _numbers(values: ArrayLike, where: str) -> NDArray[np.float64]:
     try:
         given = np.asarray(values)
-        with np.errstate(over="ignore"):  # wider floats become infinite, which is refused
+        with np.errstate(over="ignore"):  # wider floats become infinite, which is an error
             if given.dtype.kind != "c":
                 return given.astype(np.float64, copy=False)
     except (OverflowError, TypeError, ValueError):
@@ -173,6 +174,6 @@ def _product(
 
 
 def _halves(mantissa: Any) -> tuple[Any, Any]:
-    """Two floats of 26 bits each that add up to a mantissa."""
+    """Two floats of 26 bits each whose sum is a mantissa."""
     high = _SPLITTER * mantissa - (_SPLITTER * mantissa - mantissa)
     return high, mantissa - high

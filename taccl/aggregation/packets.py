@@ -1,14 +1,14 @@
-"""The protocol by which a switch adds packets, replayed packet by packet over a network that loses some.
+"""Packet protocol by which a switch sums, simulated packet by packet over a network with losses.
 
-Data is cut into packets. A worker keeps one packet in flight for each slot: the one after packet p of a slot
-is p + slots, and is sent once the sum of p is back. A slot has two versions, used in turn. The switch
-remembers of each who has contributed, so that a packet that comes twice is not added twice; and the version
-that is not in use keeps its sum (the shadow copy) for workers that did not get it. No worker can be two
-packets of a slot ahead of another, as no sum is whole without all of them. A worker that hears nothing sends
-again after a timeout.
+Data is cut into packets. A worker keeps one packet in flight for each slot: packet p of a slot is followed by
+p + slots, sent once the sum of p has arrived. A slot has two versions, used alternately. The switch records
+for each version which workers have contributed, so that duplicates are not added twice. The version not in
+use keeps its sum (the shadow copy) for workers that did not receive it. No worker can be two packets of a
+slot ahead of another, as no sum is complete without all of them. A worker without an answer sends again after
+a timeout.
 
-Protocol: A. Sapio et al., "Scaling distributed machine learning with in-network aggregation", NSDI 2021.
-Packets name their number here, so that duplicates that are late by two versions are known as well.
+Protocol: A. Sapio et al., "Scaling distributed machine learning with in-network aggregation", NSDI 2021. Here
+packets carry their number, so that duplicates that are late by two versions are recognised as well.
 """
 
 from __future__ import annotations
@@ -29,29 +29,30 @@ if TYPE_CHECKING:
 
     from taccl._internal.arguments import Count, Natural
 
-#: A packet that is sent again so often goes nowhere.
+#: Max sends of a packet, after which the worker gives up.
 _MOST_SENDS = 200
-#: Contributions are whole numbers below this, so that wrong sums do not look right by chance.
+#: Contributions are whole numbers below this, so large that wrong sums are not right by chance.
 _LARGEST = 2**48
 
 
 @checked
 @dataclass(frozen=True)
 class PacketRun:
-    """Counts of packets that were sent, lost and added up.
+    """Counts of packets sent, lost and summed.
 
     Parameters
     ----------
     wrong : tuple of (int, int)
-        (worker, packet) that got another sum than that of all contributions, each once.
+        (worker, packet) pairs whose sum was not that of all contributions, each counted once.
     missing : int
-        Sums that never came.
+        Number of sums that never arrived.
     sent, lost, repeated : int
-        Packets that workers sent, that the network lost in either direction, and that were sent again.
+        Number of packets that workers sent, that the network lost in either direction, and that were sent
+        again.
     time_us : float
-        Until the last sum came.
+        Time in us until the last sum arrived.
     goodput_gb_per_s : float
-        Data summed over time, in 10**9 bytes a second.
+        Data summed per time, in GB/s (10**9 bytes per second).
     """
 
     wrong: tuple[tuple[int, int], ...]
@@ -64,7 +65,7 @@ class PacketRun:
 
     @property
     def ok(self) -> bool:
-        """Whether every worker got every sum, once, and right."""
+        """True if every worker received every sum once, and correct."""
         return not self.wrong and not self.missing
 
     def __str__(self) -> str:
@@ -91,22 +92,23 @@ def simulate_packets(
     shadow_copy: bool = True,
     seed: Natural = 0,
 ) -> PacketRun:
-    """Sum packets at a switch, over a network that loses, repeats and delays them.
+    """Simulate summation of packets at a switch, over a network that loses, duplicates and delays packets.
 
     Parameters
     ----------
     packets : int
-        That each worker contributes to.
+        Number of packets that each worker contributes.
     workers, slots, payload_bytes, gb_per_s, rtt_us
         As in `taccl.topologies.in_network`.
     loss, duplicates, reordering : float
-        The part of packets, either way, that is lost; comes twice; comes up to three round trips late.
+        Probability that a packet, in either direction, is lost; is duplicated; is late by up to three round
+        trips.
     timeout_us : float, optional
-        After which a worker sends again; default: four round trips.
+        Timeout in us after which a worker sends again; default: four round trips.
     shadow_copy : bool
-        Without, a slot has one version, which is free for the next sum as soon as it is whole.
+        False for slots with one version, which is reused for the next sum as soon as a sum is complete.
     seed : int
-        Of what is contributed, and of what happens to packets.
+        Seed of the contributions, and of losses, duplicates and delays.
     """
     for name, part in (("loss", loss), ("duplicates", duplicates), ("reordering", reordering)):
         if not 0 <= part < 1:
@@ -131,7 +133,7 @@ def simulate_packets(
 
 @dataclass(slots=True)
 class _Slot:
-    """One version of a slot: the packet that it is for, who contributed (as bits), and the sum so far."""
+    """One version of a slot: its packet, the workers that contributed (as bits), and the partial sum."""
 
     packet: int = -1
     seen: int = 0
@@ -140,14 +142,14 @@ class _Slot:
 
 @dataclass
 class _Run:
-    """Workers, switch and what is on the way between them; `given` by packet, and by worker."""
+    """State of the workers, the switch and the packets in flight; `given` is by packet and worker."""
 
     given: list[list[int]]
     slots: int
     send_us: float
     rtt_us: float
     timeout_us: float
-    odds: tuple[float, float, float]  # of a packet that is lost, comes twice, comes late
+    odds: tuple[float, float, float]  # probabilities that a packet is lost, is duplicated, is late
     shadow_copy: bool
     random: random.Random
     lost: int = 0
@@ -158,7 +160,7 @@ class _Run:
     queue: list[tuple[float, int, Callable[..., None], tuple[int, ...]]] = field(default_factory=list)
 
     def play(self) -> None:
-        """Let happen what happens, in order of time."""
+        """Process all events in order of time."""
         workers = len(self.given[0])
         self.pool = [(_Slot(), _Slot()) for _ in range(self.slots)]
         self.out_free, self.in_free = [0.0] * workers, [0.0] * workers
@@ -174,7 +176,7 @@ class _Run:
         heappush(self.queue, (when, next(self.counter), happens, what))
 
     def _pass(self, free: list[float], now: float, happens: Callable[..., None], *what: int) -> float:
-        """A packet takes a worker's port, and half a round trip: it comes once, twice, or never."""
+        """Send a packet through a worker's port; it arrives half a round trip later, once, twice or never."""
         worker = what[0]
         begin = max(now, free[worker])
         free[worker] = begin + self.send_us
@@ -191,7 +193,7 @@ class _Run:
         return odds > 0 and self.random.random() < odds
 
     def _send(self, now: float, worker: int, packet: int) -> None:
-        """A worker sends, and looks again after the timeout."""
+        """Send a packet from a worker, and start its timeout."""
         self.num_sends[worker, packet] += 1
         begin = self._pass(self.out_free, now, self._at_switch, worker, packet)
         self._post(begin + self.timeout_us, self._at_timeout, worker, packet)
@@ -205,11 +207,11 @@ class _Run:
         slot = versions[turn if self.shadow_copy else 0]
         if self.shadow_copy:
             if packet < slot.packet:
-                return  # a duplicate from two versions ago: that sum has long been everywhere
+                return  # a duplicate from two versions ago, whose sum all workers have
             if packet > slot.packet:
                 slot.packet, slot.seen, slot.sum = packet, 0, 0
         if slot.seen >> worker & 1:
-            if slot.seen == self.everyone:  # again to whom it did not come
+            if slot.seen == self.everyone:  # a worker has not received the sum yet
                 self._pass(self.in_free, now, self._at_worker, worker, packet, slot.sum)
             return
         slot.seen |= 1 << worker

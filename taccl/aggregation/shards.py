@@ -1,4 +1,4 @@
-"""Servers of sums: a box or the workers; the server, network card and core of each chunk; known layers."""
+"""Placement of chunks on servers that sum them, their NICs and cores; layers of known models."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
 
 _MOST_CHUNKS = 5_000_000
 
-#: Parameters of each, as published with torchvision's models: what the shapes below must come to.
+#: {model: number of parameters}, as published with torchvision's models; the shapes below must agree.
 MODELS = {"resnet-50": 25_557_032, "vgg-19": 143_667_240}
 
 
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Shards:
-    """The card that keeps each chunk; see `place_shards`.
+    """Placement of chunks on the NICs and cores of servers; see `place_shards`.
 
     Parameters
     ----------
     keys : tuple of str
-        The layer of every chunk; chunks of one layer follow one another.
+        Layer of every chunk; chunks of one layer are consecutive.
     chunk_bytes, servers, cores : tuple of int
-        The size of every chunk, the server that keeps it, and the core there that adds it up.
+        Size of every chunk, the server that keeps it, and the core there that sums it.
     cards : tuple of str
-        The network card of every chunk, as the topology names it.
+        NIC of every chunk, by its resource name in the topology.
     method : str
-        How they were placed: ``"LPT"``, the largest chunk first, each to the card that finishes it soonest.
+        Placement method: ``"LPT"``, largest chunk first, each on the NIC that finishes it earliest.
     card_us : mapping of str to float
-        For how long each card is busy with what it gets, once from every worker's share.
+        Busy time in us of each NIC for one share from every worker.
     """
 
     keys: tuple[str, ...]
@@ -62,7 +62,7 @@ class Shards:
 
     @property
     def imbalance(self) -> float:
-        """The busiest card's time over the mean of all; 1 is the best."""
+        """Busy time of the busiest NIC divided by the mean; 1 is optimal."""
         times = self.card_us.values()
         return max(times) * len(times) / sum(times)
 
@@ -83,24 +83,24 @@ def place_shards(
     chunk: Size | None = "32KB",
     cores: Count = 1,
 ) -> Shards:
-    """Layers cut into chunks, and these spread over servers, their network cards and cores.
+    """Cut layers into chunks, and place these on servers, their NICs and cores.
 
-    Chunks are placed by size, the largest first, each on the card that finishes it soonest (LPT on uniform
-    machines; Gonzalez, Ibarra, Sahni 1977). Where cards are equally fast, the busiest is busy for no longer
-    than the mean of all and one chunk.
+    Chunks are placed in order of size, the largest first, each on the NIC that finishes it earliest (LPT on
+    uniform machines; Gonzalez, Ibarra, Sahni 1977). If NICs are equally fast, the busiest one exceeds the
+    mean by at most one chunk.
 
     Parameters
     ----------
     layer_bytes : mapping of str to int, or sequence of int
         Bytes of every layer, by name or in order.
     topology : Topology
-        A server's cards are what all links into it, and into it alone, share.
+        Topology; NICs of a server are the resources shared by all links into it, and only by these.
     servers : sequence of int
-        Ranks that keep chunks, each once.
+        Ranks that keep chunks, each named once.
     chunk : int or str, optional
-        The most bytes of a chunk, e.g. ``"32KB"``; None keeps layers whole.
+        Maximum size of a chunk, e.g. ``"32KB"``; None keeps layers whole.
     cores : int
-        Cores of each server that add up, each chunk on one.
+        Number of cores per server that sum; each chunk is on one core.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def place_shards(
         raise InputError(f"found {list(servers)[:16]}; expected servers, each once", where="servers")
     keys, sizes = _cut(layer_bytes, most)
     cards = [(server, name, beta) for server in servers for name, beta in _cards(topology, server).items()]
-    # Equally fast cards: the one that is free soonest finishes any chunk soonest.
+    # The first free one of equally fast NICs finishes any chunk first.
     free: dict[Fraction, list[tuple[Fraction, int]]] = defaultdict(list)
     for card, (_, _, beta) in enumerate(cards):
         free[beta].append((Fraction(0), card))
@@ -136,7 +136,7 @@ def place_shards(
 
 
 def _cut(layers: Mapping[str, int], most: int | None) -> tuple[list[str], list[int]]:
-    """The layer and the bytes of every chunk."""
+    """Layer, and bytes, of every chunk."""
     keys: list[str] = []
     sizes: list[int] = []
     for name, size in layers.items():
@@ -157,12 +157,12 @@ def _cut(layers: Mapping[str, int], most: int | None) -> tuple[list[str], list[i
 
 
 def _cards(topology: Topology, server: int) -> dict[str, Fraction]:
-    """The network cards of a rank by name, and how long each takes for a MB."""
+    """{NIC of a rank: time in us per MB}."""
     into = set(topology.links_to[server])
     holds: dict[int, list[Hold]] = defaultdict(list)
     for hold in topology.holds:
         holds[hold.resource].append(hold)
-    # Cards that share all their links count as one card, as fast as the slowest of them.
+    # NICs that share all their links count as one, as fast as the slowest of them.
     slowest: dict[frozenset[int], tuple[Fraction, str]] = {}
     for resource, here in holds.items():
         links = frozenset(hold.link for hold in here)
@@ -182,20 +182,20 @@ def _cards(topology: Topology, server: int) -> dict[str, Fraction]:
 
 @checked
 def layer_bytes(model: str) -> dict[str, int]:
-    """The bytes of each layer's parameters by name: of a known model in float32, or as a file says.
+    """{layer: bytes of its parameters}, of a known model in float32 or from a file.
 
-    Weights, biases, scales and shifts of known models are apart.
+    Weights, biases, scales and shifts of known models are separate entries.
 
     Parameters
     ----------
     model : str
-        One of `MODELS`, or the path of a CSV file, whose name ends in ``.csv``. Each row has a layer's name
-        and bytes, such as ``fc1,64MB``; a first row ``name,bytes`` is skipped.
+        One of `MODELS`, or the path of a CSV file (name ending in ``.csv``). Each row has a layer's name and
+        bytes, such as ``fc1,64MB``; a first row ``name,bytes`` is skipped.
 
     Raises
     ------
     InputError
-        If the model is unknown; or the file cannot be read, or has a row that is no layer.
+        If the model is unknown, the file cannot be read, or a row is invalid.
 
     References
     ----------
@@ -277,18 +277,20 @@ def choose_servers(
     servers: Sequence[int],
     update_us_per_mb: Number = 0,
 ) -> Result:
-    """The exchange that finishes first: sums at the servers given, or at the workers, each with a share.
+    """Choose where to sum: at the given servers, or at the workers, each for a share of the data.
 
-    The result's `choice` says which, ``"central"`` or ``"colocated"``, and when both finish.
+    The exchange that finishes first is returned. Its `choice` is ``"central"`` or ``"colocated"``, with the
+    finish of both.
 
     Parameters
     ----------
     topology : Topology
-        Such as `taccl.topologies.rack`.
+        Topology, such as `taccl.topologies.rack`.
     size : int or str
-        Bytes that each worker contributes and gets back, e.g. ``"100MB"``; cut into as many chunks as pay.
+        Bytes that each worker contributes and receives, e.g. ``"100MB"``; cut into the number of chunks that
+        is fastest.
     workers, servers : sequence of int
-        Ranks; servers that are no workers contribute nothing.
+        Ranks; servers that are not workers contribute nothing.
     update_us_per_mb : number
         As in `taccl.collectives.exchange`.
 

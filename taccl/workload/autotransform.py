@@ -1,4 +1,4 @@
-"""Search for the transformations that make a step fastest: each combination is scheduled in turn."""
+"""Search over transformations of a step for the fastest one; each combination is scheduled."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def autotransform(
     time_limit_s: Seconds = 300.0,
     note: Callable[[str], None] = lambda _: None,
 ) -> Step:
-    """The fastest step found over combinations of all transformations.
+    """Search combinations of all transformations for the fastest step.
 
     Each allreduce is split or kept whole. After a split, every operation that can move between reduce-scatter
-    and allgather does. State is sliced. Point-wise operations are fused into collectives, and the rest into
-    kernels of computation. Then operations that depend on each other tile by tile overlap. The number of
+    and allgather is moved. State is sliced. Point-wise operations are fused into collectives, and the others
+    into compute kernels. Then operations that depend on each other tile by tile are overlapped. The number of
     tiles grows until the step gets no faster.
 
     Parameters
@@ -51,13 +51,13 @@ def autotransform(
     workload, topology, rates, communication_share
         As in `schedule_workload`.
     tiles : sequence of int
-        Numbers of tiles to try, in this order: ascending. Those that do not divide the axis, or lead to too
-        many chunks, are left out.
+        Numbers of tiles to try, ascending. Numbers that do not divide the axis, or lead to too many chunks,
+        are skipped.
     time_limit_s : float
-        Seconds after which to stop, once a tiled step was scheduled. Ctrl-C stops at once and keeps the best
-        step so far.
+        Time limit in seconds, which applies once a tiled step is scheduled. Ctrl-C ends the search and keeps
+        the best step so far.
     note : callable, optional
-        Receives progress messages.
+        Called with a line of text after each scheduled step.
 
     Returns
     -------
@@ -115,7 +115,7 @@ def _tiled(workload: Workload, tiles: int, axis: int) -> Workload | None:
 
 
 def _variants(workload: Workload) -> Iterator[Workload]:
-    """Yield the step for each choice of allreduces to split, with the transformations that follow applied."""
+    """Yield the step for each choice of allreduces to split, with the further transformations applied."""
     sums = [each.name for each in workload.operations if each.kind == "allreduce"]
     choices: Iterator[Sequence[str]] = itertools.chain.from_iterable(
         itertools.combinations(sums, count) for count in range(len(sums), -1, -1)
@@ -125,11 +125,11 @@ def _variants(workload: Workload) -> Iterator[Workload]:
 
 
 def sharded(workload: Workload, sums: Sequence[str]) -> Workload:
-    """The step with some allreduces split into reduce-scatter and allgather, and operations between them.
+    """Split some allreduces into reduce-scatter and allgather, and move operations between the two.
 
-    State is sliced where possible. Of an optimiser, this is ZeRO-1 (Rajbhandari et al. 2020).
+    State is sliced where possible. For an optimiser this is ZeRO-1 (Rajbhandari et al. 2020).
 
-    - `sums`: Names of the allreduces; those that no axis permits to split stay whole.
+    - `sums`: Names of the allreduces; those that cannot be split along any axis stay whole.
     """
     for name in sums:
         with contextlib.suppress(WorkloadError):
@@ -146,9 +146,9 @@ def sharded(workload: Workload, sums: Sequence[str]) -> Workload:
 
 
 def fused(workload: Workload, *, collectives: bool = True) -> Workload:
-    """The step with point-wise operations fused where that is legal: into collectives, then into kernels.
+    """Fuse point-wise operations where legal: first into collectives, then into compute kernels.
 
-    - `collectives`: False to fuse computation only.
+    - `collectives`: False to fuse into compute kernels only.
     """
     heads = [each.name for each in workload.operations if each.is_collective and collectives]
     for head in heads + [each.name for each in workload.operations if not each.is_collective]:
@@ -158,7 +158,7 @@ def fused(workload: Workload, *, collectives: bool = True) -> Workload:
 
 
 def _grown(workload: Workload, head: str) -> Workload:
-    """The step with everything fused into a kernel that can be: readers first, then what the kernel reads."""
+    """Fuse everything possible into the kernel of `head`: readers first, then operands of the kernel."""
     group, tried = [head], set[str]()
     while True:
         readers = (name for each in group for name in workload.readers[each])
@@ -176,7 +176,7 @@ def _grown(workload: Workload, head: str) -> Workload:
 
 
 def overlapped(workload: Workload, tiles: int, axis: int) -> Workload | None:
-    """The step with every possible overlap of computation and communication; None if there are none."""
+    """Overlap computation and communication wherever possible; None if it is possible nowhere."""
     done: set[str] = set()
     found = workload
     for first in workload.operations:

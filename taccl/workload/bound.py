@@ -1,18 +1,18 @@
 """Lower bound on the finish of every schedule of a step with given tiles.
 
 A rank computes one tile at a time. Transfers last at least as long as `lower_bound` proves. A *head* is the
-least time before an operation starts at a rank, and a *tail* the least time after it ends there. Heads and
-tails are kept by rank, because ranks may begin and end with different operations. The tail behind a rank's
-contribution to a collective counts only this contribution, as others may have arrived before.
+minimum time before an operation starts at a rank (its release date), and a *tail* the minimum time after it
+ends there (its delivery time). Both are kept by rank, because ranks may begin and end with different
+operations. The tail after a rank's contribution to a collective counts only this contribution, as others may
+have arrived before.
 
 Four arguments give bounds; the largest is used:
 
-1. All ranks start an operation after its least head; from there its *span* is left.
-2. Some rank is the last to end an operation; the least tail follows.
-3. One rank computes some operations one after another, between their least head and their least tail. This is
-   the single-machine relaxation (Carlier 1982); the largest bound over ranks is used.
-4. Transfers of several collectives together last as long as `lower_bound` proves, between their least head
-   and their least tail.
+1. All ranks start an operation after its minimum head; from there its *span* remains. 2. Some rank is the
+last to end an operation; the minimum tail follows. 3. One rank computes some operations one after another,
+between their minimum head and their minimum tail: the single-machine relaxation (Carlier 1982), for the rank
+with the largest bound. 4. Transfers of several collectives together last as long as `lower_bound` proves,
+between their minimum head and their minimum tail.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ if TYPE_CHECKING:
     from taccl.workload.operations import Operation
     from taccl.workload.workload import Workload
 
-#: Max sets of collectives bounded together: those with the largest estimates.
+#: Max number of sets of collectives bounded together: those with the largest estimates.
 _MOST_SETS = 6
-#: Seconds for the bound of a set of collectives, and in total for each kind of per-rank bound of one.
+#: Seconds for the bound of a set of collectives; also in total for each kind of per-rank bound of one
+#: collective.
 _BOUND_S = 4.0
 _NOTHING = Fraction(0)
 
 
 class Transfers(NamedTuple):
-    """Lower bounds on the transfers of a collective, in microseconds.
+    """Lower bounds in us on the transfers of a collective.
 
-    - `all_us`: Time from all contributions to all results.
-    - `from_us`: Time by rank, from its contribution to all results that need it.
-    - `to_us`: Time by rank, from all contributions to its result.
+    - `all_us`: From all contributions to all results.
+    - `from_us`: By rank, from its contribution to all results that need it.
+    - `to_us`: By rank, from all contributions to its result.
     """
 
     all_us: Fraction
@@ -57,13 +58,14 @@ class Transfers(NamedTuple):
 
 
 class StepBound:
-    """Lower bounds of a step, in microseconds; `costs` are the times of its tiles (`tile_costs`).
+    """Lower bounds of a step, in us; `costs` are the times of its tiles (`tile_costs`).
 
-    - `starts`, `ends`: Least time by operation and rank before its first tile starts, and before its last one
-      ends. A collective starts at a rank with the rank's first contribution, and ends there with the result.
-    - `last`: Earliest end of each operation at its last rank.
-    - `tails`: Least time by operation and rank between the end of any of its tiles and that of the step.
-    - `spans`: Least time by operation between its first start at any rank and the end of the step.
+    - `starts`, `ends`: Minimum time by operation and rank before its first tile starts, and before its last
+      one ends. A collective starts at a rank with the rank's first contribution, and ends there with the
+      result.
+    - `last`: Minimum time by operation before it has ended at all ranks.
+    - `tails`: Minimum time by operation and rank from the end of any of its tiles to the end of the step.
+    - `spans`: Minimum time by operation from its first start at any rank to the end of the step.
     """
 
     def __init__(self, workload: Workload, topology: Topology, costs: Mapping[str, Fraction]) -> None:
@@ -83,20 +85,20 @@ class StepBound:
         self._look_back()
 
     def together(self, one: str, two: str) -> bool:
-        """True if both run tile by tile in one overlap, so that a tile of one waits for one of the other."""
+        """True if two operations are in one overlap, so that a tile of one waits for one of the other."""
         overlap = self.workload.tiling(one).overlap
         return overlap is not None and overlap is self.workload.tiling(two).overlap
 
     def takes(self, name: str, other: str) -> Fraction:
-        """Least time of an operation on paths through another: one tile if they overlap, else all tiles."""
+        """Minimum time of an operation on paths through another: one tile if they overlap, else all tiles."""
         return (self.tile if self.together(name, other) else self.whole)[name]
 
     def _look_ahead(self) -> None:
-        """Find starts and ends, in the program's order."""
+        """Compute starts and ends, in program order."""
         ranks, own = range(self.topology.num_ranks), dict[str, set[str]]()
         for each in self.workload.operations:
             name, inputs = each.name, self.before[each.name]
-            # Operations computed before it at the same rank; a send delivers another rank's results.
+            # Operations computed earlier at the same rank; a send delivers results of another rank.
             own[name] = set[str]().union(*(own[i] | {i} for i in inputs if not self._is_send(i)))
             computed = [i for i in own[name] if not self.workload.operation[i].is_collective]
             least, all_of = sum(self.takes(i, name) for i in computed), sum(self.whole[i] for i in computed)
@@ -108,7 +110,7 @@ class StepBound:
             if each.is_collective:
                 self._end_collective(each, ready, last)
                 continue
-            # Its last tile may wait for the last tile of an operation that overlaps with it.
+            # The last tile may wait for the last tile of an overlapping operation.
             final = self.tile[name] if any(self.together(i, name) for i in inputs) else self.whole[name]
             self.ends[name] = [
                 max(start + self.whole[name], at + final)
@@ -118,7 +120,7 @@ class StepBound:
             self.last[name] = max(*self.ends[name], last + final, last)
 
     def _reads(self, name: str, reader: str) -> list[Fraction]:
-        """Release date by rank: the least time before a reader can start, on one tile or on all."""
+        """Release date of a reader by rank: first tile of `name` if the two overlap, else all of it."""
         if not self.together(name, reader):
             return self.ends[name]
         starts = self.starts[name]
@@ -128,21 +130,21 @@ class StepBound:
         return [max(given, min(starts) + us) for us in self.transfers(name, one=True).to_us]
 
     def _end_collective(self, operation: Operation, ready: list[Fraction], last: Fraction) -> None:
-        """Find the ends of a collective.
+        """Compute the ends of a collective.
 
-        - `ready`: Least time by rank until all contributions of the rank are ready.
-        - `last`: Least time until the contributions of all ranks are ready.
+        - `ready`: Minimum time by rank until all contributions of the rank are ready.
+        - `last`: Minimum time until the contributions of all ranks are ready.
         """
         name = operation.name
         found, first = self.transfers(name), min(self.starts[name])
         self.ends[name] = [max(self._everyones(name, last), first + us) for us in found.to_us]
-        # The tile that is contributed last may differ by rank, so one rank's contribution is bounded alone.
+        # The last tile contributed may differ by rank, so each rank's contribution is bounded alone.
         given = self.transfers(name, one=any(self.together(i, name) for i in self.before[name])).from_us
         late = [at + us for at, us in zip(ready, given, strict=True)]
         self.last[name] = max(*self.ends[name], *late, first + found.all_us, last + min(given))
 
     def _look_back(self) -> None:
-        """Find tails and spans, against the program's order."""
+        """Compute tails and spans, in reverse program order."""
         ranks, own = range(self.topology.num_ranks), dict[str, set[str]]()
         for each in reversed(self.workload.operations):
             name, readers = each.name, self.behind[each.name]
@@ -162,7 +164,7 @@ class StepBound:
             self.spans[name] = max(spans)
 
     def _tail_by(self, name: str, reader: str) -> list[Fraction]:
-        """Tail by rank: least time from the end of any tile to the step's end, through one reader."""
+        """Tail by rank: minimum time from the end of any tile to the step's end, through one reader."""
         if not self.workload.operation[reader].is_collective:
             return [self.takes(reader, name) + tail for tail in self.tails[reader]]
         given = self.transfers(reader, one=self.together(name, reader)).from_us
@@ -172,7 +174,7 @@ class StepBound:
         return [max(results, us + least) for us in given]
 
     def _first_end(self, name: str, reader: str) -> Fraction:
-        """Least time from the first start of an operation at any rank to the first start of a reader."""
+        """Minimum time from the first start of an operation at any rank to the first start of a reader."""
         if self.workload.operation[name].is_collective:
             return min(self.transfers(name, one=self.together(name, reader)).to_us)
         return self.takes(name, reader)
@@ -181,13 +183,13 @@ class StepBound:
         return self.workload.operation[name].kind == "send"
 
     def _everyones(self, name: str, us: Fraction) -> Fraction:
-        """`us` if every result depends on every rank's contribution; 0 for a send, and for several groups."""
+        """Return `us` if every result depends on all ranks' contributions, else 0 (send, several groups)."""
         groups = groups_of(self.workload, self.workload.operation[name])
         return _NOTHING if self._is_send(name) or len(groups) > 1 else us
 
     @cached
     def transfers(self, name: str, *, one: bool = False) -> Transfers:
-        """Lower bounds on the transfers of a collective; if `one`, on those of its first tile only."""
+        """Lower bounds on the transfers of a collective; with `one`, only on those of its first tile."""
         operation = self.workload.operation[name]
         parts = [part for part in self.parts if part.operation == name and not (one and part.tile)]
         sizes = tuple(part.chunk_bytes for part in parts)
@@ -200,7 +202,7 @@ class StepBound:
             return known
         parts = [part for part in self.parts if part.operation == name][:count]
         problem = problem_of(self.workload, self.topology, parts)
-        # Parts are alike, so a symmetry of one part is a symmetry of all.
+        # All parts have equal groups, so a symmetry of one part is a symmetry of all.
         orbits = find_symmetries(problem_of(self.workload, self.topology, parts[:1])).ranks.tolist()
         limit_s = _BOUND_S / len(set(orbits))
         from_us, to_us = (
@@ -221,7 +223,7 @@ class StepBound:
         return _bound_us(problem_of(self.workload, self.topology, parts, sums=sums), _BOUND_S)
 
     def _sums(self, names: frozenset[str]) -> dict[str, str]:
-        """{allgather: reduce-scatter}: pairs that together are an allreduce of each chunk."""
+        """{allgather: reduce-scatter} pairs that together form an allreduce of each chunk."""
         found: dict[str, str] = {}
         operation = self.workload.operation
         cut = {name: [(p.chunk_bytes, p.groups) for p in self.parts if p.operation == name] for name in names}
@@ -233,7 +235,7 @@ class StepBound:
         return found
 
     def best(self) -> Fraction:
-        """The largest of the four arguments' bounds."""
+        """Largest bound of the four arguments."""
         found = max(
             (
                 max(min(self.starts[name]) + self.spans[name], self.last[name] + min(self.tails[name]))
@@ -250,7 +252,7 @@ class StepBound:
             for b in sorted(set(tail.values()))
         }
         candidates.pop(frozenset(), None)
-        # The bound of several collectives together is at most the sum of their bounds, and mostly near it.
+        # The bound of several collectives is at most the sum of their bounds, and usually close to it.
         ranked = sorted(
             candidates,
             key=lambda some: candidates[some] + sum(self.transfers(name).all_us for name in some),
@@ -260,7 +262,7 @@ class StepBound:
         return found
 
     def _computed(self) -> Fraction:
-        """The single-machine relaxation of what each rank computes; the largest over ranks."""
+        """Single-machine relaxation of each rank's computation; the largest bound over ranks."""
         names = [each.name for each in self.workload.operations if not each.is_collective]
         alike = {
             tuple((self.starts[name][rank], self.whole[name], self.tails[name][rank]) for name in names)
@@ -270,7 +272,7 @@ class StepBound:
 
 
 def _single_machine(jobs: Iterable[tuple[Fraction, Fraction, Fraction]]) -> Fraction:
-    """Carlier's single-machine bound: the largest over all sets of jobs (head, time, tail)."""
+    """Carlier's single-machine bound, the largest over all sets of jobs (head, time, tail)."""
     by_tail, found = sorted(jobs, key=lambda job: -job[2]), _NOTHING
     for least in {head for head, _, _ in by_tail}:
         us = least
@@ -286,14 +288,14 @@ def _bound_us(problem: Problem | None, limit_s: float) -> Fraction:
 
 
 def _contributed(problem: Problem, rank: int) -> Problem | None:
-    """The problem with the contributions of one rank alone; None if no other rank needs them."""
+    """Problem of the contributions of one rank only; None if no other rank needs them."""
     chunks = problem.collective.chunks
     late = tuple((index, rank, Fraction(1)) for index, chunk in enumerate(chunks) if rank in chunk.origins)
     return late_part(replace(problem, release_us=late), Fraction(1))
 
 
 def _received(problem: Problem, rank: int) -> Problem | None:
-    """The problem with the results of one rank alone; None if it has them from the start."""
+    """Problem of the results of one rank only; None if the rank has them from the start."""
     collective = problem.collective
     root = rank if collective.combining else None
     kept = {

@@ -1,9 +1,8 @@
-"""Steps from Chakra execution traces: computations with the durations that were measured, and collectives.
+"""Steps from Chakra execution traces: computations with their measured durations, and collectives.
 
-A trace says what waits for what, how long each computation took, and how many bytes each collective moved.
-It has no values and no layouts. So each computation becomes a kernel of unknown function (`compute`) whose
-result is one element per rank. Each collective reads data of its own size, which exist once all that it waits
-for has ended.
+A trace has dependencies, the duration of each computation and the bytes of each collective, but no values and
+no layouts. So each computation becomes a kernel of unknown function (`compute`) whose result is one element
+per rank. Each collective reads data of its own size, available once all its dependencies have ended.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from taccl.formats.astra.chakra_nodes import TraceNode
     from taccl.workload.mesh import Mesh
 
-#: {collective of a trace: kind of operation}.
+#: {collective in a trace: kind of operation}.
 _KINDS = {
     "ALL_REDUCE": "allreduce", "ALL_GATHER": "allgather", "ALL_TO_ALL": "alltoall",
     "REDUCE_SCATTER": "reduce_scatter", "REDUCE_SCATTER_BLOCK": "reduce_scatter",
@@ -45,36 +44,36 @@ def from_chakra(
     groups: Mapping[str, str] | None = None,
     name: str = "trace",
 ) -> Workload:
-    """The step of a Chakra execution trace of one rank, which stands for all ranks.
+    """Step of the Chakra execution trace of one rank, which stands for all ranks.
 
     Computations have the durations of the trace as costs, and collectives its sizes and dependencies. A
-    warning states what is left out: host operations (only their dependencies stay), durations of collectives,
-    and collectives that a step does not have.
+    warning lists what is lost: host operations (only their dependencies are kept), durations of collectives,
+    and unsupported collectives.
 
     Parameters
     ----------
     path : path
-        The trace: protobuf (``.et``), what chakra_jsonizer writes, or the JSON of Chakra's feeder.
+        The trace: protobuf (``.et``), output of chakra_jsonizer, or the JSON of Chakra's feeder.
     num_ranks : int
         Number of ranks of the job.
     mesh : sequence of (str, int), optional
         Names and sizes of the dimensions of the ranks, for traces with several process groups.
     groups : mapping of str to str, optional
-        The dimension that each process group of the trace (``pg_name``) is along, or several as ``"dp+tp"``.
+        {process group of the trace (``pg_name``): its dimension, or several as ``"dp+tp"``}.
     name : str
         Name of the step.
 
     Returns
     -------
     Workload
-        The step. An operation is named after its node, with the node's id behind.
+        The step. Operations are named after their node and its id.
 
     Raises
     ------
     FormatError
-        If the file is no such trace.
+        If the file is not a Chakra trace.
     WorkloadError
-        If nodes wait for one another, a collective has no size or its size does not divide among the ranks,
+        If dependencies form a cycle, a collective has no size or its size is not divisible among the ranks,
         or the trace has sends and receives between two ranks.
     """
     grid = Workload(name, num_ranks, mesh=tuple(mesh)).grid
@@ -89,14 +88,14 @@ def from_chakra(
 
 
 class _Trace:
-    """The operations of a step, made of one node of a trace after another."""
+    """Converter of a trace, node by node, into the operations of a step."""
 
     def __init__(self, nodes: Sequence[TraceNode], mesh: Mesh, groups: Mapping[str, str], where: str) -> None:
         self.node = {each.id: each for each in nodes}
         self.mesh, self.groups, self.where = mesh, groups, where
         self.num_ranks = mesh.size(mesh.names)
         self.operations: list[Operation] = []
-        #: {node: operations that end before what waits for the node may start}.
+        #: {node: operations that must end before a dependent node starts}.
         self.ends: dict[int, tuple[str, ...]] = {}
         self.seen: list[str] = []
         self.host: list[TraceNode] = []
@@ -106,12 +105,12 @@ class _Trace:
         self.absent = {source for each in nodes for source in each.after if source not in self.node}
 
     def _waits(self, node: TraceNode) -> list[int]:
-        """Ids of the nodes that one waits for. A control dependency on the host is a call, not an end."""
+        """Ids of the nodes on which one depends; control dependencies on the host are calls, not ends."""
         control = (i for i in node.control if i in self.node and not _is_host(self.node[i]))
         return [*(i for i in node.after if i in self.node), *(control if not _is_host(node) else ())]
 
     def ordered(self) -> list[TraceNode]:
-        """The nodes, each behind those that it waits for; `WorkloadError` if some wait for one another."""
+        """Nodes in topological order. Raises `WorkloadError` for a cycle."""
         import networkx as nx
 
         graph = nx.DiGraph()
@@ -125,7 +124,7 @@ class _Trace:
             raise WorkloadError(said, where=self.where) from None
 
     def add(self, node: TraceNode) -> None:
-        """Add the operations of a node, or pass its dependencies on."""
+        """Add the operations of a node; a node without operations passes its dependencies on."""
         sources = dict.fromkeys(name for i in self.waits[node.id] for name in self.ends[i])
         collective = self._collective(node)
         if node.kind in ("COMM_SEND_NODE", "COMM_RECV_NODE") and not _is_host(node):
@@ -151,7 +150,7 @@ class _Trace:
         return COLLECTIVE_TYPES[number] if known and number is not None else ""
 
     def _add_collective(self, node: TraceNode, kind: str, sources: Sequence[str]) -> str:
-        """Add a collective and the data that it reads; its name."""
+        """Add a collective and the data that it reads; return its name."""
         num_bytes = node.attributes.get("comm_size", 0)
         if not isinstance(num_bytes, int) or num_bytes < 1:
             raise self._refused(
@@ -160,7 +159,7 @@ class _Trace:
         group = self._group(node)
         over = self.mesh.dims_of(group, where=f"groups: {group}")
         ranks = self.mesh.size(over)
-        # A part for each rank must be whole elements.
+        # Each rank's part must consist of whole elements.
         whole = ranks if kind in ("reduce_scatter", "alltoall") else 1
         fits = (name for name in ("float32", "float16") if not num_bytes % (whole * DTYPE_BYTES[name]))
         dtype = next(fits, "")
@@ -168,7 +167,7 @@ class _Trace:
             said = f"found comm_size {num_bytes}, which does not divide into {whole} parts of 2-byte numbers"
             raise self._refused(node, f"{said}; check the number of ranks")
         count = num_bytes // DTYPE_BYTES[dtype]
-        # Other groups have data of their own, which axis 0 stands for.
+        # Axis 0 holds the separate data of the other groups.
         outside = [dim for dim in self.mesh.names if dim not in over]
         first = (self.mesh.size(outside),) if outside else ()
         apart = f"sliced(0) over {'+'.join(outside)}, " if outside else ""
@@ -185,7 +184,7 @@ class _Trace:
         return self.operations[-1].name
 
     def _group(self, node: TraceNode) -> str:
-        """The group of a collective."""
+        """Group of a collective in the step, from its process group."""
         name = str(node.attributes.get("pg_name", ""))
         self.seen.append(name)
         if self.groups and name not in self.groups:
@@ -220,7 +219,7 @@ class _Trace:
         return WorkloadError(said, where=f"{self.where}: node {node.id}, {node.name[:60]}")
 
     def warn_of_losses(self) -> None:
-        """Warn of what the step does not have of the trace."""
+        """Warn of the parts of the trace that are not in the step."""
         lost = ["ranks that differ from this one"]
         if self.host:
             us = sum(each.duration_us for each in self.host)
@@ -243,7 +242,7 @@ def _is_host(node: TraceNode) -> bool:
 
 
 def _name(node: TraceNode, role: str) -> str:
-    """Name of a node's operation: the letters and digits of its name, then its id."""
+    """Name of a node's operation: letters and digits of its name, then its id."""
     words = re.sub(r"\W+", "_", node.name, flags=re.ASCII).strip("_")[:40] or "node"
     words = f"n_{words}" if words[0].isdigit() else words
     return "_".join(filter(None, (words, role, str(node.id))))

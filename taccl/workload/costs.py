@@ -1,4 +1,4 @@
-"""Times of a step's operations at a rank: as stated, or a roofline of FLOPs and memory bytes."""
+"""Times of a step's operations at a rank: given, or by a roofline of FLOPs and memory bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @checked_as(WorkloadError)
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Peak rates of a rank's processor: TFLOPS, and GB of memory traffic per second."""
+    """Peak rates of a rank's processor: TFLOPS, and memory bandwidth in GB/s."""
 
     tflops: float
     gb_per_s: float
@@ -34,8 +34,8 @@ class Rates:
             )
 
 
-#: Peaks from NVIDIA's data sheets: dense 16-bit matrix products, and memory bandwidth. A100 80 GB SXM, H100
-#: SXM, V100 SXM2 32 GB.
+#: {machine: peak rates of NVIDIA's data sheets}: dense 16-bit matrix products, and memory bandwidth. A100 80
+#: GB SXM, H100 SXM, V100 SXM2 32 GB.
 RATES = {
     "dgx-a100": Rates(312, 2039), "dgx-h100": Rates(989, 3350), "dgx1": Rates(125, 900),
     "dgx2": Rates(125, 900), "ndv2": Rates(125, 900),
@@ -45,9 +45,9 @@ RATES = {
 def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
     """Floating-point operations and bytes of memory traffic of an operation at one rank.
 
-    Every input is read once, even if it is named twice, and the result is written once. An operation in a
-    kernel of several does not read from memory what the kernel has at hand: its results, and what an earlier
-    operation has read. It writes its result only where that is kept (`taccl.workload.kernels.bytes_written`).
+    Every input is read once, even if it is named twice, and the result is written once. In a kernel of
+    several operations, results of the kernel and tensors already read are not read from memory again. A
+    result is written only where it is needed later (`taccl.workload.kernels.bytes_written`).
     """
     ranks, out, tensors = workload.grid, workload.tensors[operation.name], workload.operands(operation)
     written, *held = ([*map(range, each.local_shape(ranks))] for each in (out, *tensors))
@@ -59,7 +59,7 @@ def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
     num_bytes = float(size * DTYPE_BYTES[out.dtype] if is_alone else bytes_written(workload, operation))
     reads: dict[str, int] = {}
     for tensor, here in zip(tensors, read, strict=True):
-        # A product of a tensor with itself reads no more than the larger of its two operands.
+        # The product of a tensor with itself reads at most the larger of its two operands.
         own = math.prod(map(len, here)) * DTYPE_BYTES[tensor.dtype]
         reads[tensor.name] = max(own, reads.get(tensor.name, 0))
     num_bytes += sum(own for name, own in reads.items() if name not in in_hand)
@@ -70,7 +70,7 @@ def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
 
 
 def _at_hand(workload: Workload, operation: Operation) -> set[str]:
-    """Tensors that an operation's kernel has in registers when the operation runs."""
+    """Tensors that an operation's kernel holds in registers when the operation runs."""
     group = kernel(workload, operation.name)
     earlier = group[: group.index(operation.name)]
     return {*group, *(name for each in earlier for name in workload.operation[each].inputs)}
@@ -81,7 +81,7 @@ def tile_costs(
 ) -> dict[str, Fraction]:
     """{operation: time of one tile at a rank in us}, without communication; 0 for collectives.
 
-    The head of a computed kernel has the time of the whole kernel, and the others 0.
+    The head of a compute kernel has the time of the whole kernel, and its other operations 0.
 
     Raises `WorkloadError` if neither the cost of an operation nor the machine's rates are known.
     """
@@ -109,6 +109,6 @@ def _whole_us(workload: Workload, operation: Operation, rates: Rates | None) -> 
         named = next(each.name for each in group if each.cost_us is None)
         said = "has no cost_us, and the machine's rates are not known; give one, or rates="
         raise WorkloadError(f"{said}Rates(tflops, gb_per_s)", where=named)
-    # Rounded up to the picosecond, as times of sends have no finer ticks.
+    # Rounded up to the picosecond, the finest tick of sends.
     picoseconds = max(flops / rates.tflops, num_bytes * 1e3 / rates.gb_per_s)
     return stated + Fraction(math.ceil(picoseconds), 10**6)

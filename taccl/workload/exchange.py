@@ -1,4 +1,4 @@
-"""The collectives of a step as one problem: a process group for each piece of each tile."""
+"""All collectives of a step as one problem, with a process group for each piece of each tile."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
     from taccl.workload.workload import Workload
 
-#: Pieces of a whole collective, and of a tile in an overlap: (min bytes per chunk, max pieces). Own choice.
+#: (min bytes per chunk, max pieces) of a whole collective, and of a tile in an overlap. Own choice.
 _PIECES, _TILE_PIECES = (1 << 20, 8), (1 << 18, 4)
-#: Chunks of a step above which tiles are not cut further. Own choice: a chunk needs sends from every rank.
+#: Max chunks of a step with several pieces per tile. Own choice: a chunk needs sends from every rank.
 MOST_CHUNKS = 8_192
-#: Seconds of synthesis for one part. The portfolio tries no baselines, which are slower to schedule than the
-#: list scheduler. Nor does it try unreduced contributions, which cannot be added up tile by tile.
+#: Seconds of synthesis for one part. The portfolio skips baselines, which take longer to schedule than the
+#: list scheduler, and unreduced contributions, which cannot be added tile by tile.
 _SEARCH_S = 20.0
 _PARAMETERS = replace(
     DEFAULTS, portfolio=replace(DEFAULTS.portfolio, baseline_arrivals=0, balanced_transfers=0, apart_hops=0)
@@ -40,9 +40,8 @@ _PARAMETERS = replace(
 class CollectivePart:
     """A piece of a tile of a collective, and its chunks in the step's problem.
 
-    A tile with large chunks is cut into several `pieces`, which are sent one after another. The chunks are
-    numbers `first` to `first + count - 1`, each of `chunk_bytes` bytes. Those of the first of several
-    `groups` come first.
+    A tile with large chunks is cut into several `pieces`, which are sent one after another. Its chunks are
+    numbers `first` to `first + count - 1`, each of `chunk_bytes` bytes, ordered by group.
     """
 
     operation: str
@@ -55,7 +54,7 @@ class CollectivePart:
     groups: tuple[tuple[int, ...], ...]
 
     def place(self, chunk: int) -> tuple[tuple[int, ...], int]:
-        """The ranks of a chunk's group, and the number of the chunk in its group."""
+        """Ranks of a chunk's group, and the chunk's number within the group."""
         group, number = divmod(chunk - self.first, self.count // len(self.groups))
         return self.groups[group], number
 
@@ -93,7 +92,7 @@ def parts_of(workload: Workload) -> tuple[CollectivePart, ...]:
 
 
 def _slices_outside(workload: Workload, name: str) -> int:
-    """Number of groups that do a collective on slices of its result that differ from group to group."""
+    """Number of groups whose slices of the collective's result differ; 1 if all groups have the same."""
     grid, tensor = workload.grid, workload.tensors[name]
     over = grid.dims_of(workload.operation[name].group, where=name)
     outside = [dim for dim in grid.names if dim not in over and tensor.along(dim).startswith("sliced")]
@@ -101,14 +100,14 @@ def _slices_outside(workload: Workload, name: str) -> int:
 
 
 def parts_by_chunk(workload: Workload) -> list[CollectivePart]:
-    """The part of each chunk of the step's problem, by chunk number."""
+    """Part of each chunk of the step's problem, by chunk number."""
     return [part for part in parts_of(workload) for _ in part.chunks]
 
 
 def problem_of(
     workload: Workload, topology: Topology, parts: Sequence[CollectivePart], *, sums: Collection[str] = ()
 ) -> Problem:
-    """The problem of some parts together; parts of operations in `sums` become allreduces."""
+    """Joint problem of some parts; parts of operations in `sums` become allreduces."""
     every = []
     for part in parts:
         operation = workload.operation[part.operation]
@@ -122,11 +121,11 @@ def problem_of(
 def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule:
     """Sends of all collectives of a step, in an order in which the parts could run one after another.
 
-    The ticks of the schedule state only the position in that order, not times.
+    The ticks of the schedule are positions in that order, not times.
 
     - `workload`, `topology`: Both with the same number of ranks.
     - `algorithm`: ``"synthesized"``, the name of a baseline, or ``"stock"``: pairwise exchange for an
-      alltoall and for several groups, and rings otherwise.
+      alltoall and for several groups, rings otherwise.
     """
     parts = parts_of(workload)
     problem = problem_of(workload, topology, parts)
@@ -139,7 +138,8 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
         is_sum = operation.kind == "allreduce" and algorithm == "synthesized"
         for kind in ("reduce_scatter", "allgather") if is_sum else (operation.kind,):
             sent = (kind, operation.shift, algorithm, merging, part.groups)
-            # The best schedule changes little within a factor of 4 in size, so sizes share schedules.
+            # The best schedule changes little within a factor of 4 in size, so similar sizes share a
+            # schedule.
             found = _alone(topology, sent, 4 ** (((part.chunk_bytes - 1).bit_length() + 1) // 2))
             columns["chunk"].append(found.chunk + part.first)
             columns["link"].append(found.link)
@@ -153,7 +153,7 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
 
 
 def _collective(kind: str, shift: int, groups: Sequence[tuple[int, ...]]) -> Collective:
-    """The collective of all groups; of one that is all ranks in order, without groups."""
+    """Collective over all groups; without process groups if there is a single group of all ranks in order."""
     size, num_ranks = len(groups[0]), sum(map(len, groups))
     if kind == "send":
         starts = {place: [place] for place in range(size)}
@@ -166,14 +166,13 @@ def _collective(kind: str, shift: int, groups: Sequence[tuple[int, ...]]) -> Col
     return collectives.together([one.among(members, num_ranks=num_ranks) for members in groups])
 
 
-#: (kind, shift, algorithm, clauses on merged sends by field, groups) of a collective whose sends are
-#: synthesized.
+#: Key of a synthesized collective: (kind, shift, algorithm, clauses on merged sends by field, groups).
 _Sent = tuple[str, int, str, tuple[tuple[str, Any], ...], tuple[tuple[int, ...], ...]]
 
 
 @cached
 def _alone(topology: Topology, sent: _Sent, chunk_bytes: int) -> Schedule:
-    """Schedule of one collective alone, for chunks of one size in bytes."""
+    """Schedule of one collective alone, for chunks of `chunk_bytes` bytes."""
     kind, shift, algorithm, merging, groups = sent
     collective = _collective(kind, shift, groups)
     clauses = Clauses(**dict(merging))

@@ -23,7 +23,7 @@ _WORDS = {"Count": Positive, "Natural": Index}
 
 
 def _model(kind: type, **columns: Any) -> Any:
-    """The pydantic model of a table in a file, with the fields of a class."""
+    """Pydantic model of a table in a file, with the fields of a class."""
     hints = get_type_hints(kind, localns=_WORDS) | columns
     of_file: dict[str, Any] = {
         each.name: (hints[each.name], ... if each.default is MISSING else each.default)
@@ -58,7 +58,7 @@ def load_workload(path: str | os.PathLike[str]) -> Workload:
 
 
 def from_dict(data: object, *, source: str = "workload") -> Workload:
-    """The step that `to_dict` turned into plain values."""
+    """Step from the plain values that `to_dict` returned."""
     values = dict(validated(_FILE, data, source=source, error=WorkloadError))
     try:
         for name, kind in _TABLES.items():
@@ -101,6 +101,6 @@ def save_workload(workload: Workload, path: str | os.PathLike[str], *, overwrite
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of files that hold a step."""
+    """JSON Schema of step files."""
     found: dict[str, Any] = _FILE.model_json_schema()
     return found

@@ -1,4 +1,4 @@
-"""Steps from graphs of PyTorch: `torch.export` programs and `torch.fx` graphs with functional collectives."""
+"""Steps from PyTorch graphs: `torch.export` programs and `torch.fx` graphs with functional collectives."""
 
 from __future__ import annotations
 
@@ -23,35 +23,33 @@ def from_fx(
     groups: Mapping[str, str] | None = None,
     name: str = "step",
 ) -> Workload:
-    """The step of a PyTorch graph that one rank runs, with its functional collectives.
+    """Step of a PyTorch graph that one rank runs, with its functional collectives.
 
     Parameters
     ----------
     program : torch.export.ExportedProgram, torch.fx.GraphModule or torch.fx.Graph
-        A graph of aten operations with shapes, as torch.export and make_fx trace it. Parameters and buffers
-        are inputs; buffers and inputs that it mutates are state.
+        Graph of aten operations with shapes, as traced by torch.export and make_fx. Parameters and buffers
+        become inputs; buffers and inputs that the graph mutates become state.
     num_ranks : int
-        Number of ranks that run it.
+        Number of ranks that run the graph.
     layouts : mapping of str to str, optional
-        Layout of each input by the name of its placeholder, or of its parameter or buffer. The others are
-        replicated.
+        {input: layout}, by the name of its placeholder, parameter or buffer. Other inputs are replicated.
     mesh : sequence of (str, int), optional
         Names and sizes of the dimensions of the ranks, for graphs with several process groups.
     groups : mapping of str to str, optional
-        The dimension that each process group is along, by the name that the graph has for it
-        (``ProcessGroup.group_name``), or several as ``"dp+tp"``.
+        {process group (``ProcessGroup.group_name`` in the graph): its dimension, or several as ``"dp+tp"``}.
     name : str
         Name of the step.
 
     Returns
     -------
     Workload
-        The step. Its tensors are named as the nodes of the graph are.
+        The step; its tensors have the names of the graph's nodes.
 
     Raises
     ------
     WorkloadError
-        If an operation is not known, shapes are dynamic, or the layouts do not give the local shapes that the
+        If an operation is unknown, shapes are dynamic, or the layouts lead to other local shapes than the
         graph states.
     """
     nodes = list(getattr(getattr(program, "graph", program), "nodes", ()))
@@ -85,7 +83,7 @@ def from_fx(
 def _by_placeholder(
     layouts: Mapping[str, str], nodes: Sequence[Any], known: Mapping[str, str]
 ) -> dict[str, str]:
-    """{placeholder: layout}; `WorkloadError` for a name that no input has."""
+    """{placeholder: layout}. Raises `WorkloadError` for an unknown input."""
     given = [node.name for node in nodes if node.op in ("placeholder", "get_attr")]
     names = {**dict(zip(given, given, strict=True)), **known}
     for each in layouts:
@@ -96,7 +94,7 @@ def _by_placeholder(
 
 
 def _outputs(graph: Graph, node: Any, signature: Any, known: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of the tensors that the graph returns; those that replace inputs become state."""
+    """Names of the tensors that the graph returns; tensors that replace inputs are added to the state."""
     graph.node = node
     flat = node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
     replaces = dict(getattr(signature, "user_inputs_to_mutate", {}))

@@ -1,7 +1,7 @@
-"""Functional collectives of PyTorch's graphs as operations of a step, and the pieces of tensors around them.
+"""Functional collectives in PyTorch graphs as operations of a step, with their chunk and concat operations.
 
-Collectives of PyTorch work along axis 0. For another axis, graphs cut local tensors into a piece for each
-rank and concatenate the pieces along axis 0, or the reverse.
+PyTorch's collectives work along axis 0. For another axis, a graph cuts local tensors into a piece for each
+rank and concatenates the pieces along axis 0, or the reverse.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _in_pieces(graph: Graph, given: Arguments) -> Any:
-    """Equal pieces of a local tensor, one for each rank, as collectives along other axes than 0 have them."""
+    """Equal pieces of a local tensor, one for each rank, as used for collectives along axes other than 0."""
     source, axis = given["self"], given["dim"]
     if not isinstance(source, (Named, Stacked)):
         raise graph.refused(f"{graph.node.target} reads {described(source)}; a step has no such tensor")
@@ -40,7 +40,7 @@ def _all_pieces(first: Piece) -> list[Piece]:
 
 
 def _joined(graph: Graph, given: Arguments) -> Any:
-    """All pieces of a tensor, concatenated along another axis or the same."""
+    """Tensor whose pieces, all of them, are concatenated along the same or another axis."""
     pieces = given["tensors"]
     first = pieces[0] if pieces else None
     if not isinstance(first, Piece) or pieces != _all_pieces(first):
@@ -70,7 +70,7 @@ def _reduce_scatter(graph: Graph, given: Arguments) -> Any:
 
 
 def _reduced(graph: Graph, given: Arguments, total: Named, size: int) -> Named:
-    """A sum over the ranks of a group, divided by their number for an average."""
+    """Sum over the ranks of a group; for an average, divided by their number."""
     operation = str(given["reduce_op"]).lower()
     if operation not in ("sum", "avg", "mean"):
         raise graph.refused(f"reduces by {operation!r}; a step has sum and avg")
@@ -92,7 +92,7 @@ def _all_to_all(graph: Graph, given: Arguments) -> Any:
 
 
 def _along(graph: Graph, given: Arguments, size: int) -> tuple[Any, int]:
-    """The operand of a collective, and the axis along which it gives each rank of a group a slice."""
+    """Operand of a collective, and the axis along which each rank of the group gets a slice."""
     source = given["input"]
     if not isinstance(source, Stacked):
         return source, 0
@@ -102,14 +102,14 @@ def _along(graph: Graph, given: Arguments, size: int) -> tuple[Any, int]:
 
 
 def _gathered(graph: Graph, made: Named, source: Any, group: str, size: int) -> Any:
-    """What a collective makes of slices of a group, which PyTorch concatenates along axis 0."""
+    """Result of a collective that joins slices, which PyTorch concatenates along axis 0."""
     dims = graph.mesh.dims_of(group, where=graph.node.name)
     axis = replace(graph.tensor(source), layout=graph.tensor(source).along(dims[0])).axis
     return made if not axis else Stacked(made.name, axis, size)
 
 
 def _each(reader: Reader) -> Reader:
-    """The reader of a collective of several tensors."""
+    """Reader of a collective of several tensors, from the reader of one."""
 
     def read(graph: Graph, given: Arguments) -> Any:
         return [reader(graph, given | {"input": each}) for each in given["inputs"]]
@@ -117,7 +117,7 @@ def _each(reader: Reader) -> Reader:
     return read
 
 
-#: {name in a graph, without its overload: reader}.
+#: {name in a graph, without its overload: function that converts the node}.
 COLLECTIVE_READERS: dict[str, Reader] = {
     **dict.fromkeys(
         ("aten.chunk", "aten.split", "aten.split_with_sizes", "aten.tensor_split"), _in_pieces,

@@ -1,9 +1,9 @@
-"""A step under construction from a graph of PyTorch, and the values that nodes of the graph have.
+"""Conversion of a PyTorch graph into a step, and the values of the graph's nodes.
 
-Such a graph is the program of one rank, on its local tensors. It becomes a step once the layouts of its
-inputs are known: each operation on local tensors is then one on global tensors, whose layout follows
-(`taccl.workload.operations.infer`). The local shape and element type of every result must be those that the
-graph states. Nothing here imports PyTorch.
+The graph is the program of one rank, on local tensors. With the layouts of its inputs it becomes a step: each
+operation on local tensors is one on global tensors, whose layout is inferred
+(`taccl.workload.layouts.infer`). The local shape and element type of every result must equal those that the
+graph states. This module does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ TRACE = "trace the step with torch.export or make_fx"
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tensor of the step, by its name."""
+    """A tensor of the step, by name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The elements of a tensor of the step in another local shape, in the same order."""
+    """A tensor of the step with its elements in another local shape, in the same order."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,10 +43,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """The equal pieces of a local tensor along an axis, one for each rank of a group, joined along axis 0.
+    """Equal pieces of a local tensor along an axis, one for each rank of a group, concatenated along axis 0.
 
-    All-gathers of slices along another axis than 0 give their result so, and reduce-scatters to such slices
-    read their operand so.
+    In PyTorch, this is the result of an all-gather along an axis other than 0, and the operand of such a
+    reduce-scatter.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Stacked:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The piece at a position among all equal pieces of a value along an axis."""
+    """One of the equal pieces of a value along an axis, by position."""
 
     whole: Named | Stacked
     axis: int
@@ -66,18 +66,18 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A tensor of one number."""
+    """A tensor filled with one number."""
 
     number: float
 
 
 class Graph:
-    """A step under construction, one node of a graph after another.
+    """Step under construction from a graph, node by node.
 
     - `mesh`: The ranks.
     - `groups`: {process group of the graph: group of the step}; empty if there is one process group.
-    - `readers`: {name of an operation: function that gives the value of a node}.
-    - `node`: The node that is read.
+    - `readers`: {name of a PyTorch operation: function that returns the value of a node}.
+    - `node`: The current node.
     """
 
     def __init__(self, mesh: Mesh, groups: Mapping[str, str], readers: Mapping[str, Reader]) -> None:
@@ -91,11 +91,11 @@ class Graph:
         self.state: dict[str, str] = {}
 
     def refused(self, said: str) -> WorkloadError:
-        """The error for the node that is read."""
+        """Error for the current node."""
         return WorkloadError(said, where=self.node.name)
 
     def make(self, kind: str, *values: Any, **options: Any) -> Named:
-        """Add an operation; its result."""
+        """Add an operation and return its result."""
         names = tuple(self.name_of(value) for value in values)
         operation = Operation(self._fresh(f"{self.node.name}_{kind}"), kind, names, **options)
         try:
@@ -108,7 +108,7 @@ class Graph:
         return Named(operation.name)
 
     def name_of(self, value: Any) -> str:
-        """Name of the tensor that a value is; `WorkloadError` if it is none of the step."""
+        """Name of the tensor that a value is; `WorkloadError` if it is no whole tensor of the step."""
         if isinstance(value, Named):
             return value.name
         if isinstance(value, View) and value.shape == self.local_shape(Named(value.name)):
@@ -116,7 +116,7 @@ class Graph:
         raise self.refused(f"{self.node.target} reads {described(value)}; a step has only whole tensors here")
 
     def tensor(self, value: Any) -> Tensor:
-        """The tensor that a value is."""
+        """Tensor that a value is."""
         return self.tensors[self.name_of(value)]
 
     def local_shape(self, value: Named | Stacked | View) -> tuple[int, ...]:
@@ -130,7 +130,7 @@ class Graph:
         return tuple(shape)
 
     def read(self, node: Any) -> Any:
-        """The value of a node that calls an operation."""
+        """Value of a node that calls an operation."""
         self.node = node
         target = str(node.target)
         if getattr(node.target, "__name__", "") == "getitem":
@@ -155,13 +155,13 @@ class Graph:
         return found
 
     def value(self, argument: Any) -> Any:
-        """The value of an argument: of a node, of each in a list, or itself."""
+        """Value of an argument: that of a node, or of each list item; constants are unchanged."""
         if isinstance(argument, (list, tuple)):
             return [self.value(each) for each in argument]
         return self.values[argument] if type(argument).__name__ == "Node" else argument
 
     def group(self, given: dict[str, Any]) -> tuple[str, int]:
-        """The group of a collective, and its number of ranks."""
+        """Group of a collective, and its number of ranks."""
         name = str(given["group_name"])
         self.seen[name] = None
         if self.groups and name not in self.groups:
@@ -178,7 +178,7 @@ class Graph:
         return group, size
 
     def add_input(self, node: Any, layout: str) -> Named:
-        """Add the input of a placeholder."""
+        """Add the input of a placeholder node."""
         self.node = node
         shape, dtype = _shape_and_dtype(node)
         if shape is None or dtype not in DTYPE_BYTES:
@@ -192,7 +192,7 @@ class Graph:
         return Named(node.name)
 
     def _last_as(self, name: str) -> str:
-        """Rename the last operation; the new name."""
+        """Rename the last operation; return the new name."""
         last = self.operations[-1]
         self.operations[-1] = replace(last, name=name)
         self.tensors[name] = replace(self.tensors.pop(last.name), name=name)
@@ -204,7 +204,7 @@ class Graph:
         return name
 
     def _check(self, found: Named | View | Stacked) -> None:
-        """Raise `WorkloadError` unless a result has the local shape and the type that the graph states."""
+        """Raise `WorkloadError` unless a result has the local shape and type that the graph states."""
         shape, dtype = self.stated()
         tensor, local = self.tensors[found.name], self.local_shape(found)
         fits = (shape, dtype) == (local, tensor.dtype)
@@ -218,7 +218,7 @@ class Graph:
             )
 
     def stated(self) -> tuple[tuple[int, ...] | None, str]:
-        """Local shape and element type that the graph states for the node; None if it states none."""
+        """Local shape (None if not stated) and element type of the current node in the graph."""
         return _shape_and_dtype(self.node)
 
     def _inputs_of(self, found: Named | View | Stacked) -> tuple[str, ...]:
@@ -227,7 +227,7 @@ class Graph:
 
 
 def _shape_and_dtype(node: Any) -> tuple[tuple[int, ...] | None, str]:
-    """Local shape and element type of a node's result; None if the graph does not state one tensor."""
+    """Local shape and element type of a node's result; (None, "") if the graph does not state one tensor."""
     meta = node.meta.get("val", node.meta.get("tensor_meta"))
     if not hasattr(meta, "shape") or not hasattr(meta, "dtype"):
         return None, ""
@@ -238,7 +238,7 @@ def _shape_and_dtype(node: Any) -> tuple[tuple[int, ...] | None, str]:
 
 
 def described(value: Any) -> str:
-    """A value in a message."""
+    """Description of a value for messages."""
     if isinstance(value, View):
         return f"{value.name} as {list(value.shape)}"
     if isinstance(value, Stacked):

@@ -1,6 +1,7 @@
-"""Operations of PyTorch's graphs as operations of a step: a reader for each, by its name in aten or c10d.
+"""Converters of PyTorch operations into operations of a step, by their name in aten or c10d.
 
-A reader gets the step under construction and the arguments of a node by name, and returns the node's value.
+A converter (reader) gets the step under construction and the named arguments of a node, and returns the
+node's value.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
     Arguments = dict[str, Any]
     Reader = Callable[[Graph, Arguments], Any]
 
-#: The only epsilon that `layernorm` has.
+#: Epsilon of `layernorm`; others are not supported.
 _EPSILON = 1e-5
 
 
 def _number(value: Any) -> float | None:
-    """The number that a value is or is filled with; None for a tensor."""
+    """Number that a value is, or is filled with; None for a tensor."""
     if isinstance(value, Filled):
         return value.number
     return float(value) if isinstance(value, (int, float)) else None
@@ -40,7 +41,7 @@ def _unary(kind: str) -> Reader:
 
 
 def _plus(sign: float) -> Reader:
-    """The reader of a sum, or of a difference if `sign` is -1."""
+    """Reader of a sum, or of a difference if `sign` is -1."""
 
     def read(graph: Graph, given: Arguments) -> Any:
         one, two = given["self"], given["other"]
@@ -95,7 +96,7 @@ def _power(graph: Graph, given: Arguments) -> Any:
 
 
 def _only(graph: Graph, given: Arguments, **expected: Any) -> None:
-    """Raise `WorkloadError` unless some arguments, where there are any, have the values expected."""
+    """Raise `WorkloadError` unless the given arguments have the expected values."""
     for name, value in expected.items():
         if name in given and given[name] != value:
             said = f"{graph.node.target} has {name}={given[name]!r}; a step has it with {value!r} only"
@@ -118,7 +119,7 @@ def _matmul(graph: Graph, given: Arguments) -> Any:
 
 
 def _product(graph: Graph, a: Any, b: Any) -> Any:
-    """A matrix product; rows that a view makes one axis of stay the axes that they are."""
+    """Matrix product; rows that a view flattens into one axis keep their separate axes."""
     if not isinstance(a, View):
         return graph.make("matmul", a, b)
     rows = graph.local_shape(Named(a.name))
@@ -153,7 +154,7 @@ def _transpose(graph: Graph, given: Arguments) -> Any:
 
 
 def _view(graph: Graph, given: Arguments) -> Any:
-    """Other local shapes of the same elements."""
+    """Elements of a value in another local shape."""
     source = given["self"]
     shape, _ = graph.stated()
     if shape is None or not isinstance(source, (Named, View)):
@@ -187,12 +188,12 @@ def _layernorm(graph: Graph, given: Arguments) -> Any:
 
 
 def _first_only(reader: Reader) -> Reader:
-    """The reader of an operation with several results, of which a step has the first."""
+    """Reader of an operation with several results, of which only the first is supported."""
     return lambda graph, given: _First(graph, reader(graph, given))
 
 
 class _First:
-    """Results of which the first is a tensor of the step."""
+    """Results of an operation, of which only the first is a tensor of the step."""
 
     def __init__(self, graph: Graph, value: Any) -> None:
         self.graph, self.value, self.target = graph, value, graph.node.target
@@ -215,7 +216,7 @@ def _cast(graph: Graph, given: Arguments) -> Any:
 
 
 def _sum(graph: Graph, given: Arguments) -> Any:
-    """A sum over some axes of a local tensor."""
+    """Sum over some axes of a local tensor."""
     found, shape = given["self"], graph.tensor(given["self"]).shape
     if given.get("dtype") is not None:
         found = _cast(graph, {"self": found, "dtype": given["dtype"]})
@@ -253,7 +254,7 @@ def _squared_error_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _averaged(graph: Graph, value: Named, given: Arguments, factor: float) -> Any:
-    """A value times a factor, over the number of local elements if the reduction is a mean."""
+    """Value times a factor, divided by the number of local elements if the reduction is a mean."""
     if given["reduction"] not in (1, 2):
         said = (
             f"{graph.node.target} has reduction={given['reduction']}; a step has the mean (1) and the sum (2)"
@@ -280,7 +281,7 @@ def _filled(number: float | None) -> Reader:
 
 
 def _copy(graph: Graph, given: Arguments) -> Any:
-    """Replacement of an input in place: state of the step."""
+    """Replacement of an input in place, which becomes state of the step."""
     name = graph.name_of(given["self"])
     if name not in {each.name for each in graph.inputs}:
         raise graph.refused(f"writes {name} in place, which is no input; trace the step functionally")
@@ -295,7 +296,7 @@ def _nothing(graph: Graph, given: Arguments) -> None:
     return None
 
 
-#: {name in a graph, without its overload: reader}.
+#: {name in a graph, without its overload: function that converts the node}.
 READERS: dict[str, Reader] = {
     **dict.fromkeys(
         ("aten.detach", "aten.alias", "aten.clone", "aten.contiguous", "aten.lift_fresh_copy",

@@ -1,8 +1,8 @@
-"""Kernels: a collective or a computation, with the operations that are fused into it.
+"""Kernels: a collective or a computation, with the operations fused into it.
 
-The first operation of a kernel is its *head*. If that is a collective, the others run in its last step, on
-each element that has arrived. Otherwise the kernel is one launch: it starts when everything that it reads is
-ready, and reads and writes each tensor at most once.
+The first operation of a kernel is its *head*. If the head is a collective, the other operations run in its
+last step, on each element that has arrived. Otherwise the kernel is one launch: it starts when all its
+operands are ready, and reads and writes each tensor at most once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def kernel(workload: Workload, name: str) -> list[str]:
 
 
 def is_computed(workload: Workload, name: str) -> bool:
-    """True if an operation is in a kernel of several operations that computes only."""
+    """True if an operation belongs to a compute kernel of several operations."""
     head = workload.operation[workload.operation[name].fused or name]
     return not head.is_collective and len(kernel(workload, name)) > 1
 
@@ -32,8 +32,8 @@ def is_computed(workload: Workload, name: str) -> bool:
 def waits(workload: Workload) -> dict[str, tuple[str, ...]]:
     """{operation: tensors that must be ready before it starts}.
 
-    A fused operation also waits for its head. The head of a computed kernel waits for all that the kernel
-    reads.
+    A fused operation also waits for its head. The head of a compute kernel waits for all operands of the
+    kernel.
     """
     found = {each.name: [*each.inputs, *([each.fused] if each.fused else [])] for each in workload.operations}
     for each in workload.operations:
@@ -44,11 +44,11 @@ def waits(workload: Workload) -> dict[str, tuple[str, ...]]:
 
 
 def bytes_written(workload: Workload, operation: Operation) -> int:
-    """Number of bytes that a rank writes of the result of an operation in a kernel of several.
+    """Number of bytes of an operation's result that a rank writes, in a kernel of several operations.
 
-    0 if only operations of the same kernel read the result. State is written in full. The buffer that a
-    collective's transfers fill can hold one more result: the last one, other than state, that is read
-    elsewhere. Only the bytes of that result that exceed the buffer are written.
+    0 if only operations of the same kernel read the result. State is written in full. The receive buffer of a
+    collective can hold one further result: the last one, other than state, that is read elsewhere. Only the
+    bytes of that result that exceed the buffer are written.
     """
     group = kernel(workload, operation.name)
     state = {new for _, new in workload.state}
@@ -91,7 +91,7 @@ def _check_fused(workload: Workload, operation: Operation) -> None:
     is_fed = beside != [*operation.inputs]
     fed = [name for name in workload.readers[operation.name] if name in inside]
     ends_kernel = operation.kind in REDUCTIONS and not head.is_collective
-    # A reduction is of the layout that its operand has; its result is one number.
+    # The layout of a reduction is compared by its operand, as its result is one number.
     laid_out = operation.inputs[0] if ends_kernel else operation.name
     is_apart = workload.tensors[laid_out].layout != workload.tensors[into].layout
     refuse_first(

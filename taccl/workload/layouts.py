@@ -1,4 +1,4 @@
-"""Layout inference: the result of each operation with its layout, along each dimension of the mesh by itself.
+"""Layout inference: layout of each operation's result, separately along each dimension of the mesh.
 
 Source of the layouts and their rules: Jangda et al. (CoCoNet), ASPLOS 2022; see `taccl.workload.operations`.
 """
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def infer(operation: Operation, inputs: Sequence[Tensor], ranks: Mesh | int) -> Tensor:
-    """Infer the result of an operation with its layout; `WorkloadError` says why there is none.
+    """Infer the result of an operation with its layout. Raises `WorkloadError` if there is no valid layout.
 
-    The layout follows along each dimension of the mesh by itself.
+    The layout is inferred separately along each dimension of the mesh.
 
     - `operation`: An operation of any kind.
-    - `inputs`: Its operands, in its order.
+    - `inputs`: Its operands, in order.
     - `ranks`: The mesh of ranks, or their number.
     """
     operation.check()
@@ -58,7 +58,7 @@ def infer(operation: Operation, inputs: Sequence[Tensor], ranks: Mesh | int) -> 
 
 
 def _layout(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> str:
-    """Layout of a result along one dimension, for operands with their layouts along it."""
+    """Layout of a result along one dimension, from the layouts of its operands along it."""
     if operation.kind == "compute":
         return _of_compute(operation, inputs, out.layout)
     if operation.is_collective:
@@ -73,9 +73,9 @@ def _check_order(
 ) -> None:
     """Raise `WorkloadError` if slices of one axis over several dimensions do not nest.
 
-    A dimension that comes later in the mesh cuts the slices of an earlier one. So a collective over a
-    dimension may cut or join an axis only if no later dimension slices it, and operands may be sliced only
-    along the first of the dimensions that slice the result.
+    A later dimension of the mesh cuts the slices of an earlier one. So a collective may cut or join an axis
+    over a dimension only if no later dimension slices that axis. Operands may be sliced only along the first
+    of the dimensions that slice the result.
     """
     moves = operation.is_collective and operation.kind not in ("allreduce", "send")
     both = [
@@ -141,7 +141,7 @@ def _shape(operation: Operation, inputs: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def _of_compute(operation: Operation, inputs: Sequence[Tensor], layout: str) -> str:
-    """The stated layout of a `compute`; `WorkloadError` if it would need communication."""
+    """Stated layout of a `compute`. Raises `WorkloadError` if it would need communication."""
     fits = {"partial": ("replicated", "sliced", "partial"), "replicated": ("replicated",)}
     for each in inputs:
         if not each.layout.startswith(fits.get(layout, ("replicated", "sliced"))):
@@ -171,7 +171,7 @@ def _of_partial(operation: Operation, inputs: Sequence[Tensor]) -> str:
         "scale": True, "dropout": True, "add": both, "subtract": both, "multiply": one, "matmul": one,
         "divide": layouts[-1] == "replicated", "relu_grad": layouts[-1] == "replicated",
         "transpose": True, "sum": True,
-        # A wider type holds every part exactly.
+        # a wider type holds every part exactly
         "cast": before < after or inputs[0].dtype == operation.dtype,
     }  # fmt: skip
     if is_linear.get(kind, False):
@@ -186,7 +186,7 @@ def _of_partial(operation: Operation, inputs: Sequence[Tensor]) -> str:
 
 
 def _of_slices(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> str:
-    """Layout of a result of sliced or replicated inputs; partial if it sums over a sliced axis."""
+    """Layout of a result from sliced or replicated inputs; partial if it sums over a sliced axis."""
     found = set()
     for at, each in enumerate(inputs):
         if each.axis is not None:

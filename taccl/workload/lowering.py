@@ -1,8 +1,8 @@
 """Lower scheduled steps for other tools: programs marked with tiles, and execution traces.
 
-A mark is the name of a tile, such as ``y.3``. A kernel that computes tiles signals each one when it is done.
-An instruction of the program that needs this mark waits for the signal, as in CoCoNet's overlapped kernels.
-The kernel that consumes a tile waits for all instructions that give its mark.
+A mark is the name of a tile, such as ``y.3``. A kernel that computes tiles signals each finished tile. A
+program instruction that needs a mark waits for that signal, as in CoCoNet's overlapped kernels. The kernel
+that consumes a tile waits for all instructions that give its mark.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @checked_as(WorkloadError)
 def lower_step(step: Step, operation: str) -> Program:
-    """The program of one collective of a step, for all its tiles, marked with tile dependencies.
+    """Program of one collective of a step, for all its tiles, marked with tile dependencies.
 
     Parameters
     ----------
@@ -49,8 +49,8 @@ def lower_step(step: Step, operation: str) -> Program:
     Returns
     -------
     Program
-        The program. The `needs` of an instruction name the tiles that it reads, and its `gives` the tiles
-        that it writes.
+        The program. `needs` of an instruction names the tiles that it reads, and `gives` the tiles that it
+        writes.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Reference execution of a step: its operations on numpy arrays, on each rank's part of every tensor.
+"""Reference execution of a step on numpy arrays, for each rank's part of every tensor.
 
-A rank has a *piece* of a tensor: an array, and for each axis the indices of the whole array that it holds.
-The operands of an operation are found by those indices, so slices and tiles need no separate code. *Places*
-are such indices, one sorted array per axis.
+A rank has a *piece* of a tensor: an array, and for each axis the indices in the whole array that it holds
+(*places*, one sorted array per axis). Operands are looked up by these indices, so slices and tiles need no
+separate code.
 """
 
 from __future__ import annotations
@@ -119,13 +119,13 @@ def given_parts(
 
 @checked_as(WorkloadError)
 def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Array]]:
-    """{input: array of each rank}, normally distributed; partial tensors differ from rank to rank."""
+    """{input: array of each rank}, normally distributed; partial tensors differ between ranks."""
     source = np.random.default_rng(seed)
     found = {}
     for tensor in workload.inputs:
         differing = workload.grid.partial(tensor)
         count = workload.grid.size(differing) if differing else 1
-        # Whole arrays are drawn, so values do not depend on slicing.
+        # Whole arrays are drawn, so that values do not depend on slicing.
         drawn = [rounded(source.normal(size=tensor.shape), tensor) for _ in range(count)]
         whole = tuple(np.arange(length) for length in tensor.shape)
         found[tensor.name] = [
@@ -141,7 +141,7 @@ def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Ar
 
 
 def places(workload: Workload, name: str, rank: int, tile: int | None = None) -> Places:
-    """Indices by axis that a rank holds of a tensor, or of one of its tiles."""
+    """Indices by axis of the part of a tensor, or of one of its tiles, that a rank holds."""
     tensor, cut = workload.tensors[name], workload.tiling(name)
     here = [np.arange(length) for length in tensor.shape]
     for axis in range(len(here)):
@@ -149,14 +149,14 @@ def places(workload: Workload, name: str, rank: int, tile: int | None = None) ->
         if dims:
             here[axis] = np.split(here[axis], workload.grid.size(dims))[workload.grid.index(rank, dims)]
     if tile is not None and cut.overlap is not None:
-        # If anything is sliced along the tile axis, a tile has a part of each slice.
+        # A tile contains a part of each slice along the tile axis.
         of_tile = np.arange(tensor.shape[cut.axis]).reshape(cut.ways, cut.tiles, -1)[:, tile]
         here[cut.axis] = np.intersect1d(here[cut.axis], of_tile)
     return tuple(here)
 
 
 def taken(part: Piece, wanted: Places) -> Array:
-    """Values of a piece at some of the places that it holds."""
+    """Values of a piece at some of its places."""
     array = part.array
     for axis, (held, want) in enumerate(zip(part.places, wanted, strict=True)):
         if len(held) != len(want) or not np.array_equal(held, want):
@@ -182,8 +182,8 @@ def dtype_of(tensor: Tensor) -> str:
     return "float32" if tensor.dtype == "bfloat16" else tensor.dtype
 
 
-#: {element type: largest difference that counts as rounding, relative to the largest value}. Own choice: 256
-#: distances of adjacent numbers, and of the short types 32 and 8.
+#: {element type: max difference that counts as rounding, relative to the largest value}. Own choice: 256
+#: times the distance of adjacent numbers; for float16 and bfloat16 32 and 8 times.
 TOLERANCE = {"float64": 2.0**-44, "float32": 2.0**-15, "float16": 2.0**-5, "bfloat16": 2.0**-4}
 
 
@@ -198,12 +198,12 @@ def rounded(values: Any, tensor: Tensor) -> Array:
 
 
 def groups_of(workload: Workload, operation: Operation) -> tuple[tuple[int, ...], ...]:
-    """Ranks of each group that does a collective."""
+    """Ranks of each group that runs a collective."""
     return workload.grid.groups(workload.grid.dims_of(operation.group, where=operation.name))
 
 
 def _whole(workload: Workload, operation: Operation, parts: Sequence[Piece]) -> Piece:
-    """The tensor that a collective makes, from the pieces of a group: their sum, or joined slices."""
+    """Whole tensor of a collective from the pieces of a group: their sum, or the joined slices."""
     (tensor,) = workload.operands(operation)
     if operation.kind in ("allreduce", "reduce_scatter"):
         return Piece(rounded(np.sum([part.array for part in parts], axis=0), tensor), parts[0].places)
@@ -214,10 +214,10 @@ def _whole(workload: Workload, operation: Operation, parts: Sequence[Piece]) -> 
 def places_read(
     operation: Operation, out: Tensor, tensors: Sequence[Tensor], held: Sequence[Any], wanted: Any
 ) -> list[tuple[Any, ...]]:
-    """Places that a rank reads of each operand, to compute some places of the result.
+    """Places of each operand that a rank reads to compute some places of the result.
 
     - `out`, `tensors`: The result and the operands.
-    - `held`: Places by operand that the rank holds.
+    - `held`: Places of each operand that the rank holds.
     - `wanted`: Places of the result.
     """
     needs = []
@@ -225,7 +225,7 @@ def places_read(
         axes = operand_axes(operation, tensors, out, at)
         needs.append([here[i] if axis is None else wanted[axis] for i, axis in enumerate(axes)])
     if operation.kind == "matmul":
-        # If one operand is sliced along the contracted axis, the same slice is read of the other.
+        # If one operand is sliced along the contracted axis, the same slice of the other is read.
         needs[0][-1] = needs[1][-2] = min(held[0][-1], held[1][-2], key=len)
     return [tuple(each) for each in needs]
 
@@ -233,14 +233,14 @@ def places_read(
 def _calculated(
     workload: Workload, operation: Operation, parts: Sequence[Piece], rank: int, wanted: Places
 ) -> Piece:
-    """The result of an operation other than a collective, at one rank and some places.
+    """Result of a computation at one rank and some places.
 
     - `parts`: The rank's piece of each operand.
     """
     out, tensors = workload.tensors[operation.name], workload.operands(operation)
     needs = places_read(operation, out, tensors, [part.places for part in parts], wanted)
     read = [taken(part, need) for part, need in zip(parts, needs, strict=True)]
-    if operation.kind == "compute":  # operands that match no axis of the result enter by their mean
+    if operation.kind == "compute":  # operands without a matching axis contribute their mean
         apart = (set(operand_axes(operation, tensors, out, at)) == {None} for at in range(len(read)))
         read = [value.mean() if each else value for value, each in zip(read, apart, strict=True)]
     place = workload.grid.index(rank, workload.grid.partial(out))
@@ -248,14 +248,17 @@ def _calculated(
 
 
 def _value(operation: Operation, out: Tensor, read: Sequence[Array], place: int, wanted: Places) -> Any:
-    """Values of an operation; `place` is the rank's position among those with other parts of a sum."""
+    """Values of an operation.
+
+    - `place`: Position of the rank among those that hold other parts of a partial result.
+    """
     kind, value = operation.kind, operation.value or 0.0
 
     def drawn(*seed: int) -> Array:
         numbers = np.random.default_rng((operation.seed or 0, *seed)).random(out.shape)
         return numbers[np.ix_(*wanted)] if wanted else np.asarray(numbers)
 
-    if kind == "compute":  # a stand-in for an unknown kernel: random numbers plus the operands
+    if kind == "compute":  # stand-in for an unknown kernel: random numbers plus the operands
         return sum(read, start=drawn(place))
     a = read[0]
     if kind in ROWWISE:

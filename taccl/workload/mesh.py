@@ -1,8 +1,8 @@
 """Process groups of a step: its ranks as a mesh with named dimensions, and layouts along each dimension.
 
-Ranks are numbered in row-major order, as in PyTorch's `DeviceMesh`. A *group* is a dimension, such as ``tp``,
-or some of them, such as ``dp+tp``: ranks that differ only there do a collective together. A layout names the
-dimensions that each of its parts is about: ``sliced(0) over dp, partial over tp``.
+Ranks are numbered in row-major order, as in PyTorch's `DeviceMesh`. A *group* is one dimension, such as
+``tp``, or several, such as ``dp+tp``: ranks that differ only in these dimensions run a collective together.
+Each part of a layout names its dimensions: ``sliced(0) over dp, partial over tp``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Ranks in row-major order over dimensions of (name, size); a single one has no name without groups."""
+    """Ranks in row-major order over dimensions (name, size).
+
+    - `dims`: A step without groups has one dimension with an empty name.
+    """
 
     dims: tuple[tuple[str, int], ...]
 
@@ -50,11 +53,11 @@ class Mesh:
         return tuple(name for name in self.names if name in asked)
 
     def size(self, names: Sequence[str]) -> int:
-        """Number of ranks of a group."""
+        """Number of ranks of a group over some dimensions."""
         return math.prod(size for name, size in self.dims if name in names)
 
     def index(self, rank: int, names: Sequence[str]) -> int:
-        """Position of a rank in its group."""
+        """Position of a rank in its group over some dimensions."""
         found, stride = 0, math.prod(size for _, size in self.dims)
         for name, size in self.dims:
             stride //= size
@@ -70,11 +73,11 @@ class Mesh:
         return tuple(tuple(each) for each in _in_parts(ranked, self.size(names)))
 
     def slicing(self, tensor: Tensor, axis: int) -> tuple[str, ...]:
-        """Dimensions along which a tensor is sliced on an axis; the first cuts it into the largest slices."""
+        """Dimensions along which a tensor is sliced on an axis; the first one makes the largest slices."""
         return tuple(name for name in self.names if tensor.along(name) == f"sliced({axis})")
 
     def slices(self, tensor: Tensor, axis: int) -> int:
-        """Number of slices of a tensor on an axis."""
+        """Number of slices of a tensor on an axis; 1 if it is not sliced."""
         return self.size(self.slicing(tensor, axis)) if self.slicing(tensor, axis) else 1
 
     def partial(self, tensor: Tensor) -> tuple[str, ...]:
@@ -82,7 +85,7 @@ class Mesh:
         return tuple(name for name in self.names if tensor.along(name) == "partial")
 
     def layout(self, along: Mapping[str, str]) -> str:
-        """The layout of {dimension: layout along it}, as text."""
+        """Text of a layout, from {dimension: layout along it}."""
         if self.names == ("",):
             return along[""]
         of_kind: dict[str, list[str]] = {}
@@ -94,12 +97,12 @@ class Mesh:
 
 
 def mesh_of(ranks: Mesh | int) -> Mesh:
-    """The mesh itself, or the one of a number of ranks without groups."""
+    """Return a mesh unchanged; for a number of ranks, the mesh without groups."""
     return Mesh((("", ranks),)) if isinstance(ranks, int) else ranks
 
 
 def parts_of_layout(layout: str) -> list[tuple[str, tuple[str, ...]]]:
-    """(layout, dimensions) of each part of a layout; no dimensions stand for all."""
+    """(layout, dimensions) of each part of a layout; empty dimensions mean all."""
     parts = (part.partition(" over ") for part in layout.split(", "))
     return [(kind, tuple(dims.split("+")) if over else ()) for kind, over, dims in parts]
 

@@ -1,4 +1,4 @@
-"""Tensors with layouts, and operations.
+"""Operations of a step, and distributed tensors with layouts.
 
 Source of the layouts and their rules: Jangda et al., "Breaking the Computation and Communication Abstraction
 Barrier in Distributed Machine Learning Workloads" (CoCoNet), ASPLOS 2022.
@@ -6,8 +6,8 @@ Barrier in Distributed Machine Learning Workloads" (CoCoNet), ASPLOS 2022.
 A tensor stands for one global array. If it is *replicated*, every rank has the whole array. If it is *sliced*
 along an axis, rank r has the r-th of equal slices. If it is *partial*, the array is the sum of the ranks'
 arrays. Collectives change layouts and keep values, except that `send` moves slices between ranks. Any other
-operation gets a layout only if its local results make up the operation applied to the global arrays. So an
-operation may move before a collective exactly where `taccl.workload.layouts.infer` still finds a layout.
+operation has a layout only if its local results form the operation applied to the global arrays. So an
+operation may move before a collective exactly if `taccl.workload.layouts.infer` still finds a layout.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "alltoall", "send")
 #: Kinds that need whole rows: all elements along the last axis.
 ROWWISE = ("layernorm", "softmax")
 KINDS = ("matmul", "compute", *POINTWISE, *ROWWISE, "transpose", "sum", *REDUCTIONS, *COLLECTIVES)
-#: {kind: its options}; those in capitals are required.
+#: {kind: its options}; options in capitals are required.
 _OPTIONS = {
     "reduce_scatter": ("AXIS",), "alltoall": ("AXIS",), "sum": ("AXIS",), "send": ("shift",),
     "scale": ("VALUE",), "offset": ("VALUE",), "dropout": ("VALUE", "seed"),
@@ -48,7 +48,7 @@ _COSTS = ("cost_us", "flops", "memory_bytes")
 
 
 def refuse_first(where: str, *faults: tuple[object, str]) -> None:
-    """Raise `WorkloadError` for the first true fault; each is (condition, message)."""
+    """Raise `WorkloadError` for the first fault, a (condition, message) pair, whose condition is true."""
     for is_there, said in faults:
         if is_there:
             raise WorkloadError(said, where=where)
@@ -71,7 +71,7 @@ class Tensor:
 
     @property
     def axis(self) -> int | None:
-        """The axis that it is sliced along; None if it is not sliced."""
+        """Axis along which the tensor is sliced; None if it is not sliced."""
         inner = self.layout.removeprefix("sliced(").removesuffix(")")
         is_axis = self.layout == f"sliced({inner})" and inner.isdecimal() and inner.isascii()
         return int(inner) if is_axis else None
@@ -82,7 +82,7 @@ class Tensor:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def along(self, dim: str) -> str:
-        """Layout along a dimension of the mesh."""
+        """Layout along one dimension of the mesh."""
         for kind, dims in parts_of_layout(self.layout):
             if not dims or dim in dims:
                 return kind
@@ -98,7 +98,7 @@ class Tensor:
         return math.prod(self.local_shape(ranks)) * DTYPE_BYTES[self.dtype]
 
     def check(self, ranks: Mesh | int) -> Tensor:
-        """The tensor, whose layout names its groups in the mesh's order.
+        """Return the tensor with its layout in normal form: groups named in the mesh's order.
 
         Raises `WorkloadError` if its shape, type or layout is invalid.
         """
@@ -198,7 +198,7 @@ class Operation:
         return self.kind in COLLECTIVES
 
     def check(self) -> Operation:
-        """The operation itself; raises `WorkloadError` if its kind, inputs, options or costs are invalid."""
+        """Return the operation; raise `WorkloadError` if its kind, inputs, options or costs are invalid."""
         kind, count = self.kind, len(self.inputs)
         known_word(kind, KINDS, self.name, WorkloadError)
         takes = {"compute": count, "matmul": 2}.get(kind, 2 if kind in BINARY else 1)
@@ -228,7 +228,7 @@ class Operation:
 
 
 def operand_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor, at: int) -> list[int | None]:
-    """The axis of the result that each axis of an input corresponds to; None if the axis is read whole.
+    """Axis of the result for each axis of an input; None if the axis is read whole.
 
     - `at`: Position of the input among the operation's inputs.
     """
@@ -252,12 +252,12 @@ def operand_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor, at
 
 
 def _is_sliced_otherwise(tensor: Tensor, out: Tensor) -> bool:
-    """True if a tensor is sliced along a dimension along which the result is not sliced on the same axis."""
+    """True if a tensor is sliced along a dimension along which the result has another layout."""
     names = {name for each in (tensor, out) for _, dims in parts_of_layout(each.layout) for name in dims}
     pairs = ((tensor.along(name), out.along(name)) for name in names or {""})
     return any(one.startswith("sliced") and one != two for one, two in pairs)
 
 
 def permutation(operation: Operation, count: int) -> tuple[int, ...]:
-    """The axis of the operand, of `count` axes, that each axis of a transpose's result is."""
+    """Axis of the operand for each axis of a transpose's result; `count` is the number of axes."""
     return operation.axes or (*range(count - 2), count - 1, count - 2)

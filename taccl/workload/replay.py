@@ -1,7 +1,6 @@
-"""Replay of a scheduled step on arrays: tiles are computed and chunks are sent in time order.
+"""Replay of a scheduled step on arrays: tiles are computed and chunks sent in the order of their times.
 
-A rank sends the data that it holds when the send starts. So the result equals the workload's only if the
-schedule is right.
+A rank sends the data that it holds when the send starts, so the result is right only if the schedule is.
 """
 
 from __future__ import annotations
@@ -69,9 +68,9 @@ def replay_step(
 
 
 def moments(step: Step) -> Iterator[tuple[int, bool, Transfer]]:
-    """Yield (number, True if it starts, transfer) for the start and end of every transfer, in time order.
+    """Yield (index, True for a start, transfer) for the start and end of every transfer, in time order.
 
-    Ends come before starts at the same time.
+    At equal times, ends come before starts.
     """
     transfers = list(step.schedule)
     ends = [(each.end_ticks, False, number) for number, each in enumerate(transfers)]
@@ -90,7 +89,7 @@ class StepRank(RankTiles):
         self.chunks: dict[int, Array] = {}
 
     def held(self, chunk: int) -> Array:
-        """The rank's current values of a chunk, flattened; raises `WorkloadError` if it has none."""
+        """The rank's current values of a chunk, flattened. Raises `WorkloadError` if it has none."""
         if chunk not in self.chunks:
             part = self.part_of[chunk]
             if self.rank not in self.ends[chunk].origins:
@@ -101,7 +100,7 @@ class StepRank(RankTiles):
         return self.chunks[chunk]
 
     def room(self, chunk: int) -> Array:
-        """An uninitialized receive buffer for a chunk."""
+        """Uninitialised receive buffer for a chunk."""
         dtype = dtype_of(self.workload.tensors[self.part_of[chunk].operation])
         return np.empty(len(self._spots(chunk)), dtype=dtype)
 
@@ -111,7 +110,7 @@ class StepRank(RankTiles):
         self.chunks[chunk] = self.held(chunk) + data if transfer.reduce else data
 
     def tile(self, name: str, number: int) -> Piece:
-        """The rank's piece of one tile of a result; a collective's is assembled from its chunks."""
+        """The rank's piece of one tile of a result; that of a collective is assembled from its chunks."""
         key = (name, number)
         if key not in self.made and self.workload.operation[name].is_collective:
             wanted, out = places(self.workload, name, self.rank, number), self.workload.tensors[name]
@@ -124,7 +123,7 @@ class StepRank(RankTiles):
         return super().tile(name, number)
 
     def _places(self, chunk: int, *, at_source: bool = False) -> Places:
-        """Places in the result of the tile part that a chunk is cut from; of a send, at either end."""
+        """Places in the result of the tile from which a chunk is cut; for a send, at either end."""
         part, workload = self.part_of[chunk], self.workload
         members, number = part.place(chunk)
         operation, size = workload.operation[part.operation], len(members)
@@ -137,7 +136,7 @@ class StepRank(RankTiles):
         return tuple(np.intersect1d(one, two) for one, two in zip(written, given, strict=True))
 
     def _cut(self, chunk: int, values: Array) -> Array:
-        """Cut a chunk out of the values at its `_places`: its piece, and for an allreduce a share of that."""
+        """Cut a chunk out of the values at its `_places`: a piece, and for an allreduce a share of it."""
         part = self.part_of[chunk]
         is_sum = self.workload.operation[part.operation].kind == "allreduce"
         members, number = part.place(chunk)

@@ -47,7 +47,7 @@ def schedule_workload(
     workload : Workload
         The step, with as many ranks as the topology.
     topology : Topology
-        The network between ranks, whose processors are all alike.
+        Network between the ranks; all processors are equal.
     rates : Rates, optional
         Rates of the processors; by default those of the topology's machine.
     communication_share : float
@@ -64,7 +64,7 @@ def schedule_workload(
     Returns
     -------
     Step
-        The scheduled step; it computes its own bound and verifies itself.
+        The scheduled step, which can compute its bound and verify itself.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def schedule_workload(
 
 
 class _StepTasks:
-    """Tasks of a step for the list scheduler, and the task whose end completes each tile."""
+    """Tasks of a step for the list scheduler, with the task whose end completes each tile."""
 
     def __init__(self, workload: Workload, costs: Mapping[str, Fraction], sends: Schedule) -> None:
         self.workload, self.problem = workload, sends.problem
@@ -153,7 +153,10 @@ class _StepTasks:
                     after[send].append((self.makes[*key, rank], ticks))
 
     def best_starts(self, order: str) -> list[int]:
-        """Start tick of each task, from the priority rule of an order with the earliest finish."""
+        """Start tick of each task under the priority rule with the earliest finish.
+
+        - `order`: As in `schedule_workload`.
+        """
         if order == "in-sequence":
             self._in_sequence()
         count = len(self.tasks.duration)
@@ -169,7 +172,7 @@ class _StepTasks:
         )
 
     def _in_sequence(self) -> None:
-        """Make each operation wait for the end of the one before at all ranks."""
+        """Make each operation wait until the one before has ended at all ranks."""
         mine: dict[int, list[int]] = defaultdict(list)
         for task, (position, _) in sorted(self.place.items()):
             mine[position].append(task)
@@ -189,7 +192,8 @@ class _StepTasks:
     def sent(self, start: list[int]) -> Schedule:
         """Schedule of all sends, with release and due dates.
 
-        A chunk is released when its tile is ready at the origin, and due when the first tile reads it.
+        A chunk is released when its tile is ready at its origin, and due when the first tile that reads it
+        starts.
         """
         begins: dict[tuple[str, int, int], int] = {}  # {(operation, tile, rank): tick of its first read}
         for (name, tile, rank), task in self.makes.items():

@@ -1,4 +1,4 @@
-"""Step: a workload with the times of all computed tiles and sends, and its verification."""
+"""Step: a workload with start and end times of all computed tiles and sends, and its verification."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ComputeTile:
 
 
 class Made(NamedTuple):
-    """Requirements of a tile at a rank: numbers of its computed tiles, and chunks that arrive."""
+    """Requirements of a tile at a rank: indices of computed tiles, and chunks that must have arrived."""
 
     tiles: frozenset[int] = frozenset()
     chunks: frozenset[int] = frozenset()
@@ -75,7 +75,7 @@ class Step:
     workload : Workload
         The operations that run.
     topology : Topology
-        The network that they run on.
+        Network of the ranks.
     tiles : tuple of ComputeTile
         Tiles of all computations of nonzero duration.
     schedule : Schedule
@@ -116,7 +116,7 @@ class Step:
 
     @cached_property
     def chunks(self) -> dict[tuple[str, int], list[int]]:
-        """{(collective, number of a tile): its chunks}."""
+        """{(collective, tile number): chunks of the tile}."""
         found: dict[tuple[str, int], list[int]] = defaultdict(list)
         for part in self.parts:
             found[part.operation, part.tile] += part.chunks
@@ -124,7 +124,7 @@ class Step:
 
     @cached_property
     def made_of(self) -> dict[tuple[str, int, int], Made]:
-        """{(operation, number of a tile, rank): requirements of that tile}."""
+        """{(operation, tile number, rank): requirements of that tile}."""
         index = {(each.operation, each.tile, each.rank): i for i, each in enumerate(self.tiles)}
         found = defaultdict[tuple[str, int, int], Made](Made)
         ends = self.problem.collective.chunks
@@ -145,7 +145,7 @@ class Step:
 
     @cached_property
     def bound(self) -> Fraction:
-        """Lower bound of the finish of any schedule of the step in us; see `taccl.workload.bound`."""
+        """Lower bound in us on the finish of any schedule of the step; see `taccl.workload.bound`."""
         return StepBound(self.workload, self.topology, self._costs).best()
 
     @property
@@ -184,7 +184,7 @@ class Step:
             yield from self._early()
 
     def _early(self) -> Iterator[str]:
-        """Tiles that start, and chunks that are released, before their requirements are met."""
+        """Yield messages on tiles that start, and chunks released, before their requirements are met."""
         made, reads = self._made(), self.workload.tiles
         for each in self.tiles:
             for name, tile in reads.get((each.operation, each.tile), ()):
@@ -227,7 +227,7 @@ class Step:
                     yield f"{_place(two)}: starts while the processor is busy with {said}"
 
     def _made(self) -> dict[tuple[str, int, int], Fraction]:
-        """Earliest time of each tile of each tensor at each rank."""
+        """Time at which each tile of each tensor is available at each rank."""
         come: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
         links = dict(enumerate(self.topology.links))
         for each in self.schedule:
@@ -248,7 +248,7 @@ class Step:
 
 
 def _differences(found: Problem, expected: Problem, parts: Iterable[CollectivePart]) -> Iterator[str]:
-    """Differences between a schedule's problem and the workload's, except for dates and further clauses.
+    """Yield differences between a schedule's problem and the workload's, except dates and further clauses.
 
     - `parts`: Parts of the workload, in the order of its chunks.
     """

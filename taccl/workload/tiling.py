@@ -27,7 +27,7 @@ class Overlap:
 class Tiling(NamedTuple):
     """Cut of an operation's result into `tiles` along `axis`, for an overlap.
 
-    Each tile consists of `ways` contiguous index ranges along the axis: one per rank if a tensor of the
+    Each tile consists of `ways` contiguous index ranges along the axis: one for each slice if a tensor of the
     overlap is sliced along that axis, else one.
     """
 
@@ -43,7 +43,7 @@ def tile_axes(workload: Workload, overlap: Overlap) -> tuple[dict[str, int], int
     Raises `WorkloadError` if an operation does not run tile by tile with the others.
     """
     axes: dict[str, int] = {}
-    dims: set[str] = set()  # along which any of its tensors is sliced on the axis of its tiles
+    dims: set[str] = set()  # dimensions that slice one of its tensors on the tile axis
     for operation in (each for each in workload.operations if each.name in overlap.operations):
         tensors, out = workload.operands(operation), workload.tensors[operation.name]
         to_axes = [operand_axes(operation, tensors, out, at) for at in range(len(tensors))]

@@ -1,8 +1,8 @@
-"""Steps as programs of torch.distributed and torch operations, which need PyTorch alone.
+"""Export of steps as Python programs with torch.distributed, which need only PyTorch.
 
-Each operation becomes one line on a rank's local tensors. Collectives start at once and are waited for by
-their first reader. In an overlap, a reader of a collective runs one turn of the loop behind it, so that the
-next tile is computed while one is sent. Kernels become functions, which `torch.compile` makes one launch of
+Each operation becomes one line on a rank's local tensors. Collectives start immediately, and their first
+reader waits for them. In an overlap, readers of a collective run one loop iteration behind it, so that the
+next tile is computed while one is sent. Kernels become functions, which `torch.compile` turns into one launch
 on a GPU.
 """
 
@@ -45,7 +45,7 @@ _VALUES = {
     "norm": "torch.linalg.vector_norm({0})", "sum": "({0}).sum({axis})",
     "relu_grad": "torch.where({1} > 0, {0}, 0.0)",
 }  # fmt: skip
-#: {kind of collective: function of the module}.
+#: {kind of collective: function in the generated module}.
 _CALLS = {
     "allreduce": "all_reduce", "reduce_scatter": "reduce_scatter", "allgather": "all_gather",
     "alltoall": "all_to_all", "send": "send",
@@ -65,14 +65,14 @@ def dump_torch_step(
     Parameters
     ----------
     workload : Workload
-        The step, with the transformations that it has.
+        The step, possibly transformed already.
     topology : Topology, optional
-        The network to transform the step for; None to write it as it is.
+        Network for which the step is transformed; None to write it unchanged.
     original : path
-        File of the untransformed program, with which the module compares. The default is the step before
-        `topology` was given, or its own operations one after another.
+        File of the untransformed program, for the comparison. Default: `workload` as given, without overlaps
+        and fusion.
     step_s : float
-        Seconds of the search for transformations.
+        Time limit in seconds of the search for transformations.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def _note_unknown(workload: Workload) -> None:
 
 
 class _Program:
-    """One function of the module, with the kernels that it calls."""
+    """One function of the generated module, with the kernels that it calls."""
 
     def __init__(self, workload: Workload, name: str, groups: set[str]) -> None:
         self.workload, self.name, self.groups = workload, name, groups
@@ -152,7 +152,7 @@ class _Program:
         return local_name(name, self.workload)
 
     def _loop(self, overlap: Overlap) -> list[str]:
-        """A loop over tiles, in which readers of collectives run a turn behind them."""
+        """Lines of a loop over tiles; readers of collectives run one iteration behind them."""
         workload = self.workload
         units = _arranged(workload, list(overlap.operations), whole=False)
         stage: dict[str, int] = {}
@@ -189,7 +189,7 @@ class _Program:
         return [f"{var} = ready({var})"]
 
     def _unit(self, unit: Sequence[str], at: str) -> list[str]:
-        """Lines of an operation or of a kernel; `at` is the index of a tile, or empty."""
+        """Lines of an operation or kernel; `at` is the index of a tile, or empty."""
         workload, lines = self.workload, list[str]()
         for each in unit:
             for name in workload.operation[each].inputs:
@@ -203,7 +203,7 @@ class _Program:
         return [*lines, self._kernel(unit, at)]
 
     def _kernel(self, unit: Sequence[str], at: str) -> str:
-        """The call of a kernel, whose function is added to the module."""
+        """Call of a kernel, whose function is added to the module."""
         workload = self.workload
         given: dict[str, str] = {}  # {expression at the call: parameter}
         inner: list[str] = []
@@ -220,7 +220,7 @@ class _Program:
             is_drawn = operation.kind in ("dropout", "compute")
             value = self._value(operation, operands)
             if is_drawn or any(word in value for word in ("mine(", "cut(")):
-                # Numbers drawn on the host, and places of this rank, enter as parameters.
+                # Random numbers drawn on the host, and slices of this rank, become parameters.
                 drawn = self._drawn(operation)
                 value = value.replace(drawn, given.setdefault(drawn, f"drawn_{each}"))
             inner.append(f"    {self._var(each)} = {value}")
@@ -235,7 +235,7 @@ class _Program:
         return f"{targets} = {function}({', '.join(given)})"
 
     def _kept(self, unit: Sequence[str]) -> list[str]:
-        """Names of a unit's results that are read elsewhere: all but those inside a kernel."""
+        """Names of a unit's results that are read outside its kernel."""
         workload = self.workload
         return [
             name
@@ -244,7 +244,7 @@ class _Program:
         ]
 
     def _operand(self, operation: Operation, place: int) -> str:
-        """Expression of an operand: the rank's slice and the tile of it that the operation reads."""
+        """Expression of an operand: the rank's slice, and the tile of it, that the operation reads."""
         workload, name = self.workload, operation.inputs[place]
         tensors, out = workload.operands(operation), workload.tensors[operation.name]
         tensor, tiling = tensors[place], workload.tiling(operation.name)
@@ -271,7 +271,7 @@ class _Program:
         return text
 
     def _mine(self, text: str, axis: int, held: Sequence[str], wanted: Sequence[str]) -> str:
-        """Expression of this rank's slice over the dimensions that are wanted and not held."""
+        """Expression of this rank's slice over the dimensions in `wanted` but not in `held`."""
         more = [dim for dim in wanted if dim not in held]
         if not more:
             return text
@@ -279,11 +279,11 @@ class _Program:
         return f"mine({text}, {axis}{f', {over!r}' if over else ''})"
 
     def _cut(self, text: str, axis: int, slices: int, tiling: Tiling) -> str:
-        """Expression of the tile of a tensor, of which this rank has one of some slices along the axis."""
+        """Expression of a tile of a tensor that is cut into `slices` slices along the axis, one per rank."""
         return f"cut({text}, {axis}, {tiling.ways // slices}, {tiling.tiles}, t)"
 
     def _drawn(self, operation: Operation) -> str:
-        """Expression of the random numbers of a dropout or an unknown kernel, at the elements in hand."""
+        """Expression of the random numbers of a dropout or unknown kernel, for the rank's slice and tile."""
         out, tiling = self.workload.tensors[operation.name], self.workload.tiling(operation.name)
         grid, seed = self.workload.grid, str(operation.seed)
         if operation.kind == "compute" and grid.partial(out):
@@ -342,7 +342,7 @@ def _number(value: float) -> str:
 
 
 def _arranged(workload: Workload, names: Sequence[str], *, whole: bool) -> list[list[str]]:
-    """Operations in units, each behind what it reads: kernels, and whole overlaps if asked."""
+    """Units of operations in dependency order: kernels, and with `whole` each overlap as one unit."""
     unit_of: dict[str, str] = {}
     for name in names:
         group = [each for each in kernel(workload, name) if not workload.operation[each].is_collective]
@@ -358,7 +358,7 @@ def _arranged(workload: Workload, names: Sequence[str], *, whole: bool) -> list[
 
 
 def _sorted(workload: Workload, names: Sequence[str], unit_of: dict[str, str]) -> Iterator[list[str]]:
-    """Yield units whose inputs have been yielded, as long as there are any."""
+    """Yield units in dependency order; end early if the remaining ones form a cycle."""
     order = [name for name, _ in workload.tiles if name in unit_of]
     members = {unit: [name for name in names if unit_of[name] == unit] for unit in unit_of.values()}
     left = list(dict.fromkeys(unit_of[name] for name in order))

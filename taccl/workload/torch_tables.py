@@ -1,4 +1,4 @@
-"""Names and tables of programs for PyTorch: tensors, groups, layouts of inputs, and slices of outputs."""
+"""Names and tables in generated PyTorch programs: tensors, groups, layouts of inputs, slices of outputs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from taccl.workload.operations import Tensor
     from taccl.workload.workload import Workload
 
-#: Names of the module's own functions, which tensors may not shadow.
+#: Names of the generated module's own functions, which tensors must not shadow.
 _TAKEN = frozenset(re.findall(r"^(?:def|class|import) (\w+)", HEAD, re.MULTILINE)) | {
     "dist", "t", "turn", "tuple", "isinstance", "range", "float", "int", "RANKS",
 }  # fmt: skip
 
 
 def group_name(workload: Workload, dims: Sequence[str], groups: set[str]) -> str:
-    """Name of a group in the program; empty for all ranks. It is added to `groups`."""
+    """Name of a group in the program, which is added to `groups`; empty for all ranks."""
     name = "" if len(dims) == len(workload.grid.names) else "+".join(dims)
     groups.add(name)
     return name
 
 
 def _layout(workload: Workload, tensor: Tensor, groups: set[str]) -> tuple[tuple[int | str, str], ...]:
-    """Pairs of an axis of slices, or "partial", and the group that they are over."""
+    """Pairs of (axis of slices or "partial", group) that describe a tensor's layout."""
     grid = workload.grid
     found: list[tuple[int | str, str]] = []
     if partial := grid.partial(tensor):
@@ -40,7 +40,7 @@ def _layout(workload: Workload, tensor: Tensor, groups: set[str]) -> tuple[tuple
 
 
 def compared(workload: Workload, plain: Workload, name: str, groups: set[str]) -> tuple[object, str | None]:
-    """Slices of an output that only the transformed step makes, and the group over which it is partial."""
+    """Slices of an output that only the transformed step makes; group over which it is partial, or None."""
     grid, ours, theirs = workload.grid, workload.tensors[name], plain.tensors[name]
     slices = []
     for axis in range(len(ours.shape)):
@@ -52,7 +52,7 @@ def compared(workload: Workload, plain: Workload, name: str, groups: set[str]) -
 
 
 def table_of_inputs(workload: Workload, groups: set[str]) -> str:
-    """Text of {input: (shape, type, layout)}."""
+    """Text of a dict {input: (shape, type, layout)}."""
     rows = (
         f"    {local_name(each.name, workload)!r}: ({each.shape}, torch.{each.dtype}, "
         f"{_layout(workload, each, groups)!r}),"
@@ -62,7 +62,7 @@ def table_of_inputs(workload: Workload, groups: set[str]) -> str:
 
 
 def local_name(name: str, workload: Workload) -> str:
-    """Name of a tensor in the program: its own, unless Python or the module has that name."""
+    """Name of a tensor in the program; changed if it is a Python keyword or a name of the module."""
     while keyword.iskeyword(name) or name in _TAKEN or name.startswith(("kernel_", "_")):
         name = f"t_{name}"
         while name in workload.tensors:

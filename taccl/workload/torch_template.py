@@ -1,6 +1,6 @@
-"""Common text of programs for PyTorch: collectives, slices and tiles, and the comparison of two programs."""
+"""Template of generated PyTorch programs: collectives, slices, tiles, and comparison of two programs."""
 
-#: Text before the programs; `torch_program` fills in the fields in capitals between `@`.
+#: Text before the programs; `torch_program` replaces the words in capitals between `@`.
 HEAD = '''"""@TITLE@: a step of @RANKS@ ranks, written by taccl; it needs PyTorch alone.
 
     torchrun --nproc-per-node @RANKS@ THIS_FILE
@@ -155,7 +155,7 @@ def device():
 
 '''
 
-#: Text behind the programs.
+#: Text after the programs.
 TAIL = '''
 
 def inputs(layouts, seed=0):

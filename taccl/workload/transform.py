@@ -1,6 +1,6 @@
-"""Transformations of steps that preserve their results; illegal ones raise `WorkloadError`.
+"""Transformations of steps that preserve results; an illegal one raises `WorkloadError`.
 
-Legality follows from layouts: they are inferred again after each transformation (`operations.infer`), and the
+Legality follows from layouts: they are inferred again after each transformation (`layouts.infer`), and the
 outputs of the step must keep theirs.
 """
 
@@ -68,22 +68,22 @@ def split(workload: Workload, operation: str, *, axis: Natural | None = None) ->
 def reorder(workload: Workload, collective: str, *operations: str) -> Workload:
     """Move operations before the collective whose result they read; it then moves their results.
 
-    Each operation reads the collective or an operation earlier in the list. If no operation is named, all
-    that can move do. The collective remains if other operations read it, and is removed otherwise. If an
-    operation also reads results of other collectives of the same kind, it is moved before those as well, if
-    layouts permit. A sum of squares moved to slices is followed by an allreduce of one number.
+    Each operation reads the collective or an operation earlier in the list. Without operations, all that can
+    be moved are. The collective is removed if no other operation reads it. If an operation also reads results
+    of other collectives of the same kind, it is moved before these as well if layouts permit. A sum of
+    squares moved to slices is followed by an allreduce of one number.
 
     Parameters
     ----------
     workload : Workload
         The step that contains them.
     collective, *operations : str
-        Names of the collective and of the operations, in the order in which they are moved.
+        Name of the collective; names of the operations, in the order in which they are moved.
 
     Raises
     ------
     WorkloadError
-        If an operation does not read the collective, or has another result on the collective's input.
+        If an operation does not read the collective, or would have another result on the collective's input.
     """
     if operations:
         behind = {collective}
@@ -151,25 +151,25 @@ def _reordered(workload: Workload, collective: str, operation: str) -> Workload:
 def fuse(workload: Workload, collective: str, *operations: str) -> Workload:
     """Fuse point-wise operations into the last step of a collective, or operations into one kernel.
 
-    Fused operations do not read from memory what their kernel has at hand. They read their other inputs, and
-    write what is read elsewhere. A kernel that computes only is one launch: it waits for everything that it
-    reads, and reads each tensor once. The first of its operations in program order is its head. A norm or a
-    sum of squares may end it.
+    Fused operations do not read from memory what their kernel holds in registers. They read their other
+    inputs, and write results that are read elsewhere. A compute kernel is one launch: it waits for all its
+    operands, and reads each tensor once. The first of its operations in program order is its head. A norm or
+    a sum of squares may end it.
 
     Parameters
     ----------
     workload : Workload
         The step that contains them.
     collective : str
-        Name of the collective that they are fused into, or of an operation of the kernel.
+        Name of the collective, or of an operation of the kernel, into which the operations are fused.
     *operations : str
-        Names of the operations. Each reads, or is read by, the named one or an operation fused before it.
+        Names of the operations. Each reads, or is read by, that operation or one fused before it.
 
     Raises
     ------
     WorkloadError
-        If an operation is not point-wise, or is not connected with the kernel. Also if it reads a result that
-        depends on the kernel, or has another layout.
+        If an operation is not point-wise, is not connected with the kernel, reads a result that depends on
+        the kernel, or has another layout.
     """
     _of(workload, collective)
     for name in operations:
@@ -186,7 +186,7 @@ def fuse(workload: Workload, collective: str, *operations: str) -> Workload:
     instead = {
         name: [replace(workload.operation[name], fused="" if name == head else head)] for name in names
     }
-    # An operation that the kernel reads may stand before the head; it then runs behind it.
+    # The kernel may read operations before the head in program order; these then run after it.
     early = [name for name in order[: order.index(head)] if name in names]
     instead[head] += [new for name in early for new in instead[name]]
     return _with(workload, instead | dict.fromkeys(early, ()))
@@ -201,17 +201,17 @@ def overlap(workload: Workload, operations: Sequence[str], *, tiles: Count, axis
     workload : Workload
         The step that contains them.
     operations : sequence of str
-        Names of the operations. Each but the first reads results of others among them. Operations in the
-        same kernels overlap, too.
+        Names of the operations. Each except the first reads results of others among them. Operations in the
+        same kernels overlap as well.
     tiles : int
-        Number of tiles that the first operation's result is cut into.
+        Number of tiles into which the first operation's result is cut.
     axis : int
         Axis of the first operation's result along which it is cut.
 
     Raises
     ------
     WorkloadError
-        If a tile needs more of an operand than the tile of its own number, or the axis does not divide into
+        If a tile needs more of an operand than the tile of its own number, or the axis is not divisible into
         tiles. Also if an operation outside the overlap depends on one inside, and one inside on it.
     """
     for name in operations:
@@ -235,8 +235,8 @@ def slice_state(workload: Workload, *state: str) -> Workload:
     Raises
     ------
     WorkloadError
-        If a name is no state, or its replacement is not gathered, or an operation reads the gathered tensor.
-        Also if another output of the step would change its layout.
+        If a name is no state, its replacement is not the result of an allgather, or an operation reads the
+        gathered tensor. Also if another output of the step would change its layout.
     """
     successor, inputs = dict(workload.state), {each.name for each in workload.inputs}
     slices: dict[str, str] = {}  # {allgather: tensor of the slices that it gathers}
@@ -283,7 +283,7 @@ def _of(workload: Workload, name: str) -> Operation:
 
 
 def _free(workload: Workload, name: str) -> Operation:
-    """The named operation; `WorkloadError` if it is overlapped, fused, or has operations fused into it."""
+    """Operation by name; `WorkloadError` if it is overlapped, fused, or has operations fused into it."""
     found = _of(workload, name)
     if workload.tiling(name).overlap is not None:
         raise WorkloadError("overlaps with others already; do this first, and overlap last", where=name)
@@ -298,7 +298,7 @@ def _fresh(workload: Workload, name: str) -> str:
 
 
 def _is_legal(workload: Workload, operation: Operation) -> bool:
-    """True if an operation has a result on the tensors of a step."""
+    """True if an operation has a valid result on the tensors of a step."""
     try:
         infer(operation, workload.operands(operation), workload.grid)
     except WorkloadError:
@@ -307,9 +307,9 @@ def _is_legal(workload: Workload, operation: Operation) -> bool:
 
 
 def _are_apart(workload: Workload, one: Operation, two: Operation) -> bool:
-    """True if two collectives, of which one is a send, are over groups without a common dimension.
+    """True if two collectives, the second a send, are over groups without a common dimension.
 
-    A send between groups hands on whatever the ranks have, so it may as well do so before the other.
+    Such a send commutes with the other collective, as it passes on any data.
     """
     if not one.is_collective or not two.is_collective or two.kind != "send":
         return False
@@ -318,11 +318,11 @@ def _are_apart(workload: Workload, one: Operation, two: Operation) -> bool:
 
 
 def _mover(workload: Workload, name: str, made: Tensor, wanted: Tensor, moved: Operation) -> Operation:
-    """The collective that converts a tensor to the layout that is wanted, in the groups of the one moved.
+    """Collective that converts a tensor to a wanted layout, in the groups of the collective moved.
 
-    - `name`: Name of the collective.
-    - `made`, `wanted`: The tensor to convert, and one of the layout to reach.
-    - `moved`: The collective that an operation was moved before.
+    - `name`: Name of the new collective.
+    - `made`, `wanted`: Tensor to convert, and a tensor of the layout to reach.
+    - `moved`: Collective before which an operation was moved.
     """
     if moved.kind == "send":
         return replace(moved, name=name)
@@ -347,20 +347,20 @@ def _mover(workload: Workload, name: str, made: Tensor, wanted: Tensor, moved: O
 def _asked(workload: Workload) -> tuple[str, ...]:
     """Names of the returned tensors, made explicit.
 
-    Otherwise they are the results without readers, which a transformation may change.
+    By default they are the results without readers, which a transformation may change.
     """
     new = {name for _, name in workload.state}
     return workload.returned or tuple(name for name in workload.outputs if name not in new)
 
 
 def _with(workload: Workload, instead: Mapping[str, Sequence[Operation]]) -> Workload:
-    """The step with each named operation replaced by a sequence of operations."""
+    """Replace each named operation by a sequence of operations."""
     operations = tuple(new for each in workload.operations for new in instead.get(each.name, (each,)))
     return _same(workload, replace(workload, operations=operations, returned=_asked(workload)))
 
 
 def _same(workload: Workload, result: Workload, but: Collection[str] = ()) -> Workload:
-    """The result itself; `WorkloadError` if an output or an operand of a `compute` changed its layout."""
+    """Return `result`; raise `WorkloadError` if an output or an operand of a `compute` changed its layout."""
     read = {name for each in result.operations if each.kind == "compute" for name in each.inputs}
     for name in sorted({*workload.outputs, *read} - {*but}):
         before, after = workload.tensors.get(name), result.tensors[name]

@@ -36,7 +36,7 @@ class Workload:
     Parameters
     ----------
     name : str
-        Name shown to the user.
+        Name for display.
     num_ranks : int
         Number of ranks that run it.
     inputs : tuple of Tensor
@@ -44,21 +44,20 @@ class Workload:
     operations : tuple of Operation
         Operations; each reads inputs and results of earlier operations.
     returned : tuple of str
-        Names of the tensors that the step returns. If none are named and there is no state, those that no
+        Names of the tensors that the step returns. Default: if there is no state, the results that no
         operation reads.
     state : tuple of (str, str)
-        Inputs kept from step to step, each with the name of the tensor that replaces it.
+        State: (input, tensor that replaces it in the next step) pairs.
     overlaps : tuple of Overlap
         Operations that run tile by tile.
     mesh : tuple of (str, int)
-        Names and sizes of the dimensions whose groups do collectives, e.g. ``(("dp", 2), ("tp", 4))``. Ranks
-        are in row-major order. None if every collective is of all ranks.
+        Names and sizes of the mesh dimensions, e.g. ``(("dp", 2), ("tp", 4))``; ranks are in row-major order.
+        Empty if every collective is over all ranks.
 
     Raises
     ------
     WorkloadError
-        If an operation reads an unknown tensor, or no layout of its result follows from those of its
-        operands.
+        If an operation reads an unknown tensor, or its result has no valid layout.
 
     Examples
     --------
@@ -102,10 +101,10 @@ class Workload:
             if times > 1:
                 raise WorkloadError("is in two overlaps; put it into one", where=name)
         check_kernels(self)
-        _ = self._tilings, self.tiles  # these raise if tiles do not divide, or would wait for themselves
+        _ = self._tilings, self.tiles  # these raise if tiles do not divide, or depend on themselves
 
     def _check_mesh(self) -> None:
-        """Raise `WorkloadError` unless dimensions have names of their own and as many ranks as the step."""
+        """Raise `WorkloadError` unless dimensions have unique names, and their product is `num_ranks`."""
         names = [name for name, _ in self.mesh]
         refuse_first(
             "mesh",
@@ -117,7 +116,7 @@ class Workload:
 
     @cached_property
     def grid(self) -> Mesh:
-        """The mesh of ranks; of one dimension without a name if the step has none."""
+        """Mesh of ranks; one dimension without a name if the step has no mesh."""
         return Mesh(self.mesh or (("", self.num_ranks),))
 
     @cached_property
@@ -152,7 +151,7 @@ class Workload:
         return WorkloadError(said, where=operation.name)
 
     def needed(self, name: str) -> set[str]:
-        """Names of all operations that one depends on, directly or not."""
+        """Names of all operations on which one depends, directly or indirectly."""
         found, pending = set[str](), [name]
         while pending:
             more = self.operation.keys() & set(self.operation[pending.pop()].inputs) - found
@@ -193,7 +192,7 @@ class Workload:
         return sum(self.tensors[old].local_bytes(self.grid) for old, _ in self.state)
 
     def operands(self, operation: Operation) -> list[Tensor]:
-        """The tensors that an operation reads, in its order."""
+        """Tensors that an operation reads, in its order."""
         return [self.tensors[name] for name in operation.inputs]
 
     def tiling(self, name: str) -> Tiling:
@@ -257,7 +256,7 @@ class Workload:
         }
 
     def _in_order(self, names: Sequence[str]) -> list[str]:
-        """Operations of one overlap, each after those that it waits for, else in program order."""
+        """Operations of one overlap in dependency order, otherwise in program order."""
         left, order = list(names), list[str]()
         while left:
             ready = next(name for name in left if not set(left).intersection(self.waits[name]))
@@ -266,7 +265,7 @@ class Workload:
         return order
 
     def _reads(self, operation: str, tile: int) -> Iterator[tuple[str, int]]:
-        """Yield the tiles that a tile waits for: in its overlap those of the same number, else all."""
+        """Yield the tiles for which a tile waits: within its overlap those of its number, otherwise all."""
         overlap = self.tiling(operation).overlap
         for name in self.waits[operation]:
             cut = self.tiling(name)
@@ -277,12 +276,12 @@ class Workload:
     def input(
         self, name: str, shape: Sequence[int], *, dtype: str = "float32", layout: str = "replicated"
     ) -> Workload:
-        """The step with one more input tensor.
+        """Add an input tensor; return the new step.
 
         Parameters
         ----------
         name : str
-            Name by which operations read it.
+            Name by which operations read the tensor.
         shape : sequence of int
             Shape of the global array.
         dtype, layout : str
@@ -292,7 +291,7 @@ class Workload:
 
     @checked_as(WorkloadError)
     def then(self, name: str, kind: str, *inputs: str, **options: Any) -> Workload:
-        """The step with one more operation, whose result is a tensor of the same name.
+        """Add an operation, whose result is a tensor of the same name; return the new step.
 
         Parameters
         ----------
@@ -301,7 +300,7 @@ class Workload:
         kind : str
             One of ``taccl.workload.operations.KINDS``.
         *inputs : str
-            Names of inputs and earlier results that it reads.
+            Names of inputs and earlier results that the operation reads.
         **options
             Options and costs of the kind, as in `taccl.workload.operations.Operation`.
         """
@@ -318,12 +317,12 @@ class Workload:
 
     @checked_as(WorkloadError)
     def returning(self, *names: str) -> Workload:
-        """The step with the names of the tensors that it returns."""
+        """Set the names of the tensors that the step returns; return the new step."""
         return replace(self, returned=names)
 
     @checked_as(WorkloadError)
     def updating(self, **state: str) -> Workload:
-        """The step with more state; a keyword is an input, its value the tensor that replaces it."""
+        """Add state ``input="tensor that replaces it"``; return the new step."""
         return replace(self, state=(*self.state, *state.items()))
 
     @checked_as(WorkloadError)
