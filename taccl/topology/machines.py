@@ -57,25 +57,25 @@ _DOC = """{what}
     nodes : int
         Number of nodes.
     profile : str
-        Which constants: {profiles}, or a file that ``taccl fit`` wrote. `taccl.topology.profiles` names
+        Profile of constants: {profiles}, or a file written by ``taccl fit``. `taccl.topology.profiles` has
         their sources.
     protocol : str, optional
-        By which messages are sent, of those that the profile has; default ``"simple"``.
+        Protocol of messages, one of the profile's; default ``"simple"``.
     rails : bool, optional
-        With rails, a rank talks across nodes to the ranks of its own local rank only, as clusters are
-        cabled; without, to every rank of every other node. By default where each rank has a NIC.
+        True to join ranks of different nodes only if their local ranks are equal, as rail-optimised
+        clusters are cabled; False to join all. Default: True if each rank has a NIC.
     nvls : bool
-        Whether NVSwitch adds and multicasts (NVLink SHARP), by links of several ends, if it can.
+        True to add the multicast and reduction links of NVLink SHARP, if NVSwitch supports it.
     alpha_meaning : {{"occupies", "pipelined"}}
-        Whether a link stays busy during its alpha (during its overhead, where the profile has one).
+        Whether a link stays busy during its alpha (during its overhead, if the profile has one).
     constants : mapping of str to number, optional
         Constants of the profile to replace, by name.
 
     Raises
     ------
     TopologyError
-        If `nodes` is not a positive whole number, the machine has no rails or no switch that adds, or
-        profile, protocol or a constant is unknown.{notes}
+        If `nodes` is not a positive whole number, rails or NVLink SHARP are not supported, or the profile,
+        the protocol or a constant is unknown.{notes}
     """
 
 

@@ -111,9 +111,9 @@ _NDV2_NOTES = """
 
     Notes
     -----
-    The NIC hangs off the PCIe switch of two of the ranks, which is why sketches for NDv2 send off the node
-    from one rank and receive on the other. No published rate of that switch is known to us, so the model
-    has no resource for it: any pair of ranks may talk across nodes at the NIC's rate."""
+    The NIC is attached to the PCIe switch of two of the ranks, which is why sketches for NDv2 send off the
+    node from one rank and receive on the other. No published rate of that switch is known to us, so the model
+    has no resource for it: any pair of ranks may send across nodes at the NIC's rate."""
 _RAILED = ", and a NIC for each rank."
 
 

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 MAX_NAMED_RANKS = 2**26
-"""More ranks than this are refused: rank numbers, and a pattern's offsets, are kept in 32 bits."""
+"""Maximum number of ranks, so that rank numbers and offsets of a pattern fit into 32 bits."""
 BANDWIDTH_GB_PER_S = 50
-"""With an alpha of 0.5 us, of no machine: round numbers in common use for comparing synthesizers."""
+"""Default rate in GB/s; with an alpha of 0.5 us, round numbers in common use to compare synthesizers."""
 
 EXAMPLES = {
     "ring": "ring:8", "mesh": "mesh:4x4", "torus": "torus:4x4", "hypercube": "hypercube:3",
     "fully-connected": "fully-connected:8", "star": "star:16", "multidim": "multidim:switch16@100,ring8@50",
 }  # fmt: skip
-"""A name of every kind of fabric."""
+"""{kind of fabric: example of its name}."""
 _GRIDS = ("mesh", "torus")
 #: {kind of fabric: kind of its dimensions}.
 _JOINED: dict[str, Kind] = {

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Link, Side
 
 OVERHEAD_US = Fraction("0.02")
-"""Our choice: of alpha, a message keeps a port, a card or a link of a machine busy for at most so long."""
+"""Maximum part of alpha, in us, during which a message occupies a port, NIC or link; our choice."""
 MAX_LINKS = 1_000_000
-"""More links than this are refused: they take about 1 GB, and most of a minute to build."""
+"""Maximum number of links; a million takes about 1 GB, and most of a minute to build."""
 
 
 class LinkCost(NamedTuple):
