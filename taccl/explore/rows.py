@@ -22,7 +22,7 @@ NO_SKETCH = "none"
 
 
 class Column(NamedTuple):
-    """A column: its name with its unit, its pandas dtype, and what it says."""
+    """A column: its name with its unit, its pandas dtype, and its meaning."""
 
     name: str
     dtype: str
@@ -30,43 +30,40 @@ class Column(NamedTuple):
 
 
 _STATUS = (
-    "`proven` (no schedule finishes sooner, over all chunkings), `proven for its chunks` (none in as "
-    "many chunks does), `found`; or why there is no schedule: `infeasible`, "
-    "`does not fit` (sketch, topology and collective make no problem), `unavailable`, `unlicensed`, "
+    "`proven` (no schedule finishes sooner, over all chunkings), `proven for its chunks` (no schedule in the "
+    "same number of chunks finishes sooner), `found`; or, without a schedule: `infeasible`, "
+    "`does not fit` (sketch, topology and collective are incompatible), `unavailable`, `unlicensed`, "
     "`no schedule` (within the time), `out of memory`, `crashed`, `interrupted`, `not run`"
 )
 
-_BOUND = (
-    "lower bound of the problem, over all chunkings if it leaves their number open: the "
-    "best bound of all its runs"
-)
-_GAP = "(finish - bound) / bound; 0 is optimal"
-_GAP_IN_CHUNKS = "gap to the bound for these chunks; 0 is optimal for them"
-_EVERY = "lower bound over all chunkings"
+_BOUND = "best lower bound of all runs of the problem; over all chunkings if their number is open"
+_GAP = "(finish - bound) / bound; 0 is an optimum of the problem"
+_GAP_IN_CHUNKS = "gap to the bound of as many chunks; 0 is an optimum for them"
+_EVERY = "no schedule finishes sooner, over all chunkings"
 _SOLVER_BOUND = (
-    "no schedule with the sketch's symmetry and routing slack finishes sooner, by a solver; missing if it "
-    "routed a phase of a reduction"
+    "solver's bound for schedules with the sketch's symmetry and routing slack; missing if it routed one "
+    "phase of a reduction"
 )
-_CACHED = "True if it was read from the cache; its seconds are those of the first run"
+_CACHED = "true if the result is from the cache; its seconds are those of the first run"
 
 COLUMNS: tuple[Column, ...] = (
-    Column("topology", "string", "its name"),
-    Column("collective", "string", "its name"),
+    Column("topology", "string", "name of the topology"),
+    Column("collective", "string", "name of the collective"),
     Column("num_ranks", "Int64", "ranks of the topology"),
-    Column("sketch", "string", f"its name; `{NO_SKETCH}` without one"),
+    Column("sketch", "string", f"name of the sketch; `{NO_SKETCH}` without one"),
     Column("size_bytes", "Int64", "larger of one rank's input and output buffer"),
-    Column("chunks_per_rank", "Int64", "number of chunks that each rank's data is cut into, given or chosen"),
-    Column("backend", "string", "as requested"),
-    Column("seed", "Int64", "of the run"),
-    Column("time_limit_s", "float64", "of the run"),
-    Column("threads", "Int64", "of each solver"),
-    Column("parameters", "string", "the `SearchParameters` that differ from the defaults, as JSON"),
+    Column("chunks_per_rank", "Int64", "pieces that a rank's part of the data is cut into, given or chosen"),
+    Column("backend", "string", "requested backend"),
+    Column("seed", "Int64", "seed of the run"),
+    Column("time_limit_s", "float64", "time limit of the run"),
+    Column("threads", "Int64", "threads of each solver"),
+    Column("parameters", "string", "non-default fields of `SearchParameters`, as JSON"),
     Column("status", "string", _STATUS),
-    Column("error", "string", "the reason, where there is no schedule"),
+    Column("error", "string", "the reason, if there is no schedule"),
     Column("stopped", "string", "why the search ended, as in `Result.stopped`"),
     Column("finish_us", "float64", "the last arrival"),
-    Column("launch_us", "float64", "time before the first send"),
-    Column("predicted_us", "float64", "the launch and the finish"),
+    Column("launch_us", "float64", "time before the first send, from the machine's profile"),
+    Column("predicted_us", "float64", "launch plus finish"),
     Column("bound_us", "float64", _BOUND),
     Column("bound_scope", "string", "chunks that the bound holds for: `all chunkings`, `2 chunks per rank`"),
     Column("gap", "float64", _GAP),
@@ -75,40 +72,40 @@ COLUMNS: tuple[Column, ...] = (
     Column("gap_of_every_cut", "float64", "gap to that bound"),
     Column("algbw_gb_per_s", "float64", "size divided by finish"),
     Column("busbw_gb_per_s", "float64", "bus bandwidth, as nccl-tests counts it"),
-    Column("bound_limits", "string", "the limit that the bound names"),
-    Column("num_transfers", "Int64", "of the schedule"),
-    Column("num_sends", "Int64", "of the schedule, a merged send counted once"),
-    Column("producer", "string", "which stage made the schedule"),
+    Column("bound_limits", "string", "the bottleneck named by the bound"),
+    Column("num_transfers", "Int64", "transfers of the schedule"),
+    Column("num_sends", "Int64", "sends of the schedule; a merged send counts once"),
+    Column("producer", "string", "the stage that found the schedule"),
     Column("model_columns", "Int64", "variables of the largest linear model that was built"),
     Column("model_rows", "Int64", "its rows"),
     Column("model_nonzeros", "Int64", "its coefficients that are not zero"),
     Column("model_first_feasible_s", "float64", "from its solver's start to the first point it reported"),
     Column("model_proof_s", "float64", "from its solver's start to the proof that no point is better"),
-    Column("routing_status", "string", "of the last routing on a solver"),
-    Column("ordering_status", "string", "of the last job shop or contiguity model"),
+    Column("routing_status", "string", "status of the last routing on a solver"),
+    Column("ordering_status", "string", "status of the last job shop or contiguity model"),
     Column("solver_bound_us", "float64", _SOLVER_BOUND),
-    Column("nodes", "Int64", "of all search trees of linear models; branches of CP-SAT"),
-    Column("rounds", "Int64", "routings"),
+    Column("nodes", "Int64", "nodes of all branch-and-bound trees; branches of CP-SAT"),
+    Column("rounds", "Int64", "number of routings"),
     Column("first_schedule_s", "float64", "from the run's start to the first verified schedule"),
-    Column("best_schedule_s", "float64", "from the run's start to the schedule that is returned"),
+    Column("best_schedule_s", "float64", "from the run's start to the returned schedule"),
     Column("proven_s", "float64", "from the run's start until the finish met the bound"),
-    Column("seconds", "float64", "of the whole run"),
+    Column("seconds", "float64", "time of the whole run; the next rows are its parts"),
     Column("bound_s", "float64", "of them: the lower bound"),
-    Column("suggest_s", "float64", "of them: suggesting sketches, where there is none"),
+    Column("suggest_s", "float64", "of them: suggesting sketches, if none was given"),
     Column("quotient_s", "float64", "of them: the quotient by symmetry"),
     Column("greedy_s", "float64", "of them: the list scheduler"),
     Column("routing_s", "float64", "of them: routing"),
     Column("ordering_s", "float64", "of them: ordering by rules"),
     Column("contiguity_s", "float64", "of them: contiguity"),
-    Column("job_shop_s", "float64", "of them: job shops, of one half or of both"),
-    Column("improve_s", "float64", "of them: improvement of what was found"),
-    Column("other_s", "float64", "of them: the rest, such as verification"),
-    Column("verified", "bool", "True if there is a schedule; it is then verified"),
+    Column("job_shop_s", "float64", "of them: job shops, of one phase or of both"),
+    Column("improve_s", "float64", "of them: improvement of the best schedule"),
+    Column("other_s", "float64", "of them: all else, such as verification"),
+    Column("verified", "bool", "true if there is a schedule, which is then verified"),
     Column("from_cache", "bool", _CACHED),
     Column("taccl_version", "string", "version of taccl"),
-    Column("solver_version", "string", "each solver that ran, with its version"),
+    Column("solver_version", "string", "name and version of each solver that ran"),
     Column("python_version", "string", "version of Python"),
-    Column("notes", "string", "padding, reduced symmetry and warnings"),
+    Column("notes", "string", "notes of the run: padding, reduced symmetry, warnings"),
     Column("problem_digest", "string", "`Problem.digest()`"),
     Column("schedule_digest", "string", "`Schedule.digest()`"),
     Column("key", "string", "the result's key in the cache"),
