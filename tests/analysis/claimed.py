@@ -1,4 +1,4 @@
-"""Claims of one finder as certificates of their own, whatever says the most of a problem."""
+"""Certificates of the claims of one bound family, even if another family gives a larger bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def claimed(problem: Problem, found: Iterable[Claim]) -> list[Certificate]:
-    """Each claim as the bound of a certificate."""
+    """A certificate for each claim, with the claim's ticks as its bound."""
     base = lower_bound(problem)
     return [
         replace(

@@ -1,4 +1,4 @@
-"""Random problems in which few ranks hold all chunks, and their least finishes."""
+"""Random problems in which one or two ranks hold all chunks, and their optimal makespans."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def few_start(seed: int, *, combining: bool) -> Problem:
 
 
 def least_ticks(problem: Problem) -> int | None:
-    """The least finish; None where the search would take too long, or a chunk has no way."""
+    """Optimal makespan in ticks; None if the search would take too long or a destination is unreachable."""
     try:
         check_reachable(problem)
         return optimal_ticks(problem, max_states=1000)

@@ -1,4 +1,4 @@
-"""Small valid schedules by the thousand: random problems, by the list scheduler and in shuffled orders."""
+"""Thousands of small valid schedules: list schedules of random problems, and their sends in shuffled orders."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @cache
 def random_schedules() -> tuple[Schedule, ...]:
-    """Schedules of random problems, of as many that reduce, and of the former's routes in shuffled orders."""
+    """List schedules of random problems, half of them with reductions; the others also with shuffled sends."""
     return tuple(_schedules(range(some(20, 40)), shuffles=some(6, 25)))
 
 
 def few_schedules() -> tuple[Schedule, ...]:
-    """Some of them, of every kind."""
+    """Every eighth of the random schedules."""
     return random_schedules()[::8]
 
 
@@ -39,7 +39,7 @@ def _schedules(seeds: range, *, shuffles: int) -> Iterator[Schedule]:
 
 
 def _shuffled(schedule: Schedule, rng: random.Random) -> Schedule:
-    """The same routes and merges, with sends in any order in which each comes after what it waits for."""
+    """The schedule's routes and merges with its sends in a random order that respects their dependencies."""
     problem = schedule.problem.with_clauses(own_first=frozenset())
     sends: dict[int, list[int]] = {}
     for transfer, group in enumerate(schedule.group.tolist()):

@@ -1,4 +1,4 @@
-"""Witnesses that are not the ones that were found: changed at random, or made up."""
+"""Invalid witnesses: found ones changed at random, and made-up ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def made_up(problem: Problem, rng: random.Random) -> Witness:
-    """A witness of any kind that names only what the problem has."""
+    """A random witness of any kind that names only ranks, chunks and resources of the problem."""
     num_ranks, num_resources = problem.topology.num_ranks, len(problem.topology.resources)
     kind = rng.choice(
         (
@@ -86,7 +86,7 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
 
 
 def labels_of(witness: Any) -> dict[str, Labels]:
-    """Labels of a witness by field, ((ticks, most), ...), but for those without any."""
+    """Labels ((ticks, most), ...) of a witness by field; witnesses without labels have no fields."""
     fields = (
         ()
         if isinstance(witness, Dissemination)
@@ -96,7 +96,7 @@ def labels_of(witness: Any) -> dict[str, Labels]:
 
 
 def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
-    """The witness with one thing in it changed."""
+    """The witness with one random change."""
     num_ranks = problem.topology.num_ranks
     if labels_of(witness) and rng.random() < 0.5:
         return relabelled(witness, rng.choice(sorted(labels_of(witness))), rng)
@@ -172,7 +172,7 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
 
 
 def relabelled(witness: Any, field: str, rng: random.Random) -> Witness:
-    """The witness with one label later or earlier, or with another number, or without it."""
+    """The witness with one label's time or number changed, or with the label removed."""
     labels = list(getattr(witness, field))
     place = rng.randrange(len(labels))
     ticks, most = labels[place]
@@ -191,7 +191,7 @@ def _some(rng: random.Random, num_ranks: int) -> frozenset[int]:
 
 
 def _parts(rng: random.Random, num_ranks: int) -> tuple[frozenset[int], ...]:
-    """One set, or several that are mostly disjoint."""
+    """One random set of ranks, or several that are mostly disjoint."""
     if rng.random() < 0.6:
         return (_some(rng, num_ranks) or frozenset((0,)),)
     number = [rng.randrange(3) for _ in range(num_ranks)]

@@ -1,4 +1,4 @@
-"""Bounds and results of imported topologies say on how many assumptions they rest."""
+"""Bounds and results of imported topologies state the number of assumptions that they rest on."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ RING = taccl.topologies.ring(5, alpha_us=0)
 
 
 def test_what_rests_on_assumptions_is_proven_for_this_model(tmp_path):
-    """An imported topology: results, saved results and figures name the number of assumptions."""
+    """Results, saved results and figures of an imported topology state its number of assumptions."""
     topology = replace(RING, assumed=("every port 12.5 GB/s", "no uplinks"))
     problem = taccl.make_problem(topology, "allgather", size_bytes=5_000_000, chunks_per_rank=1)
     result = brief_synthesis(problem)
@@ -24,7 +24,7 @@ def test_what_rests_on_assumptions_is_proven_for_this_model(tmp_path):
 
 
 def test_bound_of_an_import_names_its_assumptions(tmp_path, capsys):
-    """`taccl bound` counts them, `taccl show` lists them: of a topology and of a schedule on it."""
+    """`taccl bound` counts the assumptions of a topology or schedule, and `taccl show` lists them."""
     topology = replace(RING, assumed=("every port 12.5 GB/s",))
     path, schedule = str(tmp_path / "t.json"), str(tmp_path / "s.json")
     taccl.save(topology, path)

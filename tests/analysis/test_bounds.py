@@ -1,4 +1,5 @@
-"""Lower bounds: hand-derived values, the published cases, and that no schedule ever beats them."""
+"""Lower bounds: values derived by hand, published cases, and comparison with schedules, which never beat
+them."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -30,12 +31,12 @@ MB = 10**6
 
 
 def pair(*links, meaning="occupies"):
-    """Links of (alpha, beta) from rank 0 to rank 1."""
+    """Parallel links from rank 0 to rank 1 with the given (alpha, beta)."""
     return linked("pair", [0, 0], ((0, 1, alpha, beta) for alpha, beta in links), alpha_meaning=meaning)
 
 
 def test_nothing_to_send_takes_no_time():
-    """A chunk that is where it must be."""
+    """The bound is 0 if every chunk starts where it must end."""
     bound = lower_bound(problem_of(pair((1, 1)), custom(2, [([0], [0])])))
     assert (bound.bound, bound.kind) == (0, "none")
 
@@ -68,7 +69,7 @@ def test_counting_passes_whole_chunks():
 
 
 def test_chunks_of_unequal_size_count_by_size():
-    """1 + 2 + 3 MB over one link of 1 us/MB."""
+    """Chunks of 1, 2 and 3 MB over one link of 1 us/MB take 6 us."""
     problem = problem_of(pair((0, 1)), custom(2, [([0], [1])] * 3), chunk_bytes=[MB, 2 * MB, 3 * MB])
     assert lower_bound(problem).bound == 6
 
@@ -146,7 +147,7 @@ def test_a_sketch_raises_the_bound():
 
 
 def test_a_hold_that_some_link_escapes_limits_nothing():
-    """A resource held for alpha alone by one link, for beta alone by another: the least of both is nothing."""
+    """One link holds a resource for alpha alone, another for beta alone: the resource's least hold is 0."""
     builder = TopologyBuilder("mixed", [0, 0])
     shared = builder.add_resource("shared")
     for alpha, beta, hold in ((1, 1, (1, 0)), (0, 1, (0, 1))):
@@ -157,7 +158,7 @@ def test_a_hold_that_some_link_escapes_limits_nothing():
 
 
 def test_the_bound_is_exact():
-    """A third of a microsecond stays one."""
+    """Fractions stay exact: alpha of 1/3 us and 1 us for the chunk give 4/3 us."""
     topology = linked("third", [0, 0], [(0, 1)], alpha_us=Fraction(1, 3), beta_us_per_mb=1)
     assert lower_bound(problem_of(topology, custom(2, [([0], [1])]))).bound == Fraction(4, 3)
 
@@ -186,7 +187,7 @@ def test_the_bound_is_exact():
     ],
 )
 def test_cases_by_hand(sketch, topology, collective, expected):
-    """The bound of our files in the published tool's format is what can be derived on paper."""
+    """The bounds of our files in the published tool's format equal values derived by hand."""
     folder = OURS / "upstream-taccl"
     problem = load_problem(
         folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json", collective=collective
@@ -209,7 +210,7 @@ def test_cases_by_hand(sketch, topology, collective, expected):
     ],
 )
 def test_published_cases(shared_data, sketch, topology, collective, expected):
-    """The figures of the published tool's cases, in its files' own unit of time."""
+    """The bounds of the published tool's cases equal stored values, in the files' own unit of time."""
     folder = shared_data / "upstream-taccl"
     problem = load_problem(
         folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json", collective=collective
@@ -247,7 +248,7 @@ def test_no_schedule_beats_the_bound(combining):
     pipelined=st.booleans(),
 )
 def test_greedy_never_beats_the_bound(name, num_ranks, costs, extra, two, pipelined):
-    """On any strongly connected topology and collective: the schedule verifies, and is no shorter."""
+    """List schedules of random strongly connected topologies verify and finish no earlier than the bound."""
     nodes = [int(two and 2 * rank >= num_ranks) for rank in range(num_ranks)]
     builder = TopologyBuilder("random", nodes, alpha_meaning="pipelined" if pipelined else "occupies")
     pairs = [(r, (r + 1) % num_ranks) for r in range(num_ranks)]
@@ -266,7 +267,7 @@ def test_greedy_never_beats_the_bound(name, num_ranks, costs, extra, two, pipeli
 
 @pytest.mark.slow
 def test_with_no_time_something_crosses_a_border_all_the_same():
-    """All of 100 sums enter a corner of a mesh over two links of 20.5 us each: 50 rounds, proven in no time."""
+    """Even with a budget of 0 s: 100 sums enter a corner of a mesh over two links of 20.5 us in 50 rounds."""
     topology = mesh(10, 10)
     problem = make_problem(topology, collectives.allreduce(100), chunk_bytes=MB)
     bound = lower_bound(problem, budget_s=0.0)
@@ -275,7 +276,7 @@ def test_with_no_time_something_crosses_a_border_all_the_same():
 
 
 def test_the_bound_so_far_is_returned_at_the_end(monkeypatch):
-    """The argument after the latency never ends: the bound is the latency."""
+    """If the family after latency never ends, the latency bound is returned at the time limit."""
     find = bounds._claims
 
     def endless(*args, **how):
@@ -289,14 +290,15 @@ def test_the_bound_so_far_is_returned_at_the_end(monkeypatch):
 
 
 def test_without_any_bound_at_the_end_time_is_up():
-    """Not even the latency was worked out."""
+    """If time ends before the latency bound is found, OutOfTime is raised."""
     problem = make_problem(mesh(3, 3), collectives.allgather(9), chunk_bytes=MB)
     with pytest.raises(OutOfTime):
         lower_bound(problem, end_s=0.0)
 
 
 def test_where_no_program_is_solved_one_set_alone_charges(monkeypatch):
-    """The same bound, by prices of the two links alone."""
+    """If no linear program is solved, charging one set alone gives the same bound, by prices of the two
+    links."""
     monkeypatch.setattr(cuts._Program, "solve", lambda *_: None)
     problem = make_problem(mesh(10, 10), collectives.allreduce(100), chunk_bytes=MB)
     volume = Volume(problem, divisible=False)
@@ -306,7 +308,8 @@ def test_where_no_program_is_solved_one_set_alone_charges(monkeypatch):
 
 
 def test_a_bound_that_a_finish_meets_is_enough(monkeypatch):
-    """15 chunks enter a corner of a 4x4 mesh over two links, in 8 rounds: no program is solved for more."""
+    """15 chunks enter a corner of a 4x4 mesh over two links in 8 rounds; this meets the finish, so no program
+    is solved."""
     monkeypatch.setattr(cuts._Program, "solve", lambda *_: pytest.fail("a program was solved"))
     problem = make_problem(mesh(4, 4), collectives.allgather(16), chunk_bytes=MB)
     bound = lower_bound(problem, finish=8 * Fraction("20.5"))
@@ -314,7 +317,7 @@ def test_a_bound_that_a_finish_meets_is_enough(monkeypatch):
 
 
 def test_the_bound_is_the_largest_claim():
-    """Of all arguments about a ring of 5, in the scope of its chunks."""
+    """The bound is the largest claim of any family about a ring of 5, for its given chunks."""
     problem = problem_of(ring(5), collectives.allgather(5))
     ticks = max(claim.ticks for claim in bounds.claims_of(problem))
     assert lower_bound(problem).bound == Fraction(ticks) / problem.costs.ticks_per_us
@@ -322,7 +325,7 @@ def test_the_bound_is_the_largest_claim():
 
 @pytest.mark.slow
 def test_a_finish_ends_the_search_after_each_release_date(monkeypatch):
-    """Of 174 us, 164 are left for chunks released at 10 us; once they are proven, no later date is tried."""
+    """Chunks are released at 10 us and the finish is 174 us: after a claim of 164 us no later date is tried."""
     problem = make_problem(mesh(4, 4), collectives.allgather(16), chunk_bytes=MB)
     dates = tuple((chunk, chunk, Fraction(10)) for chunk in range(15))
     late = replace(problem, release_us=(*dates, (15, 15, Fraction(11))))
@@ -338,7 +341,8 @@ def test_a_finish_ends_the_search_after_each_release_date(monkeypatch):
 
 
 def test_no_limit_leaves_less_than_the_bound_over_all_chunkings():
-    """Pairs of 1 to 56 MB on a ring of 8: past every limit volume is divided by rates, and latency is far below."""
+    """Pairs of 1 to 56 MB on a ring of 8: without time the bound is still volume divided by rates, not
+    latency."""
     sizes = np.random.default_rng(0).permutation(np.arange(1, 65)).reshape(8, 8) * MB
     problem = alltoallv_problem(ring(8), sizes)
     hurried = lower_bound(problem, budget_s=0.0, limit_s=0.0)
@@ -347,7 +351,8 @@ def test_no_limit_leaves_less_than_the_bound_over_all_chunkings():
 
 
 def test_the_largest_chunks_are_asked_for_their_latency_first():
-    """One pair of 64 MB among 56 kinds of chunks: past the limit its path alone is known to be the longest."""
+    """One pair of 64 MB among 56 kinds of chunks: past the time limit the bound is still the latency of its
+    path."""
     sizes = np.arange(1, 65).reshape(8, 8)
     sizes[7, 3] = 64 * MB
     problem = alltoallv_problem(ring(8), sizes, chunk_bytes=64 * MB)

@@ -1,4 +1,4 @@
-"""Bounds of sums hold for every schedule that ends with them, wherever they are added up."""
+"""Bounds on reductions hold for every schedule that ends with the right sums, in any order of additions."""
 
 import itertools
 import random
@@ -21,22 +21,22 @@ from tests.synthesis.brute_force import TooLarge
 from tests.synthesis.brute_force_apart import sums_by
 from tests.synthesis.small_problems import MB, full, linked, problem_of, random_sum_problem
 
-#: Ticks within which nothing must be found of what is refused.
+#: Horizon in ticks within which no schedule of an infeasible problem may be found.
 SOON = 10
 
 
 def one_sum(num_ranks, origins, ends, root):
-    """A sum of some ranks' contributions that some want."""
+    """A collective of one sum: contributions of some ranks, delivered to some ranks."""
     return Collective("sum", num_ranks, (Chunk(tuple(origins), tuple(ends), root),), combining=True)
 
 
 def joined(nodes, links):
-    """Ranks of nodes with links of (from, to, us for 1 MB)."""
+    """A topology of ranks in nodes with links of (source, destination, us for 1 MB)."""
     return linked("joined", nodes, ((src, dst, 0, beta) for src, dst, beta in links))
 
 
 def sends(problem, *rows):
-    """A schedule of (from, to, contributions), in this order as soon as may be."""
+    """A schedule of sends (source, destination, contributions), in this order, each at its earliest start."""
     link = {(each.src, each.dst): e for e, each in enumerate(problem.topology.links)}
     return exact_times(
         problem, chunk=[0] * len(rows), link=[link[a, b] for a, b, _ in rows], sequence=range(len(rows)),
@@ -48,7 +48,7 @@ def sends(problem, *rows):
 
 
 def test_the_search_sends_own_contributions_late():
-    """One-shot behind a port of three ranks takes a message for each other rank, and no less does."""
+    """One-shot over 3 ranks with a port each takes 2 us; exhaustive search finds nothing one tick shorter."""
     problem = problem_of(full(3, port=True), one_sum(3, range(3), range(3), 0))
     ticks = 2 * problem.costs.ticks_per_us
     assert sums_by(problem, ticks) and not sums_by(problem, ticks - 1)
@@ -56,7 +56,7 @@ def test_the_search_sends_own_contributions_late():
 
 
 def test_a_sum_may_stay_in_its_node():
-    """Rank 2 gets what ranks 0 and 1 of its own node add in 1 us, though the root is elsewhere and slow."""
+    """Rank 2 gets the sum of ranks 0 and 1 of its own node in 1 us, though the root is in another node."""
     links = [(0, 2, 1), (1, 2, 1), (0, 3, 1), (1, 3, 1), (0, 4, 1), (3, 2, 100), (4, 2, 100)]
     problem = problem_of(joined([0, 0, 0, 1, 1], links), one_sum(5, (0, 1), (2, 3), 3), direct_crossing=True)
     schedule = sends(problem, (0, 2, {0}), (1, 2, {1}), (0, 3, {0}), (1, 3, {1}))
@@ -65,7 +65,7 @@ def test_a_sum_may_stay_in_its_node():
 
 
 def test_the_root_need_not_be_reached():
-    """Ranks 0 and 1 share their sum, though no link leads to its root: that bounds, and is no error."""
+    """Ranks 0 and 1 share their sum though no link leads to its root: the bound exists."""
     problem = problem_of(joined([0] * 3, [(0, 1, 1), (1, 0, 1), (2, 0, 1)]), one_sum(3, (0, 1), (0, 1), 2))
     schedule = sends(problem, (0, 1, {0}), (1, 0, {1}))
     assert verify(schedule).ok
@@ -77,14 +77,15 @@ def test_the_root_need_not_be_reached():
 
 
 def test_a_sum_that_nobody_can_make_is_refused():
-    """Rank 1 gets nothing of rank 0."""
+    """A sum that cannot be formed is an error: no link leads from rank 0 to rank 1."""
     problem = problem_of(joined([0] * 2, [(1, 0, 1)]), one_sum(2, (0, 1), (0, 1), 0))
     with pytest.raises(TopologyError, match="no path"):
         lower_bound(problem)
 
 
 def test_a_whole_sum_is_still_on_the_way_to_its_root():
-    """Where the root alone wants a sum, a clause for reductions also holds of one that is complete elsewhere."""
+    """A `carries_to` clause also holds for a sum that is complete before it reaches its only destination, the
+    root."""
     topology = joined([0] * 3, [(0, 1, 1), (1, 2, 1), (0, 2, 5)])
     collective = one_sum(3, (0, 1), (2,), 2)
     free = problem_of(topology, collective)
@@ -98,7 +99,8 @@ def test_a_whole_sum_is_still_on_the_way_to_its_root():
 
 @pytest.mark.parametrize(("most", "is_valid"), [(1, False), (2, True)])
 def test_paths_of_sums_for_one_rank(most, is_valid):
-    """A contribution that passes two links to its root, the second as part of the whole, has passed two."""
+    """A contribution that crosses two links to its root counts two hops, also if the second carries the whole
+    sum."""
     topology = joined([0] * 3, [(0, 1, 1), (1, 2, 1), (0, 2, 5), (1, 0, 1)])
     problem = problem_of(topology, one_sum(3, (0, 1, 2), (2,), 2), max_hops=most)
     schedule = sends(problem, (0, 1, {0}), (1, 2, {0, 1}))
@@ -107,7 +109,7 @@ def test_paths_of_sums_for_one_rank(most, is_valid):
 
 
 def test_own_contributions_have_passed_no_link():
-    """One-shot passes one link, whatever came to the sender before."""
+    """In one-shot every contribution crosses one link; earlier arrivals at the sender do not count as hops."""
     problem = problem_of(full(3, port=True), one_sum(3, range(3), range(3), 0), max_hops=1)
     schedule = one_shot(problem)
     tied = make_schedule(
@@ -118,7 +120,7 @@ def test_own_contributions_have_passed_no_link():
 
 
 def test_a_root_that_got_the_sum_has_it_from_afar():
-    """A whole sum that comes to its root over two links has passed two there, and spreads no further."""
+    """A sum that reaches its root over two links has used its two hops and may not be sent further."""
     line = joined([0] * 5, [(0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 4, 1), (4, 3, 1), (3, 2, 1), (2, 1, 1)])
     problem = problem_of(line, one_sum(5, (0, 1), (1, 2, 3, 4), 3), max_hops=2)
     schedule = sends(problem, (0, 1, {0}), (1, 2, {0, 1}), (2, 3, {0, 1}), (3, 4, {0, 1}))
@@ -130,7 +132,7 @@ def test_a_root_that_got_the_sum_has_it_from_afar():
 
 @pytest.mark.fuzz
 def test_no_way_to_add_beats_a_bound():
-    """Of tiny problems no way to add is sooner than the bound, and none at all meets what is refused."""
+    """On tiny problems no order of additions finishes before the bound; infeasible problems have no schedule."""
     decided = 0
     for seed in cases("bounds of sums, over all ways to add", few=15, many=1500):
         problem = random_sum_problem(seed)
@@ -152,7 +154,8 @@ def test_no_way_to_add_beats_a_bound():
 
 @pytest.mark.fuzz
 def test_no_mix_of_sums_beats_a_bound():
-    """Random mixes of one-shot and partial sums on up to six ranks, under clauses; most of them obey these."""
+    """Random mixes of one-shot and partial sums on up to six ranks, with and without clauses, never beat the
+    bound."""
     found = 0
     for seed in cases("bounds of sums, random mixes", few=15, many=2000):
         rng = random.Random(f"mix {seed}")
@@ -170,7 +173,7 @@ def test_no_mix_of_sums_beats_a_bound():
 
 
 def larger(rng):
-    """Sums on joined nodes whose ranks have a port each, or behind one NIC a node."""
+    """A random sum over nodes whose ranks have a port each, or share one NIC per node."""
     num_ranks, num_nodes = rng.choice(((4, 1), (4, 2), (6, 2), (6, 3)))
     nodes = [rank * num_nodes // num_ranks for rank in range(num_ranks)]
     builder = TopologyBuilder("mixed", nodes, alpha_meaning=rng.choice(("occupies", "pipelined")))
@@ -194,7 +197,8 @@ def larger(rng):
 
 
 def mixed(problem, rng):
-    """Ranks pass on their own contributions, or sums, over links that may carry them; None if that ends nowhere."""
+    """A random schedule that forwards own contributions or sums over allowed links; None if it does not
+    complete."""
     chunk, links, named = [], [], []
     if not problem.links_allowed:
         return None
@@ -231,7 +235,7 @@ def mixed(problem, rng):
 
 
 def made_of(known):
-    """Every sum that can be made up of disjoint known ones."""
+    """Every sum of pairwise disjoint known sums."""
     made = {0}
     for each in known:
         made |= {each | other for other in made if not each & other}

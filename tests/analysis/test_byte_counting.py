@@ -1,4 +1,4 @@
-"""Byte counting: data must come to each rank in sends that pay their latency; derived by hand, and tried."""
+"""Byte-counting bounds (each rank needs its bytes in sends that pay alpha): values by hand, and random tests."""
 
 import contextlib
 import math
@@ -32,7 +32,7 @@ from tests.synthesis.small_problems import joined
 
 
 def certificates(problem):
-    """The claims for ranks and for nodes, over all chunkings."""
+    """Certificates of the claims for ranks and for nodes, over all chunkings."""
     found = byte_counting_bounds(NeededSends(as_spreading(problem)), in_network=False)
     per_us = problem.costs.ticks_per_us
     return [
@@ -50,7 +50,7 @@ def test_four_merged_sends_bring_data_of_fifteen_ranks():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["allgather", "reduce-scatter", "alltoall"])
 def test_a_met_bound_reads_proven_best(name):
-    """Two rounds over links of 0.5 us and 1 MB per us: recursive multiplying meets the bound exactly."""
+    """Two rounds over links of 0.5 us and 1 us/MB: recursive multiplying meets the bound exactly."""
     problem = taccl.make_problem(taccl.topologies.parse("fully-connected:4"), name, size_bytes=16_000)
     finish = taccl.baselines.baseline("multiplying", problem).finish
     bound = taccl.lower_bound(problem)
@@ -69,7 +69,7 @@ def _random_ports(rng):
 
 @pytest.mark.fuzz
 def test_the_least_time_is_exact():
-    """Just before it fewer pairs are served than needed, and from it on enough."""
+    """Up to one tick before the least time fewer pairs are served than needed; from that time on enough are."""
     for seed in cases("least times of byte counting", few=100, many=2_000):
         rng = random.Random(f"least time {seed}")
         ports, needed = _random_ports(rng), rng.randint(1, 60)
@@ -90,9 +90,9 @@ def test_the_least_time_is_exact():
 
 @pytest.mark.slow
 def test_sums_that_all_need_take_the_bytes_of_every_send():
-    """Four sends of at most 1, 2, 4 and 8 contributions to all 16 KB need 1.2 us and 64 KB, five no fewer bytes.
+    """Four sends of 1, 2, 4 and 8 contributions to all 16 KB need 1.2 us and 64 KB; five need no fewer bytes.
 
-    Within 1.5 us no fifth send fits, and 64 KB take 0.512 us beside four alphas.
+    Within 1.5 us no fifth send fits, and 64 KB take 0.512 us besides four alphas.
     """
     problem = taccl.make_problem(taccl.topologies.dgx2(), "allreduce", size_bytes=16_000)
     best = max(each.bound for each in certificates(problem))
@@ -100,22 +100,24 @@ def test_sums_that_all_need_take_the_bytes_of_every_send():
 
 
 def test_data_that_enters_a_node_last_has_no_time_to_spread():
-    """A byte that enters a node of two in the last 2 us reaches one rank: it enters once more, or came sooner.
+    """A byte that enters a node of two in the last 2 us reaches one rank, so it enters twice or arrives
+    earlier.
 
-    Sends between nodes take 3 us and 4 us a MB. 1 MB must come to both ranks, 2 us apart.
+    Sends between nodes take 3 us and 4 us/MB. 1 MB must reach both ranks, which are 2 us apart.
     """
     topology = joined([0, 1, 1], alpha=2, beta=4, far=3, shared=True)
     problem = taccl.make_problem(
         topology, "broadcast", size_bytes="1MB", clauses=taccl.problem.problem.Clauses()
     )
     node = next(each for each in certificates(problem) if each.witness.ranks == {1, 2})
-    # 3 us of latency and 4 of bytes, half of which pass for both ranks until 2 us before the end:
-    # x + (x - 2) = 2 MB of pairs, at 4 us a MB, with x = T - 3.
+    # 3 us of latency, then 4 us/MB; bytes that enter until 2 us before the end serve both ranks: x + (x - 2)
+    # = 8 us of pairs, with x = T - 3.
     assert node.bound == 8
 
 
 def test_the_certificate_proves_no_more():
-    """Neither a later finish, nor by resources that not all links into the ranks hold."""
+    """The witness proves no later finish, and proves nothing by resources that only some links into the ranks
+    hold."""
     problem = merging_freely(taccl.make_problem(taccl.topologies.dgx2(), "reduce-scatter", size_bytes=16_000))
     bound = certificates(problem)[0]
     assert bound.check() and bound.kind == "byte counting"
@@ -125,7 +127,7 @@ def test_the_certificate_proves_no_more():
 
 
 def quick(problem):
-    """The finish of the better of some baselines."""
+    """The finish of the fastest of some baselines."""
     names = ("pairwise", "multiplying", "one-shot", "tree", "ring")
     applicable = [name for name in names if name in taccl.baselines.BASELINES]
     found = []
@@ -136,7 +138,7 @@ def quick(problem):
 
 
 def random_bytes(seed):
-    """A collective of up to four ranks in one chunk per rank and in two, of sends that merge anywhere or not."""
+    """A random collective of up to four ranks, in one and in two chunks per rank; sends may merge or not."""
     rng = random.Random(f"bytes {seed}")
     nodes = rng.choice([[0, 0], [0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 0, 1, 1], [0, 0, 0, 0]])
     far = rng.choice((1, 2, 3))
@@ -157,7 +159,8 @@ def random_bytes(seed):
 
 @pytest.mark.fuzz
 def test_no_schedule_in_any_chunks_beats_the_bytes():
-    """The largest claim of any number of chunks holds for each number; the verifier's and all tiny schedules."""
+    """The largest claim over all chunkings holds for each: the verifier accepts no tiny schedule that beats
+    it."""
     decided = 0
     for seed in cases("byte counting, over all schedules", few=8, many=400):
         problems = random_bytes(seed)

@@ -1,4 +1,4 @@
-"""Certificates of random problems: no producer beats them, and their witnesses prove what they say.
+"""Certificates of random problems: no schedule beats them, and their witnesses prove exactly their bounds.
 
 The default run takes some hundreds of problems; with TACCL_MANY=1 in the environment it takes thousands.
 """
@@ -54,7 +54,7 @@ KINDS = {
     "multicommodity",
 }
 
-#: How else a bound may be asked for than by default; in capitals, limits above which finders are left out.
+#: Options of a bound besides the defaults; in capitals, limits above which families are skipped.
 WAYS = (
     {"divisible": True},
     {"in_network": True},
@@ -69,7 +69,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def every_claim(problem, **way):
-    """All that `lower_bound` finds, by every family of bounds, and not the best alone."""
+    """All claims of every bound family, not only the best."""
     claims = []
     found = bounds._claims
 
@@ -92,7 +92,7 @@ def every_claim(problem, **way):
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_a_sketch_may_leave_no_links_where_nothing_moves(way):
-    """The bound is 0, however it is asked for."""
+    """With no allowed links and nothing to move the bound is 0, with all options."""
     nothing = custom(2, [((0,), (0,))])
     claims = every_claim(problem_of(full(2), nothing, links_allowed=frozenset()), **way)
     assert max((each.bound for each in claims), default=0) == 0
@@ -100,7 +100,8 @@ def test_a_sketch_may_leave_no_links_where_nothing_moves(way):
 
 @pytest.mark.fuzz
 def test_no_claim_of_any_family_is_above_the_optimum():
-    """Groups, relays, scans, sums, sizes, clauses: each claim holds, is proven, and proves no tick too many."""
+    """Groups, relays, scans, sums, sizes, clauses: every claim is proven, at most the optimum, and not above
+    its ticks."""
     compared = 0
     for seed in cases("claims of bounds against the optimum", few=20, many=800):
         problem = random_group_problem(seed)
@@ -127,14 +128,12 @@ def test_no_claim_of_any_family_is_above_the_optimum():
 
 
 def test_sums_that_need_no_send_bring_no_links():
-    """Two of four sums are not shared by two ranks: links that may carry these alone pass none of the
-    others.
-    """
+    """Two of four sums need no send: links that may carry only these add no capacity for the others."""
     assert all(each.check() for each in every_claim(random_group_problem(315)))
 
 
 def links(*ends, buses=()):
-    """Links of (source, destination, us for 1 MB); each bus is held, at the end, by some of them."""
+    """Links of (source, destination, us for 1 MB); each bus is held by some of them."""
     builder = TopologyBuilder("links", [0] * (1 + max(max(src, dst) for src, dst, _ in ends)))
     for src, dst, beta in ends:
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
@@ -155,7 +154,8 @@ def sent(problem, *sends):
 
 
 def test_chunks_that_differ_in_who_may_hold_them():
-    """Two groups send from 0 to 1; only that of three ranks may go round by 2, in 2 us instead of 10."""
+    """Two groups send from 0 to 1; only the group of three ranks may route through rank 2, in 2 us instead of
+    10."""
     pair = collectives.custom(2, precondition={0: [0]}, postcondition={0: [1]}).among((0, 1), num_ranks=3)
     three = collectives.custom(3, precondition={0: [0]}, postcondition={0: [1]}).among((0, 1, 2), num_ranks=3)
     problem = problem_of(
@@ -167,7 +167,8 @@ def test_chunks_that_differ_in_who_may_hold_them():
 
 
 def test_chunks_that_are_made_of_others_at_different_ranks():
-    """Two scans, one of which makes at rank 2 what the other must bring there: three chunks, but two sends."""
+    """Two scans: one makes at rank 2 the chunk that the other must deliver there, so three chunks need two
+    sends."""
     topology = links(
         (0, 1, 1), (0, 2, 1), (1, 2, 1), (2, 1, 1), (1, 0, 1), (2, 0, 1), buses=[("into 2", (1, 2))]
     )
@@ -179,7 +180,8 @@ def test_chunks_that_are_made_of_others_at_different_ranks():
 
 
 def test_chunks_that_only_a_symmetry_without_relays_joins():
-    """A ring of four with diagonals of 10 us, and rank 3 the only relay: 2 -> 0 has a way round, 0 -> 2 none."""
+    """A ring of four with diagonals of 10 us whose only relay is rank 3: 2 -> 0 can avoid its diagonal, 0 ->
+    2 cannot."""
     topology = links(
         (0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 0, 1), (0, 2, 10), (2, 0, 10), buses=[("diagonals", (4, 5))]
     )
@@ -190,7 +192,7 @@ def test_chunks_that_only_a_symmetry_without_relays_joins():
 
 
 def test_sums_of_two_sizes_are_counted_with_alpha():
-    """Three ranks share a sum of 2 MB and one of 1 MB over one bus: 8 sends of 101 us each at least."""
+    """Three ranks share a sum of 2 MB and one of 1 MB over one bus: at least 8 sends of 101 us each."""
     builder = TopologyBuilder("bus", [0] * 3)
     bus = builder.add_resource("bus")
     for rank in range(3):
@@ -207,7 +209,7 @@ def test_sums_of_two_sizes_are_counted_with_alpha():
 
 @st.composite
 def fabrics(draw, max_ranks=6):
-    """A strongly connected topology: a ring, further links, nodes, and resources that links share."""
+    """A random strongly connected topology: a ring, more links, nodes, and resources that links share."""
     num_ranks = draw(st.integers(2, max_ranks))
     num_nodes = draw(st.integers(1, min(3, num_ranks)))
     nodes = [r * num_nodes // num_ranks for r in range(num_ranks)]
@@ -231,7 +233,7 @@ def fabrics(draw, max_ranks=6):
 @fuzzed(few=8, many=600)
 @given(seed=seeds, combining=st.booleans())
 def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed, combining):
-    """Whatever the problem: the bound is at most the finish, and the gap says so."""
+    """On random problems the bound is at most the list scheduler's finish, and the gap compares the two."""
     problem = random_problem(seed, combining=combining)
     schedule = synthesize(problem, backend="greedy", time_limit_s=0.01).schedule
     bound = lower_bound(problem)
@@ -248,7 +250,8 @@ def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed, combining):
     in_network=st.booleans(),
 )
 def test_every_witness_proves_its_bound(seed, combining, divisible, in_network):
-    """For whole chunks and divisible data, with and without reduction inside switches."""
+    """Witnesses prove their bounds for whole chunks and divisible data, with and without in-network
+    reduction."""
     problem = random_problem(seed, combining=combining)
     bound = lower_bound(problem, divisible=divisible, in_network=in_network)
     assert bound.kind in KINDS
@@ -263,7 +266,8 @@ def test_every_witness_proves_its_bound(seed, combining, divisible, in_network):
     max_merge=st.integers(1, 3),
 )
 def test_named_collectives_have_valid_certificates(topology, name, chunks, max_merge):
-    """On any fabric: checked, and no more than the finish of the list scheduler."""
+    """Named collectives on random topologies: the certificate checks, and is at most the list scheduler's
+    finish."""
     arguments = arguments_for(name, topology.num_ranks)
     collective = collectives.make(name, topology.num_ranks, chunks_per_rank=chunks, **arguments)
     clauses = Clauses(max_merge=max_merge, merging=frozenset(topology.internode_links))
@@ -276,7 +280,7 @@ def test_named_collectives_have_valid_certificates(topology, name, chunks, max_m
 @fuzzed(few=8, many=300)
 @given(topology=fabrics(), name=st.sampled_from([*collectives.COLLECTIVES]))
 def test_no_baseline_beats_the_bound(topology, name):
-    """Every baseline that supports the collective on the topology."""
+    """No baseline that supports the collective on the topology finishes before the bound."""
     problem = make_problem(topology, name, chunk_bytes=MB, **arguments_for(name, topology.num_ranks))
     bound = lower_bound(problem)
     for function in baselines.BASELINES.values():
@@ -294,7 +298,7 @@ def test_no_baseline_beats_the_bound(topology, name):
     + [(topologies.dgx2, each) for each in ("allgather", "alltoall")],
 )
 def test_no_baseline_beats_the_bound_on_a_machine(machine, name):
-    """Two nodes of real servers."""
+    """No baseline finishes before the bound on two nodes of real servers."""
     topology = machine(2)
     problem = make_problem(topology, name, chunk_bytes=MB, **arguments_for(name, topology.num_ranks))
     bound = lower_bound(problem)
@@ -305,7 +309,7 @@ def test_no_baseline_beats_the_bound_on_a_machine(machine, name):
 @fuzzed(few=8, many=700)
 @given(seed=seeds, combining=st.booleans())
 def test_divisible_data_is_no_slower(seed, combining):
-    """Whole chunks only raise a bound: none of their schedules finishes before that over all chunkings."""
+    """The bound over all chunkings is at most the finish of any schedule of whole chunks."""
     problem = random_problem(seed, combining=combining)
     found = synthesize(problem, backend="greedy", time_limit_s=0.01).schedule
     assert lower_bound(problem, divisible=True).bound <= found.finish
@@ -314,7 +318,7 @@ def test_divisible_data_is_no_slower(seed, combining):
 @fuzzed(few=8, many=700)
 @given(seed=seeds)
 def test_switches_that_reduce_are_no_slower(seed):
-    """To grant reduction inside switches only lowers a bound."""
+    """Allowing in-network reduction never raises a bound."""
     problem = random_problem(seed, combining=True)
     assert lower_bound(problem, in_network=True).bound <= lower_bound(problem, in_network=False).bound
 
@@ -322,7 +326,7 @@ def test_switches_that_reduce_are_no_slower(seed):
 @fuzzed(few=8, many=700)
 @given(seed=seeds, combining=st.booleans())
 def test_a_bound_in_no_time_still_holds(seed, combining):
-    """With no budget there is a bound all the same, which holds and is no better than with one."""
+    """With a budget of 0 s a valid bound is returned, no larger than the bound with a budget."""
     problem = random_problem(seed, combining=combining)
     hurried = lower_bound(problem, budget_s=0)
     assert hurried.check()
@@ -331,7 +335,7 @@ def test_a_bound_in_no_time_still_holds(seed, combining):
 
 @pytest.mark.slow
 def test_what_is_quick_is_never_left_out():
-    """With no budget a small problem is bounded by all but linear programs: here by a NIC and its batches."""
+    """With a budget of 0 s a small problem gets all bounds except linear programs; here NIC batches limit."""
     sketch = load_sketch("ndv2/sk1")
     topology = sketch.topology()
     problem = sketch.apply(topology, collectives.allgather(topology.num_ranks))
@@ -340,10 +344,10 @@ def test_what_is_quick_is_never_left_out():
 
 
 def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch):
-    """A problem of too many chunks is bounded by prices and by counting without times.
+    """A problem with too many chunks for timed cuts is bounded by prices and by counting without times.
 
-    Four chunks over links of 3 and 5 us: floor(9 / 3) + floor(9 / 5) = 4, but only 2 + 1 at 8. Prices say
-    4 / (1/3 + 1/5) = 7.5, so 8 us.
+    Four chunks over links of 3 and 5 us: floor(9 / 3) + floor(9 / 5) = 4, but only 2 + 1 at 8. Prices give 4
+    / (1/3 + 1/5) = 7.5, so 8 us.
     """
     monkeypatch.setattr(bounds, "_MAX_TIMED", 0)
     topology = linked("pair", [0, 0], [(0, 1, 0, 3), (0, 1, 0, 5)])
@@ -355,7 +359,7 @@ def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch):
 @fuzzed(few=8, many=700)
 @given(seed=seeds, combining=st.booleans())
 def test_bounds_without_times_hold(seed, combining):
-    """They prove what they say, and say no more than those with times."""
+    """Bounds without timed cuts are proven by their witnesses and are no larger than those with timed cuts."""
     problem = random_problem(seed, combining=combining)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bounds, "_MAX_TIMED", 0)
@@ -365,7 +369,7 @@ def test_bounds_without_times_hold(seed, combining):
 
 
 def test_divisible_data_takes_fractions():
-    """Three chunks over links of 2 and 3 us, cut at will: 3 / (1/2 + 1/3) = 18/5 us."""
+    """Three chunks of divisible data over links of 2 and 3 us take 3 / (1/2 + 1/3) = 18/5 us."""
     topology = linked("pair", [0, 0], [(0, 1, 0, 2), (0, 1, 0, 3)])
     problem = problem_of(topology, collectives.broadcast(2, chunks_per_rank=3))
     bound = lower_bound(problem, divisible=True)
@@ -374,31 +378,31 @@ def test_divisible_data_takes_fractions():
 
 
 def test_divisible_data_pays_one_alpha_at_least():
-    """A chunk over a link of 2 + 1 us, cut at will: 3 us, as many pieces pay no less than one."""
+    """Divisible data over a link of 2 us + 1 us/MB take 3 us: the pieces together pay at least one alpha."""
     topology = linked("pair", [0, 0], [(0, 1)], alpha_us=2, beta_us_per_mb=1)
     bound = lower_bound(problem_of(topology, custom(2, [([0], [1])])), divisible=True)
     assert (bound.bound, bound.kind) == (3, "throughput")
 
 
 NOMINAL = [
-    # Into a rank 150 GB/s, 7 of 8 chunks.
+    # A rank receives 7 of 8 chunks at 150 GB/s.
     ("dgx1", 1, "allgather", False, Fraction(1200, 7)),
-    # Into a rank 300 + 25 GB/s, 15 of 16 chunks.
+    # A rank receives 15 of 16 chunks at 300 + 25 GB/s.
     ("dgx-a100", 2, "allgather", False, Fraction(1040, 3)),
-    # Into a node 12.5 GB/s, half of the chunks; three quarters.
+    # A node receives half of the chunks at 12.5 GB/s, then three quarters.
     ("ndv2", 2, "allgather", False, Fraction(25)),
     ("ndv2", 4, "allgather", False, Fraction(50, 3)),
-    # Into the 16 ranks of a node 16 * 150 + 8 * 12.5 GB/s, 31 of 32 chunks each.
+    # The 16 ranks of a node receive 31 of 32 chunks each, at 16 * 150 + 8 * 12.5 GB/s.
     ("dgx2", 2, "allgather", False, Fraction(5000, 31)),
-    # Into a node 12.5 GB/s: 8 * 8 chunks, and 8 * 24; a rank has 16, and 32.
+    # A node receives 8 * 8 chunks, or 8 * 24, at 12.5 GB/s; a rank has 16, or 32.
     ("ndv2", 2, "alltoall", False, Fraction(25, 8)),
     ("ndv2", 4, "alltoall", False, Fraction(25, 12)),
-    # Into a node 100 GB/s, 16 * 16 chunks; a rank has 32.
+    # A node receives 16 * 16 chunks at 100 GB/s; a rank has 32.
     ("dgx2", 2, "alltoall", False, Fraction(25, 2)),
-    # A node receives 12.5 GB/s, a sum of all; four nodes: 2 * 3 sends over 4 NICs.
+    # A node receives one sum of everything at 12.5 GB/s; four nodes need 2 * 3 sends over 4 NICs.
     ("ndv2", 2, "allreduce", False, Fraction(25, 2)),
     ("ndv2", 4, "allreduce", False, Fraction(25, 3)),
-    # 2 * 7 sends over 8 ports of 300 GB/s; or once into each rank, if the switch reduces.
+    # 2 * 7 sends over 8 ports of 300 GB/s, or one into each rank if the switch reduces.
     ("dgx-a100", 1, "allreduce", False, Fraction(1200, 7)),
     ("dgx-a100", 1, "allreduce", True, Fraction(300)),
 ]
@@ -407,7 +411,7 @@ NOMINAL = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("machine", "nodes", "name", "in_network", "gb_per_s"), NOMINAL)
 def test_bandwidth_of_machines(machine, nodes, name, in_network, gb_per_s):
-    """The bandwidth that no schedule can pass, exactly as derived by hand."""
+    """Upper bounds on bandwidth of machines equal the values derived by hand."""
     topology = topologies.parse(machine, nodes=nodes, profile="nominal")
     problem = make_problem(topology, name, chunk_bytes=MB, **arguments_for(name, topology.num_ranks))
     bound = lower_bound(problem, divisible=True, in_network=in_network)
@@ -417,10 +421,10 @@ def test_bandwidth_of_machines(machine, nodes, name, in_network, gb_per_s):
 
 
 def test_prices_come_apart():
-    """The long way round a ring of 3 with 4 MB, 5 us a hop, costs 10 us in place of 5.
+    """Prices of a sketch and of the search: 4 MB over two hops of a ring of 3, 5 us each, instead of one hop.
 
-    Cut at will, the bytes leave each rank in sends of 7/3, 4/3 and 1/3 MB at best, after 53/12 us on average.
-    The search found what there is.
+    For divisible data each rank sends 7/3, 4/3 and 1/3 MB at best, 53/12 us on average. The search adds no
+    loss.
     """
     topology = ring(3)
     allowed = frozenset(e for e, link in enumerate(topology.links) if (link.src, link.dst) != (0, 1))
@@ -433,7 +437,7 @@ def test_prices_come_apart():
 
 
 def test_prices_without_a_bound_in_time_name_the_limit(monkeypatch):
-    """The error names the argument, and what to do."""
+    """The time limit's error names the argument and the remedy."""
 
     def late(*_, **__):
         raise OutOfTime("the time limit came first")
@@ -445,7 +449,7 @@ def test_prices_without_a_bound_in_time_name_the_limit(monkeypatch):
 
 
 def test_prices_without_a_schedule():
-    """The price of the search is left open."""
+    """Without a schedule the loss of the search is None and is not shown."""
     found = prices(problem_of(ring(3), collectives.allgather(3)))
     assert found.solver is None
     assert "solver" not in repr(found)
@@ -453,7 +457,7 @@ def test_prices_without_a_schedule():
 
 @pytest.fixture
 def no_solver(monkeypatch):
-    """Have every linear program be an error."""
+    """Make every linear program raise an error."""
 
     def refuse(*args, **kwargs):
         raise AssertionError("a solver was started")
@@ -469,7 +473,7 @@ def _linked(num_ranks, *pairs):
 @pytest.mark.usefixtures("no_solver")
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce", "reduce-scatter", "broadcast"])
 def test_two_parts_without_a_link_between_them(name):
-    """The error names ranks on both sides, before any solver."""
+    """For two parts without a link between them the error names a rank on each side, before any solver runs."""
     topology = _linked(4, (0, 1), (1, 0), (2, 3), (3, 2))
     problem = make_problem(topology, collectives.make(name, 4), chunk_bytes=MB)
     with pytest.raises(TopologyError, match=r"rank (0 to rank 2|2 to rank 0): some links has no path"):
@@ -479,7 +483,7 @@ def test_two_parts_without_a_link_between_them(name):
 @pytest.mark.usefixtures("no_solver")
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce", "broadcast"])
 def test_a_rank_that_can_never_receive(name):
-    """The error names it."""
+    """The error names the rank that can never receive."""
     topology = _linked(3, (0, 1), (1, 0), (2, 0), (2, 1))
     problem = make_problem(topology, collectives.make(name, 3), chunk_bytes=MB)
     with pytest.raises(TopologyError, match="to rank 2: some links has no path"):
@@ -497,14 +501,14 @@ def test_a_link_without_capacity_is_no_link(beta):
 
 @pytest.mark.usefixtures("no_solver")
 def test_next_to_no_capacity_is_refused():
-    """A beta so large that times do not fit: the error comes with the bound, or before it."""
+    """A beta of 10**30 us/MB, whose times exceed 64 bits, raises an error."""
     topology = linked("all but dead", [0, 0], [(0, 1)], alpha_us=0, beta_us_per_mb=10**30)
     with pytest.raises(InputError, match="64 bits"):
         lower_bound(make_problem(topology, custom(2, [([0], [1])]), chunk_bytes=MB))
 
 
 def test_what_a_certificate_says_of_itself():
-    """As plain values: the bound, its kind, what limits, and the witness."""
+    """`to_dict` gives the bound, its kind, what limits, and the witness as plain values."""
     said = lower_bound(problem_of(ring(5), collectives.broadcast(5))).to_dict()
     assert said["bound_us"] == 4.0
     assert said["kind"] == "latency"
@@ -520,7 +524,7 @@ def test_the_gap_of_nothing_to_do():
 
 
 def test_past_the_limit_latency_and_throughput_are_claimed_alone(monkeypatch):
-    """Counted chunks prove more than volume over rates, and are left out of problems that are not small."""
+    """Problems above the size limit get latency and throughput bounds only, without counted chunks."""
     monkeypatch.setattr(bounds, "_MAX_BRIEF", 0)
     sketch = load_sketch("ndv2/sk1")
     topology = sketch.topology()

@@ -1,4 +1,4 @@
-"""Checking certificates: what is found is accepted, what is tampered with is not, whatever the witness."""
+"""Checks of certificates: found witnesses of every kind are accepted, changed ones are refused."""
 
 import random
 from collections import Counter
@@ -47,7 +47,7 @@ KINDS = (
 
 @cache
 def found():
-    """Certificates of random problems, of every kind, for whole chunks and divisible data."""
+    """Certificates of every kind for random problems, with whole chunks and divisible data."""
     certificates = []
     for seed in cases("certificates tampered with", few=30, many=800):
         problem = random_problem(seed, combining=seed % 2 == 0)
@@ -64,7 +64,7 @@ def found():
 
 
 def _one_way():
-    """Alltoall on a one-way ring, where ways are what limits."""
+    """Alltoall on a one-way ring, limited by its paths."""
     builder = TopologyBuilder("one-way ring", [0] * 4)
     for rank in range(4):
         builder.add_link(rank, (rank + 1) % 4, alpha_us=0, beta_us_per_mb=1)
@@ -72,13 +72,13 @@ def _one_way():
 
 
 def of_kind(kind):
-    """Those of one kind that say something."""
+    """Certificates of one kind with a bound above 0."""
     return [each for each in found() if each.kind == kind and each.bound > 0]
 
 
 @pytest.mark.slow
 def test_every_kind_is_among_them():
-    """So that none of the tests below is empty."""
+    """Every kind of witness occurs among the certificates, so no test below is empty."""
     kinds = Counter(each.kind for each in found())
     assert set(KINDS) <= set(kinds)
     assert all(of_kind(kind) for kind in KINDS)
@@ -87,20 +87,20 @@ def test_every_kind_is_among_them():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_found_is_accepted(kind):
-    """Every certificate of `lower_bound`."""
+    """Every certificate that `lower_bound` returns is accepted."""
     assert all(each.check() for each in of_kind(kind))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_lower_bound_than_was_found_is_accepted(kind):
-    """What proves much proves less."""
+    """A witness also proves any smaller bound."""
     assert all(replace(each, bound=each.bound / 2).check() for each in of_kind(kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_raised_bound_is_refused(kind):
-    """By one tick where chunks are whole, and by next to nothing where they are not."""
+    """A bound raised by one tick (whole chunks) or by 1e-9 us (divisible data) is refused."""
     for each in of_kind(kind):
         little = Fraction(1, 10**9) if each.divisible else Fraction(1, each.problem.costs.ticks_per_us)
         assert not replace(each, bound=each.bound + little).check()
@@ -108,12 +108,12 @@ def test_a_raised_bound_is_refused(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_witness_is_refused(kind):
-    """A bound above 0 needs one."""
+    """A bound above 0 without a witness is refused."""
     assert not any(replace(each, witness=None).check() for each in of_kind(kind))
 
 
 def test_a_path_to_an_origin_is_refused():
-    """The chunk is there."""
+    """A path that ends at an origin of its chunk is refused."""
     for each in of_kind("latency"):
         assert isinstance(each.witness, Path)
         origins = each.problem.collective.chunks[each.witness.chunk].origins
@@ -122,7 +122,7 @@ def test_a_path_to_an_origin_is_refused():
 
 
 def test_a_border_that_all_are_inside_of_is_refused():
-    """Nothing enters the set of all ranks; what all must exchange is said of sums alone."""
+    """A cut around all ranks is refused except for sums: no chunk enters it."""
     for each in of_kind("cut counting"):
         everyone = frozenset(range(each.problem.topology.num_ranks))
         if not each.problem.collective.combining:
@@ -131,12 +131,12 @@ def test_a_border_that_all_are_inside_of_is_refused():
 
 @pytest.mark.parametrize("kind", ["cut counting", "spread tail", "single machine"])
 def test_divisible_data_needs_other_witnesses(kind):
-    """Counting whole chunks proves nothing where they may be cut."""
+    """A witness that counts whole chunks is refused for divisible data."""
     assert not any(replace(each, divisible=True).check() for each in of_kind(kind))
 
 
 def test_charges_above_the_prices_are_refused():
-    """Twice the charges, at the same prices: some send is charged more than it pays."""
+    """Doubled charges at the same prices are refused: some send is charged more than it pays."""
     for each in of_kind("throughput"):
         assert isinstance(each.witness, CutDual)
         charges = tuple(replace(some, charge=2 * some.charge) for some in each.witness.charges)
@@ -145,7 +145,7 @@ def test_charges_above_the_prices_are_refused():
 
 @pytest.mark.parametrize("kind", ["throughput", "multicommodity"])
 def test_prices_below_zero_are_refused(kind):
-    """They would make the sum of prices smaller."""
+    """Negative prices are refused: they would reduce the sum of prices."""
     for each in of_kind(kind):
         assert isinstance(each.witness, (CutDual, FlowDual))
         prices = (*each.witness.prices[:-1], -1)
@@ -154,7 +154,7 @@ def test_prices_below_zero_are_refused(kind):
 
 @pytest.mark.parametrize("kind", ["throughput", "multicommodity"])
 def test_prices_of_nothing_are_refused(kind):
-    """Where nothing costs anything nothing limits."""
+    """Prices that are all 0 are refused."""
     for each in of_kind(kind):
         assert isinstance(each.witness, (CutDual, FlowDual))
         free = (0,) * len(each.witness.prices)
@@ -162,7 +162,7 @@ def test_prices_of_nothing_are_refused(kind):
 
 
 def test_charges_below_zero_are_refused():
-    """They would make room for others."""
+    """Negative charges are refused: they would allow larger charges elsewhere."""
     for each in of_kind("throughput"):
         assert isinstance(each.witness, CutDual)
         minus = SetCharge((frozenset((0,)),), Fraction(-1))
@@ -171,7 +171,8 @@ def test_charges_below_zero_are_refused():
 
 
 def test_a_dropped_charge_is_refused_of_divisible_data():
-    """Each adds to the bound, where all pay for the same resources (whole chunks may round it up again)."""
+    """For divisible data each charge adds to the bound, so dropping one is refused (whole chunks may round
+    up)."""
     bound = lower_bound(problem_of(full(4, port=True), collectives.allgather(4)), divisible=True)
     assert isinstance(bound.witness, CutDual)
     assert bound.witness.charges
@@ -181,14 +182,14 @@ def test_a_dropped_charge_is_refused_of_divisible_data():
 
 
 def test_prices_without_charges_are_refused():
-    """What nobody must send is paid for at once."""
+    """Prices without charges prove no bound above 0 and are refused."""
     for each in of_kind("throughput"):
         assert isinstance(each.witness, CutDual)
         assert not replace(each, witness=replace(each.witness, charges=())).check()
 
 
 def test_partitions_prove_nothing_where_switches_reduce():
-    """That each pair of ranks exchanges sums by sends of its own holds without switches that reduce."""
+    """A partition's charge for exchanges between its parts is refused if switches reduce."""
     bound = lower_bound(problem_of(full(4), collectives.allreduce(4)), divisible=True, in_network=False)
     assert isinstance(bound.witness, CutDual)
     assert any(len(each.parts) > 1 for each in bound.witness.charges)
@@ -197,7 +198,7 @@ def test_partitions_prove_nothing_where_switches_reduce():
 
 
 def test_a_partition_whose_parts_overlap_is_refused():
-    """A rank in two parts would be charged for what stays with it."""
+    """A partition with overlapping parts is refused: a rank in two parts would be charged for its own data."""
     bound = lower_bound(problem_of(full(4), collectives.allreduce(4)), divisible=True, in_network=False)
     assert isinstance(bound.witness, CutDual)
     charges = tuple(replace(each, parts=(*each.parts, frozenset((0,)))) for each in bound.witness.charges)
@@ -205,7 +206,7 @@ def test_a_partition_whose_parts_overlap_is_refused():
 
 
 def test_a_partition_is_refused_of_copies():
-    """A chunk that spreads over k parts takes k - 1 sends, not twice as many."""
+    """A chunk copied to k parts takes k - 1 sends, not 2 (k - 1) as a sum does: its partition is refused."""
     problem = problem_of(full(3), collectives.allgather(3))
     parts = tuple(frozenset((r,)) for r in range(3))
     prices = (1,) * len(problem.topology.resources)
@@ -216,7 +217,7 @@ def test_a_partition_is_refused_of_copies():
 
 @pytest.mark.parametrize("combining", [False, True], ids=["copies", "sums"])
 def test_prices_of_ways_are_refused_of_sums(combining):
-    """Contributions are added on their way, so that ways are shared."""
+    """Prices of paths are refused for sums, whose contributions share paths."""
     problem = problem_of(ring(4), collectives.allreduce(4) if combining else collectives.alltoall(4))
     witness = FlowDual((1,) * len(problem.topology.resources))
     bound = replace(lower_bound(problem, divisible=True), bound=Fraction(1, 100), witness=witness)
@@ -253,14 +254,14 @@ def test_prices_of_ways_are_refused_of_sums(combining):
 )
 @pytest.mark.parametrize("divisible", [False, True])
 def test_a_witness_of_another_problem_is_refused(witness, divisible):
-    """It names ranks, chunks or resources that are not there: an answer, not an exception."""
+    """A witness with ranks, chunks or resources that the problem lacks is refused without an exception."""
     bound = lower_bound(problem_of(ring(3), collectives.allgather(3)), divisible=divisible)
     assert len(bound.problem.topology.resources) == 6
     assert not replace(bound, witness=witness).check()
 
 
 def test_a_faster_problem_is_told_apart():
-    """A certificate of a slow ring does not hold for a fast one."""
+    """A certificate of a slow ring is refused for a fast one."""
     slow = lower_bound(problem_of(ring(5, betas=(3,)), collectives.allgather(5)))
     fast = problem_of(ring(5), collectives.allgather(5))
     assert slow.check()
@@ -268,7 +269,7 @@ def test_a_faster_problem_is_told_apart():
 
 
 def test_a_shared_nic_counts_once():
-    """Two sends of 3 us hold a NIC for 2: its machine proves 5 us, not 6."""
+    """Two sends of 3 us hold a NIC for 2 us: the one-machine bound proves 5 us, not 6."""
     problem = problem_of(two_nodes(), custom(4, [([0], [2]), ([1], [3])]), links_allowed=frozenset({4, 5}))
     nic = next(i for i, r in enumerate(problem.topology.resources) if r.name == "NIC of node 0")
     ends = tuple(us * problem.costs.ticks_per_us for us in (0, 2, 4))
@@ -278,7 +279,7 @@ def test_a_shared_nic_counts_once():
 
 
 def _exact(seed, *, combining):
-    """A random problem and its least finish in ticks; None where the search would take too long."""
+    """A random problem and its optimal makespan in ticks; None where the search would take too long."""
     problem = random_problem(seed, combining=combining)
     try:
         return problem, optimal_ticks(problem, max_states=300)
@@ -289,7 +290,7 @@ def _exact(seed, *, combining):
 @fuzzed(few=15, many=600)
 @given(seed=st.integers(0, 2**32 - 1), combining=st.booleans())
 def test_no_witness_proves_more_than_the_least_finish(seed, combining):
-    """Whatever it says, made up or changed: one tick above the optimum is never accepted."""
+    """Made-up and changed witnesses never prove one tick more than the optimum."""
     exact = _exact(seed, combining=combining)
     if exact is None:
         return

@@ -1,4 +1,4 @@
-"""Prices and sets of ranks: the cuts that limit are found, and the witness is exact."""
+"""Cut bounds by prices of resources and sets of ranks: limiting cuts are found with exact witnesses."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -42,7 +42,7 @@ def priced(problem, *, divisible=True, in_network=False, budget_s=20, fold=True)
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_the_bridge_of_a_barbell_is_found(size):
-    """No node says where the halves are: `size` chunks must cross a link of 10 us each.
+    """The bridge of a barbell without nodes is found: `size` chunks must cross a link of 10 us each.
 
     Into a rank come only 2 size - 1 chunks over at least size - 1 links of 1 us.
     """
@@ -54,26 +54,27 @@ def test_the_bridge_of_a_barbell_is_found(size):
 
 
 def test_without_time_the_bridge_is_not_found():
-    """The budget is for further sets: ranks alone say less, and it holds."""
+    """Without budget for more sets, cuts around single ranks give a valid bound below 30 us."""
     problem = problem_of(barbell(3, bridge=10), collectives.allgather(6))
     assert priced(problem, budget_s=0)[0] < 30
 
 
 def test_no_more_sets_than_there_may_be(monkeypatch):
-    """Nor is one looked for beyond the most."""
+    """At the limit on the number of sets no further set is sought."""
     monkeypatch.setattr(cuts, "_MAX_SETS", 0)
     problem = problem_of(barbell(3, bridge=10), collectives.allgather(6))
     assert priced(problem)[0] < 30
 
 
 def test_a_node_needs_no_search():
-    """Where the halves are nodes they are among the first sets."""
+    """A cut around a node is an initial set, so it is found with a budget of 0 s."""
     problem = problem_of(barbell(3, bridge=10, nodes=True), collectives.allgather(6))
     assert priced(problem, budget_s=0)[0] == 30
 
 
 def test_a_chain_of_three_has_two_bridges():
-    """Three pairs in a row, bridges of 10 and 7 us, both ways: 4 chunks cross the first to the end pair.
+    """A chain of three pairs with bridges of 10 and 7 us both ways: 4 chunks cross the first bridge to an end
+    pair.
 
     Into pair 0: 4 chunks over 10 us. Into pair 2: 4 over 7 us.
     """
@@ -91,7 +92,7 @@ def test_a_chain_of_three_has_two_bridges():
 
 
 def test_ranks_share_what_enters_them_together():
-    """Two ranks behind one NIC of 4 us, 1 us from each other: all that enters both may enter once.
+    """Two ranks behind one NIC of 4 us, 1 us apart: chunks for both may enter once.
 
     A broadcast of 3 chunks from outside: 3 over the NIC, 12 us.
     """
@@ -107,11 +108,11 @@ def test_ranks_share_what_enters_them_together():
 
 
 def test_prices_of_several_resources_add_up():
-    """The counting of DGX-2: every rank's port, and NICs that two ranks share, together.
+    """As on a DGX-2, prices of each rank's port and of NICs that two ranks share add up.
 
     Two nodes of two ranks; in a node 1 us each way by ports; one NIC each of 4 us. Each rank lacks 3 chunks:
-    6 enter the ports and the NIC of a node, whose rates add up to 1 + 1 + 1/4: 6 / (9/4) = 8/3 us; but
-    2 chunks must pass the NIC: 8 us.
+    6 enter the ports and the NIC of a node, whose rates add up to 1 + 1 + 1/4: 6 / (9/4) = 8/3 us; but 2
+    chunks must pass the NIC: 8 us.
     """
     builder = TopologyBuilder("small DGX-2", [0, 0, 1, 1])
     nics = [builder.add_resource(f"NIC of node {n}") for n in (0, 1)]
@@ -136,13 +137,13 @@ def test_sums_are_exchanged_twice():
 
 
 def test_sums_that_switches_make_enter_once():
-    """If switches are granted to reduce: 4 sums into each rank over 3 links."""
+    """With in-network reduction 4 sums enter each rank once, over 3 links: 4/3 us."""
     problem = problem_of(full(4), collectives.allreduce(4))
     assert priced(problem, in_network=True)[0] == Fraction(4, 3)
 
 
 def test_sums_between_nodes():
-    """Three nodes of one rank and slow links, one NIC each of 6 us: 3 * 4 sends over 3 NICs, 24 us."""
+    """Three nodes of one rank and one NIC of 6 us each: 4 sums need 3 * 4 sends over 3 NICs, 24 us."""
     builder = TopologyBuilder("NICs", [0, 1, 2])
     nics = [builder.add_resource(f"NIC of node {n}") for n in range(3)]
     for src in range(3):
@@ -155,7 +156,7 @@ def test_sums_between_nodes():
 
 
 def test_whole_chunks_pay_alpha():
-    """Three chunks over a link of 2 + 1 us: 9 us; cut at will 5 us, as one chunk of 3 MB pays alpha once."""
+    """Three chunks over a link of 2 + 1 us take 9 us; as divisible data 5 us, one alpha for 3 MB."""
     topology = linked("pair", [0, 0], [(0, 1)], alpha_us=2, beta_us_per_mb=1)
     problem = problem_of(topology, custom(2, [([0], [1])] * 3))
     assert priced(problem, divisible=False)[0] == 9
@@ -163,21 +164,21 @@ def test_whole_chunks_pay_alpha():
 
 
 def test_merged_chunks_pay_their_share_of_alpha():
-    """Six chunks, three to a send: 6 * (2/3 + 1) us."""
+    """Six chunks, merged three to a send, take 6 * (2/3 + 1) = 10 us."""
     topology = linked("pair", [0, 0], [(0, 1)], alpha_us=2, beta_us_per_mb=1)
     problem = problem_of(topology, custom(2, [([0], [1])] * 6), merging=frozenset({0}), max_merge=3)
     assert priced(problem, divisible=False)[0] == 10
 
 
 def test_chunks_of_unequal_size_count_by_size():
-    """1 + 2 + 3 MB over one link of 2 us/MB: 12 us, and twice the alpha of 5 us, as the largest has 3 MB."""
+    """Chunks of 1, 2 and 3 MB over one link of 2 us/MB take 12 us, plus two alphas of 5 us (6 MB / 3 MB)."""
     topology = linked("pair", [0, 0], [(0, 1)], alpha_us=5, beta_us_per_mb=2)
     problem = problem_of(topology, custom(2, [([0], [1])] * 3), chunk_bytes=[MB, 2 * MB, 3 * MB])
     assert priced(problem, divisible=False)[0] == 22
 
 
 def test_links_that_are_not_allowed_carry_nothing():
-    """One of two links from rank 0 to rank 1 is left: 3 chunks in 3 us, not 3/2."""
+    """One of two links from rank 0 to rank 1 is allowed: 3 chunks take 3 us, not 3/2."""
     topology = linked("pair", [0, 0], ((0, 1) for _ in range(2)), alpha_us=0, beta_us_per_mb=1)
     problem = problem_of(topology, custom(2, [([0], [1])] * 3))
     assert priced(problem)[0] == Fraction(3, 2)
@@ -185,7 +186,7 @@ def test_links_that_are_not_allowed_carry_nothing():
 
 
 def test_nothing_that_crosses_has_no_price():
-    """Every chunk is where it must be."""
+    """There is no throughput bound if every chunk starts where it must end."""
     problem = problem_of(ring(3), custom(3, [([0], [0])]))
     volume = Volume(problem, divisible=True)
     assert throughput(volume, find_symmetries(problem), in_network=False, budget_s=1) is None
@@ -206,7 +207,7 @@ def test_the_witness_proves_the_bound_to_the_last_digit(fold):
 
 
 def test_what_limits_is_said_in_words():
-    """A rank, a node, or the ranks of a set."""
+    """`limits` names a rank, a node, or the ranks of a set."""
     said = lower_bound(problem_of(barbell(3, bridge=10), collectives.allgather(6)), divisible=True)
     assert said.limits in (
         "traffic into ranks 0, 1, 2 (3 of them)",
@@ -218,7 +219,7 @@ def test_what_limits_is_said_in_words():
 
 @pytest.mark.parametrize("use", ["ring", "in-network", "recursive"])
 def test_a_pool_of_slots_limits_what_is_shared(use):
-    """Four workers at 80 us/MB, and a pool of 160: 2 * 3 * 80 / (4 + 2 * 80 / 160) = 96 us/MB, whoever adds.
+    """Four workers at 80 us/MB, and a pool of 160: 2 * 3 * 80 / (4 + 2 * 80 / 160) = 96 us/MB for any adder.
 
     At that, 0.6 of the data passes the switch: 0.6 * 160, and (0.6 * 4 + 0.4 * 6) / 4 * 80 over each port.
     """
@@ -233,7 +234,8 @@ def test_a_pool_of_slots_limits_what_is_shared(use):
 
 
 def test_a_send_of_several_ends_counts_for_each_pair_of_parts():
-    """Three ranks, of which 0 can multicast: of the four pairs of a sum one send joins two, so it takes three."""
+    """Three ranks, rank 0 with multicast: a sum needs four joins of parts; a multicast send makes two, so
+    three sends."""
     builder = TopologyBuilder("multicast", [0, 0, 0])
     port = builder.add_resource("port")
     for srcs, dsts in [((a,), (b,)) for a in range(3) for b in range(3) if a != b] + [((0,), (1, 2))]:
@@ -241,7 +243,7 @@ def test_a_send_of_several_ends_counts_for_each_pair_of_parts():
             builder.add_link(srcs, dsts, alpha_us=0, beta_us_per_mb=1), port, alpha_us=0, beta_us_per_mb=1
         )
     problem = problem_of(builder.build(), collectives.allreduce(3))
-    # One port for all, 1 us a send, three sums.
+    # Three sums of three sends each at 1 us through one port take 9 us.
     bound = lower_bound(problem, divisible=True)
     assert bound.bound == 9
     assert bound.check()

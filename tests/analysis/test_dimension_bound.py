@@ -1,4 +1,4 @@
-"""The bound of algorithms along dimensions: loads, prices, and what they prove."""
+"""The bound for algorithms that work dimension by dimension: loads, prices and proofs."""
 
 import random
 from dataclasses import replace
@@ -16,14 +16,15 @@ from tests.fuzzing import cases
 
 
 def test_loads_by_hand():
-    """16 x 64 at 100 GB/s, per MB: 15/16 and 63/64 / 16 of 10 us; the other way round 63/64 and 15/16 / 64."""
+    """Loads of 16 x 64 at 100 GB/s, per MB: 15/16 and 63/64 / 16 of 10 us; in reverse order 63/64 and 15/16 /
+    64."""
     dims = taccl.dimensions("multidim:switch16@100,switch64@100")
     assert dims.loads_us_per_mb((0, 1)) == (Fraction(150, 16), Fraction(630, 1024))
     assert dims.loads_us_per_mb((1, 0)) == (Fraction(150, 1024), Fraction(630, 64))
 
 
 def test_an_exchange_loads_by_hops():
-    """Round a ring of 5 each of five parts goes 0, 1, 2, 2 or 1 hops, in any order of dimensions."""
+    """On a ring of 5 the five parts travel 0, 1, 2, 2 and 1 hops, in any order of dimensions."""
     dims = taccl.dimensions("multidim:ring5@100,switch4@100")
     for order in ((0, 1), (1, 0)):
         assert dims.loads_us_per_mb(order, exchange=True) == (Fraction(60, 5), Fraction(30, 4))
@@ -48,19 +49,19 @@ def test_the_worked_example():
     ],
 )  # fmt: skip
 def test_what_balancing_gains(dims, ratio):
-    """Fixed order over the optimum of all mixes, bandwidth only."""
+    """The gain is the time of a fixed order over the optimal mix of orders, for bandwidth alone."""
     bound = dimension_bound(taccl.dimensions(f"multidim:{dims}"), "allreduce", 10**9)
     assert round(bound.gain, 2) == ratio
 
 
 def test_one_dimension_gains_nothing():
-    """There is one order."""
+    """One dimension has one order and a gain of 1."""
     bound = dimension_bound(taccl.dimensions("multidim:switch4@100"), "allgather", 10**6)
     assert bound.bound_us == 7.5 and bound.gain == 1 and "gains nothing" in bound.limits
 
 
 def test_a_bound_that_prices_do_not_prove_is_refused():
-    """More than the prices prove, prices that do not sum up to 1, or negative ones."""
+    """A bound above what its prices prove, prices that do not sum to 1, and negative prices are refused."""
     bound = dimension_bound(taccl.dimensions("multidim:switch4@100,switch3@50"), "allreduce", 10**6)
     assert bound.check()
     assert not replace(bound, bound=bound.bound * Fraction(1001, 1000)).check()
@@ -70,7 +71,7 @@ def test_a_bound_that_prices_do_not_prove_is_refused():
 
 
 def test_the_optimum_is_that_over_every_order():
-    """With a column for each order, by another solver's method, the optimum is the same; prices prove it."""
+    """The optimum equals a linear program with a column per order by another solver; the prices prove it."""
     from scipy.optimize import linprog
 
     for seed in cases("dimension bounds", few=10, many=300):
@@ -93,14 +94,15 @@ def test_the_optimum_is_that_over_every_order():
 
 
 def test_many_dimensions_need_no_list_of_orders():
-    """A hypercube of 12 dimensions, whose orders are 479 million: all alike, each carries a twelfth first."""
+    """A hypercube of 12 dimensions (479 million orders) is solved: by symmetry each dimension goes first for
+    1/12."""
     bound = dimension_bound(taccl.dimensions("hypercube:12"), "allgather", 4096 * 10**6)
     # 4095 MB must enter each rank through 12 links of 50 GB/s.
     assert bound.check() and bound.bound_us == pytest.approx(4095 * 20 / 12, rel=1e-4)
 
 
 def test_only_whole_collectives_on_products_have_it():
-    """A broadcast, process groups, one dimension and no product have none; asked for, it is refused."""
+    """A broadcast, process groups, one dimension and topologies that are no product have no such bound."""
     topology = taccl.topologies.parse("torus:3x3")
     assert bound_along(make_problem(topology, "allreduce", size_bytes=10**6)) is not None
     assert bound_along(make_problem(topology, "broadcast", size_bytes=10**6, root=0)) is None
@@ -112,7 +114,7 @@ def test_only_whole_collectives_on_products_have_it():
 
 
 def test_explain_says_which_dimensions_limit():
-    """Beside the bound, with what balancing gains."""
+    """`explain` names the limiting dimensions and the gain from balancing, besides the bound."""
     topology = taccl.topologies.parse("multidim:switch4@100,switch4@100")
     found = taccl.explain(make_problem(topology, "allreduce", size_bytes=10**6))
     assert "dimension 1 (switch4@100) and dimension 2 (switch4@100) are busy" in repr(found)

@@ -1,4 +1,4 @@
-"""Dissemination: merged sends bring no more than their senders have; derived by hand, and tried."""
+"""Dissemination bounds: merged sends carry no more than their senders hold; values by hand and random tests."""
 
 import random
 from dataclasses import replace
@@ -19,14 +19,15 @@ from tests.synthesis.small_problems import joined, merged, problem_of
 
 
 def claims(problem):
-    """What is said, in microseconds, of ranks and of nodes."""
+    """Claims about ranks and about nodes, in microseconds."""
     found = dissemination_bounds(NeededSends(as_spreading(problem)), in_network=False)
     return [Fraction(claim.ticks, problem.costs.ticks_per_us) for claim in found]
 
 
 @pytest.mark.parametrize("name", ["allgather", "reduce_scatter"])
 def test_what_ranks_have_doubles(name):
-    """Four ranks: two have been heard of after 1 + 1 us, four after 1 + 2 more; three chunks at once take 4."""
+    """Data of two of four ranks spread in 1 + 1 us, of four in 1 + 2 more; three chunks in one send take 4
+    us."""
     problem = merged(joined([0] * 4), name, 4)
     assert claims(problem) == [5]
     bound = lower_bound(problem)
@@ -37,22 +38,22 @@ def test_what_ranks_have_doubles(name):
 
 
 def test_sends_of_one_chunk_come_one_by_one():
-    """Of two chunks at most: 2, then 3 us for three more; of one there is nothing to say."""
+    """With two chunks per send three more chunks take 2, then 3 us; with one per send there is no claim."""
     assert claims(merged(joined([0] * 5), "allgather", 2)) == [7]
     assert claims(merged(joined([0] * 5), "allgather", 1)) == []
 
 
 def test_what_other_nodes_have_comes_late():
-    """From three ranks of another node, 20 us away: after 2 us they have two chunks, after 4 three.
+    """Three ranks of another node, 20 us away, share two chunks after 2 us and three after 4.
 
-    All three at once come at 4 + 20 + 3; one after the other, through a port, at 21, 22 and 23 us.
+    All three in one send arrive at 4 + 20 + 3; one after the other, through a port, at 21, 22 and 23 us.
     """
     problem = merged(joined([0, 0, 0, 1, 1, 1], far=20), "allgather", 3)
     assert max(claims(problem)) == 23
 
 
 def test_the_certificate_says_what_it_is():
-    """In words, and as plain values."""
+    """The certificate describes its witness in words and as plain values."""
     bound = lower_bound(merged(joined([0] * 4), "allgather", 4))
     assert bound.witness_text == "dissemination: ranks 0, anywhere (4), inside (4)"
     ticks = {"anywhere": [0, 0, 2, 4], "inside": [0, 2, 4, 5]}
@@ -62,7 +63,7 @@ def test_the_certificate_says_what_it_is():
 @pytest.mark.parametrize("field", ["anywhere", "inside"])
 @pytest.mark.parametrize("i", range(4))
 def test_a_time_raised_by_a_tick_is_refused(field, i):
-    """Each is the least that the others leave it, and none of them proves a tick more."""
+    """A time raised by one tick is refused: each time is the least possible, given the others."""
     bound = lower_bound(merged(joined([0] * 4), "allgather", 4))
     assert isinstance(bound.witness, Dissemination)
     times = list(getattr(bound.witness, field))
@@ -74,7 +75,7 @@ def test_a_time_raised_by_a_tick_is_refused(field, i):
 
 @pytest.mark.parametrize("field", ["anywhere", "inside"])
 def test_a_missing_time_is_refused(field):
-    """No rank would hold that much, or send it."""
+    """A witness without one of its times is refused."""
     bound = lower_bound(merged(joined([0] * 4), "allgather", 4))
     assert isinstance(bound.witness, Dissemination)
     fewer = replace(bound.witness, **{field: getattr(bound.witness, field)[:-1]})
@@ -83,14 +84,14 @@ def test_a_missing_time_is_refused(field):
 
 @pytest.mark.parametrize("ranks", [(), (0, 1, 2, 3), (9,)])
 def test_other_ranks_prove_nothing(ranks):
-    """None, all, and one that is not there."""
+    """A witness for no ranks, for all ranks or for an unknown rank is refused."""
     bound = lower_bound(merged(joined([0] * 4), "allgather", 4))
     assert isinstance(bound.witness, Dissemination)
     assert not replace(bound, witness=replace(bound.witness, ranks=frozenset(ranks))).check()
 
 
 def random_merged(seed):
-    """On two to four ranks in up to two nodes, some of whose links merge."""
+    """A random problem on two to four ranks in up to two nodes, some of whose links merge."""
     rng = random.Random(f"dissemination {seed}")
     nodes = rng.choice(([0, 0, 0], [0, 0, 0, 0], [0, 0, 1], [0, 0, 1, 1], [0, 1, 1]))
     topology = joined(
@@ -108,7 +109,7 @@ def random_merged(seed):
 
 @pytest.mark.fuzz
 def test_no_dissemination_is_above_the_optimum():
-    """It holds, is proven, and one tick above the optimum is never."""
+    """Dissemination claims are proven, at most the optimum, and never proven one tick above it."""
     compared = 0
     for seed in cases("dissemination against the optimum", few=12, many=500):
         problem = random_merged(seed)

@@ -24,68 +24,68 @@ MB = 10**6
 
 
 def detour(**options):
-    """0 -> 1 in 4 us and 1 us/MB, or by rank 2 in 1 + 2 us/MB."""
+    """Rank 0 reaches rank 1 in 4 us + 1 us/MB, or through rank 2 in (1 + 2) us/MB."""
     topology = linked("detour", [0] * 3, [(0, 1, 4, 1), (0, 2, 0, 1), (2, 1, 0, 2)])
     return problem_of(topology, custom(3, [([0], [1, 2])]), **options)
 
 
 def test_the_shortest_way_may_have_more_hops():
-    """From rank 0 rank 1 is reached at 3, by rank 2; nothing leads back."""
+    """Rank 0 reaches rank 1 fastest through rank 2, at 3 us; no link leads back."""
     assert shortest_times(detour(), (0, 1, 2), 1).tolist() == [[0, 3, 1], [inf, 0, inf], [inf, 2, 0]]
 
 
 def test_larger_chunks_may_go_another_way():
-    """Three units: 4 + 3 over link 0 beats 3 + 6 by rank 2."""
+    """For 3 MB the direct link, 4 + 3 us, beats the path through rank 2, 3 + 6 us."""
     assert shortest_times(detour(), (0, 1, 2), 3)[0, 1] == 7
 
 
 def test_of_parallel_links_the_faster_counts():
-    """Links of 5 and 3 us side by side."""
+    """The faster of two parallel links, 5 and 3 us, gives the distance."""
     topology = linked("parallel", [0, 0], [(0, 1, 0, 3), (0, 1, 0, 5)])
     problem = problem_of(topology, custom(2, [([0], [1])]))
     assert shortest_times(problem, (0, 1), 1)[0, 1] == 3
 
 
 def test_a_multicast_reaches_all_its_ends():
-    """One link from rank 0 to ranks 1 and 2."""
+    """One link from rank 0 to ranks 1 and 2 reaches both in 2 us."""
     topology = linked("multicast", [0] * 3, [(0, (1, 2))], alpha_us=1, beta_us_per_mb=1)
     problem = problem_of(topology, collectives.broadcast(3))
     assert shortest_times(problem, (0,), 1)[0].tolist() == [0, 2, 2]
 
 
 def test_of_several_sources_the_first_counts():
-    """A link that reduces from ranks 0 and 1 to rank 2 is taken to wait for neither: 2 us from each."""
+    """A reduction link from ranks 0 and 1 to rank 2 gives a distance of 2 us from each."""
     topology = linked("reducing", [0] * 3, [((0, 1), 2)], alpha_us=1, beta_us_per_mb=1)
     problem = problem_of(topology, collectives.reduce(3, root=2))
     assert shortest_times(problem, (0,), 1)[:, 2].tolist() == [2, 2, 0]
 
 
 def test_a_link_that_is_left_out_leads_nowhere():
-    """Of the detour's links only 2 -> 1 is given."""
+    """Given only link 2 -> 1 of the detour, the other ranks are unreachable."""
     assert shortest_times(detour(), (2,), 1).tolist() == [[0, inf, inf], [inf, 0, inf], [inf, 2, 0]]
 
 
 def test_times_are_read_only():
-    """They are shared by all that ask for the same links and size."""
+    """The array of times is read-only, since callers share it."""
     times = shortest_times(detour(), (0, 1, 2), 1)
     with pytest.raises(ValueError, match="read-only"):
         times[0, 1] = 0
 
 
 def test_only_allowed_links_carry():
-    """Without link 0 -> 2 the chunk comes to rank 1 over link 0, and never to rank 2."""
+    """Without link 0 -> 2 the chunk reaches rank 1 over link 0 and never reaches rank 2."""
     distances = Distances(detour(links_allowed=frozenset({0, 2})))
     assert distances.links(distances.carried(0)) == (0, 2)
     assert distances.heads(0).tolist() == [0, 5, inf]
 
 
 def test_relays_carry_only_their_ranks_chunks():
-    """Link 2 -> 1 carries rank 2's chunks only, so rank 0's chunk needs 5 us."""
+    """Link 2 -> 1 carries only chunks of rank 2, so rank 0's chunk needs 5 us."""
     assert Distances(detour(carries_from={2: frozenset({2})})).heads(0)[1] == 5
 
 
 def test_reducing_and_spreading_have_their_own_links():
-    """Link 0 carries to root 2 only while it reduces; a chunk rooted at 1 may not be reduced over it."""
+    """Link 0 carries to root 2 only in the reduce phase; a chunk rooted at 1 may not be reduced over it."""
     problem = problem_of(
         detour().topology, custom(3, [([0, 2], [1])], combining=True), carries_to={0: frozenset({2})}
     )
@@ -96,13 +96,13 @@ def test_reducing_and_spreading_have_their_own_links():
 
 
 def test_several_origins_count_from_the_nearest():
-    """Ranks 0 and 2 have the chunk: rank 1 has it at 2."""
+    """Ranks 0 and 2 hold the chunk: rank 1 gets it from the nearest, at 2 us."""
     problem = problem_of(detour().topology, custom(3, [([0, 2], [1])]))
     assert Distances(problem).heads(0).tolist() == [0, 2, 0]
 
 
 def test_derived_chunks_start_when_their_source_arrives():
-    """Scan on a ring with 2 us a hop: prefix 1 is made at rank 1 at 2, and is at rank 2 at 4."""
+    """Scan on a ring with 2 us per hop: prefix 1 is formed at rank 1 at 2 us and reaches rank 2 at 4 us."""
     distances = Distances(problem_of(ring(4), collectives.scan(4)))
     assert distances.origins(1) == {1: 2}
     assert distances.heads(1)[2] == 4
@@ -110,7 +110,7 @@ def test_derived_chunks_start_when_their_source_arrives():
 
 
 def test_times_to_a_destination_depend_on_the_size():
-    """Chunks of 1 and 3 MB have different ways to rank 1."""
+    """Chunks of 1 and 3 MB take different paths to rank 1."""
     problem = problem_of(detour().topology, custom(3, [([0], [1]), ([0], [1])]), chunk_bytes=[MB, 3 * MB])
     distances = Distances(problem)
     assert distances.to_go(0, 1).tolist() == [3, 0, 2]
@@ -118,7 +118,7 @@ def test_times_to_a_destination_depend_on_the_size():
 
 
 def test_crossing_straight_leaves_out_other_nodes():
-    """Nodes 0, 1, 2 in a row of 1 us links, and 0 -> 2 straight in 5: then the way by node 1 is closed."""
+    """Direct crossing excludes the path through node 1: 0 -> 2 takes the direct link of 5 us."""
     builder = TopologyBuilder("row", [0, 1, 2])
     for src, dst, beta in ((0, 1, 1), (1, 2, 1), (0, 2, 5)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
@@ -130,7 +130,8 @@ def test_crossing_straight_leaves_out_other_nodes():
 
 
 def test_alike_chunks_share_a_set_of_links():
-    """Chunks of one origin may go over the same links; relays set another origin's chunks apart."""
+    """Chunks of one origin share a set of allowed links; relays give another origin's chunks a set of their
+    own."""
     problem = problem_of(
         detour().topology,
         custom(3, [([0], [1]), ([0], [2]), ([2], [1])]),
@@ -142,7 +143,7 @@ def test_alike_chunks_share_a_set_of_links():
 
 
 def test_times_of_a_numbered_set_are_kept():
-    """The same numbers give the same array, and other sizes another."""
+    """Times of a numbered link set are cached for each size."""
     distances = Distances(detour())
     number = distances.carried(0)
     assert distances.times(number, 1) is distances.times(number, 1)
@@ -151,7 +152,7 @@ def test_times_of_a_numbered_set_are_kept():
 
 
 def test_a_chunk_that_is_never_made_comes_nowhere():
-    """Scan where rank 0 sends to nobody: prefix 1 is not made at rank 1, so it has no origin."""
+    """A scan in which rank 0 has no outgoing link: prefix 1 is never formed at rank 1, so it has no origin."""
     topology = ring(3)
     allowed = frozenset(e for e, link in enumerate(topology.links) if link.src != 0)
     distances = Distances(problem_of(topology, collectives.scan(3), links_allowed=allowed))
@@ -160,7 +161,7 @@ def test_a_chunk_that_is_never_made_comes_nowhere():
 
 
 def graph_of(problem, links, units):
-    """Ranks joined by the fastest of the links between them."""
+    """A networkx graph of the ranks with the fastest link between each pair."""
     graph = nx.DiGraph()
     graph.add_nodes_from(range(problem.topology.num_ranks))
     for e in links:
@@ -171,7 +172,7 @@ def graph_of(problem, links, units):
 
 
 def large_random_problem(seed):
-    """Up to 12 ranks in up to 3 nodes, links of any kind of cost, some closed to all or to some chunks."""
+    """A random problem of up to 12 ranks in up to 3 nodes, with some links closed to all or to some chunks."""
     rng = random.Random(seed)
     num_ranks = rng.randint(4, 12)
     num_nodes = rng.choice((1, 2, 3))
@@ -215,7 +216,7 @@ def test_times_agree_with_networkx(seed):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_links_of_sums_agree_with_the_clauses(seed):
-    """Reducing, spreading or either: the links that `Problem.may_carry` admits."""
+    """Links for the reduce phase, the broadcast phase or either are those that `Problem.may_carry` admits."""
     problem = random_problem(seed, combining=True)
     distances = Distances(problem)
     for c in range(problem.collective.num_chunks):
@@ -230,7 +231,7 @@ def test_links_of_sums_agree_with_the_clauses(seed):
 
 
 def test_a_chain_of_derived_chunks_may_be_long():
-    """Two ranks make 1,500 chunks by turns, each of the one before: 1,499 sends of 2 us, one after another."""
+    """Two ranks derive 1,500 chunks in turn, each from the previous one: 1,499 sends of 2 us in sequence."""
     count = 1500
     chunks = [Chunk((0,), ()), *(Chunk((), ()) for _ in range(count - 2)), Chunk((), (count % 2,))]
     made = tuple(Derivation(c - 1, c % 2, c) for c in range(1, count))
@@ -244,9 +245,10 @@ def test_a_chain_of_derived_chunks_may_be_long():
 @pytest.mark.skipif(not MANY, reason="long; set TACCL_MANY=1 to run it")
 @pytest.mark.parametrize("name", collectives.COLLECTIVES)
 def test_two_thousand_ranks_on_a_ring(name):
-    """Every collective has a bound that is proven; those of few sends a schedule that verifies.
+    """On a ring of 2,000 ranks every collective has a proven bound; those of few sends also have a verified
+    schedule.
 
-    An alltoall of so many would have four million chunks, and is bounded on a quarter of the ranks.
+    An alltoall would have four million chunks, and runs on 500 ranks.
     """
     num_ranks = 500 if name == "alltoall" else 2000
     collective = collectives.make(name, num_ranks, **arguments_for(name, num_ranks))
@@ -261,13 +263,13 @@ def test_two_thousand_ranks_on_a_ring(name):
 
 
 def test_shortest_ways_know_parallel_links_and_free_ones():
-    """The cheaper of two links, and links at no price at all."""
+    """Shortest paths use the cheaper of two parallel links and links of cost 0."""
     src, dst = np.array([0, 0, 1, 2]), np.array([1, 1, 2, 3])
     found = paths_from_nearest(4, src, dst, np.array([5.0, 3.0, 0.0, 2.0]), [0])
     assert found.tolist() == [0, 3, 3, 5]
 
 
 def test_shortest_ways_start_at_the_nearest_origin():
-    """And lead nowhere where no link does."""
+    """Shortest paths start at the nearest origin; unreachable ranks are at infinity."""
     found = paths_from_nearest(4, np.array([0, 1]), np.array([2, 2]), np.array([5.0, 1.0]), [0, 1])
     assert found.tolist() == [0, 0, 1, np.inf]

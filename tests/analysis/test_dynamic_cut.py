@@ -1,4 +1,5 @@
-"""Dynamic cuts: chunks of few ranks that must reach one, over ways of different lengths; by hand and by brute force."""
+"""Dynamic cuts: chunks of few ranks reach one target over paths of different lengths; by hand and brute
+force."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -22,14 +23,14 @@ from tests.synthesis.small_problems import custom, problem_of, random_problem
 
 
 def claims(problem):
-    """A certificate of every claim."""
+    """A certificate for every dynamic-cut claim."""
     found = dynamic_cut_bounds(NeededSends(as_spreading(problem)), in_network=False)
     us = problem.costs.ticks_per_us
     return [Certificate(problem, Fraction(c.ticks, us), c.kind, c.limits, c.witness) for c in found]
 
 
 def two_ways(number):
-    """Chunks from rank 0 to rank 2: in 2 + 2 us by rank 1, or over a link of 5 us."""
+    """Chunks go from rank 0 to rank 2 in 2 + 2 us through rank 1, or over a link of 5 us."""
     builder = TopologyBuilder("two ways", [0] * 3)
     for src, dst, beta in ((0, 1, 2), (1, 2, 2), (0, 2, 5)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
@@ -38,9 +39,9 @@ def two_ways(number):
 
 @pytest.mark.parametrize(("number", "finish_us"), [(2, 5), (3, 6), (4, 8), (5, 10)])
 def test_chunks_come_one_after_another_on_both_ways(number, finish_us):
-    """By rank 1 at 4, 6, 8 us and so on, on the link at 5 and 10: while the first is at rank 1 none is at the target.
+    """Chunks through rank 1 arrive at 4, 6, 8 us and so on; those over the link at 5 and 10 us.
 
-    What can enter rank 2 from 0 on would be there a whole send earlier.
+    A static cut around rank 2 would let the first chunk arrive one send earlier.
     """
     (bound,) = claims(two_ways(number))
     assert bound.bound == finish_us and bound.check()
@@ -51,7 +52,7 @@ def test_chunks_come_one_after_another_on_both_ways(number, finish_us):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", thinned(["scatter", "gather"]))
 def test_what_a_port_passes_does_not_go_round_by_another_node(name):
-    """15 chunks for ranks of its node leave rank 0 by a port, 0.3 us each; by a NIC, and back, they take twice 2.6."""
+    """15 chunks leave rank 0 by its port in 0.3 us each; a detour out and back through NICs takes 2 * 2.6 us."""
     problem = make_problem(dgx2(2), name, size_bytes=32, chunks_per_rank=1)
     (port,) = {
         problem.costs.duration(e, 1)
@@ -65,7 +66,8 @@ def test_what_a_port_passes_does_not_go_round_by_another_node(name):
 
 @pytest.mark.parametrize("name", ["broadcast", "reduce"])
 def test_a_node_of_an_ndv2_broadcasts_two_chunks(name):
-    """Rank 7 is three quick links from rank 0, or a quick and a slow one; two chunks do not both find such a way."""
+    """Rank 7 is three fast links from rank 0, or a fast and a slow one; two chunks cannot both use such a
+    path."""
     problem = make_problem(ndv2(1), collectives.make(name, 8, chunks_per_rank=2), chunk_bytes=128_000)
     quick, slow = Fraction(3244, 1000), Fraction(6188, 1000)
     bound = lower_bound(problem)
@@ -74,7 +76,7 @@ def test_a_node_of_an_ndv2_broadcasts_two_chunks(name):
 
 
 def test_moments_that_are_made_up_prove_no_more():
-    """Each rank's moment may be any; that of the target is not asked."""
+    """A witness with other times at the ranks proves no more; the target's own time is ignored."""
     problem = two_ways(3)
     bound = lower_bound(problem)
     assert not replace(bound, witness=DynamicCut(2, (1, 2, 0))).check()
@@ -87,7 +89,7 @@ def test_moments_that_are_made_up_prove_no_more():
 @fuzzed(few=15, many=1000)
 @given(seed=st.integers(0, 2**32 - 1), combining=st.booleans(), few=st.booleans())
 def test_no_claim_is_above_the_optimum(seed, combining, few):
-    """Of any random problem: at most the least finish, and proven by the witness, which proves no more than that."""
+    """On random problems a claim is at most the optimum, and its witness proves no more than the claim."""
     problem = (few_start if few else random_problem)(seed, combining=combining)
     least = least_ticks(problem)
     for bound in claims(problem) if least is not None else ():

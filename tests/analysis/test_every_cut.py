@@ -1,4 +1,4 @@
-"""The scope of bounds: the chunks of a problem, or all chunkings of its data."""
+"""Scope of bounds: the chunks of a problem, or all chunkings of its data."""
 
 import itertools
 import random
@@ -25,7 +25,7 @@ from taccl.synthesis.suggesting.chunks import merged
 from tests.effort import HASTY, brief_synthesis
 from tests.fuzzing import by_turns, cases
 
-#: Without latency, and 20 us a MB: times are those of the data alone.
+#: A ring without alpha, at 20 us/MB: times depend on the data alone.
 RING = taccl.topologies.ring(5, alpha_us=0)
 
 
@@ -34,19 +34,19 @@ def _bound(topology, collective, size, **options):
 
 
 def test_a_finish_that_another_cut_beats_is_best_for_its_chunks_alone():
-    """One chunk of 1 MB goes around a ring of three in 20 us; two halves go both ways, and each link has less."""
+    """Whole chunks around a ring of 4 take 40 us; halves go both ways, and take 30 us."""
     ring = taccl.topologies.ring(4, alpha_us=0)
     whole = _bound(ring, "allgather", 4_000_000, chunks_per_rank=1)
     halves = taccl.make_problem(ring, "allgather", size_bytes=4_000_000, chunks_per_rank=2)
     result = brief_synthesis(halves)
-    # Three chunks enter over two links: two pass one of them, of 20 us each; halves need 30 us.
+    # Three chunks enter over two links, so two pass one link of 20 us each; halves need 30 us.
     assert (whole.bound, result.finish_us) == (40, 30)
     assert standing(whole, Fraction(40), bound_of_every_cut(whole)) == "optimal for 1 chunk per rank"
     assert result.standing == "proven best"
 
 
 def test_both_bounds_are_told_where_they_differ():
-    """40 us for whole chunks and 30 over all chunkings are two rows; where they are alike, one is enough."""
+    """Bounds of 40 us for whole chunks and 30 us over all chunkings are two rows; equal bounds are one row."""
     ring = taccl.topologies.ring(4, alpha_us=0)
     whole = _bound(ring, "allgather", 4_000_000, chunks_per_rank=1)
     alike = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
@@ -59,7 +59,7 @@ def test_both_bounds_are_told_where_they_differ():
 
 @pytest.mark.slow
 def test_the_bound_over_all_chunkings_precedes_the_choice_of_chunks():
-    """Where time is short, the bound over all chunkings is found before the search takes what is left."""
+    """Where time is short, the bound over all chunkings is computed before chunks are chosen."""
     problem = taccl.make_problem(RING, "allreduce", size_bytes=4_000_000)
     result = brief_synthesis(problem, parameters=HASTY)
     names = [stage.name for stage in result.stages]
@@ -68,7 +68,7 @@ def test_the_bound_over_all_chunkings_precedes_the_choice_of_chunks():
 
 
 def test_a_bound_that_used_up_its_time_is_sought_again(monkeypatch):
-    """A larger budget seeks a bound again only if the smaller one was used up; the larger bound stays."""
+    """A larger budget recomputes a bound only if the smaller budget was exhausted; the larger bound is kept."""
     budgets = []
 
     def found(problem, *, budget_s, **options):
@@ -85,7 +85,7 @@ def test_a_bound_that_used_up_its_time_is_sought_again(monkeypatch):
 
 
 def test_other_chunks_of_the_same_data_share_their_bound():
-    """A bound over all chunkings is sought once for all numbers of chunks."""
+    """The bound over all chunkings is computed once for all numbers of chunks."""
     one, two = (
         taccl.make_problem(RING, "allgather", size_bytes=5_000_000, chunks_per_rank=n) for n in (1, 2)
     )
@@ -95,7 +95,7 @@ def test_other_chunks_of_the_same_data_share_their_bound():
 
 
 def test_every_chunking_pays_an_alpha_for_what_starts_or_ends_apart():
-    """16 KB of 16 ranks of a DGX-2, unmerged: 15 sends of 0.3 us and 15 KB of 8 us/MB enter each rank."""
+    """16 KB on the 16 ranks of a DGX-2, unmerged: each rank receives 15 sends of 0.3 us and 15 KB at 8 us/MB."""
     problem = taccl.make_problem(
         taccl.topologies.dgx2(), "allgather", size_bytes=16_000, clauses=taccl.problem.problem.Clauses()
     )
@@ -105,9 +105,10 @@ def test_every_chunking_pays_an_alpha_for_what_starts_or_ends_apart():
 
 
 def test_a_bound_over_all_chunkings_lets_any_sends_merge():
-    """Four sends of a DGX-2 bring data of 15 ranks: 1.2 us of alphas and 0.12 us of bytes, which a schedule meets.
+    """On a DGX-2 four sends deliver data of 15 ranks: 1.2 us of alphas and 0.12 us of bytes, met by a
+    schedule.
 
-    The default merges only between nodes, but the search merges in nodes, too, where that is sooner.
+    By default sends merge only between nodes, but the search also merges inside nodes where that is faster.
     """
     problem = taccl.make_problem(taccl.topologies.dgx2(), "allgather", size_bytes=16_000)
     bound = taccl.lower_bound(problem)
@@ -116,7 +117,7 @@ def test_a_bound_over_all_chunkings_lets_any_sends_merge():
 
 
 def test_a_finish_that_merged_sends_beat_is_not_proven_best():
-    """1 MB takes 12 us on a DGX-2 where no sends merge, and 8.7 us where any do."""
+    """1 MB takes 12 us on a DGX-2 without merging and 8.7 us with it: 12 us are not proven best."""
     problem = taccl.make_problem(taccl.topologies.dgx2(), "allgather", size_bytes="1MB", chunks_per_rank=1)
     bound = taccl.lower_bound(problem)
     assert bound.bound == 12
@@ -124,7 +125,7 @@ def test_a_finish_that_merged_sends_beat_is_not_proven_best():
 
 
 def test_a_best_finish_without_merging_is_of_a_sketch():
-    """The 12 us are best where no sends merge, which is a sketch, as sends that merge take 8.7 us."""
+    """12 us are optimal without merging, which counts as a sketch, since merged sends take 8.7 us."""
     problem = taccl.make_problem(taccl.topologies.dgx2(), "allgather", size_bytes="1MB", chunks_per_rank=1)
     bound = taccl.lower_bound(problem.with_clauses(max_merge=1), divisible=True)
     assert standing(bound, bound.bound, bound) == "proven best under this sketch"
@@ -142,12 +143,12 @@ def test_merged_sends_share_an_alpha_in_every_chunking():
     for each in (unmerged, problem):
         claims = bounds.claims_of(bounds.merging_freely(each), divisible=True)
         found.append(max(claim.ticks for claim in claims if claim.kind != "mean flow time"))
-    # 2 us of bytes on the first link; after the last send there its chunk has an alpha of 6 us to go at most.
+    # 2 us of bytes on the first link; after its last send the chunk pays one more alpha of 6 us at most.
     assert [Fraction(ticks) / problem.costs.ticks_per_us for ticks in found] == [14, 12]
 
 
 def test_one_send_carries_no_more_than_all_data():
-    """64 KB of one rank, which all may go in one send, has one bound over all chunkings in 1 chunk and in 16."""
+    """64 KB of one rank have one bound over all chunkings, whether they start in 1 chunk or in 16."""
     problems = [
         taccl.make_problem(taccl.topologies.mesh(2, 3), "broadcast", size_bytes=64_000, chunks_per_rank=count)
         for count in (1, 16)
@@ -158,7 +159,7 @@ def test_one_send_carries_no_more_than_all_data():
 
 
 def test_one_chunk_for_all_pays_one_alpha():
-    """A sum of four ranks may be one chunk, whatever roots the chunks of its usual form have."""
+    """A sum of four ranks may be one chunk and pay one alpha, for any roots of the usual chunks."""
     topology = taccl.topologies.fully_connected(4, alpha_us=10)
     whole = taccl.collectives.custom(
         4, precondition={0: range(4)}, postcondition={0: range(4)}, combining=True
@@ -170,7 +171,7 @@ def test_one_chunk_for_all_pays_one_alpha():
 
 
 def _random_topology(draw):
-    """Three or four ranks on a ring with chords, links of random costs, and a port into each rank."""
+    """A random topology: three or four ranks on a ring with chords, random costs, and a port into each rank."""
     num_ranks = draw.choice((3, 4))
     builder = taccl.topologies.TopologyBuilder("random", [0] * num_ranks)
     ports = [builder.add_resource(f"port {r}") for r in range(num_ranks)]
@@ -184,7 +185,7 @@ def _random_topology(draw):
 
 @pytest.mark.fuzz
 def test_no_chunking_beats_the_bound_over_all():
-    """Schedules in 1 to 4 chunks per rank end no sooner than it, with and without merging."""
+    """Schedules in 1 to 4 chunks per rank, merged or not, finish no sooner than the bound over all chunkings."""
     names = "allgather", "alltoall", "allreduce", "reduce-scatter", "broadcast", "reduce"
     for seed in cases("schedules in several chunkings against the bound over all", few=4, many=400):
         draw = random.Random(seed)
@@ -200,7 +201,7 @@ def test_no_chunking_beats_the_bound_over_all():
 
 
 def test_a_later_finish_has_no_standing():
-    """Above the bound nothing is proven of it."""
+    """A finish above the bound has no standing."""
     bound = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
     every = bound_of_every_cut(bound)
     assert standing(bound, bound.bound, every) == "proven best"
@@ -208,14 +209,14 @@ def test_a_later_finish_has_no_standing():
 
 
 def test_what_is_best_under_a_sketch_says_so():
-    """A schedule that leaves the sketch aside may be better."""
+    """A finish that meets the bound of a sketched problem is proven best under that sketch only."""
     problem = taccl.make_problem(RING, "allgather", size_bytes=5_000_000, chunks_per_rank=1)
     sketched = taccl.lower_bound(problem.with_clauses(name="mine"))
     assert standing(sketched, sketched.bound, bound_of_every_cut(sketched)) == "proven best under this sketch"
 
 
 def test_none_is_looked_for_after_ctrl_c(monkeypatch):
-    """After Ctrl-C during its computation the result is shown without it."""
+    """If Ctrl-C interrupts the bound over all chunkings, the result is shown without it."""
     problem = taccl.make_problem(RING, "allgather", size_bytes=5_000_000, chunks_per_rank=1)
     result = taccl.synthesize(problem, time_limit_s=1)
     result.bound.problem.cache.clear()  # the search has found it already
@@ -233,7 +234,8 @@ def test_none_is_looked_for_after_ctrl_c(monkeypatch):
 
 
 def test_what_a_sketch_keeps_from_merging_is_said():
-    """A sketch that merges between nodes alone has 1 KB go in two hops: 1.01 us, and not 0.52."""
+    """A sketch that merges only between nodes makes 1 KB take two hops, 1.01 us instead of 0.52; the result
+    says so."""
     topology = taccl.topologies.fully_connected(4)
     sketch = taccl.Sketch(merging={"links": "internode"})
     problem = sketch.apply(topology, "allreduce", size="1KB", chunks_per_rank=1)
@@ -243,7 +245,7 @@ def test_what_a_sketch_keeps_from_merging_is_said():
 
 
 def test_padding_is_no_part_of_the_bound_of_every_cut():
-    """11 B in 5 chunks are 15 B with what pads them; other cuts pad less, and none sends less than 11 B."""
+    """11 B in 5 chunks are padded to 15 B; the bound over all chunkings counts 11 B."""
     bound = _bound(RING, "allgather", 11, chunks_per_rank=1)
     every = bound_of_every_cut(bound)
     exact = _bound(RING, "allgather", 11_000_000, chunks_per_rank=1)
@@ -253,7 +255,7 @@ def test_padding_is_no_part_of_the_bound_of_every_cut():
 
 
 def test_it_is_found_once():
-    """A second request returns the first result."""
+    """A second request returns the same bound object."""
     bound = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
     assert bound_of_every_cut(bound) is bound_of_every_cut(bound)
 
@@ -268,7 +270,7 @@ def test_it_is_found_once():
     ),
 )
 def test_no_baseline_in_any_cut_beats_it(name, collective, size):
-    """Sums at one rank or at all, in one chunk per rank or in several, finish no sooner."""
+    """No baseline in any number of chunks finishes before the bound over all chunkings."""
     topology = taccl.topologies.parse(name)
     every = bound_of_every_cut(_bound(topology, collective, size, chunks_per_rank=1))
     for count in (1, 2, 3, 8, 16):
@@ -282,7 +284,7 @@ def test_no_baseline_in_any_cut_beats_it(name, collective, size):
 
 
 def test_scope_names_the_chunks():
-    """A certificate says which cuts it holds for."""
+    """`scope` names the chunkings for which a certificate holds."""
     problem = taccl.make_problem(RING, "allgather", size_bytes=10**6, chunks_per_rank=2)
     assert taccl.lower_bound(problem).scope == "2 chunks per rank"
     assert taccl.lower_bound(problem, divisible=True).scope == "all chunkings"
@@ -290,7 +292,7 @@ def test_scope_names_the_chunks():
 
 
 def test_the_bound_over_all_chunkings_holds_for_the_chunks_used():
-    """A bound of whole chunks that was cut short is raised to it; a larger one stays."""
+    """A weak bound of whole chunks is raised to the bound over all chunkings; a larger one is kept."""
     problem = taccl.make_problem(RING, "allgather", size_bytes=11, chunks_per_rank=1)
     whole = taccl.lower_bound(problem)
     every = bound_of_every_cut(whole)
@@ -302,7 +304,7 @@ def test_the_bound_over_all_chunkings_holds_for_the_chunks_used():
 
 
 def test_a_synthesis_out_of_time_shows_no_less_than_the_bound_over_all_chunkings():
-    """An exchange on the generalized Kautz graph of degree 2 and order 12, with no time for a bound."""
+    """An alltoall on the generalized Kautz graph of degree 2 and order 12 without time: both bounds agree."""
     costs = {"alpha_us": 1, "bandwidth_gb_per_s": 50}
     edges = [(u, (-2 * u - a) % 12) for u in range(12) for a in (1, 2)]
     graph = networkx.DiGraph((u, v, costs) for u, v in edges if u != v)
@@ -313,7 +315,7 @@ def test_a_synthesis_out_of_time_shows_no_less_than_the_bound_over_all_chunkings
 
 
 def test_the_gap_that_was_asked_for_comes_first():
-    """40 us meet the bound of one chunk per rank, and are a third above 30 us, the bound over all chunkings."""
+    """40 us meet the bound for one chunk per rank, and are a third above the bound over all chunkings, 30 us."""
     ring = taccl.topologies.ring(4, alpha_us=0)
     whole = _bound(ring, "allgather", 4_000_000, chunks_per_rank=1)
     every = bound_of_every_cut(whole)
@@ -329,7 +331,8 @@ def test_the_gap_that_was_asked_for_comes_first():
 
 @pytest.mark.slow
 def test_a_problem_with_an_open_number_is_bounded_over_all_chunkings():
-    """The result's bound and gap are those that were asked for; those for the chosen chunks stand beside them."""
+    """For an open number of chunks the bound and gap are over all chunkings; those for the chosen chunks are
+    extra."""
     problem = taccl.make_problem(
         taccl.topologies.ring(4), taccl.collectives.allgather(4), size_bytes=4_000_000
     )
@@ -342,7 +345,7 @@ def test_a_problem_with_an_open_number_is_bounded_over_all_chunkings():
 
 
 def test_chunks_that_merge_by_default_are_under_no_sketch():
-    """More sends may merge than by default if that is sooner; no sketch was given. Chunks pad 62.5 bytes to 63."""
+    """Merging beyond the default counts as no sketch. Chunks are padded from 62.5 to 63 bytes."""
     problem = taccl.make_problem(taccl.topologies.dgx2(), "allgather", size_bytes=1_000, chunks_per_rank=1)
     bound = taccl.lower_bound(merged(problem), budget_s=0.1)
     assert standing(bound, bound.bound, bound_of_every_cut(bound)) == "optimal for 1 chunk per rank"
@@ -350,7 +353,8 @@ def test_chunks_that_merge_by_default_are_under_no_sketch():
 
 @pytest.mark.slow
 def test_bounds_of_little_work_do_not_hang_on_the_clock(monkeypatch):
-    """Without any time the bound of 256 chunks on two NDv2 is that of a minute, as is that of divisible data."""
+    """With a budget of 0 s, 256 chunks on two NDv2 have the same bound as with a minute, and so has divisible
+    data."""
     for name in ("_FIRST_S", "_SMALL_S"):
         monkeypatch.setattr(bounds, name, 60)
     for divisible in (False, True):
@@ -365,7 +369,7 @@ def test_bounds_of_little_work_do_not_hang_on_the_clock(monkeypatch):
 
 
 def test_a_search_that_time_ended_is_not_made_again(monkeypatch):
-    """Without time there is no bound over all chunkings, and asking again for it takes none."""
+    """A search for the bound over all chunkings that ran out of time returns None and is not repeated."""
     problem = taccl.make_problem(taccl.topologies.dgx2(2), "allreduce", size_bytes=10**6).in_its_chunks
     bound, tries = taccl.lower_bound(problem), []
 

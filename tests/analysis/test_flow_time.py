@@ -1,4 +1,4 @@
-"""Mean flow time: bytes that wait for their send, out of a rank and into another; derived by hand, and tried."""
+"""Mean flow time: average waiting time of bytes that leave a rank and enter another; by hand and at random."""
 
 import random
 from contextlib import suppress
@@ -23,7 +23,7 @@ MB = 10**6
 
 
 def certificates(problem):
-    """The claims over all chunkings."""
+    """Certificates of the claims over all chunkings."""
     found = flow_time_bounds(NeededSends(as_spreading(problem)), in_network=False)
     per_us = problem.costs.ticks_per_us
     return [
@@ -33,7 +33,7 @@ def certificates(problem):
 
 
 def line(num_ranks, *, alpha=2, beta=1):
-    """Ranks in a row."""
+    """A line of ranks with links both ways."""
     builder = TopologyBuilder("line", [0] * num_ranks)
     for rank in range(num_ranks - 1):
         for src, dst in ((rank, rank + 1), (rank + 1, rank)):
@@ -42,7 +42,7 @@ def line(num_ranks, *, alpha=2, beta=1):
 
 
 def test_a_message_that_is_stored_and_forwarded_meets_the_bound():
-    """Two links of 2 us and 1 us a MB pass 1 MB in 6 us: half of it in each of two sends would leave later."""
+    """Store and forward over two links of 2 us + 1 us/MB takes 6 us for 1 MB; two half sends end later."""
     problem = merging_freely(taccl.make_problem(line(3), "broadcast", size_bytes=MB, chunks_per_rank=1))
     (bound,) = certificates(problem)
     assert bound.bound == 6 == taccl.baselines.tree(problem, cut=False).finish
@@ -65,7 +65,8 @@ def test_sums_of_a_torus_leave_and_enter_by_all_ports():
 
 
 def test_the_certificate_proves_no_more():
-    """Neither a later finish, nor by resources that not all links hold, nor between ranks that a link joins."""
+    """The witness proves no later finish, nothing by resources that some links skip, and nothing for joined
+    ranks."""
     problem = merging_freely(taccl.make_problem(line(3), "broadcast", size_bytes=MB))
     (bound,) = certificates(problem)
     assert not replace(bound, bound=bound.bound + Fraction(1, 10**12)).check()
@@ -74,7 +75,7 @@ def test_the_certificate_proves_no_more():
 
 
 def test_any_price_proves_a_bound_and_none_a_larger_one():
-    """Other prices than the best prove less, and are checked all the same."""
+    """A non-optimal price proves a smaller bound, and is accepted for it."""
     problem = merging_freely(taccl.make_problem(line(3), "broadcast", size_bytes=8 * MB))
     (bound,) = certificates(problem)
     for times in (Fraction(9, 10), Fraction(11, 10)):
@@ -85,7 +86,7 @@ def test_any_price_proves_a_bound_and_none_a_larger_one():
 
 @pytest.mark.fuzz
 def test_no_sizes_of_sends_leave_sooner_on_average():
-    """Random sizes of sends over random lanes, in any number, have no smaller mean."""
+    """Random sizes and numbers of sends over random lanes have no smaller mean."""
     for seed in cases("sends of random sizes", few=200, many=5_000):
         rng = random.Random(f"sizes {seed}")
         lanes = [
@@ -110,7 +111,7 @@ def test_no_sizes_of_sends_leave_sooner_on_average():
 
 
 def random_line(rng):
-    """A line, ring or star of three or four ranks with unlike links, which may share ports and pipeline."""
+    """A random line, ring or star of three or four ranks with unequal links, some sharing ports or pipelined."""
     num_ranks = rng.choice((3, 3, 4))
     ends = [(rank, rank + 1) for rank in range(num_ranks - 1)]
     ends += [(num_ranks - 1, 0)] if num_ranks == 4 and rng.random() < 0.4 else []
@@ -134,7 +135,7 @@ def random_line(rng):
 
 @pytest.mark.fuzz
 def test_no_schedule_in_any_chunks_beats_the_flow():
-    """The claim of any number of chunks holds for each number, against all tiny schedules."""
+    """A claim over all chunkings holds in each number of chunks, against all tiny schedules."""
     decided = claimed = 0
     for seed in cases("mean flow time, over all schedules", few=12, many=1_000):
         rng = random.Random(f"flow {seed}")
@@ -169,7 +170,7 @@ def test_no_schedule_in_any_chunks_beats_the_flow():
 
 @pytest.mark.fuzz
 def test_no_merged_baseline_beats_the_flow_on_grids():
-    """On random tori and meshes of random costs, every baseline in every number of chunks ends no sooner."""
+    """On random tori and meshes every baseline, in every number of chunks, finishes no sooner than the claim."""
     for seed in cases("mean flow time on grids", few=6, many=300):
         rng = random.Random(f"grid {seed}")
         make = rng.choice((taccl.topologies.torus, taccl.topologies.mesh))

@@ -1,4 +1,4 @@
-"""Prices of ways: hand-derived flows, the fallback where the program is too large, and cheapest paths."""
+"""Multicommodity bounds: flows derived by hand, the fallback for large programs, and cheapest paths."""
 
 from fractions import Fraction
 
@@ -18,7 +18,7 @@ MB = 10**6
 
 
 def linked(num_ranks, costs):
-    """Links by their ends, with so many us/MB."""
+    """A topology from {(source, destination): us per MB}."""
     builder = TopologyBuilder("linked", [0] * num_ranks)
     for (src, dst), beta in costs.items():
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
@@ -26,7 +26,7 @@ def linked(num_ranks, costs):
 
 
 def flowed(problem, *, divisible=True):
-    """The multicommodity bound in microseconds, its witness, and whether the program was solved."""
+    """The multicommodity bound in microseconds, its witness, and True if the linear program was solved."""
     found = multicommodity(Volume(problem, divisible=divisible), find_symmetries(problem))
     return found[0] / problem.costs.ticks_per_us, found[1], found[2]
 
@@ -34,7 +34,7 @@ def flowed(problem, *, divisible=True):
 ONE_WAY = {(r, (r + 1) % 4): 1 for r in range(4)}
 
 HAND = {
-    # Each rank's chunks go 1 + 2 + 3 hops: 24 over 4 links of 1 us.
+    # Each rank's chunks travel 1 + 2 + 3 hops: 24 over 4 links of 1 us.
     "one-way ring": (linked(4, ONE_WAY), collectives.alltoall(4), Fraction(6)),
     # 1 + 1 + 2 hops: 16 over 8 links.
     "ring both ways": (
@@ -42,19 +42,19 @@ HAND = {
         collectives.alltoall(4),
         Fraction(2),
     ),
-    # Each pair has a link.
+    # Each pair has a link of its own.
     "fully joined": (full(4), collectives.alltoall(4), Fraction(1)),
-    # A port of 1 us takes 3 chunks.
+    # Each port passes 3 chunks of 1 us.
     "ports": (full(4, port=True), collectives.alltoall(4), Fraction(3)),
     # 3 chunks leave leaf 3 over its link of 3 us.
     "star": (star(3), collectives.alltoall(4), Fraction(9)),
     # A share f takes the slow link: 4 f = 1 - f, so 4/5 us.
     "detour": (linked(3, {(0, 1): 4, (0, 2): 1, (2, 1): 1}), custom(3, [([0], [1])]), Fraction(4, 5)),
-    # Two chunks, of which one starts at either end of a way of two hops: the hop that both need takes 2 us.
+    # Two chunks start at the first and second rank of a path of two hops; both need the last hop: 2 us.
     "shared hop": (linked(3, {(0, 1): 1, (1, 2): 1}), custom(3, [([0], [2]), ([1], [2])]), Fraction(2)),
-    # Chunk 0 starts at ranks 0 and 1, and goes the fast way.
+    # Chunk 0 starts at ranks 0 and 1, and divides over both links.
     "two origins": (linked(3, {(0, 2): 5, (1, 2): 1}), custom(3, [([0, 1], [2])]), Fraction(5, 6)),
-    # Rank 1 and rank 2 get a chunk each from rank 0, which has one link of 1 us.
+    # Rank 0 sends a chunk each to ranks 1 and 2 over its only link of 1 us.
     "scatter": (linked(3, {(0, 1): 1, (1, 2): 1, (2, 0): 1}), collectives.scatter(3), Fraction(2)),
     "gather": (linked(3, {(0, 1): 1, (1, 2): 1, (2, 0): 1}), collectives.gather(3), Fraction(2)),
 }
@@ -62,7 +62,7 @@ HAND = {
 
 @pytest.mark.parametrize("name", HAND)
 def test_flows_by_hand(name):
-    """The optimum of the linear program, exactly."""
+    """The bound equals the optimum of the linear program, exactly."""
     topology, collective, expected = HAND[name]
     bound, _, solved = flowed(problem_of(topology, collective))
     assert solved
@@ -71,7 +71,7 @@ def test_flows_by_hand(name):
 
 @pytest.mark.parametrize("name", HAND)
 def test_flows_that_were_not_solved_say_no_more(name, monkeypatch):
-    """Beyond the reach of the program: distance times volume over capacity, a bound that checks."""
+    """Above the size limit of the program, distance times volume over capacity is a valid, no larger bound."""
     monkeypatch.setattr(flows, "_MAX_FLOWS", 0)
     topology, collective, expected = HAND[name]
     problem = problem_of(topology, collective)
@@ -83,7 +83,7 @@ def test_flows_that_were_not_solved_say_no_more(name, monkeypatch):
 
 
 def test_distance_times_volume_by_hand(monkeypatch):
-    """One-way ring: 24 hops over 4 links, all at one price, is tight, and says what it is."""
+    """On a one-way ring, 24 hops over 4 links at one price give the tight bound, and its description."""
     monkeypatch.setattr(flows, "_MAX_FLOWS", 0)
     bound = lower_bound(problem_of(HAND["one-way ring"][0], collectives.alltoall(4)), divisible=True)
     assert (bound.bound, bound.kind) == (6, "multicommodity")
@@ -103,34 +103,35 @@ def test_distance_times_volume_between_nodes(monkeypatch):
 
 
 def test_a_single_program_is_within_reach():
-    """By default it is solved, and says so."""
+    """A program below the size limit is solved, and `limits` says so."""
     bound = lower_bound(problem_of(HAND["one-way ring"][0], collectives.alltoall(4)), divisible=True)
     assert bound.kind == "multicommodity"
     assert bound.limits.startswith("total traffic over all paths, at the rate of ")
 
 
 def test_whole_chunks_pay_alpha_and_end_in_whole_ticks():
-    """On a ring with 1 us latency and 1 us/MB: 16 hops of 2 us over 8 links, 4 us."""
+    """Ring of 4, links of 1 us + 1 us/MB: 16 hops of 2 us over 8 links take 4 us."""
     assert flowed(problem_of(ring(4), collectives.alltoall(4)), divisible=False)[0] == 4
 
 
 def test_sizes_count():
-    """1 MB and 3 MB over one link."""
+    """Chunks of 1 and 3 MB over one link of 2 us/MB take 8 us."""
     problem = problem_of(linked(2, {(0, 1): 2}), custom(2, [([0], [1])] * 2), chunk_bytes=[MB, 3 * MB])
     assert flowed(problem)[0] == 8
 
 
 def test_a_chunk_for_several_counts_for_the_farthest():
-    """It may be copied on the way: of a chain of three only the hops to its end are sure."""
+    """A chunk for several ranks counts only the hops to its farthest destination, as it may be copied on the
+    way."""
     problem = problem_of(linked(3, {(0, 1): 1, (1, 2): 1}), custom(3, [([0], [1, 2])]))
     assert flowed(problem)[0] == 1
 
 
 def test_chunks_that_may_go_elsewhere_are_told_apart():
-    """Chunks of ranks 0 and 1 for rank 2: 0 -> 2 takes 1 us, 1 -> 2 takes 3, and 1 -> 0 takes 1.
+    """Chunks of ranks 0 and 1 for rank 2: 0 -> 2 takes 1 us, 1 -> 2 takes 3 us, 1 -> 0 takes 1 us.
 
-    A share f of rank 1's chunk goes straight: 3 f = 1 + (1 - f), so f = 1/2, and 3/2 us. If link 0 -> 2 carries
-    chunks of rank 0 alone, rank 1's takes 3 us.
+    A share f of rank 1's chunk goes directly: 3 f = 1 + (1 - f), so f = 1/2, and 3/2 us. If link 0 -> 2
+    carries chunks of rank 0 alone, rank 1's takes 3 us.
     """
     topology = linked(3, {(0, 2): 1, (1, 2): 3, (1, 0): 1})
     collective = custom(3, [([0], [2]), ([1], [2])])
@@ -141,14 +142,14 @@ def test_chunks_that_may_go_elsewhere_are_told_apart():
 
 
 def test_sums_have_no_ways():
-    """Contributions share them."""
+    """Sums have no multicommodity bound, since their contributions share paths."""
     problem = problem_of(ring(3), collectives.allreduce(3))
     volume = Volume(problem, divisible=True)
     assert multicommodity(volume, find_symmetries(problem)) is None
 
 
 def test_nothing_to_send_has_no_price():
-    """Every chunk is where it must be."""
+    """There is no bound if every chunk starts where it must end."""
     problem = problem_of(ring(3), custom(3, [([0], [0])]))
     volume = Volume(problem, divisible=True)
     assert multicommodity(volume, find_symmetries(problem)) is None
@@ -156,7 +157,7 @@ def test_nothing_to_send_has_no_price():
 
 @pytest.mark.slow
 def test_random_fallbacks_hold(monkeypatch):
-    """On random problems distance times volume is at most the flows, and checks."""
+    """On random problems distance times volume is at most the multicommodity bound, and its witness checks."""
     for seed in range(some(50, 120)):
         problem = random_problem(seed, combining=False)
         volume = Volume(problem, divisible=True)
@@ -171,7 +172,7 @@ def test_random_fallbacks_hold(monkeypatch):
 
 
 def test_a_gather_is_one_commodity():
-    """Its chunks are followed from the rank where all end; an alltoall has one commodity per origin."""
+    """A gather is one commodity, rooted where its chunks end; an alltoall has one commodity per origin."""
     topology = ring(5)
     for collective, number in ((collectives.gather(5), 1), (collectives.alltoall(5), 5)):
         volume = Volume(problem_of(topology, collective), divisible=True)

@@ -1,4 +1,4 @@
-"""Sends between nodes for sums that they share: after the first sums in nodes, before the last copies there."""
+"""Bounds on sends between nodes for shared sums: additions in nodes come before, last copies in nodes after."""
 
 import random
 from dataclasses import replace
@@ -19,12 +19,14 @@ from tests.synthesis.small_problems import custom, problem_of, two_levels
 
 
 def claims(problem):
-    """What is said of sends between ranks, of those between nodes, and of these within its ends."""
+    """Claims in us about sends between ranks, sends between nodes, and sends between nodes with heads and
+    tails."""
     return [Fraction(claim.ticks, problem.costs.ticks_per_us) for claim in gossip(NeededSends(problem))]
 
 
 def test_sums_are_made_before_they_cross_and_spread_after():
-    """Four sums, and copies, through a NIC each way: 4 sends of 3 us, and 1 us before and behind them."""
+    """Four sums through a NIC each way: 4 sends of 3 us, plus 1 us before for additions and 1 us after for
+    copies."""
     problem = problem_of(two_levels(2, local=1, nic=3), collectives.allreduce(4))
     assert claims(problem)[1:] == [12, 14]
     bound = lower_bound(problem)
@@ -32,19 +34,19 @@ def test_sums_are_made_before_they_cross_and_spread_after():
 
 
 def test_one_send_more_may_begin_and_end_outside():
-    """With ends of 2 us each, a fifth send makes up for the halves of the first and of the last: 15 us."""
+    """Heads and tails of 2 us each: a fifth send replaces halves of the first and the last, 15 us."""
     problem = problem_of(two_levels(2, local=2, nic=3), collectives.allreduce(4))
     assert claims(problem)[1:] == [12, 15]
 
 
 def test_more_ranks_double_for_longer():
-    """Four ranks add up, and spread a copy, in twice 1 us each; 8 sends each way take 40 us."""
+    """Four ranks add, and copy, in 2 * 1 us each; 8 sends each way take 40 us."""
     problem = problem_of(two_levels(4, local=1, nic=5), collectives.allreduce(8))
     assert claims(problem)[1:] == [40, 44]
 
 
 def test_the_ends_take_no_longer_than_a_crossing():
-    """Behind slow links inside, an early send brings what another node's rank adds after 2 us."""
+    """Behind slow links inside nodes, an early send delivers another node's contribution after 2 us."""
     problem = problem_of(
         two_levels(2, local=7, nic=2), custom(4, [(range(4), [0, 1, 2])] * 4, combining=True)
     )
@@ -52,7 +54,7 @@ def test_the_ends_take_no_longer_than_a_crossing():
 
 
 def test_both_ends_are_cut_to_fit_between_two_crossings():
-    """Two sums take 2 sends of 3 us each way: at 6 us there is no room beside two sends."""
+    """Two sums take 2 sends of 3 us each way: heads and tails add nothing to 6 us."""
     two = problem_of(two_levels(2, local=1, nic=3), custom(4, [(range(4), range(4))] * 2, combining=True))
     assert claims(two)[1:] == [6]
 
@@ -70,20 +72,20 @@ def test_merged_chunks_count_one_behind_the_other():
 
 
 def test_an_early_send_counts_by_what_its_sender_can_hold():
-    """Of four ranks, two can add up in 1 us and all in 2: 16 sends of 2 us each way take 36 us, not 34."""
+    """Two of four ranks are added up in 1 us and all in 2: 16 sends of 2 us each way take 36 us, not 34."""
     problem = problem_of(two_levels(4, local=1, nic=2), collectives.allreduce(8, chunks_per_rank=2))
     assert claims(problem)[1:] == [32, 36]
 
 
 def test_sums_that_one_rank_of_a_node_adds_to_need_no_head():
-    """And those that one rank of each wants need no tail."""
+    """Sums with one contributor per node need no head; sums with one destination per node need no tail."""
     chunks = tuple(Chunk((0, 2), (0, 1, 2, 3), 0) for _ in range(4))
     problem = problem_of(two_levels(2, local=2, nic=3), Collective("sums", 4, chunks, combining=True))
     assert claims(problem)[1:] == [12, 14]
 
 
 def gated(per_node, gates, **costs):
-    """Two levels, and a clause: the first so many ranks of a node alone talk to other nodes."""
+    """Two-level topology and clauses by which only the first `gates` ranks of a node reach other nodes."""
     topology = two_levels(per_node, **costs)
     far = (e for e in topology.internode_links)
     shut = {
@@ -93,7 +95,7 @@ def gated(per_node, gates, **costs):
 
 
 def test_ranks_of_a_node_that_others_cannot_reach_share_sums_through_those_that_can():
-    """Of 3 ranks two need 4 sends of each sum there: 24 for 6 sums, through 3 ports, take 8 us."""
+    """Two of 3 ranks reach other nodes only through the third: 6 sums take 24 sends over 3 ports, 8 us."""
     topology, clauses = gated(3, 1, local=1, nic=1)
     problem = problem_of(topology, collectives.allreduce(6), **clauses)
     found = {claim.witness: claim.ticks for claim in gossip(NeededSends(problem))}
@@ -105,7 +107,8 @@ def test_ranks_of_a_node_that_others_cannot_reach_share_sums_through_those_that_
 
 
 def test_ranks_that_others_reach_need_no_sends_among_themselves():
-    """Two of 3 ranks are one with those outside: the third, with a port each way, has 2 sends of each sum."""
+    """Two of 3 ranks reach other nodes and count as outside: the third needs 2 sends per sum through its
+    port."""
     topology, clauses = gated(3, 2, local=1, nic=1)
     problem = problem_of(topology, collectives.allreduce(6), **clauses)
     found = {claim.witness: claim.ticks for claim in gossip(NeededSends(problem))}
@@ -118,13 +121,13 @@ def test_ranks_that_others_reach_need_no_sends_among_themselves():
 
 @pytest.mark.parametrize("chunk_bytes", [(10**6,) * 3 + (2 * 10**6,)])
 def test_chunks_of_two_sizes_are_only_counted(chunk_bytes):
-    """As there is no one time that a send takes."""
+    """Chunks of two sizes are bounded without heads and tails, as sends have no common duration."""
     problem = problem_of(two_levels(2, local=2, nic=3), collectives.allreduce(4), chunk_bytes=chunk_bytes)
     assert claims(problem)[1:] == [12]
 
 
 def test_the_check_proves_what_is_claimed_and_no_more():
-    """It works out both ends anew."""
+    """The check recomputes heads and tails; it accepts the claim and refuses one tick more."""
     problem = problem_of(two_levels(4, local=1, nic=5), collectives.allreduce(8))
     ticks, limits, witness = list(gossip(NeededSends(problem)))[-1]
     bound = Certificate(problem, Fraction(ticks, problem.costs.ticks_per_us), "cut counting", limits, witness)
@@ -134,7 +137,7 @@ def test_the_check_proves_what_is_claimed_and_no_more():
 
 @pytest.mark.fuzz
 def test_no_schedule_beats_the_claim():
-    """On nodes behind a bus or a NIC each, of several speeds, under merging, whoever adds and wants."""
+    """No schedule beats the claim on nodes with a bus or a NIC each, merged or not, for random sums."""
     found = 0
     for seed in cases("gossip between nodes", few=11, many=400):
         rng = random.Random(f"gossip {seed}")

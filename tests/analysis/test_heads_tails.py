@@ -1,4 +1,4 @@
-"""Heads and tails: how long resources stay idle before and after what they are needed for."""
+"""Heads and tails: minimum idle time of resources before their first and after their last use."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -17,7 +17,7 @@ from tests.synthesis.small_problems import custom, problem_of, two_nodes
 
 
 def idle_us(problem, *, divisible=False):
-    """Microseconds for which each resource is idle at least, by its name; of those that are ever needed."""
+    """{resource name: minimum idle time in us}, of resources that some chunk needs."""
     idle = Volume(problem, divisible=divisible).heads_tails.idle(len(problem.topology.resources)).tolist()
     names = [resource.name for resource in problem.topology.resources]
     found = zip(names, idle, strict=True)
@@ -25,7 +25,7 @@ def idle_us(problem, *, divisible=False):
 
 
 def chain(*betas, alpha=0, meaning="occupies"):
-    """Rank i leads to i + 1, in `alpha` us and so many us for 1 MB."""
+    """A chain in which rank i sends to i + 1 in `alpha` us plus `betas[i]` us/MB."""
     builder = TopologyBuilder("chain", [0] * (len(betas) + 1), alpha_meaning=meaning)
     for i, beta in enumerate(betas):
         builder.add_link(i, i + 1, alpha_us=alpha, beta_us_per_mb=beta)
@@ -33,32 +33,32 @@ def chain(*betas, alpha=0, meaning="occupies"):
 
 
 def idle_on_chain(collective, **clauses):
-    """Of the links of a chain of 1, 2 and 4 us."""
+    """Minimum idle times in us of the links of a chain of 1, 2 and 4 us."""
     return list(idle_us(problem_of(chain(1, 2, 4), collective, **clauses)).values())
 
 
 def test_what_goes_all_the_way_leaves_links_idle_before_and_after():
-    """A chunk from 0 to 3: each link waits for those before it, and leaves time for those after it."""
+    """A chunk goes from 0 to 3: each link is idle before it arrives and while it travels on."""
     assert idle_on_chain(custom(4, [([0], [3])])) == [6, 5, 3]
 
 
 def test_the_first_and_the_last_chunk_may_be_different_ones():
-    """0 to 3 and 1 to 3: the second can start on 1 -> 2 at once, and 2 -> 3 waits 2 us for it."""
+    """Chunks 0 -> 3 and 1 -> 3: the second starts on 1 -> 2 at time 0, and reaches 2 -> 3 after 2 us."""
     assert idle_on_chain(custom(4, [([0], [3]), ([1], [3])])) == [6, 4, 2]
 
 
 def test_a_link_that_no_chunk_needs_is_left_out():
-    """What is wanted at 2 has no business on 2 -> 3."""
+    """Link 2 -> 3 is left out if the chunk's destination is rank 2."""
     assert idle_on_chain(custom(4, [([0], [2])])) == [2, 1]
 
 
 def test_a_chunk_that_many_want_ends_anywhere():
-    """A broadcast from 0: after every link there is a rank that wants it."""
+    """In a broadcast from 0 every link may carry the last send, so no link has a tail."""
     assert idle_on_chain(custom(4, [([0], [1, 2, 3])])) == [0, 1, 3]
 
 
 def test_relays_say_who_may_carry():
-    """Round by 2 takes 2 us, but only to what may be there: two chunks, one of which has rank 2 in its group."""
+    """Through rank 2 the path takes 2 us, but only the chunk whose group includes rank 2 may use it."""
     builder = TopologyBuilder("triangle", [0] * 3)
     for src, dst, beta in ((0, 1, 10), (0, 2, 1), (2, 1, 1)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
@@ -68,19 +68,19 @@ def test_relays_say_who_may_carry():
 
 
 def test_what_a_chunk_is_made_of_is_wanted_where_it_is_made():
-    """A scan along a chain: the first sum is wanted at 1, where the next one is made and may start."""
+    """In a scan on a chain the first sum may end at rank 1, where the next sum starts: no link has idle time."""
     assert idle_on_chain(collectives.scan(4)) == [0, 0, 0]
 
 
 def test_a_send_outlasts_a_hold_at_its_start():
-    """3 us of latency are not held: they are left after the hold of the sender's end."""
+    """Latency of 3 us in which the sender is not held counts as tail."""
     assert list(
         idle_us(problem_of(chain(1, alpha=3, meaning="pipelined"), custom(2, [([0], [1])]))).values()
     ) == [3]
 
 
 def test_a_hold_at_the_receiver_begins_late():
-    """A link of 2 + 1 us whose receiver is held for 1 us, and whose sender for 1 + 1: head 2, and tail 1."""
+    """A link of 2 us + 1 us/MB holds its sender for 1 + 1 us and its receiver for 1 us: head 2, tail 1."""
     builder = TopologyBuilder("port", [0, 0])
     link = builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
     for name, alpha, side in (("out", 1, "send"), ("in", 0, "receive")):
@@ -90,13 +90,14 @@ def test_a_hold_at_the_receiver_begins_late():
 
 
 def test_divisible_data_pays_only_latency():
-    """Pieces as small as one likes wait for the alphas of the links before and after."""
+    """For divisible data, heads and tails contain only the alphas of the links before and after."""
     problem = problem_of(chain(1, 2, 4, alpha=3), custom(4, [([0], [3])]))
     assert list(idle_us(problem, divisible=True).values()) == [6, 6, 6]
 
 
 def test_the_parts_that_a_sum_is_of_start_everywhere():
-    """An allreduce on two nodes: every resource may be busy from the beginning, but for a latency of 2 us."""
+    """In an allreduce on two nodes every resource may be busy from time 0; the NIC has a tail of 2 us of
+    latency."""
     idle = idle_us(problem_of(two_nodes(meaning="pipelined"), collectives.allreduce(4)))
     assert idle["NIC of node 0"] == 2
     assert idle["link 0->1"] == 0
@@ -116,7 +117,7 @@ def test_the_parts_that_a_sum_is_of_start_everywhere():
     ],
 )
 def test_the_least_time_counts_no_resource_before_it_can_be_held(prices, needed, time):
-    """Each adds its price per tick from its idle ticks on, and never less than nothing."""
+    """Each resource adds its price per tick from the end of its idle time on, and never a negative amount."""
     assert least_time(prices, Fraction(needed)) == time
 
 

@@ -1,4 +1,4 @@
-"""Real ranks, where MPI is installed; and what may be left of them."""
+"""Fixtures for real MPI ranks, and detection of processes and memory that they leave."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taccl.errors import ExecutionError
 
 @pytest.fixture(scope="session")
 def mpiexec() -> Path:
-    """The launcher of this environment's MPI."""
+    """Path of this environment's MPI launcher."""
     from taccl.runtime.environment import find_mpiexec
 
     try:
@@ -25,14 +25,14 @@ def mpiexec() -> Path:
 
 
 class Marked:
-    """Processes that carry a mark in their environment, and so do all that they start."""
+    """Processes with a mark in their environment, which their child processes inherit."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
         self._segments = self._shared()
 
     def left_in_memory(self) -> set[Path]:
-        """Memory that was shared since the beginning and that no process uses any more."""
+        """Shared-memory files created since the start that no process uses any more."""
         return {path for path in self._shared() - self._segments if not _used(path)}
 
     def start(self, *words: object, command: tuple[object, ...] = (), **options: object) -> subprocess.Popen:
@@ -59,7 +59,7 @@ class Marked:
         return set(Path("/dev/shm").glob("mpich_shm_*"))
 
     def alive(self) -> list[int]:
-        """The processes that are left."""
+        """Marked processes that still run."""
         mark = f"TACCL_TEST_MARK={self.mark}".encode()
         found = []
         for entry in Path("/proc").glob("[0-9]*/environ"):
@@ -71,14 +71,14 @@ class Marked:
         return found
 
     def alive_after(self, seconds: float) -> list[int]:
-        """The processes that are left after so long, or none as soon as there are none."""
+        """Marked processes that still run after `seconds`, or none as soon as all have ended."""
         until = time.monotonic() + seconds
         while (left := self.alive()) and time.monotonic() < until:
             time.sleep(0.05)
         return left
 
     def wait_for(self, count: int, process: subprocess.Popen, seconds: float = 30) -> list[int]:
-        """The processes, once there are so many."""
+        """Wait until `count` marked processes run, and return them."""
         until = time.monotonic() + seconds
         while len(found := self.alive()) < count:
             assert process.poll() is None, process.communicate()
@@ -88,7 +88,7 @@ class Marked:
 
 
 def _used(path: Path) -> bool:
-    """Whether a process of anyone's has a file in its memory."""
+    """True if any process has mapped the file."""
     for entry in Path("/proc").glob("[0-9]*/maps"):
         try:
             if str(path) in entry.read_text(errors="replace"):
@@ -100,7 +100,7 @@ def _used(path: Path) -> bool:
 
 @pytest.fixture
 def marked(mpiexec, tmp_path, monkeypatch) -> Marked:
-    """Start commands and look for what they leave; their temporary files are in ``tmp_path / 'temporary'``."""
+    """Start commands and find what they leave; their temporary files are in ``tmp_path / 'temporary'``."""
     if not Path("/proc/self/environ").exists():
         pytest.skip("this system has no /proc, in which the test looks for processes")
     temporary = tmp_path / "temporary"

@@ -1,4 +1,4 @@
-"""Programs to execute, and to spoil: those of baselines, which need no search."""
+"""Small programs of baselines, to execute and to break."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def schedule_for(name: str, topology: str = "ring:4", *, chunks_per_rank: int = 
 def program_for(
     name: str, topology: str = "ring:4", *, chunks_per_rank: int = 1, **options: object
 ) -> Program:
-    """The same, lowered."""
+    """The lowered program of a baseline's schedule."""
     return taccl.lower(schedule_for(name, topology, chunks_per_rank=chunks_per_rank), **options)
 
 
 def first_step(program: Program, rank: int, operation: str) -> tuple[int, int]:
-    """The threadblock and place of a rank's first step of an operation."""
+    """The (threadblock, step) of a rank's first step with an operation."""
     for address, step in program.steps():
         if address.rank == rank and step.operation == operation:
             return address.threadblock, address.step
@@ -43,7 +43,7 @@ def first_step(program: Program, rank: int, operation: str) -> tuple[int, int]:
 
 
 def with_changed_step(program: Program, rank: int, place: tuple[int, int], step: Step | None) -> Program:
-    """The program with another step in one place, or none."""
+    """The program with the step at one place replaced, or removed."""
     threadblock, index = place
     mine = program.ranks[rank]
     blocks = list(mine.threadblocks)
@@ -56,5 +56,5 @@ def with_changed_step(program: Program, rank: int, place: tuple[int, int], step:
 
 
 def step_of(program: Program, rank: int, place: tuple[int, int]) -> Step:
-    """The step in one place."""
+    """The step at one place of a rank."""
     return program.ranks[rank].threadblocks[place[0]].steps[place[1]]

@@ -1,4 +1,4 @@
-"""Programs executed by real ranks: right ones, spoilt ones, and those that never end."""
+"""Programs executed by real ranks: correct ones, broken ones, and deadlocks."""
 
 from dataclasses import replace
 
@@ -21,19 +21,20 @@ NAMES = {
 
 
 class TestCollectives:
-    """Between four ranks at most; the large ones are in test_run_figures.py."""
+    """Collectives on up to four ranks; large runs are in test_run_figures.py."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize("name", ["scatter", "reduce", *(["broadcast", "gather"] if MANY else [])])
     def test_rooted_collectives(self, name):
-        """Those with a root are compared with MPI's own, in place here."""
+        """Collectives with a root are compared with MPI's own, here in place."""
         done = taccl.execute(program_for(name, "ring:3", in_place=True, chunks_per_rank=2), "10KB", **SHORT)
         assert done.ok, done
         assert (done.compared_with, done.in_place) == (NAMES[name], True)
 
     @pytest.mark.slow
     def test_what_mpi_has_not(self):
-        """A broadcast from two roots is compared with what it must give, and the report says so."""
+        """A broadcast from two roots, which MPI lacks, is compared with computed outputs, and the report says
+        so."""
         done = taccl.execute(program_for("multi-root-broadcast", "ring:3"), "10KB", **SHORT)
         assert done.ok, done
         assert done.compared_with == COMPUTED
@@ -41,21 +42,21 @@ class TestCollectives:
 
     @pytest.mark.slow
     def test_floats_within_tolerance(self):
-        """Sums of 3 float32 may differ by 2 u 3 each, that is by 6 eps; and eps is 2**-23."""
+        """Sums of 3 float32 may differ by 6 eps, with eps = 2**-23."""
         done = taccl.execute(program_for("allreduce", "ring:3"), "10KB", dtype="float32", **SHORT)
         assert done.ok, done
         assert done.tolerance == 6 * 2.0**-23
 
     @pytest.mark.slow
     def test_floats_that_only_travel_agree_bit_for_bit(self):
-        """Nothing is added up in an allgather."""
+        """An allgather adds nothing, so its tolerance is 0."""
         done = taccl.execute(program_for("allgather", "ring:2"), "10KB", dtype="float64", **SHORT)
         assert done.ok, done
         assert done.tolerance == 0
 
     @pytest.mark.slow
     def test_merged_steps_travel_as_one_message(self):
-        """Four chunks per rank, in steps of several, through queues with room for two."""
+        """Steps that merge some of the four chunks per rank run correctly in queues of two messages."""
         program = program_for("allgather", "ring:3", chunks_per_rank=4)
         assert taccl.execute(program, "1MB", **SHORT).ok
 
@@ -78,7 +79,7 @@ class TestCollectives:
 
     @pytest.mark.slow
     def test_without_a_collective_outputs_are_not_judged(self):
-        """It is said that they were not."""
+        """Without a collective the outputs are not compared, and the report says so."""
         done = taccl.execute(replace(program_for("allgather", "ring:2"), collective=None), "10KB", **SHORT)
         assert done.ok
         assert done.compared_with == ""
@@ -86,11 +87,11 @@ class TestCollectives:
 
 
 class TestFaults:
-    """Programs spoilt on purpose."""
+    """Programs with deliberate faults."""
 
     @pytest.mark.slow
     def test_wrong_offset_is_told_by_rank_and_chunk(self):
-        """Rank 2 writes the chunk that it receives first one slot further on."""
+        """Rank 2 writes a received chunk one slot too far; the report names rank and chunk."""
         program = program_for("allgather", "ring:3")
         place = first_step(program, 2, "receive")
         step = step_of(program, 2, place)
@@ -107,7 +108,7 @@ class TestFaults:
 
     @pytest.mark.slow
     def test_lost_contribution_is_told(self):
-        """Rank 1 passes on what it received without adding its own."""
+        """Rank 1 forwards a partial sum without its own contribution; the report says so."""
         program = program_for("allreduce", "ring:3")
         place = next(
             (a.threadblock, a.step)
@@ -126,7 +127,7 @@ class TestFaults:
 
     @pytest.mark.slow
     def test_overwritten_input_is_told(self):
-        """Rank 2 copies within its input, out of place."""
+        """Rank 2 overwrites its input, out of place; the report says so."""
         program = program_for("allgather", "ring:3")
         blocks = (
             *program.ranks[2].threadblocks,
@@ -138,7 +139,7 @@ class TestFaults:
 
     @pytest.mark.slow
     def test_dropped_send_names_who_waits_for_whom(self):
-        """The receiver of rank 1's first send waits, with step, peer and channel; in vain, it is said."""
+        """A dropped send is reported with the waiting rank, step, peer and channel."""
         program = program_for("allgather", "ring:3")
         place = first_step(program, 1, "send")
         queue = program.ranks[1].threadblocks[place[0]]
@@ -155,7 +156,7 @@ class TestFaults:
 
     @pytest.mark.slow
     def test_dropped_receive_names_the_sender(self):
-        """For large and small messages: a message without a receive never completes."""
+        """A message without a receive never completes, whether large or small; the report names the sender."""
         program = program_for("allgather", "ring:3")
         place = first_step(program, 1, "receive")
         source = program.ranks[1].threadblocks[place[0]].receive_from
@@ -165,7 +166,7 @@ class TestFaults:
 
     @pytest.mark.slow
     def test_deadlock_is_told_as_a_cycle(self):
-        """Each of two ranks receives before it sends."""
+        """Two ranks that both receive before they send are reported as a deadlock cycle."""
         both = tuple(RankProgram(1, 2, 0, (_receive_then_send(1 - rank, rank),)) for rank in range(2))
         program = Program("both wait", both, taccl.collectives.allgather(2))
         assert {fault.kind for fault in taccl.interpret(program).faults} == {"deadlock"}
@@ -175,7 +176,8 @@ class TestFaults:
 
     @pytest.mark.slow
     def test_what_hangs_on_gpus_at_a_size_hangs_here(self):
-        """Nine chunks a step are 5 messages of LL up to 8 KiB each, for which there is room, and 9 above that."""
+        """Nine chunks per step are 5 LL messages at 128 KiB, which fit, and 9 at 256 KiB, which deadlock as
+        on GPUs."""
         program = exchange(9, "LL")
         assert taccl.execute(program, "128KiB", repetitions=1, timeout_s=20).ok
         done = taccl.execute(program, "256KiB", repetitions=1, timeout_s=0.5)
@@ -183,7 +185,7 @@ class TestFaults:
         assert "waits for room" in done.failure()
 
     def test_unsound_steps_are_refused_before_any_rank_starts(self):
-        """A slot past the buffer would be another's memory."""
+        """A step with a slot past the buffer is refused before any rank starts."""
         program = program_for("allgather")
         place = first_step(program, 0, "send")
         past = replace(step_of(program, 0, place), src=Slot("input", 7))
@@ -200,6 +202,6 @@ def _receive_then_send(peer, rank):
 
 
 def test_the_name_of_a_file_is_no_program():
-    """A file is read before it is executed."""
+    """A file name in place of a program is refused."""
     with pytest.raises(InputError, match=r"expected a program or a schedule"):
         taccl.execute("ring.json")

@@ -1,4 +1,4 @@
-"""Sums of switches and servers with real ranks: exact in whole numbers, within their bound in fixed point."""
+"""Sums of switches and servers on real ranks: exact for integers, within the error bound for fixed point."""
 
 import numpy as np
 import pytest
@@ -11,19 +11,19 @@ from taccl.topologies import in_network, rack
 
 
 def switch_schedule():
-    """Three workers and a switch that adds: the root of a sum plays the switch."""
+    """Allreduce of three workers with in-network reduction; the root rank plays the switch."""
     problem = taccl.make_problem(in_network(3), "allreduce", size_bytes="1MB", chunks_per_rank=1)
     return taccl.synthesize(problem, in_network="only").schedule
 
 
 def exchange_schedule():
-    """Two workers and a server that contributes nothing."""
+    """Exchange of two workers and a server without contributions of its own."""
     problem = taccl.make_problem(rack(2, 1), exchange(2, 1, update_us_per_mb=1), size_bytes="1MB")
     return taccl.synthesize(problem).schedule
 
 
 def test_fixed_point_is_judged_by_the_sums_of_real_numbers():
-    """Of three ranks a sum is off by at most 3/2 of a unit; the contributions are whole numbers of 32 bits."""
+    """A fixed-point sum of three ranks is off by at most 3/2 of a unit; contributions are 32-bit integers."""
     data = Data(make_job(taccl.lower(switch_schedule()), "12KB", dtype="fixed32"))
     sums = sum(data.contribution(rank, 0).astype(np.int64) for rank in range(3))
     assert data.contribution(0, 0).dtype == np.int32
@@ -35,7 +35,7 @@ def test_fixed_point_is_judged_by_the_sums_of_real_numbers():
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "dtype"), [(switch_schedule, "int32"), (exchange_schedule, "fixed32")])
 def test_ranks_agree_with_what_is_due(make, dtype):
-    """Every output of every rank, in every run."""
+    """Every output of every rank is correct in every repetition."""
     pytest.importorskip("mpi4py", reason="ranks need MPI")
     found = taccl.execute(make(), "16KB", dtype=dtype, repetitions=2)
     assert found.ok, found.failure()

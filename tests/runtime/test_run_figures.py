@@ -1,4 +1,4 @@
-"""``taccl run`` with 6 ranks (32 with ``TACCL_MANY=1``) and a megabyte: every collective that matters, bit for bit.
+"""``taccl run`` of 1 MB on 6 ranks (32 with ``TACCL_MANY=1``): every main collective, bit for bit.
 
 All programs run in one session of mpiexec, whose start takes longest.
 """
@@ -28,7 +28,7 @@ sys.exit(max([main(["run", file, *words]) for file in sys.argv[1:]]))
 
 @pytest.fixture(scope="module")
 def answers(mpiexec, tmp_path_factory):
-    """What ``taccl run`` says of each collective."""
+    """{collective: JSON report of ``taccl run``}."""
     folder = tmp_path_factory.mktemp("figures")
     files = [folder / f"{name}.json" for name in COLLECTIVES]
     for name, file in zip(COLLECTIVES, files, strict=True):
@@ -45,7 +45,7 @@ def answers(mpiexec, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_agrees_with_mpi_bit_for_bit(name, answers):
-    """All outputs are those of MPI's own collective."""
+    """All outputs equal those of MPI's own collective."""
     values = answers[name]
     assert values["ok"], values["failure"]
     assert values["collective"] == name
@@ -57,7 +57,7 @@ def test_agrees_with_mpi_bit_for_bit(name, answers):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_both_are_timed(name, answers):
-    """Bus bandwidth is algorithm bandwidth times (n - 1) / n, twice that of an allreduce."""
+    """Bus bandwidth is (n - 1) / n times algorithm bandwidth, twice that for an allreduce."""
     factor = (NUM_RANKS - 1) / NUM_RANKS * (2 if name == "allreduce" else 1)
     for which in ("times", "mpi_times"):
         times = answers[name][which]

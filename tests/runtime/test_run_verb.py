@@ -1,4 +1,5 @@
-"""``taccl run`` as a command: started, joined, interrupted, and refused; and nothing is left of it."""
+"""``taccl run`` as a command: started alone, under mpiexec, interrupted and refused; no process or file
+remains."""
 
 import json
 import os
@@ -19,7 +20,7 @@ from tests.runtime.small_programs import first_step, program_for, schedule_for, 
 
 @pytest.fixture
 def allgather_file(tmp_path):
-    """A schedule of an allgather on four ranks."""
+    """File with an allgather schedule on four ranks."""
     path = tmp_path / "allgather.json"
     taccl.save(schedule_for("allgather"), path)
     return path
@@ -27,7 +28,7 @@ def allgather_file(tmp_path):
 
 @pytest.fixture
 def hanging_file(tmp_path):
-    """A program of two ranks, one of which does not send what the other waits for."""
+    """File with a program of two ranks in which one waits for a send that never comes."""
     program = program_for("allgather", "ring:2")
     path = tmp_path / "hanging.xml"
     place = first_step(program, 1, "send")
@@ -36,17 +37,17 @@ def hanging_file(tmp_path):
 
 
 def said(capsys):
-    """What was printed on stdout and on stderr."""
+    """(stdout, stderr) printed so far."""
     captured = capsys.readouterr()
     return captured.out, captured.err
 
 
 class TestStarted:
-    """Ranks of our own."""
+    """Runs whose ranks taccl starts itself."""
 
     @pytest.mark.slow
     def test_text_and_exit_code_0(self, mpiexec, allgather_file, capsys):
-        """A correct run says so, and what it was compared with."""
+        """A correct run exits with 0 and names the collective that it was compared with."""
         assert main(["run", str(allgather_file), "--size", "64KB", "--repetitions", "3"]) == 0
         out, _ = said(capsys)
         assert "4 ranks on 1 machine, 64KB of int32" in out
@@ -54,7 +55,7 @@ class TestStarted:
 
     @pytest.mark.slow
     def test_modules_of_the_current_folder_are_left_alone(self, mpiexec, tmp_path, monkeypatch):
-        """A file that is called like a library's is not imported by the ranks."""
+        """Ranks do not import a file of the current folder that is named like a library's module."""
         taccl.save(schedule_for("allgather", "ring:2"), tmp_path / "allgather.json")
         (tmp_path / "json.py").write_text("raise RuntimeError")
         monkeypatch.chdir(tmp_path)
@@ -62,7 +63,8 @@ class TestStarted:
 
     @pytest.mark.slow
     def test_hang_is_exit_code_1_and_names_ranks(self, marked, hanging_file):
-        """The ranks that wait and what for, on stderr; and every process is gone, and all shared memory."""
+        """A hang exits with 1 and names the waiting ranks and steps on stderr; no process or shared memory
+        remains."""
         process = marked.start("run", hanging_file, "--size", "64KB", "--timeout-s", 1)
         _, complaint = process.communicate(timeout=60)
         assert process.returncode == 1
@@ -73,7 +75,7 @@ class TestStarted:
 
     @pytest.mark.slow
     def test_python_program_of_an_xml_file(self, mpiexec, capsys):
-        """MSCCL XML, as anyone wrote it, in place as it says."""
+        """MSCCL XML written by hand runs in place, as the file declares."""
         file = OURS / "msccl-xml" / "allgather-4-direct.xml"
         assert main(["run", str(file), "--size", "100KB", "--repetitions", "1", "--json"]) == 0
         values = json.loads(said(capsys)[0])
@@ -81,12 +83,12 @@ class TestStarted:
 
 
 def _left(marked, tmp_path):
-    """Shared memory and folders that are there."""
+    """Shared memory and temporary folders that remain."""
     return [*marked.left_in_memory(), *(tmp_path / "temporary").glob("taccl-run-*")]
 
 
 class TestEnded:
-    """However it ends, nothing is left."""
+    """Interrupted runs leave nothing behind."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -95,13 +97,13 @@ class TestEnded:
         ids=["Ctrl-C", "SIGTERM", "SIGKILL"],
     )
     def test_nothing_is_left(self, number, code, marked, hanging_file, tmp_path):
-        """Processes, shared memory, and files: mpiexec, its proxy and two ranks go with the command."""
+        """After a signal no process, shared memory or file remains: mpiexec, its proxy and both ranks end."""
         process = marked.start("run", hanging_file, "--size", "64KB", "--timeout-s", 60)
         marked.wait_for(5, process)
         process.send_signal(number)
         process.communicate(timeout=30)
         assert process.returncode == code
-        # Nobody waits for the ranks of a command that was killed; their guard ends them, and then removes files.
+        # If the command was killed, the guard ends its ranks and then removes files, within 10 s.
         patience_s = 0 if number == signal.SIGINT else 10
         assert not marked.alive_after(patience_s)
         until = time.monotonic() + patience_s
@@ -111,7 +113,7 @@ class TestEnded:
 
     @pytest.mark.slow
     def test_a_rank_that_dies_is_told(self, marked, hanging_file):
-        """One rank is killed: the other ends, and the command says that there is no report."""
+        """After one of two ranks is killed the other ends, and the command reports that there is no report."""
         process = marked.start("run", hanging_file, "--size", "64KB", "--timeout-s", 60)
         marked.wait_for(5, process)
         os.kill(max(marked.alive()), signal.SIGKILL)
@@ -121,7 +123,7 @@ class TestEnded:
         assert not marked.alive()
 
 
-#: Read by every Python that is started: one rank kills itself where a function of the runtime is called.
+#: Loaded by every Python process: one rank kills itself at a given function of the runtime.
 KILLED_AT = """
 import os, signal, sys
 
@@ -155,7 +157,7 @@ if "taccl.runtime.worker" in sys.orig_argv and os.environ.get("PMI_RANK") == "{r
     ],
 )
 def test_a_rank_that_is_killed_in_any_phase(rank, name, marked, allgather_file, tmp_path, monkeypatch):
-    """Exit code 1 and one complaint; no process, memory or file is left."""
+    """A rank killed in any phase: exit code 1, one error message, and no process, memory or file remains."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(KILLED_AT.format(rank=rank, name=name))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)]))
@@ -168,7 +170,7 @@ def test_a_rank_that_is_killed_in_any_phase(rank, name, marked, allgather_file, 
     assert not list((tmp_path / "temporary").glob("taccl-run-*"))
 
 
-#: Read by every Python that is started: one rank of a launcher waits where a function of the runtime is called.
+#: Loaded by every Python process: one rank waits at a given function of the runtime.
 WAITS_AT = """
 import os, pathlib, sys, time
 
@@ -185,11 +187,11 @@ if os.environ.get("PMI_RANK") == "{rank}":
 
 
 class TestJoined:
-    """Ranks that mpiexec started."""
+    """Runs whose ranks mpiexec started."""
 
     @pytest.mark.slow
     def test_rank_0_prints(self, marked, mpiexec, tmp_path):
-        """One answer of both, and exit code 0."""
+        """Rank 0 alone prints the report, and the exit code is 0."""
         path = tmp_path / "allgather.json"
         taccl.save(schedule_for("allgather", "ring:2"), path)
         process = marked.start("run", path, "--size", "64KB", command=(mpiexec, "-n", 2))
@@ -199,7 +201,7 @@ class TestJoined:
 
     @pytest.mark.slow
     def test_wrong_number_of_ranks_is_refused(self, marked, mpiexec, allgather_file):
-        """Exit code 2 before anything starts, said once; and nobody hangs."""
+        """A wrong number of ranks exits with 2 before execution, with one message, and without a hang."""
         process = marked.start("run", allgather_file, command=(mpiexec, "-n", 2))
         out, complaint = process.communicate(timeout=60)
         assert process.returncode == 2
@@ -209,7 +211,7 @@ class TestJoined:
 
     @pytest.mark.slow
     def test_a_file_that_only_rank_0_looks_for(self, marked, mpiexec, tmp_path):
-        """A missing file is one complaint and exit code 2 at all ranks."""
+        """A missing file gives one error message and exit code 2 at all ranks."""
         process = marked.start("run", tmp_path / "none.json", command=(mpiexec, "-n", 2))
         _, complaint = process.communicate(timeout=60)
         assert process.returncode == 2
@@ -217,7 +219,7 @@ class TestJoined:
 
     @pytest.mark.slow
     def test_hang_is_exit_code_1(self, marked, mpiexec, hanging_file):
-        """As with ranks of our own; in JSON the cause names rank 1, and stderr is left alone."""
+        """A hang exits with 1; the JSON report's cause names rank 1, and stderr is empty."""
         words = ("run", hanging_file, "--size", "64KB", "--timeout-s", 1, "--json")
         process = marked.start(*words, command=(mpiexec, "-n", 2))
         out, complaint = process.communicate(timeout=60)
@@ -231,7 +233,7 @@ class TestJoined:
     @pytest.mark.slow
     @pytest.mark.parametrize(("rank", "name"), [(1, "import_mpi"), (0, "_agree_on_job"), (1, "Engine.run")])
     def test_ctrl_c_in_any_phase(self, rank, name, marked, mpiexec, tmp_path, monkeypatch):
-        """All ranks end, one that MPI makes wait for another, too; no rank prints where it was."""
+        """Ctrl-C in any phase ends all ranks, also those blocked in MPI, and no rank prints a traceback."""
         path, reached = tmp_path / "allgather.json", tmp_path / "reached"
         taccl.save(schedule_for("allgather", "ring:2"), path)
         waits = WAITS_AT.format(rank=rank, name=name, reached=str(reached))
@@ -256,7 +258,8 @@ class TestJoined:
 
     @pytest.mark.slow
     def test_launcher_of_another_mpi_is_told(self, marked, allgather_file, monkeypatch):
-        """Open MPI's launcher started four, and this environment's MPI sees one."""
+        """Under Open MPI's launcher, four ranks started but this environment's MPI sees one: the error says
+        so."""
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
         monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
         process = marked.start("run", allgather_file)
@@ -267,7 +270,7 @@ class TestJoined:
 
 
 class TestRefused:
-    """What cannot be run is told before any rank starts."""
+    """Invalid runs are refused before any rank starts."""
 
     @pytest.fixture(autouse=True)
     def _nothing_starts(self, monkeypatch):
@@ -287,36 +290,38 @@ class TestRefused:
         ],
     )
     def test_bad_options_are_exit_code_2(self, words, complaint, allgather_file, capsys):
-        """With the option, what was found, and what was expected."""
+        """The error for a bad option names the option, the value found and the value expected."""
         assert main(["run", str(allgather_file), *words]) == 2
         assert complaint in said(capsys)[1]
 
     def test_more_memory_than_there_is(self, mpiexec, allgather_file, capsys, monkeypatch):
-        """An allgather of 4 MB on 4 ranks: each has 3 (1 + 4) chunks of 1 MB, and two queues with room for 2."""
+        """Allgather of 4 MB on 4 ranks: each needs 3 (1 + 4) chunks of 1 MB and two queues of 2 chunks: 76
+        MB."""
         monkeypatch.setattr("taccl.synthesis.memory.free_memory_bytes", lambda: 75 * 10**6)
         assert main(["run", str(allgather_file), "--size", "4MB"]) == 2
         assert "need about 76MB of memory; 75MB are free" in said(capsys)[1]
 
     @pytest.mark.slow
     def test_a_topology_is_no_program(self, capsys):
-        """A file of another kind."""
+        """A topology file is refused: a schedule or a program is expected."""
         file = OURS / "nccl-topo" / "two-cpus-topo.xml"
         assert main(["run", str(file)]) == 2
         assert "expected a schedule or a program" in said(capsys)[1]
 
     def test_in_place_is_a_matter_of_lowering(self, hanging_file, capsys):
-        """A program is out of place or it is not."""
+        """``--in-place`` is refused for a program, which is already lowered out of place."""
         assert main(["run", str(hanging_file), "--in-place"]) == 2
         assert "is out of place" in said(capsys)[1]
 
     def test_without_the_extra(self, allgather_file, capsys, monkeypatch):
-        """The command that installs it, and exit code 1."""
+        """Without mpi4py the error gives the install command, with exit code 1."""
         monkeypatch.setitem(sys.modules, "mpi4py", None)
         assert main(["run", str(allgather_file)]) == 1
         assert "pip install 'taccl[mpi]'" in said(capsys)[1]
 
     def test_without_a_launcher(self, monkeypatch, tmp_path):
-        """mpi4py alone starts nothing; a launcher elsewhere on the PATH could be another MPI's."""
+        """Without a launcher beside mpi4py nothing starts; one elsewhere on the PATH could belong to another
+        MPI."""
         pytest.importorskip("mpi4py")
         from taccl.runtime import environment
 

@@ -1,4 +1,4 @@
-"""Whether a launcher started this process, by the variables that it sets."""
+"""Detection of MPI launchers by their environment variables."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from taccl.runtime.environment import launched_by
     ],
 )
 def test_launchers_are_known(variables, rank, num_ranks):
-    """MPICH and its kind, Open MPI, PMIx, and srun."""
+    """MPICH and derivatives, Open MPI, PMIx and srun are recognised, with rank and number of ranks."""
     launch = launched_by(variables)
     assert (launch.rank, launch.num_ranks) == (rank, num_ranks)
 
@@ -33,5 +33,5 @@ def test_launchers_are_known(variables, rank, num_ranks):
     ids=["nothing", "no number", "batch script", "shell of srun"],
 )
 def test_others_are_none(variables):
-    """A batch script has SLURM's variables, too, and is no rank."""
+    """Other variables are ignored: a batch script has SLURM's, too, but is no rank."""
     assert launched_by(variables) is None

@@ -1,4 +1,4 @@
-"""Requests: sizes, numbers, and what is refused."""
+"""Run requests: sizes, element counts and refused values."""
 
 import json
 from dataclasses import replace
@@ -39,7 +39,7 @@ def test_round_trip():
     ],
 )
 def test_bad_values_are_refused(options, where):
-    """With the argument at fault."""
+    """The error for a bad value names the argument."""
     with pytest.raises(InputError) as refused:
         make_job(program_for("allgather"), "1KB", **options)
     assert refused.value.where == where
@@ -54,7 +54,7 @@ def test_buffers_that_do_not_fit_the_collective_are_refused():
 
 
 def test_no_sum_of_whole_numbers_runs_over():
-    """Each is at most 2**30 / 4 in size, so that four of them stay below 2**30."""
+    """Contributions are at most 2**30 / 4, so a sum of four stays within 2**30."""
     job = make_job(program_for("allreduce"), "100KB")
     data = Data(job)
     assert all(np.abs(data.contribution(rank, 0)).max() <= 2**28 for rank in range(4))
@@ -62,7 +62,8 @@ def test_no_sum_of_whole_numbers_runs_over():
 
 
 def test_restored_buffers_hold_inputs_and_what_nobody_expects():
-    """The output of an allgather in place: the rank's own chunk, and three that nobody has written."""
+    """In an in-place allgather the restored output holds the rank's own chunk; the other three are poisoned
+    (NaN)."""
     job = make_job(program_for("allgather", in_place=True), "1KB", dtype="float32")
     buffers = Buffers(job, 2)
     buffers.memory.output[:] = 1

@@ -1,4 +1,4 @@
-"""Ranks are started, and what their launcher meets does not end it."""
+"""The launcher of ranks survives broken pipes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Ranks end with whoever holds the pipe that guards them, however that ends."""
+"""Ranks end when the holder of their guard pipe ends, for any reason."""
 
 import os
 import subprocess
@@ -17,18 +17,18 @@ with guarded(Path(sys.stdin.readline().strip())):
     print("up", flush=True)
     time.sleep(60)
 """
-#: A rank, which hears of nothing, and what it started.
+#: A rank that ignores everything, and a child process that it started.
 RANK = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
 
 
 def rank_in(folder):
-    """A process that is marked with a folder."""
+    """Start a process marked with a folder."""
     return subprocess.Popen([sys.executable, "-c", RANK], env={**os.environ, MARK: str(folder)})
 
 
 @pytest.mark.slow
 def test_ranks_end_with_who_started_them(tmp_path):
-    """A rank lives as long as the starter does, ends when that is killed, and the folder is gone."""
+    """A rank outlives nothing: when its starter is killed, the rank ends and the folder is removed."""
     folder = tmp_path / "job"
     folder.mkdir()
     command = [sys.executable, "-c", STARTER]
@@ -53,7 +53,7 @@ def test_ranks_end_with_who_started_them(tmp_path):
 
 @pytest.mark.slow
 def test_what_is_left_ends_with_who_lets_go(tmp_path):
-    """Where nobody died, too: a rank and what it started, and the folder; what others started stays."""
+    """Closing the guard ends a marked rank and its children and removes the folder; other processes stay."""
     folder = tmp_path / "job"
     folder.mkdir()
     other = rank_in(tmp_path)
@@ -71,7 +71,7 @@ def test_what_is_left_ends_with_who_lets_go(tmp_path):
 
 
 def test_segments_are_removed(tmp_path):
-    """Those that are there."""
+    """Existing segments are removed; missing ones are skipped."""
     there = tmp_path / "segment"
     there.write_text("")
     remove_segments([str(there), str(tmp_path / "gone")])

@@ -1,4 +1,4 @@
-"""What outputs are judged by, and how they are judged."""
+"""Reference outputs, and the comparison of a run's outputs with them."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from tests.runtime.small_programs import program_for
     ],
 )
 def test_mpi_has_a_counterpart(name):
-    """Of every collective that MPI has, with several chunks per rank."""
+    """Every MPI collective has a counterpart, also with several chunks per rank."""
     assert counterpart(make(name, 4, chunks_per_rank=3, **arguments_for(name, 4))) is not None
 
 
@@ -42,13 +42,13 @@ def test_mpi_has_a_counterpart(name):
     ids=["other order", "group", "custom", "by name only"],
 )
 def test_what_mpi_does_otherwise_has_none(collective):
-    """The name alone does not make an MPI_Allgather."""
+    """A collective with a standard name but other conditions has no MPI counterpart."""
     assert counterpart(collective) is None
 
 
 @pytest.mark.parametrize("collective", [broadcast(4, root=2), scatter(4, root=3, chunks_per_rank=2)])
 def test_roots_are_found(collective):
-    """The root is where the chunks start."""
+    """The root passed to MPI is the rank where the chunks start."""
     roots = []
 
     class Recorder:
@@ -65,7 +65,7 @@ def test_roots_are_found(collective):
 
 
 def wrong(name, spoil, *, dtype="int32"):
-    """What is found wrong at rank 1 of four, whose right output was spoilt."""
+    """Faults found at rank 1 of four after its correct output was changed by `spoil`."""
     job = make_job(program_for(name), "1KB", dtype=dtype)
     buffers, expected = Buffers(job, 1), expected_output(job, 1)
     buffers.restore()
@@ -76,7 +76,7 @@ def wrong(name, spoil, *, dtype="int32"):
 
 
 def test_one_bit_is_enough():
-    """Of whole numbers; the element is named."""
+    """One flipped bit of an integer is found, and its element is named."""
 
     def spoil(memory):
         memory.output[2, 5] ^= 1
@@ -87,7 +87,7 @@ def test_one_bit_is_enough():
 
 
 def test_another_chunk_is_recognised():
-    """A chunk in the place of another."""
+    """A chunk in the wrong slot is recognised as the other chunk."""
 
     def spoil(memory):
         memory.output[0] = memory.output[3]
@@ -98,7 +98,7 @@ def test_another_chunk_is_recognised():
 
 @pytest.mark.parametrize(("off", "is_wrong"), [(5e-7, False), (1e-3, True), (float("nan"), True)])
 def test_floats_may_be_off_by_the_tolerance(off, is_wrong):
-    """12 eps are 1.4e-6 for float32; what is no number is always wrong."""
+    """float32 sums may be off by 12 eps, 1.4e-6; NaN is always wrong."""
 
     def spoil(memory):
         memory.output[0, 0] += off

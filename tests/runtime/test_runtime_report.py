@@ -1,4 +1,4 @@
-"""What an execution says of itself."""
+"""Reports of executions."""
 
 import json
 from dataclasses import replace
@@ -23,38 +23,38 @@ WRONG = replace(RIGHT, num_wrong=25, wrong=(WrongChunk(2, "output", 1, 7, "it wa
 
 @pytest.mark.parametrize("execution", [RIGHT, STUCK, WRONG], ids=["right", "stuck", "wrong"])
 def test_round_trip(execution):
-    """As JSON and back it is the same."""
+    """A report survives a round trip through JSON."""
     assert Execution.from_dict(json.loads(json.dumps(execution.to_dict()))) == execution
 
 
 def test_times_and_bandwidths():
-    """A megabyte in a median of 200 us is 5 GB/s; an allreduce of four moves 3/2 of it."""
+    """1 MB in a median of 200 us is 5 GB/s; an allreduce on four ranks moves 3/2 of it."""
     assert (RIGHT.times.median_us, RIGHT.times.min_us) == (200.0, 100.0)
     assert RIGHT.algbw_gb_per_s(RIGHT.times) == pytest.approx(5.0)
     assert RIGHT.busbw_gb_per_s(RIGHT.times) == pytest.approx(7.5)
 
 
 def test_right():
-    """Nothing is raised."""
+    """A correct run raises nothing."""
     assert RIGHT.ok
     RIGHT.raise_if_failed()
     assert "agrees with MPI_Allreduce, 200 us (MPI's own 400 us)" in repr(RIGHT)
 
 
 def test_stuck():
-    """Who waits is told as ranks, and step by step."""
+    """A stuck run names the waiting ranks and their steps."""
     with pytest.raises(ExecutionError, match="nothing had moved for 59.0 s; waiting: ranks 1-2 of 4"):
         STUCK.raise_if_failed()
     assert "(rank 1, threadblock 0, step 2), receive output[0]: waits for a chunk" in repr(STUCK)
 
 
 def test_slow_is_not_stuck():
-    """Steps were done to the last: more time may be enough."""
+    """If steps still completed at the time limit, the report suggests a longer limit."""
     assert "a longer time limit may be enough" in replace(STUCK, idle_s=0.1).failure()
 
 
 def test_wrong():
-    """Ten of 25 are listed."""
+    """At most 20 violations are listed; 25 wrong chunks are counted."""
     with pytest.raises(VerificationError, match="25 chunks wrong, at 1 rank of 4") as raised:
         WRONG.raise_if_failed()
     assert len(raised.value.violations) == 20

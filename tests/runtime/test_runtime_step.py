@@ -13,7 +13,7 @@ RANKS = taccl.topologies.fully_connected(4, alpha_us=1, bandwidth_gb_per_s=10)
 
 
 def squares():
-    """What every rank does alone."""
+    """A workload of purely local work: each rank squares its slice."""
     return taccl.Workload("squares", 4).input("x", (8,), layout="sliced(0)").then("y", "square", "x")
 
 
@@ -23,14 +23,15 @@ def squares():
     thinned([(momentum, lambda: sliced(momentum())), (block, block), (squares, squares)]),
 )
 def test_ranks_give_what_the_program_says(plain, transformed):
-    """Of a product and its sum, a sliced update in tiles, and no sends; against the untransformed program."""
+    """A product and its sum, a sliced update in tiles, and no sends: ranks agree with the untransformed
+    program."""
     step = schedule_workload(transformed(), RANKS, rates=Rates(1, 100))
     assert execute_step(step, reference=plain()) < 1e-12
 
 
 @pytest.mark.slow
 def test_another_program_differs():
-    """The comparison can fail: without the moment's share the update is another."""
+    """The comparison can fail: a reference without the momentum's share gives another update."""
     step = schedule_workload(momentum(), RANKS, rates=Rates(1, 100))
     other = taccl.Workload("other", 4, momentum().inputs).then("sum", "allreduce", "g")
     other = other.then("old", "scale", "m", value=0.5).then("m_new", "add", "old", "sum")

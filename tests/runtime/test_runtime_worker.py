@@ -1,4 +1,4 @@
-"""A rank whose peers do not answer ends by itself."""
+"""A rank whose peers do not answer ends at its time limit."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ with worker.Watchdog() as guard:
 
 
 def test_what_takes_too_long_ends_the_process():
-    """The phase and the limit are told: 0.2 s and 0.1 s of grace."""
+    """A phase that exceeds its limit of 0.2 s and 0.1 s of grace ends the process; the message names both."""
     code = RANK.format(limit=0.2, sleep=60)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
@@ -23,7 +23,7 @@ def test_what_takes_too_long_ends_the_process():
 
 
 def test_what_ends_in_time_is_left_alone():
-    """Nothing is said."""
+    """A phase that ends in time prints nothing."""
     code = RANK.format(limit=30, sleep=0.2)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")

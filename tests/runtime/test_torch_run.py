@@ -1,4 +1,4 @@
-"""``taccl run --engine torch``: by its own ranks of gloo and by torchrun; its report, its log, and a killed rank."""
+"""``taccl run --engine torch``: own gloo ranks and torchrun, reports, logs, and a killed rank."""
 
 import json
 import os
@@ -40,13 +40,13 @@ def file(tmp_path):
 
 
 def ran(*words, command=("-m", "taccl")):
-    """A command in the environment with PyTorch."""
+    """Result of a command in the environment with PyTorch."""
     words = [PYTHON, *command, *map(str, words)]
     return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300)
 
 
 def test_a_log_holds_the_stock_times():
-    """`fit` and `diagnose` read sizes, times, ranks, nodes and GPUs of the stock collective from it."""
+    """`fit` and `diagnose` read sizes, times, ranks, nodes and GPUs of the stock collective from a log."""
     log = log_of_text(report_of(*TIMED).log(), "stock.log")
     [series] = log.series
     assert (series.collective, series.num_ranks, series.num_nodes) == ("allreduce", 2, 2)
@@ -56,28 +56,30 @@ def test_a_log_holds_the_stock_times():
 
 @pytest.mark.parametrize("name", ["allgather", "reduce-scatter", "alltoall", "broadcast", "reduce", "gather"])
 def test_a_log_names_its_collective(name):
-    """By the words that nccl-tests has for it."""
+    """A log names its collective as nccl-tests does."""
     factor = 1.0 if name in ("broadcast", "reduce") else 0.5
     [series] = log_of_text(report_of(*TIMED, collective=name, busbw_factor=factor).log(), "a.log").series
     assert series.collective == name
 
 
 def test_the_cost_of_a_round():
-    """Of 10 rounds: 110 us at 1000 B and 200 us at 100 kB lie on 109.09 us + size / 1.1 GB/s: 10.909 us a round."""
+    """10 rounds: 110 us at 1000 B and 200 us at 100 kB fit 109.09 us + size / 1.1 GB/s, so 10.909 us per
+    round."""
     assert report_of(*TIMED).round_us() == pytest.approx(10.909, rel=1e-3)
     assert report_of(TIMED[0]).round_us() is None
 
 
 @pytest.fixture
 def log(tmp_path):
-    """A log whose schedule has 10 rounds, and moves the size once: 10 us a round and 1 ns a byte."""
+    """A log of a schedule of 10 rounds that moves the size once: 10 us per round and 1 ns per byte."""
     sizes = [TimedSize(size, size // 4, (100.0 + size / 1000,), (50.0,), 0) for size in (1000, 100_000)]
     (tmp_path / "ring.log").write_text(report_of(*sizes, volume=1.0).log())
     return tmp_path / "ring.log"
 
 
 def test_a_log_predicts_other_schedules(log):
-    """An allreduce on 2 ranks has 2 rounds of half the data, or 1 of all: 10 us a round, 1 us for 1000 bytes."""
+    """An allreduce on 2 ranks has 2 rounds of half the data, or 1 of all: 10 us per round, 1 us for 1000
+    bytes."""
     schedule = schedule_for("allreduce", "ring:2")
     found = rounds_of(taccl.lower(schedule))
     predicted = taccl.predict_run(schedule, "1KB", str(log))
@@ -89,12 +91,14 @@ def test_a_log_predicts_other_schedules(log):
 
 
 def test_the_volume_of_rounds():
-    """An allgather on a ring of 4 brings each rank 2 blocks of 4 in round 1, and 1 in round 2: 3/4 of the data."""
+    """An allgather on a ring of 4 delivers 2 of 4 blocks to each rank in round 1, and 1 in round 2: 3/4 of
+    the data."""
     assert rounds_of(taccl.lower(schedule_for("allgather", "ring:4"))).volume == 0.75
 
 
 def test_logs_that_predict_nothing_are_refused(log, tmp_path):
-    """Without a report, with one size, of another number of ranks, and of two kinds of ranks."""
+    """Logs without a report, with one size, of other numbers of ranks, or of mixed kinds of ranks are
+    refused."""
     two, four = (schedule_for("allreduce", f"ring:{n}") for n in (2, 4))
     (tmp_path / "plain.log").write_text("# Using devices\n")
     (tmp_path / "spoilt.log").write_text("# taccl {}\n")
@@ -112,7 +116,7 @@ def test_logs_that_predict_nothing_are_refused(log, tmp_path):
 
 
 def test_wrong_elements_are_a_failure():
-    """The report names how many, and at which size."""
+    """A report with wrong elements fails, and names their number and the size."""
     report = report_of(replace(TIMED[0], num_wrong=3))
     assert not report.ok
     assert report.failure() == "3 elements of 1KB differ from those of the stock all_reduce"
@@ -121,7 +125,7 @@ def test_wrong_elements_are_a_failure():
 
 
 def test_torchrun_is_a_launcher():
-    """By the variable of its run, as other tools set RANK, too."""
+    """torchrun is recognised by its run ID; RANK alone is not enough, since other tools set it."""
     given = {"RANK": "1", "WORLD_SIZE": "4"}
     assert launched_by(given) is None
     found = launched_by({**given, "TORCHELASTIC_RUN_ID": "none"})
@@ -129,7 +133,7 @@ def test_torchrun_is_a_launcher():
 
 
 def test_without_pytorch_it_says_what_to_install(file, capsys, monkeypatch):
-    """One sentence, and no traceback."""
+    """Without PyTorch the error is one sentence with the install command, without a traceback."""
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["run", str(file), "--engine", "torch"]) == 1
     assert "pip install 'taccl[torch]'" in capsys.readouterr().err
