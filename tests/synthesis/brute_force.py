@@ -1,8 +1,8 @@
-"""The least finish of tiny problems by exhaustive search, tick by tick, written without taccl's producers.
+"""Optimal makespans of tiny problems by exhaustive search, tick by tick, without taccl's schedulers.
 
-A state is what every rank holds, what is under way, and for how long resources stay busy. At every tick any
-set of sends may start, none included, so idling and every merge are tried. A state that is no better than
-another in any respect is dropped; nothing else is assumed about optimal schedules.
+A state is the data of every rank, the sends in flight, and the remaining busy time of resources. At every
+tick any set of sends may start, also none, so idling and every merge are tried. A state that is no better
+than another in any respect is dropped; nothing else is assumed about optimal schedules.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ NEVER = 10**6
 
 
 class TooLarge(Exception):
-    """There are more states than a test should visit."""
+    """The search visits more states than the limit."""
 
 
 def optimal_ticks(problem: Problem, *, least: int = 0, most: int = 200, max_states: int = 60_000) -> int:
-    """The least finish of any schedule that the rules admit, in ticks; `least` is known to be no more.
+    """Optimal makespan in ticks over all valid schedules; `least` is a known lower bound.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def optimal_ticks(problem: Problem, *, least: int = 0, most: int = 200, max_stat
 
 
 def finishes_by(problem: Problem, ticks: int, *, max_states: int = 60_000) -> bool:
-    """Whether some schedule that the rules admit takes no more than so many ticks; raises `TooLarge`."""
+    """True if some valid schedule finishes within `ticks`; raises `TooLarge`."""
     return ticks >= 0 and _Rules(problem).reaches(ticks, max_states)
 
 
@@ -77,7 +77,7 @@ class _Rules:
         self.gone = 1 << self.num_ranks
 
     def reaches(self, horizon: int, max_states: int) -> bool:
-        """Whether everything can be where it must be by the horizon."""
+        """True if every chunk can reach its destinations by the horizon."""
         sums = self.collective.combining and not self.collective.derivations
         return (_reaches_with_sums if sums else _reaches)(self, horizon, max_states)
 
@@ -94,7 +94,7 @@ class _Rules:
         return self._durations[key]
 
     def busy(self, link: int, chunks: tuple[int, ...]) -> list[tuple[int, int]]:
-        """(resource, mask of busy ticks from the start of the send on)."""
+        """(resource, bit mask of busy ticks from the start of the send on)."""
         if (link, chunks) not in self._busy:
             self._busy[link, chunks] = self._masks(link, chunks)
         return self._busy[link, chunks]
@@ -109,14 +109,15 @@ class _Rules:
         return masks
 
     def home(self, chunk: int) -> set[int]:
-        """Where a chunk starts to spread."""
+        """Ranks from which a chunk spreads: its root if it is a sum, else its origins and where it is
+        derived."""
         data = self.collective.chunks[chunk]
         if self.collective.combining and data.root is not None:
             return {data.root}
         return set(data.origins) | {d.rank for d in self.collective.derivations if d.chunk == chunk}
 
     def members(self, chunk: int) -> Iterable[int]:
-        """The ranks of a chunk's process group; without groups, all that any chunk starts or ends at."""
+        """Ranks of a chunk's process group; without groups, all ranks at which any chunk starts or ends."""
         last = 0
         for group in self.collective.groups:
             last += group.num_chunks
@@ -130,7 +131,7 @@ class _Rules:
 
     @cached_property
     def admitted(self) -> list[list[list[bool]]]:
-        """[reducing][link][chunk]."""
+        """Table [reducing][link][chunk]: True if the link may carry the chunk."""
         return [
             [
                 [self._admits(e, c, reducing=reducing) for c in range(self.num_chunks)]
@@ -162,7 +163,7 @@ class _Rules:
         return True
 
     def is_own(self, send: _Send) -> bool:
-        """Whether a send on an own-first link carries the chunks of the link's own end."""
+        """True if a send on an own-first link carries chunks of the link's own end."""
         srcs, dsts = self.links[send.link]
         owns = [
             self.collective.chunks[c].root in dsts if send.reduce else bool(self.home(c) & set(srcs))
@@ -173,7 +174,7 @@ class _Rules:
 
     @cached_property
     def distance(self) -> list[list[list[int]]]:
-        """[chunk][from][to]: shortest ticks over all links that admit the chunk in any way."""
+        """Table [chunk][from][to]: shortest ticks over all links that admit the chunk in either phase."""
         table = []
         for c in range(self.num_chunks):
             rows = [[0 if a == b else NEVER for b in range(self.num_ranks)] for a in range(self.num_ranks)]
@@ -194,7 +195,7 @@ class _Rules:
 
 
 class _Lane(NamedTuple):
-    """Of an own-first link: ticks before relayed chunks may go; whether any went."""
+    """State of an own-first link: ticks before relayed chunks may start, and True if any has started."""
 
     wait: int
     relayed: bool
@@ -207,7 +208,7 @@ class _State(NamedTuple):
 
 
 def _lanes_after(rules: _Rules, lanes: tuple[_Lane, ...], send: _Send) -> tuple[_Lane, ...] | None:
-    """Own-first links after a send that starts now (copies); None if the clause forbids it."""
+    """Own-first links after a send of copies starts now; None if the clause forbids it."""
     if send.link not in rules.own_first or send.reduce:
         return lanes
     index = rules.own_first.index(send.link)
@@ -225,7 +226,7 @@ def _lanes_after(rules: _Rules, lanes: tuple[_Lane, ...], send: _Send) -> tuple[
 
 
 def _reaches(rules: _Rules, horizon: int, max_states: int) -> bool:
-    """Whether copies can be everywhere by the horizon."""
+    """True if copies can reach all destinations by the horizon."""
     ranks = range(rules.num_ranks)
     arrival = [
         0 if r in rules.collective.chunks[c].origins else NEVER
@@ -252,7 +253,7 @@ def _reaches(rules: _Rules, horizon: int, max_states: int) -> bool:
 
 
 def _derived(rules: _Rules, arrival: list[int]) -> tuple[int, ...]:
-    """A derived chunk is where its source is as soon as that is."""
+    """Arrival times with derived chunks: each is available as soon as its source is."""
     for _ in rules.collective.derivations:
         for d in rules.collective.derivations:
             source = arrival[d.source * rules.num_ranks + d.rank]
@@ -262,7 +263,7 @@ def _derived(rules: _Rules, arrival: list[int]) -> tuple[int, ...]:
 
 
 def _started(rules: _Rules, state: _State, first: int = 0) -> Iterator[_State]:
-    """Every state after starting any sends now over links from `first` on."""
+    """Every state reachable by starting any sends now over links numbered `first` and up."""
     yield state
     for link in range(first, len(rules.links)):
         srcs, dsts = rules.links[link]
@@ -306,7 +307,7 @@ def _tick(rules: _Rules, state: _State) -> tuple[tuple[int, ...], tuple[int, ...
 
 
 def _in_time(rules: _Rules, arrival: tuple[int, ...], left: int) -> bool:
-    """Whether every chunk that is missing can still come by its shortest path."""
+    """True if every missing chunk can still arrive by its shortest path."""
     n = rules.num_ranks
     for c, data in enumerate(rules.collective.chunks):
         for d in data.destinations:
@@ -318,7 +319,7 @@ def _in_time(rules: _Rules, arrival: tuple[int, ...], left: int) -> bool:
 
 
 def _complete(rules: _Rules, arrival: tuple[int, ...], left: int) -> bool:
-    """Whether everything is where it must be, or arrives there in the time left."""
+    """True if every chunk is at its destinations, or arrives within the time left."""
     n = rules.num_ranks
     return all(
         arrival[c * n + d] <= left
@@ -363,7 +364,7 @@ class _Sums(NamedTuple):
 
 
 def _reaches_with_sums(rules: _Rules, horizon: int, max_states: int) -> bool:
-    """Whether every destination can hold its full sum by the horizon; own-first links are not tried."""
+    """True if every destination can hold its full sum by the horizon; own-first links are not supported."""
     assert not rules.own_first, "brute force does not order reductions on own-first links"
     ranks, chunks = range(rules.num_ranks), rules.collective.chunks
     content = tuple(1 << r if r in data.origins else 0 for data in chunks for r in ranks)
@@ -394,7 +395,7 @@ def _reaches_with_sums(rules: _Rules, horizon: int, max_states: int) -> bool:
 
 
 def _land(rules: _Rules, state: _Sums) -> _Sums | None:
-    """What arrives now is added or put; None if a contribution is lost, or counted twice."""
+    """Add or store what arrives now; None if a contribution is lost or counted twice."""
     content = list(state.content)
     landing = [f for f in state.flights if f.left == 0]
     places = [f.chunk * rules.num_ranks + f.dst for f in landing]
@@ -436,7 +437,7 @@ def _started_sums(rules: _Rules, state: _Sums, full: list[int], first: int = 0) 
 
 
 def _brought(rules: _Rules, state: _Sums, full: list[int], link: int, c: int) -> int:
-    """The contributions that a send now over a link would carry; 0 where it may not carry the chunk."""
+    """Contributions (bit mask) that a send now over a link would carry; 0 if it may not carry the chunk."""
     n, root, (srcs, _) = rules.num_ranks, rules.collective.chunks[c].root, rules.links[link]
     parts = [state.content[c * n + src] for src in srcs]
     if not all(parts) or rules.gone in parts or sum(parts) != sum(1 << r for r in _bits(parts)):
@@ -445,7 +446,7 @@ def _brought(rules: _Rules, state: _Sums, full: list[int], link: int, c: int) ->
         srcs[0] == root or any(f.chunk == c and f.dst == srcs[0] for f in state.flights)
     ):
         return 0
-    # While the root, or a source, lacks contributions the chunk is on its way to the root.
+    # While the root or a source lacks contributions, the chunk is in its reduce phase.
     awaited = rules.sends_once or (root is not None and state.content[c * n + root] != full[c])
     reducing = awaited or any(part != full[c] for part in parts)
     return sum(parts) if rules.admitted[reducing][link][c] else 0
@@ -456,12 +457,12 @@ def _bits(parts: Iterable[int]) -> set[int]:
 
 
 def _may_land(there: int, brings: int, reduce: bool) -> bool:
-    """Whether what a rank holds neither is counted twice, nor lost, when more arrives."""
+    """True if an arrival neither double-counts (reduce) nor loses (copy) contributions that a rank holds."""
     return not there & brings if reduce else not there & ~brings
 
 
 def _adds(rules: _Rules, state: _Sums, c: int, dst: int, brings: int, reduce: bool) -> bool:
-    """Whether a rank that can still use it gains from what arrives."""
+    """True if a rank that can still use the arrival gains contributions from it."""
     there = state.content[c * rules.num_ranks + dst]
     if there == rules.gone or brings & ~there == 0:
         return False
@@ -471,7 +472,7 @@ def _adds(rules: _Rules, state: _Sums, c: int, dst: int, brings: int, reduce: bo
 
 
 def _sums_in_time(rules: _Rules, state: _Sums, full: list[int], left: int) -> bool:
-    """Whether every missing contribution can still come by its shortest path."""
+    """True if every missing contribution can still arrive by its shortest path."""
     n = rules.num_ranks
     for c, data in enumerate(rules.collective.chunks):
         for d in data.destinations:

@@ -1,8 +1,8 @@
-"""Whether sums can be everywhere in time, by exhaustive search over all ways to add, tick by tick.
+"""Exhaustive search, tick by tick, for sums in any order of additions.
 
-As `brute_force`, but ranks keep their own contributions, and all that arrives, apart and for good: what is sent is
-any sum of contributions that the sender can make up of disjoint sums that it has by then. No rank is a root, but
-for the clauses that name it.
+As `brute_force`, but ranks keep their own contributions and all arrivals as separate values. A send carries
+any sum that its sender can form from disjoint sums it holds. No rank is a root, except for clauses that name
+the root.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def sums_by(problem: Problem, ticks: int, *, max_states: int = 20_000) -> bool:
-    """Whether some schedule takes no more than so many ticks; raises `TooLarge`."""
+    """True if some schedule finishes within `ticks`; raises `TooLarge`."""
     return ticks >= 0 and _reaches(_Rules(problem), ticks, max_states)
 
 
@@ -39,7 +39,7 @@ class _State(NamedTuple):
 
 @cache
 def _sums_of(known: frozenset[int]) -> frozenset[int]:
-    """Every sum that can be made up of disjoint known ones."""
+    """Every sum of pairwise disjoint known sums."""
     made = {0}
     for some in sorted(known):
         made |= {some | other for other in made if not some & other}
@@ -83,7 +83,7 @@ def _land(rules: _Rules, state: _State) -> _State:
 
 
 def _started(rules: _Rules, state: _State, full: list[int], left: int, first: int = 0) -> Iterator[_State]:
-    """Every state after starting any sends now over links from `first` on."""
+    """Every state reachable by starting any sends now over links numbered `first` and up."""
     yield state
     for link in range(first, len(rules.links)):
         sums = [_useful(rules, state, full, link, c, left) for c in range(rules.num_chunks)]
@@ -93,7 +93,7 @@ def _started(rules: _Rules, state: _State, full: list[int], left: int, first: in
             if busy is None or duration > left:
                 continue
             for contents in itertools.product(*(sums[c] for c in chunks)):
-                # What is sent together is all copied, or all on its way into sums.
+                # Chunks of one send are either all complete copies or all partial sums.
                 if len({content == full[c] for c, content in zip(chunks, contents, strict=True)}) > 1:
                     continue
                 new = [
@@ -107,7 +107,7 @@ def _started(rules: _Rules, state: _State, full: list[int], left: int, first: in
 
 
 def _useful(rules: _Rules, state: _State, full: list[int], link: int, c: int, left: int) -> list[int]:
-    """The sums that a send now over a link may carry, and that some receiver could not make up without."""
+    """Sums that a send now over a link may carry and that some receiver cannot form without it."""
     n, (srcs, dsts) = rules.num_ranks, rules.links[link]
     if rules.duration(link, (c,)) > left:
         return []
@@ -125,7 +125,7 @@ def _useful(rules: _Rules, state: _State, full: list[int], link: int, c: int, le
 
 
 def _in_time(rules: _Rules, state: _State, full: list[int], left: int) -> bool:
-    """Whether every missing contribution can still come by its shortest path."""
+    """True if every missing contribution can still arrive by its shortest path."""
     n = rules.num_ranks
     for c, data in enumerate(rules.collective.chunks):
         for d in data.destinations:

@@ -1,4 +1,4 @@
-"""What `check_sketch` says of each clause."""
+"""Verdicts of `check_sketch` on each clause."""
 
 import pytest
 
@@ -13,19 +13,19 @@ def ndv2():
 
 
 def sketch(**tables):
-    """A sketch of some tables."""
+    """A sketch with the given tables."""
     return taccl.Sketch.from_dict({"schema": 1, "name": "mine", **tables})
 
 
 def check(ndv2, collective="allgather", **tables):
-    """The report on such a sketch, and its clauses by name."""
+    """The report on a sketch with the given tables, and its clauses by name."""
     report = taccl.check_sketch(sketch(**tables), ndv2, collective, chunk_size="1MB")
     return report, {each.clause: each for each in report.clauses}
 
 
 @pytest.mark.slow
 def test_a_shipped_sketch_can_be_used(ndv2):
-    """ndv2/sk1 fits, and its one relay costs: 8 chunks on one link, which holds its latency too."""
+    """ndv2/sk1 is usable; its one relay costs 8 chunks on one link, including the link's latency."""
     report = taccl.check_sketch("ndv2/sk1", ndv2, "allgather")
     clauses = {each.clause: each for each in report.clauses}
     assert report.usable
@@ -37,14 +37,14 @@ def test_a_shipped_sketch_can_be_used(ndv2):
 
 @pytest.mark.slow
 def test_a_clause_that_says_the_default_is_unused(ndv2):
-    """Six chunks a send between nodes is what there is without the clause."""
+    """Merging of at most six chunks between nodes is the default, so the clause is unused."""
     _, clauses = check(ndv2, merging={"max": 6})
     assert clauses["merging.max"].verdict == "unused"
 
 
 @pytest.mark.slow
 def test_relays_that_keep_nothing_off_are_unused(ndv2):
-    """With direct crossing a link carries chunks of its node only, which is all that the list says."""
+    """With direct crossing a link carries only its own node's chunks, so a list of all of these is unused."""
     connections = {"0": [1]}
     _, clauses = check(ndv2, internode={"connections": connections, "relays": {"0": list(range(8))}})
     assert clauses["internode.relays"].verdict == "unused"
@@ -53,7 +53,7 @@ def test_relays_that_keep_nothing_off_are_unused(ndv2):
 
 @pytest.mark.slow
 def test_own_before_relayed_is_unused_where_nobody_relays(ndv2):
-    """Where every sender carries its own chunks only, there is nothing to go behind them."""
+    """`own_before_relayed` is unused if every sender carries only its own chunks."""
     relays = {str(rank): [rank] for rank in range(8)}
     internode = {"connections": "direct-map", "relays": relays, "own_before_relayed": True}
     _, clauses = check(ndv2, internode=internode)
@@ -62,14 +62,14 @@ def test_own_before_relayed_is_unused_where_nobody_relays(ndv2):
 
 @pytest.mark.slow
 def test_own_before_relayed_binds_where_a_sender_relays(ndv2):
-    """Rank 0 carries the chunks of all."""
+    """`own_before_relayed` binds if rank 0 relays the chunks of all ranks."""
     _, clauses = check(ndv2, internode={"connections": {"0": [1]}, "own_before_relayed": True})
     assert clauses["internode.own_before_relayed"].verdict == "binds"
 
 
 @pytest.mark.slow
 def test_a_symmetry_guides(ndv2):
-    """Swapping the nodes doubles the symmetry, and binds nobody."""
+    """A symmetry that swaps the nodes guides: it doubles the symmetries and forbids no schedule."""
     _, clauses = check(ndv2, symmetry=[{"offset": 8, "group": 16}])
     assert clauses["symmetry[0]"].verdict == "guides"
     assert "2 symmetries instead of 1" in clauses["symmetry[0]"].effect
@@ -77,14 +77,15 @@ def test_a_symmetry_guides(ndv2):
 
 @pytest.mark.slow
 def test_a_symmetry_given_twice_is_unused(ndv2):
-    """What the other entry says already adds nothing."""
+    """A symmetry that is given twice is unused the second time."""
     _, clauses = check(ndv2, symmetry=[{"offset": 8, "group": 16}, {"offset": 8, "group": 16}])
     assert clauses["symmetry[1]"].verdict == "unused"
 
 
 @pytest.mark.slow
 def test_of_too_many_symmetries_to_count_orbits_tell():
-    """After groups of 3 and 4 ranks one of 12 makes more links alike; after all of those, groups of 6 make no more."""
+    """Orbits of links show the effect of a symmetry: after groups of 3 and 4, groups of 12 merge orbits,
+    groups of 6 do not."""
     topology = taccl.topologies.fully_connected(12)
 
     def effects(*groups):
@@ -99,7 +100,8 @@ def test_of_too_many_symmetries_to_count_orbits_tell():
 
 @pytest.mark.slow
 def test_a_symmetry_that_is_none_names_the_nearest(ndv2):
-    """Ranks cannot be shifted by one; offset 8 in the same groups is the nearest that can."""
+    """Ranks cannot be shifted by one; the message names offset 8 in the same groups as the nearest valid
+    symmetry."""
     report, clauses = check(ndv2, symmetry=[{"offset": 1, "group": 16}])
     assert not report.usable
     assert clauses["symmetry[0]"].verdict == "wrong"
@@ -109,7 +111,7 @@ def test_a_symmetry_that_is_none_names_the_nearest(ndv2):
 
 @pytest.mark.slow
 def test_every_fault_is_found_at_once(ndv2):
-    """Three clauses do not fit; the one that does is checked all the same."""
+    """All three clauses that do not fit are reported, and the fourth is checked."""
     report, clauses = check(
         ndv2,
         internode={"connections": {"0": [9]}},
@@ -123,11 +125,12 @@ def test_every_fault_is_found_at_once(ndv2):
 
 
 def test_an_infeasible_sketch_names_what_blocks(ndv2):
-    """Rank 0 may send, and carries its own chunk alone: either clause without the other lets all through."""
+    """Only rank 0 may send, and it carries only its own chunk: removing either clause makes the sketch
+    feasible."""
     report, clauses = check(ndv2, internode={"connections": {"0": [1]}, "relays": {"0": [0]}})
     assert not report.usable
     assert report.bound_us is None
-    # Of 16 chunks, the 14 that do not start at a rank 0 are stuck.
+    # 14 of the 16 chunks do not start at a local rank 0 and are stuck.
     assert report.num_unreachable == 14
     assert clauses["internode.connections"].verdict == "blocks"
     assert clauses["internode.relays"].verdict == "blocks"
@@ -137,14 +140,14 @@ def test_an_infeasible_sketch_names_what_blocks(ndv2):
 
 @pytest.mark.slow
 def test_a_symmetry_that_is_not_used_is_hinted_at(ndv2):
-    """Without any symmetry, swapping the nodes would make the model smaller."""
+    """A hint names an unused symmetry: swapping the nodes would make the model smaller."""
     report, _ = check(ndv2, merging={"max": 1})
     assert any("offset 8 in groups of 16" in hint for hint in report.hints)
 
 
 @pytest.mark.slow
 def test_a_sum_is_checked_in_both_halves(ndv2):
-    """Of an allreduce, the reduction must pass as well."""
+    """An allreduce is checked in its reduce phase as well as in its broadcast phase."""
     report, clauses = check(ndv2, "allreduce", internode={"connections": {"0": [1]}})
     assert report.usable
     assert clauses["internode.connections"].verdict == "binds"
@@ -161,7 +164,7 @@ def test_the_report_reads_as_a_table(ndv2):
 
 @pytest.mark.slow
 def test_the_report_as_plain_values(ndv2):
-    """Every figure and clause is there."""
+    """`to_dict` has every figure and clause of the report."""
     report, clauses = check(ndv2, internode={"connections": {"0": [1]}})
     values = report.to_dict()
     assert values["bound_us"] == report.bound_us
@@ -170,19 +173,19 @@ def test_the_report_as_plain_values(ndv2):
 
 @pytest.mark.slow
 def test_a_sketch_without_clauses_costs_nothing(ndv2):
-    """The bound is that of the topology."""
+    """A sketch without clauses has the bound of its topology."""
     report, clauses = check(ndv2)
     assert report.bound_us == report.free_us
     assert clauses == {}
 
 
 def test_a_missing_size_is_an_error(ndv2):
-    """Without a size there is nothing to bound."""
+    """A sketch without a size is an error, as there is nothing to bound."""
     with pytest.raises(InputError, match=r"chunks\.size"):
         taccl.check_sketch(sketch(), ndv2, "allgather")
 
 
 def test_another_machine_is_an_error(ndv2):
-    """A sketch of another machine has no clause to set aside."""
+    """A sketch for another machine is an error, not a clause to drop."""
     with pytest.raises(InputError, match="machine: found 'dgx2'"):
         taccl.check_sketch(sketch(machine="dgx2"), ndv2, "allgather", chunk_size=1)

@@ -1,4 +1,4 @@
-"""Why sketches cannot work, what would make them work, and what clauses cost."""
+"""Explanations of infeasible sketches: the clauses in conflict, a change that helps, and costs of clauses."""
 
 import random
 import tomllib
@@ -34,7 +34,7 @@ _INFOS = {info.name: info for info in solver_infos()}
 
 
 def line():
-    """Nodes 0 - 1 - 2 of one rank each."""
+    """A line of three nodes 0 - 1 - 2 with one rank each."""
     builder = TopologyBuilder("line", [0, 1, 2])
     for src, dst in ((0, 1), (1, 0), (1, 2), (2, 1)):
         builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1, name="cable")
@@ -42,7 +42,7 @@ def line():
 
 
 def multicast():
-    """Four ranks; each sends to the three others at once, and to nobody alone."""
+    """Four ranks with multicast links only: each sends to the three others together."""
     builder = TopologyBuilder("multicast", [0] * 4)
     for src in range(4):
         builder.add_link(src, tuple(r for r in range(4) if r != src), alpha_us=1, beta_us_per_mb=1)
@@ -50,7 +50,7 @@ def multicast():
 
 
 def circle():
-    """Links 0,1 -> 8 with 8 -> 4 and 8 -> 5 behind it, and 3,4 -> 9 with 9 -> 1 and 9 -> 2 behind it.
+    """Links 0,1 -> 8, then 8 -> 4 and 8 -> 5; and 3,4 -> 9, then 9 -> 1 and 9 -> 2.
 
     Rank 6 also sends to 0 and 1, and rank 7 to 3 and 4.
     """
@@ -62,16 +62,16 @@ def circle():
 
 
 def two_chunks():
-    """Ranks 0 and 7 have the chunk for 1 and 5, ranks 3 and 6 the one for 2 and 4.
+    """Ranks 0 and 7 hold the chunk for 1 and 5, ranks 3 and 6 the chunk for 2 and 4.
 
-    The first goes 7 -> 3 and 4 -> 9 -> 1, relayed by 3 and 4, and only then from 0 and 1, where it is own, to 8
-    and 5. The second goes the other way round: relayed by 0 and 1 before it is own at 3 and 4.
+    The first goes 7 -> 3 and 4 -> 9 -> 1, relayed by 3 and 4, before it goes from 0 and 1, as an own chunk,
+    to 8 and 5. The second goes the opposite way: relayed by 0 and 1 before it is own at 3 and 4.
     """
     return collectives.custom(10, precondition={0: [0, 7], 1: [3, 6]}, postcondition={0: [1, 5], 1: [2, 4]})
 
 
 ALL_RELAYS = {"0": [0, 1, 2, 3, 4, 5, 6, 7]}
-#: Sketch -> topology or None for its own, collective, the fields at fault, and what to write instead.
+#: {sketch: (topology or None for its own, collective, fields at fault, corrected tables)}.
 CASES = {
     "relay-forgets-a-rank": (
         None, "allreduce",
@@ -120,12 +120,12 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch):
-    """Sketches that cannot work become problems all the same."""
+    """Skip the reachability check, so that infeasible sketches become problems."""
     monkeypatch.setattr(apply_module, "check_reachable", lambda problem: None)
 
 
 def problem_of(name, *, edits=None):
-    """The problem of a sketch in the data folder, after some edits."""
+    """The problem of a sketch in the data folder, with edits to its tables."""
     topology, collective, _, _ = CASES[name]
     content = tomllib.loads((DATA / f"{name}.toml").read_text())
     for table, fields in (edits or {}).items():
@@ -146,20 +146,20 @@ def sketched(text, *, nodes=2, collective="allgather", **options):
 
 
 def works(problem):
-    """Whether the list scheduler finds a schedule that the verifier accepts."""
+    """True if the list scheduler finds a schedule that the verifier accepts."""
     result = synthesize(problem, backend="greedy", time_limit_s=0.3, parameters=PATIENT)
     return verify(result.schedule).ok
 
 
 def test_there_are_twelve():
-    """Every sketch of the folder is a case, and they are twelve."""
+    """Each of the twelve sketches in the folder is a case."""
     assert {path.stem for path in DATA.glob("*.toml")} == set(CASES)
     assert len(CASES) == 12
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_fields_at_fault(name):
-    """Each sketch is explained with the fields that clash, named with its file."""
+    """The explanation names the conflicting fields, with the file of the sketch."""
     explanation = explain(problem_of(name))
     assert not explanation.feasible
     fields = tuple(f"{name}.toml: {field}" for field in CASES[name][2])
@@ -169,7 +169,7 @@ def test_fields_at_fault(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", thinned(CASES, every=2))
 def test_change_makes_it_feasible(name):
-    """After the proposed change the list scheduler finds a schedule, and the explanation has no conflict."""
+    """After the proposed change the list scheduler finds a schedule, and no conflict remains."""
     explanation = explain(problem_of(name))
     assert explanation.change.startswith(f"{name}.toml: ")
     assert explanation.loosened is not None
@@ -179,7 +179,7 @@ def test_change_makes_it_feasible(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", thinned([*CASES][0 if MANY else 1 :], every=2))
 def test_what_to_write_instead(name):
-    """The sketch with the field at fault corrected by hand becomes a problem that is explained as feasible."""
+    """The sketch with its field corrected by hand is feasible."""
     explanation = explain(problem_of(name, edits=CASES[name][3]))
     assert explanation.feasible
     assert explanation.conflict == ()
@@ -203,7 +203,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_smallest_change(name):
-    """The change is told in the sketch's own words."""
+    """The smallest change is given in the sketch's own fields and values."""
     explanation = explain(problem_of(name))
     assert explanation.change == f"{name}.toml: {CHANGES[name]}"
     assert explanation.proven
@@ -211,9 +211,9 @@ def test_smallest_change(name):
 
 @pytest.mark.parametrize("backend", known_solvers())
 def test_every_backend_finds_the_change(backend):
-    """Two nodes and two chains without a way on need a solver: the fewest edits are the same two for all.
+    """Two nodes with two broken rings need a solver: every backend finds the same two edits.
 
-    Inside a node only 0 -> 1 and 2 -> 3 are left of a ring of four: 1 -> 2 and 3 -> 0 close it.
+    Inside a node only 0 -> 1 and 2 -> 3 remain of a ring of four: 1 -> 2 and 3 -> 0 close it.
     """
     if not _INFOS[backend].available:
         pytest.skip(f"{backend} is not here: {_INFOS[backend].why_not}")
@@ -226,7 +226,7 @@ def test_every_backend_finds_the_change(backend):
 
 @pytest.mark.parametrize("backend", known_solvers())
 def test_every_backend_finds_the_circle(backend):
-    """Only the routing model sees that own chunks wait for each other; each solver proves it."""
+    """A cyclic wait of own chunks is visible only to the routing model; every solver proves it."""
     if not _INFOS[backend].available:
         pytest.skip(f"{backend} is not here: {_INFOS[backend].why_not}")
     explanation = explain(problem_of("own-chunks-in-a-circle"), backend=backend)
@@ -235,7 +235,7 @@ def test_every_backend_finds_the_circle(backend):
 
 
 def test_reason_names_chunk_and_ranks():
-    """Local rank 7's chunk never gets out of node 0, ranks 0-7 hold it at most."""
+    """The reason names chunk and ranks: local rank 7's chunk never leaves node 0."""
     explanation = explain(problem_of("no-sender-for-a-rank"))
     assert explanation.reason == (
         "chunk 7 of allgather cannot get from rank 7 to rank 8; it reaches only ranks 0-7"
@@ -243,7 +243,7 @@ def test_reason_names_chunk_and_ranks():
 
 
 def test_reason_of_a_reduction():
-    """Rank 8's contribution cannot get to the root 7 of chunk 7, to which only its own node's can."""
+    """The reason for a reduction: rank 8's contribution cannot reach root 7, since only rank 7's node can."""
     explanation = explain(problem_of("relay-forgets-a-rank"))
     assert explanation.reason == (
         "the contribution of rank 8 to chunk 7 of allreduce cannot get to rank 7; "
@@ -252,14 +252,14 @@ def test_reason_of_a_reduction():
 
 
 def test_no_solver_where_graph_search_decides(monkeypatch):
-    """One smallest edit that does for every chunk is found without a solver."""
+    """If one edit makes every chunk reachable, graph search proves it smallest without a solver."""
     monkeypatch.setattr(clashes, "solve", None)
     assert explain(problem_of("no-connections")).proven
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "own-chunks-in-a-circle"])
 def test_conflict_is_irreducible(name):
-    """Of the clauses that clash, any one may go, and the chunk that they hold up gets to its end."""
+    """The conflict is irreducible: without any one of its clauses the blocked chunk reaches its destination."""
     barriers = Barriers(problem_of(name))
     demand, clauses = clashes.clashing(barriers, list(unmet(barriers.problem)))
     for left_out in clauses:
@@ -267,7 +267,7 @@ def test_conflict_is_irreducible(name):
 
 
 def random_sketch(rng):
-    """A sketch of two or three nodes of two or three ranks, and a collective for it."""
+    """A random sketch of two or three nodes with two or three ranks each, and a collective for it."""
     nodes, local = rng.choice((2, 3)), rng.choice((2, 3))
     ranks = range(local)
     senders = rng.sample(ranks, rng.randint(1, local))
@@ -290,7 +290,7 @@ def random_sketch(rng):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_random_sketches(seed):
-    """The check before synthesis and the explanation agree, and the change satisfies the check."""
+    """On random sketches the reachability check and the explanation agree, and the change passes the check."""
     rng = random.Random(seed)
     for _ in range(25):
         content, name, options, nodes, local = random_sketch(rng)
@@ -312,7 +312,7 @@ def test_random_sketches(seed):
 
 
 def test_topology_at_fault():
-    """A rank that no link enters is nobody's clause: the cut is named."""
+    """If no link enters a rank, the explanation names the cut of the topology, not a clause."""
     topology = linked("torn", [0, 0, 0], ((0, 1), (1, 0), (2, 0)), alpha_us=1, beta_us_per_mb=1)
     explanation = explain(make_problem(topology, collectives.allgather(3), chunk_bytes=10))
     assert not explanation.feasible
@@ -325,7 +325,7 @@ def test_topology_at_fault():
 
 @pytest.mark.slow
 def test_clauses_made_in_python():
-    """Clauses that no sketch could have said are told link by link."""
+    """Clauses set in Python that no sketch can express are listed link by link."""
     topology = ndv2(2)
     across = {e for e in topology.internode_links if topology.links[e].src < 8}  # node 1 sends nothing back
     inside = set(range(len(topology.links))) - set(topology.internode_links)
@@ -339,7 +339,7 @@ def test_clauses_made_in_python():
 
 
 def test_symmetry_that_clashes_is_bad_input():
-    """A symmetry that connections lack is refused before there is a problem to explain."""
+    """A symmetry that the connections lack is refused as input, before any explanation."""
     text = "[internode]\nconnections = {0=[0]}\n[[symmetry]]\noffset = 4\ngroup = 8"
     sketch = Sketch.from_toml(f'schema = 1\nmachine = "dgx-a100"\nnodes = 2\n{text}', source="a.toml")
     topology = sketch.topology()
@@ -348,7 +348,7 @@ def test_symmetry_that_clashes_is_bad_input():
 
 
 def test_scan_is_explained():
-    """Prefixes that a rank makes from what it received need a path, too."""
+    """Prefixes of a scan that a rank derives from received data need a path, too."""
     problem = sketched("[internode]\nconnections = {}", collective="scan")
     explanation = explain(problem)
     assert explanation.conflict == ("a.toml: internode.connections: no link between nodes",)
@@ -357,10 +357,10 @@ def test_scan_is_explained():
 
 @pytest.mark.slow
 def test_dearest_clause():
-    """One connection where a scatter could have eight: the bound says what that costs.
+    """The costliest clause of a scatter is its single connection where eight are possible.
 
-    Eight chunks of 105 us go over it in two sends of six at most, each with 2.6 us before its data is there. Over
-    eight links the NIC is busy with data alone, and the 2.6 us count once.
+    Eight chunks of 105 us go over it in two sends of at most six, each with 2.6 us of latency. Over eight
+    links the NIC is busy with data alone, and the 2.6 us count once.
     """
     problem = sketched("[internode]\nconnections = {0=[1]}", collective="scatter")
     explanation = explain(problem, time_limit_s=AMPLE_S)
@@ -380,7 +380,7 @@ def test_dearest_clause():
 
 @pytest.mark.slow
 def test_no_clause_costs_less_than_nothing():
-    """Leaving a clause out never raises the bound, and leaving out all lowers it most."""
+    """Removing a clause never raises the bound, and removing all clauses lowers it most."""
     sketch = load_sketch("ndv2/sk1")
     topology = sketch.topology()
     problem = sketch.apply(topology, collectives.allreduce(topology.num_ranks))
@@ -390,7 +390,7 @@ def test_no_clause_costs_less_than_nothing():
 
 
 def test_problem_without_clauses():
-    """There is nothing to leave out."""
+    """A problem without clauses is feasible and has no costs."""
     explanation = explain(make_problem(ring(4), collectives.allgather(4), chunk_bytes=10))
     assert explanation.feasible
     assert explanation.costs == ()
@@ -398,7 +398,7 @@ def test_problem_without_clauses():
 
 
 def test_clauses_that_time_leaves_unpriced_are_named():
-    """Those without a cost when time is up are in the result, and in what a person reads."""
+    """Clauses without a cost at the time limit are named in the result and its text."""
     problem = load_sketch("ndv2/sk1").apply(ndv2(nodes=2), "alltoall")
     explanation = explain(problem, time_limit_s=0.05)
     named = {"ndv2/sk1: internode.connections", "ndv2/sk1: merging.max"}
@@ -409,7 +409,7 @@ def test_clauses_that_time_leaves_unpriced_are_named():
 
 
 def test_repr_and_dict():
-    """A person reads the clauses and the change; a program gets the same as plain values."""
+    """The text shows clauses and change; `to_dict` gives them as plain values."""
     explanation = explain(problem_of("no-connections"))
     text = repr(explanation)
     assert "infeasible" in text
@@ -423,7 +423,8 @@ def test_repr_and_dict():
 
 @pytest.mark.slow
 def test_no_time_for_a_proof():
-    """Where time runs out the clauses in the way are given up, and the explanation says that less may do."""
+    """If time runs out, all blocking clauses are dropped, and the text says that a smaller change may
+    suffice."""
     explanation = explain(problem_of("no-links-inside"), time_limit_s=1e-9)
     assert not explanation.proven
     assert "smaller ones may do" in repr(explanation)

@@ -1,4 +1,4 @@
-"""Ruin and recreate: what it finds is right, no later than what it begins with, and the same again."""
+"""Ruin and recreate: results verify, never finish later than the start, and are reproducible."""
 
 from dataclasses import replace
 
@@ -45,21 +45,21 @@ from tests.synthesis.small_problems import (
 
 
 def first_of(problem):
-    """Schedule of the list scheduler."""
+    """The list scheduler's schedule."""
     found = synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
     assert isinstance(found, Schedule)
     return found
 
 
 def from_nothing(problem, *, turns=300, seed=0):
-    """Schedule found without a schedule to begin with."""
+    """A schedule found from bare trees, without an initial schedule."""
     search = Improvement(problem, bare_trees(problem), Limits(seed=seed))
     assert search.run(turns=turns) >= 0
     return search.schedule()
 
 
 def pair_of_pairs(*, multicast):
-    """Rank 0 has four chunks for ranks 1 and 2; a link to both at once is slower than one to each, or quicker."""
+    """Rank 0 has four chunks for ranks 1 and 2, with a link to each, and maybe a multicast link to both."""
     builder = TopologyBuilder("two to serve", [0] * 3)
     port = builder.add_resource("port of 0")
     for dst in (1, 2):
@@ -72,7 +72,7 @@ def pair_of_pairs(*, multicast):
 
 
 def _suited(problems, *, at_least):
-    """Those in which no own chunks go first, and no chunks are made from others; there are enough of them."""
+    """The problems without own-first links and derived chunks; at least `at_least` of them."""
     suited = [problem for problem in problems if suits_improvement(problem)]
     assert len(suited) >= at_least
     return suited
@@ -81,7 +81,7 @@ def _suited(problems, *, at_least):
 @pytest.mark.slow
 @pytest.mark.parametrize("combining", [False, True])
 def test_problems_of_any_shape(combining):
-    """Holds of either side, merging, chunks of several sizes and origins: it verifies, and is no later."""
+    """Random holds, merging, chunk sizes and origins: the result verifies and finishes no later."""
     problems = (random_problem(seed, combining=combining) for seed in range(16))
     for seed, problem in enumerate(_suited(problems, at_least=3)):
         first = first_of(problem)
@@ -92,7 +92,7 @@ def test_problems_of_any_shape(combining):
 
 @pytest.mark.slow
 def test_clauses_of_all_kinds():
-    """Process groups, relays, links of several ends and what a sketch says of single chunks are obeyed."""
+    """Process groups, relays, links of several ends and clauses on single chunks are obeyed."""
     for seed, problem in enumerate(_suited(map(random_group_problem, range(24)), at_least=10)):
         better, _ = improve_schedule(first_of(problem), Limits(seed=seed), turns=200)
         verify(better).raise_if_failed()
@@ -100,7 +100,7 @@ def test_clauses_of_all_kinds():
 
 @pytest.mark.fuzz
 def test_sums_of_any_shape():
-    """Contributions from some ranks, sums for others, and what a send may carry: what a few turns find verifies."""
+    """Random sums and clauses: the schedule after a few iterations verifies."""
     for seed in cases("sums, ruined and recreated", few=10, many=800, first=300):
         problem = random_problem(seed, combining=True)
         if suits_improvement(problem):
@@ -110,7 +110,7 @@ def test_sums_of_any_shape():
 
 
 def test_a_sum_that_is_passed_on_like_a_contribution():
-    """Ranks 0 and 1 sum up at 1; the sum goes on to 3 by sends that add: its order is kept all the same."""
+    """Ranks 0 and 1 add up at 1, and the sum reaches 3 by sends that add: the order of sends is kept."""
     topology = ring(4)
     problem = problem_of(topology, custom(4, [([0, 1], [3])], combining=True))
     ways = [
@@ -128,7 +128,7 @@ def test_a_sum_that_is_passed_on_like_a_contribution():
 
 @pytest.mark.faulty
 def test_the_verifier_has_the_last_word(monkeypatch):
-    """A schedule that the verifier refuses does not take the place of one that is right."""
+    """A schedule that the verifier refuses never replaces a valid one."""
     problem = problem_of(ring(4), collectives.allgather(4))
     search = Search(problem, Options(), Deadline.after(60))
     right = from_nothing(problem)
@@ -140,7 +140,8 @@ def test_the_verifier_has_the_last_word(monkeypatch):
 
 
 def test_a_chunk_that_comes_from_several_ranks_at_once():
-    """Ranks 1 and 2 send the same to 0 over one link: no tree grows that way, so the schedule stays as it is."""
+    """Ranks 1 and 2 send the same chunk to 0 over one link, which no tree supports: the schedule is
+    unchanged."""
     topology = linked("together", [0] * 3, [(2, 1), ((1, 2), 0)], alpha_us=1, beta_us_per_mb=1)
     problem = problem_of(topology, custom(3, [([2], [0, 1])] * 3))
     first = first_of(problem)
@@ -151,7 +152,7 @@ def test_a_chunk_that_comes_from_several_ranks_at_once():
     "name", ["allreduce", "broadcast", "allgather", "reduce", "reduce_scatter", "alltoall", "gather"]
 )
 def test_no_schedule_is_needed(name):
-    """Bare trees are completed: collectives of every kind on two machines."""
+    """Bare trees are completed to valid schedules, for all kinds of collectives on two machines."""
     topology = topologies.ndv2(2)
     problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
     assert verify(from_nothing(problem, turns=20)).ok
@@ -171,14 +172,14 @@ def test_no_schedule_is_needed(name):
     ids=lambda problem: problem.title,
 )
 def test_the_least_finish_of_tiny_problems(problem):
-    """From nothing it finds what exhaustive search finds."""
+    """On tiny problems the search reaches the optimum of exhaustive search."""
     found = from_nothing(problem)
     assert verify(found).ok
     assert found.finish_ticks == optimal_ticks(problem)
 
 
 def test_halves_of_an_allreduce_overlap():
-    """Nothing keeps one chunk's copies back until the last sum is complete."""
+    """Reduce and broadcast phases of an allreduce overlap: some copies start before the last sum is complete."""
     topology = topologies.ndv2(2)
     problem = make_problem(topology, collectives.allreduce(16), chunk_bytes=MB)
     found = from_nothing(problem, turns=50)
@@ -188,7 +189,7 @@ def test_halves_of_an_allreduce_overlap():
 
 @pytest.mark.slow
 def test_a_reduction_is_improved_as_far_as_a_broadcast():
-    """If links are the same in reverse, its trees are not inserted up to an earlier finish."""
+    """A reduction reaches the finish of the broadcast in reverse, if links are symmetric."""
     topology, finish = topologies.dgx_h100(4), {}
     for name in ("broadcast", "reduce"):
         problem = make_problem(topology, collectives.make(name, 32, chunks_per_rank=16), chunk_bytes=4 * MB)
@@ -201,7 +202,7 @@ def test_a_reduction_is_improved_as_far_as_a_broadcast():
 
 
 def test_more_links_do_not_hurt():
-    """Four chunks to two ranks through a port: 16 us one by one, 12 us by a link to both."""
+    """Four chunks to two ranks through a port take 16 us one by one, and 12 us with a multicast link."""
     alone = from_nothing(pair_of_pairs(multicast=False))
     both = from_nothing(pair_of_pairs(multicast=True))
     assert alone.finish_us == 16
@@ -209,7 +210,7 @@ def test_more_links_do_not_hurt():
 
 
 def test_what_merges_pays_the_latency_once():
-    """Eight chunks over one link of alpha 10 and beta 1: 18 us in one send, 88 us apart."""
+    """Eight chunks over a link of 10 us + 1 us each: 18 us in one send, 88 us in eight."""
     topology = linked("pair", [0, 1], [(0, 1)], alpha_us=10, beta_us_per_mb=1)
     problem = problem_of(
         topology, collectives.broadcast(2, chunks_per_rank=8), merging=frozenset({0}), max_merge=8
@@ -219,7 +220,7 @@ def test_what_merges_pays_the_latency_once():
 
 @pytest.mark.slow
 def test_a_seed_finds_the_same_again():
-    """Two runs of one seed: the same sends at the same times."""
+    """Two runs with one seed give the same sends at the same times."""
     problem = make_problem(topologies.ndv2(2), collectives.allreduce(16), chunk_bytes=MB)
     first, second = (from_nothing(problem, turns=100, seed=3) for _ in range(2))
     assert first.digest() == second.digest()
@@ -227,7 +228,7 @@ def test_a_seed_finds_the_same_again():
 
 @pytest.mark.slow
 def test_few_turns_go_far():
-    """dgx1 x4, allgather in 2 chunks per rank: 300 turns improve open spreading by more than 4 %."""
+    """dgx1 x4, allgather in 2 chunks per rank: 300 iterations improve the initial schedule by more than 4 %."""
     topology = topologies.dgx1(4)
     problem = make_problem(topology, collectives.allgather(32, chunks_per_rank=2), size_bytes=MB)
     first = schedule_large(problem, num_runs=1)
@@ -237,7 +238,7 @@ def test_few_turns_go_far():
 
 
 def test_chunks_that_are_not_free_keep_their_routes():
-    """Only chunk 2 of an allgather may change: all others keep their paths."""
+    """If only chunk 2 of an allgather is free, all others keep their paths."""
     problem = make_problem(topologies.ndv2(1), collectives.allgather(8), chunk_bytes=MB)
     before = from_nothing(problem, turns=0)
     search = Improvement(problem, read_trees(before), chunks={2})
@@ -249,7 +250,7 @@ def test_chunks_that_are_not_free_keep_their_routes():
 
 
 def test_a_bound_that_is_met_ends_it():
-    """A finish that is good enough is not improved."""
+    """A search stops once its target finish is met."""
     problem = problem_of(ring(4), collectives.allgather(4))
     search = Improvement(problem, bare_trees(problem), Limits(target_ticks=10**9))
     search.run(turns=50)
@@ -257,7 +258,7 @@ def test_a_bound_that_is_met_ends_it():
 
 
 def test_a_rank_without_a_way_ends_it():
-    """No link leads to rank 3 any more: there is no schedule."""
+    """If no link leads to rank 3, there is no schedule."""
     topology = ring(4)
     lost = [e for e, link in enumerate(topology.links) if 3 in link.dsts]
     problem = problem_of(without(topology, links=lost), collectives.allgather(4))
@@ -266,13 +267,13 @@ def test_a_rank_without_a_way_ends_it():
 
 
 def test_who_asks_for_more_is_sent_away():
-    """Chunks made from others, and own chunks that go first, are not known to it."""
+    """Derived chunks and own-first links are not supported."""
     assert not suits_improvement(relayed())
     assert not suits_improvement(problem_of(ring(3), collectives.make("scan", 3)))
 
 
 def test_the_calendar_holds_one_send_at_a_time():
-    """After a search no two entries of a resource overlap, and the load is what all sends hold."""
+    """After a search no two calendar entries of a resource overlap, and its load is the sum of all holds."""
     problem = make_problem(
         topologies.dgx_h100(2, profile="nominal"), collectives.allgather(16), chunk_bytes=MB
     )
@@ -288,7 +289,7 @@ def test_the_calendar_holds_one_send_at_a_time():
 
 
 def test_a_search_without_success_ends():
-    """A problem of two sends has few schedules: millions of turns that are granted are not used."""
+    """A problem of two sends has few schedules: the search ends long before its limit of 10**7 iterations."""
     first = schedule_large(make_problem(topologies.ring(2), collectives.allgather(2), chunk_bytes=MB))
     better, done = improve_schedule(first, turns=10**7)
     assert better == first
@@ -298,7 +299,7 @@ def test_a_search_without_success_ends():
 
 @pytest.mark.slow
 def test_what_one_seed_does_not_find_another_may():
-    """After a run that found nothing better the next has twice the turns, and a seed of its own."""
+    """After a run without improvement the next run has twice the iterations and another seed."""
     collective = collectives.broadcast(5, chunks_per_rank=8)
     problem = make_problem(topologies.star(5), collective, chunk_bytes=MB)
     first, found = schedule_large(problem, num_runs=1), []
@@ -313,7 +314,7 @@ def test_what_one_seed_does_not_find_another_may():
 
 
 def test_a_send_that_is_taken_over_has_one_link():
-    """Sends of one chunk over two links stay two where they come under one number, as in re-planning."""
+    """Sends of one chunk over two links that share a group number, as in re-planning, stay two sends."""
     problem = make_problem(topologies.ring(5), collectives.allgather(5), chunk_bytes=MB)
     problem = problem.with_clauses(max_merge=4, merging=frozenset(range(len(problem.topology.links))))
     trees = read_trees(first_of(problem))

@@ -1,4 +1,4 @@
-"""Classes of fast and slow links."""
+"""Classes of links by rate."""
 
 import taccl
 from taccl.problem.problem import make_problem
@@ -7,7 +7,8 @@ from taccl.topology.builder import TopologyBuilder
 
 
 def two_leaves(*, uplink):
-    """Ranks 0, 1 and 2, 3 at two leaves, all pairs linked at 1 us a MB; `uplink`: a leaf's ranks share one."""
+    """Ranks 0, 1 and 2, 3 at two leaves, all pairs linked at 1 us/MB; with `uplink`, each leaf's ranks share
+    one."""
     builder = TopologyBuilder("leaves", [0] * 4)
     uplinks = [builder.add_resource(f"uplink {leaf}") for leaf in range(2)]
     for src in range(4):
@@ -21,12 +22,12 @@ def two_leaves(*, uplink):
 
 
 def test_links_of_one_rate_are_one_class():
-    """Without a shared uplink all links are alike."""
+    """Without a shared uplink all links form one class."""
     assert len(two_leaves(uplink=False).component) == 1
 
 
 def test_links_that_ranks_share_are_slower():
-    """Two ranks share an uplink: what takes it is as slow as half a link."""
+    """Links over an uplink that two ranks share form a slower class."""
     fabric = two_leaves(uplink=True)
     crossing = fabric.src // 2 != fabric.dst // 2
     assert fabric.speed.tolist() == crossing.astype(int).tolist()
@@ -34,6 +35,6 @@ def test_links_that_ranks_share_are_slower():
 
 
 def test_a_port_of_one_rank_is_not_shared():
-    """All sends of a rank hold its port of a star, and yet a rank alone gets the full rate."""
+    """A rank's port on a star is used by that rank alone, so all links form one class."""
     problem = make_problem(taccl.topologies.star(4), taccl.collectives.allgather(4), chunk_bytes=10**6)
     assert len(problem_arrays(problem)[0].component) == 1

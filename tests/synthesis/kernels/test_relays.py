@@ -1,4 +1,4 @@
-"""Ranks that carry what they do not want."""
+"""Ranks that relay chunks that they do not need."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from taccl.synthesis.proposers.spreading import spread
 
 @pytest.fixture
 def problem():
-    """Three groups of four ranks of a mesh, the ranks of which are no neighbours, with three chunks a rank."""
+    """Three process groups of four non-adjacent ranks of a mesh, three chunks per rank."""
     parts = [range(g, 12, 3) for g in range(3)]
     joint = together(
         [collectives.allgather(4, chunks_per_rank=3).among(list(part), num_ranks=12) for part in parts]
@@ -26,7 +26,7 @@ def problem():
 
 
 def test_relays_lead_to_all_that_want_a_chunk(problem, monkeypatch):
-    """After one pass as after all: what is sent verifies, and ranks relay that are in no group of the chunk."""
+    """With any number of stored steps, schedules verify and use relays outside a chunk's group."""
     for steps in (0, 10**9):
         monkeypatch.setattr(spreading, "KEPT_STEPS", steps)
         fabric, demand = problem_arrays(problem)

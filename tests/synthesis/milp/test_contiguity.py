@@ -1,4 +1,4 @@
-"""The contiguity MILP against all ways to merge, tried one by one, while the order stays as it is."""
+"""The contiguity MILP against exhaustive enumeration of merges in a fixed order."""
 
 import itertools
 from collections import defaultdict
@@ -21,7 +21,7 @@ SOLVERS = ("highs", "scip", "cbc", "gurobi", "cpsat")
 
 
 def ordered(problem):
-    """The list scheduler's order, of the hops that its own first schedule needs."""
+    """The list scheduler's order of the hops that its own schedule needs."""
     quotient = take_quotient(problem)
     found = list_schedule(quotient, critical_priorities(quotient))
     if found is None or not found.sends:
@@ -33,7 +33,7 @@ def ordered(problem):
 
 
 def best_merging(quotient, schedule):
-    """The least finish in ticks over all ways to merge neighbours on merging links."""
+    """Least finish in ticks over all ways to merge consecutive hops on merging links."""
     needed = needed_hops(quotient, schedule)
     order = [m for send in schedule.sends for m in send.hops if m in needed]
     rows = defaultdict(list)
@@ -49,7 +49,7 @@ def best_merging(quotient, schedule):
 
 
 def _finish(quotient, schedule, order, joined):
-    """The finish if these hops join the batch before them on their link; None if that cannot be."""
+    """Finish if these hops join the batch before them on their link; None if the clauses forbid it."""
     batches = []
     batch_of = {}
     last = {}
@@ -108,7 +108,7 @@ def _finish(quotient, schedule, order, joined):
 
 
 def _queues(quotient, schedule):
-    """The hops that hold each resource, in the order in which the schedule's sends take it."""
+    """Hops that hold each resource, in the order of the schedule's sends."""
     taken = defaultdict(list)
     for index, send in enumerate(schedule.sends):
         units = sum(quotient.hops[m].units for m in send.hops)
@@ -126,7 +126,7 @@ def _queues(quotient, schedule):
 
 
 def merge(quotient, schedule, solver="highs"):
-    """What the MILP makes of an order, and its objective in ticks."""
+    """The MILP's merged schedule of an order, and its objective in ticks."""
     contiguity = ContiguityModel(quotient, schedule)
     answer = solve(contiguity.model, solver, time_limit_s=20)
     assert answer.status == "optimal"
@@ -137,7 +137,8 @@ def merge(quotient, schedule, solver="highs"):
 
 
 def line(count, *, alpha=2, onward=0, meaning="occupies", **clauses):
-    """`count` chunks from rank 0 to rank 1 over a link of alpha + 1 us each; with `onward`, then on to 2."""
+    """`count` chunks from rank 0 to rank 1 over a link of alpha + 1 us each; with `onward`, further to rank
+    2."""
     builder = TopologyBuilder("line", [0, 1, 1], alpha_meaning=meaning)
     builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=1)
     builder.add_link(1, 2, alpha_us=0, beta_us_per_mb=max(1, onward))
@@ -146,12 +147,12 @@ def line(count, *, alpha=2, onward=0, meaning="occupies", **clauses):
 
 
 def counts(quotient, found, link=0):
-    """How many chunks each send over a link carries, in order."""
+    """Number of chunks in each send over a link, in order."""
     return [len(send.hops) for send in found.sends if quotient.hops[send.hops[0]].link == link]
 
 
 def given(problem):
-    """The order of a problem that has one."""
+    """The list scheduler's order of a problem, which must exist."""
     found = ordered(problem)
     assert found is not None
     return found
@@ -159,7 +160,7 @@ def given(problem):
 
 @pytest.mark.parametrize(("max_merge", "finish"), [(2, 3 * 2 + 6), (3, 2 * 2 + 6), (6, 2 + 6)])
 def test_merging_saves_one_alpha_for_each_chunk_that_joins(max_merge, finish):
-    """Six chunks of 1 us: alpha, 2 us, is paid once for every send of at most so many."""
+    """Six chunks of 1 us: the alpha of 2 us is paid once for every send of at most `max_merge`."""
     quotient, order = given(line(6, max_merge=max_merge))
     found, objective = merge(quotient, order)
     assert objective == pytest.approx(finish)
@@ -168,9 +169,10 @@ def test_merging_saves_one_alpha_for_each_chunk_that_joins(max_merge, finish):
 
 
 def test_chunks_that_have_far_to_go_do_not_wait_for_others():
-    """Alpha 1 + 1 us a chunk, then 4 us onward: one first, at 2, keeps the second link busy from 2 to 10.
+    """Alpha 1 us + 1 us per chunk, then 4 us onward: the first chunk goes alone and keeps the second link
+    busy from 2 to 10.
 
-    Both in one send would be there at 3, and on at 3 + 4 + 4.
+    Merged, both chunks arrive at 3 us and finish at 3 + 4 + 4.
     """
     quotient, order = given(line(2, alpha=1, onward=4, max_merge=2))
     found, objective = merge(quotient, order)
@@ -179,7 +181,7 @@ def test_chunks_that_have_far_to_go_do_not_wait_for_others():
 
 
 def test_the_order_need_not_merge_for_the_model_to():
-    """Given two sends of a chunk each, 3 + 3 us, it makes one of 4 us."""
+    """Two given sends of one chunk each, 3 + 3 us, are merged into one of 4 us."""
     quotient, order = given(line(2, max_merge=2))
     (both,) = order.sends
     apart = tuple(Send(both.link, (m,), 3 * i, 3 * i + 3) for i, m in enumerate(both.hops))
@@ -189,7 +191,7 @@ def test_the_order_need_not_merge_for_the_model_to():
 
 
 def test_links_that_do_not_merge_send_one_by_one():
-    """Three chunks of 2 + 1 us."""
+    """Three chunks of 2 + 1 us over a link that does not merge take 9 us."""
     quotient, order = given(line(3, max_merge=3, merging=frozenset({1})))
     found, objective = merge(quotient, order)
     assert objective == pytest.approx(9)
@@ -197,7 +199,7 @@ def test_links_that_do_not_merge_send_one_by_one():
 
 
 def two_kinds(*, meaning="occupies", **clauses):
-    """0 sends its own two chunks to 2, and one that comes from 1 at 1 us; 4 us + 1 us a chunk."""
+    """Rank 0 sends two own chunks and one chunk from rank 1 to rank 2: 4 us + 1 us per chunk."""
     builder = TopologyBuilder("own and relayed", [0, 0, 1], alpha_meaning=meaning)
     builder.add_link(1, 0, alpha_us=0, beta_us_per_mb=1)
     builder.add_link(0, 2, alpha_us=4, beta_us_per_mb=1)
@@ -208,7 +210,8 @@ def two_kinds(*, meaning="occupies", **clauses):
 
 
 def test_own_and_relayed_chunks_never_share_a_send():
-    """Own ones together, 6 us, then the relayed one, 5 us; without own-first all three go at 1, and are there at 8."""
+    """Own chunks go together, 6 us, then the relayed one, 5 us; without own-first all three go together, 8
+    us."""
     problem = two_kinds(own_first=frozenset({1}))
     quotient, order = given(problem)
     found, objective = merge(quotient, order)
@@ -220,7 +223,7 @@ def test_own_and_relayed_chunks_never_share_a_send():
 
 
 def shared_nic(*, beta, held):
-    """0 -> 1 and 0 -> 2 take 2 us + `beta` a MB and hold one NIC for 1 us + `held` of it."""
+    """Links 0 -> 1 and 0 -> 2 take 2 us + `beta` us/MB and hold one NIC for 1 us + `held` us/MB."""
     builder = TopologyBuilder("shared NIC", [0, 1, 2])
     nic = builder.add_resource("NIC")
     for dst in (1, 2):
@@ -230,10 +233,10 @@ def shared_nic(*, beta, held):
 
 
 def test_a_shared_resource_keeps_its_order():
-    """0 -> 1, 0 -> 2 and 0 -> 1 again take turns at the NIC: the first and the third do not merge.
+    """Sends 0 -> 1, 0 -> 2 and 0 -> 1 keep their order at the NIC, so the first and the third do not merge.
 
-    A send takes 2 + 1 us and holds the NIC for 1 + 1: starts at 0, 2 and 4, the last one ends at 7. In
-    another order, the two for rank 1 together and then the other, it would be 1 + 2 + 2 + 1.
+    A send takes 2 + 1 us and holds the NIC for 1 + 1: starts at 0, 2 and 4, the last one ends at 7. With both
+    sends to rank 1 merged it would be 1 + 2 + 2 + 1.
     """
     ways = [([0], [1]), ([0], [2]), ([0], [1])]
     topology = shared_nic(beta=1, held=1)
@@ -247,7 +250,7 @@ def test_a_shared_resource_keeps_its_order():
 
 
 def test_batches_of_a_pipelined_link_are_only_beta_apart():
-    """Alpha 2, four chunks of 1 us, at most two a send: starts at 0 and 2, the last one ends at 2 + 4."""
+    """Alpha 2, four chunks of 1 us, at most two per send: starts at 0 and 2, the last send ends at 2 + 4."""
     quotient, order = given(line(4, max_merge=2, meaning="pipelined"))
     assert order.finish_ticks == 6
     _, objective = merge(quotient, order)
@@ -255,9 +258,9 @@ def test_batches_of_a_pipelined_link_are_only_beta_apart():
 
 
 def test_a_merged_send_frees_a_fast_resource_early():
-    """0 -> 1 takes 2 + 2 us a chunk, its NIC 1 + 1: two together are there at 6, but free the NIC at 3.
+    """0 -> 1 takes 2 + 2 us per chunk, its NIC 1 + 1: two merged arrive at 6, but free the NIC at 3.
 
-    So 0 -> 2, the same, goes from 3 to 7.
+    So 0 -> 2, with the same costs, goes from 3 to 7.
     """
     ways = [([0], [1]), ([0], [1]), ([0], [2])]
     topology = shared_nic(beta=2, held=1)
@@ -269,9 +272,11 @@ def test_a_merged_send_frees_a_fast_resource_early():
 
 
 def test_a_receiving_hold_begins_later_the_fuller_the_send():
-    """0 -> 2 takes 2 us a chunk and holds the ingress for the last of each: two together from 2 on, to 4.
+    """0 -> 2 takes 2 us per chunk and holds the ingress at its end, 1 us per chunk: two merged hold it from 2
+    to 4.
 
-    1 -> 2 takes 2 us and the ingress for both, so it goes first, from 0 to 2: all is there at 4.
+    1 -> 2 takes 2 us and holds the ingress for both, so it goes first, from 0 to 2, and the schedule ends at
+    4.
     """
     builder = TopologyBuilder("ingress", [0, 0, 1])
     ingress = builder.add_resource("ingress")
@@ -290,7 +295,8 @@ def test_a_receiving_hold_begins_later_the_fuller_the_send():
 
 
 def test_relayed_chunks_wait_a_latency_on_links_that_do_not_merge():
-    """Alpha 4 pipelines: own chunks at 0 and 1, the relayed one 5 us after the second, at 6; there at 11."""
+    """Alpha 4 us, pipelined: own chunks at 0 and 1; the relayed chunk 5 us after the second, at 6, ends at
+    11."""
     problem = two_kinds(meaning="pipelined", own_first=frozenset({1}), merging=frozenset())
     quotient, order = given(problem)
     found, objective = merge(quotient, order)
@@ -299,7 +305,7 @@ def test_relayed_chunks_wait_a_latency_on_links_that_do_not_merge():
 
 
 def test_hops_that_lead_nowhere_do_not_count():
-    """0 -> 1 takes 3 us; on to 2, which is made to want nothing, would take the chunk 1 more."""
+    """Hops beyond the last destination add nothing: 0 -> 1 takes 3 us, and 1 -> 2, not needed, is ignored."""
     quotient, order = given(line(1, onward=1))
     states = tuple(replace(state, is_destination=state.rank == 1) for state in quotient.states)
     found, objective = merge(replace(quotient, states=states), replace(order, finish_ticks=3))
@@ -310,7 +316,8 @@ def test_hops_that_lead_nowhere_do_not_count():
 
 @pytest.mark.slow
 def test_random_orders_merge_as_well_as_any_way_to_merge_them():
-    """The schedule then verifies, and takes no longer than the objective says."""
+    """On random orders the objective equals the best enumerated merging, and the schedule verifies and meets
+    it."""
     compared = gained = 0
     for seed in range(1, some(120, 300) + 1):
         found = ordered(random_problem(seed))
@@ -345,7 +352,7 @@ def test_random_orders_merge_as_well_as_any_way_to_merge_them():
     ids=["line", "own first", "allgather", "broadcast"],
 )
 def test_all_solvers_prove_one_objective(problem):
-    """HiGHS, SCIP, CBC, Gurobi and CP-SAT on the same model."""
+    """HiGHS, SCIP, CBC, Gurobi and CP-SAT prove the same objective of one model."""
     quotient, order = given(problem)
     expected = best_merging(quotient, order)
     assert {solver: merge(quotient, order, solver)[1] for solver in SOLVERS} == pytest.approx(
@@ -354,7 +361,7 @@ def test_all_solvers_prove_one_objective(problem):
 
 
 def test_every_tag_has_rows():
-    """On an order that has everything in it; no row has another tag."""
+    """Every tag has rows in a model with all features, and no row has another tag."""
     two_each = collectives.allgather(4, chunks_per_rank=2)
     quotient, order = given(problem_of(two_nodes(), two_each, merging=frozenset({4, 5, 6}), max_merge=2))
     assert set(ContiguityModel(quotient, order).model.tags) == set(TAGS)

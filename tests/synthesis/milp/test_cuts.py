@@ -1,4 +1,4 @@
-"""Cuts from critical paths: hops that together take as long as the cut says, for every routing."""
+"""Cuts from critical paths: sets of hops that take at least the cut's time under every routing."""
 
 import pytest
 
@@ -14,20 +14,20 @@ from tests.synthesis.small_problems import custom, problem_of, random_problem, r
 
 
 def scheduled(problem):
-    """The quotient by no symmetry, and the list scheduler's schedule."""
+    """The quotient without symmetry, and the list scheduler's schedule."""
     quotient = take_quotient(problem)
     return quotient, list_schedule(quotient, critical_priorities(quotient))
 
 
 def cut_of(problem):
-    """The quotient, and the cut of that schedule."""
+    """The quotient, its list schedule, and the cut found from that schedule."""
     quotient, found = scheduled(problem)
     cut = find_cut(quotient, found, upper_ticks=found.finish_ticks, lower_ticks=0, time_limit_s=20)
     return quotient, found, cut
 
 
 def test_the_critical_path_leads_from_the_start_to_the_finish():
-    """A chunk that passes three links of a ring of six waits for nothing else: its three hops."""
+    """The critical path of a chunk over three links of a ring of six is its three hops."""
     quotient, found = scheduled(problem_of(ring(6), custom(6, [([0], [3]), ([4], [5])])))
     hops = critical_hops(quotient, found, needed_entries(quotient, found))
     assert [quotient.hops[m].chunk for m in hops] == [0, 0, 0]
@@ -35,7 +35,7 @@ def test_the_critical_path_leads_from_the_start_to_the_finish():
 
 @pytest.mark.slow
 def test_hops_that_cannot_be_sooner_are_excluded_together():
-    """Three chunks over one link take what the schedule takes, in any order."""
+    """Three chunks over one link take the same time in any order, so all three hops are in the cut."""
     quotient, found, cut = cut_of(problem_of(star(2), custom(3, [([1], [0])] * 3)))
     assert cut is not None
     assert {quotient.hops[m].chunk for m in cut.hops} == {0, 1, 2}
@@ -44,7 +44,7 @@ def test_hops_that_cannot_be_sooner_are_excluded_together():
 
 @pytest.mark.slow
 def test_a_merging_link_with_more_hops_than_batches_gets_no_cut():
-    """Eleven hops have fewer batches in the job shop, which then proves nothing of all ways to merge."""
+    """Eleven hops over a merging link exceed the job shop's number of batches, so there is no cut."""
     problem = problem_of(ring(2), custom(2, [([0], [1])] * 11), merging=frozenset({0}), max_merge=2)
     assert cut_of(problem)[2] is None
 
@@ -52,7 +52,7 @@ def test_a_merging_link_with_more_hops_than_batches_gets_no_cut():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_no_cut_excludes_the_optimum(seed):
-    """With its cut, routing is still a relaxation of a random problem."""
+    """With its cut, the routing model of a random problem is still a relaxation."""
     problem = random_problem(seed)
     quotient, found, cut = cut_of(problem)
     cuts = [] if cut is None else [cut]
@@ -68,7 +68,7 @@ def test_no_cut_excludes_the_optimum(seed):
 
 @pytest.mark.slow
 def test_a_cut_raises_the_objective_to_what_it_says():
-    """All hops of the only routing of a gather over two nodes take their finish: so does routing then."""
+    """A gather over two nodes has one routing: with the cut the routing objective rises to its finish."""
     problem = problem_of(two_nodes(), collectives.gather(4))
     quotient, found, cut = cut_of(problem)
     assert cut is not None

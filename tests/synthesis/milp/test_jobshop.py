@@ -1,4 +1,4 @@
-"""The job shop: what it is given, what it answers, and sums that are complete when all parts have come."""
+"""The job shop: inputs, answers, and sums that are complete when all contributions have arrived."""
 
 from dataclasses import replace
 
@@ -14,12 +14,12 @@ from tests.synthesis.small_problems import custom, full, linked, problem_of, rin
 
 
 def orbits_of(problem):
-    """The problem itself."""
+    """The problem as a quotient by no symmetry."""
     return take_quotient(problem)
 
 
 def listed(quotient, *, backward=False):
-    """A schedule to start from; `backward`, with the priorities turned round."""
+    """A list schedule to start from; with `backward`, by negated priorities."""
     sign = -1 if backward else 1
     found = list_schedule(quotient, [sign * p for p in critical_priorities(quotient)])
     assert found is not None
@@ -27,26 +27,26 @@ def listed(quotient, *, backward=False):
 
 
 def solved(quotient, upper, **options):
-    """With every hop optional, unless the options say otherwise."""
+    """The job shop's answer, with every hop optional unless the options differ."""
     hops = {"optional": range(len(quotient.hops)), "required": (), "time_limit_s": AMPLE_S}
     return jobshop.solve(quotient, upper_ticks=upper, **(hops | options))
 
 
 def late(problem):
-    """The quotient; its list schedule by backward priorities takes 6, the best one 4."""
+    """The quotient; its list schedule by backward priorities takes 6 ticks, the optimum 4."""
     quotient = orbits_of(problem)
     assert listed(quotient, backward=True).finish_ticks == 6
     return quotient
 
 
 def two_hops():
-    """One chunk for rank 1, one for rank 2 by rank 1, 2 us a hop: the one with far to go first takes 4."""
+    """One chunk for rank 1, one for rank 2 through rank 1, 2 us per hop: the far chunk first gives 4 us."""
     topology = linked("line", [0] * 3, [(0, 1), (1, 2)], alpha_us=1, beta_us_per_mb=1)
     return problem_of(topology, custom(3, [([0], [1]), ([0], [2])]))
 
 
 def test_a_hint_is_improved_on():
-    """From 6 to the optimum."""
+    """A hint of 6 ticks is improved to the optimum of 4."""
     quotient = late(two_hops())
     answer = solved(quotient, 6, hint=listed(quotient, backward=True))
     assert (answer.status, answer.bound_ticks) == ("optimal", 4)
@@ -54,14 +54,14 @@ def test_a_hint_is_improved_on():
 
 
 def test_a_hint_that_does_not_fit_does_no_harm():
-    """It finishes at 6, at most 4 is asked for."""
+    """A hint of 6 ticks above the upper limit of 4 does no harm."""
     quotient = late(two_hops())
     answer = solved(quotient, 4, hint=listed(quotient, backward=True))
     assert answer.schedule.finish_ticks == 4
 
 
 def test_a_hint_may_make_hops_that_are_not_given():
-    """A schedule of all chunks, while only chunk 0's hops are to be timed."""
+    """The hint may contain hops that are not given: here only chunk 0's hops are timed."""
     quotient = orbits_of(problem_of(ring(3), collectives.broadcast(3)))
     hint = listed(quotient)
     needed = [m for send in hint.sends for m in send.hops]
@@ -71,32 +71,32 @@ def test_a_hint_may_make_hops_that_are_not_given():
 
 
 def test_no_schedule_is_shorter_than_the_best():
-    """At most 3 us, where 4 are needed, is infeasible: no schedule, no bound."""
+    """A limit of 3 us, below the optimum of 4, is infeasible: no schedule and no bound."""
     answer = solved(late(two_hops()), 3)
     assert (answer.status, answer.schedule, answer.bound_ticks) == ("infeasible", None, None)
 
 
 def test_a_proven_lower_bound_is_believed():
-    """The finish that is reported is never below it, nor is the bound."""
+    """Neither the finish nor the bound is reported below a given lower bound."""
     answer = solved(late(two_hops()), 6, lower_ticks=5)
     assert (answer.status, answer.schedule.finish_ticks, answer.bound_ticks) == ("optimal", 5, 5)
     assert max(send.end_ticks for send in answer.schedule.sends) <= 5
 
 
 def test_a_lower_bound_above_the_upper_one_is_cut():
-    """A schedule that meets the bound is asked for again, not refused."""
+    """A lower bound above the upper limit is reduced to it, and a schedule that meets the limit is found."""
     answer = solved(late(two_hops()), 4, lower_ticks=5)
     assert answer.schedule.finish_ticks == 4
 
 
 def heavy():
-    """Far too much for some seconds: alltoall on a ring of 12, without symmetry."""
+    """A problem too large for some seconds: alltoall on a ring of 12, without symmetry."""
     quotient = orbits_of(problem_of(ring(12, betas=(0, 1, 3, 2)), collectives.alltoall(12)))
     return quotient, listed(quotient)
 
 
 def test_a_time_limit_is_kept():
-    """What is not proven in time is not called optimal; whatever schedule there is comes with a bound."""
+    """Within 0.3 s the answer is feasible or no-solution, not optimal; a schedule comes with a bound."""
     quotient, hint = heavy()
     answer = solved(quotient, hint.finish_ticks, hint=hint, time_limit_s=0.3)
     assert answer.status in ("feasible", "no-solution")
@@ -105,7 +105,7 @@ def test_a_time_limit_is_kept():
 
 
 def test_what_was_found_by_the_time_limit_is_returned():
-    """All hops of a known schedule, so that there is something to find, but too little time to prove it."""
+    """The schedule found by the time limit is returned, with too little time for its proof."""
     quotient, hint = heavy()
     needed = needed_hops(quotient, hint)
 
@@ -122,7 +122,7 @@ def test_what_was_found_by_the_time_limit_is_returned():
 
 
 def test_progress_tells_of_every_better_schedule():
-    """Each with its finish, the last one the answer's."""
+    """Progress reports every better schedule with its finish; the last is the answer's."""
     quotient, news = late(two_hops()), []
     answer = solved(quotient, 6, hint=listed(quotient, backward=True), on_progress=news.append)
     assert answer.schedule is not None
@@ -132,27 +132,27 @@ def test_progress_tells_of_every_better_schedule():
 
 
 def test_the_same_seed_gives_the_same_schedule():
-    """On one thread."""
+    """One seed on one thread gives the same schedule twice."""
     quotient = orbits_of(problem_of(ring(4), collectives.allgather(4)))
     one, same = (solved(quotient, 6, seed=3, threads=1) for _ in range(2))
     assert one.schedule == same.schedule
 
 
 def hops_of(answer):
-    """The hops that are made."""
+    """The hops of the answer's schedule."""
     assert answer.schedule is not None
     return sorted(m for send in answer.schedule.sends for m in send.hops)
 
 
 def test_optional_hops_are_made_as_needed():
-    """A broadcast to three others takes three of the nine hops."""
+    """A broadcast to three ranks uses three of nine optional hops."""
     quotient = orbits_of(problem_of(full(4), collectives.broadcast(4)))
     assert len(quotient.hops) == 9
     assert len(hops_of(solved(quotient, 1))) == 3
 
 
 def test_required_hops_are_made():
-    """Even a longer way: 1 by 0 and 2 by 1 is asked for, though 0 sends to both in 1 us."""
+    """Required hops are made: 1 by 0 and 2 by 1 is required, though 0 could send to both in 1 us."""
     quotient = orbits_of(problem_of(full(3), collectives.broadcast(3)))
     ends = {(m.srcs[0], m.dsts[0]): i for i, m in enumerate(quotient.hops)}
     number = {state.rank: p for p, state in enumerate(quotient.states)}
@@ -163,7 +163,7 @@ def test_required_hops_are_made():
 
 
 def test_hops_that_are_not_given_are_not_made():
-    """Without 0 -> 1, a broadcast on a full graph goes by 2."""
+    """Hops that are not given are not used: without 0 -> 1, a broadcast on a full graph goes through 2."""
     quotient = orbits_of(problem_of(full(3), collectives.broadcast(3)))
     links = quotient.problem.topology.links
     left = [m for m, hop in enumerate(quotient.hops) if (links[hop.link].src, links[hop.link].dst) != (0, 1)]
@@ -173,13 +173,13 @@ def test_hops_that_are_not_given_are_not_made():
 
 
 def test_a_destination_that_nothing_enters_is_infeasible():
-    """No hop is given at all."""
+    """Without any hop the destinations are unreachable: infeasible."""
     quotient = orbits_of(problem_of(full(3), collectives.broadcast(3)))
     assert solved(quotient, 5, optional=()).status == "infeasible"
 
 
 def test_one_send_carries_what_it_was_given_together():
-    """Three chunks of 2 + 1 us over a link that merges three: one send of 5 us."""
+    """Three chunks of 2 + 1 us over a link that merges three go in one send of 5 us."""
     topology = linked("merge", [0, 1], [(0, 1)], alpha_us=2, beta_us_per_mb=1)
     problem = problem_of(topology, custom(2, [([0], [1])] * 3), merging=frozenset({0}), max_merge=3)
     answer = solved(orbits_of(problem), 9)
@@ -189,7 +189,7 @@ def test_one_send_carries_what_it_was_given_together():
 
 @pytest.mark.parametrize("merging", [frozenset(), frozenset({0})], ids=["one by one", "merging"])
 def test_own_chunks_go_first(merging):
-    """Two chunks of 2 + 1 us, the first of them the link's own, do not merge."""
+    """Two chunks of 2 + 1 us, the first of them the link's own, are not merged."""
     problem = problem_of(
         linked("lane", [0, 1], [(0, 1)], alpha_us=2, beta_us_per_mb=1),
         custom(2, [([0], [1])] * 2),

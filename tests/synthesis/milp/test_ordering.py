@@ -15,7 +15,7 @@ from tests.synthesis.small_problems import custom, linked, problem_of, relayed, 
 
 
 def tree():
-    """Allgather on a ring of 4 in which every chunk goes round one way."""
+    """Allgather on a ring of 4 in which every chunk travels in one direction."""
     topology = ring(4)
     problem = problem_of(topology, collectives.allgather(4))
     onward = {e for e, link in enumerate(topology.links) if link.dst == (link.src + 1) % 4}
@@ -25,7 +25,7 @@ def tree():
 
 
 def routed(problem):
-    """The quotient with the hops that the list scheduler makes."""
+    """The quotient with only the hops that the list scheduler uses."""
     quotient = take_quotient(problem, symmetry_group(problem))
     found = list_schedule(quotient, critical_priorities(quotient))
     assert found is not None
@@ -35,7 +35,7 @@ def routed(problem):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_makes_a_valid_schedule(rule):
-    """Three hops of 2 us; no two chunks ever want one link at once."""
+    """Every rule gives a valid schedule: three hops of 2 us without contention."""
     quotient = tree()
     found = order(quotient, rule)
     schedule = expand(quotient, found.sends, producer=rule)
@@ -45,7 +45,7 @@ def test_every_rule_makes_a_valid_schedule(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_obeys_own_first(rule):
-    """Where the sketch orders chunks the rule does not."""
+    """Every rule obeys the sketch's own-first clause."""
     quotient = routed(relayed())
     found = order(quotient, rule)
     assert verify(expand(quotient, found.sends, producer=rule)).ok
@@ -58,7 +58,7 @@ def test_an_unknown_rule_is_refused():
 
 
 def test_the_best_rule_is_no_worse_than_any():
-    """Over all rules, on links that merge."""
+    """The best order is no later than that of any rule, on links that merge."""
     problem = problem_of(two_nodes(), collectives.allgather(4), merging=frozenset({4, 5, 6}), max_merge=2)
     quotient = routed(problem)
     best = best_order(quotient)
@@ -69,7 +69,7 @@ def test_the_best_rule_is_no_worse_than_any():
 
 
 def line(rule):
-    """In what order link 0 -> 1 sends chunk 0 (to 1), chunk 1 (to 2), with chunk 2 (from 3 to 1) after."""
+    """The order in which link 0 -> 1 sends four chunks: three of rank 0's to 1, and chunk 1 from 3 to 2."""
     topology = linked("line", [0] * 4, [(0, 1, 0, 1), (1, 2, 0, 5), (3, 0, 0, 1)])
     problem = problem_of(topology, custom(4, [([0], [1]), ([3], [2]), ([0], [1]), ([0], [1])]))
     found = order(take_quotient(problem, symmetry_group(problem)), rule)
@@ -82,23 +82,23 @@ def line(rule):
 
 
 def test_longest_path_first_lets_a_late_chunk_with_far_to_go_overtake():
-    """Chunk 1 comes at 1 and has 6 us to go: it is second, after what could start at 0."""
+    """Chunk 1 arrives at 1 us with 6 us to go: it is second, after the chunk that starts at 0."""
     assert line("longest-path-first").index(1) == 1
 
 
 def test_earliest_first_is_first_come_first_served():
-    """Chunk 1 is there last, so it goes last."""
+    """Chunk 1 arrives last, so it is sent last."""
     assert line("earliest-first").index(1) == 3
 
 
 def test_own_chunk_first_prefers_what_starts_here():
-    """Chunk 1 starts at rank 3: rank 0's own go before it."""
+    """Chunk 1 starts at rank 3, so it follows rank 0's own chunks."""
     assert line("own-chunk-first").index(1) == 3
 
 
 @pytest.mark.slow
 def test_a_way_of_many_ranks_is_no_recursion():
-    """A chunk goes round 1,200 ranks one way: the last of its hops comes last, by any rule."""
+    """A chunk passes 1,200 ranks in order, without a recursion error, by any rule."""
     builder = TopologyBuilder("one way", [0] * 1200)
     for rank in range(1199):
         builder.add_link(rank, rank + 1, alpha_us=0, beta_us_per_mb=1)
@@ -110,7 +110,8 @@ def test_a_way_of_many_ranks_is_no_recursion():
 
 
 def test_a_way_that_leads_back_ends():
-    """Hops that go round between ranks 1 to 3, as multicasts may: nothing follows from an arrival of old."""
+    """Hops that form a cycle of ranks 1 to 3, as multicasts may, end: no arrival at a rank that has the chunk
+    counts."""
     quotient = take_quotient(problem_of(ring(4), collectives.broadcast(4)))
     schedule = order(quotient, "longest-path-first")
     assert schedule.finish_ticks == 2 * quotient.hops[0].duration

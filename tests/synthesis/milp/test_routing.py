@@ -1,4 +1,4 @@
-"""The routing MILP: every solver proves one objective, and each block of rows does what its tag says."""
+"""The routing MILP: every solver proves one objective, and each tagged block of rows has its effect."""
 
 import random
 from fractions import Fraction
@@ -41,14 +41,14 @@ SOLVERS = ("highs", "scip", "cbc", "gurobi", "cpsat")
 
 
 def built(problem):
-    """The quotient, its model, and the schedule that bounds it."""
+    """The quotient, its model, and the list schedule that bounds it."""
     quotient = take_quotient(problem, symmetry_group(problem))
     found = list_schedule(quotient, critical_priorities(quotient))
     return quotient, RoutingModel(quotient, upper_ticks=found.finish_ticks), found
 
 
 def solved(problem, solver="highs"):
-    """The (chunk, link) pairs, and the solution."""
+    """(chunk, link) pairs of the routing, and the solution."""
     quotient, model, _ = built(problem)
     answer = solve(model.model, solver, time_limit_s=20)
     assert answer.status == "optimal"
@@ -57,7 +57,7 @@ def solved(problem, solver="highs"):
 
 
 def cases():
-    """Small problems that use every clause."""
+    """Small problems that together use every clause."""
     quarter = tuple((r + 1) % 4 for r in range(4))
     heavy = ring(4, betas=(0, 1, 2))
     use = {"objective_weight": Fraction(1, 10)}
@@ -83,7 +83,7 @@ def cases():
 
 @pytest.mark.parametrize("name", cases())
 def test_all_solvers_prove_one_objective(name):
-    """HiGHS, SCIP, CBC, Gurobi and CP-SAT on the same model."""
+    """HiGHS, SCIP, CBC, Gurobi and CP-SAT prove the same objective of one model."""
     _, model, _ = built(cases()[name])
     answers = {solver: solve(model.model, solver, time_limit_s=20) for solver in SOLVERS}
     assert {solver: answer.status for solver, answer in answers.items()} == dict.fromkeys(SOLVERS, "optimal")
@@ -96,7 +96,7 @@ def test_all_solvers_prove_one_objective(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ring", "symmetric ring", "star", "two nodes", "own first"])
 def test_the_objective_is_a_relaxation(name):
-    """With T alone as objective, over all ways, no schedule finishes before it."""
+    """With the makespan alone as objective and all paths allowed, the optimum is a lower bound."""
     problem = cases()[name]
     _, answer = solved(problem)
     assert answer.objective is not None
@@ -104,16 +104,17 @@ def test_the_objective_is_a_relaxation(name):
 
 
 def test_every_chunk_gets_a_way():
-    """Broadcast on the star: the center sends to each leaf, in 3 us for the farthest."""
+    """In a broadcast on the star the center sends to each leaf, in 3 us for the farthest."""
     pairs, answer = solved(problem_of(star(3), collectives.broadcast(4)))
     assert [pair[1] for pair in pairs] == [0, 2, 4]
     assert answer.objective == pytest.approx(3)
 
 
 def test_load_sends_chunks_round_the_other_way():
-    """Four chunks 0 -> 1 in 2 us, or by rank 2 in 4: all straight would load the link for 8.
+    """Four chunks 0 -> 1 go in 2 us directly or in 4 through rank 2: all on the direct link would load it for
+    8 us.
 
-    Two and two load every link for 4, and link 2 -> 1 is idle until the first is there at 2; three and one
+    Two and two load every link for 4 us, and link 2 -> 1 is idle until the first arrives at 2; three and one
     take as long.
     """
     problem = problem_of(ring(3), custom(3, [([0], [1])] * 4))
@@ -123,14 +124,14 @@ def test_load_sends_chunks_round_the_other_way():
 
 
 def test_several_origins_need_not_all_send():
-    """A chunk that ranks 0 and 2 hold comes to rank 1 from one of them: links 0 -> 1 or 2 -> 1 alone."""
+    """A chunk that ranks 0 and 2 hold reaches rank 1 from one of them, over one link."""
     pairs, answer = solved(problem_of(ring(3), custom(3, [([0, 2], [1])])))
     assert len(pairs) == 1
     assert answer.objective == pytest.approx(2)
 
 
 def test_own_chunks_delay_relayed_ones():
-    """0's own chunk arrives at rank 2 at 2 and takes 2, so rank 1's, over the same link, at 4."""
+    """Rank 0's own chunk occupies the link until 2 us, so rank 1's chunk arrives at 4 us."""
     problem = relayed()
     _, answer = solved(problem)
     assert answer.objective == pytest.approx(4)
@@ -140,7 +141,7 @@ def test_own_chunks_delay_relayed_ones():
 
 
 def behind_a_port(**clauses):
-    """Four chunks over two links of 1 us behind a port that passes one at a time: 4 us in any case."""
+    """Four chunks over two links of 1 us behind a port that passes one at a time take 4 us."""
     builder = TopologyBuilder("port", [0] * 2)
     port = builder.add_resource("port")
     for _ in range(2):
@@ -151,7 +152,7 @@ def behind_a_port(**clauses):
 
 
 def uses(pairs):
-    """How many chunks the two links of `behind_a_port` carry, fewest first."""
+    """Number of chunks on each of the two links of `behind_a_port`, fewest first."""
     return sorted(sum(e == link for _, e in pairs) for link in (0, 1))
 
 
@@ -159,14 +160,14 @@ def uses(pairs):
     ("policy", "used", "objective"), [("min-connections", 1, 4.1), ("max-connections", 2, 3.8)]
 )
 def test_switch_policies_count_connections(policy, used, objective):
-    """4 us, and 0.1 for or against every link in use."""
+    """The objective is 4 us plus or minus 0.1 for every link in use."""
     pairs, answer = solved(behind_a_port(switch_policies=(SwitchPolicy("s", policy, (0, 1)),)))
     assert sum(count > 0 for count in uses(pairs)) == used
     assert answer.objective == pytest.approx(objective)
 
 
 def test_few_connections_are_not_bought_with_time():
-    """Six chunks over six links of 1 us side by side: 0.01 a connection does not outweigh a microsecond."""
+    """Six chunks use all six parallel links of 1 us: 0.01 per connection does not outweigh a microsecond."""
     problem = problem_of(
         linked("parallel", [0] * 2, ((0, 1) for _ in range(6)), alpha_us=0, beta_us_per_mb=1),
         custom(2, [([0], [1])] * 6),
@@ -179,19 +180,19 @@ def test_few_connections_are_not_bought_with_time():
 
 @pytest.mark.parametrize(("link_use", "objective"), [("min-max", 4.2), ("max-min", 3.8)])
 def test_link_use_spreads_the_load(link_use, objective):
-    """Two chunks on each of the two links: the busiest is as light, the idlest as used as can be."""
+    """`link_use` balances: both links carry two chunks, for the lightest maximum or the heaviest minimum."""
     pairs, answer = solved(behind_a_port(link_use=link_use))
     assert uses(pairs) == [2, 2]
     assert answer.objective == pytest.approx(objective)
 
 
 def test_without_link_use_only_time_counts():
-    """4 us however the chunks are spread."""
+    """With `link_use` "free" only time counts: 4 us for any balance."""
     assert solved(behind_a_port(link_use="free"))[1].objective == pytest.approx(4)
 
 
 def test_a_hint_is_a_point_of_the_model():
-    """What the list scheduler made breaks no row, whichever clauses the sketch has."""
+    """The list schedule as a hint violates no row, under any clause."""
     for name, problem in cases().items():
         quotient, model, found = built(problem)
         hint = routing_hint(model, found)
@@ -201,21 +202,21 @@ def test_a_hint_is_a_point_of_the_model():
 
 
 def test_needed_hops_leave_out_what_leads_nowhere():
-    """A broadcast needs one hop into each of the other ranks."""
+    """Needed hops exclude useless ones: a broadcast needs one hop into each of the other ranks."""
     problem = problem_of(full(4), collectives.broadcast(4))
     quotient, _, found = built(problem)
     assert len(needed_hops(quotient, found)) == 3
 
 
 def test_a_symmetric_routing_names_all_members():
-    """Twelve (chunk, link) pairs on a ring of four, three a chunk."""
+    """A symmetric routing on a ring of four lists all twelve (chunk, link) pairs, three per chunk."""
     pairs, _ = solved(cases()["symmetric ring"])
     assert len(pairs) == 12
     assert {sum(c == chunk for c, _ in pairs) for chunk in range(4)} == {3}
 
 
 def test_a_solved_routing_can_be_scheduled():
-    """Its hops alone suffice."""
+    """The hops of a solved routing suffice for a list schedule."""
     problem = cases()["alltoall"]
     pairs, _ = solved(problem)
     quotient = take_quotient(problem, symmetry_group(problem)).restrict(pairs)
@@ -224,13 +225,14 @@ def test_a_solved_routing_can_be_scheduled():
 
 
 def coming_back():
-    """A chunk goes 0 -> 1 -> 2 -> {1, 3}, 1 us each: only a multicast that comes back to rank 1 leads to rank 3."""
+    """A chunk goes 0 -> 1 -> 2 -> {1, 3}, 1 us each: rank 3 is reached only by a multicast that also returns
+    to 1."""
     topology = linked("coming back", [0] * 4, ((0, 1), (1, 2), (2, (1, 3))), alpha_us=0, beta_us_per_mb=1)
     return problem_of(topology, collectives.broadcast(4))
 
 
 def test_a_multicast_may_come_to_where_the_chunk_is():
-    """Rank 1 has its chunk from 0 at 1 us; that the multicast brings it again at 3 us delays nothing."""
+    """Rank 1 has the chunk from 0 at 1 us; the multicast that delivers it again at 3 us delays nothing."""
     problem = coming_back()
     pairs, answer = solved(problem)
     assert pairs == [(0, 0), (0, 1), (0, 2)]
@@ -239,7 +241,7 @@ def test_a_multicast_may_come_to_where_the_chunk_is():
 
 
 def test_a_state_takes_its_chunk_from_one_multicast():
-    """Rank 1 needs the chunk from its own link at 1 us, to send it on; the multicast of 5 us is for rank 2."""
+    """Rank 1 takes the chunk from its own link at 1 us, to relay it; the multicast of 5 us serves rank 2."""
     builder = TopologyBuilder("early", [0] * 4)
     for src, dst, us in ((0, 1, 1), (0, (1, 2), 5), (1, 3, 4)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=us)
@@ -248,7 +250,7 @@ def test_a_state_takes_its_chunk_from_one_multicast():
 
 
 def test_a_single_path_may_pass_a_multicast():
-    """0 -> {1, 2} -> 3 for rank 3 alone: the copy at rank 1 goes nowhere."""
+    """A chunk for rank 3 alone goes 0 -> {1, 2} -> 3; its copy at rank 1 is unused."""
     topology = linked("pass", [0] * 4, [(0, (1, 2), 0, 1), (2, 3, 0, 1), (1, 3, 0, 9)])
     pairs, answer = solved(problem_of(topology, custom(4, [([0], [3])])))
     assert pairs == [(0, 0), (0, 1)]
@@ -256,9 +258,10 @@ def test_a_single_path_may_pass_a_multicast():
 
 
 def test_own_chunks_first_over_a_multicast():
-    """Rank 1's chunk follows rank 0's on 0 -> {2, 3}, from 1 to 2 us, though rank 2 has it at 1 us by a link of its own.
+    """Rank 1's chunk follows rank 0's on 0 -> {2, 3}, from 1 to 2 us, though a direct link delivers it to 2
+    at 1 us.
 
-    It can leave rank 2 at once: with 2 us over 2 -> 4 it is there at 3 us.
+    It can leave rank 2 at 1 us: over 2 -> 4 it arrives at 3 us.
     """
     builder = TopologyBuilder("own", [0] * 5)
     for src, dst, us in ((1, 0, 1), (1, 2, 1), (0, (2, 3), 1), (2, 4, 2)):
@@ -271,7 +274,7 @@ def test_own_chunks_first_over_a_multicast():
 
 
 def hyper_problem(seed):
-    """Three or four ranks, single links, multicasts and links that wait for two sources; costs of 0 to 3 us."""
+    """A random problem of three or four ranks with plain, multicast and two-source links; costs of 0 to 3 us."""
     rng = random.Random(seed)
     num_ranks = rng.choice((3, 4))
     builder = TopologyBuilder(f"hyper {seed}", [0] * num_ranks)
@@ -288,7 +291,8 @@ def hyper_problem(seed):
 
 @pytest.mark.slow
 def test_links_of_several_ends_leave_a_relaxation():
-    """On random problems that can be solved, the model has a point, none above the optimum, and takes hints."""
+    """On feasible random problems the model accepts hints, and its optimum is at most that of exhaustive
+    search."""
     compared = 0
     for seed in range(some(30, 60)):
         problem = hyper_problem(seed)
@@ -314,7 +318,7 @@ def test_links_of_several_ends_leave_a_relaxation():
 
 
 def copying_problems(seed):
-    """A random problem of groups, and one of multicasts and links of several sources, unless they sum up or fail."""
+    """A random problem of groups, and one of multicast and two-source links, if feasible and without sums."""
     grouped, hyper = random_group_problem(seed), hyper_problem(seed)
     problems = [] if grouped.collective.combining else [grouped]
     try:
@@ -325,9 +329,9 @@ def copying_problems(seed):
 
 
 def behind_own_chunks(*own_mb, alpha=0):
-    """0 -> 1 -> 2, 1 us a MB; rank 1's own chunks, of so many MB, leave before the one of 1 MB from rank 0.
+    """Path 0 -> 1 -> 2 at 1 us/MB; rank 1's own chunks of the given MB leave before a 1 MB chunk from rank 0.
 
-    The second link has a latency, and is free again before a send over it has arrived.
+    The second link is pipelined: it is free again before its latency has passed.
     """
     return problem_of(
         linked("behind", [0] * 3, [(0, 1, 0, 1), (1, 2, alpha, 1)], alpha_meaning="pipelined"),
@@ -340,7 +344,7 @@ def behind_own_chunks(*own_mb, alpha=0):
 
 
 def test_a_relayed_chunk_is_as_long_as_itself():
-    """It follows the own chunk of 3 MB, from 3 to 4 us; were it as long as that, it would not be there in time."""
+    """A relayed chunk follows the own chunk of 3 MB and takes its own 1 us, from 3 to 4 us."""
     problem = behind_own_chunks(3)
     _, answer = solved(problem)
     assert answer.objective == pytest.approx(4)
@@ -348,9 +352,10 @@ def test_a_relayed_chunk_is_as_long_as_itself():
 
 
 def test_a_relayed_chunk_waits_for_no_merged_send():
-    """Own chunks of 3 and 1 MB, sent as one, arrive at 6 us; alone the larger would at 5, when the relayed one leaves.
+    """Own chunks of 3 and 1 MB, merged, arrive at 6 us; the relayed one may leave at 5, as if the larger went
+    alone.
 
-    A hint that says so is a point of the model.
+    A hint with these times is a point of the model.
     """
     quotient, model, found = built(behind_own_chunks(3, 1, alpha=2))
     over = [(len(send.hops), send.start_ticks) for send in found.sends if send.link == 1]
@@ -361,9 +366,10 @@ def test_a_relayed_chunk_waits_for_no_merged_send():
 
 
 def test_two_resources_that_ask_the_same_of_two_hops_ask_once():
-    """0 -> 1 -> 2 -> 3: the first and the last link hold A and B, either order with the same gaps on both.
+    """On 0 -> 1 -> 2 -> 3 the first and last link share resources A and B with equal gaps: one binary orders
+    both.
 
-    One binary says who goes first, and a schedule is a point of the model.
+    The list schedule is a point of the model.
     """
     builder = TopologyBuilder("twice", [0] * 4)
     for src, alpha, beta in ((0, 0, 2), (1, 2, 2), (2, 1, 1)):
@@ -384,7 +390,7 @@ def test_two_resources_that_ask_the_same_of_two_hops_ask_once():
 
 @pytest.mark.fuzz
 def test_schedules_are_points_of_the_model():
-    """Whatever the list scheduler makes of a random problem, or of the halves of a sum, breaks no row."""
+    """List schedules of random problems, and of both phases of sums, violate no row of the model."""
     for seed in seeds("schedules as points of routing models", few=25, many=1500):
         summed = random_problem(seed, combining=True)
         halves = (reduction_half(summed), spreading_half(summed))
@@ -403,7 +409,8 @@ def test_schedules_are_points_of_the_model():
 
 @pytest.mark.parametrize("started", [True, False])
 def test_cbc_out_of_time_says_so(started):
-    """CBC neither dies nor calls a model infeasible where time is up at its root, with or without a start."""
+    """At the time limit CBC reports no solution, with and without a start, rather than "infeasible" or a
+    crash."""
     problem = problem_of(topologies.hypercube(4), collectives.allgather(16), routing_slack=0)
     quotient = take_quotient(problem)
     found = list_schedule(quotient, critical_priorities(quotient))
@@ -415,7 +422,7 @@ def test_cbc_out_of_time_says_so(started):
 
 
 def in_order(problem, solver="highs"):
-    """The least T of the routing model with an order on every resource, in ticks, on a quotient by no symmetry."""
+    """Optimum in ticks of the routing model with an order on every resource, without symmetry."""
     quotient = take_quotient(problem)
     found = list_schedule(quotient, critical_priorities(quotient))
     model = RoutingModel(quotient, upper_ticks=found.finish_ticks, sequenced=range(quotient.num_resources))
@@ -427,7 +434,7 @@ def in_order(problem, solver="highs"):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_load_counts_from_when_the_first_hop_can_hold_the_resource(solver):
-    """Three links into rank 0 share its ingress for their last 2 us: 3 chunks take 1 + 3 x 2, not 6."""
+    """Three links into rank 0 share its ingress for their last 2 us: 3 chunks take 1 + 3 x 2 us, not 6."""
     builder = TopologyBuilder("ingress", [0] * 4)
     ingress = builder.add_resource("ingress")
     for src in (1, 2, 3):
@@ -439,13 +446,13 @@ def test_a_load_counts_from_when_the_first_hop_can_hold_the_resource(solver):
 
 
 def test_holds_at_the_end_of_a_send_are_kept_apart_there():
-    """Links of 4 and 2 us hold one ingress for their last 2 and 1 us, so both may be under way at one time."""
+    """Links of 4 and 2 us hold one ingress for their last 2 and 1 us, so their sends may overlap."""
     problem = problem_of(late_hold(), custom(4, [([0], [2]), ([1], [3])]))
     assert in_order(problem) == optimal_ticks(problem)
 
 
 def test_resources_may_be_taken_in_different_orders():
-    """The long way takes the egress first and the ingress last: 2 + 6 us, with the short send in between."""
+    """The slow link takes the egress first and the ingress last: 2 + 6 us, with the short send in between."""
     builder = TopologyBuilder("two ways", [0, 0])
     egress, ingress = builder.add_resource("egress"), builder.add_resource("ingress")
     for alpha in (6, 0):
@@ -458,7 +465,8 @@ def test_resources_may_be_taken_in_different_orders():
 
 @pytest.mark.fuzz
 def test_a_model_with_every_order_is_exact():
-    """Where nothing merges and no way is left out, its least T is the least finish by exhaustive search."""
+    """Without merging, and with all paths allowed, the model with every order has the optimum of exhaustive
+    search."""
     compared = 0
     for seed in seeds("routing models with every order against exhaustive search", few=12, many=250):
         summed = random_problem(seed, combining=True)
@@ -478,7 +486,8 @@ def test_a_model_with_every_order_is_exact():
 
 @pytest.mark.slow
 def test_every_number_is_a_fraction_that_scales():
-    """Loads that members share and that merged sends spread are divided once, so CP-SAT has them exactly."""
+    """Loads shared by symmetric members and merged sends stay exact fractions that scale to CP-SAT's
+    integers."""
     sketch = load_sketch("dgx2/sk1")
     problem = sketch.apply(sketch.topology(), collectives.allgather(32))
     quotient = take_quotient(problem, symmetry_group(problem))
@@ -490,7 +499,7 @@ def test_every_number_is_a_fraction_that_scales():
 
 
 def test_chunks_over_a_merging_link_pay_for_whole_messages():
-    """Three chunks of 1 us over a link of alpha 2 that merges two: two messages, so 3 + 2 x 2 us."""
+    """Three chunks of 1 us over a link of alpha 2 that merges two take two messages: 3 + 2 x 2 us."""
     builder = TopologyBuilder("merging", [0, 1])
     builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
     collective = custom(2, [([0], [1])] * 3)

@@ -1,4 +1,5 @@
-"""Chunks balanced over dimensions: orders by shares or one by one, the backend, and what it promises."""
+"""Chunks balanced over dimensions: orders by LP shares or greedily, the backend, and its share of the
+optimum."""
 
 import json
 from fractions import Fraction
@@ -20,7 +21,7 @@ from taccl.topologies import parse
 from tests.effort import AMPLE_S, brief_synthesis
 from tests.fuzzing import MANY, thinned
 
-#: The products of the benchmark, and how much of the optimum's rate is to be reached.
+#: Products of the benchmark, and the minimum fraction of the optimal rate.
 PRODUCTS = (
     "switch16@100,switch64@100", "switch16@100,switch8@100,switch8@100",
     "switch4@100,switch8@100,switch8@100,switch4@100", "switch16@200,switch8@100,switch8@50",
@@ -32,7 +33,7 @@ PRODUCTS = (
 @pytest.mark.parametrize("policy", ["lp", "greedy"])
 @pytest.mark.parametrize("dims", PRODUCTS)
 def test_most_of_the_optimum_is_reached(dims, policy):
-    """1 GB in 64 chunks over 1,024 ranks: 95 % of what the linear program can do, latency included."""
+    """1 GB in 64 chunks over 1,024 ranks reaches 95 % of the linear program's rate, latency included."""
     result = taccl.synthesize_implicit(
         f"multidim:{dims}", "allreduce", chunk_size=-(-(10**9) // 65536), chunks_per_rank=64,
         backend="dimension-balanced", policy=policy,
@@ -48,12 +49,12 @@ def test_most_of_the_optimum_is_reached(dims, policy):
     ("number", "dims"),
     thinned(enumerate(["ring8@100,switch6@50", "fully-connected5@200,ring7@50,switch3@25", "ring4@100,ring4@100,ring4@100",
      "ring16@100,ring4@25", "fully-connected8@400,switch16@50",
-     # few long passages along slow dimensions
+     # few phases along slow dimensions
      "switch8@200,ring16@12.5,ring4@200,fully-connected9@400", "switch2@25,ring2@50,switch2@100,ring5@25",
      "switch13@50,switch7@25,switch2@25,switch14@200", "fully-connected5@400,switch5@12.5,ring12@400"])),
 )  # fmt: skip
 def test_rings_and_groups_reach_it_too(number, dims, turn):
-    """The same of other kinds and sizes, by both policies in turn."""
+    """Rings and groups of other sizes reach the same fraction, by both policies in turn."""
     policy = ("lp", "greedy")[(number + turn) % 2]
     host = taccl.dimensions(f"multidim:{dims}")
     result = taccl.synthesize_implicit(
@@ -64,7 +65,7 @@ def test_rings_and_groups_reach_it_too(number, dims, turn):
 
 
 def test_shares_are_rounded_to_the_least_load():
-    """No other number of 64 chunks in each order of 16 x 64 loads the busiest dimension less."""
+    """On 16 x 64 no other split of 64 chunks over the orders has a lower load on the busiest dimension."""
     dims = taccl.dimensions("multidim:switch16@100,switch64@100")
     orders = choose_orders(dims, "allreduce", 64)
     loads = np.array([dims.loads_us_per_mb(order) for order in ((0, 1), (1, 0))], float)
@@ -74,7 +75,7 @@ def test_shares_are_rounded_to_the_least_load():
 
 
 def test_few_chunks_still_go_along_all_dimensions():
-    """One chunk has one order, two have two."""
+    """One chunk has one order; two chunks use two orders."""
     dims = taccl.dimensions("multidim:switch4@100,switch4@100")
     for choose in (partial(choose_orders, collective="allreduce"), level_orders):
         assert len(choose(dims, num_chunks=1)) == 1
@@ -82,7 +83,7 @@ def test_few_chunks_still_go_along_all_dimensions():
 
 
 def test_small_data_is_cut_into_few_chunks():
-    """Where latency counts most, more chunks only take longer; large data is cut into many."""
+    """Latency-bound data stay in 1 chunk; 1 GB is cut into at least 16."""
     dims = taccl.dimensions("multidim:switch4@100,switch4@100")
     assert choose_num_chunks(dims, "allreduce", 64) == 1
     dims = taccl.dimensions("multidim:switch16@100,switch64@100")
@@ -92,7 +93,7 @@ def test_small_data_is_cut_into_few_chunks():
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce-scatter", "alltoall"])
 def test_the_backend_on_a_problem(collective):
-    """`synthesize` cuts open data itself, verifies, and tells both bounds."""
+    """`synthesize` chooses the number of chunks of open data, verifies, and reports both bounds."""
     topology = parse("multidim:switch4@100,ring3@50")
     result = taccl.synthesize(
         make_problem(topology, collective, size_bytes=12 * 10**6), backend="dimension-balanced"
@@ -105,7 +106,7 @@ def test_the_backend_on_a_problem(collective):
 
 @pytest.mark.slow
 def test_chunks_that_are_given_are_kept():
-    """Three chunks a rank stay three."""
+    """A given number of chunks, three per rank, is kept."""
     topology = parse("multidim:switch4@100,ring3@50")
     problem = make_problem(topology, "allreduce", size_bytes=12 * 10**6, chunks_per_rank=3)
     result = taccl.synthesize(problem, backend="dimension-balanced", policy="greedy")
@@ -124,14 +125,14 @@ def test_chunks_that_are_given_are_kept():
     ],
 )
 def test_what_does_not_go_along_dimensions_is_refused(problem, said):
-    """One sentence says why."""
+    """Problems that have no schedule along dimensions are refused with one sentence."""
     with pytest.raises(CollectiveError, match=said):
         taccl.synthesize(problem(), backend="dimension-balanced")
 
 
 @pytest.mark.slow
 def test_a_sketch_that_forbids_it_is_named():
-    """Without a link that the algorithm needs there is no schedule of this backend."""
+    """If a sketch removes a link that the algorithm needs, the error names the sketch."""
     problem = make_problem(parse("torus:3x3"), "allreduce", size_bytes=10**6)
     links = frozenset(range(1, len(problem.topology.links)))
     with pytest.raises(InputError, match="the sketch forbids sends along dimensions"):
@@ -139,7 +140,7 @@ def test_a_sketch_that_forbids_it_is_named():
 
 
 def test_too_many_transfers_are_left_to_implicit_schedules(monkeypatch):
-    """The refusal names what lists none."""
+    """Above the limit on transfers the error names `synthesize_implicit`, which lists none."""
     monkeypatch.setattr("taccl.synthesis.proposers.balanced.MOST_TRANSFERS", 500)
     problem = make_problem(parse("torus:4x4"), "allreduce", size_bytes=10**6, chunks_per_rank=1)
     with pytest.raises(CollectiveError, match="use synthesize_implicit"):
@@ -147,7 +148,7 @@ def test_too_many_transfers_are_left_to_implicit_schedules(monkeypatch):
 
 
 def test_a_topology_that_looks_alike_has_an_implicit_schedule():
-    """DGX with rails: shifts of GPUs and of nodes."""
+    """A DGX with rails is a product of GPUs and nodes and has an implicit schedule."""
     dims = taccl.dimensions(taccl.topologies.dgx_h100(3))
     result = taccl.synthesize_implicit(dims.host, "allreduce", chunk_size="1MB", backend="dimension-balanced")
     assert result.finish_us >= result.bound.bound_us
@@ -157,7 +158,7 @@ def test_a_topology_that_looks_alike_has_an_implicit_schedule():
 
 @pytest.mark.slow
 def test_the_portfolio_tries_it():
-    """On a product with chunks enough the general search ends no later than the balanced schedule."""
+    """On a product with enough chunks the general search finishes no later than the balanced schedule."""
     topology = parse("multidim:switch3@100,switch3@100,switch2@100")
     problem = make_problem(topology, "allreduce", size_bytes=18 * 10**6, chunks_per_rank=6)
     balanced = taccl.synthesize(problem, backend="dimension-balanced")
@@ -167,7 +168,8 @@ def test_the_portfolio_tries_it():
 
 @pytest.mark.slow
 def test_suggestions_go_along_dimensions_where_that_is_sooner():
-    """On a mesh whose axes differ a schedule along them comes with a sketch, ahead of the list scheduler's."""
+    """On a mesh with unequal axes a dimension-balanced schedule and its sketch rank above the list
+    scheduler's."""
     topology = taccl.topologies.mesh(4, 4, bandwidth_gb_per_s=[100, 25], alpha_meaning="pipelined")
     found = taccl.suggest_sketches(topology, "allreduce", "16MB", chunks_per_rank=8, time_limit_s=AMPLE_S)
     assert found[0].schedule.producer.startswith("dimension-balanced") and taccl.verify(found[0].schedule).ok
@@ -175,7 +177,7 @@ def test_suggestions_go_along_dimensions_where_that_is_sooner():
 
 @pytest.mark.slow
 def test_plans_go_along_dimensions(monkeypatch):
-    """The baseline balanced over dimensions is a candidate of a plan."""
+    """The baseline balanced over dimensions is a candidate in a plan."""
     made = []
     balanced = taccl.baselines.BASELINES["dimension-balanced"]
     spy = lambda problem, cut: made.append(balanced(problem, cut=cut)) or made[-1]  # noqa: E731
@@ -188,7 +190,7 @@ def test_plans_go_along_dimensions(monkeypatch):
 
 @pytest.mark.slow
 def test_the_command_line(capsys):
-    """The example of the documentation: 1,024 ranks, implicit, with three figures."""
+    """The documentation's example: 1,024 ranks, implicit, with three figures."""
     words = "synthesize --topology multidim:switch16@100,switch64@100 --collective allreduce --size 1GB"
     assert main([*words.split(), "--backend", "dimension-balanced", "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
@@ -200,7 +202,7 @@ def test_the_command_line(capsys):
     "topology", ["multidim:switch16", "multidim:swich4@5", "multidim:ring4@0", "multidim:ring0@5"]
 )
 def test_the_command_line_refuses_what_is_no_product(topology, capsys):
-    """One sentence, exit code 2 or 65 as other bad input, nothing on stdout."""
+    """A topology that is no product is refused: one sentence, exit code 2 or 65, nothing on stdout."""
     words = ["synthesize", "--topology", topology, "--collective", "allreduce", "--size", "1MB"]
     code = main([*words, "--backend", "dimension-balanced"])
     out = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The compiled list scheduler under a sketch: what links may carry, what goes first, who may relay."""
+"""The compiled list scheduler under a sketch: allowed chunks per link, own-first priority, relays."""
 
 import random
 
@@ -20,7 +20,7 @@ MB = 10**6
 
 
 def under_sketch(name, collective, *, nodes):
-    """A collective of a shipped sketch, on so many nodes."""
+    """A collective under a shipped sketch, on the given number of nodes."""
     sketch = taccl.load_sketch(name).with_nodes(nodes, ranks_per_node=16)
     topology = sketch.topology(nodes=nodes)
     made = collectives.make(collective, topology.num_ranks, chunks_per_rank=sketch.chunks.per_rank)
@@ -38,7 +38,7 @@ def columns_of(schedule, **changes):
     ("collective", "name"), by_turns(["allgather", "allreduce", "alltoall"], ["dgx2/sk1", "dgx2/sk2"])
 )
 def test_shipped_sketches_are_obeyed(name, collective):
-    """Both verifiers accept the schedule: of columns without ends and of full ones."""
+    """Schedules under shipped sketches pass both verifiers, with and without stored end times."""
     problem = under_sketch(name, collective, nodes=2)
     assert has_chunk_masks(problem) and not why_not(problem)
     schedule = schedule_large(problem)
@@ -48,7 +48,7 @@ def test_shipped_sketches_are_obeyed(name, collective):
 
 @pytest.mark.slow
 def test_many_nodes_under_a_sketch():
-    """Eight DGX-2 with 606,208 hops: every rank receives each of 256 chunks but its own two, just once."""
+    """Eight DGX-2 with 606,208 hops: every rank receives 254 of 256 chunks, each exactly once."""
     problem = under_sketch("dgx2/sk1", "allgather", nodes=8)
     assert effort(problem) == 606_208
     schedule = schedule_large(problem)
@@ -57,7 +57,7 @@ def test_many_nodes_under_a_sketch():
 
 
 def four_ranks(**clauses):
-    """An allgather of a ring of four."""
+    """An allgather on a ring of four."""
     return make_problem(
         topologies.ring(4), collectives.allgather(4), chunk_bytes=MB, clauses=Clauses(**clauses)
     )
@@ -65,7 +65,7 @@ def four_ranks(**clauses):
 
 @pytest.mark.slow
 def test_link_carries_what_it_may():
-    """The link from 0 to 1 carries rank 0's chunk only: those of 2 and 3 go round the other way."""
+    """Link 0 -> 1 carries only rank 0's chunk: those of 2 and 3 travel the other way."""
     topology = topologies.ring(4)
     link = next(e for e, ends in enumerate(topology.links) if (ends.src, ends.dst) == (0, 1))
     schedule = schedule_large(four_ranks(carries_from={link: frozenset({0})}))
@@ -74,7 +74,7 @@ def test_link_carries_what_it_may():
 
 
 def test_own_chunks_go_first():
-    """On every link of a ring the rank's own chunk starts before any other."""
+    """On every link of a ring the rank's own chunk starts before any other chunk."""
     schedule = schedule_large(four_ranks(own_first=frozenset(range(8))))
     assert taccl.verify(schedule).ok
     assert taccl.verify(full(schedule)).ok
@@ -91,7 +91,7 @@ def test_ranks_that_may_not_relay():
 
 
 def test_pipelined_links_and_own_chunks_first():
-    """A link that is free before a send ends cannot keep relayed chunks waiting: said, not done."""
+    """Own-first priority on pipelined links is not supported, and the reason is given."""
     problem = make_problem(
         topologies.ring(4, alpha_meaning="pipelined"),
         collectives.allgather(4),
@@ -110,11 +110,12 @@ def test_pipelined_links_and_own_chunks_first():
     ],
 )
 def test_verifier_names_the_clause(kind, clauses):
-    """A schedule that was found without the sketch, with rank 0's link used last of all by its own chunk."""
+    """A schedule that ignores the sketch, with rank 0's own chunk last on its link, violates the named
+    clause."""
     free = schedule_large(four_ranks())
     judged = Schedule(four_ranks(**clauses), free.chunk, free.link, free.start)
     if kind == "own-first":
-        # Rank 0's own chunk once more over its link, when all is over: allowed, but not after relayed ones.
+        # Rank 0's own chunk once more over its link, at the end: allowed, except after relayed chunks.
         relayed = next(
             e for c, e in zip(free.chunk, free.link, strict=True) if free.problem.topology.links[e].src != c
         )
@@ -131,7 +132,7 @@ def test_verifier_names_the_clause(kind, clauses):
 
 @pytest.mark.slow
 def test_verifier_names_a_relay():
-    """All ranks of a ring relay for 0 and 2, but only 3 may."""
+    """All ranks of a ring relay for 0 and 2, but only 3 may: the verifier names the clause."""
     collective = collectives.allgather(2).among([0, 2], num_ranks=4)
     free = schedule_large(make_problem(topologies.ring(4), collective, chunk_bytes=MB))
     if not any(1 in (free.problem.topology.links[e].dst,) for e in free.link.tolist()):
@@ -148,7 +149,7 @@ def test_verifier_names_a_relay():
 
 
 def test_verifier_names_a_detour_between_nodes():
-    """A line of three nodes: the chunk of the first may not pass the second on its way to the third."""
+    """On a line of three nodes the verifier refuses the path of node 0's chunk through node 1 to node 2."""
     builder = TopologyBuilder("line", [0, 1, 2])
     for src, dst in ((0, 1), (1, 2)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
@@ -162,7 +163,7 @@ def test_verifier_names_a_detour_between_nodes():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_random_clauses_are_obeyed(seed):
-    """Whatever a sketch asks of the links of a full mesh of two nodes, both verifiers are content."""
+    """Under random clauses on a full mesh of two nodes, schedules pass both verifiers."""
     rng = random.Random(seed)
     num_ranks = rng.choice([4, 6])
     builder = TopologyBuilder("two nodes", [r * 2 // num_ranks for r in range(num_ranks)])
@@ -173,7 +174,7 @@ def test_random_clauses_are_obeyed(seed):
     topology = builder.build()
     links = range(len(topology.links))
     clauses = Clauses(
-        # The direct link always may, so that every chunk has a way.
+        # The direct link always carries the chunk, so every chunk has a path.
         carries_from={
             e: frozenset({topology.links[e].src, *rng.sample(range(num_ranks), 1)})
             for e in rng.sample(links, len(links) // 2)

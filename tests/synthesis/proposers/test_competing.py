@@ -1,4 +1,4 @@
-"""Baselines that give a search its first schedule."""
+"""Baselines as the first schedule of a search."""
 
 from importlib import import_module
 
@@ -23,7 +23,7 @@ def problem_of(collective="allreduce", num_ranks=4):
 
 @pytest.mark.parametrize("collective", ["allgather", "allreduce", "alltoall", "broadcast"])
 def test_the_best_baseline_is_the_first_schedule(collective):
-    """With time for all of them, none finishes sooner."""
+    """With time for all baselines the first schedule is the fastest of them."""
     problem = problem_of(collective)
     search = Search(problem, Options(), NEVER)
     competing.offer_first(search)
@@ -38,7 +38,7 @@ def test_the_best_baseline_is_the_first_schedule(collective):
 
 
 def test_without_time_the_quickest_is_offered():
-    """One schedule exists even if time was up before the start."""
+    """With a deadline of 0 s the quickest baseline is still the first schedule."""
     search = Search(problem_of(), Options(parameters=PATIENT), Deadline.after(0.0))
     competing.offer_first(search)
     assert taccl.verify(search.best).ok
@@ -46,7 +46,7 @@ def test_without_time_the_quickest_is_offered():
 
 @pytest.mark.slow
 def test_one_that_takes_too_long_is_broken_off(monkeypatch):
-    """The others compete all the same."""
+    """A baseline that takes too long is interrupted; the others still compete."""
     made = competing.baseline
 
     def endless(name, problem, *, cut):
@@ -61,7 +61,7 @@ def test_one_that_takes_too_long_is_broken_off(monkeypatch):
 
 
 def test_the_best_baseline_as_a_rule_has_a_larger_share(monkeypatch):
-    """It comes as soon as there is a schedule, and may take twice as long as the others."""
+    """The usually fastest baseline starts once a schedule exists, and may take twice the time of the others."""
     problem = problem_of()
     search = Search(problem, Options(), Deadline.after(1000))
     builds_s = {"pairwise": 0.0, "ring": 300.0, "multiplying": 300.0}
@@ -72,7 +72,7 @@ def test_the_best_baseline_as_a_rule_has_a_larger_share(monkeypatch):
 
 
 def test_baselines_that_take_long_come_last(monkeypatch):
-    """What takes more than a share of the time is built once the search has ended, where time is left."""
+    """Baselines that need more than their share of time are built after the search, if time remains."""
     problem = problem_of()
     search = Search(problem, Options(), Deadline.after(1000))
     monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
@@ -86,7 +86,7 @@ def test_baselines_that_take_long_come_last(monkeypatch):
 
 
 def test_a_result_is_no_later_than_the_first_schedule(monkeypatch):
-    """The search's schedule replaces the first one only if it is no later."""
+    """The search's schedule replaces the first one only if it finishes no later."""
     problem = problem_of("allgather")
     best = taccl.baselines.best(problem, cut=False)
 
@@ -105,7 +105,7 @@ def test_a_result_is_no_later_than_the_first_schedule(monkeypatch):
 
 
 def test_baselines_of_an_equal_problem_are_not_made_again(monkeypatch):
-    """Notes tell two problems apart that have the same baselines."""
+    """Baselines are shared between equal problems that differ only in notes."""
     one, other = problem_of(), problem_of()
     competing.obeying("ring", one)
     competing.share_baselines(other, one)
@@ -115,7 +115,7 @@ def test_baselines_of_an_equal_problem_are_not_made_again(monkeypatch):
 
 @pytest.mark.slow
 def test_the_time_before_the_search_has_rows_of_its_own():
-    """Baselines and the choice of chunks are stages, so that stages add up to the whole."""
+    """Baselines and the choice of chunks are stages of their own, so stages add up to the total time."""
     topology = taccl.topologies.ring(4)
     problem = taccl.make_problem(topology, "broadcast", size_bytes=10**9)
     found = taccl.synthesize(problem, backend="greedy", time_limit_s=AMPLE_S, parameters=BRIEF)
@@ -128,7 +128,7 @@ def test_the_time_before_the_search_has_rows_of_its_own():
     ("given", "where"), [({"sketch": "ndv2/sk1"}, "sketch"), ({"backend": "hghs"}, "backend")]
 )
 def test_arguments_are_checked_before_any_schedule_is_made(given, where, monkeypatch):
-    """However little time there is, a word that is not known is refused."""
+    """An unknown option is refused before any schedule is made, also without time."""
     monkeypatch.setattr(table, "offer_first", lambda _: pytest.fail("a schedule was made"))
     with pytest.raises(taccl.errors.InputError) as error:
         taccl.synthesize(problem_of(), time_limit_s=1e-9, **given)
@@ -136,7 +136,7 @@ def test_arguments_are_checked_before_any_schedule_is_made(given, where, monkeyp
 
 
 def test_the_best_as_a_rule_comes_first_if_time_suffices(monkeypatch):
-    """No quicker baseline is made before it, as that would take the time of what follows."""
+    """If time suffices, the usually fastest baseline is built first, before quicker ones."""
     tried = []
     made = competing.baseline
     monkeypatch.setattr(
@@ -147,7 +147,7 @@ def test_the_best_as_a_rule_comes_first_if_time_suffices(monkeypatch):
 
 
 def test_what_is_complete_of_a_baseline_counts(monkeypatch):
-    """A plan of multiplying that has its times is offered if time ends what would improve on it."""
+    """A complete multiplying schedule is offered even if time ends during its improvement."""
 
     def ends(*_, **__):
         raise OutOfTime("time")
@@ -161,7 +161,7 @@ def test_what_is_complete_of_a_baseline_counts(monkeypatch):
 
 
 def test_a_search_that_ends_without_a_schedule_says_so(monkeypatch):
-    """Stages that return without a schedule are an error with advice rather than a failed assertion."""
+    """If all stages end without a schedule, the error advises more time."""
     monkeypatch.setattr(synthesizing, "propose_all", lambda *_: None)
     with pytest.raises(synthesizing.NoSolutionError, match="give more time"):
         taccl.synthesize(problem_of("allgather"), backend="highs")

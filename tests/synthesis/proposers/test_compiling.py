@@ -1,4 +1,4 @@
-"""Kernels that are compiled beside the search: when that begins, who waits for it, and what is said."""
+"""Kernels compiled in worker processes during a search: start, waiting, and messages."""
 
 import re
 import threading
@@ -24,7 +24,7 @@ COLD_S = DEFAULTS.choice.cold_s
 
 @pytest.fixture
 def cold(monkeypatch):
-    """Nothing is kept: the names that workers compile, which are done at once and kept from then on."""
+    """Empty the cache of kernels; return the names that workers compile, at once here."""
     begun = []
 
     def run_task(family, function, payload, *, time_limit_s):
@@ -43,13 +43,13 @@ def searching(problem=MESH, backend="auto", threads=2, limit_s=AMPLE_S):
 
 
 def test_workers_begin_with_a_search_of_many_hops(cold):
-    """One for the list schedulers of its collective, and one for ruin and recreate."""
+    """A search of many hops starts one worker for list schedulers and one for ruin and recreate."""
     compiling.begin_compiling(searching())
     assert sorted(compiling._BEGUN) == ["allgather", "ruin and recreate"]
 
 
 def test_a_reduction_needs_the_kernels_of_its_phases(cold):
-    """One worker compiles what reduces and what copies, as these share functions."""
+    """One worker compiles the kernels of both phases of an allreduce, as these share functions."""
     problem = make_problem(taccl.topologies.mesh(8, 8), collectives.allreduce(64), chunk_bytes=10**6)
     assert compiling.have_compiled(searching(problem))
     workers = {tuple(each.names) for each in compiling._BEGUN.values()}
@@ -67,13 +67,13 @@ def test_a_reduction_needs_the_kernels_of_its_phases(cold):
     ids=["no kernels needed", "one core", "too little time", "few hops"],
 )
 def test_no_worker_begins_without_need_core_or_time(given, cold):
-    """Neither for a solver alone, nor on one core, nor within a short limit, nor for few hops."""
+    """No worker starts for a lone solver, on one core, within a short limit, or for few hops."""
     compiling.begin_compiling(searching(**given))
     assert compiling._BEGUN == {}
 
 
 def test_a_search_waits_for_its_kernels_in_a_row_of_the_stages(cold, monkeypatch):
-    """The row says what the workers took: 7 s each."""
+    """Waiting for kernels is a stage, which gives the workers' time: 7 s each."""
     monkeypatch.setattr(compiling, "_NOTABLE_S", 0.0)
     search = searching()
     assert compiling.have_compiled(search)
@@ -83,7 +83,7 @@ def test_a_search_waits_for_its_kernels_in_a_row_of_the_stages(cold, monkeypatch
 
 
 def test_what_workers_could_not_compile_is_compiled_here(cold, monkeypatch):
-    """A worker that dies costs time, and no kernel."""
+    """If a worker dies, its kernels are compiled in this process."""
     compiled = []
     monkeypatch.setattr(compiling, "run_task", lambda *_, **__: Outcome("crashed"))
     monkeypatch.setattr(compiling, "compile_kernels", compiled.append)
@@ -92,7 +92,7 @@ def test_what_workers_could_not_compile_is_compiled_here(cold, monkeypatch):
 
 
 def test_time_since_the_start_of_a_worker_counts(cold, monkeypatch):
-    """With half of the time left, a search waits for workers that began a whole one ago, and begins none."""
+    """With half of the time left a search waits for workers that started long ago, and starts none."""
     monkeypatch.setattr(compiling, "busy_factor", lambda: 1.0)
     brief = Deadline.after(COLD_S / 2)
     assert not compiling.compile_telling(MESH, Options(), brief)
@@ -107,7 +107,7 @@ def test_time_since_the_start_of_a_worker_counts(cold, monkeypatch):
 
 @pytest.mark.slow
 def test_kernels_left_out_are_one_row_however_often_a_search_needs_them(cold):
-    """Each part of a search asks for them."""
+    """Skipped kernels are one stage, however many parts of a search need them."""
     search = searching(limit_s=COLD_S / 2)
     search.best = taccl.baselines.ring(MESH)
     assert not compiling.have_compiled(search)
@@ -116,7 +116,7 @@ def test_kernels_left_out_are_one_row_however_often_a_search_needs_them(cold):
 
 
 def test_compiling_is_told(monkeypatch):
-    """The first use compiles, for some seconds: who waits is told so."""
+    """During the first compilation, progress says that kernels are compiled."""
     heard = threading.Event()
     monkeypatch.setattr(compiling, "compile_kernels", lambda problem: heard.wait(60))
 
@@ -135,7 +135,7 @@ def test_compiling_is_told(monkeypatch):
 
 @pytest.mark.slow
 def test_without_kernels_a_baseline_is_returned_and_a_note_says_why(monkeypatch):
-    """A baseline without kernels answers, and the note names the limit that compiles them."""
+    """Without kernels a baseline is returned, with a note that names the necessary time limit."""
     monkeypatch.setattr(compiling, "are_kept", lambda _: False)
     monkeypatch.setattr(competing, "are_kept", lambda _: False)
     cold = SearchParameters.from_dict({"choice": {"most_hops": 1000, "cold_s": 2 * AMPLE_S}})
@@ -147,7 +147,7 @@ def test_without_kernels_a_baseline_is_returned_and_a_note_says_why(monkeypatch)
 @pytest.mark.slow
 @pytest.mark.skipif(not MANY, reason="compiles ruin and recreate, for ten seconds of CPU; set TACCL_MANY=1")
 def test_a_worker_fills_the_cache(monkeypatch, tmp_path):
-    """What it compiles is kept where this process looks for it."""
+    """A worker stores its kernels in this process's cache folder."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     made = compiling.Compilation(["ruin and recreate"])
     made.wait(Deadline.after(300))
@@ -156,14 +156,14 @@ def test_a_worker_fills_the_cache(monkeypatch, tmp_path):
 
 
 def test_all_kernels_are_compiled_in_two_workers(cold):
-    """List schedulers share one, as they share functions; a second time nothing is left to do."""
+    """All kernels are compiled in two workers, one for all list schedulers; a second call compiles nothing."""
     assert compiling.compile_every() == 14.0
     assert sorted(cold) == ["allgather", "alltoall", "reduce-scatter", "ruin and recreate"]
     assert compiling.compile_every() == 0.0
 
 
 def test_a_worker_that_dies_is_an_error(cold, monkeypatch):
-    """With its last words."""
+    """The error for a dead worker contains its last message."""
     crashed = Outcome("crashed", message="the worker died of SIGSEGV")
     monkeypatch.setattr(compiling, "run_task", lambda *_, **__: crashed)
     with pytest.raises(TacclError, match="could not be compiled: the worker died of SIGSEGV"):
@@ -171,14 +171,14 @@ def test_a_worker_that_dies_is_an_error(cold, monkeypatch):
 
 
 def test_kernels_that_cannot_be_kept_are_an_error(cold, monkeypatch):
-    """Compiling them would be in vain."""
+    """If kernels cannot be stored, the error asks for a writable folder in NUMBA_CACHE_DIR."""
     monkeypatch.setattr(compiling, "is_kept", lambda name: False)
     with pytest.raises(TacclError, match="name a folder to write to in NUMBA_CACHE_DIR"):
         compiling.compile_every()
 
 
 def test_without_kernels_an_exchange_may_go_a_longer_way(monkeypatch):
-    """10 MB from rank 0 to 1 of a ring of 3 in 40 chunks: half of them by rank 2, which takes 115.5 us, not 220."""
+    """10 MB from rank 0 to 1 of a ring of 3, in 40 chunks: half go through rank 2, 115.5 us instead of 220."""
     for module in (compiling, competing, stages):
         monkeypatch.setattr(module, "are_kept", lambda _: False)
     sizes = [[0, 10_000_000, 0], [0, 0, 0], [0, 0, 0]]

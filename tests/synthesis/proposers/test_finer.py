@@ -17,7 +17,7 @@ synthesizing = import_module("taccl.synthesis.synthesize")
 
 @pytest.mark.slow
 def test_baselines_in_finer_chunks_come_last():
-    """A ring that passes on 64 pieces of a broadcast, one behind another, is offered for its own chunks."""
+    """A ring that pipelines 64 pieces of a broadcast is offered last, in place of the search's chunks."""
     topology = taccl.topologies.ring(6)
     problem = taccl.make_problem(topology, "broadcast", size_bytes=10**6, chunks_per_rank=1)
     search = Search(problem, Options(), Deadline.after(1000))
@@ -31,7 +31,7 @@ def test_baselines_in_finer_chunks_come_last():
 
 @pytest.mark.slow
 def test_baselines_of_many_transfers_are_cut_finer_too():
-    """A ring of 2,256 transfers finishes three times earlier in finer chunks."""
+    """In finer chunks a ring of 2,256 transfers finishes three times earlier."""
     problem = taccl.make_problem(taccl.topologies.fully_connected(48), "allgather", size_bytes=4 * 10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000))
     ring = competing._as_asked("ring", search.problem)
@@ -42,7 +42,7 @@ def test_baselines_of_many_transfers_are_cut_finer_too():
 
 @pytest.mark.slow
 def test_merged_messages_compete_where_chunks_are_open():
-    """On a torus of 4 x 4, merged messages of 64 KB finish in 4.6 us before the search."""
+    """On a 4 x 4 torus merged messages of 64 KB finish in 4.6 us before the search starts."""
     problem = taccl.make_problem(taccl.topologies.torus(4, 4), "allreduce", size_bytes=64_000)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(60))
     competing.offer_first(search)
@@ -53,7 +53,7 @@ def test_merged_messages_compete_where_chunks_are_open():
 
 @pytest.mark.slow
 def test_multiplying_by_estimate_comes_first_off_tori():
-    """On four DGX-2, the best baseline of 1 MB comes first, in merged messages of half chunks."""
+    """On four DGX-2 the best baseline for 1 MB is offered first: multiplying with merged half chunks."""
     problem = taccl.make_problem(taccl.topologies.dgx2(4), "allreduce", size_bytes=10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
     found = finer.offer_estimated(search, cut)
@@ -62,7 +62,7 @@ def test_multiplying_by_estimate_comes_first_off_tori():
 
 
 def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
-    """Where a second schedule would come late, there is one by estimate, and the stage says what is left out."""
+    """On a busy machine one schedule is estimated; the stage names the chunkings that were skipped."""
     monkeypatch.setattr(finer, "busy_factor", lambda: 1e4)
     problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1), asked=problem)
@@ -76,7 +76,7 @@ def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
     [(taccl.topologies.torus(4, 4), "allreduce"), (taccl.topologies.ndv2(2), "reduce")],
 )
 def test_multiplying_waits_where_others_finish_first(topology, collective, monkeypatch):
-    """On tori, and for sums at one rank, nothing is made by estimate."""
+    """On tori and for rooted sums no multiplying schedule is estimated."""
     problem = taccl.make_problem(topology, collective, size_bytes=64_000)
     monkeypatch.setattr(finer.Estimated, "of", lambda *_: pytest.fail("made"))
     assert finer.offer_estimated(Search(problem.in_its_chunks, Options(), NEVER), cut) is None
@@ -84,7 +84,7 @@ def test_multiplying_waits_where_others_finish_first(topology, collective, monke
 
 @pytest.mark.slow
 def test_a_baseline_in_finer_chunks_has_the_bound_that_was_found_before(monkeypatch):
-    """However soon the bound over all chunkings was broken off, one synthesis seeks it once."""
+    """One synthesis computes the bound over all chunkings once, even if it was cut short."""
     sought = []
 
     def found(problem, **options):

@@ -1,4 +1,4 @@
-"""The list scheduler: obeys every rule, gives up when told, and gets stuck nowhere."""
+"""The list scheduler: obeys every clause, stops at limits, and never deadlocks."""
 
 import pytest
 
@@ -29,14 +29,14 @@ MB = 10**6
 
 
 def orbits_of(problem):
-    """The problem itself."""
+    """The problem as a quotient by no symmetry."""
     return take_quotient(problem)
 
 
 def test_the_longest_way_goes_first():
-    """Rank 0 sends to 3 by 1, and to 1: the chunk with more ahead of it leaves first, 2 us a hop.
+    """Rank 0 sends one chunk to 2 through 1 and one to 1, 2 us per hop: the chunk with more hops goes first.
 
-    So 0 -> 1 at 0 and 2, 1 -> 3 at 2: all is there at 4, the other way round at 6.
+    So 0 -> 1 at 0 and 2, and 1 -> 2 at 2: the finish is 4 us, in the other order 6 us.
     """
     topology = linked("line", [0] * 3, [(0, 1), (1, 2)], alpha_us=1, beta_us_per_mb=1)
     quotient = orbits_of(problem_of(topology, custom(3, [([0], [1]), ([0], [2])])))
@@ -45,7 +45,7 @@ def test_the_longest_way_goes_first():
 
 
 def test_priorities_decide():
-    """With the priorities turned round it takes 6."""
+    """With reversed priorities the same schedule takes 6 us."""
     topology = linked("line", [0] * 3, [(0, 1), (1, 2)], alpha_us=1, beta_us_per_mb=1)
     quotient = orbits_of(problem_of(topology, custom(3, [([0], [1]), ([0], [2])])))
     found = list_schedule(quotient, [-p for p in critical_priorities(quotient)])
@@ -53,7 +53,7 @@ def test_priorities_decide():
 
 
 def test_noise_depends_on_the_seed_alone():
-    """The same seed gives the same priorities, another one others."""
+    """The same seed gives the same noisy priorities, another seed different ones."""
     quotient = orbits_of(problem_of(ring(4), collectives.allgather(4)))
     one, same, other = (critical_priorities(quotient, noise=1.0, seed=seed) for seed in (1, 1, 2))
     assert one == same
@@ -61,7 +61,7 @@ def test_noise_depends_on_the_seed_alone():
 
 
 def test_a_limit_ends_the_run():
-    """Nothing is returned that does not finish before the limit."""
+    """No schedule is returned unless it finishes before the limit."""
     quotient = orbits_of(problem_of(ring(4), collectives.allgather(4)))
     priorities = critical_priorities(quotient)
     found = list_schedule(quotient, priorities)
@@ -70,7 +70,7 @@ def test_a_limit_ends_the_run():
 
 
 def test_own_chunks_leave_first():
-    """On own-first links the relayed chunk starts a latency after the last own one."""
+    """On own-first links a relayed chunk starts one latency after the last own chunk."""
     problem = relayed()
     schedule = brief_synthesis(problem, backend="greedy").schedule
     assert verify(schedule).ok
@@ -89,7 +89,7 @@ def test_own_chunks_leave_first():
     ids=["star", "merging", "pipelined", "late hold"],
 )
 def test_the_best_of_many_runs_is_the_optimum_of_these(problem):
-    """Restarts find what exhaustive search finds."""
+    """With restarts the list scheduler reaches the optimum of exhaustive search."""
     schedule = brief_synthesis(problem, backend="greedy").schedule
     assert schedule.finish_ticks == optimal_ticks(problem)
 
@@ -97,7 +97,7 @@ def test_the_best_of_many_runs_is_the_optimum_of_these(problem):
 @pytest.mark.slow
 @pytest.mark.parametrize("combining", [False, True], ids=["copies", "sums"])
 def test_random_problems_get_schedules_that_verify(combining):
-    """Whatever holds, merges and orders there are; never better than the optimum."""
+    """Random problems with holds, merging and own-first links get valid schedules, none below the optimum."""
     for seed in range(1, some(8, 80)):
         problem = random_problem(seed, combining=combining)
         schedule = brief_synthesis(problem, backend="greedy").schedule
@@ -109,7 +109,7 @@ def test_random_problems_get_schedules_that_verify(combining):
 
 
 def dead_end():
-    """Two chunks from 0 to 2 over one link of 46 us; 0 -> 1 and 1 -> 0 take 1 us, so the detour is in reach."""
+    """Two chunks from 0 to 2 over one link of 46 us; 0 -> 1 and 1 -> 0 take 1 us and lead nowhere else."""
     builder = TopologyBuilder("dead end", [0, 0, 0])
     for src, dst, beta in ((0, 1, 1), (1, 0, 1), (0, 2, 46)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
@@ -117,12 +117,12 @@ def dead_end():
 
 
 def test_a_chunk_with_one_destination_takes_no_dead_end():
-    """A chunk that waits for its only link must not wander off and never come back."""
+    """A chunk that waits for its only link takes no detour into a dead end."""
     assert brief_synthesis(dead_end(), backend="greedy").schedule.finish_ticks == 92
 
 
 def test_a_chunk_with_one_destination_stays_there():
-    """While the second of two chunks 0 -> 1 is on its way, the first does not go on from 1 to 2."""
+    """Of two chunks 0 -> 1 the first does not go on to 2 while the second is in flight."""
     quotient = orbits_of(problem_of(ring(3), custom(3, [([0], [1]), ([0], [1])])))
     found = list_schedule(quotient, critical_priorities(quotient))
     assert {m for send in found.sends for m in send.hops} == needed_hops(quotient, found)
@@ -130,10 +130,10 @@ def test_a_chunk_with_one_destination_stays_there():
 
 @pytest.mark.parametrize(("chunks_per_rank", "finish"), [(1, 49), (2, 68)])
 def test_a_multicast_may_bring_a_rank_what_it_made_itself(chunks_per_rank, finish):
-    """Of scan: rank 1 makes prefix 1 and sends it on, long before 0's multicast brings it there on its way to 3.
+    """In a scan, rank 1 derives prefix 1 and sends it on before rank 0's multicast delivers it to 1 as well.
 
-    One chunk: 2 us from 0 to 1, where prefix 1 is made; 11 + 2 + 2 + 2 on to 2 by 4, 0 and 3, where prefix 2
-    is made at 19; 1 + 11 + 2 + 2 on to 3, prefix 3 at 35; 2 + 1 + 11 on to 4.
+    One chunk: 2 us from 0 to 1, where prefix 1 is formed; 11 + 2 + 2 + 2 on to 2 through 4, 0 and 3, where
+    prefix 2 is formed at 19; 1 + 11 + 2 + 2 on to 3, prefix 3 at 35; 2 + 1 + 11 on to 4.
     """
     builder = TopologyBuilder("scan", [0] * 5)
     for src, dst, alpha, beta in ((4, 0, 1, 1), (2, 1, 0, 1), (1, 4, 10, 1), (3, 2, 0, 2), (0, (1, 3), 1, 1)):
@@ -147,7 +147,7 @@ def test_a_multicast_may_bring_a_rank_what_it_made_itself(chunks_per_rank, finis
 
 
 def test_what_stays_is_not_sent_on_by_the_job_shop_either():
-    """Alltoall on a ring on which any way is allowed: what the list scheduler does can be asked for."""
+    """In an alltoall with all paths allowed, the job shop accepts the list scheduler's hops as required."""
     quotient = orbits_of(problem_of(ring(8, betas=(0, 1, 2)), collectives.alltoall(8)))
     found = list_schedule(quotient, critical_priorities(quotient))
     made = {m for send in found.sends for m in send.hops}
@@ -158,14 +158,14 @@ def test_what_stays_is_not_sent_on_by_the_job_shop_either():
 
 
 def apart(**clauses):
-    """A broadcast to a node whose two ranks are not joined: it must be entered twice, own chunks first."""
+    """A broadcast to a node whose two ranks are not connected, so the chunk must enter it twice."""
     topology = linked("apart", [0, 1, 1], [(0, 1), (0, 2)], alpha_us=0, beta_us_per_mb=1)
     return problem_of(topology, collectives.broadcast(3), **clauses)
 
 
 @pytest.mark.parametrize("own_first", [frozenset(), frozenset({0, 1})], ids=["plain", "own first"])
 def test_a_node_that_must_be_entered_twice_is(own_first):
-    """One run is enough."""
+    """One run of the list scheduler enters the node twice."""
     quotient = orbits_of(apart(own_first=own_first))
     found = list_schedule(quotient, critical_priorities(quotient))
     assert verify(expand(quotient, found.sends, producer="test")).ok

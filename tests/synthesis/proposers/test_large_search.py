@@ -1,4 +1,4 @@
-"""Problems that only the compiled list schedulers reach: limits, Ctrl-C, news on the way, and what is said."""
+"""Problems that only the compiled list schedulers can handle: limits, Ctrl-C, progress and messages."""
 
 import itertools
 import json
@@ -42,17 +42,18 @@ MESH = problem_of(topologies.mesh(8, 8))
 synthesize_module = import_module("taccl.synthesis.synthesize")
 
 
-#: More than a thousand hops are many, so that tests need not be large.
+#: Problems of more than a thousand hops count as large, so that tests stay small.
 FEW = SearchParameters.from_dict({"choice": {"most_hops": 1000}})
 synthesize = partial(taccl.synthesize, parameters=FEW)
 
 
 class TestPhases:
-    """Balancing routes, ordering and queueing sends: each tells how far it is, and can be stopped."""
+    """Route balancing, ordering and sending report progress and can be interrupted."""
 
     @pytest.mark.slow
     def test_each_is_told_with_the_part_that_is_done(self, monkeypatch):
-        """For an alltoall on 16 x 16 ranks, in this order, progress never falls by more than a tenth."""
+        """In an alltoall on 16 x 16 ranks phases report in this order, and progress never falls by more than
+        a tenth."""
         monkeypatch.setattr(deadline, "_TICK_S", 0.005)
         told = []
         problem = problem_of(topologies.mesh(16, 16), "alltoall")
@@ -73,7 +74,7 @@ class TestPhases:
         [("balancing routes", pytest.raises(KeyboardInterrupt)), ("queueing sends", nullcontext())],
     )
     def test_ctrl_c_ends_it_at_once(self, phase, ends, monkeypatch):
-        """An alltoall on 16 x 16 ranks; where routes are known, each hop is sent along them once."""
+        """Ctrl-C ends each phase of an alltoall on 16 x 16 ranks; a known routing is sent as it is."""
         monkeypatch.setattr(deadline, "_TICK_S", 0.01)
         if phase != "balancing routes":
             monkeypatch.setattr(router, "_PATH_EXPONENTS", (0,))
@@ -96,7 +97,7 @@ class TestPhases:
 
     @pytest.mark.slow
     def test_limit_keeps_the_best(self):
-        """A thousand runs take longer than half a second; the best of those that were made is whole."""
+        """At a limit of 1 s, during 1000 runs, the best complete schedule is returned."""
         problem = problem_of(topologies.mesh(8, 8), "alltoall")
         schedule_large(problem, num_runs=1)  # which loads the kernels
         limit = Deadline.after(1.0)
@@ -105,7 +106,7 @@ class TestPhases:
         assert taccl.verify(found).ok
 
     def test_no_pass_that_leaves_no_time_for_sending(self, monkeypatch):
-        """With no time left routes are those of the first pass, and complete."""
+        """Without time, routes are those of the first pass, and complete."""
         searches = []
         search = router.route
         monkeypatch.setattr(router, "_MARGIN", 1e9)
@@ -116,7 +117,7 @@ class TestPhases:
 
     @pytest.mark.slow
     def test_relays_stop(self):
-        """A search for relays that is stopped says that there was not the time."""
+        """An interrupted search for relays raises an error about the time."""
         stopped = Deadline()
         stopped.cancellation.cancel("interrupted")
         some = collectives.custom(9, precondition={0: [0]}, postcondition={0: [4, 8]})
