@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from taccl.problem.clauses import Clauses
 from taccl.problem.problem import make_problem
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.synthesis.parameters import DEFAULTS
+from taccl.workload.balanced import KINDS, number_of_pieces, sends_along
 from taccl.workload.meaning import groups_of
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ class CollectivePart:
 def parts_of(workload: Workload) -> tuple[CollectivePart, ...]:
     """Parts of all collectives, in the order of `Workload.tiles`."""
     parts: list[CollectivePart] = []
-    first = 0
+    first, asked = 0, dict(workload.pieces)
     groups = {each.name: groups_of(workload, each) for each in workload.operations if each.is_collective}
     counts = {
         name: _collective(workload.operation[name].kind, workload.operation[name].shift, some).num_chunks
@@ -82,7 +84,8 @@ def parts_of(workload: Workload) -> tuple[CollectivePart, ...]:
         share = size**2 if is_alltoall else count // len(groups[name])
         num_bytes = workload.tensors[name].num_bytes // _slices_outside(workload, name)
         least_bytes, most = _TILE_PIECES if cut.overlap else _PIECES
-        pieces = max(1, min(most, room, num_bytes // (cut.tiles * share * least_bytes)))
+        fitting = max(1, min(most, room, num_bytes // (cut.tiles * share * least_bytes)))
+        pieces = asked.get(name, fitting)
         chunk_bytes = max(1, -(-num_bytes // (cut.tiles * pieces * share)))
         for piece in range(pieces):
             part = CollectivePart(name, tile, piece, pieces, first, count, chunk_bytes, groups[name])
@@ -102,6 +105,27 @@ def _slices_outside(workload: Workload, name: str) -> int:
 def parts_by_chunk(workload: Workload) -> list[CollectivePart]:
     """Part of each chunk of the step's problem, by chunk number."""
     return [part for part in parts_of(workload) for _ in part.chunks]
+
+
+def in_balanced_pieces(workload: Workload, topology: Topology) -> Workload | None:
+    """The step with `Workload.pieces` of collectives along dimensions; None if there are none."""
+    parts = parts_of(workload)
+    room, tiles = MOST_CHUNKS - sum(part.count for part in parts), Counter[str]()
+    whole = {(part.operation, part.tile): part for part in parts}
+    for name, _ in whole:
+        tiles[name] += 1
+    pieces: dict[str, int] = {}
+    for (name, _), part in whole.items():
+        operation = workload.operation[name]
+        if name in pieces or operation.kind not in KINDS or dict(workload.pieces).get(name):
+            continue
+        collective = _collective(operation.kind, operation.shift, part.groups)
+        number = number_of_pieces(topology, collective, part.chunk_bytes * part.pieces)
+        more = (number - part.pieces) * part.count * tiles[name]
+        if number > 1 and more <= room:
+            pieces[name] = number
+            room -= more
+    return replace(workload, pieces=(*workload.pieces, *pieces.items())) if pieces else None
 
 
 def problem_of(
@@ -133,8 +157,23 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
     columns: dict[str, list[Any]] = {name: [np.zeros(0, dtype=np.int64)] for name in names}
     groups = 0
     merging = tuple(problem.clauses.values("merge").items())
+    pieces = dict(workload.pieces) if algorithm == "synthesized" else {}
+    sent_along: set[tuple[str, int]] = set()
     for part in parts:
         operation = workload.operation[part.operation]
+        if part.operation in pieces and not part.piece:
+            firsts = [
+                each.first for each in parts if (each.operation, each.tile) == (part.operation, part.tile)
+            ]
+            collective = _collective(operation.kind, operation.shift, part.groups)
+            along = sends_along(topology, collective, part.chunk_bytes, firsts)
+            if along is not None:
+                sent_along.add((part.operation, part.tile))
+                for name in names:
+                    columns[name].append(along[name] + groups if name == "group" else along[name])
+                groups += len(along["group"])
+        if (part.operation, part.tile) in sent_along:
+            continue
         is_sum = operation.kind == "allreduce" and algorithm == "synthesized"
         for kind in ("reduce_scatter", "allgather") if is_sum else (operation.kind,):
             sent = (kind, operation.shift, algorithm, merging, part.groups)

@@ -18,7 +18,7 @@ from taccl.errors import WorkloadError
 from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence
 from taccl.workload.costs import RATES, tile_costs
-from taccl.workload.exchange import parts_by_chunk, sends_of
+from taccl.workload.exchange import in_balanced_pieces, parts_by_chunk, sends_of
 from taccl.workload.step import ComputeTile, Step
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
     from taccl.workload.costs import Rates
     from taccl.workload.workload import Workload
+
+#: Gap of a step balanced over dimensions up to which no other collectives are synthesized.
+_SETTLED = 0.02
 
 
 @checked_as(WorkloadError)
@@ -89,10 +92,16 @@ def schedule_workload(
     if order == "in-sequence":
         workload, communication_share = replace(workload, overlaps=()), 0.0
     costs = tile_costs(workload, rates, communication_share)
-    tasks = _StepTasks(workload, costs, sends_of(workload, topology, algorithm))
-    start = tasks.best_starts(order)
-    computed, sent = tuple(tasks.computed_tiles(start)), tasks.sent(start)
-    return Step(workload, topology, computed, sent, rates, communication_share)
+    steps: list[Step] = []
+    balanced = in_balanced_pieces(workload, topology) if algorithm == "synthesized" else None
+    for each in filter(None, (balanced, workload)):
+        if steps and steps[0].gap <= _SETTLED:
+            break
+        tasks = _StepTasks(each, costs, sends_of(each, topology, algorithm))
+        start = tasks.best_starts(order)
+        computed, sent = tuple(tasks.computed_tiles(start)), tasks.sent(start)
+        steps.append(Step(each, topology, computed, sent, rates, communication_share))
+    return min(steps, key=lambda step: step.finish)
 
 
 class _StepTasks:

@@ -53,6 +53,9 @@ class Workload:
     mesh : tuple of (str, int)
         Names and sizes of the mesh dimensions, e.g. ``(("dp", 2), ("tp", 4))``; ranks are in row-major order.
         Empty if every collective is over all ranks.
+    pieces : tuple of (str, int)
+        Collectives, each with the number of pieces into which its tiles are cut. The default depends on the
+        size; on networks of several dimensions `taccl.workload.schedule_workload` chooses more.
 
     Raises
     ------
@@ -81,6 +84,7 @@ class Workload:
     state: tuple[tuple[str, str], ...] = ()
     overlaps: tuple[Overlap, ...] = ()
     mesh: tuple[tuple[str, Count], ...] = ()
+    pieces: tuple[tuple[str, Count], ...] = ()
 
     def __post_init__(self) -> None:
         self._check_mesh()

@@ -52,3 +52,19 @@ def test_groups_that_do_not_go_along_dimensions(groups, said):
     """Groups that share links, or are no product, are refused with the reason."""
     with pytest.raises(CollectiveError, match=said):
         synthesize(of_groups(groups), backend="dimension-balanced")
+
+
+@pytest.mark.slow
+def test_the_portfolio_begins_with_balanced_groups():
+    """16 MB along dimensions 1 and 3 of three: 251.5 us at once, where other baselines take 683 us or more."""
+    topology = parse("multidim:ring4@100,switch2@50,ring4@25")
+    groups = dimensions(topology).groups([0, 2])
+    several = together([make("allreduce", 16).among(ranks, num_ranks=32) for ranks in groups])
+    problem = make_problem(topology, several, size_bytes=16_000_000)
+
+    def stop(state):
+        return state.finish_us is not None and state.finish_us < 300
+
+    result = synthesize(problem, time_limit_s=300, stop_when=stop)
+    assert result.finish_us <= 251.5
+    assert next(each for each in result.stages if each.finish_us).name == "groups over dimensions"

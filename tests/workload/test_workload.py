@@ -87,7 +87,7 @@ def test_a_path_that_is_none_is_named():
 def test_the_schema_names_what_files_may_say():
     """And nothing else."""
     assert set(schema()["properties"]) == {
-        "name", "num_ranks", "inputs", "operations", "returned", "state", "overlaps", "mesh",
+        "name", "num_ranks", "inputs", "operations", "returned", "state", "overlaps", "mesh", "pieces",
     }  # fmt: skip
     assert schema()["additionalProperties"] is False
 

@@ -89,7 +89,7 @@ def choose_num_chunks(
 
 def cut_balanced(problem: Problem, *, policy: Policy) -> Problem:
     """The problem in the number of chunks with the earliest planned finish, if it leaves that open."""
-    name, size_bytes, dims = max(_reaches(problem), key=lambda each: each[1])
+    name, size_bytes, dims = max(reaches(problem), key=lambda each: each[1])
     if not problem.chunks_open:
         return problem
     most = max(1, min(NUM_CHUNKS, MOST_TRANSFERS // (2 * dims.num_ranks * problem.topology.num_ranks)))
@@ -98,7 +98,7 @@ def cut_balanced(problem: Problem, *, policy: Policy) -> Problem:
     return cut_chunks(whole, parts) if parts > 1 else whole
 
 
-def _reaches(problem: Problem) -> list[tuple[str, int, Dimensions]]:
+def reaches(problem: Problem) -> list[tuple[str, int, Dimensions]]:
     """(collective, size in bytes, dimensions) of each process group; without groups, of the whole problem."""
     if problem.collective.groups:
         parts = [(part.problem, part.dims) for part in parts_of(problem)]
@@ -115,7 +115,12 @@ def _reaches(problem: Problem) -> list[tuple[str, int, Dimensions]]:
 
 
 def balanced_schedule(
-    problem: Problem, *, policy: Policy = "lp", most_transfers: int, sooner_than: Fraction | None = None
+    problem: Problem,
+    *,
+    policy: Policy = "lp",
+    most_transfers: int,
+    sooner_than: Fraction | None = None,
+    improve: bool = True,
 ) -> Schedule | None:
     """Verified schedule along the topology's dimensions; None if it does not finish soon enough.
 
@@ -123,9 +128,10 @@ def balanced_schedule(
     dimensions, or there are too many transfers; `InputError` if the sketch forbids the schedule.
 
     - `sooner_than`: Finish to beat, in us; None for any.
+    - `improve`: True to improve plans by local search, which takes most of the time.
     """
     collective, num_ranks = problem.collective, problem.topology.num_ranks
-    most_ranks = max(dims.num_ranks for *_, dims in _reaches(problem))
+    most_ranks = max(dims.num_ranks for *_, dims in reaches(problem))
     num_transfers = 2 * collective.chunks_per_rank * most_ranks * num_ranks
     if num_transfers > most_transfers:
         raise CollectiveError(
@@ -136,7 +142,9 @@ def balanced_schedule(
     producer = f"{BALANCED} ({policy})"
 
     def along(part: Problem, dims: Dimensions) -> Schedule | None:
-        plan = _planned(dims, part.collective.name, part.collective.chunks_per_rank, part.costs, policy)
+        plan = _planned(
+            dims, part.collective.name, part.collective.chunks_per_rank, part.costs, policy, improve=improve
+        )
         if sooner_than is not None and part.costs.us(plan.finish_ticks) >= sooner_than:
             return None
         return schedule_along(plan, part, producer=producer)
@@ -184,7 +192,7 @@ def search_balanced(
         raise
     if found is None:
         return
-    bounds = [dimension_bound(dims, name, size_bytes) for name, size_bytes, dims in _reaches(problem)]
+    bounds = [dimension_bound(dims, name, size_bytes) for name, size_bytes, dims in reaches(problem)]
     bound = max(bounds, key=lambda each: each.bound_us)
     search.dimension_bound = search.dimension_bound if competes else bound
     search.offer_whole(found, producer=found.producer, verified=True)

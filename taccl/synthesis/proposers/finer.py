@@ -14,6 +14,7 @@ from taccl.baselines.multiplying import Estimated
 from taccl.baselines.spread import MANY_CUT, cut_chunks, finest, may_merge, merging, soonest_cut_us
 from taccl.baselines.table import row_of
 from taccl.errors import InputError
+from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced
 from taccl.synthesis.proposers.competing import (
     BASELINE_S_PER_LINK,
     BY_ESTIMATE,
@@ -143,6 +144,33 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     message = f"in finer chunks: {producer or 'none better'}"
     search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
     return best
+
+
+def offer_balanced_groups(search: Search, cut: Callable[[Problem, int], Problem]) -> Search | None:
+    """Propose process groups balanced over their dimensions, in the chunks that suit these.
+
+    Returns a search that holds the schedule in finer chunks. Returns None if groups do not go along
+    dimensions of their own, if there is no time, or if the schedule is of the problem's own chunks.
+
+    - `cut`: Function from (problem, parts) to the problem with each chunk cut into that many parts.
+    """
+    problem, since, portfolio = search.problem, time.monotonic(), search.parameters.portfolio
+    until = search.deadline.sooner(for_baselines_s(search.deadline, portfolio.best_share))
+    made = None
+    try:
+        with until.enforced():
+            finer = cut_balanced(replace(problem, chunks_open=search.is_open), policy=search.options.policy)
+            found = balanced_schedule(finer, most_transfers=portfolio.first_transfers, improve=False)
+            assert found is not None, "any finish counts"
+            if search.is_open:
+                made = _search_for(search, found, cut)
+            else:
+                search.offer_whole(found, producer=found.producer, verified=True)
+    except (InputError, OutOfTime) as error:
+        search.record("groups over dimensions", "taccl", "no-solution", since, message=str(error))
+        return None
+    search.record("groups over dimensions", "taccl", "done", since, finish_us=found.finish_us)
+    return made
 
 
 def _search_for(search: Search, found: Schedule, cut: Callable[[Problem, int], Problem]) -> Search | None:

@@ -24,7 +24,7 @@ from taccl.synthesis.proposers.competing import (
     reserve_s,
     share_baselines,
 )
-from taccl.synthesis.proposers.finer import offer_cut, offer_estimated
+from taccl.synthesis.proposers.finer import offer_balanced_groups, offer_cut, offer_estimated
 from taccl.synthesis.proposers.stages import ruin_and_recreate, search_plain
 from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
 from taccl.synthesis.proposing import OwnProposer, registered
@@ -94,6 +94,16 @@ def _estimated_first(search: Search) -> None:
     found = offer_estimated(search, _cut_and_told)
     if found is not None:
         search.others.append(found)
+
+
+def _groups_first(search: Search) -> None:
+    found = offer_balanced_groups(search, _cut_and_told)
+    if found is not None:
+        search.others.append(found)
+
+
+def _has_groups(problem: Problem) -> bool:
+    return bool(problem.collective.groups)
 
 
 def _bound_all_chunkings(search: Search) -> None:
@@ -260,6 +270,10 @@ APART: tuple[Turn, ...] = (
 )
 #: Proposers that run before the number of chunks is chosen, so that a schedule exists early.
 FIRST: tuple[Turn, ...] = (
+    Turn(
+        OwnProposer("groups over dimensions", _groups_first, _has_groups),
+        lambda search: _is_free(search) and _competes_before(search),
+    ),
     Turn(OwnProposer("recursive multiplying by estimate", _estimated_first), _may_be_finer),
     Turn(OwnProposer("first baselines", _first_baselines), _competes_before),
     Turn(OwnProposer("baselines in finer chunks", _finer_first), _may_be_finer, improves=True),

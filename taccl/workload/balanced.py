@@ -1,0 +1,94 @@
+"""Collectives of a step, balanced over the dimensions of a network by an order of these for each piece.
+
+On a product of dimensions a collective gains from more pieces than elsewhere, as some pass one dimension
+while others pass the next. Groups, such as those of data parallel ranks, are balanced over their own
+dimensions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl._internal.caching import cached
+from taccl.baselines.spread import cut_chunks
+from taccl.errors import InputError
+from taccl.problem.problem import make_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.problem.collective import Chunk, Collective
+    from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
+
+#: Collectives whose loads on dimensions depend on the order of these.
+KINDS = ("allreduce", "reduce_scatter", "allgather")
+#: Max transfers of a balanced collective.
+_MOST_TRANSFERS = 500_000
+
+
+@cached
+def number_of_pieces(topology: Topology, collective: Collective, chunk_bytes: int) -> int:
+    """Number of pieces with the earliest planned finish along dimensions; 1 without two dimensions.
+
+    - `collective`: Of one chunk per rank, or of several groups of such.
+    - `chunk_bytes`: Size of its chunks.
+    """
+    from taccl.synthesis.proposers.balanced import (
+        cut_balanced,
+        reaches,
+    )  # not needed by ranks that run a step
+
+    problem = replace(make_problem(topology, collective, chunk_bytes=chunk_bytes), chunks_open=True)
+    try:
+        if max(len(dims) for *_, dims in reaches(problem)) < 2:
+            return 1
+        return cut_balanced(problem, policy="lp").collective.num_chunks // collective.num_chunks
+    except InputError:
+        return 1
+
+
+def sends_along(
+    topology: Topology, collective: Collective, chunk_bytes: int, firsts: Sequence[int]
+) -> dict[str, np.ndarray[Any, Any]] | None:
+    """Columns of the sends of all pieces of a collective, in order of start; None unless along dimensions.
+
+    - `chunk_bytes`: Size of the chunks of a piece.
+    - `firsts`: Number of the first chunk of each piece in the step.
+    """
+    found = _balanced(topology, collective, chunk_bytes, len(firsts))
+    if found is None:
+        return None
+    number_of = {_ends(chunk): number for number, chunk in enumerate(collective.chunks)}
+    piece, chunks = Counter[int](), []
+    for chunk in found.problem.collective.chunks:
+        number = number_of[_ends(chunk)]
+        chunks.append(firsts[piece[number]] + number)
+        piece[number] += 1
+    order = np.argsort(found.start, kind="stable")
+    return {
+        "chunk": np.array(chunks, np.int64)[found.chunk[order]],
+        "link": found.link[order],
+        "group": np.arange(len(order)),
+        "reduce": found.reduce[order],
+    }
+
+
+def _ends(chunk: Chunk) -> tuple[object, ...]:
+    return chunk.origins, chunk.destinations, chunk.root
+
+
+@cached
+def _balanced(topology: Topology, collective: Collective, chunk_bytes: int, pieces: int) -> Schedule | None:
+    from taccl.synthesis.proposers.balanced import balanced_schedule
+
+    problem = make_problem(topology, collective, chunk_bytes=chunk_bytes * pieces)
+    try:
+        whole = cut_chunks(problem, pieces) if pieces > 1 else problem
+        return balanced_schedule(whole, most_transfers=_MOST_TRANSFERS)
+    except InputError:
+        return None
