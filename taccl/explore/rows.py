@@ -37,9 +37,9 @@ _STATUS = (
 )
 
 _BOUND = "best lower bound of all runs of the problem; over all chunkings if their number is open"
-_GAP = "(finish - bound) / bound; 0 is an optimum of the problem"
-_GAP_IN_CHUNKS = "gap to the bound of as many chunks; 0 is an optimum for them"
-_EVERY = "no schedule finishes sooner, over all chunkings"
+_GAP = "(finish - bound) / bound; 0 is optimal"
+_GAP_IN_CHUNKS = "gap to the bound for these chunks; 0 is optimal for them"
+_EVERY = "lower bound over all chunkings"
 _SOLVER_BOUND = (
     "solver's bound for schedules with the sketch's symmetry and routing slack; missing if it routed one "
     "phase of a reduction"
@@ -52,7 +52,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("num_ranks", "Int64", "ranks of the topology"),
     Column("sketch", "string", f"name of the sketch; `{NO_SKETCH}` without one"),
     Column("size_bytes", "Int64", "larger of one rank's input and output buffer"),
-    Column("chunks_per_rank", "Int64", "pieces that a rank's part of the data is cut into, given or chosen"),
+    Column("chunks_per_rank", "Int64", "number of chunks that each rank's data is cut into, given or chosen"),
     Column("backend", "string", "requested backend"),
     Column("seed", "Int64", "seed of the run"),
     Column("time_limit_s", "float64", "time limit of the run"),
