@@ -14,6 +14,7 @@ from taccl._internal.arguments import checked, known_name
 from taccl._internal.names import shown
 from taccl._internal.reading import read_text
 from taccl._internal.units import format_count, format_us, parse_size
+from taccl.aggregation.networks import MODELS, parameters_of
 from taccl.errors import InputError
 from taccl.problem.collectives import exchange
 from taccl.problem.problem import make_problem
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Hold, Topology
 
 _MOST_CHUNKS = 5_000_000
-
-#: {model: number of parameters}, as published with torchvision's models; the shapes below must agree.
-MODELS = {"resnet-50": 25_557_032, "vgg-19": 143_667_240}
 
 
 @checked
@@ -196,19 +194,11 @@ def layer_bytes(model: str) -> dict[str, int]:
     ------
     InputError
         If the model is unknown, the file cannot be read, or a row is invalid.
-
-    References
-    ----------
-    K. He, X. Zhang, S. Ren and J. Sun, "Deep residual learning for image recognition", CVPR 2016, table 1;
-    K. Simonyan and A. Zisserman, "Very deep convolutional networks for large-scale image recognition",
-    ICLR 2015, table 1, column E.
     """
     if model.lower().endswith(".csv"):
         return _layers_in(model)
     found = known_name(model, MODELS, "model")
-    numbers = _resnet50() if found == "resnet-50" else _vgg19()
-    assert sum(numbers.values()) == MODELS[found], "the shapes come to what is published"
-    return {name: 4 * count for name, count in numbers.items()}
+    return {name: 4 * count for name, count in parameters_of(found).items()}
 
 
 def _layers_in(path: str) -> dict[str, int]:
@@ -233,39 +223,6 @@ def _layers_in(path: str) -> dict[str, int]:
     if not found:
         raise InputError("found no layers; expected rows with a name and bytes", where=path)
     return found
-
-
-def _resnet50() -> dict[str, int]:
-    numbers = {"conv1": 7 * 7 * 3 * 64, "bn1.scale": 64, "bn1.shift": 64}
-    inputs = 64
-    for stage, (width, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3)), 1):
-        for block in range(blocks):
-            shapes = {"1": (1, inputs, width), "2": (9, width, width), "3": (1, width, 4 * width)}
-            if not block:
-                shapes["downsample"] = 1, inputs, 4 * width
-            for name, (size, ins, outs) in shapes.items():
-                where = f"layer{stage}.{block}.{name}"
-                numbers |= {
-                    f"{where}.conv": size * ins * outs,
-                    f"{where}.scale": outs,
-                    f"{where}.shift": outs,
-                }
-            inputs = 4 * width
-    return {**numbers, "fc.weight": 2048 * 1000, "fc.bias": 1000}
-
-
-def _vgg19() -> dict[str, int]:
-    shapes, inputs = [], 3
-    for stage, (width, layers) in enumerate(((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)), 1):
-        for layer in range(layers):
-            shapes.append((f"conv{stage}.{layer}", 9 * inputs, width))
-            inputs = width
-    shapes += [("fc1", 7 * 7 * 512, 4096), ("fc2", 4096, 4096), ("fc3", 4096, 1000)]
-    return {
-        f"{name}.{what}": count
-        for name, ins, outs in shapes
-        for what, count in (("weight", ins * outs), ("bias", outs))
-    }
 
 
 @checked

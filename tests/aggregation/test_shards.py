@@ -28,14 +28,18 @@ def servers_of(*betas):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_layers_come_to_what_is_published(model):
-    """25,557,032 and 143,667,240 parameters, of 4 bytes each."""
+    """Of 4 bytes each; sums of shapes, against the numbers that torchvision publishes."""
     assert sum(layer_bytes(model).values()) == 4 * MODELS[model]
 
 
 def test_some_layers_by_hand():
-    """The first convolution of ResNet-50 has 7 x 7 x 3 x 64 weights, VGG-19's first full layer 25,088 x 4,096."""
+    """First convolutions have 7 x 7 x 3 x 64 and 11 x 11 x 3 x 64 weights, VGG-19's first full layer 25,088 x 4,096."""
     assert layer_bytes("ResNet_50")["conv1"] == 4 * 9408
     assert layer_bytes("vgg-19")["fc1.weight"] == 4 * 25_088 * 4096
+    assert layer_bytes("alexnet")["conv1.weight"] == 4 * 11 * 11 * 3 * 64
+    # A basic block of ResNet-18 has two convolutions of 3 x 3, and a bottleneck of ResNet-152 three.
+    assert layer_bytes("resnet-18")["layer2.1.2.conv"] == 4 * 9 * 128 * 128
+    assert layer_bytes("resnet-152")["layer3.35.3.conv"] == 4 * 256 * 1024
 
 
 @pytest.mark.slow
