@@ -208,3 +208,15 @@ def test_chunks_are_cut_until_the_last_pulls_are_short():
     found = servers(make_problem(slow, exchange(24, 14), size_bytes=14 * 32), levels="one")
     assert found.problem.collective.num_chunks == 14 * 32
     assert found.finish_us < 1.04 * 14 * 32 * 1000 * 24 / 14
+
+
+@pytest.mark.slow
+def test_an_exchange_of_given_chunks_is_bounded_before_its_schedule_uses_up_the_time():
+    """The stages begin with the bound; with an open number of chunks the bound follows."""
+    given = exchange(range(4), range(4, 8), num_ranks=8, chunks_per_server=8)
+    result = brief_synthesis(make_problem(rack(4, 4), given, chunk_bytes=10**5))
+    assert [stage.name for stage in result.stages][:2] == ["bound", "servers"]
+    assert result.bound.kind not in ("none", "latency")
+    assert result.bound_us <= result.finish_us
+    result = brief_synthesis(make_problem(rack(4, 4), exchange(4, 4), size_bytes=10**6))
+    assert result.stages[0].name == "servers"

@@ -28,7 +28,7 @@ from taccl.synthesis.proposers.finer import offer_balanced_groups, offer_cut, of
 from taccl.synthesis.proposers.stages import ruin_and_recreate, search_plain
 from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
 from taccl.synthesis.proposing import OwnProposer, registered
-from taccl.synthesis.search import Search
+from taccl.synthesis.search import Search, bound_within
 from taccl.synthesis.suggesting.chunks import cut, told
 from taccl.synthesis.suggesting.sketched_search import is_unguided, search_guided
 from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged
@@ -42,21 +42,32 @@ _SKETCHED_SHARE = 0.3
 
 
 def _by_servers(search: Search) -> None:
-    """Propose the schedule for parameter servers that update the sums; no other proposer supports these."""
+    """Propose the schedule for parameter servers that update the sums; no other proposer supports these.
+
+    Many chunks may use up the time. If their number is given, they are therefore bounded first.
+    """
     asked, since = search.asked or search.problem, time.monotonic()
+    limit = search.deadline.sooner(search.parameters.portfolio.first_share * search.deadline.left_s)
+    is_open = asked.chunks_open or search.is_open
+    bound = None if is_open else bound_within(asked, limit, search.parameters.budget)
+    bounded = time.monotonic()
     found = servers(asked, cut=asked.chunks_open)
     found = found.under(replace(found.problem, clauses=asked.clauses))
     said = "servers that update sums, in the levels that finish first"
-    _offer_apart(search, found, said)
+    other = _offer_apart(search, found, said)
+    if bound is not None and bound.kind != "none":
+        other.prove(bound, since)
+        since = bounded
     search.record("servers", "taccl", "done", since, finish_us=found.finish_us)
 
 
-def _offer_apart(search: Search, found: Schedule, choice: str) -> None:
+def _offer_apart(search: Search, found: Schedule, choice: str) -> Search:
     """Add a schedule of the same data by servers or switches to ``search.others``."""
     other = Search(found.problem, search.options, search.deadline, stages=search.stages, choice=choice)
     other.is_apart = True
     other.offer_whole(found, producer=found.producer)
     search.others.append(other)
+    return other
 
 
 def _updates(problem: Problem) -> bool:
