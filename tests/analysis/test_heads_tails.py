@@ -122,7 +122,7 @@ def test_the_least_time_counts_no_resource_before_it_can_be_held(prices, needed,
 
 
 def test_a_counted_chunk_arrives_after_its_hold():
-    """Two chunks of 1 us each over one link, and 3 us of latency that is not held: 5 us."""
+    """Two chunks of 1 us each over one link, plus 3 us of latency that does not hold it: 5 us."""
     problem = problem_of(chain(1, alpha=3, meaning="pipelined"), custom(2, [([0], [1]), ([0], [1])]))
     bound = replace(lower_bound(problem), witness=Border(frozenset({1}), True))
     assert bound.bound == 5
@@ -135,7 +135,8 @@ def test_a_counted_chunk_arrives_after_its_hold():
     ("size_bytes", "nodes", "finish"), [(64_000, 2, "9.32"), (10**6, 2, "107.6"), (64_000, 4, "12.68")]
 )
 def test_alltoall_of_dgx2_ends_a_latency_after_its_nics(size_bytes, nodes, finish):
-    """What 8 NICs of 105 us/MB must pass (6.72, 105 and 10.08 us), and 2.6 us for the last chunk to arrive."""
+    """The NICs are busy for 6.72, 105 or 10.08 us (105 us/MB over 8 NICs), plus 2.6 us until the last chunk
+    arrives."""
     topology = topologies.dgx2(nodes)
     problem = make_problem(topology, collectives.alltoall(topology.num_ranks), size_bytes=size_bytes)
     bound = lower_bound(problem)

@@ -1,4 +1,4 @@
-"""Labels of witnesses: each is the largest that the others allow, and one above it is refused."""
+"""Labels of witnesses: each is the largest that the others allow, and a larger one is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.synthesis.small_problems import custom, problem_of, two_levels
 
 
 def spread_tail():
-    """A chunk that leaves rank 0, is doubled there, and goes to two more nodes of two ranks."""
+    """Spread-tail certificate: three chunks of rank 0 for three nodes of two ranks."""
     topology = two_levels(2, local=1, nic=3, num_nodes=3)
     problem = problem_of(topology, custom(6, [([0], range(6))] * 3))
     found = claimed(problem, spread_tail_bounds(NeededSends(problem), in_network=False))
@@ -28,20 +28,20 @@ def spread_tail():
 
 
 def pair_counting():
-    """An allreduce on two nodes of four ranks."""
+    """Pair-counting certificate: an allreduce on two nodes of four ranks."""
     topology = two_levels(4, local=1, nic=1, alpha=10, meaning="pipelined")
     problem = problem_of(topology, collectives.allreduce(8))
     return claimed(problem, pair_counting_bounds(NeededSends(problem), in_network=False))[-1]
 
 
 def byte_counting():
-    """A reduce-scatter of small messages on a DGX-2."""
+    """Byte-counting certificate: a reduce-scatter of small messages on a DGX-2."""
     problem = merging_freely(taccl.make_problem(taccl.topologies.dgx2(), "reduce-scatter", size_bytes=16_000))
     return taccl.lower_bound(problem, divisible=True)
 
 
 def between_nodes():
-    """Sums of two nodes, made before they cross and spread after."""
+    """Gossip certificate: sums of two nodes, with heads and tails in nodes."""
     problem = problem_of(two_levels(4, local=1, nic=5), collectives.allreduce(8))
     return claimed(problem, gossip(NeededSends(problem)))[-1]
 
@@ -75,32 +75,32 @@ def test_a_label_with_one_item_fewer_is_refused(bound, field, place):
 
 @pytest.mark.parametrize(("bound", "field", "place"), CASES)
 def test_a_label_later_than_those_behind_it_is_refused(bound, field, place):
-    """Labels that do not ascend are not read."""
+    """Labels that do not ascend are refused."""
     labels = labels_of(bound.witness)[field]
     assert not relabelled(bound, **{field: (*labels, labels[place])}).check()
 
 
 @pytest.mark.parametrize("bound", FOUND.values(), ids=FOUND)
 def test_a_witness_with_its_labels_is_accepted_and_proves_no_more(bound):
-    """The bound that was found passes, and a later one does not."""
+    """The found bound is accepted, a larger one is refused."""
     assert bound.check()
     assert not replace(bound, bound=bound.bound + 1).check()
 
 
 @pytest.mark.parametrize("bound", FOUND.values(), ids=FOUND)
 def test_a_witness_without_labels_proves_less(bound):
-    """Without labels, all may be there from the start."""
+    """Without its labels the witness does not prove the bound."""
     assert not relabelled(bound, **dict.fromkeys(labels_of(bound.witness), ())).check()
 
 
 def test_a_later_first_entry_is_refused():
-    """The last three of six chunks over two NICs can enter from 9 us on, and not later."""
+    """The last three of six chunks over two NICs enter at 9 us at the earliest; `since` of 10 is refused."""
     bound = FOUND["spread_tail"]
     assert isinstance(bound.witness, SpreadTail) and bound.witness.since == 9
     assert not relabelled(bound, since=10).check()
 
 
 def relabelled(bound, **fields):
-    """The certificate with other fields of its witness."""
+    """The certificate with other fields in its witness."""
     witness: Any = bound.witness
     return replace(bound, witness=replace(witness, **fields))

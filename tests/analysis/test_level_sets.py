@@ -1,4 +1,4 @@
-"""Cuts along level sets: hand-derived bisections, witnesses, and the functions whose levels they are."""
+"""Cuts along level sets of functions on ranks: bisections by hand, and witnesses."""
 
 import math
 
@@ -19,14 +19,14 @@ from tests.synthesis.small_problems import MB, custom, linked, problem_of, rando
 
 
 def grid(*dims, order=None):
-    """An alltoall of 1 MB chunks on a mesh whose links take 1 us each, its ranks in any order."""
+    """An alltoall of 1 MB chunks on a mesh of 1 us links, with ranks in any order."""
     topology = taccl.topologies.mesh(*dims, alpha_us=0, bandwidth_gb_per_s=1000)
     topology = topology if order is None else relabel(topology, order)
     return make_problem(topology, taccl.collectives.alltoall(topology.num_ranks), chunk_bytes=MB)
 
 
 def found(problem, *, divisible=False):
-    """The bound by levels in us, proven by its witness."""
+    """The level-set bound in us, proven by its witness."""
     volume = Volume(as_spreading(problem), divisible=divisible)
     best = level_cut(volume, budget_s=math.inf)
     ticks, witness = best
@@ -38,20 +38,21 @@ def found(problem, *, divisible=False):
 
 @pytest.mark.parametrize(("dims", "bound"), [((4, 4), 16), ((6, 4), 36), ((3, 5), 18), ((2, 2, 4), 16)])
 def test_half_of_a_mesh_sends_to_the_other(dims, bound):
-    """Through the middle of the longest side: 8 x 8 chunks over 4 links, 12 x 12 over 4, 6 x 9 over 3, 8 x 8 over 4."""
+    """Half of a mesh sends to the other: 8 x 8 chunks over 4 links, 12 x 12 over 4, 6 x 9 over 3, 8 x 8 over
+    4."""
     assert found(grid(*dims)) == bound
 
 
 @pytest.mark.slow
 def test_the_numbers_of_ranks_do_not_matter():
-    """The middle is found where ranks are numbered at random: by how far they are from the corners."""
+    """With randomly numbered ranks the bisection of an 8 x 6 mesh is found by distances from the corners."""
     order = np.random.default_rng(0).permutation(48).tolist()
     assert found(grid(8, 6, order=order)) == found(grid(8, 6)) == 24 * 24 / 6
 
 
 @pytest.mark.slow
 def test_the_bisection_of_a_large_mesh():
-    """72 x 72 chunks cross 12 links of a 12 x 12 mesh, 432 each at 20.5 us."""
+    """On a 12 x 12 mesh 72 x 72 chunks cross 12 links, 432 each at 20.5 us."""
     topology = taccl.topologies.mesh(12, 12)
     problem = make_problem(topology, taccl.collectives.alltoall(144), chunk_bytes=MB)
     bound = taccl.lower_bound(problem)
@@ -60,7 +61,7 @@ def test_the_bisection_of_a_large_mesh():
 
 
 def two_clusters():
-    """Six ranks each, all joined to all; two slow links lead across."""
+    """Two fully connected clusters of six ranks, joined by two slow links."""
     builder = TopologyBuilder("clusters", [0] * 12)
     members = ([0, 3, 4, 7, 8, 11], [1, 2, 5, 6, 9, 10])
     pairs = [(a, b) for some in members for a in some for b in some if a != b]
@@ -72,7 +73,8 @@ def two_clusters():
 
 
 def test_the_fiedler_vector_finds_clusters():
-    """Of two clusters each side is one, however ranks are numbered: 36 chunks over two links of 2 us."""
+    """The Fiedler vector separates two clusters, however ranks are numbered: 36 chunks over two links of 2
+    us."""
     topology, members = two_clusters()
     problem = make_problem(topology, taccl.collectives.alltoall(12), chunk_bytes=MB)
     (vector,) = _Graph(Volume(problem, divisible=False)).eigenvector()
@@ -82,27 +84,27 @@ def test_the_fiedler_vector_finds_clusters():
 
 
 def test_bytes_count_where_chunks_differ():
-    """Three chunks of 1, 2 and 3 MB leave rank 0 over one link of 1 us/MB, whole or divided."""
+    """Chunks of 1, 2 and 3 MB leave rank 0 over one link of 1 us/MB in 6 us, whole or divided."""
     topology = linked("pair", [0, 0], [(0, 1)], alpha_us=0, beta_us_per_mb=1)
     problem = problem_of(topology, custom(2, [([0], [1])] * 3), chunk_bytes=[MB, 2 * MB, 3 * MB])
     assert found(problem) == found(problem, divisible=True) == 6
 
 
 def test_sums_cross_once():
-    """The sum of 4 chunks that all of a line of four want enters either half over one link of 1 us."""
+    """Sums of 4 chunks for all of a line of four enter either half over one link of 1 us."""
     builder = TopologyBuilder("line", [0] * 4)
     for a, b in ((0, 1), (1, 2), (2, 3)):
         builder.add_link(a, b, alpha_us=0, beta_us_per_mb=1)
         builder.add_link(b, a, alpha_us=0, beta_us_per_mb=1)
     everyone = (0, 1, 2, 3)
     collective = Collective("sums", 4, (Chunk(everyone, everyone, 0),) * 4, combining=True)
-    # Each link inside the border waits a link before, or after: 4 us, and 2 more.
+    # Each link inside the cut waits one link before, or after: 4 us, and 2 more.
     assert found(problem_of(builder.build(), collective)) >= 4
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_witnesses_of_random_problems_hold(seed):
-    """Of ports, merging, all sizes, links of several ends and sums what is claimed is proven."""
+    """On random problems with ports, merging, sizes, multicasts and sums every claim is proven."""
     problem = random_problem(seed) if seed % 2 else random_sum_problem(seed)
     if level_cut(Volume(as_spreading(problem), divisible=False), budget_s=math.inf) is not None:
         found(problem)
@@ -110,12 +112,12 @@ def test_witnesses_of_random_problems_hold(seed):
 
 
 def test_no_time_is_no_cut():
-    """What is looked for in no time is not found."""
+    """Without budget no cut is returned."""
     assert level_cut(Volume(grid(3, 3), divisible=False), budget_s=-1) is None
 
 
 def test_levels_are_both_sides():
-    """Every set comes with what is left without it, and none is empty or all."""
+    """Each set of ranks comes with its complement, and none is empty or contains all ranks."""
     volume = Volume(grid(3, 4), divisible=False)
     everyone = frozenset(range(12))
     sets = {frozenset(np.flatnonzero(side).tolist()) for side in _sides(volume)}
@@ -124,7 +126,7 @@ def test_levels_are_both_sides():
 
 @pytest.mark.parametrize("combining", [False, True], ids=["copies", "sums"])
 def test_the_volume_into_many_sets_is_that_into_each(combining):
-    """One product of matrices gives what each set gives alone."""
+    """One matrix product gives the same volumes as each set by itself."""
     for seed in range(20):
         volume = Volume(random_problem(seed, combining=combining), divisible=seed % 2 == 0)
         num_ranks = volume.problem.topology.num_ranks
@@ -137,7 +139,7 @@ def test_the_volume_into_many_sets_is_that_into_each(combining):
 
 @pytest.mark.parametrize(("name", "collective"), [("dgx1", "allreduce"), ("dgx1", "allgather")])
 def test_borders_of_nodes_bound_without_a_linear_program(name, collective):
-    """The bound of the linear program, where what leaves nodes limits; its witness proves it."""
+    """Cuts around nodes give the linear program's bound where traffic between nodes limits."""
     topology = getattr(taccl.topologies, name)(nodes=4)
     problem = merging_freely(taccl.make_problem(topology, collective, size_bytes=2**26))
     bound, witness = node_cut(Volume(as_spreading(problem), divisible=True))
@@ -147,6 +149,6 @@ def test_borders_of_nodes_bound_without_a_linear_program(name, collective):
 
 
 def test_one_node_has_no_border():
-    """None without a second node."""
+    """With one node there is no cut between nodes."""
     problem = taccl.make_problem(taccl.topologies.dgx1(), "allgather", size_bytes=2**20)
     assert node_cut(Volume(as_spreading(problem), divisible=True)) is None

@@ -1,4 +1,4 @@
-"""What every schedule must send into and out of sets of ranks: hand-derived jobs, and real schedules."""
+"""Sends into and out of sets of ranks that every schedule needs: derived by hand, and checked on schedules."""
 
 import itertools
 import random
@@ -37,23 +37,23 @@ MB = 10**6
 
 
 def chain(collective, **options):
-    """0 -> 1 in 4 us, 1 -> 2 in 10 + 1 us into the other node, 2 -> 3 in 5 us: links 0, 1, 2."""
+    """Links 0, 1, 2: 0 -> 1 in 4 us, 1 -> 2 in 10 + 1 us into the other node, 2 -> 3 in 5 us."""
     topology = linked("chain", [0, 0, 1, 1], [(0, 1, 0, 4), (1, 2, 10, 1), (2, 3, 0, 5)])
     return problem_of(topology, collective, **options)
 
 
 def held(*resource_and_ticks):
-    """The onward part of a job: a resource and for how long it is held, or nothing."""
+    """The onward part of a job: {(resource, ticks held)}, or empty."""
     return frozenset([resource_and_ticks] if resource_and_ticks else [])
 
 
 def jobs_at(problem, *ranks, entering=True):
-    """The jobs at the border of one set of ranks."""
+    """The jobs at the cut around one set of ranks."""
     return NeededSends(problem).border(frozenset(ranks), entering=entering)
 
 
 def test_ranks_and_nodes_are_looked_at():
-    """Each rank by itself, and each node where there are several."""
+    """The sets are each single rank, and each node if there are several."""
     sets = {frozenset((r,)) for r in range(4)}
     (name, ranks), (other, nodes) = NeededSends(problem_of(two_nodes(), collectives.allgather(4))).families
     assert (name, set(ranks)) == ("rank", sets)
@@ -61,7 +61,7 @@ def test_ranks_and_nodes_are_looked_at():
 
 
 def test_one_node_is_no_set():
-    """Nothing enters the only node."""
+    """A single node is no set, as nothing enters it."""
     assert [name for name, _ in NeededSends(problem_of(ring(4), collectives.allgather(4))).families] == [
         "rank"
     ]
@@ -70,14 +70,14 @@ def test_one_node_is_no_set():
 @pytest.mark.parametrize(
     ("ranks", "entering", "jobs"),
     [
-        # Into the node that needs it: at the border after 4, then 5 more, in which it holds the link 2 -> 3.
+        # Into the node that needs it: release 4, then 5 more ticks, in which link 2 -> 3 is held.
         ((2, 3), True, (BorderJob(frozenset({1}), 1, 4, 5, held(2, 5)),)),
         # The same link, out of the node where it starts.
         ((0, 1), False, (BorderJob(frozenset({1}), 1, 4, 5, held(2, 5)),)),
-        # Into rank 3 over link 2, after 4 + 11, with nothing left; out of rank 0 at once, with 11 + 5 left.
+        # Into rank 3 over link 2: release 4 + 11, tail 0; out of rank 0: release 0, tail 11 + 5.
         ((3,), True, (BorderJob(frozenset({2}), 1, 15, 0, held()),)),
         ((0,), False, (BorderJob(frozenset({0}), 1, 0, 16, held(1, 11)),)),
-        # Ranks 1 and 2 only pass the chunk on, rank 0 has it, and rank 3 keeps it.
+        # Ranks 1 and 2 only relay the chunk, rank 0 has it, and rank 3 keeps it.
         *(
             (ranks, entering, ())
             for ranks, entering in (((2,), True), ((0,), True), ((1,), False), ((3,), False))
@@ -85,19 +85,19 @@ def test_one_node_is_no_set():
     ],
 )
 def test_a_chunk_crosses_the_borders_on_its_way(ranks, entering, jobs):
-    """From rank 0 to 3 of a chain."""
+    """A chunk from rank 0 to 3 of a chain gives a job at each cut that it crosses."""
     assert jobs_at(chain(custom(4, [([0], [3])])), *ranks, entering=entering) == jobs
 
 
 def test_a_chunk_that_starts_on_both_sides_need_not_leave():
-    """Ranks 0 and 2 have it: it need not leave 0, nor enter the second node."""
+    """A chunk that starts at ranks 0 and 2 need not leave 0, nor enter the second node."""
     problem = chain(custom(4, [([0, 2], [3])]))
     assert jobs_at(problem, 0, entering=False) == jobs_at(problem, 2, 3) == ()
     assert jobs_at(problem, 3) == (BorderJob(frozenset({2}), 1, 0, 0, held()),)
 
 
 def test_alike_chunks_are_all_counted():
-    """Three chunks of 1 unit, and one of 2: 4 + 11, or 8 + 12, before rank 3's border."""
+    """Three chunks of 1 unit have release 4 + 11 at rank 3, and one of 2 units has 8 + 12."""
     problem = chain(custom(4, [([0], [3])] * 4), chunk_bytes=[MB, MB, 2 * MB, MB])
     assert sorted(jobs_at(problem, 3), key=lambda job: job.units) == [
         *[BorderJob(frozenset({2}), 1, 15, 0, held())] * 3,
@@ -106,22 +106,22 @@ def test_alike_chunks_are_all_counted():
 
 
 def test_the_tail_is_that_of_the_farthest_destination():
-    """Needed at 2 and at 3: the one that is served later has 5 to go."""
+    """A chunk for ranks 2 and 3 has the tail of the farther one, 5."""
     (job,) = jobs_at(chain(custom(4, [([0], [2, 3])])), 2, 3)
     assert (job.release, job.tail) == (4, 5)
 
 
 def test_of_several_links_the_best_times_count():
-    """Into {2, 3} of a star about 0, from rank 1: over 0 -> 2 or 0 -> 3, after 1 us to rank 0.
+    """A chunk from rank 1 enters {2, 3} of a star over 0 -> 2 or 0 -> 3, 1 us after its start.
 
-    Rank 3, the farther one, has a link of its own, so nothing need be left behind the border.
+    Rank 3, the farther one, has a link of its own, so the tail is 0.
     """
     (job,) = jobs_at(problem_of(star(3), custom(4, [([1], [2, 3])])), 2, 3)
     assert (job.links, job.release, job.tail) == (frozenset({2, 4}), 1, 0)
 
 
 def test_only_links_that_may_carry_the_chunk_count():
-    """Full 3 without 0 -> 1: the chunk enters rank 1 from rank 2, after 1."""
+    """Without link 0 -> 1 of a full graph the chunk enters rank 1 from rank 2, after 1 us."""
     topology = full(3)
     closed = topology.links_between(0, 1)[0]
     allowed = frozenset(range(6)) - {closed}
@@ -130,7 +130,7 @@ def test_only_links_that_may_carry_the_chunk_count():
 
 
 def test_derived_chunks_enter_from_where_they_are_made():
-    """Scan on a ring of 3: prefix 1, made at rank 1, is the only chunk that rank 2 gets."""
+    """Scan on a ring of 3: only prefix 1, derived at rank 1, enters rank 2."""
     problem = problem_of(ring(3), collectives.scan(3))
     (job,) = jobs_at(problem, 2)
     assert job.links == set(problem.topology.links_to[2])
@@ -138,7 +138,8 @@ def test_derived_chunks_enter_from_where_they_are_made():
 
 
 def test_a_sum_enters_and_leaves_every_rank():
-    """Ring of 4, 2 us a hop: what enters rank 0 was 2 hops away, one before its border; the same out."""
+    """Sum on a ring of 4, 2 us per hop: contributions into rank 0 come from 2 hops away, one hop before the
+    cut."""
     problem = problem_of(ring(4), custom(4, [([0, 1, 2, 3], [0, 1, 2, 3])], combining=True))
     links = problem.topology
     (into,), (out,) = jobs_at(problem, 0), jobs_at(problem, 0, entering=False)
@@ -147,14 +148,15 @@ def test_a_sum_enters_and_leaves_every_rank():
 
 
 def test_a_rank_that_adds_nothing_has_nothing_to_send():
-    """Rank 2 needs the sum of ranks 0 and 1."""
+    """Rank 2, which needs the sum of ranks 0 and 1 but adds nothing, sends nothing."""
     problem = problem_of(full(3), custom(3, [([0, 1], [0, 1, 2])], combining=True))
     assert jobs_at(problem, 2, entering=False) == ()
     assert len(jobs_at(problem, 2)) == 1
 
 
 def test_contributions_that_cross_straight_enter_one_by_one():
-    """Three nodes of two; the root is rank 0. Each other node's contributions enter node 0 by themselves."""
+    """Three nodes of two, root 0: with direct crossing each other node's contributions enter node 0
+    separately."""
     builder = TopologyBuilder("three nodes", [0, 0, 1, 1, 2, 2])
     for src in range(6):
         for dst in range(6):
@@ -171,14 +173,14 @@ def test_contributions_that_cross_straight_enter_one_by_one():
 
 
 def test_symmetry_skips_alike_sets():
-    """On a ring of 4 one rank stands for all, and on a chain none does."""
+    """On a symmetric ring of 4 one rank represents all; on a chain no rank represents another."""
     ranks = [frozenset((r,)) for r in range(4)]
     assert NeededSends(problem_of(ring(4), collectives.allgather(4))).different(ranks) == ranks[:1]
     assert NeededSends(chain(collectives.allgather(4))).different(ranks) == ranks
 
 
 def test_alike_sets_have_the_jobs_of_the_first():
-    """The jobs of each rank are those of rank 0, over the images of the links and resources."""
+    """The jobs of each rank equal rank 0's, with links and resources mapped by the symmetry."""
     demand = NeededSends(problem_of(ring(4, betas=(0, 1)), collectives.alltoall(4)))
     (turn,) = demand.symmetries.generators
     moved = [
@@ -196,7 +198,7 @@ def test_alike_sets_have_the_jobs_of_the_first():
 
 
 def test_holds_by_link():
-    """Link 4 of the two nodes holds itself for 2 + 1 a unit, and the NIC for 1 + 1, both from its start."""
+    """Link 4 of the two nodes holds itself for 2 + 1 per unit and the NIC for 1 + 1, both from the start."""
     demand = NeededSends(problem_of(two_nodes(), collectives.allgather(4)))
     nic = next(i for i, r in enumerate(demand.topology.resources) if r.name == "NIC of node 0")
     own = next(iter(set(demand.held[4]) - {nic}))
@@ -205,7 +207,7 @@ def test_holds_by_link():
 
 
 def test_links_with_many_ends_are_told_apart():
-    """A multicast makes counting by borders wrong, unless the sketch leaves it out."""
+    """A multicast link is reported as not single-ended, unless the sketch excludes it."""
     topology = linked("multicast", [0] * 3, [(0, (1, 2)), (0, 1)], alpha_us=0, beta_us_per_mb=1)
     problem = problem_of(topology, custom(3, [([0], [1])]))
     assert not NeededSends(problem).single_ended
@@ -213,28 +215,28 @@ def test_links_with_many_ends_are_told_apart():
 
 
 def test_a_multicast_enters_where_one_of_its_ends_is():
-    """It serves rank 1 as well as the link that leads there alone."""
+    """A multicast link can deliver to rank 1 just as the plain link to it."""
     topology = linked("multicast", [0] * 3, [(0, (1, 2)), (0, 1)], alpha_us=0, beta_us_per_mb=1)
     (job,) = jobs_at(problem_of(topology, custom(3, [([0], [1])])), 1)
     assert job.links == {0, 1}
 
 
 def test_ways_out_share_a_port_or_nothing():
-    """Behind a port a chunk keeps all others from leaving for 1 us; without it there are two ways out."""
+    """Behind a port a chunk blocks all other links out for 1 us; without a port it blocks none."""
     for port, onward in ((True, held(0, 1)), (False, held())):
         demand = NeededSends(problem_of(full(3, port=port), custom(3, [([0], [1])])))
         assert demand.onward(demand.distances.carried(0), 1, frozenset({0})) == onward
 
 
 def test_where_nothing_leads_out_nothing_is_held():
-    """Rank 3 is the end of the chain."""
+    """Rank 3 ends the chain, so nothing is held beyond it."""
     demand = NeededSends(chain(custom(4, [([0], [3])])))
     assert demand.onward(demand.distances.carried(0), 1, frozenset({3})) == held()
     assert demand.onward(demand.distances.carried(0), 2, frozenset({1})) == held(1, 12)
 
 
 def must_cross(problem, ranks, *, entering):
-    """The chunks that a set of ranks lacks and needs, or that it alone has and others need."""
+    """Chunks that a set of ranks needs and lacks, or that only it has and others need."""
     chunks = set()
     for c, data in enumerate(problem.collective.chunks):
         starts, ends = set(data.origins), set(data.destinations)
@@ -247,7 +249,7 @@ def must_cross(problem, ranks, *, entering):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_every_schedule_does_the_jobs(seed):
-    """Each chunk that must cross a border does, no earlier than the jobs' release, and before their tail."""
+    """Each chunk that must cross a cut does, no earlier than its release and no later than its tail allows."""
     problem = random_problem(seed)
     schedule = synthesize(problem, backend="greedy", time_limit_s=0.01).schedule
     demand = NeededSends(problem)
@@ -267,7 +269,7 @@ def test_every_schedule_does_the_jobs(seed):
 
 
 def large_topology(seed):
-    """Up to 8 ranks in one or two nodes, more links than a ring, ports and NICs with any side."""
+    """A random topology of up to 8 ranks in one or two nodes, with chords, ports and NICs."""
     rng = random.Random(seed)
     num_ranks = rng.choice((4, 6, 8))
     halves = rng.random() < 0.6
@@ -293,7 +295,8 @@ def large_topology(seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(400 if MANY else 4))
 def test_no_schedule_beats_the_bound(seed):
-    """The list scheduler's and all baselines', on random topologies, collectives and merging."""
+    """The list scheduler and all baselines never beat the bound on random topologies, collectives and
+    merging."""
     rng = random.Random(seed)
     topology = large_topology(seed)
     collective = collectives.make(
@@ -316,10 +319,10 @@ def test_no_schedule_beats_the_bound(seed):
 
 
 def test_sums_may_meet_at_a_rank_that_needs_none():
-    """Ranks 0, 1, 2 share six sums, and meet at rank 3, over links of 1 us to it and from it.
+    """Ranks 0, 1, 2 share six sums and add them at rank 3, over links of 1 us to it and from it.
 
-    Each sum is reduced to rank 3 over three links at once, and copied over the other three a microsecond
-    later: 7 us in all. The sends that enter rank 3 do not pass the links into ranks 0, 1, 2.
+    Each sum is reduced to rank 3 over three links at once, and copied over the other three 1 us later: 7 us
+    in total. Sends into rank 3 do not use the links into ranks 0, 1, 2.
     """
     builder = TopologyBuilder("meeting", [0] * 4)
     for rank in range(3):
@@ -341,10 +344,10 @@ def test_sums_may_meet_at_a_rank_that_needs_none():
 
 
 def test_a_sum_whose_root_wants_none_need_not_cross():
-    """Ranks 1 and 2 are summed at rank 0, with rank 2, of the other node, as root.
+    """Ranks 1 and 2 are summed at rank 0; the root is rank 2, in the other node, and does not need the sum.
 
-    Contributions of rank 1 must not enter {0, 2} for a rank of another node than their own: none is there that
-    wants the sum. Neither finder nor checker claims a send.
+    Contributions of rank 1 need not enter {0, 2}: no rank of the other node needs the sum. Neither the bound
+    nor the check claims a send.
     """
     builder = TopologyBuilder("rootless", [0, 0, 1])
     for src, dst in itertools.permutations(range(3), 2):

@@ -1,4 +1,4 @@
-"""Spread tails of chunks for one rank: what enters its node must then get to it; derived by hand."""
+"""Spread tails of chunks for one rank: after entering its node they must still reach it; derived by hand."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -17,14 +17,14 @@ MB = 10**6
 
 
 def problem(name, nodes=4, **clauses):
-    """DGX-H100 with 1 MB chunks: 20 us over a NIC, 20/9 us over a port of NVSwitch; no sends merge."""
+    """DGX-H100 with 1 MB chunks and no merging: 20 us over a NIC, 20/9 us over an NVSwitch port."""
     topology = dgx_h100(nodes, profile="nominal")
     made = collectives.make(name, topology.num_ranks)
     return make_problem(topology, made, chunk_bytes=MB, clauses=Clauses(**clauses))
 
 
 def best_us(problem, *, backwards=False):
-    """The best that one node alone says."""
+    """The best claim about a single node, in us."""
     claims = spread_tail_bounds(NeededSends(problem), in_network=False)
     alone = [
         ticks
@@ -36,12 +36,13 @@ def best_us(problem, *, backwards=False):
 
 @pytest.mark.parametrize(("name", "entering"), [("allgather", True), ("gather", True), ("scatter", False)])
 def test_the_last_chunks_still_spread_inside(name, entering):
-    """24 chunks enter a node over 8 NICs, the last 8 at 60 us: 7 of them come to a rank over its port, 20/9 us each."""
+    """24 chunks enter a node over 8 NICs, the last 8 at 60 us; 7 of these reach a rank over its port, 20/9 us
+    each."""
     assert best_us(problem(name), backwards=not entering) == 60 + 7 * Fraction(20, 9)
 
 
 def test_merged_chunks_may_come_at_once():
-    """No less than where all 3 chunks that a rank's own NIC passes by 60 us are among the last 8: 5 more come."""
+    """With merging all 3 chunks of a rank's own NIC may arrive by 60 us among the last 8, so 5 more follow."""
     topology = dgx_h100(4, profile="nominal")
     merging = make_problem(
         topology,
@@ -55,7 +56,7 @@ def test_merged_chunks_may_come_at_once():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gather", "scatter"])
 def test_the_certificate_is_checked_by_arithmetic(name):
-    """It holds, one tick more does not, nor does it the other way round in time."""
+    """The certificate checks; one tick more does not, nor does the reversed witness."""
     certificate = lower_bound(problem(name))
     witness = certificate.witness
     assert certificate.kind == "spread tail"
@@ -70,13 +71,13 @@ def test_the_certificate_is_checked_by_arithmetic(name):
 
 @pytest.mark.slow
 def test_sums_and_derived_chunks_are_not_read_backwards():
-    """What is combined or copied on its way has no reverse."""
+    """A reversed witness is refused for sums, scans and broadcasts, which have no reverse of this kind."""
     certificate = lower_bound(problem("scatter"))
     for name in ("allreduce", "scan", "broadcast"):
         assert not replace(certificate, problem=problem(name)).check()
 
 
 def test_ranks_of_one_node_are_no_nodes():
-    """There is no second border, and all ranks hold something."""
+    """Ranks of one node give no claim, as no node lacks data."""
     flat = make_problem(mesh(2, 2), collectives.allgather(4), chunk_bytes=MB)
     assert list(spread_tail_bounds(NeededSends(flat), in_network=False)) == []

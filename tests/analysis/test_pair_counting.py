@@ -1,4 +1,4 @@
-"""Pair counting: each contribution must come to each rank that wants the sum; derived by hand, and tried."""
+"""Pair counting: each contribution must reach each rank that needs the sum; by hand and at random."""
 
 import random
 from dataclasses import replace
@@ -21,14 +21,14 @@ from tests.synthesis.small_problems import custom, joined, problem_of, two_level
 
 
 def claims(problem):
-    """What is said, in microseconds, of ranks and of nodes."""
+    """Claims about ranks and about nodes, in microseconds."""
     found = pair_counting_bounds(NeededSends(as_spreading(problem)), in_network=False)
     return [Fraction(claim.ticks, problem.costs.ticks_per_us) for claim in found]
 
 
 @pytest.mark.slow
 def test_what_is_sent_at_once_is_of_one_rank_only():
-    """Sends of 2 us: in 4 us a rank gets one contribution, and then two."""
+    """Sends of 2 us each: two sends, 4 us, deliver one contribution and then two more."""
     problem = problem_of(joined([0] * 4), custom(4, [(range(4), range(4))], combining=True))
     assert set(claims(problem)) == {4}
     bound = lower_bound(problem)
@@ -36,9 +36,10 @@ def test_what_is_sent_at_once_is_of_one_rank_only():
 
 
 def test_between_nodes_early_and_late_sends_serve_fewer():
-    """Of 16 pairs a send of 11 us serves four if it starts after 1 us and ends 1 us before the end.
+    """Of 16 pairs a send of 11 us serves four if it starts after 1 us and ends 1 us before the finish.
 
-    In 15 us five can pass one behind the other, two of which serve but two; in 14 us four, and two of them.
+    In 15 us five sends fit in sequence, two of which serve only two pairs; in 14 us four, two of them serving
+    two.
     """
     problem = problem_of(
         two_levels(2, local=1, nic=1, alpha=10, meaning="pipelined"), collectives.allreduce(4)
@@ -47,26 +48,26 @@ def test_between_nodes_early_and_late_sends_serve_fewer():
 
 
 def test_contributions_that_no_rank_outside_adds_make_no_pairs():
-    """A rank that adds alone, and one that wants nothing."""
+    """A rank that adds nothing or needs nothing gives no pairs."""
     problem = problem_of(joined([0] * 3), custom(3, [([0, 1], [0, 1])], combining=True))
     assert set(claims(problem)) == {2}
 
 
 def test_what_is_no_sum_has_no_pairs():
-    """Nor have sums for one rank, which are bounded as what spreads from it."""
+    """Copies give no pairs, nor do sums for one rank, whose reversal is bounded as copies."""
     assert claims(problem_of(joined([0] * 3), collectives.allgather(3))) == []
     assert claims(problem_of(joined([0] * 3), collectives.reduce(3))) == []
 
 
 def test_what_one_rank_needs_is_said_of_it():
-    """Rank 0 of three needs those of two others, to three sums."""
+    """Rank 0 of three needs the contributions of two others to three sums."""
     problem = problem_of(joined([0] * 3), collectives.allreduce(3))
     said = [each.limits for each in pair_counting_bounds(NeededSends(problem), in_network=False)]
     assert "6 contributions that rank 0 needs" in said
 
 
 def test_the_certificate_says_what_it_is_and_proves_no_more():
-    """In words, and as plain values."""
+    """The certificate describes its witness in words and as plain values, and proves no more."""
     problem = problem_of(
         two_levels(4, local=1, nic=1, alpha=10, meaning="pipelined"), collectives.allreduce(8)
     )
@@ -86,7 +87,7 @@ def test_the_certificate_says_what_it_is_and_proves_no_more():
 
 
 def random_sums(seed, *, tiny):
-    """Sums on up to four ranks, or up to nine, in nodes or not, some of which merge."""
+    """Random sums on up to four ranks, or up to nine, in one or more nodes, some of which merge."""
     rng = random.Random(f"pairs {seed}")
     few = [[0, 0, 0], [0, 0, 0, 0], [0, 0, 1], [0, 0, 1, 1], [0, 1, 1]]
     more = [[0] * 5, [0] * 4 + [1] * 4, [0] * 3 + [1] * 3, [0, 0, 1, 1, 2, 2], [0] * 3 + [1] * 3 + [2] * 3]
@@ -108,7 +109,7 @@ def random_sums(seed, *, tiny):
 
 @pytest.mark.fuzz
 def test_no_way_to_add_beats_the_pairs():
-    """Of tiny problems all ways to add are tried; each claim is proven."""
+    """On tiny problems no order of additions beats a claim, and each claim is proven."""
     decided = 0
     for seed in cases("pair counting, over all ways to add", few=12, many=600):
         problem = random_sums(seed, tiny=True)
@@ -124,7 +125,7 @@ def test_no_way_to_add_beats_the_pairs():
 
 @pytest.mark.fuzz
 def test_no_schedule_beats_the_pairs():
-    """On up to nine ranks, of sums made at many of them."""
+    """On up to nine ranks, with sums formed at many of them, no schedule beats a claim."""
     for seed in cases("pair counting against schedules", few=5, many=600):
         problem = random_sums(seed, tiny=False)
         found = list(pair_counting_bounds(NeededSends(as_spreading(problem)), in_network=False))

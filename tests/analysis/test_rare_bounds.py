@@ -1,4 +1,4 @@
-"""The bounds that random problems rarely meet, on problems made for them: each is often the best, and none is too high."""
+"""Bound families that rarely win on random problems, on problems where they often win; none is too high."""
 
 import random
 from math import floor
@@ -15,7 +15,7 @@ from tests.synthesis.small_problems import joined, merged, problem_of, two_level
 
 
 def disseminated(seed):
-    """Data of four to six ranks that merges over ports which latency keeps busy."""
+    """Merged data of four to six ranks over ports that are busy during latency."""
     rng = random.Random(f"disseminated {seed}")
     num_ranks = rng.choice((4, 5, 6))
     nodes = rng.choice(([0] * num_ranks, [int(2 * r >= num_ranks) for r in range(num_ranks)]))
@@ -26,7 +26,7 @@ def disseminated(seed):
 
 
 def spread_late(seed):
-    """One or two chunks for all ranks of nodes with a NIC each, or of one node; or sums of all for one rank."""
+    """One or two chunks for all ranks of nodes with a NIC each, or of one node; or sums for one rank."""
     rng = random.Random(f"spread late {seed}")
     per_node, num_nodes = rng.choice(((2, 2), (3, 2), (4, 2), (2, 3), (3, 1), (4, 1), (5, 1)))
     topology = two_levels(
@@ -44,7 +44,7 @@ def spread_late(seed):
     [("dissemination", disseminated), ("spread tail", spread_late)],
 )
 def test_no_rare_bound_is_above_a_schedule(kind, made):
-    """It is the best of all kinds in a sixth of the problems at least, proven, and no schedule is known below it."""
+    """The family gives the best bound in a sixth of the problems, proven, and no schedule beats it."""
     best = tried = 0
     for seed in cases(f"{kind}, where it is the best bound", few=6, many=1000):
         problem = made(seed)

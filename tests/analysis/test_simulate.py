@@ -1,4 +1,4 @@
-"""`simulate`: what becomes of a schedule under other assumptions."""
+"""`simulate`: a schedule replayed under other assumptions."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -36,7 +36,7 @@ def machine_problem(topology, name="allgather"):
 
 
 def two_sends():
-    """Chunks 0 and 1 over one link of 1 + 1 us, one after the other: 0 to 2 and 2 to 4."""
+    """Chunks 0 and 1 in sequence over one link of 1 + 1 us: 0 to 2 and 2 to 4."""
     topology = TopologyBuilder("pair", [0, 0])
     topology.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
     problem = make_problem(topology.build(), collectives.broadcast(2, chunks_per_rank=2), chunk_bytes=MB)
@@ -44,7 +44,7 @@ def two_sends():
 
 
 def exchange():
-    """Partial sums over links of 4 + 1 us both ways, which share a bus for the 1: at 0 to 5 and 1 to 6."""
+    """Partial sums over links of 4 + 1 us both ways, which share a bus for 1 us: at 0 to 5 and 1 to 6."""
     topology = TopologyBuilder("exchange", [0, 0])
     bus = topology.add_resource("bus")
     for src, dst in ((0, 1), (1, 0)):
@@ -57,7 +57,7 @@ def exchange():
 
 
 def waiting_for_own():
-    """Rank 1's own chunk leaves at 0 over 1 + 1 us, pipelined; chunk 0 comes at 1, and waits until 2."""
+    """Rank 1's own chunk leaves at 0 over 1 + 1 us, pipelined; chunk 0 arrives at 1, and waits until 2."""
     topology = TopologyBuilder("own first", [0, 1, 2], alpha_meaning="pipelined")
     topology.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
     topology.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)
@@ -67,24 +67,24 @@ def waiting_for_own():
     return build(problem, [Row(1, 1, 0, 2), Row(0, 0, 0, 1), Row(0, 1, 2, 4)])
 
 
-#: One send of `ingress_nic` starts 1 us after it could.
+#: Schedules without slack: in `ingress_nic` one send starts 1 us late.
 EARLY = [each for each in SMALL if each is not ingress_nic] + [coarse_grid, exchange, waiting_for_own]
 
 
-# Under its own assumptions.
+# Simulation under a schedule's own assumptions.
 
 
 @pytest.mark.parametrize("example", EARLY, ids=lambda each: each.__name__)
 @pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
 def test_schedule_as_early_as_possible_keeps_its_times(example):
-    """Schedules built by hand without slack start every send when the simulation does."""
+    """Schedules without slack keep their times."""
     schedule = example()
     assert simulate(schedule).as_schedule() == schedule
 
 
 @pytest.mark.slow
 def test_random_schedules_keep_their_finish():
-    """The simulation at a schedule's own assumptions gives its times exactly."""
+    """Random schedules without changed assumptions keep their times exactly."""
     schedules = random_schedules()
     assert len(schedules) > some(100, 1000)
     for schedule in schedules:
@@ -95,7 +95,7 @@ def test_random_schedules_keep_their_finish():
 
 
 def test_later_turn_at_an_ingress_may_start_first():
-    """The 6 us send has the first turn at the ingress, until 6; the 12 us one holds it from 7 to 12."""
+    """The 6 us send holds the ingress first, until 6; the 12 us send starts at 0 and holds it from 7 to 12."""
     simulation = simulate(ingress_nic())
     assert simulation.as_schedule().start.tolist() == [0, 0]
     assert simulation.finish_us == 12
@@ -104,13 +104,13 @@ def test_later_turn_at_an_ingress_may_start_first():
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce", "reduce"])
 @pytest.mark.parametrize("topology", ["ndv2", "dgx2", "torus:3x3"])
 def test_baselines_keep_their_finish(topology, name):
-    """The best baseline on real machines finishes here when it says."""
+    """The best baseline on real machines keeps its finish."""
     schedule = baselines.best(machine_problem(topologies.parse(topology), name), cut=False)
     assert simulate(schedule).finish == schedule.finish
 
 
 def scaled(topology, factor, *fields):
-    """A topology with costs of links and holds times a factor."""
+    """A topology with the costs of links and holds multiplied by a factor."""
     links, holds = (
         tuple(replace(each, **{name: getattr(each, name) * factor for name in fields}) for each in all_of)
         for all_of in (topology.links, topology.holds)
@@ -121,9 +121,9 @@ def scaled(topology, factor, *fields):
 @pytest.mark.parametrize(
     ("schedule", "assumed", "finish"),
     [
-        # A send that starts 4 us later than it could does not: a tick is half a microsecond.
+        # A send that started 4 us late starts at once.
         (build(relay().problem, [Row(0, 0, 2, 8), Row(0, 1, 14, 19)]), {}, Fraction("5.5")),
-        # Two sends of 2 us that a schedule lets overlap on one link take 4.
+        # Two sends of 2 us that overlap on one link in the schedule take 4 us.
         (build(two_sends().problem, [Row(0, 0, 0, 2), Row(1, 0, 1, 3)]), {}, 4),
         # 2 + 2 us at alpha 1 and beta 1 for 1 MB each; ten times the size is 11 + 11.
         (two_sends(), {"size": "20MB"}, 22),
@@ -137,29 +137,29 @@ def scaled(topology, factor, *fields):
     ids=["slack", "an overlap", "a size", "pipelined alpha", "a topology", "merges"],
 )
 def test_finish_under_assumptions(schedule, assumed, finish):
-    """Slack is taken out, resources are kept, and costs are those of size, alpha and topology."""
+    """Slack is removed, resources are respected, and costs follow size, alpha and topology."""
     assert simulate(schedule, **assumed).finish == finish
 
 
 def test_schedule_without_transfers_finishes_at_once():
-    """Nothing to send takes no time and has no path."""
+    """A schedule without transfers finishes at 0 and has no critical path."""
     schedule = make_schedule(two_sends().problem, chunk=[], link=[], start=[], end=[])
     simulation = simulate(schedule)
     assert (simulation.finish, simulation.critical_path, simulation.resources) == (0, (), ())
     assert "finish 0.000 us" in repr(simulation)
 
 
-# Under other assumptions.
+# Simulation under other assumptions.
 
 
 def test_size_is_rounded_up_as_problems_are():
-    """A size that does not divide makes the chunks that `make_problem` makes."""
+    """A size that does not divide evenly gives the same chunks as `make_problem`."""
     problem = machine_problem(topologies.ndv2())
     assert assume(problem, size=1001) == make_problem(problem.topology, problem.collective, size_bytes=1001)
 
 
 def test_unequal_chunks_scale_in_proportion():
-    """Chunks of 2 and 3 MB at half the size are 1 and 1.5 MB."""
+    """Chunks of 2 and 3 MB become 1 and 1.5 MB at half the size."""
     problem = make_problem(
         two_sends().problem.topology, collectives.alltoall(2), chunk_bytes=[MB, 2 * MB, 3 * MB, MB]
     )
@@ -170,7 +170,7 @@ def test_unequal_chunks_scale_in_proportion():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", topologies.machine_names())
 def test_alpha_is_that_of_the_machine_model(name):
-    """A machine made with one meaning of alpha and turned to the other is the one made so."""
+    """A machine switched to the other meaning of alpha equals one built with it."""
     profile = find_profile(name, topologies.parse(name).profile)
     inside = profile.constants[0].name
     assert inside.endswith("_alpha_us")
@@ -185,7 +185,7 @@ def test_alpha_is_that_of_the_machine_model(name):
 
 @pytest.mark.parametrize("name", ["ndv2", "dgx1", "dgx2"])
 def test_profile_is_that_of_the_machine_model(name):
-    """A machine of one profile swapped for another is the one made with it."""
+    """A machine switched to another profile equals one built with it."""
     problem = machine_problem(topologies.parse(name, nodes=2, profile="taccl"))
     expected = topologies.parse(name, nodes=2, profile="nominal")
     assert assume(problem, profile="nominal").topology == expected
@@ -203,14 +203,14 @@ def test_profile_of_a_machine_without_rails():
     "assumption", [{"size": "1KB"}, {"size": "1GB"}, {"alpha": "pipelined"}, {"alpha": "occupies"}]
 )
 def test_replays_are_valid_schedules(assumption):
-    """Whatever is assumed, the times found are those of a schedule that the verifier accepts."""
+    """Simulated times under any assumption form a valid schedule."""
     for schedule in few_schedules():
         verify(simulate(schedule, **assumption).as_schedule()).raise_if_failed()
 
 
 @pytest.mark.parametrize("example", [own_first, own_last, waiting_for_own], ids=lambda each: each.__name__)
 def test_own_first_is_kept_at_another_size(example):
-    """The gap that a clause asks for follows the size."""
+    """The gap that own-first requires scales with the size."""
     verify(simulate(example(), size="7MB").as_schedule()).raise_if_failed()
 
 
@@ -218,7 +218,7 @@ def test_own_first_is_kept_at_another_size(example):
 
 
 def test_tiles_follow_on_every_resource():
-    """Tiles of 3 and 2.5 us on two links: the first is never idle, so n tiles take 3 n + 2.5; 4 MB count."""
+    """Tiles of 3 and 2.5 us on two links: the first is never idle, so n tiles take 3 n + 2.5 us."""
     simulation = simulate(relay(), tiles=4)
     assert simulation.finish == Fraction("14.5")
     assert simulation.finishes == tuple(Fraction(3 * n) + Fraction("2.5") for n in (1, 2, 3, 4))
@@ -228,37 +228,37 @@ def test_tiles_follow_on_every_resource():
 @pytest.mark.parametrize(
     ("schedule", "assumed", "message"),
     [
-        # Before anything is taken for them, with the most that goes.
+        # Too many steps are refused before any memory is allocated, with the limit.
         (
             two_sends(),
             {"tiles": 10**8},
             "tiles: found 100000000 tiles of 2 sends.*expected at most 50000000:",
         ),
-        # Both would set the costs.
+        # Profile and topology both set the costs.
         (relay(), {"profile": "nominal", "topology": relay().problem.topology}, "leave one out"),
-        # A machine's profiles are listed.
+        # The error lists the machine's profiles.
         (baselines.ring(machine_problem(topologies.ndv2())), {"profile": "fast"}, "taccl, nominal"),
         (relay(), {"topology": two_sends().problem.topology}, "has 2 ranks, but the schedule's line has 3"),
-        # Without alpha, the first partial sum arrives before the other may leave: each must go before the other.
+        # Without alpha each partial sum would have to arrive before the other leaves: a cycle.
         (
             exchange(),
             {"topology": scaled(exchange().problem.topology, 0, "alpha_us")},
             "cannot be kept under these assumptions: sends of groups 0, 1",
         ),
         (build(relay().problem, [Row(0, 1, 0, 5)]), {}, "rank 1 sends chunk 0, which it never holds"),
-        # A merged send goes over one link.
+        # A merged send uses one link.
         (build(relay().problem, [Row(0, 0, 0, 6, 1), Row(0, 1, 6, 11, 1)]), {}, "differ in link"),
     ],
     ids=["tiles", "two sources of costs", "a profile", "a shape", "an order", "a chunk", "a group"],
 )
 def test_what_cannot_be_simulated_is_refused(schedule, assumed, message):
-    """One sentence names it."""
+    """Invalid assumptions are refused with one sentence."""
     with pytest.raises(InputError, match=message):
         simulate(schedule, **assumed)
 
 
 def test_tile_waits_for_the_last_send_of_the_tile_before():
-    """Chunks leave a link in the order 0, 1, 0, 1: three tiles of two 2 us sends take 12."""
+    """Chunks leave a link in the order 0, 1, 0, 1: three tiles of two 2 us sends take 12 us."""
     simulation = simulate(two_sends(), tiles=3)
     assert [step.chunks for step in simulation.critical_path] == [(0,), (1,)] * 3
     assert [step.tile for step in simulation.critical_path] == [0, 0, 1, 1, 2, 2]
@@ -276,7 +276,7 @@ def test_jitter_is_reproducible():
 
 
 def test_jitter_stays_within_its_width():
-    """Sends that wait for one another last between 0.9 and 1.1 times as long."""
+    """Dependent sends last between 0.9 and 1.1 times as long."""
     for seed in range(50):
         assert Fraction("4.95") <= simulate(relay(), jitter=0.1, seed=seed).finish <= Fraction("6.05")
 
@@ -288,7 +288,7 @@ def test_jitter_differs_from_tile_to_tile():
 
 
 def test_jittered_times_add_up():
-    """With jitter as without, time on a resource is busy or idle for one of the causes."""
+    """With jitter, too, the time of a resource is busy or idle for one of the causes."""
     simulation = simulate(shared_nic(), tiles=3, jitter=0.3)
     for use in simulation.resources:
         idle = use.idle_for_data + use.idle_for_clause + use.idle_for_resource + use.idle_at_end
@@ -299,7 +299,7 @@ def test_jittered_times_add_up():
 
 
 def test_critical_path_names_chunk():
-    """The second hop of a relay waits for the chunk."""
+    """The second hop of a relay waits for its chunk, which the critical path names."""
     first, second = simulate(relay()).critical_path
     assert (first.waited_for, first.start, first.end) == ("nothing", 0, 3)
     assert (second.waited_for, second.what, second.start_us, second.end_us) == ("data", "chunk 0", 3, 5.5)
@@ -316,7 +316,8 @@ def test_a_send_may_wait_for_a_resource():
 
 
 def test_a_send_may_wait_for_a_clause():
-    """A relayed chunk is there all the while for which its link is free, 1 us, and the path names the clause."""
+    """A relayed chunk waits 1 us for own-first while its link is idle, and the critical path names the
+    clause."""
     simulation = simulate(waiting_for_own())
     last = simulation.critical_path[-1]
     assert (last.waited_for, last.what) == ("clause", "own_first")
@@ -326,7 +327,7 @@ def test_a_send_may_wait_for_a_clause():
 
 @pytest.mark.slow
 def test_critical_path_adds_up_to_the_finish():
-    """A path starts at 0, ends at the finish, and each step starts when what it waits for is over."""
+    """The critical path starts at 0, ends at the finish, and each step starts when its cause ends."""
     for schedule in random_schedules():
         simulation = simulate(schedule)
         path = simulation.critical_path
@@ -345,7 +346,7 @@ def test_critical_path_adds_up_to_the_finish():
 
 
 def test_resource_use_of_a_relay():
-    """The second link waits 3 us for data and is busy 2.5; the first is busy 3 and has nothing left for 2.5."""
+    """The second link waits 3 us for data and is busy 2.5 us; the first is busy 3 us, then idle 2.5 us."""
     first, second = simulate(relay()).resources
     assert (first.name, first.busy, first.idle_at_end, first.num_sends) == (
         "link 0->1",
@@ -370,7 +371,7 @@ def test_utilisation_is_at_most_one():
 
 
 def test_tables_have_a_row_each():
-    """A heading, a row per resource or step, and a word on what is left out."""
+    """Tables have a heading, a row per resource or step, and a count of omitted rows."""
     simulation = simulate(shared_nic())
     assert len(simulation.table().splitlines()) == 1 + 3
     assert simulation.table(limit=1).splitlines()[-1] == "... and 2 more"
@@ -389,7 +390,7 @@ def test_repr_says_what_was_assumed():
 
 @pytest.mark.slow
 def test_large_schedule_is_fast():
-    """Sends are gone through in order: four times as many, 4,032, take no 16 times the CPU."""
+    """Four times as many sends, 4,032, take less than 16 times the CPU time."""
     small, large = (
         baselines.ring(machine_problem(topologies.parse(fabric))) for fabric in ("torus:4x8", "torus:8x8")
     )
@@ -421,7 +422,7 @@ def test_bad_assumption_is_refused(options, where):
 
 
 def test_size_needs_a_known_size():
-    """Nothing can be scaled from chunks of unknown size."""
+    """Size cannot be scaled if the problem's size is unknown."""
     problem = two_sends().problem
     unknown = type(problem)(problem.topology, problem.collective, problem.chunk_bytes)
     schedule = make_schedule(unknown, chunk=[0], link=[0], start=[0], end=[2])
@@ -431,12 +432,12 @@ def test_size_needs_a_known_size():
 
 @pytest.mark.parametrize("row", [Row(7, 0, 0, 6), Row(0, 9, 0, 6)])
 def test_unknown_chunk_or_link_is_refused(row):
-    """Indices outside the problem are caught before anything is looked up."""
+    """Unknown chunks and links are refused."""
     with pytest.raises(InputError, match="verify the schedule"):
         simulate(build(relay().problem, [row]))
 
 
 def test_tiles_are_no_schedule():
-    """Only one tile without jitter can become a schedule."""
+    """`as_schedule` requires one tile without jitter."""
     with pytest.raises(InputError, match="one tile"):
         simulate(relay(), tiles=2).as_schedule()

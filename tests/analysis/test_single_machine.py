@@ -1,4 +1,4 @@
-"""The single-machine relaxation: hand-derived ends of batches, and brute force over all sequences of batches."""
+"""The single-machine relaxation: ends of batches by hand, and by enumeration of all sequences."""
 
 import itertools
 import random
@@ -30,7 +30,7 @@ MB = 10**6
 
 
 def sequences(queues, most):
-    """Every sequence of batches of at most `most` chunks of one queue, as indices into all the chunks."""
+    """Every sequence of batches of at most `most` chunks of one queue, as indices into all chunks."""
     offsets = [sum(len(queue) for queue in queues[:q]) for q in range(len(queues))]
     start = tuple(frozenset(range(o, o + len(queue))) for o, queue in zip(offsets, queues, strict=True))
 
@@ -48,7 +48,7 @@ def sequences(queues, most):
 
 
 def ends_of(sequence, releases, alpha, beta):
-    """When each batch ends if all start as early as they can."""
+    """End of each batch if all start as early as possible."""
     ends, free = [], 0
     for batch in sequence:
         free = max(free, *(releases[c] for c in batch)) + alpha + len(batch) * beta
@@ -57,7 +57,7 @@ def ends_of(sequence, releases, alpha, beta):
 
 
 def least_ends(queues, alpha, beta, most):
-    """What `batch_ends` should say, by trying everything."""
+    """The expected result of `batch_ends`, by enumeration: {size of the last batch: least end}."""
     releases = [release for queue in queues for release in queue]
     least = {}
     for sequence in sequences(queues, most):
@@ -67,62 +67,64 @@ def least_ends(queues, alpha, beta, most):
 
 
 def chain(alpha=2, *, max_merge=2, onward=5):
-    """0 -> 1 in alpha + 1 us a chunk, which may merge, then 1 -> 2 in `onward` us; ranks 0 and 1 start chunks."""
+    """0 -> 1 in alpha + 1 us per chunk, which may merge, then 1 -> 2 in `onward` us; ranks 0 and 1 start
+    chunks."""
     topology = linked("chain", [0] * 3, [(0, 1, alpha, 1), (1, 2, 0, onward)])
     return problem_of(topology, custom(3, [([0], [2])]), merging=frozenset({0}), max_merge=max_merge)
 
 
 def job(release, tail, *, onward=0, link=0):
-    """A chunk of one unit over one link."""
+    """A job of one unit over one link."""
     return BorderJob(frozenset({link}), 1, release, tail, frozenset({(1, onward)}) if onward else frozenset())
 
 
 def ticks(problem, jobs):
-    """The bound of the jobs on link 0, which is a resource by the same number."""
+    """The bound in ticks of the jobs on link 0, whose resource has the same number."""
     demand = NeededSends(problem)
     assert set(demand.held[0]) == {0}
     return machine_ticks(problem, {0: demand.held[0][0]}, jobs)[0]
 
 
 def test_without_merging_jobs_go_by_release():
-    """Released at 0, 1 and 9, each 3: ends 3, 6 and 12. The last is always one chunk."""
+    """Releases 0, 1 and 9, 3 ticks each: ends 3, 6 and 12; the last batch has one chunk."""
     assert batch_ends([[0, 1, 9]], 2, 1, 1)[0] == {1: 12}
 
 
 def test_without_merging_queues_share_the_machine():
-    """Released at 0 and 9 on one link, at 1 on another: the same."""
+    """Releases 0 and 9 on one link, 1 on another: the same ends."""
     assert batch_ends([[0, 9], [1]], 2, 1, 1)[0] == {1: 12}
 
 
 def test_a_batch_pays_alpha_once():
-    """Three at 0 with alpha 10: all in one 13; two then one 12 + 11; one then two 11 + 12."""
+    """Three chunks at 0 with alpha 10: one batch ends at 13; two then one at 12 + 11; one then two at 11 +
+    12."""
     assert batch_ends([[0, 0, 0]], 10, 1, 3)[0] == {3: 13, 1: 23, 2: 23}
 
 
 def test_a_batch_waits_for_its_last_chunk():
-    """Released at 0 and 8, alpha 3: together from 8 they end at 13; apart at 4, then 12."""
+    """Releases 0 and 8, alpha 3: merged they end at 13; separate at 4, then 12."""
     assert batch_ends([[0, 8]], 3, 1, 2)[0] == {2: 13, 1: 12}
 
 
 def test_batches_have_at_most_so_many_chunks():
-    """Four at 0 in twos: 2 * (10 + 2). In threes and one: 13 + 11 or 11 + 13."""
+    """Four chunks at 0 in batches of two: 2 * (10 + 2). In three and one: 13 + 11 or 11 + 13."""
     assert batch_ends([[0, 0, 0, 0]], 10, 1, 2)[0][2] == 24
     assert batch_ends([[0, 0, 0, 0]], 10, 1, 3)[0] == {1: 24, 2: 24, 3: 24}
 
 
 def test_chunks_of_two_queues_do_not_merge():
-    """One chunk on each of two links: alpha twice, though two may merge."""
+    """One chunk on each of two links pays alpha twice, as chunks of different links do not merge."""
     assert batch_ends([[0], [0]], 10, 1, 2)[0] == {1: 22}
 
 
 def test_too_many_states_only_weaken_the_bound():
-    """Ten queues of three chunks are 4 ** 10 states; as one queue of 30 they make 15 batches of 2 + 2."""
+    """Ten queues of three chunks, 4 ** 10 states, are relaxed to one queue of 30: 15 batches of 2 + 2."""
     assert batch_ends([[0] * 3 for _ in range(10)], 2, 1, 2)[0][2] == 15 * 4
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_ends_agree_with_brute_force(seed):
-    """Up to six chunks in up to three queues: no sequence of batches ends earlier, and one ends then."""
+    """Up to six chunks in up to three queues: the ends equal the best of all sequences."""
     rng = random.Random(seed)
     queues = [[] for _ in range(rng.randint(1, 3))]
     for _ in range(rng.randint(len(queues), 5 + (seed % 5 == 0))):
@@ -133,39 +135,39 @@ def test_ends_agree_with_brute_force(seed):
 
 
 def test_the_tail_of_some_jobs_counts():
-    """Two chunks of 3, one with 20 behind it: 3 + 20, more than both and nothing, 6."""
+    """Two chunks of 3, one with tail 20: 3 + 20 exceeds 6 for both."""
     assert ticks(chain(max_merge=1), [job(0, 20), job(0, 0)]) == 23
 
 
 def test_the_least_tail_of_all_jobs_counts():
-    """Both have at least 4 behind them: 6 + 4, more than 3 + 6 for the one with 6."""
+    """Tails of 6 and 4: both jobs and the least tail, 6 + 4, exceed 3 + 6 for the one with tail 6."""
     assert ticks(chain(max_merge=1), [job(0, 6), job(0, 4)]) == 10
 
 
 def test_releases_count():
-    """Released at 7 and 8: 7 + 3 + 3."""
+    """Releases 7 and 8: 7 + 3 + 3."""
     assert ticks(chain(max_merge=1), [job(7, 0), job(8, 0)]) == 13
 
 
 def test_jobs_merge_where_links_do():
-    """Alpha 2, two in a batch: 4 for both, and 3 behind them."""
+    """Alpha 2, two per batch: 4 for both, and a tail of 3."""
     assert ticks(chain(), [job(0, 3), job(0, 3)]) == 7
 
 
 def test_a_batch_leaves_one_by_one():
-    """Two in one batch: 12, then 5 and 5; apart: 11 + 11 + 5. So 22."""
+    """Two chunks in one batch: 12, then 5 and 5, that is 22; separate: 11 + 11 + 5 = 27."""
     assert ticks(chain(10), [job(0, 5, onward=5), job(0, 5, onward=5)]) == 22
 
 
 def test_jobs_of_unequal_size_count_by_size():
-    """3 units of beta 1, and alpha 2 once for a batch of two."""
+    """Release 4, alpha 2 once for a batch of two, 3 units of beta 1, tail 6."""
     jobs = [BorderJob(frozenset({0}), units, 4, 6, frozenset()) for units in (1, 2)]
     assert ticks(chain(), jobs) == 4 + 2 + 3 + 6
 
 
 @pytest.mark.parametrize(("side", "expected"), [("send", 2 + 2 + 3), ("receive", 3 + 2 + 2)])
 def test_a_send_lasts_longer_than_its_hold(side, expected):
-    """Sends of 3 + 2 hold a port for 2: at their start, then the last is 3 on its way; or at their end."""
+    """Sends of 3 + 2 hold a port for 2, at their start (then the last takes 3 more) or at their end."""
     builder = TopologyBuilder("port", [0] * 2)
     port = builder.add_resource("port")
     link = builder.add_link(0, 1, alpha_us=3, beta_us_per_mb=2)
@@ -177,7 +179,7 @@ def test_a_send_lasts_longer_than_its_hold(side, expected):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_no_sequence_beats_the_bound(seed):
-    """Up to four chunks with releases and tails, leaving one by one: no sequence and order is better."""
+    """Up to four chunks with releases and tails, leaving one by one: no sequence beats the bound."""
     rng = random.Random(seed)
     onward, most = rng.randint(0, 6), rng.randint(1, 3)
     jobs = []
@@ -194,7 +196,7 @@ def test_no_sequence_beats_the_bound(seed):
 
 
 def _finish(sequence, jobs, alpha, onward):
-    """The least finish of a sequence: those with a tail pass a second machine, for `onward`, in any order."""
+    """Least finish of a sequence: chunks with a tail then pass a second machine, for `onward`, in any order."""
     ends = ends_of(sequence, [each.release for each in jobs], alpha, 1)
     arrival = {c: end for batch, end in zip(sequence, ends, strict=True) for c in batch}
     tailed = [c for c, each in enumerate(jobs) if each.tail]
@@ -224,10 +226,11 @@ def test_what_leaves_merged_does_not_leave_one_by_one():
 
 
 def test_holds_at_the_receiving_end_may_come_late():
-    """Two chunks leave rank 1 at 12 by links that hold one ingress for their last 1 us of 1 and of 10.
+    """Two chunks leave rank 1 at 12 by links that hold one ingress at their end: the last 1 us of 1, and of
+    10.
 
-    One holds it from 12 to 13 and goes on for 9, the other holds it from 21 to 22: both end at 22, though
-    each has 10 behind it and they share the ingress.
+    One holds it from 12 to 13 and continues for 9, the other holds it from 21 to 22: both end at 22, though
+    each has a tail of 10 and they share the ingress.
     """
     builder = TopologyBuilder("late", [0] * 5)
     ingress = builder.add_resource("ingress")
@@ -248,7 +251,7 @@ def test_holds_at_the_receiving_end_may_come_late():
 
 
 def two_nics():
-    """Five chunks, two of them late, that leave rank 0 by two links that do not merge with each other."""
+    """Single-machine bound of five chunks, two of them late, that leave rank 0 by two links."""
     builder = TopologyBuilder("two queues", [0] * 4)
     port = builder.add_resource("port")
     builder.add_link(3, 0, alpha_us=3, beta_us_per_mb=1)
@@ -263,7 +266,7 @@ def two_nics():
 
 
 def test_the_witness_holds_the_ends_of_each_number_of_batches():
-    """Three chunks for rank 1 and two for rank 2, of which one each comes from 4 us on: 4 x 3 labels."""
+    """Three chunks for rank 1 and two for rank 2, one of each released at 4 us: 4 x 3 labels."""
     bound = two_nics()
     assert isinstance(bound.witness, SingleMachine)
     assert len(bound.witness.ends) == 4 * 3
@@ -273,7 +276,7 @@ def test_the_witness_holds_the_ends_of_each_number_of_batches():
 
 @pytest.mark.parametrize("place", range(12))
 def test_an_end_raised_by_a_tick_is_refused(place):
-    """Each is the least that the ends of fewer chunks allow."""
+    """Each end is the least that the ends of fewer chunks allow; one tick more is refused."""
     bound = two_nics()
     witness: Any = bound.witness
     ends = list(witness.ends)
@@ -283,7 +286,7 @@ def test_an_end_raised_by_a_tick_is_refused(place):
 
 @pytest.mark.parametrize("number", [0, 1, 11, 13])
 def test_a_witness_with_another_number_of_ends_is_refused(number):
-    """They are those of all numbers of jobs of two queues; those of one queue would be six."""
+    """The witness needs an end for all numbers of jobs of two queues; another count is refused."""
     bound = two_nics()
     witness: Any = bound.witness
     ends = (*witness.ends, witness.ends[-1])[:number]
@@ -291,14 +294,14 @@ def test_a_witness_with_another_number_of_ends_is_refused(number):
 
 
 def test_another_tail_is_refused():
-    """No job of them has a tail of a tick."""
+    """A witness with a tail one tick longer is refused, as no job has it."""
     bound = two_nics()
     witness: Any = bound.witness
     assert not replace(bound, witness=replace(witness, tail=witness.tail + 1)).check()
 
 
 def test_a_bound_of_nothing_needs_no_ends() -> None:
-    """A claim of 0 ticks, which a finder may make of any resource, passes without labels."""
+    """A claim of 0 ticks is accepted without labels."""
     bound = two_nics()
     witness: Any = bound.witness
     assert replace(bound, bound=Fraction(0), witness=replace(witness, ends=())).check()

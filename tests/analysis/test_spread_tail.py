@@ -1,4 +1,4 @@
-"""The spread-tail bound: what enters a node last must still spread to its ranks; derived by hand, and tried."""
+"""The spread-tail bound: the last chunk to enter a node must still reach its ranks; by hand and at random."""
 
 import random
 from dataclasses import replace
@@ -25,7 +25,7 @@ MB = 10**6
 
 
 def tails(problem, *, in_network=False):
-    """What the bound says, in microseconds, of each set and least number of ranks."""
+    """Spread-tail claims in microseconds, one for each family of sets and least number of ranks."""
     found = spread_tail_bounds(NeededSends(problem), in_network=in_network)
     return [Fraction(ticks, problem.costs.ticks_per_us) for ticks, _, _ in found]
 
@@ -38,7 +38,7 @@ def tails(problem, *, in_network=False):
     ],
 )
 def test_the_last_chunk_doubles_inside(per_node, local, nic, expected):
-    """An allgather on two nodes: however it enters, a rank that has it sends it to one other at a time."""
+    """Allgather on two nodes: after the last chunk enters, its holders double with each send inside."""
     bound = lower_bound(
         problem_of(two_levels(per_node, local=local, nic=nic), collectives.allgather(2 * per_node))
     )
@@ -48,39 +48,40 @@ def test_the_last_chunk_doubles_inside(per_node, local, nic, expected):
 
 
 def test_what_others_add_to_a_sum_spreads_like_a_chunk():
-    """An allreduce of 8 sums: 24 us over the NIC, and twice 2 us for what the other node added to the last."""
+    """Allreduce of 8 sums: 24 us over the NIC, and 2 * 2 us for the other node's part of the last sum."""
     problem = problem_of(two_levels(4, local=2, nic=3), collectives.allreduce(8))
     assert tails(problem)[0] == 28
 
 
 def test_what_one_rank_adds_to_a_sum_reaches_the_others_one_by_one():
-    """As a chunk that it holds alone: 2, 4 and 8 ranks have it after 1, 2 and 3 us."""
+    """One rank's contribution spreads as a chunk does: 2, 4 and 8 ranks have it after 1, 2 and 3 us."""
     summed = problem_of(full(8, port=True), custom(8, [(range(8), range(8))], combining=True))
     assert tails(summed) == [3]
     assert tails(summed, in_network=True) == []
 
 
 def test_switches_that_reduce_have_none():
-    """They may multicast what they added up."""
+    """With in-network reduction there is no claim, since switches may multicast sums."""
     problem = problem_of(two_levels(4, local=2, nic=3), collectives.allreduce(8))
     assert tails(problem, in_network=True) == []
 
 
 def test_only_those_that_want_a_chunk_must_get_it():
-    """4 chunks for two ranks of the node each: the last is in at 12 us, and 2 us later at the other."""
+    """4 chunks for two ranks of the node each: the last enters at 12 us, and reaches the other rank 2 us
+    later."""
     problem = problem_of(two_levels(4, local=2, nic=3), custom(8, [([4 + i], [0, 1]) for i in range(4)]))
     assert tails(problem) == [14]
 
 
 def test_chunks_that_fewer_want_count_by_themselves():
-    """Two chunks for four ranks: 6 us, and twice 2 us; with two more for one rank, the last enters at 12 us."""
+    """Two chunks for four ranks: 6 us, and 2 * 2 us; with two more for one rank, the last enters at 12 us."""
     chunks = [([4], [0, 1, 2, 3]), ([5], [0, 1, 2, 3]), ([6], [0]), ([7], [1])]
     problem = problem_of(two_levels(4, local=2, nic=3), custom(8, chunks))
     assert tails(problem) == [10, 12]
 
 
 def test_a_rank_that_is_hard_to_reach_is_waited_for():
-    """A chunk is in after 1 us; whoever sends it to rank 2 takes 10 us."""
+    """A chunk enters after 1 us; each link to rank 2 takes 10 us: 11 us."""
     builder = TopologyBuilder("slow rank", [0, 0, 0, 1])
     for a, b, beta in ((3, 0, 1), (0, 1, 1), (1, 0, 1), (0, 2, 10), (1, 2, 10)):
         builder.add_link(a, b, alpha_us=0, beta_us_per_mb=beta)
@@ -88,10 +89,11 @@ def test_a_rank_that_is_hard_to_reach_is_waited_for():
 
 
 def test_merged_chunks_enter_together():
-    """4 chunks over a NIC of 1 us each after 4 us: the third and the fourth come at 7 us, or later.
+    """4 chunks, merged, over a NIC of 1 us each after 4 us: the third and fourth arrive at 7 us or later.
 
-    A rank passes one on in 2 us, and the NIC may bring one more every 1 us: ends at 7, 8, 9, 9, 10, 10, 11, 11.
-    (Of all ranks that have nothing at first, the last chunk leaves rank 4 at 3 us, and goes on to others from 5.)
+    A rank passes one on in 2 us, and the NIC may deliver one more every 1 us: ends at 7, 8, 9, 9, 10, 10, 11,
+    11. (For the set of all ranks but the root, the last chunk leaves rank 4 at 3 us, and is copied on from
+    5.)
     """
     topology = two_levels(4, local=2, nic=1, alpha=4)
     merging = frozenset(topology.internode_links)
@@ -100,9 +102,9 @@ def test_merged_chunks_enter_together():
 
 
 def test_merged_chunks_are_passed_on_together():
-    """Six chunks for four ranks are in after 6 us; then a port passes three on in 3 + 3 * 1 us, one in 4.
+    """Six chunks for four ranks enter by 6 us; then a port passes three on in 3 + 3 * 1 us, one in 4 us.
 
-    The last one alone would be with all at 6 + 2 * 4 us, the last three in sends of three at 4 + 2 * 6.
+    The last one alone reaches all at 6 + 2 * 4 us, the last three, merged, at 4 + 2 * 6.
     """
     builder = TopologyBuilder("slow to start", [0, 0, 0, 0, 1])
     ports = [builder.add_resource(f"port {r}") for r in range(4)]
@@ -142,9 +144,9 @@ def test_few_can_send_to_a_node_at_first():
 
 @pytest.mark.slow
 def test_what_enters_several_nodes_spreads_in_each():
-    """Of one chunk for two nodes the second entry ends at 6 us, and spreads in twice 1 us.
+    """One chunk for two other nodes: the second entry ends at 6 us, then copies take 2 * 1 us.
 
-    The root's NIC brings one each 3 us, and from 3 us on the first node's might: at 6 us as well.
+    The root's NIC sends one per 3 us; from 3 us on the first node's NIC could also deliver it at 6 us.
     """
     problem = problem_of(two_levels(4, local=1, nic=3, num_nodes=3), collectives.broadcast(12))
     claim = max(spread_tail_bounds(NeededSends(problem), in_network=False))
@@ -160,9 +162,9 @@ def test_what_enters_several_nodes_spreads_in_each():
 
 
 def test_what_enters_at_one_rank_is_far_from_others():
-    """A node is a path of four ranks, 1 us each: from either of those in the middle it is 2 us to the farther end.
+    """A node is a path of four ranks, 1 us each: from a middle rank the farther end is 2 us away.
 
-    Links alone would let the third and the fourth have it at once, 1 us after the second.
+    By numbers of links alone, the third and fourth rank could have it 1 us after the second.
     """
     builder = TopologyBuilder("path", [0, 1, 1, 1, 1])
     for rank in range(1, 5):
@@ -181,7 +183,7 @@ def test_what_enters_at_one_rank_is_far_from_others():
 @pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize("nodes", [[0, 0, 0, 0], [0, 0, 1, 1]])
 def test_a_rank_without_links_is_in_no_way(nodes, most):
-    """The last one here; two chunks go round the three others, 2 us for two links and 1 behind them."""
+    """A rank without links does not affect the claim; two chunks around three ranks take 2 us and 1 us more."""
     builder = TopologyBuilder("apart", nodes)
     for rank in range(3):
         builder.add_link(rank, (rank + 1) % 3, alpha_us=0, beta_us_per_mb=1)
@@ -194,7 +196,7 @@ def test_a_rank_without_links_is_in_no_way(nodes, most):
 
 @pytest.mark.parametrize("ranks", [5, 8])
 def test_what_starts_at_one_rank_doubles(ranks):
-    """Three rounds, of 1 us each: 2, 4, 8 ranks."""
+    """Copies of one chunk double in each of three rounds of 1 us: 2, 4, 8 ranks."""
     bound = lower_bound(problem_of(full(ranks, port=True), collectives.broadcast(ranks)))
     assert bound.bound == 3
     assert bound.check()
@@ -202,7 +204,7 @@ def test_what_starts_at_one_rank_doubles(ranks):
 
 @pytest.mark.slow
 def test_a_chunk_alone_merges_with_none():
-    """Whatever the sketch lets merge: a reduction of one chunk on eight H100 is proven best."""
+    """A reduction of one chunk on eight H100 is proven optimal although the sketch allows merging."""
     problem = make_problem(topologies.dgx_h100(1), "reduce", chunks_per_rank=1, size_bytes="1MB")
     assert problem.clauses.max_merge > 1
     assert synthesize(problem).gap == 0
@@ -218,12 +220,12 @@ def test_a_chunk_alone_merges_with_none():
     ids=["one node", "made of others", "two sizes"],
 )
 def test_where_the_argument_does_not_hold_nothing_is_claimed(problem):
-    """Rather than too much."""
+    """Where the argument does not hold, there is no claim."""
     assert tails(problem) == []
 
 
 def test_it_waits_for_what_comes_from_afar():
-    """A broadcast to a second node 3 us from the first rank that can send there: 2 + 3 us, and twice 2 us."""
+    """The node is entered 3 us after the sender, 2 us away, has the chunk: 2 + 3 us, and 2 * 2 us inside."""
     topology = two_levels(4, local=2, nic=3)
     only = [e for e, link in enumerate(topology.links) if topology.is_internode(e) and link.src != 1]
     allowed = frozenset(range(len(topology.links))) - frozenset(only)
@@ -232,7 +234,7 @@ def test_it_waits_for_what_comes_from_afar():
 
 
 def test_the_certificate_says_what_it_is():
-    """In words, and as plain values."""
+    """The certificate describes its witness in words and as plain values."""
     problem = problem_of(two_levels(4, local=2, nic=3), collectives.allgather(8))
     bound = Certificate(problem, Fraction(1), "spread tail", "that", SpreadTail((frozenset(range(4)),), 4, 1))
     assert bound.witness_text == "spread tail: sets 0-3, least 4, last 1, backwards no, since 0"
@@ -262,14 +264,14 @@ def test_the_certificate_says_what_it_is():
     ids=str,
 )
 def test_other_ranks_and_numbers_prove_less(witness):
-    """Ranks that lack nothing, chunks that nobody wants, and ranks that are not there prove nothing at all."""
+    """Sets that lack nothing, thresholds above the number of destinations, and unknown ranks prove nothing."""
     bound = lower_bound(problem_of(two_levels(4, local=2, nic=3), collectives.allgather(8)))
     assert isinstance(bound.witness, SpreadTail)
     assert not replace(bound, witness=witness).check()
 
 
 def random_spreading(seed):
-    """Few chunks that few ranks have at first, on two to six ranks in up to three nodes, and merging anywhere."""
+    """A few chunks of few ranks, on two to six ranks in up to three nodes, with merging."""
     rng = random.Random(f"spreading {seed}")
     per_node, num_nodes = rng.choice(((2, 1), (3, 1), (4, 1), (2, 2), (2, 2), (3, 2), (2, 3), (1, 3)))
     topology = two_levels(
@@ -316,7 +318,7 @@ def random_two_levels(seed):
 @pytest.mark.fuzz
 @pytest.mark.parametrize("random_problem", [random_two_levels, random_spreading])
 def test_no_spread_tail_is_above_the_optimum(random_problem):
-    """It holds, is proven, and one tick above the optimum is never."""
+    """Claims are at most the optimum, proven, and never proven one tick above the optimum."""
     compared = 0
     for seed in cases(f"spread tails against the optimum, {random_problem.__name__}", few=12, many=600):
         problem = random_problem(seed)
@@ -341,7 +343,7 @@ def test_no_spread_tail_is_above_the_optimum(random_problem):
 @fuzzed(few=15, many=1000)
 @given(seed=st.integers(0, 2**32 - 1), combining=st.booleans(), few=st.booleans())
 def test_no_claim_is_above_the_optimum(seed, combining, few):
-    """Of any random problem: at most the least finish, proven by the witness, which proves no more than that."""
+    """On random problems a claim is at most the optimum, and its witness proves no more than the claim."""
     problem = (few_start if few else random_problem)(seed, combining=combining)
     least = least_ticks(problem)
     found = spread_tail_bounds(NeededSends(as_spreading(problem)), in_network=False)

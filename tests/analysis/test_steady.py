@@ -1,4 +1,4 @@
-"""`initiation_interval`: the smallest period of tiles, and the cycle that limits it."""
+"""`initiation_interval`: the minimum period between tiles, and the critical cycle."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -17,10 +17,10 @@ from tests.fuzzing import thinned
 
 
 def there_and_back():
-    """Along 0 -> 1 -> 2 -> 3 in 2, 5 and 2 us, where the first and the last hop share a bus.
+    """Path 0 -> 1 -> 2 -> 3 in 2, 5 and 2 us; the first and the last hop share a bus.
 
-    The bus is held for 4 us per tile. Its next tile's first hop waits for this tile's last, which waits for
-    the 5 us between: 9 us per tile, with the bus in use for 4 of them.
+    The bus is held for 4 us per tile. The next tile's first hop waits for this tile's last hop, which waits
+    for the 5 us between: 9 us per tile, with the bus in use for 4 us.
     """
     topology = TopologyBuilder("bus", [0, 0, 0, 0])
     bus = topology.add_resource("bus")
@@ -69,7 +69,7 @@ def test_busiest_resource_limits_a_relay():
     [
         # Two sends hold a NIC for 9 us each.
         (shared_nic(), 18),
-        # Holds at the end of sends add up like others: twice 5 us; the first link alone is held for 12.
+        # Holds at the end of sends add up to 2 * 5 us; the first link is held for 12 us.
         (ingress_nic(), 12),
         # An allreduce in which every link is used twice, for 2 us each.
         (allreduce(), 4),
@@ -79,12 +79,12 @@ def test_busiest_resource_limits_a_relay():
     ids=["a shared resource", "an ingress", "a reduction", "another size"],
 )
 def test_what_is_never_idle_limits(schedule, interval):
-    """Tiles follow at the time for which the busiest resource is held."""
+    """Tiles follow one another at the busiest resource's load."""
     assert initiation_interval(schedule).interval == interval
 
 
 def test_cycle_through_data_limits():
-    """The bus is held for 4 us a tile, but a tile takes 9."""
+    """The bus is held for 4 us per tile, but data dependencies give a cycle of 9 us."""
     steady = initiation_interval(there_and_back())
     assert (steady.interval, steady.busiest_load, steady.cycle_tiles) == (9, 5, 1)
     assert [(step.link_name, step.start, step.waited_for) for step in steady.cycle] in (
@@ -95,7 +95,7 @@ def test_cycle_through_data_limits():
 
 
 def test_limits_say_what_the_cycle_is():
-    """Three sends of one tile, and how busy the busiest resource is: 5 of 9 us."""
+    """`limits` describes the cycle of three sends, and the busiest resource: 5 of 9 us."""
     limits = initiation_interval(there_and_back()).limits
     assert limits == (
         "3 sends wait for one another in a cycle over 1 tile; the busiest resource, link 1->2, is in use for "
@@ -104,13 +104,13 @@ def test_limits_say_what_the_cycle_is():
 
 
 def test_every_bus_is_always_busy():
-    """All chunks start at 0: each bus serves one first hop and one last hop, 6 us, and idles never."""
+    """All chunks start at 0: each bus serves one first hop and one last hop, 6 us, and is never idle."""
     steady = initiation_interval(three_buses([0, 0, 0]))
     assert (steady.interval, steady.busiest_load) == (6, 6)
 
 
 def test_cycle_over_two_tiles_limits():
-    """Chunk 0 starts at 6, after chunk 2's last hop left bus A: 18 us for two tiles, with buses held for 6.
+    """Chunk 0 starts at 6, after chunk 2's last hop on bus A: 18 us for two tiles, with buses held for 6 us.
 
     Bus A serves chunk 2's last hop and then chunk 0's first, and bus B chunk 1's first and then chunk 0's
     last. Bus C serves chunk 2's first and then chunk 1's last. The cycle, at 3 us per step: chunk 2 over C,
@@ -125,7 +125,7 @@ def test_cycle_over_two_tiles_limits():
 
 
 def test_tiles_overlap():
-    """A tile takes 12 us by itself, and the next one starts after 9."""
+    """A tile takes 12 us by itself, and the next one starts after 9 us."""
     schedule = three_buses([6, 0, 0])
     assert schedule.finish_us == 12
     finishes = simulate(schedule, tiles=100).finishes
@@ -133,7 +133,7 @@ def test_tiles_overlap():
 
 
 def test_schedule_without_transfers_has_no_interval():
-    """Nothing waits for anything."""
+    """A schedule without transfers has an interval of 0."""
     steady = initiation_interval(make_schedule(relay().problem, chunk=[], link=[], start=[], end=[]))
     assert (steady.interval, steady.cycle, steady.algbw_gb_per_s, steady.check()) == (0, (), None, True)
     assert "no resource is held" in repr(steady)
@@ -141,7 +141,7 @@ def test_schedule_without_transfers_has_no_interval():
 
 @pytest.mark.slow
 def test_random_intervals_are_proven():
-    """Arithmetic confirms the cycle and the potentials of intervals, none below the busiest load."""
+    """Cycles and potentials prove random intervals, none of which is below the busiest load."""
     for schedule in thinned(random_schedules(), every=2):
         steady = initiation_interval(schedule)
         assert steady.check()
@@ -151,7 +151,7 @@ def test_random_intervals_are_proven():
 
 @pytest.mark.slow
 def test_random_intervals_agree_with_many_tiles():
-    """1,000 tiles of random schedules follow one another at the interval, to a thousandth."""
+    """1,000 tiles of random schedules follow at the interval, within a thousandth."""
     for schedule in few_schedules():
         steady = initiation_interval(schedule)
         finishes = simulate(schedule, tiles=1000).finishes
@@ -163,7 +163,7 @@ def test_random_intervals_agree_with_many_tiles():
 @pytest.mark.parametrize("name", ["allgather", "allreduce"])
 @pytest.mark.parametrize("baseline", ["ring", "hierarchical"])
 def test_machine_intervals_agree_with_many_tiles(baseline, name):
-    """300 tiles on two NDv2 follow one another at the interval, to a thousandth."""
+    """300 tiles on two NDv2 follow at the interval, within a thousandth."""
     topology = topologies.ndv2(2)
     problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
     schedule = baselines.baseline(baseline, problem)
@@ -173,26 +173,26 @@ def test_machine_intervals_agree_with_many_tiles(baseline, name):
 
 
 def test_some_cycle_reaches_over_several_tiles():
-    """Among random schedules are some that no cycle of one tile limits."""
+    """Some random schedules have a critical cycle over several tiles."""
     assert any(initiation_interval(schedule).cycle_tiles > 1 for schedule in random_schedules())
 
 
 @pytest.mark.parametrize("wrong", [Fraction(8), Fraction(10)])
 def test_check_refuses_another_interval(wrong):
-    """One that is too short breaks the cycle, one that is too long is not the smallest."""
+    """A shorter interval violates the cycle, a longer one is not the minimum: both are refused."""
     steady = initiation_interval(there_and_back())
     assert steady.check()
     assert not replace(steady, interval=wrong).check()
 
 
 def test_check_refuses_potentials_that_break_a_wait():
-    """Potentials of zero satisfy no wait for data."""
+    """Potentials of zero violate every wait for data and are refused."""
     steady = initiation_interval(there_and_back())
     assert not replace(steady, _potentials=(0, 0, 0)).check()
 
 
 def test_table_has_a_row_for_each_send():
-    """A heading and the three sends of the cycle."""
+    """The table has a heading and the three sends of the cycle."""
     lines = initiation_interval(there_and_back()).table().splitlines()
     assert len(lines) == 4
     assert any(line.endswith("resource: bus") for line in lines)

@@ -1,4 +1,4 @@
-"""Switch counting: contributions that meet in links that add, over a pool of slots or a port; derived and tried."""
+"""Switch counting: contributions added by in-network links over slot pools or ports; by hand and at random."""
 
 import random
 from dataclasses import replace
@@ -18,19 +18,19 @@ from tests.fuzzing import cases
 
 @pytest.mark.slow
 def test_a_pool_of_few_slots_bounds_sums_by_switches_alone():
-    """16 slots of 1,024 B for 10 us: 100 MB take 61,035.15625 us of the pool, and half a round trip besides."""
+    """16 slots of 1,024 B for 10 us: 100 MB hold the pool for 61,035.15625 us, plus half a round trip."""
     problem = make_problem(in_network(8, slots=16), "allreduce", size_bytes=100_000_000)
     bound = lower_bound(problem, in_network="only")
     assert bound.bound == Fraction(10 * 100_000_000, 16 * 1024) + 5
     assert (bound.kind, bound.check()) == ("switch counting", True)
     assert not replace(bound, bound=bound.bound + Fraction(1, 1000)).check()
-    # Ranks that add one another's multicasts may be faster: contributions then meet outside the switch.
+    # The bound does not hold if ranks may also add, outside the switch.
     assert not replace(bound, in_network=False).check()
 
 
 @pytest.mark.slow
 def test_the_result_has_that_bound():
-    """`in_network="only"` bounds the schedules that it allows, within 0.2 % here; it was half before."""
+    """With in_network="only" the result's bound is this one, within 0.2 % of the finish."""
     problem = make_problem(in_network(8, slots=16), "allreduce", size_bytes=100_000_000)
     result = synthesize(problem, in_network="only", time_limit_s=60)
     assert result.bound.kind == "switch counting"
@@ -39,7 +39,7 @@ def test_the_result_has_that_bound():
 
 @pytest.mark.slow
 def test_a_link_serves_as_many_contributions_as_its_group_has():
-    """Two groups of three share a pool: each sum holds it once, though two contributions meet instead of five."""
+    """Two groups of three share a pool: each sum holds it once, though it joins two contributions, not five."""
     groups = [[0, 1, 2], [3, 4, 5]]
     both = together([allreduce(3).among(of, num_ranks=6) for of in groups])
     problem = make_problem(in_network(6, slots=1, groups=groups), both, chunk_bytes=10**6)
@@ -48,13 +48,13 @@ def test_a_link_serves_as_many_contributions_as_its_group_has():
 
 
 def test_switches_that_do_not_add_are_refused():
-    """The message names the topology, and one that has such a switch."""
+    """On a topology without reducing switches the error names it, and one that has such a switch."""
     with pytest.raises(errors.InputError, match="no switch of ring:4 adds"):
         lower_bound(make_problem(ring(4), "allreduce", size_bytes="1MB"), in_network="only")
 
 
 def random_case(rng):
-    """A problem on a random switch that adds, and a schedule of random roots and order, by switches alone."""
+    """A problem on a random reducing switch, and a random schedule that adds only in switches."""
     workers, racks = rng.randint(3, 5), rng.choice((1, 1, 2))
     topology = in_network(
         workers, racks=racks, slots=rng.choice((1, 4, 16, 512)), payload_bytes=rng.choice((64, 1024)),
@@ -89,7 +89,7 @@ def random_case(rng):
 
 @pytest.mark.fuzz
 def test_no_schedule_by_switches_alone_is_faster():
-    """Random pools, sums, sizes and orders: the bound holds, is proven, and no other resource proves more."""
+    """On random pools, sums, sizes and orders the bound holds, is proven, and other resources prove no more."""
     for seed in cases("switch counting against schedules", few=8, many=1_000):
         rng = random.Random(seed)
         problem, schedule = random_case(rng)

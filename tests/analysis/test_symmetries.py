@@ -1,4 +1,4 @@
-"""Symmetries for folding: the same bounds as without them, on whatever has any."""
+"""Symmetries for folding: bounds on orbits equal those without symmetry."""
 
 import random
 from fractions import Fraction
@@ -43,7 +43,7 @@ def priced(problem, symmetries, *, divisible):
 @pytest.mark.parametrize("name", ["allgather", "allreduce", "alltoall"])
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_folded_prices_give_the_same_bound(topology, name, divisible):
-    """The linear program on orbits has the optimum of the one on everything."""
+    """The linear program on orbits has the same optimum as the whole one."""
     whole = problem(TOPOLOGIES[topology](), name)
     folded = priced(whole, find_symmetries(whole), divisible=divisible)
     flat = priced(whole, Symmetries(whole, ()), divisible=divisible)
@@ -52,7 +52,7 @@ def test_folded_prices_give_the_same_bound(topology, name, divisible):
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_folded_flows_give_the_same_bound(topology):
-    """So has that of flows."""
+    """Multicommodity flows on orbits have the same optimum as the whole program."""
     whole = problem(TOPOLOGIES[topology](), "alltoall")
     volume = Volume(whole, divisible=True)
     folded = multicommodity(volume, find_symmetries(whole))
@@ -61,7 +61,7 @@ def test_folded_flows_give_the_same_bound(topology):
 
 
 def circulant(rng):
-    """Every rank has links to the ranks so many steps on; ranks in turn may differ in speed and in ports."""
+    """A random circulant: links to ranks at fixed steps; period-2 patterns of speed, and ports."""
     period = rng.choice((1, 1, 2))
     num_ranks = period * rng.randint(2, 4)
     builder = TopologyBuilder("circulant", [0] * num_ranks)
@@ -81,7 +81,8 @@ def circulant(rng):
 @pytest.mark.parametrize("divisible", [False, True], ids=["whole", "divisible"])
 @pytest.mark.parametrize("name", ["allgather", "allreduce"])
 def test_random_circulants_fold_to_no_lower_bound(name, divisible):
-    """All have a symmetry. Of equally good prices some prove more, by heads and tails: so bounds may differ."""
+    """Folded bounds of random circulants are no lower; equal optima may have prices with better heads and
+    tails."""
     for seed in cases("random circulants have quotients of no lower bound", few=16, many=400):
         some = problem(circulant(random.Random(seed)), name)
         symmetries = find_symmetries(some)
@@ -92,14 +93,14 @@ def test_random_circulants_fold_to_no_lower_bound(name, divisible):
 
 
 def test_a_ring_looks_the_same_from_every_rank():
-    """One orbit of ranks, and one of links each way round."""
+    """A ring has one orbit of ranks, and one orbit of links in each direction."""
     symmetries = find_symmetries(problem(topologies.ring(6), "allgather"))
     assert set(symmetries.ranks.tolist()) == {0}
     assert len(set(symmetries.links.tolist())) == 2
 
 
 def test_nodes_look_the_same():
-    """Four nodes of NDv2 are alike; the ranks of one are not."""
+    """Four NDv2 nodes are symmetric; the ranks of one node are not."""
     whole = problem(topologies.ndv2(4), "allgather")
     symmetries = find_symmetries(whole)
     nodes = [frozenset(ranks) for ranks in whole.topology.ranks_of_node]
@@ -108,19 +109,19 @@ def test_nodes_look_the_same():
 
 
 def test_ranks_behind_a_switch_look_the_same():
-    """Sixteen ranks of two DGX-A100 are one orbit."""
+    """Sixteen ranks of two DGX-A100 form one orbit."""
     symmetries = find_symmetries(problem(topologies.dgx_a100(2, profile="nominal"), "allgather"))
     assert set(symmetries.ranks.tolist()) == {0}
 
 
 def test_a_slow_link_breaks_the_symmetry():
-    """A ring of 5, prime, with one link slower: no shift is left."""
+    """A ring of 5 with one slower link has no shift."""
     topology = linked("slow link", [0] * 5, ((rank, (rank + 1) % 5, 0, 1 + (rank == 2)) for rank in range(5)))
     assert find_symmetries(problem(topology, "allgather")).generators == ()
 
 
 def test_a_shared_resource_breaks_the_symmetry():
-    """Links alike, of which two share a port."""
+    """Equal links, two of which share a port, have no symmetry."""
     builder = TopologyBuilder("port", [0] * 3)
     port = builder.add_resource("port")
     for rank in range(3):
@@ -131,7 +132,7 @@ def test_a_shared_resource_breaks_the_symmetry():
 
 
 def test_a_root_breaks_the_symmetry():
-    """A broadcast starts at one rank."""
+    """The root of a broadcast breaks the symmetry of a ring."""
     symmetries = find_symmetries(problem(topologies.ring(5), "broadcast"))
     assert symmetries.generators == ()
 
@@ -147,15 +148,15 @@ def test_clauses_break_the_symmetry():
 
 
 def test_chunk_sizes_break_the_symmetry():
-    """One chunk of an allgather is larger."""
+    """One larger chunk of an allgather breaks the symmetry."""
     some = problem_of(ring(5), collectives.allgather(5), chunk_bytes=[2 * MB, MB, MB, MB, MB])
     assert find_symmetries(some).generators == ()
 
 
 def test_declared_symmetries_are_used():
-    """A swap of ranks 0 and 1, and of 2 and 3, that is no shift inside blocks of one size alone.
+    """A declared symmetry that swaps 0 with 1 and 2 with 3, and is no shift inside blocks, is used.
 
-    Links 0 -> 1, 1 -> 0 and 2 -> 3, 3 -> 2 with other costs, 0 -> 2, 1 -> 3 and back.
+    Links 0 -> 1, 1 -> 0 and 2 -> 3, 3 -> 2 have other costs than 0 -> 2, 1 -> 3 and back.
     """
     builder = TopologyBuilder("pairs", [0] * 4)
     costs = {(0, 1): 1, (1, 0): 1, (2, 3): 2, (3, 2): 2, (0, 3): 3, (1, 2): 3, (3, 0): 3, (2, 1): 3}
@@ -166,7 +167,7 @@ def test_declared_symmetries_are_used():
 
 
 def test_derived_chunks_are_not_quotient():
-    """Those of a scan come one from another."""
+    """Scans, whose chunks are derived from one another, are not folded."""
     assert find_symmetries(problem(topologies.ring(4), "scan")).generators == ()
 
 
@@ -179,14 +180,14 @@ def test_images_are_every_place_a_set_is_taken_to():
 
 
 def test_images_of_a_partition_keep_it_whole():
-    """The partition into single ranks is taken to itself."""
+    """The partition into single ranks is its own image."""
     symmetries = find_symmetries(problem(topologies.ring(6), "allreduce"))
     parts = tuple(frozenset((r,)) for r in range(6))
     assert symmetries.images(parts) == [parts]
 
 
 def test_no_symmetry_leaves_everything_apart():
-    """Every rank, link and resource is an orbit of its own."""
+    """Without symmetry every rank, link and resource is an orbit of its own."""
     some = problem_of(full(3), custom(3, [([0], [1, 2])]))
     none = Symmetries(some, ())
     assert none.ranks.tolist() == [0, 1, 2]
@@ -195,6 +196,6 @@ def test_no_symmetry_leaves_everything_apart():
 
 
 def test_symmetries_are_found_once():
-    """They are kept with the problem."""
+    """Symmetries are cached with the problem."""
     some = problem(topologies.ring(6), "allgather")
     assert find_symmetries(some) is find_symmetries(some)

@@ -1,6 +1,6 @@
-"""Verifiers agree: of schedules, of compact and of implicit ones, and a judge of data that shares nothing with them.
+"""Verifiers of full, compact and implicit schedules agree, also with an independent check of data.
 
-Valid schedules of random problems are changed at random. Whatever comes of it, one verdict holds.
+Valid schedules of random problems are changed at random; all verifiers must give one verdict.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.analysis.test_verify_mutations import RANDOM
 from tests.fuzzing import cases
 
 MB = 10**6
-#: What a judge of data alone can find.
+#: Kinds of violation that the check of data can find.
 OF_DATA = {"presence", "postcondition", "double-count", "lost-contribution", "race", "reduce"}
 
 
@@ -44,14 +44,14 @@ class Send(NamedTuple):
     reduce: bool = False
 
 
-# ---- a judge of data
+# ---- the check of data
 
 
 def data_is_sound(schedule):
-    """Whether data is where it is sent from and ends where it must, each contribution counted once.
+    """True if each send's data is present, ends are complete, and each contribution is counted once.
 
-    At every moment at which something ends or starts: what arrives at a rank together is either all added,
-    nothing in common among it and with what is there, or all the same and no less than what is there.
+    At every time at which a send ends or starts, what arrives at a rank together is either all added and
+    disjoint from what the rank holds, or all equal and at least what the rank holds.
     """
     collective, links = schedule.problem.collective, schedule.problem.topology.links
     sums = collective.combining
@@ -91,8 +91,7 @@ def data_is_sound(schedule):
 
 
 def random_fabric(rng):
-    """Two to five ranks on a ring with chords, some links twice; resources that several links share, or one
-    link holds by two rows, on either side."""
+    """Two to five ranks on a ring with chords, some links twice; shared resources, some held by several rows."""
     num_ranks = rng.choice((2, 3, 3, 4, 5))
     num_nodes = rng.choice((1, 1, 2, num_ranks))
     nodes = [r * num_nodes // num_ranks for r in range(num_ranks)]
@@ -119,7 +118,7 @@ def random_fabric(rng):
 
 
 def random_chunks(rng, num_ranks):
-    """Sums to which some ranks contribute nothing, whose root may be anywhere; or copies."""
+    """Random sums, with any root and some ranks without a contribution, or random copies."""
     combining, everyone, chunks = rng.random() < 0.75, range(num_ranks), []
     for _ in range(rng.choice((1, 1, 2, 3))):
         origins = tuple(sorted(rng.sample(everyone, rng.randint(1, num_ranks))))
@@ -131,7 +130,7 @@ def random_chunks(rng, num_ranks):
 
 
 def random_collective(rng, num_ranks):
-    """A named one, a custom one, or one or two of process groups."""
+    """A random collective: named, custom, or of one or two process groups."""
     names = ("broadcast", "gather", "allgather", "alltoall", "reduce", "reduce-scatter", "allreduce")
     how = rng.choice(("named", "custom", "custom", "custom", "groups"))
     if how == "custom":
@@ -146,7 +145,7 @@ def random_collective(rng, num_ranks):
 
 
 def random_clauses(rng, topology):
-    """None at all, or some of those that a schedule must obey, loose enough for some to do so."""
+    """Random clauses, or none, loose enough for some schedules to obey them."""
     links, ranks = range(len(topology.links)), range(topology.num_ranks)
 
     def guarded():
@@ -184,14 +183,14 @@ def random_case(rng):
 
 
 class Clock:
-    """Sends put one after another, each as early as its data and its resources let it."""
+    """Sends placed in sequence, each as early as its data and resources allow."""
 
     def __init__(self, problem):
         self.problem, self.sends = problem, []
         self.taken: dict[int, list[tuple[int, int]]] = {}
 
     def put(self, chunk, link, ready, *, reduce=False):
-        """Enter a send; when it ends."""
+        """Add a send, and return its end."""
         costs, topology = self.problem.costs, self.problem.topology
         units = int(costs.chunk_units[chunk])
         took, start = costs.duration(link, units), ready
@@ -214,7 +213,7 @@ class Clock:
 
 
 def random_sends(problem, rng):
-    """Sends of a valid schedule, but for clauses; of a collective that combines, partial sums first."""
+    """Sends of a schedule that is valid without clauses; for sums, partial sums first."""
     clock, links = Clock(problem), problem.topology.links
     order = [c for c in range(problem.collective.num_chunks)]
     since = {}
@@ -240,7 +239,7 @@ def random_sends(problem, rng):
 
 
 def gather(clock, chunk, root, rng):
-    """Partial sums go along a random tree, each once all that it takes in is there; when the root has all."""
+    """Partial sums along a random tree, each sent once its inputs have arrived; returns the time at the root."""
     links, origins = clock.problem.topology.links, clock.problem.collective.chunks[chunk].origins
     way = {root: None}
     while not way.keys() >= set(origins):
@@ -255,7 +254,7 @@ def gather(clock, chunk, root, rng):
 
 
 def compact_of(problem, sends, num_reducing=None):
-    """Sends in order of start; the first so many reduce, or as many as do."""
+    """A compact schedule of the sends by start; the first `num_reducing` reduce, or as many as do."""
     ordered = sorted(sends, key=lambda send: send.start)
     if num_reducing is None:
         num_reducing = sum(send.reduce for send in sends)
@@ -321,7 +320,7 @@ def add(rng, sends, problem):
 
 
 def add_idle(rng, sends, problem):
-    """A rank that contributes nothing, and that nothing comes to, adds that to what the root or another holds."""
+    """An idle rank, which contributes and receives nothing, sends a reduction to the root or another holder."""
     links, latest = problem.topology.links, max(0, 0, *(send.start for send in sends if send.reduce))
     reached = {(send.chunk, links[send.link % len(links)].dst) for send in sends}
     ways = [
@@ -360,12 +359,12 @@ CHANGES = (
 
 
 def some_changes(rng):
-    """Up to three of any kind, or now and then what a verifier that reads sums backwards would not see."""
+    """Up to three random changes, or occasionally one that a verifier of reversed sums would miss."""
     return [add_idle] if rng.random() < 0.15 else rng.choices(CHANGES, k=rng.choice((0, 0, 1, 1, 2, 3)))
 
 
 def assert_agreed(compact, *, told="", judges_data=True):
-    """Columns that state ends and columns that do not, and the judge of data, get one verdict; its kinds."""
+    """Assert that columns with and without ends, and the check of data, give one verdict; returns its kinds."""
     short = verify(compact)
     if "index" in {v.kind for v in short.violations}:
         with pytest.raises(InputError, match="there are 0-"):
@@ -376,7 +375,7 @@ def assert_agreed(compact, *, told="", judges_data=True):
     kinds = {v.kind for v in full.violations}
     said = f"{told}\n{full}\n{short}\n{whole.problem.clauses}\n"
     told_of_columns = {v.kind for v in short.violations}
-    # After a race, which value stays depends on the order of equal starts, and so does what comes later.
+    # After a race the remaining value depends on the order of equal starts, and so do later violations.
     has_race = "race" in told_of_columns & kinds
     assert told_of_columns == kinds or has_race, said
     assert full.finish_us == short.finish_us, said
@@ -388,7 +387,7 @@ def assert_agreed(compact, *, told="", judges_data=True):
 
 @pytest.mark.fuzz
 def test_compact_and_full_verifier_agree_on_mutants(monkeypatch):
-    """On every schedule with up to three random changes, and on what is wrong with it, read in any blocks."""
+    """Compact and full verifier agree on schedules with up to three random changes, in any block size."""
     found = Counter()
     for seed in cases("mutants of compact schedules", few=300, many=50_000):
         rng = random.Random(seed // 10)
@@ -412,8 +411,8 @@ def test_compact_and_full_verifier_agree_on_mutants(monkeypatch):
 
 
 def as_compact(schedule):
-    """The same in columns, where it can be: no send is merged, all take as long as they should, and none is
-    reduced that starts after one that is copied."""
+    """The schedule in compact columns, or None if it merges, has idle time in sends, or copies before
+    reducing."""
     costs, links = schedule.problem.costs, schedule.problem.topology.links
     collective = schedule.problem.collective
     if has_several_ends(schedule.problem) or collective.derivations or schedule.num_sends < len(schedule):
@@ -432,13 +431,13 @@ def as_compact(schedule):
 
 
 def has_several_ends(problem):
-    """Whether a link has more than one source or destination."""
+    """True if a link has more than one source or destination."""
     return any(len(e.srcs) + len(e.dsts) > 2 for e in problem.topology.links)
 
 
 @cache
 def produced():
-    """By hand, by the compiled list scheduler, and by algorithms that are known."""
+    """Schedules made by hand, by the compiled list scheduler, and by baselines."""
     examples = [example() for example in valid.SMALL]
     for topology in (topologies.ring(4), topologies.torus(2, 3), topologies.mesh(2, 2)):
         for name in ("broadcast", "allgather", "alltoall", "reduce", "reduce-scatter", "allreduce"):
@@ -452,7 +451,7 @@ def produced():
 
 @pytest.mark.fuzz
 def test_verifiers_agree_on_mutants_of_schedules():
-    """On all that can be compact, of what producers make and random changes leave; the judge of data on more."""
+    """Verifiers agree on random changes of all schedules that can be compact; the check of data on more."""
     compared = Counter()
     for seed in cases("mutants of schedules", few=200, many=12_000):
         rng = random.Random(seed)
@@ -478,7 +477,7 @@ def test_verifiers_agree_on_mutants_of_schedules():
 
 @pytest.mark.fuzz
 def test_sums_of_many_contributions_agree(monkeypatch):
-    """Of more contributions than the compact verifier follows at a time, unless they go along trees."""
+    """Verifiers agree on sums of 60 and more contributions, above the compact verifier's word size."""
     found = Counter()
     for seed in cases("mutants of wide sums", few=12, many=400):
         rng = random.Random(seed)
@@ -495,13 +494,13 @@ def test_sums_of_many_contributions_agree(monkeypatch):
     assert len(found) > 1, found
 
 
-# ---- what a fuzz found, or an adversary
+# ---- cases found by fuzzing or by attack
 
 
 def test_a_rank_that_contributes_nothing_has_nothing_to_send():
-    """Rank 1's contribution goes to rank 0; rank 2, which holds nothing, sends as well, over its own link.
+    """Rank 1 contributes to rank 0; rank 2, which contributes nothing, sends as well, over its own link.
 
-    Read backwards, rank 0 would spread the chunk to both, and rank 2 would be a leaf that harms nobody.
+    In reversed time rank 0 would send the chunk to both, and rank 2 would be a harmless leaf.
     """
     sum_of_one = collectives.custom(3, precondition={0: [1]}, postcondition={0: [0]}, combining=True)
     problem = make_problem(topologies.ring(3), sum_of_one, chunk_bytes=1000)
@@ -518,7 +517,8 @@ def test_a_rank_that_contributes_nothing_has_nothing_to_send():
 
 
 def test_a_sum_may_spread_while_another_is_gathered():
-    """Two ranks: chunk 0 is whole at rank 0 at 2 us, and copied to rank 1 at once; chunk 1 is still on its way.
+    """Chunk 0 is complete at rank 0 at 2 us and copied to rank 1 at once, while chunk 1 is still being
+    reduced.
 
     Sends take 1 + 1 us. Chunk 1 goes to rank 1 over the second link between them, from 1 us to 3.
     """
@@ -533,7 +533,7 @@ def test_a_sum_may_spread_while_another_is_gathered():
 
 
 def test_ranks_may_exchange_their_contributions():
-    """Both ranks add the other's contribution to their own at 2 us: an allreduce without a root's copy."""
+    """Both ranks add the other's contribution at 2 us: an allreduce without a copy from a root."""
     builder = TopologyBuilder("pair", [0, 0])
     links = [builder.add_link(a, b, alpha_us=1, beta_us_per_mb=1) for a, b in ((0, 1), (1, 0))]
     problem = make_problem(
@@ -544,7 +544,7 @@ def test_ranks_may_exchange_their_contributions():
 
 @pytest.mark.parametrize(("start", "verdict"), [(0, ["contention"]), (1, []), (2, ["contention"]), (3, [])])
 def test_a_link_may_hold_a_resource_by_several_rows(start, verdict):
-    """A send of 3 us holds a NIC for its first 1 us and its last 1 us, by two rows and by a third that says less.
+    """A send of 3 us holds a NIC for its first and its last 1 us, by two rows (a third row is redundant).
 
     Another send holds the NIC for its first microsecond: at 1 us it fits between.
     """
@@ -560,7 +560,7 @@ def test_a_link_may_hold_a_resource_by_several_rows(start, verdict):
 
 
 def test_an_implicit_sum_may_spread_while_another_is_gathered():
-    """Ring of two, two items, L ticks a send: item 0 is whole at L and copied at once, item 1 only at 3 L."""
+    """Ring of two, two items, L ticks per send: item 0 is complete at L and copied then, item 1 only at 3 L."""
     schedule = synthesize_implicit("ring:2", "allreduce", chunks_per_rank=2).schedule
     took = int(schedule.ticks.latency[0])
     rows = [(0, 1, 0, 0, True), (0, 0, 1, took, False), (1, 1, 0, 2 * took, True), (1, 0, 1, 3 * took, False)]
@@ -571,7 +571,8 @@ def test_an_implicit_sum_may_spread_while_another_is_gathered():
 
 @pytest.mark.parametrize("example", [valid.hyperedges, valid.scan], ids=lambda each: each.__name__)
 def test_links_of_several_ends_and_derived_chunks_need_no_ends(example):
-    """Columns without ends are accepted as listed ones are, and refused without their first send."""
+    """Columns without ends of multicasts and derived chunks are accepted, and refused without their first
+    send."""
     schedule = example()
     sends = [Send(t.chunk, t.link, t.start_ticks, t.reduce) for t in schedule]
     assert not assert_agreed(compact_of(schedule.problem, sends), judges_data=False)
@@ -584,14 +585,14 @@ FABRICS = ("ring:4", "torus:3x3", "star:4", "mesh:2x3", "hypercube:2", "fully-co
 
 
 def cells(rng, rows, schedule):
-    """One cell of the pattern, mostly to what it may be."""
+    """Change one cell of the pattern at random."""
     name = rng.choice(("item", "src", "dst", "link_class", "reduce"))
     row = rng.choice(rows)
     row[name] = not row[name] if name == "reduce" else rng.randrange(-1, 5)
 
 
 def redirected(rng, rows, schedule):
-    """A row over another class of links, from another place."""
+    """Move a row to another link class and source."""
     shape, row = schedule.translations, rng.choice(rows)
     row["src"], row["link_class"] = rng.randrange(shape.num_ranks), rng.randrange(len(shape.classes))
     row["dst"] = int(shape.group.translate(row["src"], shape.classes[row["link_class"]].dst))
@@ -629,7 +630,7 @@ PATTERN_CHANGES = (cells, redirected, retimed, retimed, all_later, copied, left_
 
 
 def mutated_pattern(schedule, rng):
-    """Up to three changes of its rows, which stay where they are though they may not be in order then."""
+    """The pattern with up to three random changes of its rows, which keep their place."""
     names = schedule.pattern._fields
     rows = [
         dict(zip(names, row, strict=True))
@@ -645,7 +646,7 @@ def mutated_pattern(schedule, rng):
 
 
 def assert_implicit_agrees(schedule, *, told=""):
-    """It is valid if, and only if, it is once written out; what is wrong with it is named there, too."""
+    """Assert that an implicit schedule is valid exactly if its expansion is, and that violations agree."""
     short = verify(schedule)
     kinds = {v.kind for v in short.violations}
     if kinds & {"index", "symmetry"}:  # rows that mean nothing, and cannot be written out
@@ -662,7 +663,7 @@ def assert_implicit_agrees(schedule, *, told=""):
 
 @pytest.mark.fuzz
 def test_implicit_and_full_verifier_agree_on_mutants():
-    """On every pattern with up to three random changes."""
+    """Implicit and full verifier agree on every pattern with up to three random changes."""
     found = Counter()
     made = {}
     for seed in cases("mutants of implicit schedules", few=150, many=10_000):

@@ -1,4 +1,4 @@
-"""What `verify` accepts, and how it speaks."""
+"""Schedules that `verify` accepts, and its messages."""
 
 import dataclasses
 import pickle
@@ -34,7 +34,7 @@ from tests.effort import cpu_s
 
 @pytest.mark.parametrize("example", SMALL, ids=lambda each: each.__name__)
 def test_valid_schedule_has_no_violation(example):
-    """Every schedule built by hand to be valid is."""
+    """Every valid example schedule has no violation."""
     assert verify(example()).violations == ()
 
 
@@ -45,7 +45,7 @@ def test_counts_transfers_and_sends():
 
 
 def test_empty_schedule_of_nothing_to_do_is_valid():
-    """One rank's allgather needs no transfer."""
+    """An allgather of one rank is valid without transfers."""
     topology = TopologyBuilder("alone", [0]).build()
     found = verify(build(make_problem(topology, collectives.allgather(1), chunk_bytes=1), []))
     assert found.ok
@@ -53,7 +53,7 @@ def test_empty_schedule_of_nothing_to_do_is_valid():
 
 
 def test_empty_schedule_of_something_to_do_fails():
-    """Each of two destinations of a broadcast is named."""
+    """An empty schedule of a broadcast names each of its two destinations."""
     found = verify(build(relay().problem, []))
     assert [(v.kind, v.rank, v.chunk) for v in found.violations] == [
         ("postcondition", 1, 0),
@@ -65,21 +65,21 @@ def test_empty_schedule_of_something_to_do_fails():
     ("make", "again"),
     [
         (relay, Row(0, 0, 6, 12)),
-        # Rank 1 makes prefix 1 at 2; a copy that returns from rank 2 at 6 adds nothing.
+        # Rank 1 derives prefix 1 at 2; a copy that returns from rank 2 at 6 adds nothing.
         (scan, Row(1, 2, 4, 6)),
-        # Rank 1 sends the whole sum of chunk 0 to rank 2, which has it already.
+        # Rank 1 sends the complete sum of chunk 0 to rank 2, which has it already.
         (allreduce, Row(0, 3, 4, 6)),
     ],
 )
 def test_what_comes_a_second_time_is_counted_and_allowed(make, again):
-    """A chunk that a rank has, has made, or has summed is redundant, not wrong."""
+    """A chunk that a rank already has, derived or summed is redundant, not a violation."""
     schedule = make()
     found = verify(build(schedule.problem, [*rows_of(schedule), again]))
     assert (found.ok, found.num_redundant) == (True, 1)
 
 
 def test_derivations_chain_without_delay():
-    """Prefix 0 in, and a rank that makes 1 from 0 and 2 from 1 sends 2 on at once."""
+    """A rank that derives chunk 1 from 0 and 2 from 1 may send 2 as soon as 0 arrives."""
     topology = TopologyBuilder("line", [0, 0, 0])
     topology.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
     topology.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)
@@ -96,7 +96,7 @@ def test_derivations_chain_without_delay():
 
 
 def test_snapshot_is_taken_at_the_start():
-    """What is reduced into a buffer while it is being sent is not part of the send."""
+    """Data reduced into a buffer during a send is not part of the send."""
     schedule = allreduce()
     # Rank 0 sends chunk 0 to rank 1 one tick before the contributions of 1 and 2 arrive at 2.
     rows = [
@@ -109,7 +109,7 @@ def test_snapshot_is_taken_at_the_start():
 
 
 def test_two_different_copies_at_one_moment_race():
-    """Rank 1 gets a part of the sum and the whole at once: which stays is chance."""
+    """Rank 1 receives a partial and the complete sum at the same time: a race."""
     topology = TopologyBuilder("triangle", [0, 0, 0])
     for src, dst in ((2, 0), (2, 1), (0, 1)):
         topology.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
@@ -122,7 +122,7 @@ def test_two_different_copies_at_one_moment_race():
 
 
 def test_coarse_grid_rounds_up_and_no_further():
-    """1/3 us is 333333.3 ticks: 333334 will do, with a tick of beta; one more or less will not."""
+    """1/3 us is 333333.3 ticks: ends of 333334 plus beta are accepted, one tick more or less is refused."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericsWarning)
         schedule = coarse_grid()
@@ -134,7 +134,7 @@ def test_coarse_grid_rounds_up_and_no_further():
 
 
 def test_times_do_not_come_from_the_problem_costs():
-    """Costs that were tampered with do not fool the verifier."""
+    """The verifier ignores manipulated costs of the problem."""
     schedule = unequal_chunks()
     costs = schedule.problem.costs
     wrong = dataclasses.replace(costs, link_alpha=np.array([0, 0]), link_beta=np.array([1, 1]))
@@ -145,7 +145,7 @@ def test_times_do_not_come_from_the_problem_costs():
 
 
 def test_no_rounding_on_a_grid_that_is_too_coarse():
-    """2.5 us do not become 3 because somebody cut time into whole microseconds."""
+    """On a grid of whole microseconds 2.5 us are not rounded to 3."""
     problem = dataclasses.replace(relay().problem)
     problem.__dict__["costs"] = dataclasses.replace(problem.costs, ticks_per_us=1)
     found = verify(build(problem, [Row(0, 0, 0, 3), Row(0, 1, 3, 6)]))
@@ -153,7 +153,8 @@ def test_no_rounding_on_a_grid_that_is_too_coarse():
 
 
 def test_no_rounding_on_a_grid_that_could_be_exact():
-    """Thirds of a microsecond fit a grid of 3 ticks: on a grid of 10**6 they are not rounded."""
+    """Thirds of a microsecond would be exact on a grid of 3 ticks, so on a grid of 10**6 they are not
+    rounded."""
     topology = TopologyBuilder("thirds", [0, 0])
     topology.add_link(0, 1, alpha_us=Fraction(1, 3), beta_us_per_mb=1)
     problem = make_problem(topology.build(), collectives.broadcast(2), chunk_bytes=MB)
@@ -165,14 +166,14 @@ def test_no_rounding_on_a_grid_that_could_be_exact():
 
 
 def test_may_carry_is_not_asked(monkeypatch):
-    """The clauses are read anew: no method of `Problem` decides them."""
+    """The verifier evaluates clauses itself, without methods of `Problem`."""
     schedule = guided()
     monkeypatch.setattr(Problem, "may_carry", lambda *_, **__: pytest.fail("asked"))
     assert verify(schedule).ok
 
 
 def test_send_does_not_contend_with_itself():
-    """A send that holds one resource on both sides at once is alone with it."""
+    """A send that holds one resource on both sides does not conflict with itself."""
     topology = TopologyBuilder("bus", [0, 0])
     bus = topology.add_resource("bus")
     for _ in range(2):
@@ -187,7 +188,7 @@ def test_send_does_not_contend_with_itself():
 
 
 def test_long_hold_contends_beyond_its_neighbour():
-    """A NIC held in [0, 10) is not free at 6 because a short wrong hold [2, 4) came between."""
+    """A NIC held in [0, 10) is not free at 6, even after an invalid hold [2, 4)."""
     topology = TopologyBuilder("NIC", [0, 0, 0, 1])
     nic = topology.add_resource("NIC")
     for src, cost in ((0, 10), (1, 2), (2, 2)):
@@ -199,7 +200,7 @@ def test_long_hold_contends_beyond_its_neighbour():
 
 
 def test_message_names_rank_chunk_link_and_times():
-    """The first words of a message say where to look."""
+    """A message starts with rank, chunk, link and times."""
     schedule = relay()
     first, second = rows_of(schedule)
     found = verify(build(schedule.problem, [first, second._replace(start=5, end=10)]))
@@ -211,7 +212,7 @@ def test_message_names_rank_chunk_link_and_times():
 
 
 def test_message_of_a_clause_names_its_file():
-    """The clause's file and field are in the message."""
+    """A clause's violation names its file and field."""
     schedule = guided()
     (violation,) = verify(build(schedule.problem, [Row(0, 4, 0, 2)])).violations
     assert violation.clause == "carries_from"
@@ -219,7 +220,7 @@ def test_message_of_a_clause_names_its_file():
 
 
 def test_raise_if_failed_lists_ten_and_the_count():
-    """Twelve violations: ten lines, and how many more."""
+    """Twelve violations are printed as ten lines and the number of others."""
     topology = TopologyBuilder("ranks", [0] * 13).build()
     problem = make_problem(topology, collectives.broadcast(13), chunk_bytes=MB)
     found = verify(build(problem, []))
@@ -238,7 +239,7 @@ def test_raise_if_failed_is_silent_on_success():
 
 
 def test_verification_can_cross_processes():
-    """A worker may send what it found."""
+    """A verification can be pickled."""
     found = verify(build(relay().problem, []))
     assert pickle.loads(pickle.dumps(found)) == found
 
@@ -252,7 +253,7 @@ def test_verify_leaves_the_schedule_alone():
 
 
 def _ring(num_ranks, *, combining=False):
-    """Ring allgather: in round t rank r sends chunk r - t to its right; or the reduce-scatter before it."""
+    """Ring allgather, in which rank r sends chunk r - t to its right in round t; or the reduce-scatter."""
     topology = TopologyBuilder("ring", [0] * num_ranks)
     for rank in range(num_ranks):
         topology.add_link(rank, (rank + 1) % num_ranks, alpha_us=1, beta_us_per_mb=1)
@@ -273,14 +274,15 @@ def _ring(num_ranks, *, combining=False):
 @pytest.mark.slow
 @pytest.mark.parametrize("combining", [False, True])
 def test_transfers_are_gone_through_once(combining):
-    """Rings of 40 and 160 ranks have 1,560 and 25,440 transfers: 16 times as many take no 256 times the CPU."""
+    """Rings of 40 and 160 ranks have 1,560 and 25,440 transfers: 16 times as many take less than 80 times the
+    CPU."""
     small, large = (_ring(num_ranks, combining=combining) for num_ranks in (40, 160))
     assert verify(large).ok
     assert cpu_s(lambda: verify(large)) < 80 * cpu_s(lambda: verify(small))
 
 
 def test_merged_send_is_reduced_or_copied_as_a_whole():
-    """Two chunks travel from rank 1 to rank 0 in one send, one added there and one put in its place."""
+    """A merged send of two chunks that reduces one and copies the other is refused."""
     topology = TopologyBuilder("pair", [0, 0])
     topology.add_link(1, 0, alpha_us=1, beta_us_per_mb=1)
     collective = collectives.custom(
@@ -295,11 +297,11 @@ def test_merged_send_is_reduced_or_copied_as_a_whole():
 
 
 class TestPhaseOfASum:
-    """Which clause binds a send of a sum is decided by what is sent, not by what the send says of itself."""
+    """The data that a send carries, not its operation, decides which clause applies to it."""
 
     @staticmethod
     def kinds(links, precondition, postcondition, rows, **clauses):
-        """Kinds of violation of rows (link, operation) that follow one another; a send takes 2 us."""
+        """Kinds of violation of rows (link, operation) in sequence, 2 us each."""
         topology = TopologyBuilder("links", [0] * (1 + max(map(max, links))))
         for src, dst in links:
             topology.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
@@ -316,7 +318,7 @@ class TestPhaseOfASum:
 
     @pytest.mark.parametrize(("carries", "kinds"), [({0}, ["carries-to"]), ({2}, [])])
     def test_copy_of_part_of_a_sum(self, carries, kinds):
-        """Rank 1 copies {0, 1} back to rank 0 on the way to root 2: that link must carry to root 2."""
+        """Rank 1 copies {0, 1} back to rank 0 in the reduce phase to root 2: the link must carry to root 2."""
         found = self.kinds(
             [(0, 1), (1, 0), (0, 2)], [0, 1, 2], [2], [(0, "reduce"), (1, "copy"), (2, "reduce")],
             carries_to={1: frozenset(carries)},
@@ -326,7 +328,7 @@ class TestPhaseOfASum:
     @pytest.mark.parametrize("what", ["copy", "reduce"])
     @pytest.mark.parametrize(("carries", "kinds"), [({1}, ["carries-from"]), ({0}, [])])
     def test_whole_sum_added_to_nothing(self, what, carries, kinds):
-        """Root 0 sends the sum on to rank 2, which has none of it: adding it there is a copy."""
+        """Root 0 sends the sum to rank 2, which holds nothing: adding it there counts as a copy."""
         found = self.kinds(
             [(1, 0), (0, 2)], [0, 1], [0, 2], [(0, "reduce"), (1, what)], carries_from={1: frozenset(carries)}
         )  # fmt: skip
@@ -334,7 +336,8 @@ class TestPhaseOfASum:
 
     @pytest.mark.parametrize(("carries", "kinds"), [({0}, ["carries-to"]), ({2}, [])])
     def test_whole_sum_on_its_way_to_a_root_without_a_part(self, carries, kinds):
-        """Rank 1 has the whole sum, but root 2, which spreads it, has not seen it yet."""
+        """Rank 1 has the complete sum, but root 2 has not received it yet, so it is still in the reduce
+        phase."""
         found = self.kinds(
             [(0, 1), (1, 2), (2, 3)], [0, 1], [2, 3], [(0, "reduce"), (1, "reduce"), (2, "copy")],
             carries_to={1: frozenset(carries)}, carries_from={1: frozenset({1}), 2: frozenset({2})},
@@ -342,7 +345,8 @@ class TestPhaseOfASum:
         assert found == kinds
 
     def test_sum_of_one_contributor_starts_whole(self):
-        """What rank 1 alone contributes to spreads from there, whatever root was named: link 2 is not for it."""
+        """A sum with the single contributor 1 is complete there and spreads from rank 1: link 2 may not carry
+        it."""
         found = self.kinds(
             [(0, 1), (1, 2), (2, 3)], [1], [2, 3], [(1, "copy"), (2, "copy")],
             carries_to={1: frozenset({0})}, carries_from={1: frozenset({1}), 2: frozenset({2})},
@@ -351,6 +355,6 @@ class TestPhaseOfASum:
 
     @pytest.mark.parametrize("what", ["copy", "reduce"])
     def test_one_contributor_at_the_root(self, what):
-        """A sum of one is whole from the start, and its root 0 spreads it."""
+        """A sum with the single contributor 0, the root, is complete from the start and spreads from there."""
         found = self.kinds([(0, 1)], [0], [0, 1], [(0, what)], carries_from={0: frozenset({1})})
         assert found == ["carries-from"]

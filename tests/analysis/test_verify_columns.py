@@ -17,12 +17,12 @@ from taccl.synthesis.proposers.large import schedule_large
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis import valid_schedules as valid
 
-#: Ticks of a send of a chunk of 1 MB over a link of 50 GB/s: 0.5 us and 20 us, in halves of a microsecond.
+#: Ticks of a 1 MB send over a link of 50 GB/s: 20.5 us in half microseconds.
 SEND = 41
 
 
 def ring_exchange(num_ranks):
-    """Every rank's chunk for its neighbour, sent at once over a ring of one direction's links."""
+    """Every rank sends its chunk to its neighbour at time 0, over a ring of one direction."""
     conditions = {r: [r] for r in range(num_ranks)}, {r: [(r + 1) % num_ranks] for r in range(num_ranks)}
     collective = collectives.custom(num_ranks, precondition=conditions[0], postcondition=conditions[1])
     problem = make_problem(taccl.topologies.ring(num_ranks), collective, chunk_bytes=10**6)
@@ -37,7 +37,7 @@ def ring_exchange(num_ranks):
 
 
 def test_a_valid_schedule_passes():
-    """All sends at once, each over a link of its own."""
+    """Sends at time 0, each over its own link, are valid."""
     problem, chunk, link, start = ring_exchange(3)
     found = verify(Schedule(problem, chunk, link, start))
     assert found.ok
@@ -45,7 +45,7 @@ def test_a_valid_schedule_passes():
 
 
 def test_a_chunk_that_is_not_there_is_found():
-    """The last chunk is also sent on to rank 1, one tick before it is at rank 0."""
+    """The last chunk sent to rank 1 one tick before it arrives at rank 0 is a violation."""
     problem, chunk, link, start = ring_exchange(3)
     columns = np.append(chunk, chunk[-1]), np.append(link, link[0]), np.append(start, np.int32(SEND - 1))
     found = verify(Schedule(problem, *columns)).violations
@@ -55,7 +55,7 @@ def test_a_chunk_that_is_not_there_is_found():
 
 
 def test_a_chunk_from_where_it_never_is_is_found():
-    """Chunk 0 leaves rank 2, where nothing brings it."""
+    """Chunk 0 sent from rank 2, where it never arrives, is a violation."""
     problem, chunk, link, start = ring_exchange(3)
     columns = np.append(chunk, np.int32(0)), np.append(link, link[2]), np.append(start, np.int32(SEND))
     (fault,) = verify(Schedule(problem, *columns)).violations
@@ -63,7 +63,7 @@ def test_a_chunk_from_where_it_never_is_is_found():
 
 
 def test_a_chunk_that_never_arrives_is_found():
-    """The last send is left out."""
+    """A missing last send violates the postcondition."""
     problem, chunk, link, start = ring_exchange(3)
     (fault,) = verify(Schedule(problem, chunk[:-1], link[:-1], start[:-1])).violations
     assert fault.kind == "postcondition"
@@ -71,7 +71,7 @@ def test_a_chunk_that_never_arrives_is_found():
 
 
 def test_a_link_that_does_not_exist_is_found():
-    """Without it no send has an end, so that there is no finish."""
+    """Unknown links are index violations, and the schedule has no finish."""
     problem, chunk, link, start = ring_exchange(3)
     found = verify(Schedule(problem, chunk, link + 4, start))
     assert "index" in {fault.kind for fault in found.violations}
@@ -79,7 +79,7 @@ def test_a_link_that_does_not_exist_is_found():
 
 
 def test_pairs_number_chunks_from_the_first():
-    """Chunk 5 at ranks 1 and 2, chunk 6 at none, chunk 7 at rank 0."""
+    """Chunk 5 is at ranks 1 and 2, chunk 6 at none, chunk 7 at rank 0."""
     chunk, rank = pairs([(1, 2), (), (0,)], first=5)
     assert chunk.tolist() == [5, 5, 7]
     assert rank.tolist() == [1, 2, 0]
@@ -87,7 +87,7 @@ def test_pairs_number_chunks_from_the_first():
 
 @pytest.mark.slow
 def test_links_of_several_ends_that_carry_nothing_are_no_hindrance():
-    """A switch that adds is left alone: the sends are judged, as their list is."""
+    """Unused in-network links do not change the verdict."""
     topology = taccl.topologies.dgx_h100(1, nvls=True)
     pairs = frozenset(i for i, link in enumerate(topology.links) if len(link.srcs) + len(link.dsts) == 2)
     problem = make_problem(topology, collectives.allgather(8), chunk_bytes=10**6)
@@ -98,7 +98,7 @@ def test_links_of_several_ends_that_carry_nothing_are_no_hindrance():
 
 
 def columns_of(problem, *rows):
-    """A schedule without ends of rows (chunk, link, start, reduces)."""
+    """A schedule without ends from rows (chunk, link, start, reduces)."""
     chunk, link, start, reduces = zip(*rows, strict=True)
     return Schedule(
         problem,
@@ -110,13 +110,13 @@ def columns_of(problem, *rows):
 
 
 def kinds(schedule):
-    """Kinds of violation, and each again of the schedule with its ends listed."""
+    """Kinds of violation, asserted to equal those of the schedule with ends."""
     found = {each.kind for each in taccl.verify(schedule).violations}
     assert {each.kind for each in taccl.verify(valid.full(schedule)).violations} == found
     return found
 
 
-#: Rows of a valid schedule (chunk, link, start, reduces), and mutations of it with the kind of their violation.
+#: {example: (problem, rows (chunk, link, start, reduces), {kind: mutated rows})}.
 MUTATIONS = {
     "links of several ends": (
         valid.hyperedges, [(0, 0, 0, True), (0, 1, 2, False)],
@@ -145,7 +145,7 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_valid_columns_pass(name):
-    """Whatever links and chunks are like."""
+    """The valid rows of every example pass."""
     example, rows, _ = MUTATIONS[name]
     assert not kinds(columns_of(example().problem, *rows))
 
@@ -154,7 +154,7 @@ def test_valid_columns_pass(name):
     ("name", "kind"), [(name, kind) for name in MUTATIONS for kind in MUTATIONS[name][2]]
 )
 def test_a_mutation_of_columns_is_named(name, kind):
-    """One kind of violation, and no other."""
+    """Each mutation has exactly its kind of violation."""
     example, _, mutations = MUTATIONS[name]
     assert kinds(columns_of(example().problem, *mutations[kind])) == {kind}
 
@@ -163,14 +163,14 @@ def test_a_mutation_of_columns_is_named(name, kind):
     ("release", "due", "kind"), [(0, 5.5, None), (1, 5.5, "release"), (0, 5, "due"), (0, 6, None)]
 )
 def test_dates_bind_columns(release, due, kind):
-    """Chunk 0 leaves rank 0 at 0 and is at rank 2 at 5.5 us."""
+    """Chunk 0 leaves rank 0 at 0 and reaches rank 2 at 5.5 us; release and due dates are checked."""
     problem = replace(valid.relay().problem, release_us=((0, 0, release),), due_us=((0, 2, due),))
     assert kinds(columns_of(problem, (0, 0, 0, False), (0, 1, 6, False))) == ({kind} if kind else set())
 
 
 @pytest.mark.parametrize(("pull", "kind"), [(200, None), (199, "update")])
 def test_a_server_updates_sums_of_columns(pull, kind):
-    """Two workers push 1 MB each to a server by 10 us; it updates the sum until 20 us at ten ticks a us."""
+    """Two workers push 1 MB each to a server by 10 us; it updates the sum until 20 us, at ten ticks per us."""
     topology = TopologyBuilder("star", [0, 0, 0])
     for src, dst in ((0, 2), (1, 2), (2, 0), (2, 1)):
         topology.add_link(src, dst, alpha_us=0, beta_us_per_mb="10")
@@ -182,7 +182,7 @@ def test_a_server_updates_sums_of_columns(pull, kind):
 
 
 def test_columns_may_be_in_any_order():
-    """The second send is listed first."""
+    """Rows may be in any order: here the second send comes first."""
     problem = valid.relay().problem
     assert not kinds(columns_of(problem, (0, 1, 6, False), (0, 0, 0, False)))
     assert kinds(columns_of(problem, (0, 1, 5, False), (0, 0, 0, False))) == {"presence"}
@@ -190,7 +190,7 @@ def test_columns_may_be_in_any_order():
 
 @pytest.mark.slow
 def test_a_thousand_violations_of_a_kind_are_listed():
-    """Of 1,100 chunks that nobody sends, and the verdict says that there are more."""
+    """Of 1,100 violations of a kind 1,000 are listed, and the verdict is marked as incomplete."""
     problem, *_ = ring_exchange(MOST_LISTED + 100)
     found = verify(Schedule(problem, *(np.zeros(0, np.int32),) * 3))
     assert (len(found.violations), found.is_complete) == (MOST_LISTED, False)
@@ -202,7 +202,7 @@ def test_a_thousand_violations_of_a_kind_are_listed():
 
 @pytest.mark.parametrize("is_large", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_both_forms_of_a_loop_name_contributions(is_large, monkeypatch):
-    """As Python or compiled: 70 ranks contribute, more than a word holds, and ranks 2 and 65 do so twice."""
+    """Python and compiled loop name the same contributions: 70 ranks contribute, ranks 2 and 65 twice."""
     monkeypatch.setattr(columns, "MANY", 0 if is_large else 1 << 15)
     topology = TopologyBuilder("star", [0] * 70)
     for rank in range(1, 70):
@@ -217,7 +217,8 @@ def test_both_forms_of_a_loop_name_contributions(is_large, monkeypatch):
 
 @pytest.mark.slow
 def test_a_loop_accepts_many_sums_that_are_no_trees(monkeypatch):
-    """Ranks 0 and 1, and 2 and 3, exchange what they have, then 0 and 2, and 1 and 3."""
+    """The compiled loop accepts sums that are no trees: 0 and 1, and 2 and 3 exchange, then 0 and 2, and 1
+    and 3."""
     monkeypatch.setattr(columns, "MANY", 0)
     monkeypatch.setattr(data, "replay_sum", None)  # which replays only what is at fault
     topology = TopologyBuilder("square", [0] * 4)

@@ -1,4 +1,4 @@
-"""The judge of implicit schedules: it accepts what is valid, and refuses whatever was tampered with."""
+"""The verifier of implicit schedules: valid ones are accepted, manipulated ones refused."""
 
 import contextlib
 import dataclasses
@@ -44,12 +44,12 @@ def chosen(schedule, rows):
 
 
 def with_shape(schedule, **changes):
-    """The schedule with its translations tampered with."""
+    """The schedule with changed translations."""
     return dataclasses.replace(schedule, translations=dataclasses.replace(schedule.translations, **changes))
 
 
 def with_class(schedule, number, **changes):
-    """The schedule with one class of links tampered with."""
+    """The schedule with one changed link class."""
     classes = list(schedule.translations.classes)
     classes[number] = dataclasses.replace(classes[number], **changes)
     return with_shape(schedule, classes=tuple(classes))
@@ -62,7 +62,7 @@ def kinds(schedule):
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("name", ["torus:3x4", "hypercube:3", "star:5", "fully-connected:4", "mesh:2x3"])
 def test_what_is_valid_is_accepted(name, collective):
-    """With the counts and the finish of the schedule, and nothing redundant."""
+    """Valid schedules are accepted, with their counts and finish and no redundant sends."""
     schedule = made(name, collective)
     found = verify_implicit(schedule)
     found.raise_if_failed()
@@ -74,14 +74,14 @@ def test_what_is_valid_is_accepted(name, collective):
 
 
 def test_a_missing_row():
-    """One offset never gets the chunk; nor do those behind it, if any."""
+    """Without one row, some offsets never receive the chunk."""
     schedule = made()
     for row in range(schedule.num_rows):
         assert "postcondition" in kinds(chosen(schedule, np.delete(np.arange(schedule.num_rows), row)))
 
 
 def test_no_rows():
-    """Nobody gets anything."""
+    """Without rows no rank receives anything."""
     for collective in COLLECTIVES:
         assert "postcondition" in kinds(chosen(made(collective=collective), np.arange(0)))
 

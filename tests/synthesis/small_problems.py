@@ -1,4 +1,4 @@
-"""Tiny problems, named ones and random ones, whose best finish `brute_force` finds."""
+"""Tiny problems, named and random, whose optimum `brute_force` finds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 MB = 10**6
-#: So that no way is too long for the search: what is left is the least finish of the problem itself.
+#: Routing slack that allows every path, so that the optimum is that of the problem itself.
 ANY_WAY = 1000
 
 
 def problem_of(
     topology: Topology, collective: Collective, *, chunk_bytes: int | Sequence[int] = MB, **clauses: object
 ) -> Problem:
-    """A problem whose routing slack keeps every way, and whose sends merge only if the clauses say so."""
+    """A problem whose routing slack allows every path, and whose sends merge only if the clauses say so."""
     return make_problem(
         topology,
         collective,
@@ -44,7 +44,7 @@ def linked(
     beta_us_per_mb: object = None,
     **options: object,
 ) -> Topology:
-    """A topology of links alone: pairs of ends at one cost, or ends with alpha in us and beta in us per MB each."""
+    """A topology of links alone: pairs of ends at one cost, or with alpha in us and beta in us/MB each."""
     builder = TopologyBuilder(name, node_of_rank, **options)
     for src, dst, *cost in links:
         alpha, beta = cost or (alpha_us, beta_us_per_mb)
@@ -55,7 +55,7 @@ def linked(
 def ring(
     num_ranks: int, *, betas: Sequence[int] = (0,), alpha: int = 1, meaning: str = "occupies"
 ) -> Topology:
-    """Neighbours joined both ways; link i takes ``alpha + 1 + betas[i mod len(betas)]`` us for 1 MB."""
+    """A ring with links both ways; link i takes ``alpha + 1 + betas[i mod len(betas)]`` us for 1 MB."""
     builder = TopologyBuilder(f"ring of {num_ranks}", [0] * num_ranks, alpha_meaning=meaning)  # type: ignore[arg-type]
     pairs = [(i, (i + d) % num_ranks) for i in range(num_ranks) for d in (1, -1)]
     for i, (src, dst) in enumerate(dict.fromkeys(pairs)):
@@ -64,7 +64,7 @@ def ring(
 
 
 def star(num_leaves: int) -> Topology:
-    """Rank 0 joined both ways to every leaf r, in r us."""
+    """Rank 0 linked both ways to every leaf r, in r us."""
     builder = TopologyBuilder(f"star of {num_leaves}", [0] * (num_leaves + 1))
     for leaf in range(1, num_leaves + 1):
         builder.add_link(0, leaf, alpha_us=0, beta_us_per_mb=leaf)
@@ -73,7 +73,7 @@ def star(num_leaves: int) -> Topology:
 
 
 def full(num_ranks: int, *, port: bool = False) -> Topology:
-    """A link for every ordered pair, 1 us; with `port`, a rank sends to one other at a time."""
+    """A link of 1 us for every ordered pair; with `port`, a rank sends to one other at a time."""
     builder = TopologyBuilder(f"full {num_ranks}", [0] * num_ranks)
     ports = [builder.add_resource(f"port {rank}") for rank in range(num_ranks)] if port else []
     for src in range(num_ranks):
@@ -86,7 +86,7 @@ def full(num_ranks: int, *, port: bool = False) -> Topology:
 
 
 def two_nodes(*, meaning: str = "occupies") -> Topology:
-    """Nodes of two ranks joined in 1 us; 0 -> 2 and 1 -> 3 take 2 + 1 us and share a NIC for 1 + 1.
+    """Two nodes of two ranks, 1 us inside; 0 -> 2 and 1 -> 3 take 2 + 1 us and share a NIC for 1 + 1.
 
     Links: 0, 1 in node 0; 2, 3 in node 1; 4 is 0 -> 2 and 5 is 1 -> 3; 6 is 2 -> 0.
     """
@@ -102,7 +102,7 @@ def two_nodes(*, meaning: str = "occupies") -> Topology:
 
 
 def relayed() -> Problem:
-    """Rank 1's chunk comes to rank 0 at once, but must not cross to rank 2 before rank 0's own."""
+    """Rank 1's chunk reaches rank 0 first, but may cross to rank 2 only after rank 0's own."""
     builder = TopologyBuilder("own first", [0, 0, 1])
     builder.add_link(1, 0, alpha_us=0, beta_us_per_mb=1)
     builder.add_link(0, 2, alpha_us=1, beta_us_per_mb=1)
@@ -131,7 +131,7 @@ def late_hold() -> Topology:
 def two_levels(
     per_node: int, *, local: int, nic: int, num_nodes: int = 2, alpha: int = 0, meaning: str = "occupies"
 ) -> Topology:
-    """Fully joined nodes whose ranks have a port each way, and which have a NIC each way; us for 1 MB."""
+    """Fully connected nodes; each rank has a port each way and each node a NIC each way; us for 1 MB."""
     num_ranks = per_node * num_nodes
     node = [r // per_node for r in range(num_ranks)]
     builder = TopologyBuilder("two levels", node, alpha_meaning=meaning)  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def two_levels(
 def joined(
     nodes: list[int], *, alpha: int = 1, beta: int = 1, far: int = 3, shared: bool = False
 ) -> Topology:
-    """Every rank to every other through a port each way, which each send holds for its latency as well.
+    """All pairs of ranks linked through a port each way, which each send also holds for its latency.
 
     Between nodes a send takes longer, and may hold only a NIC of the node.
     """
@@ -174,7 +174,7 @@ def joined(
 
 
 def merged(topology: Topology, name: str, most: int) -> Problem:
-    """All links merge."""
+    """A problem in which all links merge."""
     collective = collectives.make(name, topology.num_ranks)
     return problem_of(topology, collective, max_merge=most, merging=frozenset(range(len(topology.links))))
 
@@ -192,7 +192,7 @@ def custom(
 
 
 def random_problem(seed: int, *, combining: bool = False) -> Problem:
-    """A problem of 2 to 4 ranks and at most 4 chunks, of any shape that the rules allow."""
+    """A random problem of 2 to 4 ranks and at most 4 chunks."""
     rng = random.Random(seed)
     num_ranks = rng.choice((2, 3, 3, 4))
     nodes = [0] * num_ranks if rng.random() < 0.5 else [int(2 * r >= num_ranks) for r in range(num_ranks)]
@@ -235,9 +235,9 @@ def random_problem(seed: int, *, combining: bool = False) -> Problem:
 
 
 def random_group_problem(seed: int) -> Problem:
-    """A problem of 2 to 4 ranks in which process groups, relays, scans, sums and clauses of all kinds meet.
+    """A random problem of 2 to 4 ranks that combines process groups, relays, scans, sums and clauses.
 
-    Its links are parallel or lead to several ranks now and then, and some topologies turn onto themselves.
+    Some links are parallel or multicast, and some topologies have symmetries.
     """
     rng = random.Random(f"groups {seed}")
     while True:
@@ -255,7 +255,7 @@ def random_group_problem(seed: int) -> Problem:
 
 
 def random_sum_problem(seed: int) -> Problem:
-    """One or two sums of 2 to 4 ranks, whose roots may be anywhere, under clauses that say where sums may go."""
+    """One or two sums of 2 to 4 ranks with random roots, under clauses on where sums may go."""
     rng = random.Random(f"sums {seed}")
     topology = _random_topology(rng)
     everyone = tuple(range(topology.num_ranks))
@@ -273,7 +273,7 @@ def random_sum_problem(seed: int) -> Problem:
 
 
 def random_derived_problem(seed: int) -> Problem:
-    """Up to three chunks, some of which ranks make from others, be these wanted there, there from the start or neither."""
+    """Up to three chunks, some of which ranks derive from others; destinations and origins are random."""
     for attempt in range(100):
         rng = random.Random(f"derived {seed} {attempt}")
         topology = _random_topology(rng)
@@ -343,7 +343,7 @@ def _random_topology(rng: random.Random) -> Topology:
 
 
 def _random_groups(rng: random.Random, num_ranks: int) -> Collective:
-    """Up to three groups, which copy, sum up, or scan; some have a chunk that looks like another's."""
+    """Up to three groups that copy, sum or scan; some have a chunk equal to another group's."""
     kind = rng.choice(("copies", "copies", "sums", "sums", "scans"))
     groups: list[Collective] = []
     known: list[Chunk] = []

@@ -1,4 +1,4 @@
-"""The ablation of `benchmarks.ablation`: its clock of counted work, and its comparison of runs."""
+"""The ablation study `benchmarks.ablation`: its clock of counted work, and its comparison of runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taccl import collectives
 
 
 def runs(*whole, without=()):
-    """Runs of one case, with finishes of the whole and without baselines, by seed."""
+    """Runs of one case by seed: finishes of the full system and without baselines."""
     given = {WHOLE: whole, "baselines": without}
     return {
         "case": {
@@ -25,7 +25,7 @@ def runs(*whole, without=()):
 
 
 def test_time_alone_does_not_move_the_clock():
-    """A wait of some milliseconds is no work."""
+    """Waiting for 5 ms does not advance the clock of counted work."""
     with counted_work():
         began = time.monotonic()
         time.sleep(0.005)
@@ -34,7 +34,7 @@ def test_time_alone_does_not_move_the_clock():
 
 @pytest.mark.slow
 def test_a_search_counts_the_same_at_every_run():
-    """Two runs return the same schedule after the same work."""
+    """Two runs return the same schedule after the same counted work."""
     topology, collective = taccl.topologies.ndv2(1), collectives.allreduce(8)
     found = []
     for _ in range(2):
@@ -47,13 +47,13 @@ def test_a_search_counts_the_same_at_every_run():
 
 
 def test_a_finish_in_the_range_of_the_whole_is_chance():
-    """The whole finishes at 10 to 12 us by its seed: 11 us without a mechanism show no effect."""
+    """The full system finishes at 10 to 12 us by seed: 11 us without a mechanism is no effect."""
     row = compared("baselines", runs(10.0, 12.0, without=[11.0]), 2)
     assert (row["later"], row["sooner"], row["same"]) == (0, 0, 1)
 
 
 def test_finishes_beyond_the_range_of_the_whole_are_an_effect():
-    """With both seeds, 13 us and more come after the whole's 10 to 12 us; the ratio is of the medians."""
+    """13 us and more with both seeds, against 10 to 12 us, is an effect; the ratio is that of the medians."""
     row = compared("baselines", runs(10.0, 12.0, without=[13.0, 20.0]), 2)
     assert (row["later"], row["largest_ratio"]) == (1, 1.5)
 
@@ -62,20 +62,20 @@ def test_finishes_beyond_the_range_of_the_whole_are_an_effect():
     ("finishes", "following"), [((), 0), ((11.0,), None), ((13.0,), 1), ((13.0, 20.0), None)]
 )
 def test_seeds_follow_until_one_finishes_in_the_range_of_the_whole(finishes, following):
-    """The whole has 10 and 12 us; 11 us are enough to see no effect."""
+    """More seeds run until one finishes within the full system's range of 10 to 12 us."""
     found = next_run(runs(10.0, 12.0, without=finishes)["case"], [WHOLE, "baselines"], 2)
     assert found == (None if following is None else ("baselines", following))
 
 
 def test_a_seed_that_did_not_use_a_mechanism_finishes_as_the_whole():
-    """13 us with seed 0 are no effect, as seed 1 finishes without baselines in any case."""
+    """13 us with seed 0 is no effect if seed 1 used no baselines and so finishes as the full system."""
     case = runs(10.0, 12.0, without=[13.0])
     case["case"][f"{WHOLE}, seed 1"]["used"] = []
     assert compared("baselines", case, 2)["later"] == 0
 
 
 def test_a_mechanism_that_no_run_used_changes_nothing():
-    """It is left out of no run."""
+    """A mechanism that no run used is not ablated."""
     case = runs(10.0, 12.0)
     for run in case["case"].values():
         run["used"] = []

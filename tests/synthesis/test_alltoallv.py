@@ -1,4 +1,4 @@
-"""Schedules of exchanges, one matrix of sizes after another."""
+"""Schedules of a sequence of alltoallv exchanges with different size matrices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TWO_NODES = taccl.topologies.dgx_h100(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("skew", ["hot:64", "zipf:0.4", "zipf:0.8", "zipf:1.2"])
 def test_skew_costs_no_more_than_a_twentieth(skew):
-    """Skewed exchanges on two nodes end within 5 % of the bound over all chunkings."""
+    """Skewed exchanges on two nodes finish within 5 % of the bound over all chunkings."""
     sizes = skewed_sizes(16, 64 * 10**6, skew)
     found = taccl.AllToAllV(TWO_NODES).schedule(sizes)
     bound = taccl.lower_bound(found.problem, divisible=True)
@@ -23,7 +23,7 @@ def test_skew_costs_no_more_than_a_twentieth(skew):
 
 
 def test_the_data_of_every_pair_arrive():
-    """The chunks of a pair have its bytes, and the schedule is verified against them."""
+    """The chunks of each pair have the pair's bytes, and the schedule verifies."""
     sizes = skewed_sizes(16, 10**6, "zipf:1", seed=3)
     found = taccl.AllToAllV(TWO_NODES, chunk_bytes=10**4).schedule(sizes)
     arrived = np.zeros_like(sizes)
@@ -48,7 +48,7 @@ def test_more_orders_finish_no_later():
 @pytest.mark.slow
 @pytest.mark.parametrize("skew", ["zipf:0.5", "hot:9"])
 def test_borders_bound_an_exchange_from_below(skew):
-    """Bytes over the rate of a border, and a latency, are no more than the bound over all chunkings."""
+    """Bytes over a cut's rate, plus a latency, are at most the bound over all chunkings."""
     topology = taccl.topologies.ndv2(2)
     sizes = skewed_sizes(16, 10**7, skew)
     bound = taccl.lower_bound(taccl.alltoallv_problem(topology, sizes), divisible=True)
@@ -57,7 +57,7 @@ def test_borders_bound_an_exchange_from_below(skew):
 
 @pytest.mark.slow
 def test_large_machines_spread_hot_pairs_over_all_nics():
-    """On 128 ranks, where chunks share trees at first, hot pairs of Zipf's law end within 5 % of their bound."""
+    """On 128 ranks hot pairs of Zipf's law finish within 5 % of their bound."""
     topology = taccl.topologies.dgx_h100(16)
     sizes = skewed_sizes(128, 64 * 10**6, "zipf:1.2")
     assert taccl.AllToAllV(topology).schedule(sizes).finish_us <= 1.05 * Borders(topology).least_us(sizes)

@@ -1,4 +1,4 @@
-"""The table of backends: which are there, in what version, licensed until when, and why not."""
+"""The table of backends: availability, version, licence end, and reasons for absence."""
 
 import datetime
 import os
@@ -17,7 +17,7 @@ NAMES = ["auto", "greedy", "dimension-balanced", "highs", "scip", "cbc", "gurobi
 
 @pytest.fixture(scope="module")
 def table():
-    """The table of this machine."""
+    """The table of this machine's backends."""
     return taccl.backends()
 
 
@@ -26,7 +26,7 @@ def row(table, name):
 
 
 def test_names_in_order(table):
-    """Our own come first, then the solvers, then those that PuLP finds, under ``pulp:``."""
+    """taccl's backends come first, then the solvers, then those found by PuLP, as ``pulp:...``."""
     names = [row.name for row in table]
     assert names[: len(NAMES)] == NAMES
     assert all(name.startswith("pulp:") for name in names[len(NAMES) :])
@@ -35,7 +35,7 @@ def test_names_in_order(table):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_declared_dependencies_are_available(table, name):
-    """What taccl's dependencies bring is there, with a version."""
+    """Backends among taccl's dependencies are available, with a version."""
     found = row(table, name)
     assert (found.available, found.why_not) == (True, None)
     assert found.version[0].isdigit()
@@ -52,12 +52,12 @@ def test_declared_dependencies_are_available(table, name):
     ],
 )
 def test_version_is_the_installed_one(table, name, package):
-    """The version is what the package manager says."""
+    """The version equals that of the installed package."""
     assert row(table, name).version.split(".")[:2] == metadata.version(package).split(".")[:2]
 
 
 def test_gurobis_licence_has_an_end(table):
-    """The bundled licence ends on a day that is named, as an ISO date."""
+    """The end of Gurobi's bundled licence is an ISO date."""
     gurobi = row(table, "gurobi")
     if not (gurobi.licence or "").startswith("size-limited"):
         pytest.skip(f"needs Gurobi with its bundled licence; here: {gurobi.why_not or gurobi.licence}")
@@ -67,12 +67,12 @@ def test_gurobis_licence_has_an_end(table):
 
 @pytest.mark.parametrize("name", ["highs", "scip", "cbc", "cpsat", "auto", "greedy"])
 def test_free_solvers_do_not_expire(table, name):
-    """Only a commercial licence ends."""
+    """Free solvers have no licence end."""
     assert row(table, name).licence_ends is None
 
 
 def test_every_row_can_be_read(table):
-    """The printed table has a line for each row, with its name and version."""
+    """The printed table has a line for each row, with name and version."""
     lines = repr(table).splitlines()
     assert lines[0].split() == ["backend", "available", "version", "note"]
     assert len(lines) == 1 + len(table.rows)
@@ -82,7 +82,7 @@ def test_every_row_can_be_read(table):
 
 
 def test_absent_backend_says_why():
-    """The note of a backend that is not there is the reason; that of a licence has its end."""
+    """An absent backend's note is the reason; a licence's note is its end."""
     table = Backends(
         (
             SolverInfo("a", False, None, None, None, "a does not load"),
@@ -95,7 +95,7 @@ def test_absent_backend_says_why():
 
 
 def test_columns_are_aligned_and_html():
-    """A long name hops the columns of all rows; notebooks get a table whose texts are escaped."""
+    """A long name widens the column in all rows; notebooks get an HTML table with escaped text."""
     table = Backends(
         (
             SolverInfo("pulp:A_VERY_LONG_NAME", True, "1.0", "free", None, None),
@@ -110,7 +110,7 @@ def test_columns_are_aligned_and_html():
 
 @pytest.mark.slow
 def test_library_that_kills_its_worker(monkeypatch):
-    """A library that dies when it is asked is unavailable for that reason; the others are there."""
+    """A library that crashes its worker is unavailable for that reason; the others stay available."""
     start = registry.run_task
 
     def drilled(family, function, *rest, **options):
@@ -130,14 +130,14 @@ def test_library_that_kills_its_worker(monkeypatch):
 
 @pytest.fixture
 def without_gurobi(tmp_path):
-    """An environment in which gurobipy does not load."""
+    """An environment in which gurobipy fails to import."""
     (tmp_path / "gurobipy.py").write_text("raise ImportError('no gurobipy in this test')")
     return {**os.environ, "PYTHONPATH": str(tmp_path)}
 
 
 @pytest.mark.slow
 def test_library_that_does_not_load(without_gurobi):
-    """A package that fails on import is named, with what it said; the exit code is that of success."""
+    """A package that fails to import is listed with its error; the exit code is 0."""
     done = subprocess.run(
         [sys.executable, "-m", "taccl", "backends"], capture_output=True, text=True, env=without_gurobi
     )
@@ -148,7 +148,7 @@ def test_library_that_does_not_load(without_gurobi):
 
 @pytest.mark.slow
 def test_absent_backend_is_refused(without_gurobi):
-    """Asking for it is an error of its own, with exit code 3 and one sentence."""
+    """Use of an absent backend is an error with exit code 3 and one sentence."""
     words = "synthesize --topology ring:4 --collective allgather --size 4KB --backend gurobi"
     done = subprocess.run(
         [sys.executable, "-m", "taccl", *words.split()], capture_output=True, text=True, env=without_gurobi
@@ -159,7 +159,7 @@ def test_absent_backend_is_refused(without_gurobi):
 
 
 def test_package_versions():
-    """A result names Python and every package that had a part in it."""
+    """A result names the versions of Python and of every package used."""
     versions = package_versions()
     assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
     assert versions["highspy"] == metadata.version("highspy")

@@ -1,4 +1,4 @@
-"""Every backend about random problems: whether there is a schedule, no finish below a bound, optima where claimed."""
+"""Every backend on random problems: they agree on feasibility, bounds and optima."""
 
 import random
 import warnings
@@ -17,15 +17,15 @@ from tests.fuzzing import cases
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import random_problem
 
-#: Asked about every problem; of the others that are there, one a problem, by turns.
+#: Backends run on every problem; the other available ones run on one problem each, in turn.
 ALWAYS = ("highs", "scip", "cbc", "cpsat")
-#: Seconds of those that search until their time is over; for others it is never short.
+#: Time limits in seconds of backends that search until the limit; other backends finish well within 60 s.
 LIMITS_S = {"auto": 0.4, "greedy": 0.25}
 
 
 @pytest.fixture
 def _one_bound(monkeypatch):
-    """Work the bound of a problem, and those of its halves, out once and not for each backend anew."""
+    """Cache the bound of a problem and of its phases, so that all backends share it."""
     known = {}
 
     def bound_of(problem, **_):
@@ -41,13 +41,13 @@ def _one_bound(monkeypatch):
 
 @cache
 def others():
-    """The backends that are here beside those that are always asked, and the one for products alone."""
+    """Available backends besides those always run and the one for product topologies."""
     asked = {*ALWAYS, "dimension-balanced"}
     return [each.name for each in backends() if each.available and each.name not in asked]
 
 
 def sketched_problem(seed):
-    """A random problem, each second one of sums; of some a sketch forbids links, perhaps too many."""
+    """A random problem, every second one with sums; in some a sketch forbids links, perhaps too many."""
     problem, rng = random_problem(seed, combining=seed % 2 == 1), random.Random(-seed - 1)
     if rng.random() > 0.3:
         return problem
@@ -57,7 +57,7 @@ def sketched_problem(seed):
 
 
 def least(problem):
-    """The least finish in ticks; None where nothing can be found, or exhaustive search would take too long."""
+    """Optimal makespan in ticks; None if infeasible or if exhaustive search would take too long."""
     try:
         check_reachable(problem)
         return optimal_ticks(problem, max_states=3000)
@@ -66,7 +66,7 @@ def least(problem):
 
 
 def answer(problem, backend):
-    """What a backend finds without falling back on another; None where it says that there is nothing."""
+    """A backend's result without fallback to another; None if it reports infeasibility."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
@@ -76,7 +76,7 @@ def answer(problem, backend):
 
 
 def check(problem, result, best):
-    """It verifies, respects its bound, and what it says of the optimum holds."""
+    """Assert that the result verifies, respects its bound, and claims optimality only where true."""
     schedule, per_us = result.schedule, problem.costs.ticks_per_us
     assert verify(schedule).ok
     assert result.bound.bound <= schedule.finish
@@ -99,9 +99,9 @@ def check(problem, result, best):
 
 
 def routings(result):
-    """What a solver proved of each routing model without orders: one objective, whichever solver it is.
+    """The proven optima of each routing model without orders, which all solvers must share.
 
-    Which of them are solved hangs on what earlier stages found: a finish at the bound ends the search.
+    Which models are solved depends on earlier stages: a finish at the bound ends the search.
     """
     found = [
         stage for stage in result.stages if stage.name.endswith("routing") and "order on" not in stage.message

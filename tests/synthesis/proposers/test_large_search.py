@@ -128,7 +128,7 @@ class TestPhases:
     @pytest.mark.slow
     @pytest.mark.parametrize("relays", [{}, {0: (0,), 1: (1,)}], ids=["free", "guided"])
     def test_no_first_run_in_time(self, monkeypatch, relays):
-        """Stopped before its first run has ended, it is out of time, and not without a solution."""
+        """Stopped before its first run has ended, the search raises OutOfTime, not "no solution"."""
         for module in (queues, spreading):
             monkeypatch.setattr(module, "best_of", lambda *_, **__: None)
         internode = {"internode": {"connections": "direct-map", "relays": relays}} if relays else {}
@@ -139,32 +139,32 @@ class TestPhases:
 
 
 class TestChoice:
-    """The choice of the search, and its reason with figures."""
+    """The choice of search, and its reason with figures."""
 
     @pytest.mark.slow
     def test_result_says_why(self):
-        """The number of hops, and what they are more than."""
+        """The result states the number of hops and the limit that it exceeds."""
         result = synthesize(MESH, backend="greedy")
         assert "compiled list scheduler: about 1.4e+04 hops" in result.choice
         assert "more than the 1000" in result.choice
         assert result.choice in repr(result) and result.to_dict()["choice"] == result.choice
 
     def test_few_hops_are_left_to_the_portfolio(self):
-        """Twelve chunks... over eight links: 32 hops."""
+        """Four chunks over eight links are 32 hops, few enough for the portfolio."""
         result = synthesize(problem_of(topologies.ring(4)), time_limit_s=2)
         assert result.choice == "the portfolio: 32 hops, at most 1000"
 
     def test_named_solver_was_asked_for(self):
-        """Nothing was chosen."""
+        """With a named solver the result says that it was requested."""
         result = synthesize(problem_of(topologies.ring(4)), backend="highs", time_limit_s=2)
         assert result.choice == "highs, as asked"
 
 
 class TestKept:
-    """Facts kept about a schedule that was found and verified."""
+    """Schedules kept after verification: whole, as a summary, or in files."""
 
     def test_summary(self):
-        """The figures are those of the whole schedule, and the result says that it is gone."""
+        """A summary has the figures of the whole schedule."""
         result = synthesize(MESH, backend="greedy", keep="summary")
         assert isinstance(result.schedule, ScheduleSummary)
         assert (result.finish_us, result.schedule.num_transfers) == (656, 4032)
@@ -174,7 +174,7 @@ class TestKept:
 
     @pytest.mark.slow
     def test_summary_of_what_switches_or_ranks_do(self):
-        """Both are compared before the transfers are dropped."""
+        """Schedules with and without in-network reduction are compared before the transfers are dropped."""
         topology = topologies.dgx_h100(1, nvls=True)
         problem = make_problem(topology, collectives.allreduce(8), chunk_bytes=10)
         result = brief_synthesis(problem, keep="summary")
@@ -182,7 +182,7 @@ class TestKept:
         assert "ranks alone" in result.choice
 
     def test_spilled(self, tmp_path):
-        """The columns are in the folder, and the result says where."""
+        """Columns are written to the folder, and the result names it."""
         result = synthesize(MESH, backend="greedy", spill_dir=tmp_path / "columns")
         assert isinstance(result.schedule.kept.chunk, np.memmap)
         assert taccl.load_spilled(tmp_path / "columns").digest() == result.schedule.digest()
@@ -190,7 +190,7 @@ class TestKept:
 
     @pytest.mark.slow
     def test_what_a_baseline_does_sooner_is_spilled(self, tmp_path, compiled_search):
-        """Its columns are in the folder as well."""
+        """If a baseline finishes sooner, its columns are written to the folder."""
         problem = make_problem(topologies.ring(4), collectives.allreduce(4), chunk_bytes=1000)
         nothing = SearchParameters.from_dict({"choice": {"most_hops": 0, "few_hops": 0}})
         result = synthesize(problem, spill_dir=tmp_path, parameters=nothing, time_limit_s=2)
@@ -198,22 +198,22 @@ class TestKept:
         assert taccl.load_spilled(tmp_path) == result.schedule
 
     def test_spilling_what_is_small(self, tmp_path):
-        """Nothing would be in the folder: an error, before any work."""
+        """Spilling a small problem is refused before any work, as nothing would be written."""
         with pytest.raises(InputError, match="spill_dir: only the compiled list scheduler spills"):
             synthesize(problem_of(topologies.ring(4)), spill_dir=tmp_path)
 
     def test_keep_has_two_values(self):
-        """A word that means nothing is an error."""
+        """Any `keep` besides 'schedule' and 'summary' is an error."""
         with pytest.raises(InputError, match="keep: found 'all'; expected 'schedule' or 'summary'"):
             synthesize(MESH, keep="all")
 
 
 class TestLimits:
-    """The time limit, and Ctrl-C, in each part of the search."""
+    """Time limits and Ctrl-C in each part of the search."""
 
     @pytest.mark.slow
     def test_first_run_obeys_the_limit(self, monkeypatch):
-        """A run that takes longer is stopped, and a baseline is returned."""
+        """A first run that exceeds the limit is stopped, and a baseline is returned."""
 
         def waits(*_, deadline, **__):
             signal = np.zeros(1, np.int64)
@@ -230,7 +230,7 @@ class TestLimits:
         assert taccl.verify(result.schedule).ok
 
     def test_without_a_baseline_the_time_that_is_needed_is_said(self, monkeypatch):
-        """No schedule in time is an error; the advice is for the whole of the time, not for one run's rest."""
+        """If no schedule is found in time, the error advises the total time needed, not the rest of one run."""
 
         def waits(*_, deadline, **__):
             with deadline.scope("queueing sends", done=lambda: 0.5), deadline.stopping(np.zeros(1, np.int64)):
@@ -248,7 +248,7 @@ class TestLimits:
 
     @pytest.mark.slow
     def test_ctrl_c_in_the_first_run(self, monkeypatch):
-        """A baseline is returned."""
+        """After Ctrl-C in the first run a baseline is returned."""
 
         def interrupts(*_, **__):
             raise KeyboardInterrupt
@@ -260,7 +260,7 @@ class TestLimits:
 
     @pytest.mark.slow
     def test_ctrl_c_in_the_proof(self, monkeypatch):
-        """The schedule is returned, without a bound, and the result says that it was interrupted."""
+        """After Ctrl-C during the bound the schedule is returned without a bound, marked as interrupted."""
 
         def interrupts(*_, **__):
             raise KeyboardInterrupt
@@ -272,7 +272,7 @@ class TestLimits:
 
     @pytest.mark.slow
     def test_limit_in_the_proof(self, monkeypatch):
-        """When time is up within the verifier a bound is still proven."""
+        """If time runs out during verification, a bound is still proven."""
         verified = large_search.verify
         monkeypatch.setattr(large_search, "verify", lambda found: (time.sleep(0.6), verified(found))[1])
         result = synthesize(MESH, backend="greedy", time_limit_s=0.5)
@@ -281,7 +281,7 @@ class TestLimits:
 
     @pytest.mark.slow
     def test_ctrl_c_in_a_further_run(self, monkeypatch):
-        """The first run's schedule is returned."""
+        """After Ctrl-C in a later run the first run's schedule is returned."""
         calls = []
 
         def second_time(*args, **options):
@@ -299,12 +299,12 @@ class TestLimits:
 
     @pytest.mark.slow
     def test_same_seed_same_schedule(self):
-        """A second synthesis finds the same."""
+        """Two runs with one seed find the same schedule."""
         one, two = (synthesize(MESH, backend="greedy", seed=3).schedule.digest() for _ in range(2))
         assert one == two
 
     def test_progress_is_told(self, monkeypatch):
-        """A run that takes long says how far it is and when it will be done."""
+        """A long run reports its fraction done and the time left."""
         told = []
         options = Options(observer=Observer(progress=lambda *what: told.append(what[0])))
         runs = large_search._Runs(Search(MESH, options, Deadline()))
@@ -315,7 +315,7 @@ class TestLimits:
 
 
 def test_a_first_schedule_has_the_time_that_is_kept_for_later():
-    """With 90 of 100 s kept, a part has at most 10 s once a schedule exists, and all of them before."""
+    """With 90 of 100 s reserved, a part has at most 10 s once a schedule exists, and all the time before."""
     search = Search(MESH, Options(), Deadline.after(100))
     with search.keeping(90):
         part = search.part(MESH, "", search.deadline.sooner(5), serves_above=True)
@@ -336,7 +336,7 @@ def test_a_first_schedule_has_the_time_that_is_kept_for_later():
     ],
 )
 def test_killed_run_leaves_no_part_of_a_file(number, fabric, tmp_path):
-    """Killed in the middle; the first is implicit and may have been quicker, and then its file is whole."""
+    """A run killed while it writes leaves no partial file: the file is whole or missing."""
     words = (
         f"synthesize --topology {fabric} --collective allgather --chunk-size 1MB --backend greedy -o x.json"
     )

@@ -1,4 +1,4 @@
-"""Collectives in which every chunk goes to one rank: balanced paths, and sends along them."""
+"""Collectives with one destination per chunk: balanced paths, and sends along them."""
 
 import contextlib
 import math
@@ -37,12 +37,12 @@ topologies = taccl.topologies
 
 
 def problem_of(topology, collective, *, chunk_bytes=MB):
-    """A problem in which no sends merge."""
+    """A problem without merging."""
     return make_problem(topology, collective, chunk_bytes=chunk_bytes, clauses=Clauses())
 
 
 def finish_us(problem, **options):
-    """When the schedule found ends, once both verifiers accepted it."""
+    """Finish of the schedule found, in us, after both verifiers accepted it."""
     fabric, demand = problem_arrays(problem)
     found = spread(fabric, demand, Limits(**options))
     schedule = Schedule(problem, found.chunk, found.link, found.start, producer="greedy")
@@ -53,7 +53,7 @@ def finish_us(problem, **options):
 
 
 def ring_with_chords(rng, *, meaning):
-    """Ranks on a ring in random order, and chords; some links share NICs, their holds of any length."""
+    """Ranks on a ring in random order, with chords; some links share NICs, with random holds."""
     num_ranks = rng.randint(2, 9)
     builder = TopologyBuilder("random", [0] * num_ranks, alpha_meaning=meaning)
     shared = [(builder.add_resource(f"out {i}"), builder.add_resource(f"in {i}")) for i in range(2)]
@@ -72,7 +72,7 @@ def ring_with_chords(rng, *, meaning):
 
 
 def exchange(rng, num_ranks):
-    """An alltoall, a scatter, a gather, or chunks of several origins that each go anywhere."""
+    """A random alltoall, scatter or gather, or chunks of several origins with one random destination each."""
     name = rng.choice(["alltoall", "scatter", "gather", "custom"])
     if name != "custom":
         return collectives.make(name, num_ranks, chunks_per_rank=rng.randint(1, 2))
@@ -88,7 +88,7 @@ def exchange(rng, num_ranks):
 @settings(max_examples=some(20, 150), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(["occupies", "pipelined"]), st.booleans())
 def test_random_exchanges_verify(seed, meaning, several_sizes):
-    """Any topology, exchange, alpha meaning and sizes: both verifiers accept it, no bound is beaten."""
+    """Random topologies, exchanges, alpha meanings and sizes: both verifiers accept, and no bound is beaten."""
     rng = random.Random(seed)
     topology = ring_with_chords(rng, meaning=meaning)
     collective = exchange(rng, topology.num_ranks)
@@ -104,23 +104,24 @@ def test_random_exchanges_verify(seed, meaning, several_sizes):
 
 @pytest.mark.parametrize("num_ranks", [4, 16])
 def test_alltoall_of_a_star_keeps_ports_busy(num_ranks):
-    """Every port passes n - 1 chunks of 20.5 us; within a few rounds of that."""
+    """Every port passes n - 1 chunks of 20.5 us; the finish is at most two rounds above that."""
     problem = problem_of(topologies.star(num_ranks), collectives.alltoall(num_ranks))
     assert (num_ranks - 1) * 20.5 <= finish_us(problem) <= (num_ranks + 1) * 20.5
 
 
 def test_alltoall_of_a_mesh_meets_its_bound():
-    """4 x 4: 8 ranks send to 8 over 4 links, 16 rounds of 20.5 us."""
+    """4 x 4 mesh: 8 ranks send to 8 over 4 links, 16 rounds of 20.5 us."""
     assert finish_us(problem_of(topologies.mesh(4, 4), collectives.alltoall(16))) == 328
 
 
 def test_alltoall_of_a_torus_is_near_its_bound():
-    """5 x 5: 25 * 24 chunks go 2.5 links on average, over 100 links: 15 rounds of 20.5 us, and one more."""
+    """5 x 5 torus: 25 * 24 chunks over 2.5 links on average and 100 links: 15 rounds of 20.5 us, at most one
+    more."""
     assert finish_us(problem_of(topologies.torus(5, 5), collectives.alltoall(25))) <= 328
 
 
 def test_paths_balance_parallel_paths():
-    """Of 8 chunks from 0 to 3 half go through 1, half through 2."""
+    """Of 8 chunks from 0 to 3 half go through rank 1, half through rank 2."""
     builder = TopologyBuilder("diamond", [0] * 4)
     for src, dst in ((0, 1), (0, 2), (1, 3), (2, 3)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
@@ -134,7 +135,7 @@ def test_paths_balance_parallel_paths():
 
 
 def test_paths_go_round_what_is_busy():
-    """Of 4 chunks from 0 to 1, over a link or over a detour through 2: 2 or more take the detour."""
+    """Of 4 chunks from 0 to 1, over a link or a detour through 2, at least one takes the detour: 30 us."""
     builder = TopologyBuilder("triangle", [0] * 3)
     for src, dst in ((0, 1), (0, 2), (2, 1)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=10)
@@ -145,7 +146,7 @@ def test_paths_go_round_what_is_busy():
 
 
 def test_large_chunks_choose_first():
-    """Chunks of 3, 1, 1 and 1 MB over two paths: the large one has a path of its own, 3 us a link."""
+    """Chunks of 3, 1, 1 and 1 MB over two paths: the large one gets a path of its own, 3 us per link."""
     builder = TopologyBuilder("diamond", [0] * 4)
     for src, dst in ((0, 1), (0, 2), (1, 3), (2, 3)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
@@ -158,20 +159,20 @@ def test_large_chunks_choose_first():
 
 
 def test_chunk_with_several_origins_leaves_the_nearest():
-    """A chunk at ranks 0 and 3 of a path of five goes to 4 by one send."""
+    """A chunk at ranks 0 and 3 of a path of five reaches 4 in one send."""
     collective = collectives.custom(5, precondition={0: [0, 3]}, postcondition={0: [4]})
     fabric, demand = problem_arrays(problem_of(topologies.mesh(5), collective))
     assert len(find_paths(fabric, demand).slot) == 1
 
 
 def test_chunk_that_is_there_is_not_sent():
-    """What a rank keeps of an alltoall needs no send."""
+    """A chunk of an alltoall whose source is its destination needs no send."""
     fabric, demand = problem_arrays(problem_of(topologies.ring(2), collectives.alltoall(2)))
     assert np.diff(find_paths(fabric, demand).hop_of).tolist() == [0, 1, 1, 0]
 
 
 def test_target_out_of_reach_is_an_error():
-    """One link from 0 to 1: nothing gets from 1 to 0."""
+    """With one link from 0 to 1 the chunk from 1 to 0 is an error."""
     topology = linked("one way", [0, 0], [(0, 1)], alpha_us=0, beta_us_per_mb=1)
     fabric, demand = problem_arrays(problem_of(topology, collectives.alltoall(2)))
     with pytest.raises(CollectiveError, match="chunk 2 cannot reach"):
@@ -180,14 +181,14 @@ def test_target_out_of_reach_is_an_error():
 
 @pytest.mark.slow
 def test_same_seed_same_sends():
-    """Everything is repeated exactly."""
+    """Two searches with one seed give the same sends and times."""
     fabric, demand = problem_arrays(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
     one, two = (send_queued(fabric, demand, Limits(seed=3, num_runs=6)) for _ in range(2))
     assert (one.link == two.link).all() and (one.start == two.start).all()
 
 
 def num_runs(monkeypatch, limits):
-    """How many runs the kernel makes for an alltoall."""
+    """Number of runs that the kernel makes for an alltoall."""
     runs, send = [], queues._send
     monkeypatch.setattr(queues, "_send", lambda *given, **named: runs.append(1) or send(*given, **named))
     fabric, demand = problem_arrays(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
@@ -196,13 +197,13 @@ def num_runs(monkeypatch, limits):
 
 
 def test_further_runs_stop_at_the_target(monkeypatch):
-    """No second run once the finish is as asked."""
+    """No second run starts once the target finish is met."""
     assert num_runs(monkeypatch, Limits(target_ticks=2**40)) == 1
 
 
 @pytest.mark.parametrize("name", ["alltoall", "gather"])
 def test_columns_lie_in_files(name, tmp_path, monkeypatch):
-    """Where there is a folder for them; the sends are the same as in memory."""
+    """With a spill folder, columns are in files; the sends are the same as in memory."""
     problem = problem_of(topologies.mesh(4, 4), collectives.make(name, 16))
     monkeypatch.setattr("taccl.synthesis.proposers.large.MANY", 0)  # few would be put in order in memory
     spilled, held = (schedule_large(problem, spill_dir=folder) for folder in (tmp_path, None))
@@ -212,14 +213,14 @@ def test_columns_lie_in_files(name, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_starts_are_in_order():
-    """As the kernel finds them, in columns as narrow as may be."""
+    """Starts ascend, in columns as narrow as possible."""
     found = schedule_large(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
     assert (np.diff(found.start) >= 0).all()
     assert [each.dtype for each in found.kept[:3]] == [np.uint16] * 3
 
 
 def test_starts_beyond_32_bits():
-    """Two hops of 3,000,000,001 ticks of a nanosecond: their end is in a wide column."""
+    """Two hops of 3,000,000,001 ticks need a 64-bit column of ends."""
     builder = TopologyBuilder("slow", [0] * 3)
     for src, dst in ((0, 1), (1, 2)):
         builder.add_link(src, dst, alpha_us="0.001", beta_us_per_mb=3_000_000)
@@ -231,19 +232,19 @@ def test_starts_beyond_32_bits():
 
 
 def test_no_run_goes_on_after_the_time_limit(monkeypatch):
-    """A limit of no seconds leaves the first run only."""
+    """With a limit of 0 s only the first run is made."""
     assert num_runs(monkeypatch, Limits(num_runs=100, until=Deadline.after(0))) == 1
 
 
 def test_paths_are_none_without_time():
-    """Stopped before every chunk has a path, the search says so."""
+    """A path search stopped before every chunk has a path raises OutOfTime."""
     fabric, demand = problem_arrays(problem_of(topologies.mesh(8, 8), collectives.alltoall(64)))
     with pytest.raises(OutOfTime, match="before every chunk had a path"):
         find_paths(fabric, demand, Limits(Deadline.after(0.0)))
 
 
 def test_a_stopped_search_keeps_the_ways_it_has():
-    """However short the time, there are no paths, or a whole one for each of 4032 chunks that hop."""
+    """A stopped path search raises OutOfTime or returns a whole path for each of 4032 chunks."""
     fabric, demand = problem_arrays(problem_of(topologies.mesh(8, 8), collectives.alltoall(64)))
     for milliseconds in (1, 3, 10, 30, 100):
         try:
@@ -258,7 +259,7 @@ def test_a_stopped_search_keeps_the_ways_it_has():
 
 @pytest.mark.slow
 def test_a_limit_stops_the_search_for_ways():
-    """65280 chunks, choice after choice: with a twentieth of a second, most of the work is left."""
+    """A limit of 0.05 s stops a path search of 65280 chunks early."""
     fabric, demand = problem_arrays(problem_of(topologies.mesh(16, 16), collectives.alltoall(256)))
 
     def cpu_s(limit):
@@ -272,7 +273,7 @@ def test_a_limit_stops_the_search_for_ways():
 
 
 def test_ranks_serve_others_in_step():
-    """Four DGX-H100: 24 ranks elsewhere send to each rank, so a NIC takes in 24 chunks of 20 us, one by one."""
+    """Four DGX-H100: each NIC receives 24 chunks of 20 us, one after another."""
     found = schedule_large(
         problem_of(topologies.dgx_h100(4, profile="nominal"), collectives.alltoall(32)), num_runs=1
     )
@@ -281,14 +282,14 @@ def test_ranks_serve_others_in_step():
 
 @pytest.mark.slow
 def test_what_is_broken_off_is_sent_at_once(monkeypatch):
-    """Where queueing the sends along routes is stopped, they are a schedule all the same."""
+    """If queueing along routes is interrupted, the routes still give a valid schedule."""
     monkeypatch.setattr(queues, "_send", lambda *_, **__: None)
     assert verify(schedule_large(problem_of(topologies.dgx2(2), collectives.alltoall(32)))).ok
 
 
 @pytest.mark.parametrize("name", ["allgather", "alltoall"])
 def test_one_kernel_serves_long_and_short_schedules(name):
-    """Ticks of 64 bits are words in rows, so nothing is compiled for them while a time limit runs."""
+    """32-bit and 64-bit ticks use the same compiled kernels, so nothing is compiled during a time limit."""
     kernels = (spreading_kernel.spread_chunks, queue_kernel.send_along, compiled_loop(accept_copies))
     counts = []
     for chunk_bytes in (1, 10**15):
@@ -303,20 +304,20 @@ def test_one_kernel_serves_long_and_short_schedules(name):
 
 
 def through_rank_1(num_ranks):
-    """Ranks that all send to rank 0 through rank 1, over one link that takes 1 us and 1 us/MB."""
+    """A topology in which all ranks reach rank 0 through rank 1, over one link of 1 us + 1 us/MB."""
     return linked(
         "through rank 1", [0] * num_ranks, [*((rank, 1, 0, 1) for rank in range(2, num_ranks)), (1, 0, 1, 1)]
     )
 
 
 def to_rank_0(num_ranks, ranks):
-    """A chunk of each of some ranks, for rank 0."""
+    """One chunk from each of some ranks to rank 0."""
     starts = {c: [rank] for c, rank in enumerate(ranks)}
     return collectives.custom(num_ranks, precondition=starts, postcondition=dict.fromkeys(starts, [0]))
 
 
 def test_chunks_that_wait_for_a_link_are_merged():
-    """Five chunks of 1 MB are at the relay after 1 us; two sends of at most 3 take 4 us and 3 us."""
+    """Five chunks of 1 MB reach the relay after 1 us; two sends of at most 3 take 4 us and 3 us."""
     topology = through_rank_1(7)
     link = len(topology.links) - 1
     clauses = Clauses(max_merge=3, merging=frozenset([link]))
@@ -328,9 +329,10 @@ def test_chunks_that_wait_for_a_link_are_merged():
 
 
 def test_chunks_take_the_routes_that_merging_makes_short():
-    """Of 4 chunks the link takes two, in one send of 8 + 2 us, and each detour of two links of 5 us one: 10 us.
+    """Of 4 chunks two share one send of 8 + 2 us over the link; each detour of two 5 us links takes one: 10
+    us.
 
-    One by one they take 9 us each over the link, so that a detour takes two of them, in 15 us.
+    Unmerged chunks take 9 us each over the link, so that a detour takes two of them, in 15 us.
     """
     builder = TopologyBuilder("detours", [0] * 4)
     link = builder.add_link(0, 1, alpha_us=8, beta_us_per_mb=1)
@@ -346,7 +348,7 @@ def test_chunks_take_the_routes_that_merging_makes_short():
 
 
 def test_nothing_merges_where_latency_is_a_small_part():
-    """With 1 us of latency for a chunk of 1 GB nothing is gained, and the schedule stays compact."""
+    """Chunks of 1 GB with 1 us of latency are not merged, and the schedule stays compact."""
     topology = through_rank_1(5)
     clauses = Clauses(max_merge=3, merging=frozenset([len(topology.links) - 1]))
     problem = make_problem(topology, to_rank_0(5, range(2, 5)), chunk_bytes=1000 * MB, clauses=clauses)
@@ -354,7 +356,7 @@ def test_nothing_merges_where_latency_is_a_small_part():
 
 
 def test_own_chunks_are_not_merged_with_relayed_ones():
-    """Where a sketch has own chunks go first over a link, relayed ones follow in sends of their own."""
+    """Under own-first, own chunks and relayed chunks travel in separate sends."""
     topology = through_rank_1(4)
     link = len(topology.links) - 1
     clauses = Clauses(max_merge=4, merging=frozenset([link]), own_first=frozenset([link]))
@@ -371,7 +373,7 @@ def test_own_chunks_are_not_merged_with_relayed_ones():
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=some(20, 300), deadline=None)
 def test_random_problems_that_merge_are_verified(seed):
-    """Whatever merges, on links and ends at random, the verifier accepts, and finishes no later."""
+    """Random problems with merging verify, and finish no later than without it."""
     rng = random.Random(seed)
     topology = ring_with_chords(rng, meaning=rng.choice(["occupies", "pipelined"]))
     merging = frozenset(e for e in range(len(topology.links)) if rng.random() < 0.7)
@@ -388,7 +390,7 @@ def test_random_problems_that_merge_are_verified(seed):
 
 @pytest.mark.slow
 def test_one_heavy_pair_spreads_over_all_ways():
-    """Chunks of one pair of ranks get paths of their own where shared trees hold too few of them."""
+    """Chunks of one heavy pair of ranks get individual paths if shared trees give them too few."""
     topology = taccl.topologies.dgx_h100(2)
     chunks = (*collectives.alltoall(16).chunks, *[Chunk((0,), (15,))] * 63)
     heavy = make_problem(topology, Collective("heavy pair", 16, chunks), chunk_bytes=10**6)

@@ -33,13 +33,13 @@ topologies = taccl.topologies
 
 
 def arrays(topology, collective, *, chunk_bytes=MB):
-    """Fabric and demand of a problem in which no sends merge, and the problem."""
+    """Fabric and demand of a problem without merging, and the problem."""
     problem = make_problem(topology, collective, chunk_bytes=chunk_bytes, clauses=Clauses())
     return *problem_arrays(problem), problem
 
 
 def star(*pairs):
-    """Links of 1 us a MB between ranks 0 to 3."""
+    """A topology of four ranks with the given links at 1 us/MB."""
     return linked("star", [0] * 4, pairs, alpha_us=0, beta_us_per_mb=1)
 
 
@@ -50,7 +50,7 @@ def ends(fabric, trees, c):
 
 
 def test_a_tree_shares_the_way_to_its_targets():
-    """0 -> 1 -> {2, 3}: the chunk passes 0 -> 1 once, though nobody wants it at 1."""
+    """0 -> 1 -> {2, 3}: the chunk crosses 0 -> 1 once, though rank 1 is not a destination."""
     wants = custom(4, [([0], [2, 3])])
     fabric, demand, _ = arrays(star((0, 1), (1, 2), (1, 3)), wants)
     trees = find_trees(fabric, demand)
@@ -59,14 +59,14 @@ def test_a_tree_shares_the_way_to_its_targets():
 
 
 def test_chunks_part_where_one_way_would_be_full():
-    """Two chunks of 0 for 3, over 1 or over 2: each way takes one, so nothing is taken for more than 1 us."""
+    """Two chunks from 0 to 3 divide over ranks 1 and 2, so no link is busy for more than 1 us."""
     wants = custom(4, [([0], [1, 3]), ([0], [2, 3])])
     fabric, demand, problem = arrays(star((0, 1), (0, 2), (1, 3), (2, 3)), wants)
     assert find_trees(fabric, demand).peak_ticks * problem.costs.us(1) == 1
 
 
 def test_every_target_is_reached_once():
-    """Each rank that wants a chunk has one hop into it, from the origin or after one into its source."""
+    """Each destination has one hop into it, after the hop into that hop's source."""
     fabric, demand, problem = arrays(
         topologies.mesh(3, 4), collectives.allgather(6).among([0, 2, 3, 7, 8, 11], num_ranks=12)
     )
@@ -80,7 +80,7 @@ def test_every_target_is_reached_once():
 
 
 def test_a_chunk_that_cannot_come_is_named():
-    """No link leads to rank 3."""
+    """The error names the chunk whose destination, rank 3, has no incoming link."""
     wants = custom(4, [([0], [1, 2]), ([0], [1, 3])])
     fabric, demand, _ = arrays(star((0, 1), (0, 2)), wants)
     with pytest.raises(CollectiveError, match="chunk 1 cannot reach"):
@@ -88,7 +88,7 @@ def test_a_chunk_that_cannot_come_is_named():
 
 
 def test_a_stopped_search_has_no_trees_yet():
-    """Stopped before the first tree is grown, it says so."""
+    """A tree search stopped before its first tree raises OutOfTime."""
     fabric, demand, _ = arrays(topologies.mesh(4, 4), collectives.allgather(16))
     with pytest.raises(OutOfTime, match="give more time"):
         find_trees(fabric, demand, Limits(Deadline.after(0.0)))
@@ -96,7 +96,7 @@ def test_a_stopped_search_has_no_trees_yet():
 
 @pytest.mark.slow
 def test_a_limit_stops_growing_trees():
-    """1600 chunks to 40 ranks each, pass after pass: after a twentieth of a second there are none yet."""
+    """1600 chunks to 40 ranks each: a limit of 0.05 s stops the search before all trees exist."""
     wants = [([c % 1600], [(c * 37 + 41 * i) % 1600 for i in range(1, 41)]) for c in range(1600)]
     fabric, demand, _ = arrays(topologies.mesh(40, 40), custom(1600, wants))
     limit = Deadline.after(0.05)
@@ -105,7 +105,7 @@ def test_a_limit_stops_growing_trees():
 
 
 def test_loads_are_those_of_the_trees():
-    """The peak kept up to date while trees are ripped up and grown is what their sends come to, one by one."""
+    """The peak load, updated as trees are removed and regrown, equals the load summed over all sends."""
     fabric, demand, _ = arrays(
         topologies.dgx_h100(2, profile="nominal"), collectives.broadcast(16, chunks_per_rank=4)
     )
@@ -122,7 +122,7 @@ def test_loads_are_those_of_the_trees():
 
 @pytest.mark.slow
 def test_the_same_seed_finds_the_same():
-    """Twice the same starts."""
+    """Two searches with one seed give the same starts."""
     fabric, demand, _ = arrays(
         topologies.dgx_h100(2, profile="nominal"), collectives.broadcast(16, chunks_per_rank=4)
     )
@@ -135,7 +135,7 @@ def test_the_same_seed_finds_the_same():
 
 
 def test_nothing_is_returned_that_ends_after_the_limit():
-    """No broadcast ends at once."""
+    """No schedule is returned that finishes after the limit."""
     fabric, demand, _ = arrays(
         topologies.dgx_h100(2, profile="nominal"), collectives.broadcast(16, chunks_per_rank=4)
     )
@@ -168,7 +168,7 @@ _LONG = pytest.mark.skipif(not MANY, reason="long; set TACCL_MANY=1 to run it")
     ],
 )
 def test_process_groups_share_nics_evenly(nodes, kind, at_most):
-    """As many groups of eight ranks as there are DGX-H100."""
+    """One process group of eight ranks per DGX-H100 node, in order or shuffled, loads the NICs evenly."""
     order = list(range(8 * nodes))
     if kind == "random":
         random.Random(0).shuffle(order)
@@ -183,7 +183,7 @@ def test_process_groups_share_nics_evenly(nodes, kind, at_most):
 
 @pytest.mark.parametrize("seed", range(400 if MANY else 15))
 def test_random_groups_on_random_graphs_verify(seed):
-    """Every producer verifies, and none ends before the bound."""
+    """On random graphs and groups all schedulers' results verify, and none finishes before the bound."""
     rng = random.Random(seed)
     num_ranks = rng.randint(4, 10)
     builder = TopologyBuilder("random", [r // 3 for r in range(num_ranks)])
@@ -211,14 +211,14 @@ def test_random_groups_on_random_graphs_verify(seed):
 
 
 def skewed(num_nodes, skew, seed=0):
-    """Fabric, demand and problem of a skewed exchange on nodes of DGX-H100."""
+    """Fabric, demand and problem of a skewed alltoall on DGX-H100 nodes."""
     topology = topologies.dgx_h100(num_nodes)
     problem = taccl.alltoallv_problem(topology, taccl.skewed_sizes(8 * num_nodes, 64 * MB, skew, seed=seed))
     return *problem_arrays(problem), problem
 
 
 def test_rerouted_chunks_relieve_the_busiest_part():
-    """Chunks of one hot pair share the trees of their origin; on paths of their own they use all NICs."""
+    """Chunks of one hot pair leave the shared trees of their origin for individual paths over all NICs."""
     fabric, demand, _ = skewed(2, "zipf:1.2")
     shared = find_paths(fabric, demand)
     own = reroute(fabric, demand, shared)
@@ -228,7 +228,7 @@ def test_rerouted_chunks_relieve_the_busiest_part():
 
 @pytest.mark.slow
 def test_the_last_passes_reach_the_least_whole_number_of_chunks():
-    """An alltoall on GenKautz(4,16) takes 53/7 rounds of a pair's data: in 24 chunks a pair, 182 at least."""
+    """An alltoall on GenKautz(4,16) needs 53/7 rounds of a pair's data: with 24 chunks per pair at least 182."""
     links = [(u, (-4 * u - a) % 16) for u in range(16) for a in range(1, 5) if 5 * u % 16 != -a % 16]
     graph = linked("GenKautz", [0] * 16, links, alpha_us=0, beta_us_per_mb=1)
     fabric, demand, problem = arrays(graph, collectives.alltoall(16, chunks_per_rank=24))
@@ -237,14 +237,14 @@ def test_the_last_passes_reach_the_least_whole_number_of_chunks():
 
 
 def test_paths_without_better_ones_are_kept():
-    """An even exchange over a switch has its direct paths, at the least load."""
+    """A uniform exchange over a switch keeps its direct paths, whose load is minimal."""
     fabric, demand, _ = arrays(topologies.dgx_h100(1), collectives.alltoall(8))
     paths = find_paths(fabric, demand)
     assert reroute(fabric, demand, paths).peak_ticks == paths.peak_ticks
 
 
 def chain_with_two_sends():
-    """0 -> 1 -> 2 for chunk 0 and 0 -> 1 for chunk 1, of 10 us a hop: 20 us on the first link."""
+    """Chunk 0 goes 0 -> 1 -> 2 and chunk 1 goes 0 -> 1, 10 us per hop: 20 us on the first link."""
     problem = make_problem(
         star((0, 1), (1, 2)), custom(4, [([0], [2]), ([0], [1])]), chunk_bytes=10 * MB, clauses=Clauses()
     )
@@ -253,14 +253,14 @@ def chain_with_two_sends():
 
 
 def test_a_chunk_with_hops_to_come_starts_first():
-    """By latest starts chunk 0 starts at 0, its second hop at 10 with the peak at 20, and chunk 1 at 10."""
+    """Latest starts: chunk 0 at 0, its second hop at 10 (the peak is 20 us), and chunk 1 at 10."""
     units, fabric, paths, per_us = chain_with_two_sends()
     starts = latest_starts(fabric, units, paths, np.zeros(3))
     assert (starts / per_us).tolist() == [0, 10, 10]
 
 
 def test_chunks_are_spread_over_their_busiest_resource():
-    """Both chunks hold the first link for 20 us, one after the other in the given order."""
+    """Both chunks hold the first link for 20 us in sequence, in the order of the given numbers."""
     units, fabric, paths, per_us = chain_with_two_sends()
     starts = spread_starts(fabric, units, paths, np.array([0.5, 0.1, 0.2]))
     assert (starts / per_us).tolist() == [10, 10, 0]

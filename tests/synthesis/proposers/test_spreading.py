@@ -1,4 +1,4 @@
-"""Greedy synthesis at scale: the compiled kernel, its arrays, and the driver."""
+"""Greedy synthesis for large problems: the compiled kernel, its arrays, and the driver."""
 
 import random
 from dataclasses import replace
@@ -27,18 +27,18 @@ topologies = taccl.topologies
 
 
 def problem_of(topology, collective, *, chunk_bytes=MB, **clauses):
-    """A problem in which no sends merge."""
+    """A problem without merging."""
     return make_problem(topology, collective, chunk_bytes=chunk_bytes, clauses=Clauses(**clauses))
 
 
 def solve(problem, *, rules=None, **limits):
-    """What `spread` finds."""
+    """The schedule that `spread` finds, as columns."""
     fabric, demand = problem_arrays(problem)
     return spread(fabric, demand, Limits(**limits), rules=rules)
 
 
 def verified(problem, **options):
-    """The schedule, once the verifier accepted it and its finish is what the kernel says."""
+    """The schedule, after the verifier accepted it and its finish equals the kernel's."""
     found = solve(problem, **options)
     schedule = Schedule(problem, found.chunk, found.link, found.start, producer="greedy")
     assert verify(schedule).violations == ()
@@ -47,7 +47,7 @@ def verified(problem, **options):
 
 
 def faults_of_columns(problem, found):
-    """What is wrong with columns, by array arithmetic over all sends at once; for chunks of one size."""
+    """Faults of a schedule's columns by array arithmetic over all sends, for chunks of one size."""
     topology, costs = problem.topology, problem.costs
     src = np.array([e.src for e in topology.links])
     dst = np.array([e.dst for e in topology.links])
@@ -85,7 +85,7 @@ def faults_of_columns(problem, found):
 
 
 def random_topology(rng, *, meaning):
-    """A ring in random order with chords, some links of which share NICs."""
+    """A ring in random order with chords; some links share NICs."""
     num_ranks = rng.randint(2, 10)
     builder = TopologyBuilder("random", [0] * num_ranks, alpha_meaning=meaning)
     nics = [(builder.add_resource(f"out {i}"), builder.add_resource(f"in {i}")) for i in range(3)]
@@ -103,7 +103,7 @@ def random_topology(rng, *, meaning):
 
 
 def random_collective(rng, num_ranks):
-    """One of those that spread, or one of random origins and destinations."""
+    """A random copying collective: a named one, or one of random origins and destinations."""
     name = rng.choice(["allgather", "broadcast", "scatter", "gather", "alltoall", "custom"])
     if name != "custom":
         return collectives.make(name, num_ranks, chunks_per_rank=rng.randint(1, 2))
@@ -118,7 +118,7 @@ def random_collective(rng, num_ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(some(20, 60)))
 def test_random_problems_verify(seed):
-    """Any topology, collective, alpha meaning, sizes and rule: the verifier accepts the schedule."""
+    """Random topologies, collectives, alpha meanings, sizes and rules give valid schedules."""
     rng = random.Random(seed)
     topology = random_topology(rng, meaning=rng.choice(["occupies", "pipelined"]))
     if rng.random() < 0.5:
@@ -134,11 +134,11 @@ def test_random_problems_verify(seed):
 @pytest.mark.parametrize(
     ("topology", "rounds"),
     [
-        # Each sends the other its chunk at once.
+        # Both ranks send to each other in one round.
         (topologies.ring(2), 1),
         # Three chunks over two links into each rank.
         (topologies.ring(4), 2),
-        # Three chunks through one port, and no rank ever waits.
+        # Three chunks through one port, and no rank waits.
         (topologies.star(4), 3),
         # A corner of 8 x 8 receives 63 chunks over 2 links.
         pytest.param(topologies.mesh(8, 8), 32, marks=pytest.mark.slow),
@@ -146,7 +146,7 @@ def test_random_problems_verify(seed):
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_an_allgather_meets_its_bound(topology, rounds):
-    """A send takes 0.5 us + 20 us."""
+    """An allgather takes the bound's number of rounds, 0.5 us + 20 us each."""
     problem = problem_of(topology, collectives.allgather(topology.num_ranks))
     assert verified(problem).finish_us == rounds * 20.5
 
@@ -159,7 +159,7 @@ def test_pipelined_alpha_does_not_hold_the_link():
 
 
 def test_shared_ingress_is_taken_without_a_gap():
-    """Ranks 1 and 2 send to 0 over one NIC, alpha 10 us apart from it: 20 us each, the last ends at 50."""
+    """Ranks 1 and 2 send to 0 over one NIC after 10 us of alpha: 20 us each, and the last send ends at 50."""
     builder = TopologyBuilder("nic", [0, 1, 2])
     nic = builder.add_resource("NIC")
     for src in (1, 2):
@@ -184,13 +184,13 @@ def test_shared_ingress_is_taken_without_a_gap():
     ids=lambda t: t.name,
 )
 def test_larger_fabrics_by_arithmetic(topology):
-    """Chunks are there when sent, reach everyone, and no resource is held twice."""
+    """Every send follows its chunk's arrival, all ranks get all chunks, and no resource is held twice."""
     problem = problem_of(topology, collectives.allgather(topology.num_ranks))
     assert faults_of_columns(problem, solve(problem)) == []
 
 
 def test_arithmetic_check_sees_faults():
-    """A send moved to the start takes what is not there yet, and overlaps; a send left out is missed."""
+    """The arithmetic check finds a send before its data, an overlap, and a missing send."""
     problem = problem_of(topologies.ring(4), collectives.allgather(4))
     found = solve(problem)
     assert faults_of_columns(problem, found) == []
@@ -210,7 +210,7 @@ def test_every_rank_receives_a_chunk_once():
 
 
 def test_columns_are_compact():
-    """Two bytes for a chunk, four for a link and for a start."""
+    """Two bytes per chunk, four per link and start."""
     found = solve(problem_of(topologies.mesh(4, 4), collectives.allgather(16)))
     assert [a.dtype for a in (found.chunk, found.link, found.start)] == [np.uint16, np.int32, np.int32]
 
@@ -226,17 +226,17 @@ def test_long_times_need_eight_bytes():
 
 @pytest.mark.slow
 def test_many_events_of_many_sizes():
-    """Links that pipeline keep more events in the heap than it begins with, and it grows."""
+    """Pipelined links keep more events in the heap than its initial size, and it grows."""
     builder = TopologyBuilder("long", [0, 0], alpha_meaning="pipelined")
     builder.add_link(0, 1, alpha_us=10**4, beta_us_per_mb=1)
     sizes = [MB, 2 * MB] * 1500
     problem = problem_of(builder.build(), collectives.broadcast(2, chunks_per_rank=3000), chunk_bytes=sizes)
-    # 1500 * (1 + 2) us of beta, one after another, then the last alpha.
+    # 1500 * (1 + 2) us of beta in sequence, then the last alpha.
     assert verified(problem).finish_us == 4500 + 10**4
 
 
 def test_same_seed_same_columns():
-    """A run is repeated exactly; another seed gives another schedule."""
+    """Two runs with one seed give the same columns; another seed gives another schedule."""
     problem = problem_of(topologies.torus(5, 5), collectives.allgather(25))
     one, two, other = (solve(problem, seed=s, num_runs=1) for s in (1, 1, 2))
     assert (one.chunk == two.chunk).all() and (one.link == two.link).all()
@@ -245,7 +245,7 @@ def test_same_seed_same_columns():
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Every run of the kernel that `spread` begins."""
+    """The list of kernel runs that `spread` starts."""
     begun = []
     run = spreading._run
 
@@ -258,21 +258,21 @@ def runs(monkeypatch):
 
 
 def test_search_stops_at_its_target(runs):
-    """No second run once the finish is as asked."""
+    """No second run starts once the target finish is met."""
     solve(problem_of(topologies.ring(4), collectives.allgather(4)), num_runs=50, target_ticks=10**6)
     assert len(runs) == 1
 
 
 @pytest.mark.slow
 def test_time_limit_gives_up_later_runs(runs):
-    """Ten thousand runs of a mesh take minutes; after a fifth of a second the best so far is returned."""
+    """Of ten thousand runs on a mesh, a limit of 0.2 s allows few; the best so far is returned."""
     problem = problem_of(topologies.mesh(12, 12), collectives.allgather(144))
     solve(problem, num_runs=10_000, until=Deadline.after(0.2))
     assert 1 <= len(runs) < 1000
 
 
 def test_links_that_a_sketch_rules_out_are_not_used():
-    """A ring one way round: three rounds rather than two."""
+    """If a sketch allows only one direction of a ring, an allgather takes three rounds instead of two."""
     topology = topologies.ring(4)
     upwards = frozenset(e for e, ends in enumerate(topology.links) if ends.dst == (ends.src + 1) % 4)
     problem = problem_of(topology, collectives.allgather(4), links_allowed=upwards)
@@ -290,27 +290,27 @@ def test_group_uses_ranks_outside_as_relays():
 
 
 def test_relays_keep_to_shortest_ways():
-    """A scatter along a line of five: 1 + 2 + 3 + 4 sends, the farthest first, done in four rounds."""
+    """A scatter on a line of five takes 1 + 2 + 3 + 4 sends, the farthest first, in four rounds."""
     schedule = verified(problem_of(topologies.mesh(5), collectives.scatter(5)))
     assert (schedule.num_transfers, schedule.finish_us) == (10, 82)
 
 
 def test_unreachable_ranks_are_an_error():
-    """One link from 0 to 1: rank 1's chunk cannot reach rank 0."""
+    """With one link from 0 to 1, rank 1's chunk cannot reach rank 0: an error."""
     topology = linked("one way", [0, 0], [(0, 1)], alpha_us=0, beta_us_per_mb=1)
     with pytest.raises(CollectiveError, match="1 chunks cannot reach"):
         solve(problem_of(topology, collectives.allgather(2)))
 
 
 def test_combining_collectives_are_refused():
-    """Reductions are spread in reverse by others."""
+    """Reductions are refused."""
     problem = problem_of(topologies.ring(3), collectives.allreduce(3))
     with pytest.raises(CollectiveError, match="combines"):
         make_demand(problem.collective, problem.costs)
 
 
 def test_fabric_tells_fast_links_from_slow():
-    """Two pairs joined inside by 1 us links, across by 10 us links: two classes, two components."""
+    """Two pairs with 1 us links inside and 10 us links across form two classes and two components."""
     builder = TopologyBuilder("pairs", [0, 0, 1, 1])
     for src, dst, beta in ((0, 1, 1), (1, 0, 1), (2, 3, 1), (3, 2, 1), (0, 2, 10), (2, 0, 10)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
@@ -322,7 +322,7 @@ def test_fabric_tells_fast_links_from_slow():
 
 
 def late_ports():
-    """Two pairs that exchange 8 chunks a rank over rails of 10 + 1 us, and links inside of 5 + 1, free after 1."""
+    """Two pairs exchange 8 chunks per rank over pipelined rails of 10 + 1 us and inner links of 5 + 1 us."""
     builder = TopologyBuilder("late ports", [0, 0, 1, 1], alpha_meaning="pipelined")
     for a, b in ((0, 1), (2, 3), (0, 2), (1, 3)):
         for src, dst in ((a, b), (b, a)):
@@ -331,23 +331,23 @@ def late_ports():
 
 
 def test_fast_links_lag_by_what_they_take_beyond_what_they_are_busy():
-    """A link inside is free after 1 of 6 us."""
+    """Inner links are busy for 1 of 6 us, so their lag is 5 us."""
     problem = late_ports()
     fabric = make_fabric(problem)
     assert (fabric.fast_lag[1] / problem.costs.ticks_per_us).tolist() == [5, 5, 5, 5]
 
 
 def test_slow_links_repeat_what_fast_ones_get_late():
-    """Where each chunk crosses once, 8 on each rail, the last is at the neighbour at 10 + 8 + 5 + 1 = 24 us.
+    """If each chunk crosses once, 8 per rail, the last reaches the neighbour at 10 + 8 + 5 + 1 = 24 us.
 
-    By 22 us a rail brings 12 chunks, and the link inside has to bring only 4 after the first of these, at 17 us.
+    By 22 us a rail can deliver 12 chunks, and the inner link only 4 after the first of these, at 17 us.
     """
     schedule = verified(late_ports(), rules=[Rule("in-turn", rarest=True)])
     assert schedule.finish_us == 22
 
 
 def test_slow_links_bring_a_node_every_chunk_once():
-    """Nodes of three joined by slow rails: each chunk crosses once, and spreads inside."""
+    """Nodes of three ranks joined by slow rails: each chunk crosses once and is copied inside."""
     builder = TopologyBuilder("rails", [0, 0, 0, 1, 1, 1])
     for node in (0, 3):
         for a in range(3):
@@ -356,12 +356,12 @@ def test_slow_links_bring_a_node_every_chunk_once():
                     builder.add_link(node + a, node + b, alpha_us=0, beta_us_per_mb=1)
     rails = [builder.add_link(s, (s + 3) % 6, alpha_us=0, beta_us_per_mb=10) for s in range(6)]
     schedule = verified(problem_of(builder.build(), collectives.allgather(6)), rules=[Rule("in-turn")])
-    # One crossing a chunk, 10 us, and 1 us to the two neighbours.
+    # One crossing per chunk, 10 us, and 1 us to the two neighbours.
     assert (int(np.isin(schedule.link, rails).sum()), schedule.finish_us) == (6, 11)
 
 
 def test_rarest_chunks_leave_a_source_once():
-    """Three chunks to three neighbours: each gets another first, and they exchange them, in 2 rounds of 20.5 us.
+    """Three chunks to three neighbours, rarest first: each gets another chunk and they exchange, in 2 rounds.
 
     In order of arrival all three get the same chunk in each of three rounds.
     """
@@ -372,7 +372,7 @@ def test_rarest_chunks_leave_a_source_once():
 
 
 def test_demand_of_arrays():
-    """A demand needs no `Collective`: one chunk from rank 0 of a ring to all."""
+    """A demand is made without a `Collective`: one chunk from rank 0 of a ring to all."""
     problem = problem_of(topologies.ring(4), collectives.allgather(4))
     fabric = make_fabric(problem)
     found = spread(fabric, Demand(np.ones(1, np.int64), np.array([0, 1]), np.zeros(1, np.int32)))

@@ -1,4 +1,4 @@
-"""Schedules along trees that fill the machine."""
+"""Schedules along packed spanning trees."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from taccl.topology.builder import TopologyBuilder
 
 
 def uneven():
-    """Two pairs of ranks: fast links within, slow ones between, and twice as slow between the last two."""
+    """Two pairs of ranks: fast links inside, slow ones between, twice as slow between the last two."""
     builder = TopologyBuilder("uneven", [0, 0, 1, 1], alpha_meaning="pipelined")
     for a, b, beta in ((0, 1, 1), (2, 3, 1), (0, 2, 4), (1, 3, 8)):
         for src, dst in ((a, b), (b, a)):
@@ -23,14 +23,14 @@ def uneven():
 
 
 def search_of(problem):
-    """A search for the problem that knows no schedule."""
+    """A search without an initial schedule."""
     return Search(replace(problem, chunks_open=False), Options(), Deadline.after(60.0), asked=problem)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["allgather", "reduce-scatter", "allreduce", "broadcast", "reduce"])
 def test_trees_carry_every_collective_of_all_ranks(name):
-    """What goes to all ranks or comes from all is scheduled along trees, and the verifier accepts it."""
+    """Collectives from or to all ranks are scheduled along trees, and the verifier accepts them."""
     problem = taccl.make_problem(uneven(), name, size_bytes="4MB").in_its_chunks
     assert may_fill(problem)
     assert verify(along_trees(problem)).ok
@@ -38,7 +38,7 @@ def test_trees_carry_every_collective_of_all_ranks(name):
 
 @pytest.mark.slow
 def test_the_number_of_chunks_comes_from_the_packing():
-    """Two chunks enter each pair at 4 and 8 us per MB: thirds fill both links, so chunks are cut into three."""
+    """Links of 4 and 8 us/MB enter each pair: the packing cuts chunks into thirds, which fill both links."""
     search = search_of(taccl.make_problem(uneven(), "allgather", size_bytes="400MB"))
     offer_trees(search)
     best = search.earliest_search.best
@@ -49,7 +49,7 @@ def test_the_number_of_chunks_comes_from_the_packing():
 
 @pytest.mark.slow
 def test_a_given_number_of_chunks_is_kept():
-    """Trees of two chunks per rank are offered as a schedule of these, and the message names the optimum."""
+    """Trees for a given two chunks per rank are offered, and the message names the optimum."""
     collective = taccl.collectives.allgather(4, chunks_per_rank=2)
     search = search_of(taccl.make_problem(uneven(), collective, size_bytes="400MB"))
     offer_trees(search)
@@ -59,7 +59,7 @@ def test_a_given_number_of_chunks_is_kept():
 
 @pytest.mark.slow
 def test_no_resource_waits_longer_than_the_busiest_works():
-    """A tile follows the one before after the load of the busiest resource."""
+    """The steady-state interval of tiles equals the load of the busiest resource."""
     collective = taccl.collectives.allgather(4, chunks_per_rank=12)
     problem = taccl.make_problem(uneven(), collective, size_bytes="400MB")
     steady = taccl.initiation_interval(along_trees(problem, gapless=True))
@@ -67,5 +67,5 @@ def test_no_resource_waits_longer_than_the_busiest_works():
 
 
 def test_chunks_for_some_ranks_alone_take_no_spanning_trees():
-    """Each chunk of an alltoall goes to one rank."""
+    """An alltoall, whose chunks have one destination each, uses no spanning trees."""
     assert not may_fill(taccl.make_problem(uneven(), "alltoall", size_bytes="4MB").in_its_chunks)

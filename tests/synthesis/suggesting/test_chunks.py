@@ -1,4 +1,4 @@
-"""The number of chunks, where a problem leaves it open and where it does not."""
+"""The number of chunks per rank, left open or given."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -19,32 +19,32 @@ from tests.arguments import WITHOUT_ARGUMENTS
 from tests.effort import AMPLE_S, BRIEF, HASTY, brief_synthesis
 from tests.fuzzing import thinned
 
-#: No time suffices to compile kernels.
+#: A time limit too short to compile kernels.
 SHORT = replace(DEFAULTS, choice=replace(DEFAULTS.choice, cold_s=2 * AMPLE_S))
 
 
 def _problem(collective="broadcast", size=10**9, **options):
-    """On a ring of four with a latency of 1 us a hop, where large data is passed on in pieces."""
+    """A problem on a ring of four, 1 us per hop, on which large data is pipelined in chunks."""
     ring = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=100)
     return taccl.make_problem(ring, collective, size_bytes=size, **options)
 
 
 def test_a_name_and_a_size_leave_the_number_open():
-    """No chunk count is given with these."""
+    """A collective's name and a size leave the number of chunks open."""
     assert _problem().chunks_open
     assert _problem().collective.chunks_per_rank == 1
 
 
 @pytest.mark.parametrize("options", [{"chunks_per_rank": 1}, {"chunks_per_rank": 4}])
 def test_a_number_that_is_given_holds(options):
-    """One chunk per rank is a number as well."""
+    """A given number is kept, also one chunk per rank."""
     problem = _problem(**options)
     assert not problem.chunks_open
     assert problem.collective.chunks_per_rank == options["chunks_per_rank"]
 
 
 def test_a_collective_keeps_its_own_number():
-    """It was made with a number, which holds."""
+    """A collective object made with a number of chunks keeps it."""
     twice = taccl.collectives.broadcast(4, chunks_per_rank=2)
     assert not _problem(twice).chunks_open
     with pytest.raises(CollectiveError, match="collective object"):
@@ -53,7 +53,7 @@ def test_a_collective_keeps_its_own_number():
 
 @pytest.mark.parametrize("name", WITHOUT_ARGUMENTS)
 def test_a_collective_made_without_a_number_leaves_it_open(name):
-    """An object asks what the name of the collective asks, whether a number is given beside it or not."""
+    """A collective object made without a number leaves it open, just like its name."""
     made = COLLECTIVES[name](4)
     by_name, by_object = _problem(name, size=1000), _problem(made, size=1000)
     assert by_object.chunks_open and by_object == by_name
@@ -63,7 +63,7 @@ def test_a_collective_made_without_a_number_leaves_it_open(name):
 
 
 def test_groups_leave_it_open_together():
-    """On some ranks of a topology the number stays open; with others only if all leave it open."""
+    """A collective on some ranks stays open; groups together are open only if all are."""
     pair, cut = taccl.collectives.allgather(2), taccl.collectives.allgather(2, chunks_per_rank=1)
     some = [pair.among((0, 1), num_ranks=4), pair.among((2, 3), num_ranks=4)]
     assert taccl.collectives.together(some).chunks_open
@@ -72,7 +72,7 @@ def test_groups_leave_it_open_together():
 
 
 def test_a_file_keeps_an_open_number():
-    """A problem as plain values says that the number is open; one that is fixed has the values it always had."""
+    """`to_dict` of an open problem records that it is open; a fixed one has the same values as before."""
     problem, fixed = _problem(), _problem(chunks_per_rank=1)
     assert taccl.Problem.from_dict(problem.to_dict()).chunks_open
     assert not taccl.Problem.from_dict(fixed.to_dict()).chunks_open
@@ -81,7 +81,7 @@ def test_a_file_keeps_an_open_number():
 
 
 def test_the_collective_of_a_problem_says_whether_its_number_is_open():
-    """A chunk size fixes the number, and so does a choice."""
+    """`chunks_open` is False once a chunk size is given or a number is chosen."""
     made = taccl.collectives.allgather(4)
     assert made.chunks_open
     assert not taccl.make_problem(taccl.topologies.ring(4), made, chunk_bytes=1000).collective.chunks_open
@@ -89,7 +89,7 @@ def test_the_collective_of_a_problem_says_whether_its_number_is_open():
 
 
 def test_the_chunk_size_of_a_sketch_says_how_much_data_there_is():
-    """4 ranks with one chunk of 1 MB each are 4 MB, in any number of chunks unless the sketch says that, too."""
+    """4 ranks with one chunk of 1 MB each are 4 MB, in any number of chunks unless the sketch gives it."""
     ring = taccl.topologies.ring(4)
     sketch = taccl.Sketch.from_dict({"schema": 1, "chunks": {"size": "1MB"}})
     said = taccl.Sketch.from_dict({"schema": 1, "chunks": {"size": "1MB", "per_rank": 2}})
@@ -109,9 +109,8 @@ def test_the_chunk_size_of_a_sketch_says_how_much_data_there_is():
     ),
 )
 def test_one_question_has_one_answer(name, backend):
-    """The answer is the same by name or object, by a size or a sketch's chunks, chosen first or not, alone or
-    compared.
-    """
+    """The answer is the same by name or object, by size or by a sketch's chunks, chosen before or during
+    synthesis, alone or compared."""
     ring, size = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=100), 8_000_000
     made = COLLECTIVES[name](4)
     per_chunk = {"size": size // made.size_chunks}
@@ -123,7 +122,7 @@ def test_one_question_has_one_answer(name, backend):
         sketch.apply(ring, name),
         sketch.apply(ring, made),
     ]
-    # Runs of about a second of CPU find the optimum of each.
+    # Runs of about 1 s of CPU find the optimum of each problem.
     parameters = replace(BRIEF, list=replace(BRIEF.list, least_alone_s=1))
     options = {"backend": backend, "time_limit_s": AMPLE_S, "parameters": parameters}
     found = {
@@ -149,13 +148,13 @@ def test_one_question_has_one_answer(name, backend):
 
 
 def test_a_chunk_size_is_a_cut():
-    """The size of the whole follows from it."""
+    """A chunk size fixes the number of chunks and the total size."""
     ring = taccl.topologies.ring(4)
     assert not taccl.make_problem(ring, "allgather", chunk_bytes=1000).chunks_open
 
 
 def test_a_sketch_leaves_it_open_unless_it_says_it():
-    """``per_rank`` in a sketch is a number that is given."""
+    """A sketch leaves the number open unless it has ``chunks.per_rank``."""
     ring = taccl.topologies.ring(4)
     said = taccl.Sketch.from_dict({"schema": 1, "chunks": {"per_rank": 1}})
     assert taccl.Sketch().apply(ring, "allgather", size="1MB").chunks_open
@@ -165,9 +164,9 @@ def test_a_sketch_leaves_it_open_unless_it_says_it():
 
 @pytest.mark.slow
 def test_large_data_is_cut_into_more_chunks_than_small_data():
-    """Pieces of 1 GB overlap on their ways around the ring; of 1 KB each would pay the latency once more.
+    """1 GB is pipelined around the ring in 16 chunks; 1 KB takes two, since each costs one more latency.
 
-    Two chunks of the latter go both ways around: each over two links of 1.005 us.
+    Two chunks of 1 KB go both ways around: each over two links of 1.005 us.
     """
     large = taccl.choose_chunks(_problem(), time_limit_s=AMPLE_S)
     small = taccl.choose_chunks(_problem(size=1000), time_limit_s=AMPLE_S)
@@ -178,21 +177,21 @@ def test_large_data_is_cut_into_more_chunks_than_small_data():
 
 
 def test_no_chunk_is_less_than_a_byte():
-    """2 B are cut into two chunks at most."""
+    """2 B are cut into at most two chunks."""
     ring = taccl.topologies.ring(4, alpha_us=0, bandwidth_gb_per_s=100)
     problem = taccl.make_problem(ring, "broadcast", size_bytes=2)
     assert taccl.choose_chunks(problem, time_limit_s=AMPLE_S).collective.chunks_per_rank == 2
 
 
 def test_what_is_cut_already_stays_as_it_is():
-    """A problem whose number is given is returned itself."""
+    """A problem with a given number is returned unchanged."""
     problem = _problem(chunks_per_rank=2)
     assert taccl.choose_chunks(problem) is problem
 
 
 @pytest.mark.slow
 def test_synthesis_chooses_and_says_so():
-    """The result is of more chunks, finishes before any schedule of one, and a note names their number."""
+    """The result has several chunks and finishes before any schedule of one; a note names the number."""
     result = brief_synthesis(_problem())
     count = result.schedule.problem.collective.chunks_per_rank
     assert count > 1
@@ -203,14 +202,14 @@ def test_synthesis_chooses_and_says_so():
 
 @pytest.mark.slow
 def test_a_named_solver_takes_the_number_that_the_portfolio_takes():
-    """Two chunks of 1 KB go both ways around the ring."""
+    """A named solver uses the portfolio's number: two chunks of 1 KB, both ways around the ring."""
     result = brief_synthesis(_problem(size=1000), backend="highs")
     assert result.schedule.problem.collective.chunks_per_rank == 2
 
 
 @pytest.mark.slow
 def test_a_proposal_brings_its_number_of_chunks():
-    """A proposal for a size is searched with the problem of that size."""
+    """A proposal for a size sets the number of chunks of the search."""
     problem = _problem("allgather")
     proposal = taccl.suggest_sketches(problem.topology, "allgather", problem.size_bytes, most=1)[0]
     result = brief_synthesis(problem, sketch=proposal)
@@ -219,7 +218,7 @@ def test_a_proposal_brings_its_number_of_chunks():
 
 @pytest.mark.slow
 def test_the_bound_of_an_open_problem_holds_for_every_number():
-    """It is that of divisible data, which no number of chunks beats."""
+    """The bound of an open problem is that of divisible data, valid for every number of chunks."""
     bound = taccl.lower_bound(_problem())
     assert bound.divisible
     for count in (1, 2, 4, 8):
@@ -228,7 +227,7 @@ def test_the_bound_of_an_open_problem_holds_for_every_number():
 
 @pytest.mark.slow
 def test_clauses_of_a_sketch_hold_for_every_number():
-    """Links that the sketch excludes stay excluded; default merging is derived again."""
+    """Links excluded by a sketch stay excluded for every number; default merging is derived again."""
     machine = taccl.topologies.ndv2(nodes=2)
     sketch = taccl.Sketch.from_dict({"schema": 1, "internode": {"connections": {"0": [1]}}})
     problem = sketch.apply(machine, "allgather", size="1MB")
@@ -238,7 +237,7 @@ def test_clauses_of_a_sketch_hold_for_every_number():
 
 @pytest.mark.slow
 def test_a_large_machine_is_cut_as_on_the_command_line():
-    """The 16 ranks of two DGX-H100 pass 1 GB on in pieces: 1875 us is the bound, and one piece takes 2222."""
+    """1 GB on two DGX-H100 (16 ranks) is cut into several chunks: bound 1875 us, one chunk takes 2222 us."""
     machine = taccl.topologies.dgx_h100(nodes=2, profile="nominal")
     problem = taccl.Sketch().apply(machine, "allgather", size="1GB")
     assert taccl.choose_chunks(problem).collective.chunks_per_rank > 1
@@ -246,7 +245,7 @@ def test_a_large_machine_is_cut_as_on_the_command_line():
 
 @pytest.mark.slow
 def test_the_number_of_chunks_does_not_hang_on_the_time():
-    """1 GB on two nodes of 8 takes several chunks per rank, with a minute to look or an hour."""
+    """1 GB on two nodes of 8 has the same number of chunks with a minute as with an hour."""
     topology = taccl.topologies.dgx_h100(2)
     problem = taccl.make_problem(topology, "allgather", size_bytes=10**9)
     found = {
@@ -259,7 +258,7 @@ def test_the_number_of_chunks_does_not_hang_on_the_time():
 
 @pytest.mark.slow
 def test_numbers_are_tried_without_kernels(monkeypatch):
-    """Data of 1 GB on a DGX-1 is cut into six, of 6712.5 us, also where time is too short to compile kernels."""
+    """Without compiled kernels, 1 GB on a DGX-1 is still cut into six chunks, 6712.5 us."""
     for module in (suggest, compiling):
         monkeypatch.setattr(module, "are_kept", lambda problem: False)
     problem = taccl.make_problem(taccl.topologies.dgx1(), "allgather", size_bytes="1GB")
@@ -269,7 +268,7 @@ def test_numbers_are_tried_without_kernels(monkeypatch):
 
 
 def test_numbers_that_time_was_too_short_for_are_said(monkeypatch):
-    """Where time is up after two numbers of chunks, a note names the others."""
+    """If time ends after two numbers of chunks, a note names the untried ones."""
     tried = []
     quick = chunks.quick_schedule
 
@@ -285,7 +284,8 @@ def test_numbers_that_time_was_too_short_for_are_said(monkeypatch):
 
 @pytest.mark.slow
 def test_a_ring_competes_with_chunks():
-    """Racks of two behind a narrow core: a list scheduler is sooner with 8 chunks than one, and a ring than either."""
+    """Racks of two behind a narrow core: the list scheduler is faster with 8 chunks than with 1, a ring
+    faster still."""
     topology = taccl.topologies.in_network(6, racks=3, core_oversubscription=4)
     pairs = frozenset(i for i, link in enumerate(topology.links) if len(link.srcs) + len(link.dsts) == 2)
     problem = taccl.make_problem(topology, "allreduce", size_bytes=10**8).with_clauses(links_allowed=pairs)
@@ -300,9 +300,7 @@ def test_a_ring_competes_with_chunks():
     [("allgather", Fraction("1.33")), ("allreduce", 2), ("alltoall", Fraction("1.47"))],
 )
 def test_small_chunks_merge_in_a_node_where_that_is_sooner(collective, most_us):
-    """16 KB on a DGX-2: every send holds a port 0.3 us for its latency, and one chunk 0.008 us: four
-    steps.
-    """
+    """16 KB on a DGX-2 are merged inside the node: alpha is 0.3 us and a chunk 0.008 us, so four steps."""
     problem = make_problem(taccl.topologies.dgx2(), collective, size_bytes=16_000)
     result = brief_synthesis(problem, parameters=HASTY)
     found = result.schedule.problem
@@ -315,13 +313,13 @@ def test_small_chunks_merge_in_a_node_where_that_is_sooner(collective, most_us):
 
 
 def test_large_chunks_do_not_merge_in_a_node():
-    """Chunks that take longer than their latency gain little from merging."""
+    """Chunks that take longer than their latency are not merged inside a node."""
     problem = make_problem(taccl.topologies.dgx2(), "allgather", size_bytes=16_000_000)
     assert merged(replace(problem, chunks_open=False)) is None
 
 
 @pytest.mark.slow
 def test_clauses_of_a_sketch_say_what_merges():
-    """Nothing merges that a sketch does not let merge."""
+    """Nothing merges that the sketch's clauses do not allow to merge."""
     problem = make_problem(taccl.topologies.dgx2(), "allgather", size_bytes=16_000, clauses=Clauses())
     assert taccl.choose_chunks(problem).clauses == Clauses()

@@ -1,4 +1,4 @@
-"""Synthesis without a sketch: the suggested one is used, told of, and never to the worse."""
+"""Synthesis without a sketch: suggested sketches are tried, reported, and never make the result worse."""
 
 import pytest
 
@@ -13,14 +13,14 @@ pytestmark = pytest.mark.slow  # `result` is a search of some seconds
 
 @pytest.fixture(scope="module")
 def problem():
-    """An allgather on two DGX-A100 without a sketch, whose bound no schedule meets at once."""
+    """An allgather on two DGX-A100 without a sketch, whose bound no quick schedule meets."""
     topology = taccl.topologies.dgx_a100(nodes=2)
     return taccl.make_problem(topology, "allgather", size_bytes=1_000_000, chunks_per_rank=1)
 
 
 @pytest.fixture(scope="module")
 def result(problem):
-    """Result of its synthesis, with time to spare for suggestions."""
+    """Result of the problem's synthesis, with time to spare for suggestions."""
     return taccl.synthesize(problem, time_limit_s=AMPLE_S, parameters=BRIEF)
 
 
@@ -33,52 +33,52 @@ def proposal():
 
 @pytest.fixture(scope="module")
 def unsketched(proposal):
-    """The problem of that proposal without its sketch."""
+    """The proposal's problem without its sketch."""
     return taccl.make_problem(proposal.problem.topology, proposal.problem.collective, size_bytes=16_000_000)
 
 
 def test_the_schedule_is_of_the_problem_that_was_given(problem, result):
-    """The sketch guides; the problem, and so its chunks, stay."""
+    """The schedule is one of the given problem: the sketch only guides the search."""
     assert result.schedule.problem == problem
     assert taccl.verify(result.schedule).ok
 
 
 def test_the_bound_is_of_the_problem_without_the_sketch(problem, result):
-    """The bound does not grow because a sketch narrows the search."""
+    """The bound is that of the problem without the sketch."""
     assert result.bound.problem == problem
     assert result.bound_us <= taccl.lower_bound(problem).bound_us
     assert result.bound.check()
 
 
 def test_the_result_says_which_sketch_and_how_to_do_without(result):
-    """A note names the sketch, why, and the switch that turns it off."""
+    """A note names the sketch, its reason, and the option that turns suggestions off."""
     (note,) = [note for note in result.notes if note.startswith("no sketch was given")]
     assert "auto-" in note
     assert "sketch='none' (--no-sketch)" in note
 
 
 def test_the_best_of_all_is_kept(result):
-    """No stage, with the sketch or without, led to a schedule that ends sooner."""
+    """The result is the earliest finish of all stages, with and without sketches."""
     finishes = [stage.finish_us for stage in result.stages if stage.finish_us is not None]
     assert result.finish_us == min(finishes)
 
 
 def test_none_tries_no_sketch(problem):
-    """Then there is no stage under a sketch, and no note of one."""
+    """With sketch="none" there is no stage with a sketch, and no note about one."""
     without = taccl.synthesize(problem, time_limit_s=AMPLE_S, parameters=BRIEF, sketch="none")
     assert not any(note.startswith("no sketch was given") for note in without.notes)
     assert not any(stage.name.startswith(("suggest", "sketch")) for stage in without.stages)
 
 
 def test_stages_of_the_sketch_are_told_apart(result):
-    """Stages under the sketch bear its mark."""
+    """Names of stages under a sketch start with "sketch: "."""
     names = [stage.name for stage in result.stages]
     assert "suggest" in names
     assert any(name.startswith("sketch: ") for name in names)
 
 
 def test_progress_never_gets_worse(result):
-    """Over all parts, the best finish falls and time goes on."""
+    """Over the whole trace the best finish never rises and time never falls."""
     finishes = [m.finish_us for m in result.trace if m.finish_us is not None]
     seconds = [m.seconds for m in result.trace]
     assert finishes == sorted(finishes, reverse=True)
@@ -86,13 +86,13 @@ def test_progress_never_gets_worse(result):
 
 
 def test_a_proposal_may_be_given(proposal, unsketched):
-    """A proposal of `suggest_sketches` is used in place of the best."""
+    """A given proposal of `suggest_sketches` is used in place of the best one."""
     result = taccl.synthesize(unsketched, time_limit_s=AMPLE_S, parameters=BRIEF, sketch=proposal)
     assert result.finish_us <= proposal.finish_us
 
 
 def test_a_proposal_for_other_chunks_is_refused(proposal):
-    """A sketch for two chunks per rank cannot guide a problem of one."""
+    """A proposal for two chunks per rank is refused for a problem of one."""
     assert proposal.problem.collective.chunks_per_rank == 2
     plain = taccl.make_problem(
         proposal.problem.topology, "allgather", size_bytes=16_000_000, chunks_per_rank=1
@@ -102,26 +102,26 @@ def test_a_proposal_for_other_chunks_is_refused(proposal):
 
 
 def test_an_unknown_word_for_the_sketch_is_refused(problem):
-    """Only auto, none and proposals are known; a sketch is applied to make a problem."""
+    """Only "auto", "none" and proposals are accepted; names of sketches are refused."""
     with pytest.raises(InputError, match="sketch: found 'ndv2/sk1'"):
         taccl.synthesize(problem, time_limit_s=AMPLE_S, sketch="ndv2/sk1")
 
 
 def test_a_problem_with_a_sketch_is_left_alone():
-    """Somebody's own sketch is not overridden."""
+    """A problem with a sketch of its own gets no suggestions."""
     topology = taccl.topologies.ndv2(nodes=2)
     own = taccl.load_sketch("ndv2/sk1").apply(topology, taccl.collectives.allgather(16))
     assert not is_unguided(own)
 
 
 def test_a_small_problem_needs_no_sketch():
-    """Four chunks over eight links are searched as a whole."""
+    """A small problem, four chunks over eight links, is searched without suggestions."""
     ring = taccl.make_problem(taccl.topologies.ring(4), taccl.collectives.allgather(4), chunk_bytes=1000)
     assert not is_unguided(ring)
 
 
 def test_ctrl_c_while_sketches_are_tried_keeps_the_first_schedule(problem):
-    """There is a schedule before anything is suggested, and it is returned."""
+    """After Ctrl-C during the trial of sketches, the first schedule is returned."""
 
     def interrupted(doing, finish_us, bound_us):
         if doing.startswith("sketch "):
@@ -133,7 +133,7 @@ def test_ctrl_c_while_sketches_are_tried_keeps_the_first_schedule(problem):
 
 
 def test_what_a_sketch_cannot_speak_of_is_searched_without():
-    """Nodes of 9 and 8 ranks have no sketch; there is a schedule all the same."""
+    """Nodes of 9 and 8 ranks admit no sketch; a schedule is still found."""
     builder = TopologyBuilder("uneven", [0] * 9 + [1] * 8)
     for src in range(17):
         for dst in range(17):
@@ -146,12 +146,12 @@ def test_what_a_sketch_cannot_speak_of_is_searched_without():
 
 
 def test_a_proposal_beside_a_sketch_is_refused(proposal):
-    """A problem that has a sketch cannot be guided by another."""
+    """A proposal for a problem that has a sketch already is refused."""
     with pytest.raises(InputError, match="has a sketch already"):
         taccl.synthesize(proposal.problem, time_limit_s=AMPLE_S, sketch=proposal)
 
 
 def test_a_proposal_guides_the_portfolio_alone(proposal, unsketched):
-    """A solver that is named gets a problem with the sketch applied instead."""
+    """A proposal with a named solver is refused: it guides only the portfolio."""
     with pytest.raises(InputError, match="guides the portfolio alone"):
         taccl.synthesize(unsketched, time_limit_s=AMPLE_S, sketch=proposal, backend="highs")

@@ -1,4 +1,4 @@
-"""Suggested sketches: what they promise, what they say, and what synthesis makes of them."""
+"""Suggested sketches: predicted finishes, explanations, and synthesis with them."""
 
 import pytest
 
@@ -19,13 +19,13 @@ def a100():
 
 @pytest.fixture(scope="module")
 def proposals(a100):
-    """Sketches for an allgather of 24 MB on them."""
+    """Sketches for an allgather of 24 MB on three DGX-A100."""
     return taccl.suggest_sketches(a100, "allgather", "24MB", most=4, time_limit_s=AMPLE_S)
 
 
 @pytest.mark.slow
 def test_the_best_is_near_the_physical_bound(a100, proposals):
-    """Each NIC must carry 2 MB at 40 us/MB; spreading the last chunk inside the node adds little to these 80."""
+    """Each NIC must carry 2 MB at 40 us/MB, 80 us; the best sketch's schedule takes little longer."""
     plain = taccl.make_problem(a100, taccl.collectives.allgather(24), size_bytes=24_000_000)
     bound_us = taccl.lower_bound(plain, divisible=True).bound_us
     assert bound_us == pytest.approx(80)
@@ -34,7 +34,7 @@ def test_the_best_is_near_the_physical_bound(a100, proposals):
 
 @pytest.mark.slow
 def test_proposals_are_in_order_of_their_finish(proposals):
-    """The most promising sketch comes first."""
+    """Proposals are sorted by finish."""
     finishes = [each.finish_us for each in proposals]
     assert finishes == sorted(finishes)
     assert 1 <= len(proposals) <= 4
@@ -42,13 +42,13 @@ def test_proposals_are_in_order_of_their_finish(proposals):
 
 @pytest.mark.slow
 def test_no_proposal_promises_less_than_its_bound(proposals):
-    """The finish is that of a schedule, and the bound is proven."""
+    """Each proposal's finish is at least its bound."""
     assert all(each.bound_us <= each.finish_us for each in proposals)
 
 
 @pytest.mark.slow
 def test_every_proposal_survives_being_written(a100, proposals, tmp_path):
-    """A proposal written as TOML is read as the same sketch, which makes the same problem."""
+    """A proposal written as TOML is read back as the same sketch and makes the same problem."""
     for each in proposals:
         path = tmp_path / f"{each.sketch.name}.toml"
         path.write_text(each.to_toml())
@@ -60,7 +60,7 @@ def test_every_proposal_survives_being_written(a100, proposals, tmp_path):
 
 
 def test_a_written_proposal_says_why(proposals):
-    """The file says what the sketch is for, and what each of its tables does."""
+    """The TOML file explains the sketch and each of its tables."""
     text = proposals[0].to_toml()
     assert text.startswith("#:schema sketch.schema.json\n# Suggested for allgather of 24MB on dgx-a100 x3.\n")
     for table in ("[chunks]", "[[symmetry]]", "[[switch]]"):
@@ -69,21 +69,21 @@ def test_a_written_proposal_says_why(proposals):
 
 
 def test_the_symmetry_of_a_proposal_holds_for_its_problem(proposals):
-    """All 24 ranks behave alike under the best sketch."""
+    """The best sketch's problem has a symmetry of order 24, over all ranks."""
     from taccl.sketch.group import symmetry_group
 
     assert symmetry_group(proposals[0].problem).order == 24
 
 
 def test_a_proposal_shows_its_figures(proposals):
-    """Its repr names the sketch, the finish, the bound and why."""
+    """The repr of a proposal names its sketch, finish, bound and reason."""
     assert repr(proposals[0]).startswith("SketchProposal('auto-")
     assert "chunk" in repr(proposals[0])
 
 
 @pytest.mark.parametrize(("size", "policy"), [("2KB", "max-connections"), ("200MB", "min-connections")])
 def test_the_policy_of_a_switch_follows_the_size(size, policy):
-    """Small chunks want many connections, large ones few; latency and bytes balance at 25 KB here."""
+    """The switch policy is many connections for small chunks and few for large ones; 25 KB is the limit here."""
     topology = taccl.topologies.dgx_a100(nodes=2, constants={"internode_alpha_us": 1}, profile="nominal")
     (best,) = taccl.suggest_sketches(topology, "allgather", size, chunks_per_rank=1, most=1, time_limit_s=0.1)
     assert best.sketch.switch[0].policy == policy
@@ -91,7 +91,7 @@ def test_the_policy_of_a_switch_follows_the_size(size, policy):
 
 @pytest.mark.slow
 def test_a_collective_keeps_its_chunks(a100):
-    """A `Collective` was cut by the person who made it."""
+    """The chunks of a `Collective` object are kept."""
     collective = taccl.collectives.allgather(24, chunks_per_rank=3)
     (best,) = taccl.suggest_sketches(a100, collective, "72MB", most=1, time_limit_s=0.1)
     assert best.problem.collective == collective
@@ -100,7 +100,7 @@ def test_a_collective_keeps_its_chunks(a100):
 
 @pytest.mark.slow
 def test_a_chunk_size_fixes_the_chunks(a100):
-    """With a chunk size, more chunks per rank would be another size."""
+    """With a chunk size the number of chunks per rank is fixed by it."""
     (best,) = taccl.suggest_sketches(a100, "allgather", chunk_size="1MB", most=1, time_limit_s=0.1)
     assert set(best.problem.chunk_bytes) == {10**6}
     assert best.problem.size_bytes == 24 * 10**6
@@ -108,7 +108,7 @@ def test_a_chunk_size_fixes_the_chunks(a100):
 
 @pytest.mark.slow
 def test_no_chunk_is_smaller_than_a_byte():
-    """24 bytes for 24 ranks are not cut."""
+    """24 bytes for 24 ranks stay in one chunk per rank."""
     topology = taccl.topologies.dgx_a100(nodes=3, profile="nominal")
     (best,) = taccl.suggest_sketches(topology, "allgather", 24, most=1, time_limit_s=0.1)
     assert best.problem.collective.chunks_per_rank == 1
@@ -119,7 +119,7 @@ def test_no_chunk_is_smaller_than_a_byte():
     "name", thinned(["broadcast", "reduce", "scan", "gather", "allreduce", "reduce-scatter"], every=2)
 )
 def test_every_kind_of_collective_gets_a_sketch(name):
-    """Roots, sums and prefixes: what is suggested leads to a verified schedule."""
+    """Collectives with roots, sums and prefixes get a sketch whose schedule verifies."""
     topology = taccl.topologies.ndv2(nodes=2)
     (best,) = taccl.suggest_sketches(topology, name, "1MB", most=1, time_limit_s=0.5)
     found = taccl.synthesize(best.problem, backend="greedy", time_limit_s=0.5, parameters=PATIENT)
@@ -128,7 +128,7 @@ def test_every_kind_of_collective_gets_a_sketch(name):
 
 @pytest.mark.slow
 def test_a_fabric_gets_its_symmetry():
-    """A torus is one node: nothing to relay, but all ranks alike."""
+    """A torus is one node, so its sketch has no relays, but has the symmetry of all ranks."""
     best = taccl.suggest_sketches(taccl.topologies.torus(4, 4), "allgather", "16KB", most=1)[0]
     assert {(entry.offset, entry.group) for entry in best.sketch.symmetry} == {(1, 4), (4, 16)}
     assert best.sketch.internode is None
@@ -136,14 +136,14 @@ def test_a_fabric_gets_its_symmetry():
 
 @pytest.mark.slow
 def test_a_topology_of_ones_own_needs_no_machine():
-    """Without a machine that makes it again, the sketch names none."""
+    """For a modified machine the sketch names no machine."""
     slower = taccl.topologies.dgx_a100(nodes=2, constants={"internode_beta_us_per_mb": 50}, profile="nominal")
     (best,) = taccl.suggest_sketches(slower, "allgather", "16MB", most=1, time_limit_s=0.1)
     assert best.sketch.machine == ""
 
 
 def test_a_disconnected_topology_is_an_error():
-    """Two ranks and a link one way: the other's chunk has no path."""
+    """A topology without a path from one rank to the other is an error."""
     topology = linked("one way", (0, 0), [(0, 1)], alpha_us=1, beta_us_per_mb=1)
     with pytest.raises(TopologyError, match="one way"):
         taccl.suggest_sketches(topology, "allgather", "1MB")
@@ -163,26 +163,26 @@ def test_a_disconnected_topology_is_an_error():
     ],
 )
 def test_what_does_not_fit_is_refused(options, said):
-    """Sizes and numbers that make no problem are named."""
+    """The error names the size or number that makes no problem."""
     with pytest.raises(InputError, match=said):
         taccl.suggest_sketches(taccl.topologies.ring(4), "allgather", **options)
 
 
 def test_an_unknown_collective_is_refused():
-    """A name that is no collective is an error, with the known ones."""
+    """An unknown collective is an error that lists the known names."""
     with pytest.raises(CollectiveError, match="allgather"):
         taccl.suggest_sketches(taccl.topologies.ring(4), "allgatherer", "1MB")
 
 
 def test_a_collective_with_chunks_per_rank_given_twice_is_refused():
-    """A `Collective` that was made with a number has its chunks per rank already."""
+    """`chunks_per_rank` is refused for a `Collective` that was made with a number."""
     with pytest.raises(CollectiveError, match="leave it out"):
         ring, whole = taccl.topologies.ring(4), taccl.collectives.allgather(4, chunks_per_rank=1)
         taccl.suggest_sketches(ring, whole, "1MB", chunks_per_rank=2)
 
 
 def test_a_limit_too_short_for_any_candidate_leaves_the_first():
-    """Without the symmetries that it has no time to look for."""
+    """A limit too short for any candidate gives the first one, without symmetries."""
     (found,) = taccl.suggest_sketches(taccl.topologies.ndv2(2), "allgather", size="1MB", time_limit_s=1e-3)
     assert found.sketch.symmetry == ()
     assert taccl.verify(found.schedule).ok
@@ -191,7 +191,7 @@ def test_a_limit_too_short_for_any_candidate_leaves_the_first():
 
 @pytest.mark.slow
 def test_nothing_is_compiled_after_the_limit(monkeypatch):
-    """The first candidate, which is late, is scheduled without kernels that no earlier run has compiled."""
+    """After the limit the first candidate is scheduled without compiling kernels."""
     module = "taccl.synthesis.suggesting.suggest"
     monkeypatch.setattr(f"{module}.are_kept", lambda _: False)
     monkeypatch.setattr(f"{module}.schedule_large", lambda *_, **__: pytest.fail("kernels were compiled"))
@@ -201,7 +201,7 @@ def test_nothing_is_compiled_after_the_limit(monkeypatch):
 
 @pytest.mark.slow
 def test_a_candidate_that_is_stopped_is_passed_over(monkeypatch):
-    """Time may be up while the compiled list scheduler is under way: then another sketch, or the first, holds."""
+    """If the compiled list scheduler is interrupted for one candidate, another is returned."""
     stopped = iter([True])
 
     def schedule_large(*args, **options):
@@ -220,7 +220,7 @@ def test_a_candidate_that_is_stopped_is_passed_over(monkeypatch):
 
 
 def test_only_partitions_that_are_tried_are_made(monkeypatch):
-    """One chunk per rank is made, for the limit of a byte, and those that there was time to begin."""
+    """Only chunkings that are tried are constructed."""
     cut = []
     make_problem = suggest.make_problem
     monkeypatch.setattr(
@@ -234,7 +234,7 @@ def test_only_partitions_that_are_tried_are_made(monkeypatch):
 
 @pytest.mark.slow
 def test_of_sketches_that_differ_in_merging_alone_the_looser_stays():
-    """They finish alike so far; where chunks may travel together, more can be found yet."""
+    """Of two sketches that differ only in merging and finish alike, the one that merges is kept."""
     topology = taccl.topologies.ndv2(nodes=2)
     found = taccl.suggest_sketches(topology, "alltoall", size="1MB", time_limit_s=AMPLE_S)
     plans = [(each.sketch.name.replace("-unmerged", ""), each.finish_us) for each in found]

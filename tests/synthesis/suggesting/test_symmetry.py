@@ -1,4 +1,4 @@
-"""Symmetries of topologies, and what a topology looks like to a person who writes a sketch."""
+"""Symmetries of topologies, and the shape of a topology that a sketch refers to."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def plans(topology):
 
 
 def said(plan):
-    """The fields of ``[internode]`` that a plan says, without its comments."""
+    """The ``[internode]`` fields of a plan, without their comments."""
     return {name: value for name, (value, _) in plan.internode.items()}
 
 
@@ -27,7 +27,7 @@ def test_a_slow_link_breaks_the_symmetry():
 
 
 def test_a_shared_resource_breaks_the_symmetry():
-    """Two pairs of ranks are alike, unless one of them shares a port."""
+    """Two pairs of ranks are symmetric unless one of them shares a port."""
     for ports, expected in (
         (0, {Shift(2, 1), Shift(4, 2)}),
         (2, {Shift(2, 1)}),
@@ -43,14 +43,15 @@ def test_a_shared_resource_breaks_the_symmetry():
 
 
 def test_shifts_of_a_torus_are_its_rows_and_columns():
-    """A 4 x 4 torus may be shifted by a column inside rows, and by a row."""
+    """A 4 x 4 torus has shifts by a column inside rows, and by a row."""
     shifts = find_shifts(taccl.topologies.torus(4, 4))
     assert {Shift(4, 1), Shift(16, 4)} <= set(shifts)
     assert Shift(16, 1) not in shifts
 
 
 def test_shifts_of_dgx2_keep_pairs_at_their_nics():
-    """Ranks 2i and 2i + 1 share a NIC, so a shift by one inside a node is none, and by two is."""
+    """Ranks 2i and 2i + 1 share a NIC, so a shift by two inside a node is a symmetry and a shift by one is
+    not."""
     shifts = find_shifts(taccl.topologies.dgx2(nodes=2))
     assert Shift(16, 2) in shifts
     assert Shift(32, 16) in shifts
@@ -58,14 +59,14 @@ def test_shifts_of_dgx2_keep_pairs_at_their_nics():
 
 
 def test_switches_are_found_where_none_is_declared():
-    """Ranks with ports that all reach each other are behind a switch, said or not."""
+    """Ranks with ports that all reach each other form a switch, declared or not."""
     machine = taccl.topologies.dgx_a100(profile="nominal")
     data = machine.to_dict() | {"switches": []}
     assert find_shape(taccl.Topology.from_dict(data)).switches == (tuple(range(8)),)
 
 
 def test_where_ranks_have_partners_they_talk_to_them_or_to_any():
-    """On DGX-2 each rank may send its own chunks to the rank with its number, or any; or nothing is said."""
+    """On DGX-2 plans relay own chunks, through the same local rank, or freely."""
     found = plans(taccl.topologies.dgx2(nodes=2))
     assert list(found) == ["own-chunks", "same-number", "free"]
     assert said(found["own-chunks"])["relays"] == {rank: (rank,) for rank in range(16)}
@@ -80,7 +81,7 @@ def test_one_node_needs_no_relays():
 
 
 def test_where_some_are_linked_across_nothing_is_said():
-    """Only rank 1 of each node is linked to the other."""
+    """If only rank 1 of each node is linked to the other node, plans set no connections."""
     builder = TopologyBuilder("bridge", (0, 0, 1, 1))
     for src, dst in ((0, 1), (1, 0), (2, 3), (3, 2), (1, 3), (3, 1)):
         builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
@@ -88,6 +89,6 @@ def test_where_some_are_linked_across_nothing_is_said():
 
 
 def test_nodes_of_different_sizes_are_refused():
-    """A sketch speaks of local ranks of every node, so nodes of 2 and 1 ranks have none."""
+    """Nodes of 2 and 1 ranks are refused, since a sketch names local ranks of every node."""
     with pytest.raises(TopologyError, match="uneven: found nodes of 1, 2 ranks"):
         find_shape(linked("uneven", (0, 0, 1), ((0, 1), (1, 2), (2, 0)), alpha_us=1, beta_us_per_mb=1))

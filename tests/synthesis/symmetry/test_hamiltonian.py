@@ -1,4 +1,4 @@
-"""Rings through meshes: every rank once, one step at a time, and allgathers that meet the bound."""
+"""Hamiltonian rings on meshes, and allgathers along them that meet the bound."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ DIMS = [
 
 @pytest.mark.parametrize("dims", DIMS)
 def test_the_ring_visits_every_rank_once(dims):
-    """And each step, the last one back to the first too, goes one along one axis."""
+    """The ring visits every rank once, and each step, also the last, moves by one along one axis."""
     ring = hamiltonian_ring(dims)
     assert sorted(ring.tolist()) == list(range(int(np.prod(dims))))
     places = np.stack(np.unravel_index(ring, dims))
@@ -38,21 +38,21 @@ def test_the_ring_visits_every_rank_once(dims):
 
 @pytest.mark.parametrize("dims", [(3, 3), (5, 7), (4,), (1, 6), (3, 3, 3)])
 def test_meshes_without_a_ring(dims):
-    """Of odd sides, one colour of a chessboard has a rank more; a line has ends."""
+    """Meshes with only odd sides and lines have no Hamiltonian ring."""
     assert not has_hamiltonian_ring(dims)
     with pytest.raises(TopologyError, match="no ring visits every rank once"):
         hamiltonian_ring(dims)
 
 
 def test_two_by_two_by_hand():
-    """0 1 over 2 3: up the second column, down the first."""
+    """On 2 x 2 the ring goes along the second column and back along the first."""
     assert hamiltonian_ring((2, 2)).tolist() == [1, 3, 2, 0]
 
 
 @pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce"])
 @pytest.mark.parametrize("dims", ["2x2", "3x4", "4x4", "6x3", "2x3x2"])
 def test_small_meshes_expand_to_valid_schedules(dims, collective):
-    """Implicit and written out, with two chunks per rank too."""
+    """Implicit schedules of small meshes expand to valid schedules, also with two chunks per rank."""
     for pieces in (1, 2):
         result = synthesize_implicit(f"mesh:{dims}", collective, chunks_per_rank=pieces)
         expanded = result.schedule.expand()
@@ -63,7 +63,7 @@ def test_small_meshes_expand_to_valid_schedules(dims, collective):
 
 @pytest.mark.parametrize("dims", ["2x2", "3x4", "4x4", "6x7", "32x32"])
 def test_meshes_of_two_axes_meet_the_bound(dims):
-    """R - 1 chunks over the two links into a corner."""
+    """R - 1 chunks over the two links into a corner: the gap is 0."""
     result = synthesize_implicit(f"mesh:{dims}")
     assert result.gap == 0
     assert "corner" in result.bound.limits or result.bound.kind == "latency"
@@ -71,32 +71,32 @@ def test_meshes_of_two_axes_meet_the_bound(dims):
 
 @pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce"])
 def test_the_bound_is_the_certificate(collective):
-    """Of a mesh of 3 x 4, the bound from the description is no better than `lower_bound`."""
+    """On a 3 x 4 mesh the bound from the description is at most that of `lower_bound`."""
     result = synthesize_implicit("mesh:3x4", collective)
     assert result.bound.bound <= lower_bound(result.schedule.problem()).bound
 
 
 def test_mesh_200x200():
-    """40,000 ranks: 20,000 rounds of 20.5 us, which is the bound."""
+    """40,000 ranks take 20,000 rounds of 20.5 us, which is the bound."""
     result = synthesize_implicit("mesh:200x200")
     assert (result.finish_us, result.gap) == (20_000 * 20.5, 0)
 
 
 @pytest.mark.slow
 def test_alltoall_goes_round_too():
-    """It is valid, if slow: the ring leaves out most links of the mesh."""
+    """An alltoall along the ring is valid."""
     result = synthesize_implicit("mesh:2x3", "alltoall")
     assert verify(result.schedule.expand()).ok
     assert result.bound.bound <= result.schedule.finish
 
 
 def test_a_mesh_topology_is_recognised():
-    """By its links, whatever its nodes are."""
+    """A mesh topology is recognised by its links, for any division into nodes."""
     result = synthesize_implicit(topologies.mesh(4, 3, ranks_per_node=3))
     assert result.schedule.host == parse_named("mesh:4x3")
 
 
 def test_only_meshes_of_one_bandwidth():
-    """A ring of links of two speeds would go at the slower one's pace."""
+    """A mesh whose axes differ in bandwidth is refused."""
     with pytest.raises(TopologyError, match="differ in bandwidth"):
         synthesize_implicit("mesh:4x4", bandwidth_gb_per_s=[75, 50])

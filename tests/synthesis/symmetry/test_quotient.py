@@ -1,4 +1,4 @@
-"""The quotient: how much symmetry saves, which symmetries times may have, and which ways are kept."""
+"""Quotients by symmetry: number of hops, symmetries that are valid for times, and kept paths."""
 
 import random
 import tracemalloc
@@ -26,12 +26,12 @@ ROTATION = tuple((r + 1) % 4 for r in range(4))
 
 
 def timing_quotient(problem):
-    """By the symmetries that times may have."""
+    """The quotient by the symmetries that are valid for times."""
     return take_quotient(problem, timing_group(problem))
 
 
 def test_without_symmetry_every_chunk_and_link_is_a_hop():
-    """Full(3), allgather: each chunk over the 4 links that do not lead home; 9 states."""
+    """Full(3), allgather: each chunk uses the 4 links that do not end at its origin; 9 states."""
     quotient = timing_quotient(problem_of(full(3), collectives.allgather(3)))
     assert quotient.group.order == 1
     assert len(quotient.hops) == 3 * 4
@@ -40,7 +40,8 @@ def test_without_symmetry_every_chunk_and_link_is_a_hop():
 
 
 def test_a_rotation_makes_all_chunks_one():
-    """Ring of 4 turned by one: a chunk over the 6 of 8 links that do not lead home, 4 states, 2 links."""
+    """Ring of 4 rotated by one: one chunk over the 6 of 8 links that do not end at its origin, 4 states, 2
+    links."""
     quotient = timing_quotient(problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,)))
     assert quotient.group.order == 4
     assert (len(quotient.hops), len(quotient.states), len(quotient.link_rep)) == (6, 4, 2)
@@ -48,7 +49,7 @@ def test_a_rotation_makes_all_chunks_one():
 
 
 def test_hops_over_one_orbit_of_links_share_its_representative():
-    """So that they can merge."""
+    """Hops over one orbit of links share its representative, so that they can merge."""
     quotient = timing_quotient(problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,)))
     assert {hop.link for hop in quotient.hops} == set(quotient.link_rep)
 
@@ -57,17 +58,18 @@ def test_hops_over_one_orbit_of_links_share_its_representative():
     ("sketch", "topology", "size", "hops"),
     [
         ("hub-n1", "hub-64KB", 2, 2 * 1 // 2),  # chunks * links that do not lead home // elements
-        # Rank 0's chunk: 0->1, 0->3, 2->3 and 3->2, but neither 1->0, home, nor 2->1, back.
+        # Rank 0's chunk uses 0->1, 0->3, 2->3 and 3->2, but neither 1->0, to its origin, nor 2->1, back.
         ("hub-n2", "hub-64KB", 2, 4 * 4 // 2),
         ("hub-rails-n2", "hub-64KB", 4, 4 * (1 + 2 + 2) // 4),
-        # Two chunks a rank: one link in its node, 4 to each other node, 2 in each, none from one to the other.
+        # Two chunks per rank: one link in its own node, 4 to each other node, 2 in each, none between those.
         ("hub-n3", "hub-64KB", 3, 12 * (1 + 2 * 4 + 2 * 2) // 3),
         ("ndv2-n2", "ndv2-2MB", 2, 16 * (32 - 4 + 1 + 32) // 2),
         ("dgx2-n1", "dgx2-4KB", 4, 16 * (240 - 15) // 4),
     ],
 )
 def test_our_sketches_fold(sketch, topology, size, hops):
-    """All the symmetry that our files name is used in time: so many elements, so many hops, by hand."""
+    """The symmetry named by our files is valid for times: group orders and numbers of hops as derived by
+    hand."""
     folder = OURS / "upstream-taccl"
     problem = load_problem(folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json")
     quotient = timing_quotient(problem)
@@ -83,7 +85,7 @@ def test_our_sketches_fold(sketch, topology, size, hops):
     ],
 )  # fmt: skip
 def test_published_sketches_fold(shared_data, sketch, topology, size, hops):
-    """All the symmetry that the sketches name is used in time: so many elements, so many hops."""
+    """The symmetry named by the published sketches is valid for times, with the expected numbers of hops."""
     folder = shared_data / "upstream-taccl"
     problem = load_problem(folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json")
     quotient = timing_quotient(problem)
@@ -92,10 +94,10 @@ def test_published_sketches_fold(shared_data, sketch, topology, size, hops):
 
 @pytest.mark.slow
 def test_the_shipped_dgx2_sketch_folds_sixteenfold():
-    """DGX-2 x2, allgather of two chunks a rank, ranks alike modulo 2: 64 chunks in orbits of 16.
+    """DGX-2 x2, allgather of two chunks per rank, ranks alike modulo 2: 64 chunks in orbits of 16.
 
-    A chunk spreads over the 16 * 15 links of its node's switch but the 15 that lead home, crosses over the one
-    connection of its relay (direct crossing), and spreads over all 16 * 15 of the other node: 466 hops.
+    A chunk uses 16 * 15 links of its node's switch minus the 15 to its origin, the one connection of its
+    relay (direct crossing), and all 16 * 15 of the other node: 466 hops.
     """
     topology, collective = machines.dgx2(nodes=2), collectives.allgather(32, chunks_per_rank=2)
     quotient = timing_quotient(load_sketch("dgx2/sk1").apply(topology, collective, chunk_size="1MB"))
@@ -104,7 +106,7 @@ def test_the_shipped_dgx2_sketch_folds_sixteenfold():
 
 
 def test_an_unfolded_schedule_verifies():
-    """What is scheduled on the quotient is a schedule of the whole, with the quotient's finish."""
+    """A schedule of the quotient expands to a valid schedule of the whole problem with the same finish."""
     problem = problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,))
     quotient = timing_quotient(problem)
     found = list_schedule(quotient, critical_priorities(quotient))
@@ -115,7 +117,7 @@ def test_an_unfolded_schedule_verifies():
 
 
 def listed(generators):
-    """Every product of permutations of several things at once, the identity among them."""
+    """Every product of the generators, including the identity; each is a tuple of permutations."""
     steps = list(generators)
     found = [tuple(tuple(range(len(part))) for part in steps[0])]
     for element in found:
@@ -127,7 +129,7 @@ def listed(generators):
 
 
 def symmetric(seed):
-    """A small network with up to three of its symmetries, and random chunks that those take to one another."""
+    """A small network with up to three of its symmetries, and random chunks closed under them."""
     rng = random.Random(seed)
     mirror = tuple(range(5, -1, -1))
     three = ((1, 2, 0, 4, 5, 3, 7, 8, 6), (0, 3, 6, 1, 4, 7, 2, 5, 8), (3, 4, 5, 6, 7, 8, 0, 1, 2))
@@ -158,7 +160,7 @@ def symmetric(seed):
 
 @pytest.mark.fuzz
 def test_a_fold_by_generators_is_that_by_the_listed_group():
-    """Its hops, states and their ends are the orbits that one finds by trying every product of generators."""
+    """The quotient by generators equals the one by all listed group elements: hops, states and their ends."""
     for seed in cases("quotients by generators", few=15, many=400):
         problem = symmetric(seed)
         group = symmetry_group(problem)
@@ -200,7 +202,7 @@ def test_a_fold_by_generators_is_that_by_the_listed_group():
 
 @pytest.mark.fuzz
 def test_what_is_folded_in_time_never_clashes():
-    """No link shares a resource with its image under any product, and what is scheduled so verifies."""
+    """No link shares a resource with its image under the timing group, and expanded schedules verify."""
     for seed in cases("quotients of times", few=15, many=400):
         problem = symmetric(seed)
         quotient = timing_quotient(problem)
@@ -216,10 +218,10 @@ def test_what_is_folded_in_time_never_clashes():
 
 
 def test_more_symmetries_than_memory_holds():
-    """All 24! renamings of 24 ranks reduce an alltoall to five hops; times may have 24 of them.
+    """All 24! renamings of 24 ranks reduce an alltoall to five hops; 24 of them are valid for times.
 
-    A chunk goes from its sender to its receiver or to another, from another to its receiver, from its receiver
-    to another, and between others.
+    A chunk goes from its sender to its receiver or to another, from another to its receiver, from its
+    receiver to another, and between others.
     """
     rotation, swap = offset_permutation(24, 1, 24), (1, 0, *range(2, 24))
     problem = problem_of(full(24), collectives.alltoall(24), symmetry=(swap, rotation))
@@ -245,9 +247,9 @@ def test_more_symmetries_than_memory_holds():
     ids=["3, 4 and 12", "3 and 4", "8 and 16", "8, 16 and 32"],
 )
 def test_several_symmetries_fold_in_little_memory(topology, offsets, order, in_time):
-    """As many in time as there are ranks, or ranks of other NICs, and 64 MB for them all.
+    """The timing group has one element per rank, or per rank of other NICs, in at most 64 MB of memory.
 
-    Of 3 and 4, the twelve that turn all ranks are products of more than two of these.
+    The twelve rotations by offsets 3 and 4 are products of several generators.
     """
     num_ranks = topology.num_ranks
     symmetry = tuple(offset_permutation(num_ranks, *each) for each in offsets)
@@ -262,7 +264,7 @@ def test_several_symmetries_fold_in_little_memory(topology, offsets, order, in_t
 
 
 def shared(*, half_duplex=False):
-    """Rank 0 to 2 and 1 to 3 behind one NIC (or: 0 to 1 and back over one wire), mirrored."""
+    """Sends 0 -> 2 and 1 -> 3 behind one NIC (or 0 -> 1 and back over one wire), with their mirror symmetry."""
     if half_duplex:
         builder = TopologyBuilder("wire", [0, 0])
         pairs, mirror = ((0, 1), (1, 0)), (1, 0)
@@ -279,7 +281,7 @@ def shared(*, half_duplex=False):
 
 @pytest.mark.parametrize("half_duplex", [False, True], ids=["NIC", "wire"])
 def test_a_fixed_resource_is_not_folded_in_time(half_duplex):
-    """The mirror keeps the shared resource where it is: two sends take turns, 2 us."""
+    """The mirror fixes the shared resource, so it is not valid for times: two sends in sequence take 2 us."""
     problem = shared(half_duplex=half_duplex)
     group = symmetry_group(problem)
     assert group.order == 2
@@ -291,7 +293,7 @@ def test_a_fixed_resource_is_not_folded_in_time(half_duplex):
 
 
 def test_a_fixed_resource_that_nobody_may_use_does_not_matter():
-    """Without the links that hold the NIC, times may have the mirror."""
+    """Without the links that hold the shared NIC, the mirror is valid for times."""
     builder = TopologyBuilder("idle NIC", [0, 0, 1, 1])
     nic = builder.add_resource("NIC")
     for src, dst in ((0, 1), (1, 0), (0, 2), (1, 3)):
@@ -307,9 +309,9 @@ def test_a_fixed_resource_that_nobody_may_use_does_not_matter():
 
 
 def test_only_the_part_that_acts_freely_is_taken():
-    """Four ranks in a ring with a port that ranks 0 and 2 share, 1 and 3 likewise: a half turn fixes both.
+    """Four ranks in a ring; ranks 0 and 2 share a port, as do 1 and 3: a half turn fixes both ports.
 
-    A turn by one swaps the ports, but its square is the half turn: nothing is left.
+    A quarter turn swaps the ports, but its square is the half turn, so no symmetry is valid for times.
     """
     builder = TopologyBuilder("ports", [0] * 4)
     ports = [builder.add_resource("even"), builder.add_resource("odd")]
@@ -322,13 +324,13 @@ def test_only_the_part_that_acts_freely_is_taken():
 
 
 def test_one_destination_makes_a_single_path():
-    """A destination that has the chunk from the start does not count."""
+    """A chunk with one destination besides its origins has a single path."""
     ways = [([0], [2]), ([0], [0, 2]), ([0], [1, 2])]
     assert timing_quotient(problem_of(ring(3), custom(3, ways))).single_path == (True, True, False)
 
 
 def near_tie(slack):
-    """0 -> 1 in 46 us, or by rank 2 in 23.3 + 23.3."""
+    """Rank 0 reaches 1 in 46 us, or through rank 2 in 23.3 + 23.3 us."""
     builder = TopologyBuilder("near tie", [0] * 3)
     for src, dst, beta in ((0, 1, 46), (0, 2, "23.3"), (2, 1, "23.3")):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
@@ -339,18 +341,18 @@ def near_tie(slack):
     ("slack", "links"), [(Fraction(0), {0}), (Fraction(1, 100), {0}), (Fraction(1, 10), {0, 1, 2})]
 )
 def test_slack_keeps_near_ties(slack, links):
-    """46.6 is 1.3 % above 46: a slack of 1 % keeps one way, one of 10 % both."""
+    """46.6 us is 1.3 % above 46: a slack of 1 % keeps one path, a slack of 10 % both."""
     assert {hop.link for hop in near_tie(slack).hops} == links
 
 
 def test_exact_ties_need_no_slack():
-    """Both ways round a ring of 4 to the rank opposite."""
+    """Both directions around a ring of 4 to the opposite rank are kept without slack."""
     quotient = timing_quotient(problem_of(ring(4), custom(4, [([0], [2])]), routing_slack=Fraction(0)))
     assert len(quotient.hops) == 4
 
 
 def test_hops_know_how_far_it_still_is():
-    """On a ring of 5 with 2 us a hop, the first hop of a broadcast has one more hop of 2 us behind it."""
+    """On a ring of 5 with 2 us per hop, the first hop of a broadcast has a tail of one hop, 2 us."""
     topology = ring(5)
     quotient = timing_quotient(problem_of(topology, collectives.broadcast(5), routing_slack=Fraction(0)))
     tails = {(topology.links[m.link].src, topology.links[m.link].dst): m.tail_ticks for m in quotient.hops}
@@ -358,7 +360,7 @@ def test_hops_know_how_far_it_still_is():
 
 
 def test_restricting_keeps_only_the_given_hops():
-    """States stay; hops are renumbered, and states know only those."""
+    """`restrict` keeps all states, and renumbers the given hops."""
     quotient = timing_quotient(problem_of(full(3), collectives.broadcast(3)))
     part = quotient.restrict([(0, 0)])
     assert [(m.chunk, m.link) for m in part.hops] == [(0, 0)]
@@ -367,7 +369,7 @@ def test_restricting_keeps_only_the_given_hops():
 
 
 def test_derived_chunks_share_the_state_of_their_source():
-    """Scan on 3 ranks: prefix 0 at rank 1 is where prefix 1 starts; the last prefix is nowhere sent."""
+    """Scan on 3 ranks: prefix 1 starts from the state of prefix 0 at rank 1; the last prefix is never sent."""
     quotient = timing_quotient(problem_of(ring(3), collectives.scan(3), routing_slack=Fraction(0)))
     sources = {hop.chunk: quotient.states[hop.srcs[0]] for hop in quotient.hops}
     assert (sources[1].chunk, sources[1].rank) == (0, 1)
@@ -375,7 +377,7 @@ def test_derived_chunks_share_the_state_of_their_source():
 
 
 def test_a_sketch_link_is_no_hop():
-    """Links that the sketch forbids carry nothing."""
+    """Links that the sketch forbids give no hops."""
     quotient = timing_quotient(
         problem_of(full(3), collectives.allgather(3), links_allowed=frozenset({0, 1, 2, 4}))
     )
@@ -383,7 +385,8 @@ def test_a_sketch_link_is_no_hop():
 
 
 def test_a_link_of_several_sources_shortens_no_way():
-    """To rank 1 the link from ranks 0 and 2 is fast, and waits for both: the chunk of rank 2 goes by rank 0."""
+    """The fast link from ranks 0 and 2 to 1 waits for both, so it shortens no path: rank 2's chunk goes
+    through 0."""
     topology = linked(
         "ring", [0, 0, 0], [*((rank, (rank + 1) % 3, 0, 5) for rank in range(3)), ((0, 2), 1, 0, 1)]
     )

@@ -1,4 +1,4 @@
-"""Synthesis by translation: bounds are met, and what is implicit is what would be written out."""
+"""Synthesis by translation: bounds are met, and implicit schedules equal their expansions."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -31,7 +31,7 @@ NAMES = ("ring:2", "ring:5", "torus:3x4", "torus:2x2x3", "hypercube:3", "fully-c
 
 
 def check(result):
-    """An implicit schedule and what it expands to are both valid, and finish together."""
+    """Assert that an implicit schedule and its expansion are valid and finish together."""
     schedule = result.schedule
     expanded = schedule.expand()
     assert verify_implicit(schedule).ok
@@ -43,14 +43,14 @@ def check(result):
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("name", NAMES)
 def test_small_fabrics_expand_to_valid_schedules(name, collective):
-    """Every fabric and collective, under both meanings of alpha."""
+    """Every fabric and collective gives valid schedules, under both meanings of alpha."""
     for meaning in ("occupies", "pipelined"):
         check(synthesize_implicit(name, collective, chunk_size=1000, alpha_meaning=meaning))
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_several_chunks_per_rank(collective):
-    """Two and three chunks of every rank."""
+    """Two and three chunks per rank give valid schedules."""
     for pieces in (2, 3):
         check(synthesize_implicit("torus:3x4", collective, chunks_per_rank=pieces))
 
@@ -66,7 +66,7 @@ def test_several_chunks_per_rank(collective):
     pieces=st.integers(1, 2),
 )
 def test_any_torus_is_valid(dims, rates, alpha, meaning, collective, pieces):
-    """Any sides, bandwidths by axis and alpha."""
+    """Tori of random sides, bandwidths per axis and alpha give valid schedules."""
     check(
         synthesize_implicit(
             f"torus:{'x'.join(map(str, dims))}",
@@ -81,23 +81,23 @@ def test_any_torus_is_valid(dims, rates, alpha, meaning, collective, pieces):
 
 @pytest.mark.parametrize("dims", ["4x4", "3x7", "5x5", "2x9", "31x33", "32x32", "2x3x4", "7x9x11", "3x3x3x3"])
 def test_tori_meet_the_bound(dims):
-    """ceil((R - 1) / links) rounds, or the diameter: no schedule is faster."""
+    """Tori meet the bound: ceil((R - 1) / links) rounds, or the diameter."""
     assert synthesize_implicit(f"torus:{dims}").gap == 0
 
 
 @pytest.mark.parametrize("name", ["hypercube:1", "hypercube:7", "ring:9", "fully-connected:40", "star:20"])
 def test_other_fabrics_meet_the_bound(name):
-    """An allgather that no schedule beats."""
+    """An allgather on other fabrics meets the bound."""
     assert synthesize_implicit(name).gap == 0
 
 
 def test_two_speeds_meet_the_bound():
-    """75 GB/s along one axis and 50 along the other: every link is busy to the end."""
+    """With 75 GB/s on one axis and 50 on the other, every link is busy to the end."""
     assert synthesize_implicit("torus:16x16", bandwidth_gb_per_s=[75, 50]).gap < 0.001
 
 
 def test_torus_200x200():
-    """40,000 ranks, 1.6 milliard transfers: 10,000 rounds of 20.5 us."""
+    """40,000 ranks, 1.6 billion transfers: 10,000 rounds of 20.5 us."""
     result = synthesize_implicit("torus:200x200")
     assert result.finish_us == 10_000 * 20.5
     assert result.bound.bound == Fraction(205_000)
@@ -106,14 +106,14 @@ def test_torus_200x200():
 
 @pytest.mark.slow
 def test_torus_of_a_million_ranks():
-    """ceil(999,999 / 6) rounds of 20.5 us."""
+    """A million ranks take ceil(999,999 / 6) rounds of 20.5 us."""
     assert synthesize_implicit("torus:100x100x100").finish_us == 166_667 * 20.5
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("name", ["torus:3x4", "hypercube:3", "star:4", "fully-connected:4"])
 def test_bounds_are_no_better_than_the_certificate(name, collective):
-    """On small fabrics `lower_bound` and the bound from the description lie below the finish, and agree."""
+    """On small fabrics the bound from the description equals that of `lower_bound`, at most the finish."""
     result = synthesize_implicit(name, collective)
     certificate = lower_bound(result.schedule.problem())
     assert certificate.bound <= result.schedule.finish
@@ -122,25 +122,25 @@ def test_bounds_are_no_better_than_the_certificate(name, collective):
 
 
 def test_alltoall_balances_the_ways_round():
-    """On an even torus, offsets half way round go either way: within 1 % of volume times distance."""
+    """On an even torus, offsets of half a side go either way: within 1 % of volume times distance."""
     assert synthesize_implicit("torus:16x16", "alltoall").gap <= 0.01
 
 
 def test_an_allgather_and_its_reversal_take_as_long():
-    """Reduce-scatter is the allgather with time turned round; allreduce is both."""
+    """A reduce-scatter is the allgather reversed in time; an allreduce takes twice as long."""
     finish = {name: synthesize_implicit("torus:5x6", name).schedule.finish for name in COLLECTIVES[:3]}
     assert finish["reduce-scatter"] == finish["allgather"]
     assert finish["allreduce"] == 2 * finish["allgather"]
 
 
 def test_the_same_seed_makes_the_same_schedule():
-    """Digests agree."""
+    """Two runs with one seed give equal digests."""
     first, second = (synthesize_implicit("torus:3x7", seed=5).schedule.digest() for _ in range(2))
     assert first == second
 
 
 def test_a_one_way_ring_needs_reversed_links_for_sums():
-    """Links go upwards only: the allgather goes up, the reduce-scatter too, and both are valid."""
+    """On a ring of links in one direction, allgather and reduce-scatter both use them, and both are valid."""
     topology = topologies.ring(5).without(links=range(5, 10))
     for collective in COLLECTIVES:
         result = synthesize_implicit(topology, collective)
@@ -157,13 +157,13 @@ def test_a_one_way_ring_needs_reversed_links_for_sums():
     ids=lambda topology: topology.name,
 )
 def test_translations_are_found(topology):
-    """Without being told more than links and holds."""
+    """Translations are found from links and holds alone."""
     assert find_translations(topology) is not None
     check(synthesize_implicit(topology))
 
 
 def test_circulant_graphs_are_found():
-    """A circulant of 13 ranks with steps of 1 and 5 either way: 12 chunks over 4 links are 3 rounds."""
+    """A circulant of 13 ranks with steps of 1 and 5 both ways: 12 chunks over 4 links take 3 rounds."""
     graph = networkx.circulant_graph(13, [1, 5])
     for _, _, data in graph.edges(data=True):
         data.update(bandwidth_gb_per_s=50, alpha_us=0.5)
@@ -173,7 +173,7 @@ def test_circulant_graphs_are_found():
 
 
 def test_a_group_may_be_given():
-    """A triangle with a twin, the Cayley graph of S3: rank i is the i-th permutation of three things."""
+    """A given group: two triangles with links between them, the Cayley graph of S3."""
     elements = list(permutations(range(3)))
 
     def times(a, b):
@@ -192,7 +192,7 @@ def test_a_group_may_be_given():
 
 
 def test_alltoall_wants_links_along_the_axes():
-    """Steps of 2 and 3 on a ring of 5 are no axis."""
+    """An alltoall is refused if the links' steps are no axes, as 2 on a ring of 7."""
     graph = networkx.circulant_graph(7, [2])
     for _, _, data in graph.edges(data=True):
         data.update(bandwidth_gb_per_s=50, alpha_us=0.5)
@@ -201,13 +201,13 @@ def test_alltoall_wants_links_along_the_axes():
 
 
 def test_a_broken_torus_has_no_translations():
-    """One link less."""
+    """A torus without one link has no translations."""
     with pytest.raises(TopologyError, match="found no translations"):
         synthesize_implicit(transform.without(topologies.torus(3, 3), links=[0]))
 
 
 def test_shared_nics_are_refused():
-    """Ranks of one node share NICs, which translations would take to themselves."""
+    """NICs shared by ranks of a node are refused, since translations do not preserve them."""
     builder = TopologyBuilder("shared", [0, 0, 1, 1])
     nic = builder.add_resource("nic")
     for src in range(4):
@@ -229,13 +229,13 @@ def test_shared_nics_are_refused():
     ],
 )
 def test_groups_that_do_not_fit_are_refused(generators, text):
-    """No group, no permutation, not all ranks, some twice, other ranks, other links."""
+    """Generators are refused that are no group, no permutations, or change ranks or links."""
     with pytest.raises(TopologyError, match=text):
         translations_of_topology(topologies.ring(4), generators)
 
 
 def test_links_that_cost_otherwise_are_refused():
-    """One link of a ring takes longer."""
+    """A ring with one slower link is refused."""
     ring = topologies.ring(4)
     links = (replace(ring.links[0], alpha_us=Fraction(9)), *ring.links[1:])
     with pytest.raises(TopologyError, match="costs otherwise"):
@@ -243,7 +243,7 @@ def test_links_that_cost_otherwise_are_refused():
 
 
 def test_links_that_do_not_reach_all_are_refused():
-    """Two rings of two ranks, side by side."""
+    """Links that do not connect all ranks are refused: two separate rings of two ranks."""
     topology = linked("apart", [0] * 4, ((src, src ^ 1) for src in range(4)), alpha_us=1, beta_us_per_mb=1)
     shape = translations_of_topology(topology, CyclicProduct((2, 2)))
     with pytest.raises(TopologyError, match="do not lead from a rank to every other"):
@@ -255,7 +255,7 @@ def test_links_that_do_not_reach_all_are_refused():
 
 @pytest.mark.parametrize("moduli", [(5,), (2, 3), (3, 1, 4), (2, 2, 2)])
 def test_a_product_is_the_group_that_its_shifts_generate(moduli):
-    """Multiplied out, the table of the generated permutations is the sums of digits."""
+    """The table of the group generated by shifts equals addition of digits."""
     group = CyclicProduct(moduli)
     places = np.arange(group.order)
     table = group.translate(places[:, None], places[None, :])
@@ -268,7 +268,7 @@ def test_a_product_is_the_group_that_its_shifts_generate(moduli):
 
 @pytest.mark.parametrize("name", [*NAMES, "mesh:3x4", "mesh:2x3x2", "torus:1x5", "mesh:1x4"])
 def test_a_named_fabric_has_the_links_that_are_listed(name):
-    """Whether two ranks are linked, and at what cost, by arithmetic and by listing."""
+    """For every pair of ranks, link and cost by arithmetic equal those of the listed topology."""
     rates = [10 * (axis + 1) for axis in range(name.count("x") + 1)] if name[0] in "mt" else 10
     fabric = parse_named(name, bandwidth_gb_per_s=rates)
     listed = {(e.src, e.dst): e.beta_us_per_mb for e in fabric.to_topology().links}
@@ -285,7 +285,7 @@ def test_a_named_fabric_has_the_links_that_are_listed(name):
 
 @pytest.mark.parametrize("name", [*NAMES, "mesh:3x4"])
 def test_a_topology_is_known_by_its_links(name):
-    """Parsed, listed, and recognised; with a link less it is not."""
+    """A topology from a name is recognised by its links; without one link it is not."""
     fabric = parse_named(name, alpha_us=2)
     topology = fabric.to_topology()
     assert as_named(topology) == fabric
@@ -312,13 +312,13 @@ def test_a_topology_is_known_by_its_links(name):
     ],
 )
 def test_bad_names_are_refused(name, options, text):
-    """Before any work, with a word on what is wrong."""
+    """Bad names are refused before any work, with the reason."""
     with pytest.raises(TopologyError, match=text):
         synthesize_implicit(name, **options)
 
 
 def test_other_bad_input():
-    """Collectives, chunks, and patterns that need too much memory."""
+    """Bad collectives, chunk sizes, and patterns that need too much memory are refused."""
     with pytest.raises(InputError, match="expected one of allgather"):
         synthesize_implicit("ring:4", "broadcast")
     with pytest.raises(InputError, match="chunk_size"):
@@ -332,12 +332,12 @@ def test_other_bad_input():
 
 
 def test_memory_is_known_before():
-    """A million ranks of six links each: 24 MB of steps, and 100 bytes a row."""
+    """A million ranks with six links each need 24 MB of steps, and 100 bytes per row."""
     assert memory_needed(implicit_translations("torus:100x100x100")) == 124 * 10**6
 
 
 def test_rings_that_are_none():
-    """Not every rank, not linked, or of links that differ."""
+    """A ring is refused if it misses ranks, uses missing links, or has unequal links."""
     mesh = parse_named("mesh:2x3")
     with pytest.raises(TopologyError, match="every rank once"):
         along_ring(mesh, [0, 1, 2, 3, 4, 4])
@@ -349,7 +349,7 @@ def test_rings_that_are_none():
 
 
 def test_the_bound_names_what_limits():
-    """Sixteen ranks: four hops take as long as 15 chunks over 4 links; of 64 the links limit."""
+    """On 16 ranks latency limits: four hops take as long as 15 chunks over 4 links; on 64 ranks links limit."""
     assert synthesize_implicit("torus:4x4").bound.kind == "latency"
     bound = synthesize_implicit("torus:8x8").bound
     assert (bound.kind, bound.bound_us) == ("cut counting", 16 * 20.5)
@@ -357,7 +357,7 @@ def test_the_bound_names_what_limits():
 
 
 def test_a_result_tells_all_in_plain_values():
-    """Finish, bound, gap and counts."""
+    """`to_dict` of a result has finish, bound, gap and counts."""
     found = synthesize_implicit("torus:8x8")
     told = found.to_dict()
     assert (told["finish_us"], told["bound_us"], told["gap"]) == (328.0, 328.0, 0.0)
@@ -366,7 +366,7 @@ def test_a_result_tells_all_in_plain_values():
 
 
 def test_it_serves_a_problem_whose_nodes_are_cut():
-    """Found on the topology itself, the schedule is of the problem that was asked."""
+    """A problem whose topology has several nodes is served by the schedule of the whole topology."""
     problem = make_problem(
         topologies.torus(4, 4, ranks_per_node=4), collectives.allgather(16), chunk_bytes=10**6
     )
@@ -379,7 +379,7 @@ def test_it_serves_a_problem_whose_nodes_are_cut():
     ("fabric", "costs"), [("ring:4", {"bandwidth": 1}), (topologies.ring(4), {"alpha_us": 1})]
 )
 def test_costs_that_would_not_be_heeded_are_refused(fabric, costs):
-    """What a name does not take, and what a topology says itself."""
+    """Cost options are refused if a name does not accept them or a topology already has costs."""
     for backend in ("auto", "dimension-balanced"):
         with pytest.raises(InputError, match="of no use"):
             synthesize_implicit(fabric, backend=backend, **costs)
