@@ -112,7 +112,7 @@ def _fields(table: str, properties: dict[str, Any], *, required: set[str]) -> li
         cells = [f"`{name}`", _type(prop), default, prop["description"], f"`{example}`"]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         wrong += [_mistake(table, mistake, name) for mistake in mistakes]
-    return [*rows, "", "What a wrong value says:", "", *wrong]
+    return [*rows, "", "Errors of wrong values:", "", *wrong]
 
 
 def _default(prop: dict[str, Any]) -> str:

@@ -98,7 +98,7 @@ class Chunks(Table):
 
 
 class Internode(Table):
-    """Ranks that talk across nodes, for every ordered pair of nodes."""
+    """Connections between nodes, for every ordered pair of nodes."""
 
     connections: Connections | None = _told(
         None,
@@ -139,21 +139,21 @@ class Intranode(Table):
 class SwitchSketch(Table):
     """Number of a switch's connections that a routing should use."""
 
-    name: str = _told("", "A word for messages.")
+    name: str = _told("", "Name of the switch in messages.")
     ranks: LocalRanks = Field(description="Local ranks that the switch joins.")
     policy: Literal["min-connections", "max-connections", "free"] = _told(
-        "free", "Whether few or many of the switch's connections should be used."
+        "free", "Minimise or maximise the number of the switch's connections in use."
     )
     planes: Positive | None = _told(
-        None, "How many of the parallel links between two ranks may be used; all when left out."
+        None, "Number of parallel links between two ranks that may be used; left out: all."
     )
 
 
 class Symmetry(Table):
     """Rank r behaves as rank (r + offset) mod group inside its block of `group` ranks."""
 
-    offset: Positive = Field(description="How far every rank moves.")
-    group: int = Field(strict=True, ge=2, description="Ranks in a block; blocks do not mix.")
+    offset: Positive = Field(description="Shift of every rank inside its block.")
+    group: int = Field(strict=True, ge=2, description="Number of consecutive ranks in a block.")
     strict: StrictBool = _told(False, "Refuse a collective that lacks the symmetry, rather than narrow it.")
 
     @model_validator(mode="after")
@@ -167,29 +167,28 @@ class Symmetry(Table):
 
 
 class Objective(Table):
-    """Second terms of the routing objective, beside time."""
+    """Secondary terms of the routing objective, added to the finish."""
 
     link_use: Literal["free", "min-max", "max-min"] = _told(
         "free", "Keep the busiest link light, or the idlest link used."
     )
-    weight: Number = _told(0.01, "Weight of the second terms against time.")
+    weight: Number = _told(0.01, "Weight of the secondary terms relative to the finish.")
 
 
 class Routing(Table):
     """Limits on detours of paths."""
 
-    slack: Number = _told(0.1, "How much longer than its shortest path a chunk's path may be, relatively.")
+    slack: Number = _told(0.1, "Allowed relative excess of a chunk's path over its shortest path.")
     max_hops: Positive | None = _told(
         None,
-        "How many links a chunk may pass at most from where it starts, and a contribution to "
-        "a sum on its way to the root.",
+        "Max links on a chunk's path from its origin, and on a contribution's path to the root of its sum.",
     )
 
 
 class Merging(Table):
     """Sends that may carry more than one chunk."""
 
-    max: Positive = _told(6, "How many chunks one send may carry.")
+    max: Positive = _told(6, "Max chunks per send.")
     links: Literal["internode", "all", "none"] = _told(
         "internode", "Links whose sends may carry more than one chunk."
     )
@@ -201,11 +200,11 @@ class Sketch(Table):
     model_config = ConfigDict(populate_by_name=True)
 
     schema_version: Literal[1] = Field(default=1, alias="schema", description="Version of this schema.")
-    name: str = _told("", "A word for results and messages.")
-    description: str = _told("", "What the sketch is for.")
-    machine: str = _told("", "Machine model it was written for; empty for any.")
+    name: str = _told("", "Name of the sketch in results and messages.")
+    description: str = _told("", "Purpose of the sketch.")
+    machine: str = _told("", "Machine model that the sketch is for; empty for any.")
     profile: str = _told("", "Profile of the machine's constants, e.g. 'taccl'.")
-    nodes: Positive | None = _told(None, "Nodes it was written for.")
+    nodes: Positive | None = _told(None, "Number of nodes that the sketch is for.")
     chunks: Chunks = Field(default_factory=Chunks)
     internode: Internode | None = _told(None, "Left out: any link may carry anything.")
     intranode: Intranode = Field(default_factory=Intranode)
