@@ -113,6 +113,24 @@ def switch(_: float) -> Iterator[Row]:
         yield at_most(f"gap of both together, {slots} slots", mixed.gap, 0.1)
 
 
+def makespan(limit_s: float) -> Iterator[Row]:
+    """Makespan of whole schedules, as a user gets them: 1 GB at a box, and 100 MB by switches alone."""
+    for workers, cards in ((8, 4), (24, 14), (8, 10)):
+        topology, box = rack(workers, cards), range(workers, workers + cards)
+        collective = exchange(workers, box, num_ranks=topology.num_ranks)
+        found = checked(servers(taccl.make_problem(topology, collective, size_bytes=10**9), levels="one"))
+        expected = 1000 * PORT_US_PER_MB * max(1, workers / cards)
+        yield row(f"us of 1 GB at a box, n={workers}, k={cards}", found.finish_us, expected, 0.02)
+    for slots in (16, 64):
+        problem = open_sum(in_network(8, slots=slots), "100MB")
+        alone = taccl.synthesize(problem, time_limit_s=limit_s, in_network="only")
+        assert alone.bound.check(), "the witness proves the bound of switches alone"
+        yield row(
+            f"us of 100 MB by switches alone, {slots} slots", alone.finish_us, 10**9 / (slots * 1024), 0.02
+        )
+        yield at_most(f"gap of switches alone, {slots} slots", alone.gap, 0.02)
+
+
 def packets(_: float) -> Iterator[Row]:
     """Sums and goodput of 10,000 packets of 16 workers over a lossy network."""
     for loss in (0.0, 0.01, 0.05):
@@ -269,7 +287,7 @@ def table(limit_s: float) -> Iterator[Row]:
         yield at_least(f"us, best without servers, rack {name}, over the bound", best, bound.bound_us)
 
 
-PARTS = {each.__name__: each for each in (switch, packets, fixed_point, central, shards, table)}
+PARTS = {each.__name__: each for each in (switch, makespan, packets, fixed_point, central, shards, table)}
 
 
 def main() -> int:
