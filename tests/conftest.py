@@ -248,8 +248,19 @@ def line_log(tmp_path_factory: pytest.TempPathFactory) -> str:
 def line_fit(line_log: str) -> Fit:
     """Fit of that log to a DGX H100."""
     import taccl
+    from tests.effort import quick_fits
 
-    return taccl.fit([line_log], "dgx-h100")
+    with quick_fits():
+        return taccl.fit([line_log], "dgx-h100")
+
+
+@pytest.fixture
+def _quick_fits():
+    """All fits of a test are quick ones."""
+    from tests.effort import quick_fits
+
+    with quick_fits():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import TypeAlias
 
 import numpy as np
@@ -47,6 +46,8 @@ _PRICE = 3.0
 _ROUNDS = 5
 #: Min sizes per range: any two points fit a line.
 _LEAST = 3
+#: Rows whose determinant is a smaller part of its first term are one direction, to rounding.
+_PARALLEL = 1e-13
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,22 +280,38 @@ def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float6
     Both terms of a line are nonnegative. Iteratively reweighted least squares minimizes the pseudo-Huber
     loss. Ranges of fewer than `_LEAST` sizes cost infinity.
     """
-    require_address_space()
-    from scipy.optimize import nnls
-
     n = len(size_bytes)
     # Columns differ by many powers of ten, so each is scaled by its maximum.
-    rows = np.stack([1 / times_us, size_bytes / times_us], axis=1)
-    rows /= rows.max(axis=0)
+    rows = np.stack([1 / times_us, size_bytes / times_us])
+    rows /= rows.max(axis=1, keepdims=True)
     costs = np.zeros((n + 1, n + 1))
-    for begin, end in combinations(range(n + 1), 2):
-        some, errors = rows[begin:end], np.zeros(end - begin)
+    for begin in range(n):
+        inside = np.tri(n - begin)  # a row for each last size
+        some, errors = rows[:, begin:], np.zeros_like(inside)
         for _ in range(_ROUNDS):
-            root = (1 + (errors / NOISE) ** 2) ** -0.25
-            line, _ = nnls(some * root[:, None], root)
-            errors = some @ line - 1
-        costs[begin, end] = np.inf if end - begin < min(_LEAST, n) else robust(errors).sum()
+            weights = inside / np.sqrt(1 + (errors / NOISE) ** 2)
+            errors = _nonnegative_lines(weights, some) @ some - 1
+        found = (robust(errors) * inside).sum(axis=1)
+        found[: min(_LEAST, n) - 1] = np.inf
+        costs[begin, begin + 1 :] = found
     return costs
+
+
+def _nonnegative_lines(weights: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Nonnegative factors, (lines, 2), of two rows whose sum is nearest to 1, for each line's weights.
+
+    - `weights`, (lines, sizes): Of the squared distances from 1.
+    - `rows`, (2, sizes): Above 0, so that with one factor alone it is above 0.
+    """
+    one, other = weights @ rows[0], weights @ rows[1]
+    ones, others, mixed = weights @ rows[0] ** 2, weights @ rows[1] ** 2, weights @ (rows[0] * rows[1])
+    determinant = ones * others - mixed**2
+    is_line = determinant > _PARALLEL * ones * others
+    both = np.stack([others * one - mixed * other, ones * other - mixed * one], axis=1)
+    both /= np.where(is_line, determinant, 1)[:, None]
+    is_first = one**2 / ones >= other**2 / others
+    alone = np.stack([is_first * one / ones, ~is_first * other / others], axis=1)
+    return np.where((is_line & (both >= 0).all(axis=1))[:, None], both, alone)
 
 
 def reassigned(predicted_us: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.int64]:

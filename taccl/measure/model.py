@@ -33,6 +33,10 @@ from taccl.topology.tuning import (
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "alltoall", POINT_TO_POINT)
 
 
+#: Bytes that a channel takes under each protocol, (3, 1).
+_CHANNEL_BYTES = np.array([[float(CHANNEL_BYTES[each.name])] for each in PROTOCOLS])
+
+
 class Parameter(NamedTuple):
     """A parameter to fit; its logarithm has a normal prior with mean log(`value`) and deviation `spread`."""
 
@@ -174,12 +178,17 @@ def times_us(
     latency = launch[..., None] + hops
     rates = us_per_byte[..., None] / shares[..., None, :]
     fastest: NDArray[np.float64] = (latency[..., None] + rates[..., None] * size_bytes).min(axis=-3)
-    further = np.array([further_channels(p.name, size_bytes) for p in PROTOCOLS])
+    further = _further_channels(size_bytes, _CHANNEL_BYTES)
     times: NDArray[np.float64] = fastest + values[..., 10, None, None] * further
     return times
 
 
 def further_channels(protocol: str, size_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
     """Number of channels beyond the first that messages of some sizes use, up to `RAMP_CHANNELS`."""
-    used: NDArray[np.float64] = np.clip(size_bytes / CHANNEL_BYTES[protocol], 1, RAMP_CHANNELS)
-    return used - 1
+    return _further_channels(size_bytes, np.float64(CHANNEL_BYTES[protocol]))
+
+
+def _further_channels(
+    size_bytes: NDArray[np.float64], channel_bytes: NDArray[np.float64] | np.float64
+) -> NDArray[np.float64]:
+    return np.minimum(np.maximum(size_bytes / channel_bytes, 1), RAMP_CHANNELS) - 1

@@ -7,6 +7,8 @@ import pytest
 from taccl.cli.command import run
 from tests.measure.logs import SIZES, table
 
+pytestmark = pytest.mark.usefixtures("_quick_fits")
+
 
 @pytest.fixture
 def log(tmp_path):

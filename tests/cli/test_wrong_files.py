@@ -9,6 +9,7 @@ import taccl
 from taccl._internal.file_kinds import a
 from taccl.formats.registry import write
 from taccl.workload import save_workload
+from tests.effort import brief_plan, quick_fits
 from tests.foreign import OURS
 from tests.fuzzing import MANY, thinned
 from tests.outputs import FIELDS, TEXTS
@@ -16,6 +17,7 @@ from tests.workload.test_replay import block
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("_quick_fits"),
     pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWarning"),
 ]
 
@@ -69,8 +71,8 @@ def files(tmp_path_factory):
     taccl.save(problem.topology, found["saved topology"], overwrite=True)
     taccl.save(problem, found["problem"], overwrite=True)
     save_workload(block(), folder / "step.toml")
-    few = {"sizes": ["1KB", "1MB"], "backend": "greedy", "baselines": False, "time_limit_s": 0.3}
-    taccl.plan("ring:4", "allgather", **few).save(folder / "plan")
+    few = {"sizes": ["1KB", "1MB"], "backend": "greedy", "baselines": False}
+    brief_plan("ring:4", "allgather", **few).save(folder / "plan")
     taccl.Probe(("a", "b"), latency_us=[[0, 5], [5, 0]]).save(folder / "probe.json")
     found["sketch"].write_text('schema = 1\nmachine = "ndv2"\n[routing]\nslack = 1\n')
     log = (
@@ -83,7 +85,8 @@ def files(tmp_path_factory):
         for size, us in rates
     ]
     found["log of nccl-tests or rccl-tests"].write_text(log + "\n".join(rows) + "\n")
-    fit = taccl.fit([str(found["log of nccl-tests or rccl-tests"])], "dgx-h100")
+    with quick_fits():
+        fit = taccl.fit([str(found["log of nccl-tests or rccl-tests"])], "dgx-h100")
     found["profile"].write_text(fit.to_toml(accept=True))
     others = {
         "workload": folder / "step.toml", "plan": folder / "plan" / "plan.json", "probe": folder / "probe.json",

@@ -14,6 +14,8 @@ from taccl.measure.predict import costs_of, predicted_us
 from taccl.measure.series import Series
 from tests.measure.logs import SIZES, table
 
+pytestmark = pytest.mark.usefixtures("_quick_fits")
+
 
 @pytest.fixture
 def log(tmp_path):

@@ -9,6 +9,8 @@ from taccl.measure.machine import Machine, mismatches
 from taccl.measure.series import Log, Series
 from tests.measure.logs import HEAD, row, table
 
+pytestmark = pytest.mark.usefixtures("_quick_fits")
+
 H100 = Machine("dgx-h100", 8, 1, 450.0, 50.0)
 
 

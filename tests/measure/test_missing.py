@@ -10,6 +10,8 @@ from taccl.measure.model import PARAMETERS
 from taccl.measure.series import Series
 from tests.measure.logs import SIZES, table
 
+pytestmark = pytest.mark.usefixtures("_quick_fits")
+
 
 def test_every_parameter_has_its_measurement():
     """Each undetermined parameter is in exactly one sentence; none is needed if all are determined."""
