@@ -26,13 +26,15 @@ import pytest
 import taccl
 from taccl.analysis.certificates import bounds
 from taccl.analysis.certificates.certificate import kinds_of_bounds
+from taccl.baselines import spread
 from taccl.baselines.table import label_of
 from taccl.cli import main
+from taccl.placement import tuning
 from taccl.plot import sizes
 from taccl.topology.machines import SHAPES
 from taccl.topology.networks import INSTANCES, NETWORKS
 from tests.arguments import arguments_for
-from tests.effort import PATIENT
+from tests.effort import PATIENT, quick_fits
 from tests.foreign import OURS, REAL
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,13 +102,18 @@ def short_searches(monkeypatch):
 
     limit, budget = {"time_limit_s": MOST_SECONDS}, {"budget_s": MOST_SECONDS}
     monkeypatch.setattr(taccl, "synthesize", cut(taccl.synthesize, parameters=SHORT, **limit))
-    for name in ("compare", "plan", "reorder", "suggest_sketches"):
+    monkeypatch.setattr("taccl.aggregation.shards.synthesize", taccl.synthesize)
+    for name in ("compare", "reorder", "suggest_sketches"):
         monkeypatch.setattr(taccl, name, cut(getattr(taccl, name), **limit))
-    monkeypatch.setattr(taccl, "sweep", cut(taccl.sweep, time_limit_s=5 * MOST_SECONDS))
+    for name in ("plan", "sweep"):  # which share it between problems
+        monkeypatch.setattr(taccl, name, cut(getattr(taccl, name), time_limit_s=5 * MOST_SECONDS))
     for name in ("report", "lower_bound"):
         monkeypatch.setattr(taccl, name, cut(getattr(taccl, name), **budget))
     for name in ("_FIRST_S", "_SMALL_S", "_LEAST_S"):
         monkeypatch.setattr(bounds, name, BOUND_SECONDS)
+    monkeypatch.setattr(spread, "_MOST_CUT", 2000)  # a schedule with more transfers is not cut further
+    # Ranks are started for each: a test of all is beside them.
+    monkeypatch.setattr(tuning, "LIBRARY_NAMES", {"allreduce": tuning.LIBRARY_NAMES["allreduce"]})
     for most in ("_MOST_DRAWN", "_MOST_REPLAYED"):  # tests of pages draw their pictures
         monkeypatch.setattr(f"taccl.plot.report.{most}", 0)
     monkeypatch.setattr(sizes, "_SIZES", sizes._SIZES[::6])
@@ -114,13 +121,14 @@ def short_searches(monkeypatch):
     monkeypatch.setattr(sizes, "BASELINES", {name: sizes.BASELINES[name] for name in ("ring", "pairwise")})
     for module in (sizes, taccl.plot):
         monkeypatch.setattr(module, "bandwidths", two_sizes)
-    with joblib.parallel_config(backend="sequential"):
+    with joblib.parallel_config(backend="sequential"), quick_fits():
         yield
 
 
 def run_command(command, where, capsys):
     """Run one command, and compare its exit code with the one that the page promises."""
     promised = _EXITS.search(command)
+    command = command.replace("100x100x100", "20x20x20")
     command = re.sub(r"--budget \S+", f"--budget {MOST_SECONDS}", command)
     command = re.sub(r"--step-s \S+", f"--step-s {MOST_SECONDS}", command)
     # Named solvers use up what they have.
