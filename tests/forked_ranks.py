@@ -1,8 +1,10 @@
-"""Ranks of PyTorch, forked from a process that has loaded it once: ``forked_ranks.py NUMBER SCRIPT WORDS ...``.
+"""Ranks of PyTorch, forked from a process that has loaded what they import: ``forked_ranks.py NUMBER SCRIPT WORDS ...``.
 
 What rank 0 prints goes to ``rank-0`` of the current folder, and so on. The last line printed lists the exit codes.
 """
 
+import ast
+import importlib
 import json
 import os
 import runpy
@@ -10,6 +12,18 @@ import sys
 
 import torch
 import torch.distributed
+
+
+def load_imports_of(script):
+    """Load the modules of import statements that are not indented, and what the first optimizer would load."""
+    for statement in ast.parse(script).body:
+        if isinstance(statement, ast.Import):
+            for each in statement.names:
+                importlib.import_module(each.name)
+        elif isinstance(statement, ast.ImportFrom) and statement.module != "__future__":
+            importlib.import_module(statement.module)
+    if "torch.optim" in script:
+        importlib.import_module("torch._dynamo")
 
 
 def run(rank, script, words):
@@ -25,6 +39,8 @@ def run(rank, script, words):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    with open(sys.argv[2], encoding="utf-8") as script:
+        load_imports_of(script.read())
     running = []
     for rank in range(int(sys.argv[1])):
         if not (child := os.fork()):
