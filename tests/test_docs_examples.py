@@ -112,8 +112,9 @@ def short_searches(monkeypatch):
     for name in ("_FIRST_S", "_SMALL_S", "_LEAST_S"):
         monkeypatch.setattr(bounds, name, BOUND_SECONDS)
     monkeypatch.setattr(spread, "_MOST_CUT", 2000)  # a schedule with more transfers is not cut further
-    # Ranks are started for each: a test of all is beside them.
-    monkeypatch.setattr(tuning, "LIBRARY_NAMES", {"allreduce": tuning.LIBRARY_NAMES["allreduce"]})
+    # Ranks are started for each algorithm: tests/placement/test_tuning.py has those of an alltoall.
+    some = {kind: tuning.LIBRARY_NAMES[kind] for kind in ("allreduce", "allgather")}
+    monkeypatch.setattr(tuning, "LIBRARY_NAMES", some)
     for most in ("_MOST_DRAWN", "_MOST_REPLAYED"):  # tests of pages draw their pictures
         monkeypatch.setattr(f"taccl.plot.report.{most}", 0)
     monkeypatch.setattr(sizes, "_SIZES", sizes._SIZES[::6])
@@ -128,6 +129,7 @@ def short_searches(monkeypatch):
 def run_command(command, where, capsys):
     """Run one command, and compare its exit code with the one that the page promises."""
     promised = _EXITS.search(command)
+    # A torus of a million ranks is made in tests/synthesis/symmetry.
     command = command.replace("100x100x100", "20x20x20")
     command = re.sub(r"--budget \S+", f"--budget {MOST_SECONDS}", command)
     command = re.sub(r"--step-s \S+", f"--step-s {MOST_SECONDS}", command)

@@ -54,7 +54,7 @@ def _measured(**options):
 def test_mpich_is_measured(monkeypatch):
     """Every algorithm at every size; its selection file takes them for so many ranks.
 
-    One of an allreduce, as each is started anew, and none of an allgather: the page on placement runs them all.
+    One of an allreduce, as each is started anew, and none of an allgather: the page on placement runs those.
     """
     names = tuning.LIBRARY_NAMES
     few = {"allreduce": dict(list(names["allreduce"].items())[:1]), "alltoall": names["alltoall"]}
