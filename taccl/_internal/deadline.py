@@ -211,7 +211,7 @@ class Deadline:
     def check(self) -> None:
         """Raise `OutOfTime` if the deadline has passed. For places where work can be given up."""
         if self.has_passed:
-            raise OutOfTime("the time limit came first; give more time")
+            raise OutOfTime("the time limit was reached; give more time")
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -254,7 +254,7 @@ class Deadline:
             if is_outer or not is_own:  # compiled code may turn an interrupt into another error
                 raise
             interrupt.end()  # the interrupt may have come during the handling
-            raise OutOfTime("the time limit came first; give more time") from error
+            raise OutOfTime("the time limit was reached; give more time") from error
 
     @contextmanager
     def stopping(self, signal: NDArray[np.int64]) -> Iterator[None]:

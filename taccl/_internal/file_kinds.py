@@ -74,7 +74,7 @@ _MATRIX_ROWS = (
 _SHOW = "`taccl show {file}` reads it"
 _FIT = "`taccl fit {file} --topology MACHINE` reads it, with the name of the machine"
 _FIT_TABLE = "`taccl fit {file} --topology MACHINE --collective NAME` reads it, if its header names the units"
-_WRITTEN = "taccl writes it and does not read it; give the schedule or the program that it was made of"
+_WRITTEN = "the format is write-only; give the schedule or program that it was made of"
 _NCCL_DUMP = "the topology is in the file that NCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml"
 _RCCL_DUMP = "the topology is in the file that RCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml"
 _SERVER = (
@@ -120,7 +120,7 @@ _ADVICE = {
     "switch job": f"{_WRITTEN}; it holds settings for a switch and its workers",
     "plan for MSCCL++": "`taccl verify {file}` runs it; else give the program that it was made of",
     "workload": "`taccl run {file} --topology NAME` reads it",
-    "placement": "taccl writes it and does not read it; its hosts, in its order, are what launchers need",
+    "placement": "the format is write-only; it lists hosts in order for launchers",
     "upstream sketch": _SHOW,
     "upstream topology": _SHOW,
     "profile": "`taccl show MACHINE --profile {file}` reads it, with the machine that it names",
@@ -128,7 +128,7 @@ _ADVICE = {
     "output of nvbandwidth in JSON": _no("give what it prints without --format json or --json"),
     "output of nccl-tests in JSON": _no("give the table that it prints beside that file"),
     "output of iperf3 in JSON": _no(_HOSTS),
-    "answer of a verb with --json": "it has figures and no sends; write the schedule itself with -o",
+    "answer of a verb with --json": "it has figures but no sends; write the schedule with -o",
     "topology": _SHOW,
     "sketch": _SHOW,
 }
@@ -216,7 +216,7 @@ _TEXTS = (
     _Text(
         "output of p2pBandwidthLatencyTest, cut short",
         r"P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test|^P2P Connectivity Matrix",
-        "save it whole, with its matrix `P2P=Enabled Bandwidth`",
+        "save the full output, with its matrix `P2P=Enabled Bandwidth`",
     ),
     # Servers.
     _Text(

@@ -70,7 +70,7 @@ class _TemporaryLocator(caching.InTreeCacheLocator):
         if hasattr(os, "geteuid") and (
             not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077
         ):
-            raise PermissionError(f"{self._folder} is not this user's own")
+            raise PermissionError(f"{self._folder} belongs to another user")
         super().ensure_cache_path()
 
 
@@ -132,7 +132,7 @@ class KernelCache(caching.NullCache):
         try:
             return _FunctionCache(self._function, self._stamp(self._function))
         except (OSError, RuntimeError):  # no writable folder, or a missing source
-            _warn("compiled functions are kept nowhere, and every process compiles them anew")
+            _warn("compiled functions are not kept, so every process compiles them again")
             return caching.NullCache()
 
     @property

@@ -113,7 +113,7 @@ def quoted(value: object) -> str:
     try:
         text = str(value) if isinstance(value, Decimal) else " ".join(_repr.repr(value).split())
     except ValueError:  # Python converts no number of more than 4300 digits
-        return "a number of thousands of digits"
+        return "a number with thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

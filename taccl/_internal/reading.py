@@ -101,7 +101,7 @@ def parse_toml(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
         except tomllib.TOMLDecodeError as error:
             if not _LIKE_TOML.search(text):
                 begins = shown(repr(text.strip().partition("\n")[0].strip()), 60)
-                said = f"found text of no known kind, which begins {begins}; check the path, or give a file"
+                said = f"found text of unknown kind, which begins {begins}; check the path, or give a file"
                 raise FormatError(f"{said} that the page on formats lists", where=source) from None
             end = f"at line {text.count(chr(10)) + 1}, the end of the text"
             reason = str(error).replace("at end of document", end)
@@ -239,7 +239,7 @@ def _open_at_once(path: str, flags: int) -> int:
 def _bytes_within(descriptor: int, read: Callable[[int], bytes], limit_bytes: int, where: str) -> bytes:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        said = "is no ordinary file but a pipe or a device; save what it gives in a file, and give that"
+        said = "is a pipe or a device; save its output in a file, and give that"
         raise FormatError(said, where=where)
     pieces: list[bytes] = []
     num_bytes = 0
@@ -264,7 +264,7 @@ def _parsed(plain: Callable[[], Any], source: str) -> Any:
     except RecursionError:
         raise _too_deep(source) from None
     except MemoryError:
-        raise FormatError("found more than the memory holds; give a smaller file", where=source) from None
+        raise FormatError("the file does not fit into memory; give a smaller file", where=source) from None
     except (ArithmeticError, ValueError) as error:  # e.g. a number of 5000 digits
         reason = str(error).partition(";")[0]
         said = f"found a number that cannot be read ({reason}); correct it"

@@ -161,5 +161,5 @@ def _short(value: object) -> str:
     try:
         text = str(value) if isinstance(value, (int, float, Fraction, Decimal)) else repr(value)
     except ValueError:  # Python converts no number of more than 4300 digits
-        return "a number of thousands of digits"
+        return "a number with thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -35,7 +35,7 @@ def largest_scale(most: float, ranks: Count) -> float:
         raise InputError(f"found {most}; expected a finite number above 0", where="most")
     scale = (_MOST // ranks - 0.5) / float(most)
     if scale <= 0:
-        raise InputError(f"found {ranks} ranks; no sum of so many fits into 32 bits", where="ranks")
+        raise InputError(f"found {ranks} ranks, whose sum cannot fit into 32 bits", where="ranks")
     while ranks * (float(most) * scale + 0.5) > _MOST:
         scale = math.nextafter(scale, 0)
     return scale
@@ -85,7 +85,7 @@ def quantise(
     found = float(np.abs(real).max(initial=0.0))
     most = found if most is None else float(most)
     if found > most:
-        raise InputError(f"found a value of {found:g}; expected at most {most:g}, as was said", where="most")
+        raise InputError(f"found a value of {found:g}; expected at most the stated {most:g}", where="most")
     if ranks * (most * scale + 0.5) > _MOST:
         raise InputError(
             f"found {scale:g}, at which a sum of {ranks} numbers of {most:g} leaves 32 bits; expected at "
@@ -134,7 +134,7 @@ def finite_numbers(values: ArrayLike) -> NDArray[np.float64]:
     """Values as float64. Raises `InputError` unless all are finite real numbers."""
     real = _numbers(values, "values")
     if not np.isfinite(real).all():
-        raise InputError("found values that are infinite or no numbers; expected finite ones", where="values")
+        raise InputError("found infinite values or NaN; expected finite ones", where="values")
     return real
 
 

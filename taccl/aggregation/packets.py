@@ -71,8 +71,8 @@ class PacketRun:
     def __str__(self) -> str:
         verdict = "every sum right" if self.ok else f"{len(self.wrong)} wrong, {self.missing} missing"
         return (
-            f"{format_count(self.sent, 'packet')} sent, {self.lost} lost, {self.repeated} again: {verdict}, "
-            f"{self.goodput_gb_per_s:.3f} GB/s"
+            f"{format_count(self.sent, 'packet')} sent, {self.lost} lost, {self.repeated} repeated: "
+            f"{verdict}, {self.goodput_gb_per_s:.3f} GB/s"
         )
 
 
@@ -112,7 +112,7 @@ def simulate_packets(
     """
     for name, part in (("loss", loss), ("duplicates", duplicates), ("reordering", reordering)):
         if not 0 <= part < 1:
-            raise InputError(f"found {part}; expected a part of the packets, from 0 to below 1", where=name)
+            raise InputError(f"found {part}; expected a share of the packets, from 0 to below 1", where=name)
     for name, value in (("gb_per_s", gb_per_s), ("rtt_us", rtt_us), ("timeout_us", timeout_us or 1)):
         if not 0 < value < float("inf"):
             raise InputError(f"found {value}; expected a number above 0", where=name)

@@ -102,7 +102,7 @@ class SwitchJob:
             If the prototype has fewer slots, other packets or fewer workers, or adds no such numbers.
         """
         faults = [
-            (self.dtype != "int32", f"found {self.dtype}; the prototype adds int32 alone"),
+            (self.dtype != "int32", f"found {self.dtype}; the prototype adds only int32"),
             (rank not in self.workers, f"found rank {rank}, which is no worker"),
             (len(self.workers) > _MOST_WORKERS, f"expected at most {_MOST_WORKERS} workers"),
             (
@@ -150,7 +150,7 @@ def switch_job(schedule: Schedule, *, most: Number | None = None) -> SwitchJob:
     adding = {c: e for c, e, adds in rows if adds and e in reduces and len(topology.links[e].srcs) > 1}
     groups = {frozenset((*topology.links[e].srcs, *topology.links[e].dsts)) for e in adding.values()}
     if len(groups) != 1:
-        said = "no sum that a switch adds" if not groups else f"sums for {len(groups)} groups of ranks"
+        said = "no sum made by a switch" if not groups else f"sums for {len(groups)} groups of ranks"
         raise ExportError(f"found {said}; expected one group, as synthesize(..., in_network='only') finds")
     workers, (first, *_) = tuple(sorted(*groups)), adding.values()
     switch = reduces[first]

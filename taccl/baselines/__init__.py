@@ -102,7 +102,7 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
         if (found := attempt(name, cut=False)) is not None:
             made[name] = found
     if not made:
-        raise CollectiveError(f"no baseline can do {problem.title}; synthesize it", where="baseline")
+        raise CollectiveError(f"no baseline supports {problem.title}; synthesize it", where="baseline")
     ranked = sorted((name for name in BASELINES if name in made), key=lambda name: made[name].finish)
     fastest = made[ranked[0]]
     for name in ranked if cut else ():

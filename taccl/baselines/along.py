@@ -43,7 +43,8 @@ def translations_along(dims: Dimensions) -> Translations:
     """Group of translations along all dimensions; raises `TopologyError` if one is a line."""
     if not dims.is_regular:
         raise TopologyError(
-            "found a line, along which ranks differ; expected rings, switches and fully connected groups",
+            "found a line, whose ranks are not equivalent; expected rings, switches or fully connected "
+            "groups",
             where=dims.host.name,
         )
     if isinstance(dims.host, NamedFabric):
@@ -213,8 +214,8 @@ def listed_along(
     num_transfers, name = 2 * len(orders) * dims.num_ranks**2, problem.collective.name
     if num_transfers > _MOST_LISTED:
         raise CollectiveError(
-            f"found about {num_transfers:.2g} transfers; expected at most {_MOST_LISTED}: take fewer chunks, "
-            "give hierarchical the dimensions, or synthesize with backend='dimension-balanced'",
+            f"found about {num_transfers:.2g} transfers; expected at most {_MOST_LISTED}: use fewer "
+            f"chunks, give hierarchical the dimensions, or synthesize with backend='dimension-balanced'",
             where=dims.host.name,
         )
     paces = paces_of(dims, problem.costs)

@@ -71,7 +71,7 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
     dims = grid_of(problem.topology)
     if dims is None:
         raise CollectiveError(
-            f"bucket needs a torus or a mesh, and found {problem.topology.name}; use ring", where="baseline"
+            f"bucket needs a torus or a mesh, but found {problem.topology.name}; use ring", where="baseline"
         )
 
     def made(problem: Problem) -> Schedule:

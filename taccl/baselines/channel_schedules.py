@@ -162,8 +162,8 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
     lanes = Lanes(problem, algorithm, channels)
     if channels.wanted > len(channels.orders):
         said = (
-            f"{channels.wanted} channels take too many transfers to list; {len(channels.orders)} carry all, "
-            "in NCCL's model too: NCCL itself may finish earlier; compare on fewer nodes"
+            f"{channels.wanted} channels exceed the listing limit; {len(channels.orders)} are used, so "
+            f"NCCL itself may finish earlier"
         )
         problem = replace(problem, notes=(*problem.notes, said))
     parts = min(lanes.parts, *problem.chunk_bytes) if cut else 1

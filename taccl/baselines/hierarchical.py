@@ -203,7 +203,7 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
     sizes = sorted({len(ranks) for ranks in problem.topology.ranks_of_node})
     if problem.topology.num_nodes < 2 or len(sizes) > 1:
         raise CollectiveError(
-            f"hierarchical needs two or more nodes of one size, and found {problem.topology.num_nodes} of "
+            f"hierarchical needs two or more nodes of one size, but found {problem.topology.num_nodes} of "
             f"{' or '.join(map(str, sizes))} ranks; use ring",
             where="baseline",
         )
@@ -337,7 +337,7 @@ def dimensions_of(problem: Problem, *, baseline: str) -> Dimensions:
         collective.name, collective.num_ranks, chunks_per_rank=collective.chunks_per_rank
     ):
         raise CollectiveError(
-            f"found {collective.name} of chunks of its own; expected a whole "
+            f"found {collective.name} with custom chunks; expected a complete "
             f"{', '.join(IMPLICIT_COLLECTIVES)}: use another baseline, or synthesize it",
             where="dimensions",
         )

@@ -243,8 +243,8 @@ def check_number(problem: Problem, num_transfers: int) -> None:
     most = _MOST_TRANSFERS // (2 if problem.collective.combining else 1)
     if num_transfers > most:
         raise CollectiveError(
-            f"{problem.title} takes {num_transfers} transfers or more; expected at most {most}: take fewer "
-            "ranks, a baseline of fewer (ring), or synthesize it, which lists transfers in less memory",
+            f"{problem.title} needs at least {num_transfers} transfers; expected at most {most}: use fewer "
+            f"ranks, another baseline (ring), or synthesize it",
             where="baseline",
         )
 

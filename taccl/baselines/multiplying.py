@@ -186,8 +186,8 @@ def _require_supported(problem: Problem) -> None:
         for chunk in collective.chunks
     ):
         raise CollectiveError(
-            f"multiplying adds up what all ranks have, for all of them or for one, and found "
-            f"{collective.name}; use recursive, or synthesize it",
+            f"multiplying supports full reductions only, but found {collective.name}; use recursive, or "
+            f"synthesize it",
             where="baseline",
         )
 
@@ -252,7 +252,7 @@ def _plain_trees(found: Schedule, times: StepTimes, plan: StepPlan) -> Schedule:
 def _too_many_sends(problem: Problem) -> CollectiveError:
     """Error for a problem that no plan supports."""
     return CollectiveError(
-        f"multiplying takes more than {MOST_SENDS} sends in a step of {problem.title}; use ring or "
+        f"multiplying needs more than {MOST_SENDS} sends in a step of {problem.title}; use ring or "
         "hierarchical",
         where="baseline",
     )

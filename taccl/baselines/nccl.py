@@ -195,7 +195,7 @@ def nccl_bounded(problem: Problem, schedule: Schedule, chosen: Considered) -> tu
     """
     notes = []
     if chosen.algorithm == "nvls" and not _nvls_links(problem.topology):
-        notes.append("sums in the switches count as NCCL's default (NVLS); --no-nvls compares without")
+        notes.append("reductions in switches (NVLS) are on, as in NCCL (--no-nvls excludes them)")
         problem = _with_switches(problem)
     topology = problem.topology
     if chosen.protocol:
@@ -208,8 +208,8 @@ def nccl_bounded(problem: Problem, schedule: Schedule, chosen: Considered) -> tu
     if schedule.problem.topology.links != topology.links:
         what = f"{TREE_SHARE:g} of the bandwidth" if chosen.algorithm == "tree" else "the latency of switches"
         notes.append(
-            f"finish: on links slowed to what {chosen.algorithm} gets in NCCL's tables ({what}); "
-            "bound: on the links as they are"
+            f"finish: with links at {chosen.algorithm}'s rate in NCCL's tables ({what}); bound: with full "
+            f"link rates"
         )
     gap = model_gap(schedule, chosen)
     return replace(schedule.problem, topology=topology), (*notes, *([gap] if gap else []))
@@ -224,7 +224,7 @@ def model_gap(schedule: Schedule, chosen: Considered) -> str:
     if abs(ratio - 1) <= _AGREES:
         return ""
     return (
-        f"this schedule takes {format_us(schedule.predicted_us)}, {ratio:.2f} times what NCCL's model says "
+        f"this schedule takes {format_us(schedule.predicted_us)}, {ratio:.2f} times NCCL's own prediction "
         f"({format_us(chosen.time_us)}): compare with the smaller figure before claiming to beat NCCL"
     )
 
@@ -237,7 +237,7 @@ def _check(problem: Problem) -> None:
     elif problem.size_bytes is None:
         said = "chooses by size, and the problem's is not known; give chunks a size"
     elif len({len(ranks) for ranks in topology.ranks_of_node}) > 1 or topology.num_ranks == 1:
-        said = "chooses for nodes of equal size, and two ranks or more; take another baseline"
+        said = "supports nodes of equal size and at least two ranks; use another baseline"
     if said:
         raise CollectiveError(f"nccl {said}", where="baseline")
 

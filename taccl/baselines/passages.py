@@ -173,7 +173,7 @@ def plan_along(
     exchange = collective == "alltoall"
     if exchange and not dims.is_regular:
         raise CollectiveError(
-            "found a line, along which an alltoall has no fixed steps; expected rings, switches and fully "
+            "found a line, along which an alltoall has no fixed steps; expected rings, switches or fully "
             "connected groups: synthesize it",
             where=dims.host.name,
         )

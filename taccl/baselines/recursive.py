@@ -205,7 +205,7 @@ def _require_power_of_two(problem: Problem, *, baseline: str) -> None:
     num_ranks = problem.topology.num_ranks
     if num_ranks & (num_ranks - 1):
         raise CollectiveError(
-            f"{baseline} needs a power of two, and found {num_ranks} ranks; use ring or hierarchical",
+            f"{baseline} needs a power of two, but found {num_ranks} ranks; use ring or hierarchical",
             where="baseline",
         )
 

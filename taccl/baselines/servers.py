@@ -89,7 +89,9 @@ def _two_levels(problem: Problem) -> Schedule:
         least = min((held(rank, root) for root in roots if root != rank), default=0)
         near[rank] = [root for root in roots if held(rank, root) <= least]
     if all(near[rank] == roots for rank in near):
-        raise CollectiveError("every server is near every worker; use servers in one level", where="baseline")
+        raise CollectiveError(
+            "every server is close to every worker; use servers in one level", where="baseline"
+        )
 
     def relay(rank: int, root: int) -> int:
         if root in near.get(rank, roots):
@@ -106,13 +108,13 @@ def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str)
     """
     chunks, routes = problem.collective.chunks, ShortestRoutes.of(problem)
     if not problem.collective.sums_up or any(chunk.root is None for chunk in chunks):
-        said = f"servers add up, and {problem.collective.name} does not, or names no roots; use pairwise"
+        said = f"servers reduces at roots, but {problem.collective.name} has none; use pairwise"
         raise CollectiveError(said, where="baseline")
     num_sends = sum(len(chunk.origins) + len(chunk.destinations) for chunk in chunks)
     if num_sends > _MOST_SENDS:
         raise CollectiveError(
-            f"{problem.title} takes {num_sends} transfers with servers; expected at most {_MOST_SENDS}: take "
-            "fewer chunks, or synthesize it without an update",
+            f"{problem.title} needs {num_sends} transfers with servers; expected at most {_MOST_SENDS}: "
+            f"use fewer chunks, or synthesize it without an update",
             where="baseline",
         )
     roots = sorted({chunk.root for chunk in chunks if chunk.root is not None})
@@ -138,7 +140,7 @@ def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str)
                     link = routes.direct(src, dst)
                     if link is None:
                         said = (
-                            f"servers needs a link from rank {src} to rank {dst}, and there is none; use tree"
+                            f"servers needs a link from rank {src} to rank {dst}, which is missing; use tree"
                         )
                         raise CollectiveError(said, where="baseline")
                     # In a turn, no two sends go to one server, nor come from one worker.

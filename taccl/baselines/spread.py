@@ -301,8 +301,7 @@ def require_no_derivations(problem: Problem, *, baseline: str) -> None:
     """Raise `CollectiveError` if chunks of the collective derive from one another."""
     if problem.collective.derivations:
         raise CollectiveError(
-            f"{baseline} cannot do {problem.collective.name}, whose chunks derive from one another; "
-            "synthesize it",
+            f"{baseline} does not support {problem.collective.name}, which derives chunks; synthesize it",
             where="baseline",
         )
 
@@ -315,8 +314,8 @@ def require_everywhere(problem: Problem, *, baseline: str) -> None:
         contributors = chunk.origins if problem.collective.combining else chunk.destinations
         if len({*contributors, *chunk.origins}) < num_ranks:
             raise CollectiveError(
-                f"{baseline} cannot do {problem.collective.name}, whose chunks do not concern every rank; "
-                "use pairwise, recursive or hierarchical",
+                f"{baseline} does not support {problem.collective.name}, whose chunks do not reach every "
+                f"rank; use pairwise, recursive or hierarchical",
                 where="baseline",
             )
 

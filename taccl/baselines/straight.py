@@ -99,7 +99,7 @@ def one_shot(problem: Problem, *, cut: bool = True) -> Schedule:
     """
     if not problem.collective.sums_up:
         raise CollectiveError(
-            f"one-shot is for sums, and {problem.collective.name} adds nothing up; use pairwise",
+            f"one-shot is for reductions, but {problem.collective.name} has none; use pairwise",
             where="baseline",
         )
 

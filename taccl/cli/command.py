@@ -22,7 +22,7 @@ from taccl.cli.output import EXIT_INTERRUPTED, Answer, emit, explained, failed, 
 from taccl.cli.verbs import EXAMPLES, SHARED, VERBS
 from taccl.errors import InputError, TacclWarning
 
-_INTERRUPTED = failed("interrupted, with nothing in hand", EXIT_INTERRUPTED)
+_INTERRUPTED = failed("interrupted before any result", EXIT_INTERRUPTED)
 
 
 def run(
@@ -94,7 +94,7 @@ class _Parser(argparse.ArgumentParser):
         for word in extra:
             if word.startswith("-") and word != "--":
                 self._check_option(word)
-            self.error(f"found {word!r}, which is one word too many; leave it out")
+            self.error(f"found {word!r} after all arguments; leave it out")
         return found, extra
 
     def _check_option(self, word: str) -> None:
@@ -102,7 +102,7 @@ class _Parser(argparse.ArgumentParser):
         if name not in known:
             near = did_you_mean(name, known)
             if self._subparsers is not None:
-                near = " before the verb; those of a verb come after it"
+                near = " before the verb; put a verb's options after it"
             self.error(f"there is no option {name}{near}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -104,8 +104,8 @@ USUAL_SIZE = "64MB"
 LEAST_S = 0.1
 A_TOPOLOGY = "a file, a machine (ndv2), or a fabric (torus:4x4)"
 _COLLECTIVES = ", ".join(collectives.COLLECTIVES)
-_PROTOCOL = "protocol of messages (default auto: the fastest predicted for the size)"
-_SIZE = "larger of one rank's input and output buffer, e.g. 16MB (default: the sketch's, or 64MB)"
+_PROTOCOL = "message protocol (default auto: predicted fastest for the size)"
+_SIZE = "larger of a rank's input and output buffer, e.g. 16MB (default: the sketch's, or 64MB)"
 #: {option that several verbs share: (name of its value, help, other arguments of argparse)}.
 _SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "--topology": ("FILE|NAME", A_TOPOLOGY, {}),
@@ -155,7 +155,7 @@ def add_options(parser: argparse._ActionsContainer, *names: str, help: str = "",
 
 def add_limit(
     verb: argparse.ArgumentParser, group: argparse._ActionsContainer | None = None, *,
-    option_name: str = "--time-limit", default: float = 30.0, help: str = "seconds of the whole verb",
+    option_name: str = "--time-limit", default: float = 30.0, help: str = "time limit in seconds",
 ) -> None:  # fmt: skip
     """Declare the time limit of a verb, in a group of its options; `options.deadline` then holds it."""
     option(group or verb, f"{option_name} S", help, seconds, default=default)
@@ -170,9 +170,9 @@ def add_output(verb: argparse.ArgumentParser, help: str, *, required: bool = Fal
 
 def add_subset(parser: argparse._ActionsContainer) -> None:
     """Declare the ranks of a topology that take part, which are renumbered from 0."""
-    help = "ranks that take part, as in CUDA_VISIBLE_DEVICES (default: all)"
+    help = "participating ranks, as in CUDA_VISIBLE_DEVICES (default: all)"
     option(parser, "--ranks R-R,R", help, _subset)
-    option(parser, "--without-rank R,R", "ranks that do not take part", _subset, default=())
+    option(parser, "--without-rank R,R", "excluded ranks", _subset, default=())
 
 
 def add_size(parser: argparse._ActionsContainer) -> None:
@@ -187,7 +187,7 @@ def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
     """
     help = "a schedule (of `taccl synthesize -o`), an algorithm of the published tool"
     verb.add_argument("file", metavar="FILE", help=f"{help}{also and ', ' + also}")
-    group = verb.add_argument_group("of an algorithm of the published tool")
+    group = verb.add_argument_group("for an algorithm of the published tool")
     add_options(group, "--topology", help="topology to re-time the schedule on")
     add_options(group, "--chunk-size", "--time-unit-us")
 

@@ -147,7 +147,7 @@ def emit(answer: Answer, *, as_json: bool) -> int:
             _give_up(sys.stdout)
             if not isinstance(error, BrokenPipeError):
                 reason = getattr(error, "strerror", None) or error
-                say(f"error: stdout: the answer cannot be written ({reason}); give it another place")
+                say(f"error: stdout: the answer cannot be written ({reason}); redirect it elsewhere")
                 code = EXIT_BAD_INPUT
     if answer.complaint and not as_json:
         say(f"error: {answer.complaint}")

@@ -70,7 +70,7 @@ def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
         raise InputError(f"found a program; make a schedule of it first: {remedy}", where=file)
     if found.holds != "schedule":
         raise wrong_format(file, found, "a schedule")
-    refuse(options, given, "found a schedule of taccl's own, whose file says it; leave the option out")
+    refuse(options, given, "a schedule in taccl's own format contains it; leave the option out")
     schedule: Schedule = taccl.load(file)
     return schedule
 
@@ -119,7 +119,7 @@ def subset_for(options: argparse.Namespace, topology: Topology, sketch: Sketch |
     if options.ranks is None and not options.without_rank:
         return topology
     if sketch is not None:
-        said = "a sketch speaks of all ranks of its nodes; leave it out, or take all ranks"
+        said = "a sketch covers all ranks of its nodes; leave the sketch or this option out"
         raise InputError(said, where="--ranks" if options.ranks is not None else "--without-rank")
     kept = sorted(set(options.ranks or range(topology.num_ranks)) - set(options.without_rank))
     found = subset(topology, ranks=options.ranks, without_ranks=options.without_rank)
@@ -139,7 +139,7 @@ def _by_layers(options: argparse.Namespace, topology: Topology) -> Problem:
     """Exchange of a model's layers in chunks, each at the server whose NIC would finish it first."""
     from taccl.aggregation import layer_bytes, place_shards
 
-    refuse(options, ("sketch", "size", "chunks_per_rank"), "--layers say it themselves; leave it out")
+    refuse(options, ("sketch", "size", "chunks_per_rank"), "--layers sets it; leave it out")
     plain = _with_roles(options, topology)
     layers = layer_bytes(options.layers)
     chunk = options.chunk_size or max(
@@ -155,7 +155,7 @@ def _by_layers(options: argparse.Namespace, topology: Topology) -> Problem:
 
 def _in_groups(options: argparse.Namespace, topology: Topology) -> Collective:
     """One collective in each group of ranks that differ only in the dimensions given, as one collective."""
-    refuse(options, ("matrix", *ARGUMENTS), "groups along dimensions take none; leave it out")
+    refuse(options, ("matrix", *ARGUMENTS), "--along does not combine with it; leave it out")
     num_ranks = topology.num_ranks
     found, along = taccl.dimensions(topology), options.along
     if len(set(along)) < len(along) or max(along) > len(found.dims):
@@ -173,13 +173,13 @@ def _check_roles(options: argparse.Namespace) -> None:
     if options.along is not None and options.collective in (EXCHANGE, BY_MATRIX):
         raise InputError(f"{options.collective} takes none; leave it out", where="--along")
     if options.collective != EXCHANGE:
-        refuse(options, ROLES, f"found it beside {options.collective}; only {EXCHANGE} takes it")
+        refuse(options, ROLES, f"{options.collective} does not take it, only {EXCHANGE} does; leave it out")
 
 
 def _with_roles(options: argparse.Namespace, topology: Topology) -> Collective:
     """The exchange of the workers and servers given."""
     if options.servers is None:
-        said = f"found none; {EXCHANGE} needs ranks that serve, such as 8-15"
+        said = f"found none; {EXCHANGE} needs server ranks, such as 8-15"
         raise InputError(said, where="--servers")
     refuse(options, ARGUMENTS, f"{EXCHANGE} takes none; leave it out")
     everyone = range(topology.num_ranks)
@@ -207,7 +207,7 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
     arrivals = wanted + problem.collective.sums_up * sum(len(chunk.origins) for chunk in chunks)
     if wanted > _BOUNDED_ARRIVALS:
         taken = problem.topology.protocol
-        say(f"note: protocol {taken} is taken; so many ranks are not compared: --protocol takes others")
+        say(f"note: protocol {taken} is used uncompared, at this number of ranks (--protocol chooses)")
         return problem
 
     from taccl.baselines.multiplying import estimated_us
@@ -247,7 +247,7 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
             }
     except (CollectiveError, OutOfTime):
         taken = problem.topology.protocol
-        say(f"note: protocol {taken} is used: too little time to compare protocols; --protocol chooses one")
+        say(f"note: protocol {taken} is used without a comparison, for lack of time (--protocol chooses)")
         return problem
     chosen = min(promised, key=promised.__getitem__)
     said = ", ".join(f"{name} {format_us(us)}" for name, us in promised.items())
@@ -277,7 +277,7 @@ def settle_size(options: argparse.Namespace) -> None:
     """Set the default size if neither a size nor a chunk size is given; prints a note."""
     if options.size is None and options.chunk_size is None:
         options.size = parse_size(USUAL_SIZE)
-        say(f"note: found neither --size nor --chunk-size; {USUAL_SIZE} is taken")
+        say(f"note: the size is {USUAL_SIZE}, as neither --size nor --chunk-size is given")
 
 
 def topology_for(options: argparse.Namespace, sketch: Sketch | None) -> Topology:
@@ -306,7 +306,7 @@ def _upstream_problem(options: argparse.Namespace) -> Problem:
 
     for name, given in (("profile", options.profile), ("protocol", options.protocol)):
         if given not in (None, "auto"):
-            said = f"an upstream topology file has no {name}s; leave --{name} out"
+            said = f"an upstream topology file has no {name}; leave --{name} out"
             raise InputError(said, where=f"--{name}")
     both = options.sketch is not None and things.kind_of(options.sketch) == "upstream sketch"
     names = ("collective", "nodes", "chunk_size", "size", "time_unit_us", "chunks_per_rank")
@@ -324,7 +324,7 @@ def collective_of(options: argparse.Namespace, topology: Topology) -> Collective
     """Collective of the options: a name, an exchange with its roles, or a matrix in chunks of one size."""
     _check_roles(options)
     if options.collective == EXCHANGE:
-        refuse(options, ("layers",), "this verb cuts sums into equal chunks; leave it out")
+        refuse(options, ("layers",), "this verb has equal chunks only; leave it out")
         return _with_roles(options, topology)
     if options.along is not None:
         return _in_groups(options, topology)
@@ -336,8 +336,8 @@ def collective_of(options: argparse.Namespace, topology: Topology) -> Collective
     collective = taccl.alltoallv_collective(sizes)
     busiest = max(sizes.sum(axis=0).max(), sizes.sum(axis=1).max())
     say(
-        f"note: {BY_MATRIX} in chunks of one size, {collective.size_chunks} at the busiest rank for "
-        f"{format_size(int(busiest))}; each pair is rounded up to whole chunks, and sizes scale all alike"
+        f"note: {BY_MATRIX} in equal chunks, {collective.size_chunks} at the busiest rank for "
+        f"{format_size(int(busiest))}; pairs are rounded up to whole chunks"
     )
     return collective
 
@@ -345,7 +345,9 @@ def collective_of(options: argparse.Namespace, topology: Topology) -> Collective
 def sizes_of_pairs(options: argparse.Namespace, num_ranks: int) -> NDArray[np.int64]:
     """Bytes from each rank (row) to each, from a file or a skew, whose mean per rank is the size."""
     if options.collective != BY_MATRIX:
-        raise InputError(f"found one of {options.collective}; only {BY_MATRIX} has one", where="--matrix")
+        raise InputError(
+            f"{options.collective} takes none, only {BY_MATRIX} does; leave it out", where="--matrix"
+        )
     if options.matrix is None:
         raise InputError(f"found none; {BY_MATRIX} takes its sizes from {MATRICES}", where="--matrix")
     if is_skew(options.matrix):

@@ -119,7 +119,7 @@ def followed(
     """Schedule of a program's transfers, timed on the topology of the options."""
     if options.topology is None:
         raise InputError(
-            "a program does not say what it runs on; give a topology, e.g. --topology dgx2 --nodes 2",
+            "a program has no topology; give one, e.g. --topology dgx2 --nodes 2",
             where="--topology",
         )
     if size is None and chunk_size is None:

@@ -57,7 +57,7 @@ def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) ->
         try:
             document["result"] = json.loads(_compact(extra))  # as a reader of the file will see it
         except (TypeError, ValueError, RecursionError) as error:
-            raise InputError(f"found what JSON cannot hold: {error}", where="extra") from None
+            raise InputError(f"found a value that JSON cannot hold: {error}", where="extra") from None
     return document | {"file_digest": _file_digest(document)}
 
 
@@ -90,7 +90,7 @@ def load_schedule(
         sums = tuple(map(tuple, transfers.get("sums", ())))
         schedule = Schedule(problem, producer=document["producer"], sums=sums, **columns)
         if document["problem"] != _plain(problem) or transfers != transfers | read:
-            raise ValueError("some are of another kind than a schedule's")
+            raise ValueError("some have the wrong type")
         result = document.get("result") or {}
         if any(type(result.get(name)) not in (int, float, type(None)) for name in ("bound_us", "gap")):
             raise ValueError("bound_us and gap of a result are numbers")
@@ -98,7 +98,7 @@ def load_schedule(
     except InputError as error:
         raise FormatError(str(error), where=where) from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise FormatError(f"found values that make no schedule: {error}", where=where) from None
+        raise FormatError(f"found inconsistent values: {error}", where=where) from None
     for name, value in (found | {"finish_us": schedule.finish_us}).items():
         _check_field(document, name, value, where)
     for column in schedule.kept.arrays.values():
@@ -224,7 +224,7 @@ def _check_field(document: dict[str, Any], name: str, value: object, where: str)
     if document.get(name) != value:
         raise FormatError(
             f"found {shown(repr(document.get(name)), 80)}, but the content makes it {value}: the file was "
-            "changed after it was saved; save the schedule anew instead of editing its file",
+            f"edited after it was saved; save the schedule again",
             where=f"{where}: {name}",
         )
 

@@ -38,7 +38,7 @@ def kind_of(program: Program, format_name: str) -> ProgramKind:
     """Collective of a program in a runtime; ``custom`` if the runtime has no name for it."""
     collective = program.collective
     if not any(rank.input_chunks or rank.output_chunks for rank in program.ranks):
-        raise ExportError(f"{format_name} has no algorithms without data, and {program.name} has no chunks")
+        raise ExportError(f"{format_name} requires chunks, but {program.name} has none")
     if collective is None:
         longest = max(max(rank.input_chunks, rank.output_chunks) for rank in program.ranks)
         return ProgramKind("custom", longest)
@@ -61,7 +61,7 @@ def kind_of(program: Program, format_name: str) -> ProgramKind:
     layouts = layout(collective)
     if program.in_place and any(where.input_offset or where.output_offset for where in layouts):
         raise ExportError(
-            f"{format_name} knows no {collective.name}, and of an algorithm of its own (custom) input and "
+            f"{format_name} lacks {collective.name}, and a custom algorithm's input and "
             "output begin together in place; lower the schedule out of place"
         )
     return ProgramKind("custom", max(max(len(where.inputs), len(where.outputs)) for where in layouts))
@@ -108,10 +108,7 @@ def note_of_multiples(program: Program) -> str:
     name = "" if program.collective is None else program.collective.name
     if serves_powers_of_two(program.size_chunks, name, program.num_ranks):
         return ""
-    return (
-        f"runtimes use the file for data that divide into {program.size_chunks} chunks, which leaves out "
-        "powers of two"
-    )
+    return f"the file serves only data that divide into {program.size_chunks} chunks, so no powers of two"
 
 
 def warn_of_split(limit: str) -> None:

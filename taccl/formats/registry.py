@@ -155,7 +155,7 @@ def convert(
     thing = read(source, format=reading.name, **to_read)
     paths, notes = _write(thing, target, writing, route, overwrite=overwrite, options=to_write)
     if writing.loses and writing.name != reading.name:
-        warn(f"a file of format {writing.name} has no place for {writing.loses}", LossyConversionWarning)
+        warn(f"format {writing.name} cannot hold {writing.loses}", LossyConversionWarning)
     return Conversion(reading, writing, paths, notes)
 
 
@@ -189,7 +189,7 @@ def format_of_name(path: str | os.PathLike[str]) -> FileFormat:
     if not fitting:
         ends = ", ".join(end for each in FORMATS if each.dump for end in each.extensions)
         raise InputError(
-            f"its ending tells no format; expected one of {ends}, or name the format", where=os.fspath(path)
+            f"its ending names no format; expected one of {ends}, or name the format", where=os.fspath(path)
         )
     return max(fitting, key=lambda each: each[:2])[2]
 
@@ -219,7 +219,7 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
             return format_named("taccl-topology")
         raise _unknown("text that is no JSON object", where, kinds)
     if len(text) > _PARSED_CHARACTERS:
-        raise _unknown(f"{len(text)} characters of JSON whose first field does not say what they are", where)
+        raise _unknown(f"{len(text)} characters of JSON of unknown kind", where)
     data = parse_json(text, source=where, exact=True)
     for each in FORMATS:
         if each.fields and all(
@@ -259,7 +259,7 @@ def load_topology(path: str | os.PathLike[str], **arguments: Any) -> Topology:
     found = foreign_topology(path)
     if found is None:
         if arguments:
-            said = f"found a file of taccl's own, which takes no {', '.join(arguments)}; leave it out"
+            said = f"found a file in taccl's own format, which takes no {', '.join(arguments)}; leave it out"
             raise TopologyError(said, where=os.fspath(path))
         return load_own_topology(path)
     name, reader = found
@@ -296,9 +296,7 @@ def readable(path: str | os.PathLike[str], name: str | None = None, where: str =
     """
     each = format_of_content(path) if name is None else format_named(name, where=where)
     if not each.load and not kinds_of(path):  # such as Parquet, which is not text
-        text = (
-            f"{each.name} ({each.description}) is written and not read; give the {each.holds} it was made of"
-        )
+        text = f"{each.name} ({each.description}) is write-only; give the {each.holds} that it was made of"
         raise InputError(text, where=os.fspath(path))
     if not each.load:
         raise wrong_format(path, each, "")
@@ -309,7 +307,7 @@ def _writable(path: str | os.PathLike[str], name: str | None, where: str = "form
     each = format_of_name(path) if name is None else format_named(name, where=where)
     if not each.dump:
         known = ", ".join(other.name for other in FORMATS if other.dump)
-        text = f"{each.name} ({each.description}) is read and not written; expected one of {known}"
+        text = f"{each.name} ({each.description}) is read-only; expected one of {known}"
         raise InputError(text, where=os.fspath(path))
     return each
 
@@ -360,7 +358,7 @@ def _write(
         usual = not target.any_call and "in_place" in _options(step) and "in_place" not in given
         if usual and _is_usually_in_place(thing):
             given["in_place"] = True
-            said = ("in place, as PyTorch calls it; in_place=false is for calls with two buffers",)
+            said = ("in place, as PyTorch calls it (in_place=false for separate buffers)",)
         thing = step(thing, **given)
     notes = (*getattr(thing, "notes", ()), *said) if route else ()
     if isinstance(thing, Program) and not target.any_call and (note := note_of_multiples(thing)):

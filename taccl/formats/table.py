@@ -50,7 +50,7 @@ _VIEW = "the topology's costs, the collective and the sketch; it cannot be read 
 
 FORMATS = (
     FileFormat(
-        "taccl-schedule", "schedule", "taccl's own file of a schedule", (".json",),
+        "taccl-schedule", "schedule", "a schedule in taccl's own format", (".json",),
         load="taccl.formats.native:load",
         dump="taccl.formats.native:dump_text",
         fields=MARKS["schedule"],
@@ -80,10 +80,10 @@ FORMATS = (
         loses=_VIEW,
     ),
     FileFormat(
-        "switch-job", "schedule", "settings of a job whose sums a switch makes", (".job.json",),
+        "switch-job", "schedule", "settings of a switch job (in-network sums)", (".job.json",),
         dump="taccl.aggregation.switch_jobs:dump_switch_job",
         fields=MARKS["switch job"],
-        loses="the sends and their times; it cannot be read back",
+        loses="the schedule's sends and times; it cannot be read back",
     ),
     FileFormat(
         "chakra", "schedule", "execution traces for ASTRA-sim, one per rank", (".et",),
@@ -96,7 +96,7 @@ FORMATS = (
         begins=tells("program"),
     ),
     FileFormat(
-        "taccl-topology", "topology", "taccl's own file of a topology, link by link", (".toml",),
+        "taccl-topology", "topology", "a topology in taccl's own format, link by link", (".toml",),
         load="taccl.topology.files:load_topology",
         dump="taccl.topology.file_writer:dump_topology",
         begins=r"^((ranks_per_node|fabric|link)\s*=|\[\[(link|resource)\]\])",
@@ -126,30 +126,30 @@ FORMATS = (
         loses="the schedule's times, the topology's costs and the sketch; it cannot be read back",
     ),
     FileFormat(
-        "torch", "program", "a Python module that needs PyTorch alone", (".py",),
+        "torch", "program", "a Python module that needs only PyTorch", (".py",),
         dump="taccl.formats.torch.module:dump_torch_module",
         begins=tells("module for PyTorch"),
         loses="the schedule's times, the topology's costs and the sketch; it cannot be read back",
         any_call=True,
     ),
     FileFormat(
-        "nccl-topology", "topology", "a server, as NCCL or RCCL dumps it",
+        "nccl-topology", "topology", "a server, from NCCL_TOPO_DUMP_FILE of NCCL or RCCL",
         load="taccl.formats.nccl.topology:load_nccl_topology",
         begins=tells("NCCL topology"),
     ),
     FileFormat(
-        "nvidia-smi", "topology", "a server, as nvidia-smi topo -m prints it",
+        "nvidia-smi", "topology", "a server, from nvidia-smi topo -m",
         load="taccl.formats.nccl.nvidia_smi:load_nvidia_smi",
         begins=r"^[^\n]{0,80}?\bGPU\d+[^\n]*CPU Affinity",
     ),
     FileFormat(
-        "taccl-probe", "topology", "latencies and bandwidths between hosts, as `taccl probe` measured them",
+        "taccl-probe", "topology", "latencies and bandwidths between hosts, from `taccl probe`",
         load="taccl.placement.matrices:load_probe_topology",
         fields=MARKS["probe"],
     ),
     FileFormat(
         "pair-matrix", "topology",
-        "a matrix of pairs: CSV, p2pBandwidthLatencyTest, nvbandwidth, logs below `# pair A B`",
+        "a matrix of pairs: CSV, p2pBandwidthLatencyTest, nvbandwidth, or logs under `# pair A B`",
         load="taccl.placement.matrices:load_probe_topology",
         begins="|".join(map(tells, ("matrix of pairs", "matrix of nvbandwidth", "file of logs by pair"))),
     ),
@@ -164,7 +164,7 @@ FORMATS = (
         begins=tells("ASTRA-sim network"),
     ),
     FileFormat(
-        "torch-step", "workload", "a step as a Python program that needs PyTorch alone", (".py",),
+        "torch-step", "workload", "a step as a Python program that needs only PyTorch", (".py",),
         dump="taccl.workload.torch_program:dump_torch_step",
         loses="the step's costs and schedule; it cannot be read back",
         family="torch",

@@ -130,12 +130,12 @@ class Fit:
         """Reason not to use the fit unless the user accepts it; empty if the fit is good."""
         on_cpus = next((note for note in self.notes if ": measured " in note), "")
         if on_cpus:
-            return f"{on_cpus}; the model is one of GPUs: measure on GPUs, or accept it as it is"
+            return f"{on_cpus}; the model is for GPUs: measure on GPUs, or accept the errors"
         if self.median_error <= WORST_MEDIAN:
             return ""
         return (
             f"found a median error of {self.median_error:.1%}; expected at most {WORST_MEDIAN:.0%}: the "
-            "model does not describe these logs; check machine and nodes, or accept it as it is"
+            "model does not describe these logs; check machine and nodes, or accept the errors"
         )
 
     @checked
@@ -290,7 +290,7 @@ def fit(
         if each.determined and each.name.endswith("_gb_per_s")
     ]
     p90 = float(np.percentile(errors, 90))
-    poor = f"the 90th percentile of the errors is {p90:.0%}: some sizes are not described; see their table"
+    poor = f"the 90th percentile of the errors is {p90:.0%}: some sizes fit badly; see their table"
     notes = (
         *mismatches(read, kept, machine, rates),
         *_at_limits(parameters),
@@ -335,8 +335,8 @@ def _at_limits(parameters: Sequence[FittedParameter]) -> Iterator[str]:
             continue
         why = "another algorithm, or fewer channels, carried these sizes"
         if each.name.endswith("_latency"):
-            why = "a slower path than the machine's links answered, or hosts took part"
-        yield f"{each.name} is at its limit of {each.value:.3g}, where physics stops: {why}"
+            why = "a slower path than the machine's links was used, possibly through hosts"
+        yield f"{each.name} is at its limit of {each.value:.3g}, its physical limit: {why}"
 
 
 def _left_out(observed: Sequence[Observed], before: Sequence[Parameter]) -> list[float]:

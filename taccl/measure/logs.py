@@ -107,7 +107,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     if not series:
         expected = "rows of nccl-tests, rccl-tests, perftest or OSU, or a report of `taccl run --json`"
         told = f" ({left_out[0]})" if left_out else ""
-        raise FormatError(f"found no measurement to use{told}; expected {expected}", where=where)
+        raise FormatError(f"found no usable measurement{told}; expected {expected}", where=where)
     devices = filter(None, map(_DEVICE.search, lines))
     gpus = frozenset(device[3].strip() for device in devices) - {""}
     return Log(where, tuple(joined(series)), gpus, tuple(left_out), tuple(notes))
@@ -209,7 +209,7 @@ def _collective(run: _LogRun, where: str) -> str:
     if found:
         return found[-1]
     kind = {True: "a reduction", False: "no reduction", None: "times"}[run.rows[0].reduces]
-    said = f"found a table of {kind}, and no name of it; expected the collective above it: give --collective"
+    said = f"found a table of {kind} without its collective; give --collective"
     raise FormatError(said, where=f"{where}: line {run.line}")
 
 

@@ -190,7 +190,7 @@ def _of_times(series: Sequence[Series], machine: Machine) -> Iterable[str]:
         least = min(each.times_us)
         if least < _LEAST_US and each.collective != POINT_TO_POINT:
             said = f"found {each.title} in {least:.3g} us, less than the launch of a GPU kernel"
-            yield f"{each.source}: {said}; was it measured on CPUs, and not on {machine.name}?"
+            yield f"{each.source}: {said}; check that it was measured on {machine.name}, not on CPUs"
 
 
 def _of_rates(fitted: Iterable[tuple[str, float, float]], machine: Machine) -> Iterable[str]:

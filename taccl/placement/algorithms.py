@@ -118,7 +118,7 @@ def stock(name: str, collective: str, num_ranks: int, *, group: int | None = Non
     if kind not in does:
         raise InputError(f"found {collective}; {known} does {' and '.join(does)}", where="collective")
     if num_ranks < 2:
-        raise InputError(f"found {num_ranks} ranks; expected two or more to number anew", where="topology")
+        raise InputError(f"found {num_ranks} ranks; expected two or more to renumber", where="topology")
     most = MOST_PIECES if known == "double-tree" else num_ranks
     if number and not (takes and number.isascii() and number.isdigit() and 0 < int(number) <= most):
         said = f"expected a number from 1 to {most}" if takes else f"{known} takes no number"
@@ -142,9 +142,9 @@ def of_schedule(schedule: Schedule) -> Algorithm:
     used = [problem.topology.links[e] for e in schedule.link.tolist()]
     shared = next((link for link in used if len(link.srcs) + len(link.dsts) > 2), None)
     if shared is not None or problem.collective.derivations:
-        said = f"a send over {shared}, which a switch copies or adds up; expected one rank at each end"
+        said = f"a send over {shared}, a multicast or reduction in a switch; expected one rank at each end"
         if shared is None:
-            said = f"{problem.collective.name}, whose chunks derive from one another; it cannot be renumbered"
+            said = f"{problem.collective.name}, which derives chunks from others and cannot be renumbered"
         raise InputError(f"found {said}", where="algorithm")
     _, message = np.unique(schedule.group, return_inverse=True)
     return Algorithm(
@@ -259,7 +259,7 @@ def _hierarchical(kind: str, num_ranks: int, group: int) -> Made:
     if not group and divisors:
         group = min(divisors, key=lambda size: (abs(size * size - num_ranks), size))
     if group not in divisors:
-        found = f"groups of {group}" if group else "no way to cut them into groups"
+        found = f"groups of {group}" if group else "no division into groups"
         raise InputError(f"found {found} for {num_ranks} ranks; expected equal groups", where="algorithm")
     inside = np.arange(num_ranks).reshape(-1, group)
     near, far = group - 1, 2 * (len(inside) - 1)

@@ -169,7 +169,7 @@ class Case:
         """Best order found by branch and bound, its makespan in ticks, and True if it is proven optimal."""
         orders = np.tile(np.array(found[0], dtype=np.int64), (3, 1))
         signal = np.zeros(2, dtype=np.int64)
-        with deadline.stopping(signal), deadline.scope("proving that no order is better"):
+        with deadline.stopping(signal), deadline.scope("proving optimality of the order"):
             ticks = prove(*self.arrays, orders, signal, found[1], *self.room())
         return tuple(orders[0].tolist()), int(ticks), bool(signal[1])
 

@@ -227,15 +227,13 @@ def verdict(
     """Summary of a probe of few pairs: number of pairs measured, and how well clusters predict the others."""
     every = plan.num_hosts * (plan.num_hosts - 1) // 2
     known = int(np.triu(~np.isnan(latency_us), 1).sum())
-    said = (
-        f"{known} of {every} pairs were measured; others have the median of pairs in as many common clusters"
-    )
+    said = f"{known} of {every} pairs were measured; others have the median of their cluster level"
     if not clusters:
-        return f"{said}; no clusters were found: hosts are taken for alike"
+        return f"{said}; no clusters were found: all hosts are treated as equal"
     part = explained(latency_us, held_out, clusters)
     held = format_count(len(held_out), "held-out pair")
     if plan.unresolved:
-        said += f"; {plan.unresolved} clusters may belong together, as pairs were used up"
+        said += f"; {plan.unresolved} clusters may be one, as no pairs are left to test"
     if part < _EXPLAINED:
         return f"{said}; clusters do not explain {held} ({part:.0%} of their variance): measure all pairs"
     return f"{said}; clusters explain {part:.0%} of the variance of {held}"

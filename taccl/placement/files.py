@@ -94,7 +94,7 @@ def choose(
     known_word(library, ("openmpi", "mpich", "nccl"), "library")
     told: Mapping[str, Mapping[str, Any]] = _NCCL if library == "nccl" else LIBRARY_NAMES
     if collective not in told:
-        said = f"found {collective}; {library} is told of {', '.join(told)}"
+        said = f"found {collective}; {library} has rules for {', '.join(told)}"
         raise InputError(said, where="collective")
     from taccl.placement.algorithms import ALGORITHMS
     from taccl.placement.case import Case
@@ -141,7 +141,7 @@ def openmpi_rules(choices: Sequence[Choice], num_ranks: int) -> str:
     for kind, each in groupby(choices, key=lambda choice: choice.collective):
         some = [(one.least_bytes, LIBRARY_NAMES[kind][one.algorithm][0], one.algorithm) for one in each]
         lines += [f"{_OPENMPI_KINDS[kind]}  # {kind}", "1  # numbers of ranks", f"{num_ranks}  # ranks"]
-        lines.append(f"{len(some)}  # sizes: from so many bytes on, algorithm, fan-out, segment")
+        lines.append(f"{len(some)}  # sizes: least bytes, algorithm, fan-out, segment")
         lines += [f"{least} {number} 0 0  # {name}" for least, number, name in some]
     return "\n".join(lines) + "\n"
 
@@ -206,7 +206,7 @@ def _selection_of(base: Path) -> dict[str, Any]:
         if {"collective=allreduce", "collective=ibarrier"} <= set(tree):
             found: dict[str, Any] = tree
             return found
-    said = "found no tree of collectives; give the libmpi.so of MPICH 4 or later, or its selection file"
+    said = "found no selection rules; give the libmpi.so of MPICH 4 or later, or its selection file"
     raise FormatError(said, where=str(base))
 
 

@@ -176,7 +176,7 @@ def _costs(
     uplinks = [(f"ranks {ranks[0]}-{ranks[-1]}", list(ranks), each) for ranks, each in probe.uplinks]
     if not probe.uplinks and over > 1 and found:
         times = [over * _FURTHER**depth for depth in range(len(found))]
-        assumed.append(f"uplinks oversubscribed {', then '.join(f'{each:g}' for each in times)} times")
+        assumed.append(f"uplink oversubscription {', then '.join(f'{each:g}' for each in times)} times")
         own = 1.0 / np.min(np.where(np.eye(count, dtype=bool), np.inf, slowness), axis=1)
         names = chain(("rack", "pod", "zone"), map("level {}".format, numbers(4)))
         for kind, labels, each in zip(names, found, times, strict=False):
@@ -205,7 +205,7 @@ def _costs(
             assumed.append(
                 f"links of a GPU share a port, one for each of {of_each} of links by rate (up to "
                 f"{_SLOT_GB_PER_S:g} GB/s one PCIe slot), as pairs were measured one at a time "
-                "(ports='none' gives each link wires of its own)"
+                f"(ports='none' assumes separate wires)"
             )
     alpha = np.nan_to_num(np.round(alpha, DECIMALS))
     beta = np.nan_to_num(_rounded(1000.0 * slowness))

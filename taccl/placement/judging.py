@@ -165,7 +165,7 @@ def judge(
             break
         means.append(float(np.mean(logs(next(resampled), orders))))
     if len(means) < _FEWEST_RESAMPLES:
-        return Judgement(reason="the time limit came first; give more time", has_clusters=has_clusters)
+        return Judgement(reason="the time limit was reached; give more time", has_clusters=has_clusters)
     # Both halves of a split judge, with independent noise.
     error = float(np.std(means, ddof=1)) / np.sqrt(2)
     freedom = min(len(means) - 1, probe.num_hosts * (probe.num_hosts - 1) // 2)
@@ -197,8 +197,8 @@ def _repetitions(probe: Probe) -> tuple[_Figures, str, str]:
     if probe.asymmetry > 0:
         return known, "two directions of each pair", ""
     if probe.assumed and probe.clusters is not None:
-        return known, "", "clusters are stated and nothing was measured; `taccl probe` measures"
-    return known, "", "the probe has one figure per pair; probe again for repetitions"
+        return known, "", "clusters are stated, and nothing is measured (see `taccl probe`)"
+    return known, "", "the probe has one value per pair; probe again for repetitions"
 
 
 def _without_warning(function: Callable[..., Any], values: NDArray[np.float64]) -> NDArray[np.float64]:

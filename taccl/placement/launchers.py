@@ -176,7 +176,7 @@ def caveats(placement: Placement, hosts: Sequence[str], launcher: str) -> list[s
 
 def _torchrun(placed: Sequence[str]) -> str:
     if _torn(placed):
-        said = "found ranks of a host that do not follow one another, but torchrun numbers them in a row"
+        said = "found non-consecutive ranks of a host, but torchrun numbers them consecutively"
         raise InputError(f"{said}; give a matrix with one row per host", where="launcher")
     runs = _runs(placed)
     short = [name.partition(".")[0] for name, _ in runs]

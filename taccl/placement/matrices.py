@@ -95,7 +95,7 @@ def _of_ours(data: dict[str, Any], where: str) -> Probe:
         if isinstance(error, InputError):
             raise
         is_missing = isinstance(error, KeyError)
-        wrong = f"without the field {error}" if is_missing else f"with a field of another kind ({error})"
+        wrong = f"without the field {error}" if is_missing else f"with an invalid field ({error})"
         said = f"found a probe {wrong}; measure again with `taccl probe`"
         raise FormatError(said, where=where) from None
 
@@ -199,7 +199,7 @@ def _of_pairs(text: str, where: str) -> Probe:
                 continue
             kind = "bandwidth" if each.streams else "latency"
             if not np.isnan(tables[kind][src, dst]):
-                raise FormatError(f"found two {kind} logs; expected one of each pair", where=here)
+                raise FormatError(f"found two {kind} logs; expected one for each pair", where=here)
             slot = -1 if each.streams else 0
             value = each.times_us[slot]
             tables[kind][src, dst] = each.size_bytes[slot] / value / 1000 if each.streams else value

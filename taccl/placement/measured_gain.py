@@ -149,7 +149,7 @@ def measure_gain(
         with joined() as mpi:
             return MeasuredGain(**_measured(mpi.COMM_WORLD, request))
     if ranks != len(placement["order"]):
-        said = f"found {ranks or 'none'}, and the placement is for {len(placement['order'])}; start as many"
+        said = f"found {ranks or 'none'}, but the placement is for {len(placement['order'])}; start as many"
         raise InputError(f"{said}, here or by a launcher", where="ranks")
     kind, algorithm = placement["collective"], placement["algorithm"]
     is_known = algorithm in LIBRARY_NAMES.get(kind, {})

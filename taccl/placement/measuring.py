@@ -179,7 +179,7 @@ class _ProbeRank:
             assert self.clusters is not None
             self.assumed = (verdict(plan, _median(self.latency_us), held, self.clusters),)
         self._settle()
-        self.note("sending out of clusters together")
+        self.note("measuring shared uplinks of clusters")
         uplinks = self._uplinks()
         found: dict[str, Any] = agreed(self.comm, lambda: self._kept(uplinks))
         self.comm.Free()
@@ -216,7 +216,7 @@ class _ProbeRank:
         """Gather the hosts of all ranks, and load the partial result of an interrupted probe."""
         from mpi4py import MPI
 
-        self.expect("agreeing on what to do", _ROUND_S)
+        self.expect("agreeing on the job", _ROUND_S)
         self.hosts: list[str] = told(self.comm, gathered(self.comm, MPI.Get_processor_name()))
         _, self.is_crowded = placing(self.comm)
         if self.comm.size < 2:
@@ -236,7 +236,7 @@ class _ProbeRank:
         if self.part.exists() and not self.is_few:
             before = load_probe(self.part)
             if list(before.hosts) != self.hosts:
-                said = "found a probe of other hosts that was broken off; remove it, or give another path"
+                said = "found an unfinished probe of other hosts; remove it, or give another path"
                 raise InputError(said, where=str(self.part))
             if before.latency_us is not None and before.bandwidth_gb_per_s is not None:
                 self._take(before)
@@ -343,7 +343,7 @@ class _ProbeRank:
 
     def _rate(self, pairs: Sequence[tuple[int, int]]) -> float:
         """Total GB/s of pairs that send at the same time, message after message; the same at every rank."""
-        self.expect("sending out of a cluster", _ROUND_S)
+        self.expect("measuring a cluster's uplink", _ROUND_S)
         patiently(self.comm.Ibarrier())
         rate = 0.0
         for src, dst in pairs:

@@ -35,9 +35,9 @@ def matrices(placement: Placement, *, ax: Axes | None = None) -> Axes:
     for at, order in ((0, range(count)), (count + gap, placement.order)):
         whole[:, at : at + count] = between[np.ix_(order, order)]
     image = ax.imshow(whole, cmap="cividis", interpolation="nearest")
-    ax.figure.colorbar(image, ax=ax, shrink=0.8, label="us of all that a largest message holds")
+    ax.figure.colorbar(image, ax=ax, shrink=0.8, label="us per largest message")
     ticks = [(count - 1) / 2, count + gap + (count - 1) / 2]
-    ax.set_xticks(ticks, ["rank, in the order given", "rank, in the new order"])
+    ax.set_xticks(ticks, ["rank, given order", "rank, new order"])
     ax.set_ylabel("rank")
     headline(ax, f"{placement.title}\n{placement.faster}")
     return ax

@@ -94,7 +94,7 @@ class Placement:
             return f"at least {self.gain:.3g} times as fast"
         simulated = f"{self.before_us / self.after_us - 1:.1%} faster as simulated"
         certain = f"at least {self.gain - 1:.1%} certain"
-        return f"{simulated}, {certain if self.gain > 1 + _NONE else 'none of it certain'}"
+        return f"{simulated}, {certain if self.gain > 1 + _NONE else 'not certain'}"
 
     @property
     def why(self) -> str:
@@ -105,7 +105,7 @@ class Placement:
             judged = "" if self.judgement is None else f"; {self.judgement}"
             return f"{self.faster}{proof}{judged}; before, {before}; now, {now}"
         if self.judgement is not None and not self.judgement.is_trusted:
-            return f"the order given is kept; {self.judgement}; {now}"
+            return f"the given order is kept; {self.judgement}; {now}"
         known = "no faster order was found"
         if self.proven:
             known = f"proven: no order {_SIMULATED} than the one given"
@@ -129,7 +129,7 @@ class Placement:
         for src, dst in zip(steps.src.tolist(), steps.dst.tolist(), strict=True):
             direct = routes.direct(src, dst)
             if direct is None:
-                said = f"found no link from rank {src} to rank {dst}; a schedule sends over links alone"
+                said = f"found no link from rank {src} to rank {dst}; a schedule sends only over links"
                 raise InputError(said, where=self.hosts.name)
             link.append(direct[1])
         _, together = np.unique(steps.message, return_counts=True)

@@ -109,7 +109,7 @@ def reorder(
     if after >= before * (1 - _NOTHING):
         best, after = given, before
     if best != given and measured is not None:
-        reason = "the time limit came first; give more time"
+        reason = "the time limit was reached; give more time"
         judgement = Judgement(reason=reason, has_clusters=are_apart(measured.probe))
         with suppress(OutOfTime):
             judgement = deadline.run(lambda: judge(measured, case, seed, deadline), tell=tell)

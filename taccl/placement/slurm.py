@@ -187,9 +187,7 @@ def _of_yaml(text: str, topology: str | None, where: str) -> _Fabric:
         every = yaml.safe_load(text)
     except yaml.YAMLError as error:
         said = " ".join(str(error).split())
-        raise FormatError(
-            f"found text that is not YAML: {shown(said, 200)}; correct it", where=where
-        ) from None
+        raise FormatError(f"found invalid YAML: {shown(said, 200)}; correct it", where=where) from None
     if not isinstance(every, list) or not all(
         isinstance(each, dict) and "topology" in each for each in every
     ):
@@ -236,7 +234,7 @@ def _sizes(values: Iterable[Any], where: str) -> tuple[int, ...]:
     try:
         sizes = tuple(int(each) for each in values)
     except (TypeError, ValueError):
-        raise FormatError("found block sizes that are no numbers; correct them", where=where) from None
+        raise FormatError("found block sizes that are not numbers; correct them", where=where) from None
     times = [b / a for a, b in zip(sizes, sizes[1:], strict=False) if a > 0]
     if any(each < 1 for each in sizes) or any(each not in (2.0**k for k in range(1, 20)) for each in times):
         said = f"found block sizes {', '.join(map(str, sizes))}"

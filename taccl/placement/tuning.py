@@ -101,8 +101,8 @@ def measure_collectives(
         If there is no MPI, a rank dies, or the library is neither Open MPI nor MPICH.
     """
     if launched_by() is not None:
-        said = "found ranks that a launcher has started, which are started anew for each algorithm; "
-        raise InputError(f"{said}run taccl once, and say how they start (--mpiexec)", where="mpiexec")
+        said = "found ranks that a launcher has started, but each algorithm needs its own run; "
+        raise InputError(f"{said}run taccl once without the launcher, and give --mpiexec", where="mpiexec")
     if (ranks is None or ranks < 2) and not launcher:
         found = "none" if ranks is None else str(ranks)
         raise InputError(f"found {found}; expected two ranks or more to start here", where="ranks")
@@ -120,12 +120,14 @@ def measure_collectives(
                 timeout_s=_PATIENCE_S, note=note, launcher=launcher, environment=forced(kind, name),
             )  # fmt: skip
             if report["num_ranks"] < 2:
-                said = "found ranks that do not know of each other; give the launcher of the MPI that mpi4py "
+                said = "found disconnected ranks; give the launcher of the MPI that mpi4py "
                 raise ExecutionError(f"{said}loads, which is {report['library']}")
             times[kind][name] = report["us"]
     library = LIBRARIES.get(report["library"])
     if library is None:
-        raise ExecutionError(f"found {report['library']}, expected Open MPI or MPICH: no others take rules")
+        raise ExecutionError(
+            f"found {report['library']}; expected Open MPI or MPICH, as no others accept rules"
+        )
     return Tuning(library, report["num_ranks"], tuple(sizes), times)
 
 

@@ -45,7 +45,7 @@ _TOP = 0.95
 def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
     """Draw the gap of each run over its seconds; colours are backends, shapes are sketches or sizes.
 
-    If the bounds of runs differ, larger marks have larger bounds. Runs without a schedule or a bound are
+    If the bounds of runs differ, marker size grows with the bound. Runs without a schedule or a bound are
     crosses at the top, and the key states the reason.
 
     Parameters
@@ -96,7 +96,7 @@ def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
         title = f"{rows[0]['collective']} on {rows[0]['topology']}: {title}"
     title += f"\n{format_count(len(rows), 'run')}, {len(rows) - failed} with a schedule and a gap"
     dress(ax, title, "seconds of the run", "gap: (finish - bound) / bound")
-    remark(ax, "" if one_bound else "larger marks have larger bounds")
+    remark(ax, "" if one_bound else "marker size grows with the bound")
     return ax
 
 
@@ -122,7 +122,7 @@ def backends(table: Any, *, ax: Axes | None = None) -> Axes:
     """
     rows = rows_of(table)
     if len(rows) > _MOST_BARS:
-        said = f"found {len(rows)} runs; expected at most {_MOST_BARS}: choose some of them"
+        said = f"found {len(rows)} runs; expected at most {_MOST_BARS}: select fewer"
         raise InputError(said, where="table")
     rows.sort(key=lambda row: row["backend"])  # stable: runs of one backend keep their order
     shape_name, shapes = _shapes(rows)
@@ -146,7 +146,7 @@ def backends(table: Any, *, ax: Axes | None = None) -> Axes:
         names = [f"{name}, seed {row['seed']}" for name, row in zip(names, rows, strict=True)]
     ax.set_yticks(range(len(rows)), names)
     ax.set_axisbelow(True)
-    finish = "finish over bound; 1 is proven, and no schedule is below"
+    finish = "finish / bound (1 = proven optimal)"
     dress(ax, f"{format_count(len(rows), 'run')} by backend", finish, grid="x")
     return ax
 
@@ -159,7 +159,7 @@ def rows_of(table: Any) -> list[dict[str, Any]]:
         raise InputError(said, where="table")
     rows: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict("records")
     if not rows:
-        raise InputError("found a table without rows; expected a run at least", where="table")
+        raise InputError("found a table without rows; expected at least one run", where="table")
     return rows
 
 
@@ -251,7 +251,7 @@ def performance_profile(table: Any, *, ax: Axes | None = None) -> Axes:
     ax.set_ylim(0.0, 1.03)
     ax.yaxis.set_major_formatter("{x:.0%}")
     legend(ax, lines)
-    dress(ax, "performance profile of backends", "finish over the best of the problem", "share of runs")
+    dress(ax, "performance profile of backends", "finish / best finish of the problem", "share of runs")
     remark(ax, format_count(len(problems), "problem"))
     return ax
 
@@ -285,7 +285,7 @@ def progress(result: Result, *, ax: Axes | None = None) -> Axes:
 def draw_trace(trace: Sequence[TraceEntry], title: str, *, ax: Axes | None = None) -> Axes:
     """Draw a trace without a result; otherwise as `progress`."""
     if not any(entry.finish_us is not None for entry in trace):
-        said = "the result does not say what was known when; synthesize it with this version"
+        said = "the result has no progress trace; synthesize it with this version"
         raise InputError(said, where="progress")
     ax = axes(ax, height=4.0)
     halves = list(dict.fromkeys(entry.half for entry in trace))
@@ -305,7 +305,7 @@ def draw_trace(trace: Sequence[TraceEntry], title: str, *, ax: Axes | None = Non
     ax.margins(y=0.12)
     style.legend(ax, ax.get_legend_handles_labels()[0])
     title = f"{title}\nbest finish and bound over time"
-    dress(ax, title, "seconds since the synthesis began", "finish in us")
+    dress(ax, title, "seconds since the start", "finish in us")
     return ax
 
 

@@ -147,7 +147,7 @@ def report(
         return picture(drawn, "topology-picture")
 
     def waits() -> str:
-        text = "The busiest resources: when they are busy, and for what they are idle, in us:"
+        text = "The busiest resources, with the reasons for their idle time, in us:"
         return _paragraph(text) + _lines(simulate(schedule).table(limit=12))
 
     every, checked, computed = None, "", list[Any]()
@@ -160,7 +160,7 @@ def report(
     if count <= _MOST_CHECKED and bound.witness:
         with suppress(OutOfTime), share().enforced():
             holds = "it holds" if bound.check() else "the witness does not prove the bound"
-            checked = f"Worked out again from its witness, by arithmetic alone: {holds}."
+            checked = f"Rechecked from its witness alone: {holds}."
     violations = listed(judged.violations, most=_MOST_VIOLATIONS)
     gap = gap_text(bound, schedule.finish, every, is_open=is_open)
     figures = [
@@ -234,7 +234,7 @@ def _lines(text: str) -> str:
 def _timeline(schedule: Schedule, bound_us: float) -> str:
     """Gantt charts by rank, link and resource."""
     if not schedule.num_transfers:
-        return _paragraph("There is nothing to send.")
+        return _paragraph("Nothing is sent.")
     views, num_shapes = [], 0
     for by in _VIEWS:
         bars = bars_of(schedule, by, max_rows=64)
@@ -244,7 +244,7 @@ def _timeline(schedule: Schedule, bound_us: float) -> str:
         drawn = draw_bars(schedule, bars, by, bound_us=bound_us or None, is_image=is_image, ax=ax)
         view = picture(drawn, f"gantt-{by}", {} if is_image else _texts(schedule, bars))
         views.append(folded(f"by {by}", view, is_open=by == _VIEWS[0]))
-    point = "Point at a bar to see what is sent. " if num_shapes else ""
+    point = "Hover over a bar to see its chunks. " if num_shapes else ""
     return _paragraph(f"{point}The dashed line is the bound.") + "".join(views)
 
 

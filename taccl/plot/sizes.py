@@ -131,13 +131,13 @@ def bandwidth(
     ax.minorticks_off()
     style.plain_log(ax.yaxis)
     protocol = f" under {problem.topology.protocol}" if problem.topology.protocol else ""
-    own_size = f"made for {format_size(problem.size_bytes)}{protocol} (dotted), its order kept at other sizes"
+    own_size = f"made for {format_size(problem.size_bytes)}{protocol} (dotted), re-timed at other sizes"
     title = f"{problem.title}: bus bandwidth over size\n{own_size}"
-    dress(ax, title, "size (the larger of one rank's input and output buffer)", "bus bandwidth in GB/s")
+    dress(ax, title, "size (larger of a rank's input and output buffer)", "bus bandwidth in GB/s")
     if ax.get_lines()[1:]:
         style.legend(ax, ax.get_legend_handles_labels()[0][::-1])
     else:
-        remark(ax, "nothing is sent, which takes no time and has no bandwidth")
+        remark(ax, "nothing is sent, so there is no bandwidth")
     if rates.attrs["undefined"]:
         remark(ax, f"not defined here: {', '.join(rates.attrs['undefined'])}")
     return ax
@@ -193,10 +193,10 @@ def bandwidths(
     own = schedule_of(schedule)
     problem = own.problem
     if problem.size_bytes is None:
-        said = "the schedule's own size is not known, so nothing can be scaled from it; give chunks a size"
+        said = "the schedule's size is unknown, so it cannot be scaled; give chunks a size"
         raise InputError(said, where="schedule")
     if own.num_transfers > _MOST_TRANSFERS:
-        said = f"expected at most {_MOST_TRANSFERS} to be timed at many sizes; simulate it at one size"
+        said = f"expected at most {_MOST_TRANSFERS} for many sizes; simulate it at one size"
         raise InputError(f"found {own.num_transfers} transfers; {said}", where="schedule")
     every = usual_sizes(problem.size_bytes) if sizes is None else tuple(sorted(set(map(parse_size, sizes))))
     if not every:
@@ -228,7 +228,7 @@ def bandwidths(
         try:
             rates = _in_time(limit, _rates, name, problem, every)
             if rates is None:
-                undefined[called] = f"not timed: the budget of {budget_s:g} s was spent"
+                undefined[called] = f"not timed: the budget of {budget_s:g} s is spent"
                 continue
             lines[called] = rates
             baselines.append(called)

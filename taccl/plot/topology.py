@@ -70,9 +70,9 @@ def topology(
     whats = {line.what for line in lines}
     remarks = {
         f"{_MOST_LINES} of {len(lines)} lines are drawn": len(lines) > _MOST_LINES,
-        "a dot is a node with all its ranks": places.by_node,
-        "between nodes one line stands for all links": "between nodes" in whats,
-        "links at the border lead round to the other side": "link round the border" in whats,
+        "each dot is a node with all its ranks": places.by_node,
+        "one line represents all links between two nodes": "between nodes" in whats,
+        "links at the border wrap around": "wrap-around link" in whats,
     }
     lines = lines[:_MOST_LINES]
     title = f"{topology.name}: {topology.num_ranks} ranks, {len(topology.links)} links"
@@ -106,7 +106,7 @@ def _kinds(ax: Axes, topology: Topology, lines: list[Line]) -> None:
         link = topology.links[line.links[0]]
         rate = f"{float(1000 / link.beta_us_per_mb):.4g} GB/s" if link.beta_us_per_mb else "no beta"
         own = in_key(link.name) or "link"
-        name = {"port": "port of a switch", "between nodes": "between nodes"}.get(line.what, own)
+        name = {"port": "switch port", "between nodes": "between nodes"}.get(line.what, own)
         kinds.setdefault(f"{name}, {rate} a link", []).append(line)
     key = []
     for number, (name, some) in enumerate(kinds.items()):
@@ -219,7 +219,7 @@ class Line:
     - `resources`: Indices of the resources that sends over the links hold at this end of their path.
     - `what`: One of ``"link"`` for two ranks, ``"port"`` for a rank's port of a switch, and ``"between
       nodes"`` for all links from one node to another. The stub of a link that wraps around a grid is a
-      ``"link round the border"``.
+      ``"wrap-around link"``.
     """
 
     start: NDArray[np.float64]
@@ -305,7 +305,7 @@ def _line(
         margin = 0.0 if places.by_node else 1.17 * places.radius
         start, end, by = start + margin * along, end - margin * along, 0.06
     elif places.grid and length > 1.5:  # wraps around: a stub at its source, away from its destination
-        what, end, by = "link round the border", start - 0.5 * along, 0.0
+        what, end, by = "wrap-around link", start - 0.5 * along, 0.0
     side = "receive" if src[0] == "hub" else "send" if dst[0] == "hub" else None
     held = (hold for link in links for hold in topology.holds_of_link[link])
     resources = frozenset(hold.resource for hold in held if side in (None, hold.side))

@@ -175,7 +175,7 @@ def load_sizes(path: str | os.PathLike[str]) -> NDArray[np.int64]:
             found = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
         except (ValueError, EOFError) as error:
             raise FormatError(
-                f"found no array of NumPy's ({error}); save it by numpy.save", where=where
+                f"found no NumPy array ({error}); save it with numpy.save", where=where
             ) from None
         is_matrix = found.dtype.kind in "iuf" and found.ndim == 2 and bool(np.isfinite(found).all())
         whole: NDArray[np.int64] = found.astype(np.int64) if is_matrix else np.zeros(0, np.int64)

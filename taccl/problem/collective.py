@@ -174,7 +174,7 @@ class Collective:
         if () in self.origin_sets.sets:
             for index, chunk in enumerate(self.chunks):
                 if not chunk.origins and index not in made:
-                    said = f"chunk {index} starts nowhere, nor is it made of one that does; give it an origin"
+                    said = f"chunk {index} has no origin and no source; give it one"
                     raise CollectiveError(said, where=self.name)
         if self.sums_up:
             self._check_roots()

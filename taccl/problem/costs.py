@@ -158,7 +158,7 @@ def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
     if longest > _MAX_FINISH_TICKS:
         raise TopologyError(
             f"found costs and chunks of {format_size(max(chunk_bytes))} that need more than 64 bits "
-            f"at {ticks_per_us} ticks a microsecond; give smaller costs or chunks",
+            f"at {ticks_per_us} ticks per microsecond; give smaller costs or chunks",
             where=topology.name,
         )
     link_alpha, link_beta, hold_alpha, hold_beta = (
@@ -174,9 +174,8 @@ def _warn_of_rounding(topology: Topology) -> None:
         return
     topology.cache["rounding is told"] = True
     text = (
-        f"{topology.name}: no grid in 64 bits, of at most {MAX_TICKS_PER_US} ticks a microsecond, holds all "
-        "costs of these chunks exactly; each was rounded up to a picosecond, which schedules, bounds and the "
-        "verifier share; costs or chunk sizes that are rounder have exact times"
+        f"{topology.name}: no grid in 64 bits, of at most {MAX_TICKS_PER_US} ticks per microsecond, "
+        f"represents all costs exactly; each is rounded up to a picosecond"
     )
     warn(text, NumericsWarning)
 

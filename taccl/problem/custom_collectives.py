@@ -61,7 +61,7 @@ def custom(
     for c in range(len(precondition)):
         ends = tuple(sorted(postcondition[c]))
         if combining and not ends:
-            raise CollectiveError(f"chunk {c}: nobody asks for its sum; name a destination", where=name)
+            raise CollectiveError(f"chunk {c}: its sum has no destination; name one", where=name)
         chunks.append(Chunk(tuple(sorted(precondition[c])), ends, ends[0] if combining and ends else None))
     return Collective(name, num_ranks, tuple(chunks), combining)
 
@@ -111,7 +111,7 @@ def exchange(
     kept = tuple(roots) if roots is not None else servers * (chunks_per_server or 1)
     strange = sorted(set(kept) - set(servers))
     if strange or not kept:
-        said = f"found {strange[:16]}, which are no servers; expected ranks of {list(servers)[:16]}"
+        said = f"found {strange[:16]}, which are not servers; expected ranks of {list(servers)[:16]}"
         raise CollectiveError(said, where="exchange: roots")
     everyone = tuple(sorted(workers))
     return Collective(
@@ -153,7 +153,7 @@ def together(collectives: Sequence[Collective]) -> Collective:
     updates = {each.update_us_per_mb for each in collectives}
     if len(updates) > 1:
         raise CollectiveError(
-            "found servers' updates of different lengths, or beside collectives without; schedule them apart",
+            "found different servers' updates, or collectives without them; schedule them separately",
             where="together",
         )
     sums = any(each.combining and not each.derivations for each in collectives)
@@ -164,7 +164,7 @@ def together(collectives: Sequence[Collective]) -> Collective:
         derivations.extend(Derivation(d.source + first, d.rank, d.chunk + first) for d in each.derivations)
         chunks.extend(_as_sums(each, index) if sums and not each.combining else each.chunks)
     if sums and derivations:
-        said = "some collectives reduce on the way, and others derive chunks; schedule them apart"
+        said = "some collectives reduce, and others derive chunks; schedule them separately"
         raise CollectiveError(said, where="together")
     names = list(dict.fromkeys(each.name for each in collectives))
     alike = len(names) == 1 < len(collectives)
@@ -198,7 +198,7 @@ def _as_sums(collective: Collective, index: int) -> list[Chunk]:
         if len(chunk.origins) > 1:
             raise CollectiveError(
                 f"collective {index}, {collective.name}: chunk {c} starts at {len(chunk.origins)} ranks; "
-                "beside a collective that combines, a chunk that is not reduced starts at one",
+                "next to a reducing collective, other chunks start at one rank",
                 where="together",
             )
     return [replace(chunk, root=chunk.origins[0]) for chunk in collective.chunks]

@@ -105,7 +105,7 @@ class Problem:
         for ranks_to in clauses.symmetry:
             if sorted(ranks_to) != list(range(ranks)):
                 raise SketchError(
-                    f"found ranks taken to {ranks_to[:16]}, which is no symmetry of {self.topology.name}; "
+                    f"found {ranks_to[:16]}, which is no symmetry of {self.topology.name}; "
                     f"name every rank 0-{ranks - 1} once",
                     where="clauses.symmetry",
                 )
@@ -286,7 +286,7 @@ class Problem:
             f"up to {clauses.max_merge} chunks in a send, on {format_count(len(clauses.merging), 'link')}"
         )
         return [
-            ("collective", collective.name + (", whose contributions are added up" * collective.combining)),
+            ("collective", collective.name + (", with sums of named contributions" * collective.combining)),
             ("topology", topology.name),
             ("ranks", f"{topology.num_ranks} in {format_count(topology.num_nodes, 'node')}"),
             ("size", format_size(self.size_bytes) if self.size_bytes else "not known"),

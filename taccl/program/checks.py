@@ -69,7 +69,7 @@ class Parcel(NamedTuple):
 def match(program: Program) -> tuple[Parcel, ...]:
     """All parcels, by queue and in FIFO order; `InputError` if the program has faults of steps or queues."""
     for fault in (*check_steps(program), *check_queues(program)):
-        raise InputError(f"{fault}; interpret the program for all of its faults", where="program")
+        raise InputError(f"{fault}; call taccl.interpret for all faults", where="program")
     return tuple(parcels_of(program))
 
 
@@ -157,8 +157,8 @@ def check_ends(program: Program) -> Iterator[ProgramFault]:
                 numbers = ", ".join(str(t) for _, t in blocks)
                 yield ProgramFault(
                     "queue",
-                    f"threadblocks {numbers} of rank {rank} all {word} {queue}, in no order; give each a "
-                    "channel of its own",
+                    f"threadblocks {numbers} of rank {rank} all {word} {queue} in undefined order; give "
+                    f"each its own channel",
                     tuple(StepAddress(r, t, 0) for r, t in blocks),
                     rank=rank,
                 )

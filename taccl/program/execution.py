@@ -248,7 +248,7 @@ class ExecutionState:
         partner = next((each for each in ends if each in waits), None)
         if partner is not None:
             return partner, f"waits for {what} {where}"
-        never = "a chunk that is never sent" if what == "a chunk" else "room: nobody receives what is sent"
+        never = "a chunk that is never sent" if what == "a chunk" else "room, but no step receives the data"
         return None, f"waits for {never} {where}"
 
 

@@ -213,7 +213,7 @@ def _check_contents(
     for rank, where in enumerate(() if in_place else layouts):
         for index, chunk in enumerate(where.inputs):
             if memory[rank][Slot("input", index)] != content_at_start(collective, rank, chunk):
-                text = f"its chunk {chunk}, was overwritten; out of place the input belongs to the user"
+                text = f"its chunk {chunk}, was overwritten; out of place the input must stay unchanged"
                 yield ProgramFault("input", f"input[{index}] of rank {rank}, {text}", rank=rank, chunk=chunk)
 
 
@@ -234,7 +234,7 @@ def _describe(found: Content, expected: Content) -> str:
 
 def _name(rank: int, chunk: Any, wanted: set[tuple[int, Any]]) -> str:
     if isinstance(chunk, Slot):
-        return f"what was in {chunk} before"
+        return f"the earlier content of {chunk}"
     if isinstance(chunk, tuple):
         return f"{_name(rank, chunk[1], wanted)} counted twice"
     if rank == ANYONE:

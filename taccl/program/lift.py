@@ -75,7 +75,7 @@ def lift(
         If the program hangs at the size, races, or has wrong outputs (`taccl.interpret`).
     """
     if topology is None:
-        raise InputError("a program does not say what it runs on; give topology=...", where="topology")
+        raise InputError("a program has no topology; give topology=...", where="topology")
     if size is None and chunk_size is None:
         raise InputError("a program has no size of its own; give size='1MB' (--size 1MB)", where="size")
     if program.num_ranks != topology.num_ranks:
@@ -139,8 +139,8 @@ def _links(topology: Topology, sent: Sequence[TracedMessage]) -> list[int]:
         ]
         if not known:
             raise InputError(
-                f"the program sends from rank {src} to rank {dst}, and {topology.name} has no link from the "
-                "one to the other; give the topology that the program was made for",
+                f"the program sends from rank {src} to rank {dst}, but {topology.name} has no such link; "
+                f"give the topology that the program was made for",
                 where="topology",
             )
         for place, channel in enumerate(sorted(used)):
@@ -170,9 +170,7 @@ def _trace(program: Program) -> list[TracedMessage]:
     """Messages of all sending steps of a correct program (`taccl.interpret`), in a feasible order."""
     collective = program.collective
     if collective is None:
-        raise InputError(
-            "it does not say which collective it is for; read it with collective=...", where=program.name
-        )
+        raise InputError("its collective is unknown; read it with collective=...", where=program.name)
     contents: dict[StepAddress, list[Content]] = {}
     # Messages as large as possible wait least; the content sent does not depend on it.
     execution = execute(program, chunks=MAX_CHUNKS, sent=contents)
@@ -201,8 +199,8 @@ def _chunk(content: Content, derived: Mapping[Content, int], step: StepAddress) 
         chunk = chunks[0] if len(chunks) == 1 and isinstance(chunks[0], int) else None
     if chunk is None:
         raise InputError(
-            f"{step} sends what is no chunk of the collective, and no sum of contributions to one; only "
-            "chunks are scheduled",
+            f"{step} sends neither a chunk of the collective nor a sum of contributions; only these can be "
+            f"scheduled",
             where="program",
         )
     return chunk

@@ -165,8 +165,8 @@ def _replaced(schedule: Schedule) -> tuple[str, ...]:
     if not wide:
         return ()
     said = (
-        f"{len(wide)} of {schedule.num_sends} sends have several ends, as a switch multicasts or reduces "
-        "them; the program has a send for each end, and takes longer than the schedule"
+        f"{len(wide)} of {schedule.num_sends} sends are multicast or reduced by a switch; the program "
+        f"sends to each end separately, and takes longer"
     )
     warn(said, LossyConversionWarning)
     return (said,)

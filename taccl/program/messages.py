@@ -103,9 +103,9 @@ def follow(
         makes[each.rank, each.source].append(each.chunk)
         if each.rank in collective.chunks[each.source].origins:
             said = (
-                f"rank {each.rank} makes chunk {each.chunk} of chunk {each.source}, which it starts with; a "
+                f"rank {each.rank} derives chunk {each.chunk} from chunk {each.source}, its own input, but a "
             )
-            said += f"program makes chunks of what arrives: let chunk {each.chunk} start there itself"
+            said += f"program derives chunks only from received data: let chunk {each.chunk} start there"
             raise InputError(said, where="schedule")
     derived = {each.chunk for each in collective.derivations}
     own = [{chunk: Value(chunk, START) for chunk in where.inputs} for where in layouts]
@@ -115,8 +115,8 @@ def follow(
             for part in message.parts:
                 if part.chunk not in held[message.src]:
                     raise InputError(
-                        f"chunk {part.chunk} is sent from rank {message.src} to {message.dst} before it is "
-                        "there; verify the schedule first",
+                        f"chunk {part.chunk} is sent from rank {message.src} to {message.dst} before it "
+                        f"arrives; verify the schedule first",
                         where="schedule",
                     )
                 part.taken = held[message.src][part.chunk]
@@ -302,7 +302,7 @@ def _reader(arrivals: Sequence[Arrival], bits: int, since: int, chunk: int, rank
     parts = make_up(bits, [each for each in arrivals if each.end <= since])
     if parts is None:
         raise InputError(
-            f"rank {rank} has not what makes up a sum of chunk {chunk}; verify the schedule first",
+            f"rank {rank} lacks contributions to a sum of chunk {chunk}; verify the schedule first",
             where="schedule",
         )
     return _Reader(since, {each.send for each in parts})

@@ -35,17 +35,18 @@ def choose_instances(program: Program, *, gb_per_s: float, chunk_bytes: int) -> 
     depended = max((t for tb in threadblocks for step in tb.steps for t, _ in step.depends), default=0)
     awaited = MAX_DEPENDED_ID + 1
     limits = {
-        f"parts of chunks have {_LEAST_PART_BYTES} bytes": chunk_bytes // _LEAST_PART_BYTES,
+        f"parts of chunks have at least {_LEAST_PART_BYTES} bytes": chunk_bytes // _LEAST_PART_BYTES,
         f"MSCCL has {msccl.max_channels} channels": msccl.max_channels // (program.num_channels * pieces),
-        f"MSCCL has {MAX_ELEMENTS} elements a rank": (MAX_ELEMENTS - program.num_ranks) // max(elements, 1),
+        f"MSCCL has at most {MAX_ELEMENTS} elements per rank": (MAX_ELEMENTS - program.num_ranks)
+        // max(elements, 1),
         f"steps of MSCCL wait for {awaited} threadblocks": awaited // (depended + 1),
-        f"MSCCL++ runs {mscclpp.max_threadblocks} threadblocks a rank": (
+        f"MSCCL++ runs at most {mscclpp.max_threadblocks} threadblocks per rank": (
             mscclpp.max_threadblocks // max(program.max_threadblocks * pieces, 1)
         ),
     }
     why, least = min(limits.items(), key=lambda limit: limit[1])
     most = 2 ** (max(least, 1).bit_length() - 1)
-    said = f"{needed} for {gb_per_s:g} GB/s at {CHANNEL_GB_PER_S} GB/s a channel"
+    said = f"{needed} for {gb_per_s:g} GB/s at {CHANNEL_GB_PER_S} GB/s per channel"
     if most >= needed:
         return needed, f"instances: {said}"
     return most, f"instances: {most}, and not {said}: {why}"

@@ -57,7 +57,7 @@ def _measured(program: Program, runtime: Runtime) -> Iterator[tuple[tuple[int, .
         pairs = {(peer, channel) for (channel, _), known in peers.items() for peer in known}
         remedy = joined
         if len(pairs) > runtime.max_threadblocks:
-            remedy = f"{fewer}, or under a sketch by which a rank talks to fewer others"
+            remedy = f"{fewer}, or use a sketch with fewer peers per rank"
         yield (r,), len(rank.threadblocks), runtime.max_threadblocks, "threadblocks a rank", remedy
         for (_, word), known in sorted(peers.items()):
             spread = f"channels='by-peer', num_channels={ceil(len(known) / MAX_PEERS) + 1}"
@@ -65,7 +65,7 @@ def _measured(program: Program, runtime: Runtime) -> Iterator[tuple[tuple[int, .
         weights = [sum(map(weight, threadblock.steps)) for threadblock in rank.threadblocks]
         elements = 1 + program.num_ranks + len(weights) + sum(weights)
         smaller = "fewer instances, or cut the data into fewer chunks"
-        yield (r,), elements, MAX_ELEMENTS, "elements a rank, such as threadblocks and steps", smaller
+        yield (r,), elements, MAX_ELEMENTS, "elements per rank, such as threadblocks and steps", smaller
         for t, total in enumerate(weights):
             spread = (
                 f"channels='round-robin', num_channels={ceil(total / runtime.max_steps)} or more, leave "

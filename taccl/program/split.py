@@ -81,8 +81,8 @@ def _cuts(
             return cuts
         if quiet == cuts[-1]:
             raise InputError(
-                f"threadblock {t} of rank {r} has more than {limit} steps between two moments when nothing "
-                "is under way; lower the schedule with threadblocks='per-direction'",
+                f"threadblock {t} of rank {r} has more than {limit} steps without an idle moment between "
+                f"them; lower the schedule with threadblocks='per-direction'",
                 where="program",
             )
         cuts.append(quiet)

@@ -63,13 +63,13 @@ def launched_by(environ: dict[str, str] | os._Environ[str] = os.environ) -> Laun
 def find_mpiexec() -> Path:
     """Find the launcher of this environment's MPI library; one from elsewhere may be of another library."""
     if importlib.util.find_spec("mpi4py") is None:
-        raise ExecutionError(f"running needs mpi4py and mpich, and mpi4py is not installed; {INSTALL}")
+        raise ExecutionError(f"running needs mpi4py and mpich, but mpi4py is not installed; {INSTALL}")
     for candidate in _candidates():
         if candidate.is_file() and os.access(candidate, os.X_OK):
             return candidate
     raise ExecutionError(
-        f"found mpi4py, but no mpiexec in {sys.prefix}; {INSTALL}, or start the ranks with the mpiexec of "
-        "your own MPI: mpiexec -n N taccl run ..."
+        f"found mpi4py, but no mpiexec in {sys.prefix}; {INSTALL}, or start the ranks with your MPI's "
+        f"mpiexec: mpiexec -n N taccl run ..."
     )
 
 

@@ -8,7 +8,7 @@ from taccl._internal.arguments import checked
 from taccl.errors import ExecutionError
 from taccl.program.lower import lower
 from taccl.program.program import Program
-from taccl.runtime.environment import INSTALL, joined, launched_by
+from taccl.runtime.environment import joined, launched_by
 from taccl.runtime.job import check_memory, make_job
 from taccl.runtime.report import Execution
 from taccl.runtimes.runtime import RunReport
@@ -114,8 +114,8 @@ def execute_job(make: Callable[[], RunJob], note: Callable[[str], None] = lambda
         if launch.num_ranks not in (None, communicator.size):
             library = " ".join(mpi.Get_library_version().partition("\n")[0].split()).rstrip("\0")
             raise ExecutionError(
-                f"{launch.launcher} started {launch.num_ranks} ranks, but mpi4py uses {library}, which sees "
-                f"{communicator.size}; use the mpiexec of that MPI, or install an mpi4py for this one (not "
-                f"{INSTALL}, which brings its own)"
+                f"{launch.launcher} started {launch.num_ranks} ranks, but mpi4py uses {library}, which "
+                f"finds {communicator.size}; use the mpiexec of that MPI, or install an mpi4py built for "
+                f"this one"
             )
         return execute_on_rank(communicator, make, watchdog, note)

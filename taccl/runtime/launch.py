@@ -120,8 +120,7 @@ def _attend(
                 )
             if time.monotonic() - heard_at > patience_s:
                 raise ExecutionError(
-                    f"the ranks have not said anything for {patience_s:g} s, and were ended"
-                    f"{_complaints(folder)}"
+                    f"the ranks were silent for {patience_s:g} s, and are stopped{_complaints(folder)}"
                 )
             time.sleep(_POLL_S)
 

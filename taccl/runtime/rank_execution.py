@@ -82,7 +82,7 @@ def _agree_on_job(communicator: Any, make: Callable[[], RunJob], watchdog: Watch
             )
         return job.to_dict()
 
-    watchdog.expect("agreeing on what to do", None)
+    watchdog.expect("agreeing on the job", None)
     return RunJob.from_dict(agreed(communicator, checked))
 
 
@@ -118,8 +118,8 @@ class _JobRank:
             self.note(f"running {self.counterpart.name}")
             expected, mpi_times = self._run_mpi(self.counterpart)
         elif self.job.program.collective is not None:
-            self.note("working out what outputs must be")
-            self._expect("working out what outputs must be")
+            self.note("computing the expected outputs")
+            self._expect("computing the expected outputs")
             expected = expected_output(self.job, self.rank)
         program, memory = self.job.program, self.buffers.memory
         chunks = fewest_chunks(program, self.job.size_bytes)

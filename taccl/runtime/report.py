@@ -29,7 +29,7 @@ class WrongChunk:
     def __str__(self) -> str:
         place = f"{self.buffer}[{self.slot}] of rank {self.rank}"
         if self.buffer == "input":
-            return f"{place}, its chunk {self.chunk}, was overwritten; out of place it belongs to the user"
+            return f"{place}, its chunk {self.chunk}, was overwritten; out of place it must stay unchanged"
         return f"{place} should hold chunk {self.chunk}: {self.found}"
 
 
@@ -158,9 +158,9 @@ class Execution:
     def _waiting(self) -> str:
         ranks = sorted({each.address.rank for each in self.waits})
         if was_moving(self.idle_s, self.timeout_s):
-            state = "steps were still being done: a longer time limit may be enough"
+            state = "steps were still running: a longer time limit may suffice"
         else:
-            state = f"nothing had moved for {self.idle_s:.1f} s"
+            state = f"no step had run for {self.idle_s:.1f} s"
         word = "rank" if len(ranks) == 1 else "ranks"
         head = f"not done after {self.timeout_s:g} s, and {state}; waiting: {word} {in_runs(ranks)} of "
         causes = [f"  {self.cause}"] if self.cause else []
@@ -178,9 +178,7 @@ class Execution:
             if self.compared_with:
                 verdict = f"correct: in all {runs} every output agrees {how} with {self.compared_with}"
             else:
-                verdict = (
-                    f"all {runs} came to their end; outputs were not judged: the collective is not known"
-                )
+                verdict = f"all {runs} finished; outputs are not checked: the collective is unknown"
             lines.append(f"  {verdict}")
         rows: list[tuple[str, ...]] = [("", "median", "fastest", "algbw", "busbw")]
         own = self.compared_with or "MPI's own"
@@ -192,7 +190,7 @@ class Execution:
         if len(rows) > 1:
             lines.append(table(rows, indent="  "))
         if self.crowded:
-            lines.append("  ranks share cores here: times say little of what either takes where they do not")
+            lines.append("  ranks share cores: times are not representative")
         versions = [
             text.replace(" Version:", "") if name == "mpi" else f"{name} {text}"
             for name, text in self.versions.items()

@@ -105,8 +105,8 @@ def _execute_on_rank(
             mine.receive(transfer, data)
     for sending, _ in pending:
         patiently(sending)
-    note("working out what the program gives")
-    watchdog.expect("working out what the program gives", asked["timeout_s"])
+    note("computing the program's outputs")
+    watchdog.expect("computing the program's outputs", asked["timeout_s"])
     expected = reference.run(seed=asked["seed"])
     worst = 0.0
     for name in reference.outputs:

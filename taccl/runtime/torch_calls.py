@@ -35,7 +35,7 @@ def import_torch() -> Any:
     except ImportError as error:
         raise ExecutionError(f"this needs PyTorch, which cannot be loaded ({error}); {INSTALL}") from None
     if not torch.distributed.is_available():
-        raise ExecutionError(f"this PyTorch was built without torch.distributed; {INSTALL}")
+        raise ExecutionError(f"this PyTorch lacks torch.distributed; {INSTALL}")
     return torch
 
 

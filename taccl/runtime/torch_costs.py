@@ -66,7 +66,8 @@ def costs_in(logs: Sequence[str | PathLike[str]]) -> RoundCosts:
         if (each.num_ranks, each.backend) != (first.num_ranks, first.backend):
             found, due = (f"{format_count(r.num_ranks, 'rank')} of {r.backend}" for r in (each, first))
             raise InputError(
-                f"found {found}; {fspath(logs[0])} is of {due}: give logs of one kind", where=fspath(path)
+                f"found {found}; {fspath(logs[0])} is of {due}: give logs of one collective and backend",
+                where=fspath(path),
             )
     rows = [row for each in reports for row in each.rows()]
     round_us, us_per_byte = fitted_costs(rows)

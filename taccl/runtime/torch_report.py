@@ -133,7 +133,7 @@ class TorchReport:
         if cost is not None:
             lines.append(f"  fitted: a round costs {cost:.1f} us")
         if self.crowded:
-            lines.append("  ranks share cores here: times say little of what either takes where they do not")
+            lines.append("  ranks share cores: times are not representative")
         lines.append(f"  PyTorch {self.version}")
         return "\n".join(lines)
 

@@ -71,7 +71,7 @@ def execute_in_torch(
     }  # fmt: skip
     launch = launched_by()
     if launch is not None and launch.launcher != "torchrun":
-        said = f"found ranks of {launch.launcher}; start it with torchrun, or by itself on one machine"
+        said = f"found ranks of {launch.launcher}; start it with torchrun, or directly on one machine"
         raise InputError(said, where="--engine")
     if launch is None:
         starter = [sys.executable, "-P", "-m", "taccl.runtime.rank_starter", str(program.num_ranks)]

@@ -24,7 +24,7 @@ def _is_runtime(thing: object) -> bool:
 
 #: Plug-ins of users, and of installed packages by entry points of the group ``taccl.runtimes``.
 PLUGINS: Plugins[Runtime] = Plugins(
-    "taccl.runtimes", "runtime", _is_runtime, "a Runtime with a name of small letters, digits and dashes"
+    "taccl.runtimes", "runtime", _is_runtime, "a Runtime with a name of lower-case letters, digits and dashes"
 )
 
 

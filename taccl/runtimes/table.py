@@ -56,14 +56,14 @@ RUNTIMES = {
             launch=Launch(
                 None,
                 "our choice: with NCCL's base and hops, an allreduce on 8 H100 takes what a published log "
-                "says",
+                "shows",
             ),
         ),
         Runtime(
             "torch", "PyTorch", "torch", protocols=(), why_not="taccl.explore.plan_torch:why_not",
             check="taccl.explore.plan_torch:check", files="taccl.explore.plan_torch:files",
             run="taccl.runtime.torch_run:run", run_options=("sizes", "log"),
-            launch=Launch(None, "NCCL's: the host's time in Python is not counted"),
+            launch=Launch(None, "as NCCL's: the host's Python time is not counted"),
         ),
         Runtime(
             "mpi", "MPI", protocols=(), run="taccl.runtime.execute:run", run_options=("in_place", "topology"),

@@ -108,7 +108,7 @@ def full_column(name: str, values: ArrayLike) -> NDArray[Any]:
     try:
         found = np.asarray(values)
     except (OverflowError, TypeError, ValueError) as error:  # rows of different lengths
-        raise InputError(f"found values that make no column ({error})", where=f"schedule.{name}") from None
+        raise InputError(f"found values that are no column ({error})", where=f"schedule.{name}") from None
     if found.ndim == 1 and not found.size:
         found = found.astype(kind)
     check_column(name, found)
@@ -160,10 +160,10 @@ def narrow(found: NDArray[Any]) -> NDArray[Any]:
 def check_carries(schedule: Schedule) -> None:
     """Raise `InputError` unless the collective reduces and every transfer names a valid sum."""
     carries, collective = schedule.carries, schedule.problem.collective
-    assert carries is not None, "the schedule names what travels"
+    assert carries is not None, "the schedule names contributions"
     if not collective.sums_up:
         raise InputError(
-            f"found contributions in a schedule of {collective.name}, which adds nothing up; leave them out",
+            f"found contributions in a schedule of {collective.name}, which has no sums; leave them out",
             where="schedule.contributions",
         )
     check_lengths({"chunk": schedule.chunk, "carries": carries})
@@ -181,7 +181,7 @@ def check_carries(schedule: Schedule) -> None:
     twice = next((ranks for ranks in schedule.sums if len(set(ranks)) < len(ranks)), None)
     if twice is not None:
         raise InputError(
-            f"found the sum of ranks {first_of(twice, 8)}, which names one twice; name each rank once",
+            f"found a sum that names ranks {first_of(twice, 8)} twice; name each rank once",
             where="schedule.sums",
         )
 

@@ -330,7 +330,7 @@ class ImplicitSchedule(Figures):
         finer, rest = divmod(problem.costs.ticks_per_us, self.ticks.ticks_per_us)
         if rest:
             raise InputError(
-                f"found {self.ticks.ticks_per_us} ticks a microsecond, which {problem!r} cannot have; "
+                f"found {self.ticks.ticks_per_us} ticks per microsecond, which {problem!r} cannot have; "
                 "give costs with fewer decimals",
                 where="expand",
             )

@@ -69,7 +69,7 @@ class Tasks:
                 if not waiting[later]:
                     order.append(later)
         if len(order) < len(self.after):
-            raise ValueError("the order of sends contradicts itself: some wait for each other")
+            raise ValueError("the order of sends is cyclic: some wait for each other")
         return order
 
     def components(self) -> list[list[int]]:

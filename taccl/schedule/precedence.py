@@ -101,8 +101,8 @@ class Precedence:
             odd = np.flatnonzero(column != column[first][send])
             if len(odd):
                 raise _wrong(
-                    f"transfers of group {group[odd[0]]} differ in {name}; expected one send, at one time "
-                    "over one link, that copies or reduces"
+                    f"transfers of group {group[odd[0]]} differ in {name}; expected one link, start and "
+                    f"end, and one kind (copy or reduce)"
                 )
         self._columns: dict[str, Any] = {
             "chunk": chunk,

@@ -54,7 +54,7 @@ def check_folder(folder: str | os.PathLike[str], *, num_bytes: int = 0) -> None:
     if not os.path.isdir(there):
         raise InputError(f"there is no folder {there}; make it first", where=where)
     if not os.access(there, os.W_OK):
-        raise InputError("may not be written; give another folder", where=where)
+        raise InputError("is not writable; give another folder", where=where)
     if there is path and any(path.iterdir()):
         raise InputError("the folder is not empty; give an empty or a new one", where=where)
     free = shutil.disk_usage(there).free
@@ -149,18 +149,22 @@ def load_spilled(folder: str | os.PathLike[str], problem: Problem | None = None)
         raise FormatError(f"expected a {_FORMAT} of version {_VERSION}", where=f"{where}/{_INDEX}")
     try:
         if problem is None and index["problem"] is None:
-            raise InputError("its problem is too large to be in the folder; give it as well", where="problem")
+            raise InputError(
+                "the folder does not contain its large problem; give it as well", where="problem"
+            )
         problem = problem or Problem.from_dict(index["problem"])
         if problem.digest() != index["problem_digest"]:
-            raise FormatError(f"it is for another problem than {problem!r}", where=where)
+            raise FormatError(f"it is for another problem, not {problem!r}", where=where)
         schedule = _over_files(problem, path, index)
         stated = (index["num_transfers"], index["digest"])
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"a part is missing or wrong ({error}); synthesize it anew", where=where) from None
+        raise FormatError(
+            f"a part is missing or damaged ({error}); synthesize it again", where=where
+        ) from None
     if (schedule.num_transfers, _digest(schedule)) != stated:
-        raise FormatError("the files were changed after they were written; synthesize it anew", where=where)
+        raise FormatError("the files were changed after they were written; synthesize it again", where=where)
     return schedule
 
 

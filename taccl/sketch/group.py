@@ -207,8 +207,8 @@ def symmetry_group(problem: Problem) -> Symmetries:
             lacking = problem.topology.name if moves_chunks else problem.collective.name
             shown = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
             raise SketchError(
-                f"found ranks taken to ({shown}), which is no symmetry of {lacking}; leave it out, or apply "
-                "a sketch, which keeps only symmetries that hold",
+                f"found ({shown}), which is no symmetry of {lacking}; leave it out, or apply a sketch, "
+                f"which keeps only symmetries that hold",
                 where="clauses.symmetry",
             )
         if element.ranks != tuple(range(problem.topology.num_ranks)):

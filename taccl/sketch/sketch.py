@@ -92,9 +92,7 @@ class Chunks(Table):
     """Size and partitioning of chunks."""
 
     size: SketchSize = _told(None, "Bytes of one chunk: a number, or text such as '1MB'.")
-    per_rank: Positive = _told(
-        1, "Pieces that a rank's own part of the data is cut into. Left out, synthesis chooses their number."
-    )
+    per_rank: Positive = _told(1, "Number of pieces of each rank's own data. Left out: synthesis chooses.")
 
 
 class Internode(Table):
@@ -108,7 +106,7 @@ class Internode(Table):
     relays: PerLocalRank | None = _told(
         None, "Local ranks whose chunks a sender carries off the node; a sender without an entry carries any."
     )
-    own_before_relayed: StrictBool = _told(False, "A sender's own chunks go before those it relays.")
+    own_before_relayed: StrictBool = _told(False, "A sender's own chunks take priority over relayed ones.")
     crossing: Literal["direct", "any"] = _told(
         "direct",
         "'direct': a chunk crosses only straight from a node where it starts to one that needs "
@@ -170,7 +168,7 @@ class Objective(Table):
     """Secondary terms of the routing objective, added to the finish."""
 
     link_use: Literal["free", "min-max", "max-min"] = _told(
-        "free", "Keep the busiest link light, or the idlest link used."
+        "free", "Minimise the busiest link's load, or maximise the idlest link's."
     )
     weight: Number = _told(0.01, "Weight of the secondary terms relative to the finish.")
 
@@ -390,5 +388,5 @@ def sketch_json_schema() -> dict[str, Any]:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "taccl communication sketch"
     schema["required"] = ["schema"]
-    schema["properties"]["$schema"] = {"type": "string", "description": "Where this schema is."}
+    schema["properties"]["$schema"] = {"type": "string", "description": "Location of this schema."}
     return schema

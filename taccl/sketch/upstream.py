@@ -99,8 +99,7 @@ def load_problem(
     if cost_model == "physical":
         if time_unit_us is not None:
             raise SketchError(
-                "a time unit says what the file's costs mean, but cost_model='physical' sets them aside; "
-                "leave it out",
+                "a time unit applies to the file's costs, which cost_model='physical' ignores; leave it out",
                 where="time_unit_us",
             )
         return _physical_problem(file, guide, num_nodes, collective, chunk_size=chunk_size, size=size)
@@ -162,7 +161,7 @@ def _physical_problem(
         suffix = _SIZE_IN_NAME.search(file.name)
         if suffix is None:
             raise TopologyError(
-                f"found {file.name!r}, which does not say the size of a chunk; expected a name such as "
+                f"found {file.name!r}, which states no chunk size; expected a name such as "
                 "'NDv2_1MB'; give chunk_size or size",
                 where=file.where("name"),
             )
@@ -170,8 +169,8 @@ def _physical_problem(
     topology = parse(machine, nodes=nodes, profile="taccl")
     problem = guide.apply(topology, collective, chunk_size=chunk_size, size=size)
     note = (
-        f"{file.source}: its costs are set aside; those of {machine}, profile 'taccl', are used "
-        "(cost_model='upstream' uses the file's)"
+        f"{file.source}: its costs are replaced by {machine}'s, profile 'taccl' (cost_model='upstream' "
+        f"keeps them)"
     )
     return replace(problem, notes=(*problem.notes, note))
 

@@ -102,7 +102,7 @@ def _executable() -> str:
         return str(path)
     path = shutil.which("cbc")
     if path is None:
-        raise FileNotFoundError("PuLP bundles none for this platform, and there is no 'cbc' on the PATH")
+        raise FileNotFoundError("neither PuLP's package nor PATH has one for this platform")
     return path
 
 
@@ -180,7 +180,7 @@ def _read(folder: Path, log: str, model: LinearModel) -> dict[str, Any]:
         if "bad_alloc" in log:
             return {"status": "out-of-memory", "message": "CBC ran out of memory"}
         last = log.strip().splitlines()[-1:] or ["nothing"]
-        return {"status": "crashed", "message": f"CBC wrote no solution file; its last words: {last[0]}"}
+        return {"status": "crashed", "message": f"CBC wrote no solution file; its last line: {last[0]}"}
     found = _FINAL_BOUND.search(log)
     bound = None
     if found is not None:

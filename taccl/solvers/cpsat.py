@@ -75,7 +75,7 @@ def to_whole_numbers(model: LinearModel) -> WholeModel:
         scale = math.lcm(*(factor.denominator for factor in exact_factors))
         found = [int(factor * scale) for factor in exact_factors]
         if sum(abs(f) * largest[v] for f, v in zip(found, variables, strict=True)) > _MAX_SUM:
-            raise NotScalableError(f"{what} passes 64 bits in whole numbers")
+            raise NotScalableError(f"{what} exceeds 64-bit whole numbers")
         return found, scale
 
     rows = []

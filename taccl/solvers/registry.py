@@ -62,9 +62,7 @@ def require_known(name: str, *, others: Sequence[str] = (), where: str = "solver
     - `where`: Argument that the name came from, for messages.
     """
     if name.lower() in (PULP_PREFIX, PULP_PREFIX[:-1]) and (here := _names_of_pulp("availability")):
-        raise InputError(
-            f"found {name!r}; of PuLP's solvers there are {', '.join(here)}: give one", where=where
-        )
+        raise InputError(f"found {name!r}; expected one of {', '.join(here)}", where=where)
     if name.startswith(PULP_PREFIX) and name != PULP_PREFIX:
         known = _names_of_pulp("known")
         if known and name.lower() not in {each.lower() for each in known}:
@@ -148,7 +146,9 @@ def backends() -> Backends:
     own = [
         SolverInfo("auto", True, version, "a portfolio of greedy, highs and cpsat", None, None),
         SolverInfo("greedy", True, version, "the list scheduler alone", None, None),
-        SolverInfo("dimension-balanced", True, version, "chunks balanced over dimensions", None, None),
+        SolverInfo(
+            "dimension-balanced", True, version, "per-dimension phases with balanced loads", None, None
+        ),
     ]
     return Backends((*own, *solver_infos()))
 

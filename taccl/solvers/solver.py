@@ -118,7 +118,7 @@ class _Call:
                 message = f"{name.format(crossed[0], tag)} has a lower bound above its upper bound"
                 return self._vetted("infeasible", message)
         if self.time_limit_s <= 0:
-            return self._vetted("no-solution", "there was no time left to solve")
+            return self._vetted("no-solution", "no time left to solve")
 
         outcome = run_task(
             *solver_task(self.options["solver"]),
@@ -171,7 +171,7 @@ class _Call:
                 values.flags.writeable = False
                 objective = model.objective(values)
         elif status == "optimal":
-            status, message = "crashed", f"{solver} called the model solved and returned no point"
+            status, message = "crashed", f"{solver} reported the model solved but returned no point"
         proven = self.bound is not None and math.isfinite(self.bound) and status not in _WITHOUT_BOUND
         return Solution(
             solver=solver,

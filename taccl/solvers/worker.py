@@ -128,10 +128,10 @@ class _Task:
                 break
             self.process.end()
         else:
-            return self._outcome("crashed", "worker processes end before they take a task")
+            return self._outcome("crashed", "worker processes end before their first task")
         del request
         self.limit_s = self.start_s + _START_S + self.time_limit_s + _GRACE_S
-        late = f"killed: it overran its time limit of {self.time_limit_s:g} s"
+        late = f"killed: it exceeded its time limit of {self.time_limit_s:g} s"
         return self._listen() or self._killed("timed-out", late)
 
     def interrupted(self) -> Outcome:
@@ -212,8 +212,8 @@ def _diagnose(code: int, tail: str, memory_limit_mb: int | None) -> tuple[Status
     if any(word in tail for word in MEMORY_WORDS):
         return "out-of-memory", f"the worker ran out of memory{limit}"
     if code == -signal.SIGKILL:
-        return "out-of-memory", "the worker was killed by SIGKILL, as the system does when memory runs out"
+        return "out-of-memory", "the worker was killed by SIGKILL, probably for lack of memory"
     if code >= 0:
-        return "crashed", f"the worker ended by itself with exit code {code}{said}"
+        return "crashed", f"the worker exited with code {code}{said}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return "crashed", f"the worker died of {name}{limit}{said}"
+    return "crashed", f"the worker was killed by {name}{limit}{said}"

@@ -78,7 +78,7 @@ class Stage:
     bound_us: float | None = None
     message: str = ""  # for users: reason of a skip or failure
     model: ModelRun | None = None  # for stages that solved a linear model
-    began_s: float = 0.0  # seconds since the synthesis began
+    began_s: float = 0.0  # seconds since the start
 
     @property
     def cells(self) -> tuple[str, ...]:

@@ -47,8 +47,8 @@ def _faults(topology: Topology) -> Iterator[str]:
     free = set(range(len(topology.links))).difference(hold.link for hold in topology.holds)
     if free:
         yield (
-            f"link {topology.links[min(free)]} holds no resource, so that any number of sends would pass at "
-            "once; have it hold one of its own"
+            f"link {topology.links[min(free)]} holds no resource, so it has unlimited capacity; add one of "
+            f"its own"
         )
     for switch in topology.switches:
         counts = ("rank", switch.ranks, topology.num_ranks), ("link", switch.links, len(topology.links))
@@ -84,8 +84,7 @@ def _faults_of_hold(hold: Hold, topology: Topology) -> Iterator[str]:
         )
     if _exceeds(hold.alpha_us, link.alpha_us) or _exceeds(hold.beta_us_per_mb, link.beta_us_per_mb):
         yield (
-            f"hold of {name} by link {link} is longer than the send itself; a resource slower than its link "
-            "makes the link slow: raise the link's alpha or beta"
+            f"hold of {name} by link {link} is longer than the send itself; raise the link's alpha or beta"
         )
 
 

@@ -127,7 +127,7 @@ class LinkEntry(_Rated):
         if to_several and not self.multicast:
             raise ValueError(
                 f"found several destinations, {several}; give a [[link]] for each, or multicast = true for "
-                "one link by which a send reaches all of them"
+                f"a multicast link to all of them"
             )
         if self.multicast and not to_several:
             raise ValueError(
@@ -202,7 +202,7 @@ class NodeEntry(_Rated):
     @model_validator(mode="after")
     def _a_switch_reduces(self) -> NodeEntry:
         if self.reduces is not None and self.fabric != "switch":
-            raise ValueError(f"found reduces in a {self.fabric}; only a switch adds: leave it out")
+            raise ValueError(f"found reduces in a {self.fabric}; only a switch reduces: leave it out")
         return self
 
 

@@ -37,8 +37,8 @@ def dump_topology(topology: Topology) -> str:
     """
     if topology.cost_model != "physical":
         raise ExportError(
-            "a topology file holds times of bytes, and this topology has the published tool's costs of one "
-            f"chunk{_SAVED}"
+            "a topology file holds costs per byte, but this topology has the published tool's costs per "
+            "chunk{_SAVED}"
         )
     named = topology.machine or topology.profile
     names = "machine, profile and protocol" if topology.protocol else "machine and profile"
@@ -53,7 +53,7 @@ def dump_topology(topology: Topology) -> str:
     counts = [len(ranks) for ranks in topology.ranks_of_node]
     if list(topology.node_of_rank) != [node for node, count in enumerate(counts) for _ in range(count)]:
         raise ExportError(
-            "a topology file numbers ranks node by node, and this topology does not; relabel it first "
+            "a topology file numbers ranks node by node, unlike this topology; relabel it first "
             "(taccl.topology.transform.relabel), or save it as JSON: taccl.save(topology, 'topology.json')"
         )
     lines.append(f"nodes = {topology.num_nodes}")
@@ -83,7 +83,7 @@ def dump_topology(topology: Topology) -> str:
                 lines.append(f"reduces = {{ {', '.join(told)} }}")
     lines += _resource_lines(topology, {hold.resource for hold in own})
     for what in dict.fromkeys(lost):
-        warn(f"a topology file has no place for {what}", LossyConversionWarning)
+        warn(f"a topology file cannot hold {what}", LossyConversionWarning)
     return "\n".join(lines) + "\n"
 
 
@@ -119,8 +119,8 @@ def _resource_lines(topology: Topology, own: set[int]) -> Iterator[str]:
             if len(set(links)) < len(links):
                 twice = next(e for e in links if links.count(e) > 1)
                 raise ExportError(
-                    f"a topology file says once that a link holds a resource, and {topology.links[twice]} "
-                    f"holds {topology.resources[resource].name} twice alike{_SAVED}"
+                    f"a topology file lists each hold once, but {topology.links[twice]} holds "
+                    f"{topology.resources[resource].name} twice alike{_SAVED}"
                 )
             pairs = _named(topology, links, parallel)
             yield from ("", "[[resource]]", f"name = {toml_text(name)}")
@@ -132,8 +132,8 @@ def _resource_lines(topology: Topology, own: set[int]) -> Iterator[str]:
             if beta_us_per_mb is not None and alpha_us is not None:
                 if not beta_us_per_mb:
                     raise ExportError(
-                        f"a topology file has no place for resources that are held for as long whatever the "
-                        f"bytes, as {topology.resources[resource].name} is{_SAVED}"
+                        f"a topology file cannot hold resources held for a constant time, as "
+                        f"{topology.resources[resource].name} is{_SAVED}"
                     )
                 if alpha_us:
                     yield f"alpha_us = {_number(alpha_us)}"

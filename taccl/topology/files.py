@@ -161,8 +161,8 @@ def _nic_of_gpu(nics: schema.NicsEntry, size: int) -> dict[int, int]:
     if nics.gpus is None:
         if size % nics.count and nics.count % size:
             raise TopologyError(
-                f"found {nics.count} for {size} GPUs, of which neither divides the other; say which GPUs "
-                "each card serves, e.g. gpus = [[0, 1], [2, 3]]",
+                f"found {nics.count} for {size} GPUs, and neither number divides the other; list each "
+                f"card's GPUs, e.g. gpus = [[0, 1], [2, 3]]",
                 where="nics.count",
             )
         return {gpu: gpu * min(nics.count, size) // size for gpu in range(size)}
@@ -222,7 +222,7 @@ def _from_links(file: schema.LinksFile, default_name: str) -> Topology:
         if resource.continues != (resource.name in named):
             found = "no such name above" if resource.continues else f"{resource.name!r} twice"
             raise TopologyError(
-                f"found {found}; give another, or continues = true for more links of a resource above",
+                f"found {found} again; rename it, or give continues = true to add links to it",
                 where=f"resource[{i}].name",
             )
         if not resource.continues:

@@ -93,7 +93,7 @@ def _machine(machine: str) -> _Make:
         if (rails and not shape.has_rails) or (nvls and not shape.nvls):
             name = "rails" if rails and not shape.has_rails else "nvls"
             able = [each for each, s in SHAPES.items() if (s.has_rails if name == "rails" else s.nvls)]
-            said = f"found True, and {machine} has none; leave it out, or take {', '.join(able)}"
+            said = f"found True, but {machine} has none; leave it out, or choose {', '.join(able)}"
             raise TopologyError(said, where=f"{machine}: {name}")
         values = find_profile(machine, profile).under(protocol).replaced(constants or {})
         size = shape.ranks_per_node

@@ -68,7 +68,7 @@ def _rate(name: str, gb_per_s: int | str, source: str) -> Constant:
     return Constant(name, beta_of_bandwidth(gb_per_s), f"{gb_per_s} GB/s each way: {source}")
 
 
-_NO_ALPHA = "data sheets promise no latency, so none is counted"
+_NO_ALPHA = "data sheets state no latency, so it is 0"
 # No source is known for the time that a message occupies a NIC beyond its bytes. 0 is the optimistic choice,
 # the alpha of the link the pessimistic one; `constants=` sets any value.
 _NIC_ALPHA = Constant(

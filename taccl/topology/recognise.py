@@ -172,7 +172,7 @@ def _along(
 ) -> Dimension:
     """Dimension of `size` ranks at a stride. Raises `TopologyError` unless it is equal everywhere."""
     kind = _kind(cost, 0, stride, size)
-    assert kind is not None, "it was looked at from rank 0"
+    assert kind is not None, "only rank 0's links were examined"
     for first in range(topology.num_ranks):
         if first // stride % size:
             continue

@@ -60,7 +60,7 @@ def parse(name: str, *, nodes: Count | None = None, profile: str | None = None, 
     if kind in machines.MACHINES:
         if colon:
             raise TopologyError(
-                f"found {name!r}; {kind} takes no size: give the number of nodes apart", where="topology"
+                f"found {name!r}; {kind} takes no size: give the number of nodes separately", where="topology"
             )
         if profile is not None:
             options["profile"] = profile

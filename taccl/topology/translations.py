@@ -100,8 +100,8 @@ class PermutationGroup:
             step = np.asarray(each)
             if not np.array_equal(step[table], table[step]):
                 raise TopologyError(
-                    "some rank is taken to another in two ways; give generators of a group that takes any "
-                    "rank to any other in exactly one way",
+                    "two elements take some rank to the same rank; give generators of a group that takes "
+                    "any rank to any other by exactly one element",
                     where="translations",
                 )
 
@@ -264,7 +264,7 @@ def along_ring(fabric: NamedFabric, ranks: Sequence[int] | NDArray[np.int64]) ->
         )
     if len({fabric.axes[a].beta_us_per_mb for a in np.unique(axis)}) > 1:
         raise TopologyError(
-            "links along the ring differ in bandwidth: it would go at the pace of the slowest; use "
+            "links along the ring differ in bandwidth, so the slowest limits it; use "
             "backend='greedy' on the topology itself",
             where=fabric.name,
         )
@@ -310,7 +310,7 @@ def translations_of_topology(
     for e, link in enumerate(topology.links):
         if len(link.srcs) + len(link.dsts) > 2 or (link.src, link.dst) in index:
             raise TopologyError(
-                f"link {link} has several ends, or another beside it; expected one link for a pair of ranks",
+                f"link {link} has several ends, or a parallel link; expected one link for each pair of ranks",
                 where=where,
             )
         index[link.src, link.dst] = e
@@ -336,7 +336,7 @@ def translations_of_topology(
             shared = topology.resources[held.most_common(1)[0][0]].name
             raise TopologyError(
                 f"links that translations take to one another share resources such as {shared}; use "
-                "backend='greedy', which knows shared resources one by one",
+                f"backend='greedy', which supports them",
                 where=where,
             )
         link = topology.links[links[0]]

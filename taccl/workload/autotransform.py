@@ -72,7 +72,7 @@ def autotransform(
         step = schedule_workload(some, topology, rates=rates, communication_share=communication_share, **how)
         best = step if best is None or step.finish < best.finish else best
         tried += 1
-        note(f"{format_count(tried, 'step')} scheduled, of which the best takes {format_us(best.finish)}")
+        note(f"{format_count(tried, 'step')} scheduled, best {format_us(best.finish)}")
         return step
 
     def in_tiles() -> list[tuple[Workload, int]]:

@@ -128,7 +128,7 @@ class _Trace:
         sources = dict.fromkeys(name for i in self.waits[node.id] for name in self.ends[i])
         collective = self._collective(node)
         if node.kind in ("COMM_SEND_NODE", "COMM_RECV_NODE") and not _is_host(node):
-            said = "is a send or a receive between two ranks, and a step has the same operations on all ranks"
+            said = "is a send or a receive, but a step has the same operations on all ranks"
             raise self._refused(node, f"{said}; leave pipeline stages out of the trace")
         if node.kind == "COMM_COLL_NODE" and not collective and not _is_host(node):
             raise self._refused(node, "is a collective without comm_type; convert it by chakra_converter")
@@ -233,7 +233,7 @@ class _Trace:
         if self.absent:
             ids = first_of(sorted(self.absent), 3)
             lost.append(f"dependencies on nodes that the trace does not have ({ids})")
-        warn(f"a step of a Chakra trace has no place for {'; '.join(lost)}", LossyConversionWarning)
+        warn(f"a step from a Chakra trace cannot hold {'; '.join(lost)}", LossyConversionWarning)
 
 
 def _is_host(node: TraceNode) -> bool:

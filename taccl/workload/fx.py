@@ -88,7 +88,7 @@ def _by_placeholder(
     names = {**dict(zip(given, given, strict=True)), **known}
     for each in layouts:
         if each not in names:
-            said = f"is no input of the graph{did_you_mean(each, list(names))}"
+            said = f"is not an input of the graph{did_you_mean(each, list(names))}"
             raise WorkloadError(f"{said}; expected some of {', '.join(names)}", where=f"layouts: {each}")
     return {names[each]: layout for each, layout in layouts.items()}
 

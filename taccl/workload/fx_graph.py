@@ -141,8 +141,8 @@ class Graph:
             told = ", ".join(described(self.value(each)) for each in (*node.args, *node.kwargs.values()))
             what = f"{target} of {told or 'nothing'}"
             if schema is None:
-                raise self.refused(f"found {node.op} {what}; {TRACE}, which give operations of aten")
-            advice = "take it out, or decompose it by run_decompositions()"
+                raise self.refused(f"found {node.op} {what}; {TRACE}, which yield aten operations")
+            advice = "remove it, or decompose it with run_decompositions()"
             raise self.refused(f"found {what}, for which a step has no operation; {advice}")
         given = {each.name: each.default_value for each in schema.arguments}
         given |= dict(zip(given, node.args, strict=False)) | dict(node.kwargs)
@@ -242,7 +242,7 @@ def described(value: Any) -> str:
     if isinstance(value, View):
         return f"{value.name} as {list(value.shape)}"
     if isinstance(value, Stacked):
-        return f"the slices of {value.name} along axis {value.axis}, one behind another"
+        return f"the concatenated slices of {value.name} along axis {value.axis}"
     if isinstance(value, Piece):
         return f"piece {value.position} of {value.count} of {value.whole.name} along axis {value.axis}"
     if isinstance(value, list):

@@ -90,7 +90,7 @@ def _power(graph: Graph, given: Arguments) -> Any:
     if exponent == 1:
         return given["self"]
     if exponent not in kinds:
-        said = f"found exponent {described(given['exponent'])}; a step has 2, 1 and 0.5"
+        said = f"found exponent {described(given['exponent'])}; a step supports 2, 1 and 0.5"
         raise graph.refused(said)
     return graph.make(kinds[exponent], given["self"])
 
@@ -166,7 +166,7 @@ def _view(graph: Graph, given: Arguments) -> Any:
 def _softmax(graph: Graph, given: Arguments) -> Any:
     count = len(graph.tensor(given["self"]).shape)
     if given["dim"] % max(count, 1) != count - 1:
-        said = f"is over axis {given['dim']} of {described(given['self'])}; a step has softmax over the last"
+        said = f"is over axis {given['dim']} of {described(given['self'])}; only the last is supported"
         raise graph.refused(f"{said}: transpose it before")
     _only(graph, given, half_to_float=False)
     found = given["self"]
@@ -179,7 +179,7 @@ def _layernorm(graph: Graph, given: Arguments) -> Any:
     _only(graph, given, eps=_EPSILON)
     tensor = graph.tensor(given["input"])
     if list(given["normalized_shape"]) != [tensor.shape[-1]]:
-        said = f"is over axes of lengths {given['normalized_shape']}; a step has layernorm over the last axis"
+        said = f"is over axes of lengths {given['normalized_shape']}; only the last axis is supported"
         raise graph.refused(said)
     found = graph.make("layernorm", given["input"])
     if given["weight"] is not None:
@@ -200,7 +200,7 @@ class _First:
 
     def __getitem__(self, position: int) -> Any:
         if position:
-            said = f"reads result {position} of {self.target}, which a step does not have; it has the first"
+            said = f"reads result {position} of {self.target}; a step supports only the first"
             raise self.graph.refused(said)
         return self.value
 
@@ -267,7 +267,7 @@ def _averaged(graph: Graph, value: Named, given: Arguments, factor: float) -> An
 def _dropout(graph: Graph, given: Arguments) -> Any:
     if not given.get("train", True) or not given["p"]:
         return given["input"]
-    said = f"{graph.node.name} drops elements at random; the step drops others"
+    said = f"{graph.node.name} drops elements at random; the step drops different ones"
     warn(said, LossyConversionWarning)
     return graph.make("dropout", given["input"], value=float(given["p"]))
 

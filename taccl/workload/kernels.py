@@ -75,14 +75,17 @@ def check_kernels(workload: Workload) -> None:
 def _check_fused(workload: Workload, operation: Operation) -> None:
     into = operation.fused
     if into not in workload.operation:
-        raise WorkloadError("is no operation; name the one that others are fused into", where=into)
+        raise WorkloadError("is not an operation; name the kernel's first operation", where=into)
     head, inside = workload.operation[into], kernel(workload, into)
     order = list(workload.operation)
     refuse_first(
         into,
         (head.fused, f"is itself fused into {head.fused}; fuse into that"),
         (head.kind in REDUCTIONS, f"is a {head.kind}, which can only end a kernel; name another"),
-        (order.index(into) > order.index(operation.name), f"is behind {operation.name}; name the first one"),
+        (
+            order.index(into) > order.index(operation.name),
+            f"follows {operation.name}; name the kernel's first operation",
+        ),
     )  # fmt: skip
     beside = [name for name in operation.inputs if name not in inside]
     late = next(
@@ -96,16 +99,19 @@ def _check_fused(workload: Workload, operation: Operation) -> None:
     is_apart = workload.tensors[laid_out].layout != workload.tensors[into].layout
     refuse_first(
         operation.name,
-        (operation.kind not in POINTWISE and not ends_kernel, f"is a {operation.kind}, which needs more than "
-         "the element in hand; only point-wise ones are fused"),
-        (ends_kernel and fed, f"is a {operation.kind}, which {next(iter(fed), '')} reads in the same kernel; "
-         "fuse that elsewhere"),
-        (not is_fed and not fed, f"does not read {into} or what is fused into it; fuse "
-         "what does"),
+        (
+            operation.kind not in POINTWISE and not ends_kernel,
+            f"is a {operation.kind}; fuse only point-wise operations",
+        ),
+        (
+            ends_kernel and fed,
+            f"is a {operation.kind}, which {next(iter(fed), '')} reads in the same kernel; fuse it elsewhere",
+        ),
+        (not is_fed and not fed, f"does not read {into} or its fused operations; fuse one that does"),
         (not is_fed and workload.tensors[operation.name].shape != workload.tensors[into].shape,
-         f"has another shape than {into}, and reads nothing of its kernel; leave it before it"),
-        (late, f"reads {late}, which is made after {into}; it stays behind it"),
-        (is_apart, f"is laid out otherwise than {into}; it stays behind it"),
+         f"differs in shape from {into} and reads nothing of its kernel; keep it before {into}"),
+        (late, f"reads {late}, which is made after {into}; keep it after {into}"),
+        (is_apart, f"differs in layout from {into}; keep it after {into}"),
         (workload.tiling(into).overlap is not workload.tiling(operation.name).overlap,
-         f"is fused into {into}, and only one of them overlaps with others; overlap both"),
+         f"is fused into {into}, but only one of the two overlaps; overlap both"),
     )  # fmt: skip

@@ -86,7 +86,7 @@ def _check_order(
     for dims, name in both:
         mine = [dim for dim in dims if dim in over]
         if mine and [*dims[-len(mine) :]] != mine:
-            said = f"cuts or joins {name} along {'+'.join(mine)}, and {dims[-1]} cuts these slices further"
+            said = f"cuts or joins {name} along {'+'.join(mine)}, but {dims[-1]} divides these slices further"
             raise _refused(operation, f"{said}; put {dims[-1]} before it in the mesh, or slice another axis")
     if operation.is_collective:
         return
@@ -146,7 +146,7 @@ def _of_compute(operation: Operation, inputs: Sequence[Tensor], layout: str) -> 
     for each in inputs:
         if not each.layout.startswith(fits.get(layout, ("replicated", "sliced"))):
             said = f"makes {layout} of {each.name}, which is {each.layout}"
-            raise _refused(operation, f"{said}; it needs a collective first")
+            raise _refused(operation, f"{said}; insert a collective first")
     return layout
 
 
@@ -176,12 +176,12 @@ def _of_partial(operation: Operation, inputs: Sequence[Tensor]) -> str:
     }  # fmt: skip
     if is_linear.get(kind, False):
         return "partial"
-    said = f"of these is not linear in {partial}, which is partial; it needs its sum first"
+    said = f"of these is not linear in {partial}, which is partial; reduce it first"
     if kind == "cast":
-        said = f"to {operation.dtype} rounds each part of {partial}, which is partial; it needs its sum first"
+        said = f"to {operation.dtype} rounds each part of {partial}, which is partial; reduce it first"
     if kind in ("add", "subtract"):
-        said = f"of {partial}, which is partial, and a tensor that is not, would count the latter "
-        said += "once for every rank; add them behind the sum"
+        said = f"of {partial}, which is partial, and a complete tensor would count the latter "
+        said += "once per rank; add it after the reduction"
     raise _refused(operation, said)
 
 
@@ -193,9 +193,11 @@ def _of_slices(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> s
             axis = operand_axes(operation, inputs, out, at)[each.axis]
             if axis is None and operation.kind in ("norm", *ROWWISE):
                 said = f"is over axis {each.axis} of {each.name}, of which a rank has a slice"
-                raise _refused(operation, f"{said}; it needs a collective first, or to be split")
+                raise _refused(operation, f"{said}; insert a collective first, or split it")
             found.add("partial" if axis is None else f"sliced({axis})")
     if len(found) > 1:
         told = " and ".join(f"{each.name} {each.layout}" for each in inputs)
-        raise _refused(operation, f"found {told}, which do not meet; alltoall or allgather one of them first")
+        raise _refused(
+            operation, f"found {told}, which do not match; alltoall or allgather one of them first"
+        )
     return found.pop() if found else "replicated"

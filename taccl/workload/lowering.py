@@ -60,7 +60,7 @@ def lower_step(step: Step, operation: str) -> Program:
     parts = [part for part in step.parts if part.operation == operation]
     if not parts:
         known = sorted({part.operation for part in step.parts})
-        said = f"is no collective of {step.workload.name}; name one of {', '.join(known) or 'none'}"
+        said = f"is not a collective of {step.workload.name}; name one of {', '.join(known) or 'none'}"
         raise WorkloadError(said, where=operation)
     schedule, chunks = step.schedule, [chunk for part in parts for chunk in part.chunks]
     part_of = [part for part in parts for _ in part.chunks]

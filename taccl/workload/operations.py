@@ -207,7 +207,7 @@ class Operation:
         costs = {name: getattr(self, name) for name in _COSTS if getattr(self, name) is not None}
         bad = next((f"{name} {us}" for name, us in costs.items() if not 0 <= us < math.inf), "")
         no_share = kind == "dropout" and not 0 <= (self.value or 0) < 1
-        said = f"{kind} takes what the topology says it takes; leave its cost out"
+        said = f"the topology determines the cost of {kind}; leave it out"
         refuse_first(
             self.name,
             (count != takes, f"found {count} inputs; {kind} takes {takes}"),

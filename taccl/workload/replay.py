@@ -93,7 +93,7 @@ class StepRank(RankTiles):
         if chunk not in self.chunks:
             part = self.part_of[chunk]
             if self.rank not in self.ends[chunk].origins:
-                said = f"rank {self.rank} has no chunk {chunk} of it yet; verify the step"
+                said = f"rank {self.rank} lacks chunk {chunk} of it; verify the step"
                 raise WorkloadError(said, where=part.operation)
             (mine,) = self.read(part.operation, part.tile)
             self.chunks[chunk] = self._cut(chunk, taken(mine, self._places(chunk, at_source=True)))

@@ -190,7 +190,7 @@ class Step:
             for name, tile in reads.get((each.operation, each.tile), ()):
                 there_us = made[name, tile, each.rank]
                 if there_us > each.start_us:
-                    said = f"reads tile {tile} of {name}, which is there at {float(there_us):.6g} us"
+                    said = f"reads tile {tile} of {name}, which is available at {float(there_us):.6g} us"
                     yield f"{_place(each)}: starts at {float(each.start_us):.6g} us, and {said}"
         release = {(chunk, rank): us for chunk, rank, us in self.schedule.problem.release_us}
         for part in self.parts:
@@ -198,7 +198,7 @@ class Step:
                 for rank in self.schedule.problem.collective.chunks[chunk].origins:
                     for name, tile in reads[part.operation, part.tile]:
                         if made[name, tile, rank] > release.get((chunk, rank), 0):
-                            said = f"before tile {tile} of {name} is there"
+                            said = f"before tile {tile} of {name} is available"
                             yield f"chunk {chunk} of {part.operation} is released at rank {rank} {said}"
 
     def _wrong_tiles(self) -> Iterator[str]:
@@ -210,7 +210,7 @@ class Step:
         for each in self.tiles:
             cost = expected.pop((each.operation, each.tile, each.rank), Fraction(-1))
             if cost < 0:
-                yield f"{_place(each)}: there is no such tile, or it is there twice"
+                yield f"{_place(each)}: the tile does not exist or is duplicated"
             elif each.start_us < 0:
                 yield f"{_place(each)}: starts at {float(each.start_us):.6g} us, before the step does"
             elif each.end_us - each.start_us < cost:
@@ -263,7 +263,7 @@ def _differences(found: Problem, expected: Problem, parts: Iterable[CollectivePa
         return
     plain = one.combining == two.combining and not one.derivations and one.update_us_per_mb is None
     if not plain:
-        yield f"sends are of {one.name}, which reduces otherwise than the workload's {two.name}"
+        yield f"sends are of {one.name}, whose reduction differs from the workload's {two.name}"
     for part in parts:
         for c in part.chunks:
             for role in ("origins", "destinations"):

@@ -87,7 +87,7 @@ def dump_torch_step(
     )
     absent = next((name for name in workload.outputs if name not in plain.tensors), "")
     if absent or plain.num_ranks != workload.num_ranks:
-        said = f"has no {absent}, which the step gives" if absent else f"is of {plain.num_ranks} ranks"
+        said = f"has no {absent}, an output of the step" if absent else f"is of {plain.num_ranks} ranks"
         raise WorkloadError(f"{said}; give the program that was transformed", where=os.fspath(original))
     _note_unknown(workload)
     groups: set[str] = set()
@@ -104,7 +104,7 @@ def dump_torch_step(
         '#: {input: (shape, type, layout)}; a layout is pairs of an axis, or "partial", and a group.',
         f"INPUTS = {table_of_inputs(workload, groups)}",
         f"UNTRANSFORMED_INPUTS = {table_of_inputs(plain, groups)}",
-        "#: {output: (slices that only the transformed program makes, group of parts of a sum or None)}.",
+        "#: {output: (slices made only by the transformed program, group of a partial sum or None)}.",
         f"OUTPUTS = {slices!r}",
     ]  # fmt: skip
     grid = workload.grid
@@ -118,7 +118,7 @@ def dump_torch_step(
 def _note_unknown(workload: Workload) -> None:
     unknown = [each.name for each in workload.operations if each.kind == "compute"]
     if unknown:
-        said = f"a program for PyTorch has no kernels for {', '.join(unknown[:3])}; replace its stand_in()"
+        said = f"PyTorch lacks kernels for {', '.join(unknown[:3])}; replace stand_in() in the program"
         warn(said, LossyConversionWarning)
 
 
@@ -162,7 +162,7 @@ class _Program:
             stage |= dict.fromkeys(unit, late)
         most, tiles = max(stage.values()), overlap.tiles
         names = [self._var(name) for unit in units for name in self._kept(unit)]
-        lines = [f"# {tiles} tiles: while one is sent, the next is computed."]
+        lines = [f"# {tiles} tiles: each is sent while the next is computed."]
         lines += [f"{name} = [None] * {tiles}" for name in names]
         lines.append(f"for turn in range({tiles + most}):")
         for number in range(most + 1):

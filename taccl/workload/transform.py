@@ -50,7 +50,7 @@ def split(workload: Workload, operation: str, *, axis: Natural | None = None) ->
         squares = Operation(_fresh(workload, f"{operation}_squares"), "sum_of_squares", found.inputs)
         return _with(workload, {operation: [squares, replace(found, kind="sqrt", inputs=(squares.name,))]})
     if found.kind != "allreduce":
-        raise WorkloadError(f"is a {found.kind}; an allreduce or a norm can be split", where=operation)
+        raise WorkloadError(f"is a {found.kind}; only an allreduce or a norm can be split", where=operation)
     shape = workload.tensors[operation].shape
     scatter = replace(found, name=_fresh(workload, f"{operation}_slice"), kind="reduce_scatter", axis=axis)
     if axis is None:
@@ -111,14 +111,16 @@ def _reordered(workload: Workload, collective: str, operation: str) -> Workload:
     by_place = len(set(after.inputs)) > 1 or after.kind not in POINTWISE or after.kind == "dropout"
     by_place &= not apart
     is_fixed = after.kind == "compute" or (after.is_collective and not apart)
-    why = "is a collective itself" if after.is_collective else "does what is not known with what it reads"
+    why = "is a collective itself" if after.is_collective else "has unknown semantics"
     refuse_first(collective, (not moved.is_collective, f"is a {moved.kind}; name a collective"))
     refuse_first(
         operation,
         (collective not in after.inputs, f"does not read {collective}; reorder what reads it"),
-        (is_fixed, f"{why}; it stays behind {collective}"),
-        (is_send and by_place, f"depends on where its elements are, which {collective} changes; it stays "
-         "behind it"),
+        (is_fixed, f"{why}; keep it after {collective}"),
+        (
+            is_send and by_place,
+            f"depends on the place of its elements, which {collective} changes; keep it after {collective}",
+        ),
     )  # fmt: skip
     before, old = workload.tensors[moved.inputs[0]], workload.tensors[operation]
     alike = {
@@ -177,7 +179,7 @@ def fuse(workload: Workload, collective: str, *operations: str) -> Workload:
         if into := found.fused:
             raise WorkloadError(f"is fused into {into} already; leave it there", where=name)
         if found.is_collective or any(each.fused == name for each in workload.operations):
-            raise WorkloadError("is the head of a kernel of its own; fuse others into it", where=name)
+            raise WorkloadError("heads another kernel; fuse others into it", where=name)
     head, order = workload.operation[collective].fused or collective, list(workload.operation)
     names = {head, *operations}
     if not workload.operation[head].is_collective:
@@ -217,7 +219,7 @@ def overlap(workload: Workload, operations: Sequence[str], *, tiles: Count, axis
     for name in operations:
         _of(workload, name)
     if not operations:
-        raise WorkloadError("found no operations; name those that are to overlap", where="overlap")
+        raise WorkloadError("found no operations; name those to overlap", where="overlap")
     heads = {workload.operation[name].fused or name for name in operations}  # kernels overlap as a whole
     inside = tuple(each.name for each in workload.operations if heads & {each.name, each.fused})
     return replace(
@@ -244,18 +246,22 @@ def slice_state(workload: Workload, *state: str) -> Workload:
     for name in state:
         if name not in successor:
             advice = did_you_mean(name, list(successor))
-            raise WorkloadError(f"is no state of the step{advice}; declare it with updating()", where=name)
+            raise WorkloadError(f"is not a state of the step{advice}; declare it with updating()", where=name)
         made = _free(workload, successor[name])
         source = made.inputs[0] if made.inputs else ""
         reader = next(iter(workload.readers[made.name]), "")
         refuse_first(
             name,
-            (made.kind != "allgather", f"is replaced by {made.name}, which a {made.kind} makes whole; put an "
-             "allgather behind it first"),
-            (made.name in workload.returned, f"is replaced by {made.name}, which the step is to return "
-             "whole; return it otherwise"),
-            (reader, f"{reader} reads all of what replaces it; reorder that first"),
-            (source in inputs, "is replaced by an input; it is sliced by its declaration"),
+            (
+                made.kind != "allgather",
+                f"is replaced by {made.name}, which a {made.kind} completes; insert an allgather first",
+            ),
+            (
+                made.name in workload.returned,
+                f"is replaced by {made.name}, which the step returns whole; return another tensor",
+            ),
+            (reader, f"{reader} reads its whole replacement; reorder that first"),
+            (source in inputs, "is replaced by an input; slice it in its declaration"),
             (source in slices.values(), "is replaced by the same slices as another; slice one"),
         )  # fmt: skip
         slices[made.name], layout[name] = source, workload.tensors[source].layout
@@ -286,9 +292,9 @@ def _free(workload: Workload, name: str) -> Operation:
     """Operation by name; `WorkloadError` if it is overlapped, fused, or has operations fused into it."""
     found = _of(workload, name)
     if workload.tiling(name).overlap is not None:
-        raise WorkloadError("overlaps with others already; do this first, and overlap last", where=name)
+        raise WorkloadError("overlaps already; apply overlap last", where=name)
     if found.fused or any(each.fused == name for each in workload.operations):
-        raise WorkloadError("is fused already; do this first, and fuse then", where=name)
+        raise WorkloadError("is fused already; apply this before fusing", where=name)
     return found
 
 
@@ -329,15 +335,15 @@ def _mover(workload: Workload, name: str, made: Tensor, wanted: Tensor, moved: O
     over = workload.grid.dims_of(moved.group, where=moved.name)
     differing = [dim for dim in workload.grid.names if made.along(dim) != wanted.along(dim)]
     before, after = ({each.along(dim) for dim in over} for each in (made, wanted))
-    said = f"would make {made.layout} of what is before {moved.name}, where {wanted.layout} is wanted"
+    said = f"would make {made.layout} before {moved.name}, where {wanted.layout} is required"
     if not set(differing) <= set(over) or len(before) > 1 or len(after) > 1:
-        raise WorkloadError(f"{said}; it stays behind it", where=name)
+        raise WorkloadError(f"{said}; keep the operation after it", where=name)
     one, two = before.pop(), after.pop()
     mover = replace(moved, name=name, axis=None)
     if one == "partial" and two == "replicated":
         return replace(mover, kind="allreduce")
     if one == "replicated" or two == "partial":
-        raise WorkloadError(f"{said}; it stays behind it", where=name)
+        raise WorkloadError(f"{said}; keep the operation after it", where=name)
     if two == "replicated":
         return replace(mover, kind="allgather")
     axis = replace(wanted, layout=two).axis
@@ -365,6 +371,6 @@ def _same(workload: Workload, result: Workload, but: Collection[str] = ()) -> Wo
     for name in sorted({*workload.outputs, *read} - {*but}):
         before, after = workload.tensors.get(name), result.tensors[name]
         if before is not None and before.layout != after.layout:
-            said = f"is {before.layout}, and would come out {after.layout}; it is wanted as it was"
+            said = f"is {before.layout}, but would become {after.layout}; its layout must not change"
             raise WorkloadError(said, where=name)
     return result

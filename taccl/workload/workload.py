@@ -94,14 +94,14 @@ class Workload:
                 known_word(name, tensors, what, WorkloadError)
         for old, new in self.state:
             if old not in {each.name for each in self.inputs}:
-                raise WorkloadError("is no input, and so no state; name an input", where=old)
+                raise WorkloadError("is not an input, so it cannot be a state; name an input", where=old)
             a, b = tensors[old], tensors[new]
             if (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
-                said = f"is {a}, and is to be replaced by {new}, which is {b}; make them equal"
+                said = f"is {a}, but its replacement {new} is {b}; make them equal"
                 raise WorkloadError(said, where=old)
         for name, times in Counter(name for each in self.overlaps for name in each.operations).items():
             if name not in self.operation:
-                raise WorkloadError(f"is no operation of {self.name}; overlap what it makes", where=name)
+                raise WorkloadError(f"is not an operation of {self.name}; name an operation", where=name)
             if times > 1:
                 raise WorkloadError("is in two overlaps; put it into one", where=name)
         check_kernels(self)
@@ -130,7 +130,7 @@ class Workload:
         every: tuple[Tensor | Operation, ...] = (*self.inputs, *self.operations)
         for each in every:
             if not each.name.isidentifier():
-                said = "found a name that is none; expected letters, digits and underscores"
+                said = "found an invalid name; expected letters, digits and underscores"
                 raise WorkloadError(said, where=repr(each.name))
             if each.name in made:
                 raise WorkloadError("the name is taken already; choose another", where=each.name)
@@ -149,7 +149,7 @@ class Workload:
             said = f"reads {quoted(name)}, which nothing makes{did_you_mean(name, list(made))}"
             return WorkloadError(f"{said}; make it an input, or correct the name", where=operation.name)
         if operation.name in self.needed(name) | {name}:
-            said = f"reads {name}, which needs {operation.name} itself: a cycle; break it with an input"
+            said = f"reads {name}, which depends on {operation.name}: a cycle; break it with an input"
         else:
             said = f"reads {name} before it is made; put {name} first"
         return WorkloadError(said, where=operation.name)
@@ -247,9 +247,9 @@ class Workload:
         try:
             order = list(nx.lexicographical_topological_sort(graph))
         except nx.NetworkXUnfeasible:
-            said = "overlaps with operations that need what is made of it outside"
+            said = "overlaps with operations that depend on its results outside the overlap"
             raise WorkloadError(
-                f"{said}; put that into the overlap, too, or end it before",
+                f"{said}; include those in the overlap, or end it earlier",
                 where=self.overlaps[0].operations[0],
             ) from None
         return {

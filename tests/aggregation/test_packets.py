@@ -61,7 +61,7 @@ def test_without_losses_nothing_needs_the_shadow_copy():
 @pytest.mark.parametrize(
     ("said", "error"),
     [
-        ({"loss": 1.0}, "loss: found 1.0; expected a part of the packets"),
+        ({"loss": 1.0}, "loss: found 1.0; expected a share of the packets"),
         ({"duplicates": -0.1}, "duplicates: found -0.1"),
         ({"slots": 0}, "slots: found 0"),
         ({"rtt_us": 0.0}, "rtt_us: found 0.0; expected a number above 0"),

@@ -144,7 +144,7 @@ def test_unknown_name(make):
 
 def test_no_baseline_can(make):
     """Where none can do the collective, `best` says so."""
-    with pytest.raises(CollectiveError, match="no baseline can do scan"):
+    with pytest.raises(CollectiveError, match="no baseline supports scan"):
         best(make("scan", fabrics.ring(4)))
 
 

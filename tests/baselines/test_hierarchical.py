@@ -53,7 +53,7 @@ def test_chunks_are_passed_on_in_a_node_while_others_cross(machine, nodes, name,
 
 def test_one_node_is_refused(make, unit_costs):
     """A single node has no second level."""
-    with pytest.raises(CollectiveError, match="two or more nodes of one size, and found 1 of 4 ranks"):
+    with pytest.raises(CollectiveError, match="two or more nodes of one size, but found 1 of 4 ranks"):
         hierarchical(make("allgather", fabrics.ring(4, **unit_costs)))
 
 

@@ -62,7 +62,7 @@ def test_roles_are_given_once(arguments, error):
 
 def test_roots_are_servers():
     """A chunk that a worker would keep is refused, by its rank."""
-    with pytest.raises(CollectiveError, match="roots: found \\[0\\], which are no servers"):
+    with pytest.raises(CollectiveError, match="roots: found \\[0\\], which are not servers"):
         exchange(2, 1, roots=[2, 0])
 
 

@@ -137,7 +137,7 @@ def _sealed(content: bytes, random: random.Random) -> bytes:
         try:
             load_schedule(document, where="f")
         except FormatError as error:
-            match = re.search(r"the content makes it (.*?): the file was changed", error.message)
+            match = re.search(r"the content makes it (.*?): the file was edited", error.message)
             field = (error.where or "").removeprefix("f: ")
             if not match or field not in document:
                 break

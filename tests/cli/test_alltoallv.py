@@ -51,7 +51,7 @@ def test_a_plan_of_a_matrix(run, matrix):
     words = ["--matrix", matrix, "--sizes", "1MB,2MB", "--time-limit", "4", "--runtime", "msccl", "--json"]
     code, out, err = run("plan", *WORDS, *words)
     assert code == 0
-    assert "64 at the busiest rank for 1MB; each pair is rounded up to whole chunks" in err
+    assert "64 at the busiest rank for 1MB; pairs are rounded up to whole chunks" in err
     found = json.loads(out)
     assert found["ranges"][-1]["max_bytes"] == 2 * 10**6
 
@@ -73,7 +73,7 @@ def test_a_schedule_of_a_matrix(run_json, matrix, tmp_path):
         ([*WORDS, "--matrix", "zipf:x"], "skew: found 'zipf:x'; expected zipf:S"),
         (
             [*WORDS[:-1], "allgather", "--matrix", "FILE"],
-            "--matrix: found one of allgather; only alltoallv has one",
+            "--matrix: allgather takes none, only alltoallv does",
         ),
         ([*WORDS, "--matrix", "FILE", "--size", "1MB"], "--size: alltoallv takes none; leave it out"),
         (["--topology", "ring:4", *WORDS[2:], "--matrix", "FILE"], "sizes: found a matrix of shape (3, 3)"),

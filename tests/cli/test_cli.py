@@ -208,7 +208,7 @@ class TestVerify:
         saved.write_text(json.dumps(document))
         code, out, err = run(verb, saved)
         assert (code, out) == (2, "")
-        assert "digest" in err and "was changed after it was saved" in err
+        assert "digest" in err and "was edited after it was saved" in err
 
     def test_upstream_algorithms(self, run_json, upstream):
         """Output of the published tool is judged too."""
@@ -405,7 +405,7 @@ class TestProblem:
         code, out, err = run(verb, "--topology", "ring:4", "--collective", "allgather", *words)
         assert code == 0
         assert "64MB" in out
-        assert err.count("note: found neither --size nor --chunk-size; 64MB is taken") == 1
+        assert err.count("note: the size is 64MB, as neither --size nor --chunk-size is given") == 1
 
     @pytest.mark.slow
     def test_rooted_and_multi_root(self, run_json):

@@ -74,7 +74,7 @@ class TestBound:
         code, _, err = run("bound", saved, "--size", "1MB")
         assert (code, err) == (
             2,
-            "taccl: error: --size: found a schedule, which says it itself; leave it out\n",
+            "taccl: error: --size: a schedule contains it; leave it out\n",
         )
 
     @pytest.mark.slow

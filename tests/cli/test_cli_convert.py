@@ -65,7 +65,7 @@ def test_there_and_back(run, saved, tmp_path):
 
 
 def test_other_topology_times_anew(run, run_json, saved, tmp_path):
-    """An algorithm of the published tool is timed anew on another ring, whose hops take 0.52 us, too."""
+    """An algorithm of the published tool is re-timed on another ring, whose hops take 0.52 us, too."""
     there = tmp_path / "there"
     run("convert", saved, there, "--to", "upstream-algorithm")
     code, values = run_json(
@@ -110,7 +110,7 @@ def test_long_threadblocks_are_split_with_a_word(run, tmp_path):
     assert "longer ones were split into several that take turns" in err
     code, _, err = run("convert", path, tmp_path / "y.plan.json", "--set", "split=false")
     assert code == 1
-    assert "such options are given as --set NAME=VALUE" in err
+    assert "give such options as --set NAME=VALUE" in err
 
 
 def test_overwrite_replaces(run, saved, tmp_path):

@@ -82,7 +82,7 @@ def test_a_plan_that_cannot_be_run_names_one_remedy(run, tmp_path):
     path.write_text(
         '{"name": "x", "collective": "allreduce", "protocol": "Simple", "inplace": true, "gpus": []}'
     )
-    assert "found no gpus; expected an MSCCL++ plan with one for each rank" in run("verify", path)[2]
+    assert "found no gpus; expected one for each rank" in run("verify", path)[2]
     for verb in (("convert", path, tmp_path / "x.json"), ("simulate", path, "--topology", "ring:2")):
         assert "else give the program that it was made of" in run(*verb)[2]
 
@@ -139,7 +139,7 @@ def test_a_schedule_for_ll128_is_converted(run, tmp_path):
     assert run("baseline", "pairwise", *words, "-o", source)[0] == 0
     code, _, error = run("convert", source, target)
     assert (code, json.loads(target.read_text())["protocol"]) == (0, "LL")
-    assert "MSCCL++ has no LL128: the plan sends by LL" in error
+    assert "MSCCL++ has no LL128: the plan uses LL" in error
 
 
 def test_a_program_becomes_a_schedule(direct, run, tmp_path):

@@ -68,6 +68,6 @@ def test_switches_of_slurm_place_the_hosts_of_a_job(tmp_path, capsys):
     hosts.write_text("node01\nnode05\nnode02\nnode06\nnode03\nnode09\n")
     words = ["reorder", fabric, "--hosts", hosts, "--hostfile", new, "--launcher", "slurm"]
     assert run([*map(str, words)]) == 0
-    assert "clusters are stated and nothing was measured" in capsys.readouterr().out
+    assert "clusters are stated, and nothing is measured" in capsys.readouterr().out
     on_first = [host in ("node01", "node02", "node03") for host in new.read_text().split()]
     assert sum(here != there for here, there in zip(on_first, on_first[1:] + on_first[:1], strict=True)) == 2

@@ -52,7 +52,10 @@ def test_layers_are_placed(tmp_path):
         (["--size", "1MB"], "--servers: found none; exchange needs ranks that serve"),
         (["--servers", "4", "--root", "1"], "--root: exchange takes none"),
         (["--servers", "4", "--layers", "vgg-19", "--size", "1MB"], "--size: --layers say it themselves"),
-        (["--collective", "allgather", "--servers", "4"], "--servers: found it beside allgather"),
+        (
+            ["--collective", "allgather", "--servers", "4"],
+            "--servers: allgather does not take it, only exchange does",
+        ),
     ],
 )
 def test_options_that_do_not_fit(words, said):

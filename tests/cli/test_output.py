@@ -130,7 +130,7 @@ def test_ctrl_c_that_became_another_error(capsys, monkeypatch, error):
 
     monkeypatch.setattr(taccl, "prices", interrupted)
     assert main(["bound", *SMALL]) == 130
-    assert capsys.readouterr().err == "taccl: error: interrupted, with nothing in hand\n"
+    assert capsys.readouterr().err == "taccl: error: interrupted before any result\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -29,7 +29,7 @@ REFUSED = {
     "words and options": [
         ("--nosuch", "--nosuch"),
         ("--nosuch bound", "there is no option --nosuch before the verb"),
-        ("show a b", "found 'b', which is one word too many; leave it out (see taccl show --help)"),
+        ("show a b", "found 'b' after all arguments; leave it out (see taccl show --help)"),
         ("show ring:4 --node 2", "there is no option --node; did you mean '--nodes'?"),
         ("bound --colective=allgather", "there is no option --colective; did you mean '--collective'?"),
     ],
@@ -82,7 +82,7 @@ REFUSED = {
         (f"baseline ring --topology ndv2 {GATHER} 1MB --protocol ll", "has no protocols: leave it out"),
     ],
     "verify and show": [
-        ("verify schedule.json --chunk-size 1KB", "--chunk-size: found a schedule of taccl's own"),
+        ("verify schedule.json --chunk-size 1KB", "--chunk-size: a schedule in taccl's own format contains it"),
         ("show schedule.json --nodes 2", "leave it out"),
         ("show schedule.json --transfers x", "expected a number of rows"),
         ("show sketch.toml --profile nominal", "leave it out"),
@@ -100,12 +100,12 @@ REFUSED = {
         ("simulate schedule.json --profile nominal", "--profile: "),
     ],
     "programs": [
-        ("simulate direct.xml", "--topology: a program does not say what it runs on"),
+        ("simulate direct.xml", "--topology: a program has no topology"),
         (f"simulate direct.xml {FULL}", "--size: a program has no size of its own"),
         (f"simulate direct.xml {FULL} --size 1MB --tiles 2", "--tiles: found a program"),
         ("simulate direct.xml --topology ring:4 --size 1MB", "from rank 0 to rank 2"),
         ("simulate direct.xml --topology ring:5 --size 1MB", "for 4 ranks"),
-        ("bound direct.xml --topology ring:4 --size 1MB", "no link from the one to the other"),
+        ("bound direct.xml --topology ring:4 --size 1MB", "has no such link"),
         ("bound direct.xml --collective allgather", "--collective: found a program"),
         ("show direct.xml --nodes 2", "--nodes: found a program"),
         ("convert direct.xml out.json", "--topology: found a program"),
@@ -115,7 +115,7 @@ REFUSED = {
     "plan": [
         ("plan ndv2/sk9 --collective allgather", "did you mean"),
         ("plan --collective allgather", "neither a sketch nor --topology"),
-        ("plan ndv2/sk1 --nodes 2 --collective allgather --ranks 0-3", "a sketch speaks of all ranks"),
+        ("plan ndv2/sk1 --nodes 2 --collective allgather --ranks 0-3", "a sketch covers all ranks"),
         ("plan ring:4 --collective allsheep", "--collective: found 'allsheep'"),
         ("plan ring:4 --collective allgather --sizes 1GB:1KB", "--sizes: found '1GB:1KB'"),
         ("plan ring:4 --collective allgather -o no/such/folder", "there is no folder"),
@@ -128,7 +128,7 @@ REFUSED = {
     "convert": [
         ("convert", "IN: found none"),
         ("convert schedule.json", "OUT: found none"),
-        ("convert schedule.json x.docx", "x.docx: its ending tells no format"),
+        ("convert schedule.json x.docx", "x.docx: its ending names no format"),
         ("convert schedule.json x --to perfeto", "; did you mean 'perfetto'?"),
         ("convert schedule.json x.csv --from word", "--from: found 'word'"),
         ("convert schedule.json x.csv --set colour", "--set: found 'colour'; expected NAME=VALUE"),
@@ -170,7 +170,7 @@ REFUSED = {
         # Two slots on each measured host would put the figures of b on the second slot of a.
         ("reorder latency.csv --hosts twice", "found slot 1 on a, and row 1 of the figures is of b"),
         ("reorder ring:4 --hostfile hosts", "found no names of hosts; give them with --hosts"),
-        ("reorder ring:4 --bandwidth 3", "--bandwidth: found a topology, which says it itself"),
+        ("reorder ring:4 --bandwidth 3", "--bandwidth: a topology contains it"),
         ("probe -o probe.json", "--ranks: found none; expected two ranks or more"),
     ],
     "plot, report and fit": [
@@ -182,10 +182,10 @@ REFUSED = {
         ("plot schedule.json -o old.svg", "--overwrite"),
         ("report schedule.json -o old.html", "--overwrite"),
         ("plot schedule.json -o a.gif", ".svg"),
-        ("fit few --topology dgx-h100 -o mine.toml", "found no measurement to use"),
+        ("fit few --topology dgx-h100 -o mine.toml", "found no usable measurement"),
     ],
     "diagnose and subsets of ranks": [
-        ("diagnose few", "found no measurement to use"),
+        ("diagnose few", "found no usable measurement"),
         ("diagnose nosuch.log", "no such file"),
         ("diagnose unnamed.log", "found no GPUs in the log; name a topology file, or one of ndv2"),
         ("diagnose unnamed.log --topology dgx-h10", "did you mean 'dgx-h100'?"),
@@ -195,12 +195,12 @@ REFUSED = {
         ("diagnose unnamed.log --topology dgx-h100 -o old.html", "old.html"),
         (f"synthesize {DGX2} {GATHER} 1MB --ranks 3-1", "--ranks: found '3-1'; expected ranks such as"),
         (f"synthesize {DGX2} {GATHER} 1MB --without-rank 16", "rank 16 does not exist"),
-        (f"bound ndv2/sk1 {GATHER} 1MB --ranks 0-3", "--ranks: a sketch speaks of all ranks"),
+        (f"bound ndv2/sk1 {GATHER} 1MB --ranks 0-3", "--ranks: a sketch covers all ranks"),
     ],
     "run": [
         ("run step.toml", "found a workload; expected a schedule or a program; `taccl run "),
         ("run step.toml --topology ring:3", "block: is of 4 ranks, and ring:3 has 3; make them equal"),
-        ("run step.toml --topology fully_connected:4 --in-place", "--in-place: a step starts ranks of its own"),
+        ("run step.toml --topology fully_connected:4 --in-place", "--in-place: a step starts its own ranks"),
         (
             "run schedule.json --topology ring:4",
             "--topology: found a schedule; --topology is for a workload; leave it out",

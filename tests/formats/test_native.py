@@ -236,7 +236,7 @@ def _without_links(document):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (_without_links, r"^s\.json: found values that make no schedule: 'link'"),
+        (_without_links, r"^s\.json: found inconsistent values: 'link'"),
         (lambda document: document["transfers"]["end"].append(99), "differ in length"),
         (
             lambda document: document["problem"]["topology"]["links"][0].update(dsts=[9]),
@@ -272,7 +272,7 @@ def test_any_edit_is_refused(path, value):
     document = json.loads(json.dumps(dump_schedule(_schedule(), extra=extra)))
     parent, key = _at(document, path)
     parent[key] = value
-    with pytest.raises(FormatError, match=r"file_digest: .*was changed after it was saved; save"):
+    with pytest.raises(FormatError, match=r"file_digest: .*was edited after it was saved; save"):
         load_schedule(document)
 
 

@@ -208,7 +208,7 @@ def test_chunks_by_hand_have_ranks_of_pythons():
 def test_what_json_cannot_hold(small, tmp_path):
     """Numbers of numpy's are kept, and an object is refused, in what is said of a schedule."""
     taccl.save(small.schedule, tmp_path / "kept.json", extra={"seed": np.int64(3)})
-    with pytest.raises(InputError, match="extra: found what JSON cannot hold"):
+    with pytest.raises(InputError, match="extra: found a value that JSON cannot hold"):
         taccl.save(small.schedule, tmp_path / "odd.json", extra={"seed": object()})
 
 

@@ -130,7 +130,7 @@ def test_unknown_text_is_quoted(tmp_path):
     """A text of no kind is told by how it begins, and not by a fault in TOML that it never was."""
     path = tmp_path / "notes.txt"
     path.write_text("dear reader,\nthis is a letter\n")
-    with pytest.raises(InputError, match="found text of no known kind, which begins 'dear reader,'"):
+    with pytest.raises(InputError, match="found text of unknown kind, which begins 'dear reader,'"):
         taccl.topologies.load(path)
 
 
@@ -139,7 +139,7 @@ def test_brackets_before_other_words_are_no_toml(tmp_path, begins):
     """A table's head is alone on its line."""
     path = tmp_path / "log.txt"
     path.write_text(begins + "\n")
-    with pytest.raises(InputError, match="found text of no known kind, which begins "):
+    with pytest.raises(InputError, match="found text of unknown kind, which begins "):
         taccl.topologies.load(path)
 
 

@@ -171,7 +171,7 @@ def test_kernels_are_compiled_anew_where_no_folder_can_be_trusted(read_only, tmp
     (tmp_path / f"taccl-kernels-{os.geteuid()}").chmod(0o777)
     answer, (said,) = run_small(read_only, HOME=read_only, TMPDIR=tmp_path)
     assert answer == "41 0"
-    assert said.startswith("CacheWarning compiled functions are kept nowhere")
+    assert said.startswith("CacheWarning compiled functions are not kept")
 
 
 @pytest.mark.slow

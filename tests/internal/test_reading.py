@@ -72,14 +72,14 @@ def test_impossible_path(name):
 def test_pipe_is_not_waited_for(tmp_path):
     """A pipe without a writer is refused at once."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FormatError, match="is no ordinary file but a pipe or a device"):
+    with pytest.raises(FormatError, match="is a pipe or a device"):
         read_text(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "/dev/null", "/dev/tty"])
 def test_device_is_not_read(name):
     """A device that never ends is refused."""
-    with pytest.raises(FormatError, match="is no ordinary file|cannot be read"):
+    with pytest.raises(FormatError, match="is a pipe or a device|cannot be read"):
         read_text(name)
 
 

@@ -149,7 +149,7 @@ def test_shares_stop_where_physics_does(log):
     )
     found = found_in(fit)
     assert 0.2 * 0.999 <= found["ll_share"].value <= 0.5
-    assert any("where physics stops" in note for note in fit.notes)
+    assert any("its physical limit" in note for note in fit.notes)
 
 
 @pytest.mark.slow

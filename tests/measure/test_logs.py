@@ -162,7 +162,7 @@ def test_times_must_be_above_0(read, time):
 
 def test_texts_without_measurements_are_refused(read):
     """A file with nothing to read says what would be."""
-    with pytest.raises(FormatError, match="found no measurement to use; expected rows of nccl-tests"):
+    with pytest.raises(FormatError, match="found no usable measurement; expected rows of nccl-tests"):
         read("# A page\n\n| 1 | 2 | float |\n8 bytes were sent\n")
 
 

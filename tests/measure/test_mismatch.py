@@ -83,7 +83,7 @@ def test_buffers_in_host_memory_are_named(title, said):
 
 @pytest.mark.parametrize(
     ("head", "said"),
-    [("# backend: gloo\n", "measured by gloo, which runs on CPUs; the model is one of GPUs"), ("", "")],
+    [("# backend: gloo\n", "measured by gloo, which runs on CPUs; the model is for GPUs"), ("", "")],
 )
 def test_times_of_host_memory_are_no_fit(head, said, tmp_path):
     """A log of gloo is refused unless it is accepted, with the reason; the same times of GPUs are not."""

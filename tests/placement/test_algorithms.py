@@ -119,7 +119,7 @@ def test_a_schedule_of_ours_is_an_algorithm():
         ("rings:x", "allreduce", 4, "expected a number"),
         ("doubling", "allreduce", 6, "needs a power of two"),
         ("halving-doubling", "allgather", 6, "needs a power of two"),
-        ("hierarchical", "allreduce", 7, "no way to cut them into groups"),
+        ("hierarchical", "allreduce", 7, "no division into groups"),
         ("hierarchical:4", "allreduce", 6, "groups of 4 for 6 ranks"),
         ("ring", "allreduce", 1, "found 1 ranks"),
     ],

@@ -94,7 +94,7 @@ class TestChoices:
 
     def test_what_a_library_is_not_told_of(self):
         """NCCL's table has no alltoall."""
-        with pytest.raises(InputError, match="found alltoall; nccl is told of allreduce, allgather"):
+        with pytest.raises(InputError, match="found alltoall; nccl has rules for allreduce, allgather"):
             choose(taccl.topologies.ring(4), "alltoall", library="nccl")
 
     def test_rules_of_open_mpi(self):
@@ -122,7 +122,7 @@ class TestChoices:
         """And so is one that is not there."""
         path = tmp_path / "base.json"
         path.write_text("{}")
-        with pytest.raises(FormatError, match="found no tree of collectives"):
+        with pytest.raises(FormatError, match="found no selection rules"):
             mpich_selection(one("ring"), 4, base=path)
         with pytest.raises(InputError, match="the file cannot be read"):
             mpich_selection(one("ring"), 4, base=tmp_path / "none")

@@ -37,7 +37,7 @@ def probed(seed, *, racks=1, passes=0, directed=True):
 @pytest.mark.slow
 @pytest.mark.parametrize("passes", [4, 0], ids=["passes", "two directions"])
 def test_noise_between_equal_hosts_is_no_gain(passes):
-    """Whatever the noise, the order given is kept, and said to be."""
+    """Whatever the noise, the given order is kept, and said to be."""
     for seed in cases("placement: noise is no gain", few=1, many=60):
         found = taccl.reorder(probed(seed, passes=passes), **SMALL)
         assert found.order == GIVEN
@@ -85,12 +85,12 @@ def test_one_figure_a_pair_cannot_be_judged():
     """Without repetitions that is said; equal hosts keep their order, and racks that are apart do not."""
     equal = taccl.reorder(probed(0, directed=False), **SMALL)
     assert equal.order == GIVEN
-    assert "not judged against noise: the probe has one figure per pair" in equal.why
+    assert "not judged against noise: the probe has one value per pair" in equal.why
     assert "the gain may be noise" in equal.why
     rack = np.arange(8) % 2
     apart = taccl.reorder(Probe(NAMES, np.where(rack[:, None] == rack, 10.0, 20.0)), time_limit_s=3600)
     assert apart.order != GIVEN
-    assert "not judged against noise: the probe has one figure per pair" in apart.why
+    assert "not judged against noise: the probe has one value per pair" in apart.why
 
 
 @pytest.mark.slow
@@ -111,9 +111,9 @@ def test_no_file_for_launchers_or_libraries_is_written_within_noise(tmp_path, mo
     words += ["--nccl-tuner", "table", "--openmpi-rules", "rules"]
     assert run([*words, "-o", "out.json"]) == 0
     out = capsys.readouterr().out
-    assert "hosts is not written, as the order given is kept; --within-noise" in out
+    assert "hosts is not written: the given order is kept (--within-noise" in out
     for name in ("table", "rules"):
-        assert f"{name} is not written, as its rules would be chosen by figures within noise; --within" in out
+        assert f"{name} is not written: its rules rest on figures within noise (--within" in out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "probe.json"]
     assert json.loads((tmp_path / "out.json").read_text())["order"] == list(GIVEN)
     assert run([*words, "--within-noise"]) == 0

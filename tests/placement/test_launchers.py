@@ -334,5 +334,7 @@ class TestTorchrun:
 
     def test_ranks_in_turns_are_refused(self, placement):
         """torchrun numbers the ranks of a host in a row."""
-        with pytest.raises(InputError, match="do not follow one another, but torchrun numbers them in a row"):
+        with pytest.raises(
+            InputError, match="found non-consecutive ranks of a host, but torchrun numbers them"
+        ):
             hostfile(placement, list("aabb"), "torchrun")

@@ -32,7 +32,7 @@ def test_ranks_are_slots_by_the_names_of_their_machines(names, hosts, slots):
 
 def test_ranks_on_other_hosts_are_refused():
     """One rank too many on a host is another placement."""
-    with pytest.raises(InputError, match="found ranks on a, and the placement is for a, b; start one rank"):
+    with pytest.raises(InputError, match="found ranks on a, but the placement is for a, b; start one rank"):
         slots_of(["a", "a"], ["a", "b"])
 
 

@@ -37,7 +37,7 @@ def test_what_cannot_be_measured_is_said(monkeypatch):
     with pytest.raises(ExecutionError, match="no-such-launcher cannot be started"):
         measure_collectives(launcher=["no-such-launcher"])
     monkeypatch.setenv("PMI_RANK", "0")
-    with pytest.raises(InputError, match="started anew for each algorithm"):
+    with pytest.raises(InputError, match="each algorithm needs its own run"):
         measure_collectives(2)
 
 

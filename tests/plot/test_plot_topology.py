@@ -33,7 +33,7 @@ def test_many_links_between_nodes_are_one_line():
 
 def test_borders_of_a_torus_lead_round():
     """A 4x4 torus: 16 links cross the border (2 ways in each of 4 rows and 4 columns), 48 do not."""
-    assert lines_by_kind(taccl.topologies.parse("torus:4x4")) == {"link": 48, "link round the border": 16}
+    assert lines_by_kind(taccl.topologies.parse("torus:4x4")) == {"link": 48, "wrap-around link": 16}
 
 
 @pytest.mark.slow

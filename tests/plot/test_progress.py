@@ -56,7 +56,7 @@ def test_steps_are_drawn(found):
     words = [text.get_text() for text in ax.get_legend().get_texts()]
     assert "whole: best finish so far" in words
     assert "reduction half: bound" in words
-    assert ax.get_xlabel() == "seconds since the synthesis began"
+    assert ax.get_xlabel() == "seconds since the start"
 
 
 def test_a_result_made_by_hand_has_none(found):

@@ -94,7 +94,7 @@ def test_a_page_of_many_bars_is_small(monkeypatch, found):
     monkeypatch.setattr(sections, "_MOST_SHAPES", 0)
     page = section(taccl.report(found, budget_s=1e-9), "timeline")
     assert page.count("<image ") >= 3
-    assert "Point at a bar" not in page
+    assert "Hover over a bar" not in page
 
 
 @pytest.mark.slow

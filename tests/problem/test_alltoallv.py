@@ -81,7 +81,7 @@ def test_sizes_are_read_from_numpy(tmp_path):
     [
         ("short.csv", b"0,1\n2", "line 2: found 1 number; expected 2, as in the first line"),
         ("words.csv", b"0,a\n2,0", "line 1: found 'a'; expected a size"),
-        ("text.npy", b"0,1\n2,0", "found no array of NumPy's"),
+        ("text.npy", b"0,1\n2,0", "found no NumPy array"),
         ("none.csv", b"", "the file is empty"),
     ],
 )

@@ -142,7 +142,7 @@ def test_every_clause_has_a_case():
 
 @pytest.mark.parametrize("name", CLAUSES)
 def test_a_clause_survives_a_dict_and_a_file(name, tmp_path):
-    """As plain values, as JSON, and in taccl's own file of a schedule."""
+    """As plain values, as JSON, and in a schedule in taccl's own format."""
     value = CASES[name].value if name in CASES else GUIDING[name]
     clauses = Clauses(**{name: value})
     assert Clauses.from_dict(json.loads(json.dumps(clauses.to_dict()))) == clauses != Clauses()

@@ -208,7 +208,7 @@ def test_a_missing_link_is_named_by_its_ranks():
     [
         ({"topology": "ring:5", "size": "1MB"}, "for 4 ranks, but ring:5 has 5"),
         ({"topology": "ring:4"}, "no size of its own"),
-        ({"size": "1MB"}, "what it runs on"),
+        ({"size": "1MB"}, "a program has no topology"),
         ({"topology": "ring:4", "size": "much"}, "found 'much'"),
     ],
 )

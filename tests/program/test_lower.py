@@ -284,5 +284,5 @@ def test_what_is_made_of_what_arrives(origin):
     if origin == 0:
         assert interpret(lower(schedule)).ok
         return
-    with pytest.raises(InputError, match="rank 1 makes chunk 1 of chunk 0, which it starts with"):
+    with pytest.raises(InputError, match="rank 1 derives chunk 1 from chunk 0, its own input"):
         lower(schedule)

@@ -47,7 +47,7 @@ def test_as_many_as_the_links_need():
     """450 GB/s at 30 GB/s a channel take 15 channels; sizes divide by 16. The interpreter runs all of them."""
     program = taccl.lower(ring_on_h100("64MB"), instances="auto", threadblocks="relay")
     assert program.num_channels == 16
-    assert program.notes == ("instances: 16 for 450 GB/s at 30 GB/s a channel",)
+    assert program.notes == ("instances: 16 for 450 GB/s at 30 GB/s per channel",)
     assert "16 for 450 GB/s" in repr(program)
     interpret(program).raise_if_failed()
     dump_msccl_xml(program)
@@ -76,5 +76,5 @@ def test_threadblocks_limit_instances():
     program = taccl.lower(taccl.baselines.pairwise(problem, cut=False), instances="auto")
     assert program.notes[0].startswith("instances: 4, and not 16")
     assert program.max_threadblocks <= 80 < 2 * program.max_threadblocks
-    assert "MSCCL++ runs 80 threadblocks a rank" in program.notes[0]
+    assert "MSCCL++ runs at most 80 threadblocks per rank" in program.notes[0]
     build_mscclpp_plan(program)

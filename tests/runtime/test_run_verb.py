@@ -266,7 +266,7 @@ class TestJoined:
         _, complaint = process.communicate(timeout=60)
         assert process.returncode == 1
         assert "Open MPI's mpiexec started 4 ranks, but mpi4py uses" in complaint
-        assert "which sees 1" in complaint
+        assert "which finds 1" in complaint
 
 
 class TestRefused:

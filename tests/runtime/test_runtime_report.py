@@ -43,14 +43,14 @@ def test_right():
 
 def test_stuck():
     """A stuck run names the waiting ranks and their steps."""
-    with pytest.raises(ExecutionError, match="nothing had moved for 59.0 s; waiting: ranks 1-2 of 4"):
+    with pytest.raises(ExecutionError, match="no step had run for 59.0 s; waiting: ranks 1-2 of 4"):
         STUCK.raise_if_failed()
     assert "(rank 1, threadblock 0, step 2), receive output[0]: waits for a chunk" in repr(STUCK)
 
 
 def test_slow_is_not_stuck():
     """If steps still completed at the time limit, the report suggests a longer limit."""
-    assert "a longer time limit may be enough" in replace(STUCK, idle_s=0.1).failure()
+    assert "a longer time limit may suffice" in replace(STUCK, idle_s=0.1).failure()
 
 
 def test_wrong():

@@ -158,7 +158,7 @@ def test_options_of_other_engines_are_refused(mine, ring_file, capsys):
     """The message names the engines that take the option."""
     assert main(["run", ring_file, "--engine", "in-python", "--sizes", "1KB"]) == 2
     assert (
-        "--sizes: found in-python; this goes with --engine torch: name that engine, or leave this out"
+        "--sizes: found with --engine in-python; it needs --engine torch: change one of the two"
         in capsys.readouterr().err
     )
 

@@ -63,7 +63,7 @@ def test_large_problem_is_not_written(schedule, tmp_path, monkeypatch):
     """Then whoever reads the folder gives it, and another one is refused."""
     monkeypatch.setattr(spilling, "_MOST_PAIRS", 10)
     spill(schedule, tmp_path)
-    with pytest.raises(InputError, match="too large to be in the folder"):
+    with pytest.raises(InputError, match="does not contain its large problem"):
         load_spilled(tmp_path)
     assert load_spilled(tmp_path, problem_of()).digest() == schedule.digest()
     with pytest.raises(FormatError, match="another problem"):

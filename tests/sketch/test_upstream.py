@@ -300,7 +300,7 @@ def test_physical_machine_and_size():
     problem = load_problem(files("ndv2-n2"), files("ndv2-2MB"), cost_model="physical")
     assert problem.topology == ndv2(2, profile="taccl")
     assert problem.chunk_bytes[0] == 2 * 2**20
-    assert "its costs are set aside" in problem.notes[-1]
+    assert "its costs are replaced by" in problem.notes[-1]
 
 
 def test_physical_size_may_be_given():
@@ -469,7 +469,7 @@ def test_physical_needs_a_machine(edited):
 
 def test_physical_needs_a_size(edited):
     """A name without a size leaves the chunk size to the caller."""
-    with pytest.raises(TopologyError, match="name: found 'NDv2', which does not say the size"):
+    with pytest.raises(TopologyError, match="name: found 'NDv2', which states no chunk size"):
         edited(topology=lambda t: t.update(name="NDv2"), cost_model="physical")
 
 

@@ -369,7 +369,7 @@ def test_warnings_as_errors_do_not_take_a_solver_away():
         ("exec sleep 60", "no-solution", "CBC: stopped on time, without a solution"),
         ("trap '' INT; while :; do sleep 0.1; done", "no-solution", "CBC: stopped on time, without a solution"),
         ("sleep 0.2", "no-solution", "CBC: stopped on time, without a solution"),
-        ("kill -SEGV $$", "crashed", "CBC wrote no solution file; its last words: CBC died of SIGSEGV"),
+        ("kill -SEGV $$", "crashed", "CBC wrote no solution file; its last line: CBC died of SIGSEGV"),
         ("echo 'Stopped on time (no integer solution - continuous used) - objective value 3' > solution.txt", "no-solution", "CBC: stopped on time"),
     ],
 )  # fmt: skip

@@ -146,12 +146,12 @@ class TestRepr:
     def test_every_stage_has_a_line(self, result):
         """Name, solver, status, seconds, finish and message, in the order they ended."""
         stages = (
-            Stage("routing", "highs", "crashed", 1.25, message="the worker died of SIGABRT"),
+            Stage("routing", "highs", "crashed", 1.25, message="the worker was killed by SIGABRT"),
             Stage("greedy", "taccl", "done", 0.5, finish_us=4.0),
         )
         lines = repr(replace(result, stages=stages, notes=())).splitlines()[-2:]
         assert lines[0].split(maxsplit=4)[:4] == ["routing", "highs", "crashed", "1.25"]
-        assert lines[0].endswith("the worker died of SIGABRT")
+        assert lines[0].endswith("the worker was killed by SIGABRT")
         assert lines[1].endswith("4 us")
 
     def test_notes_come_last(self, result):

@@ -239,7 +239,7 @@ class TestBackends:
     def test_pulp_alone(self, backend):
         """PuLP is no solver but has some: those that are there are named, as `taccl.backends` lists them."""
         here = [each.name for each in taccl.backends() if each.name.startswith("pulp:")]
-        with pytest.raises(InputError, match=r"of PuLP's solvers there are .*: give one") as caught:
+        with pytest.raises(InputError, match=r"expected one of .*") as caught:
             taccl.synthesize(small(), backend=backend)
         assert here
         assert all(name in str(caught.value) for name in here)
@@ -719,7 +719,7 @@ class TestCtrlC:
             timeout=60,
         )
         assert (done.returncode, done.stdout) == (130, "")
-        assert "interrupted, with nothing in hand" in done.stderr
+        assert "interrupted before any result" in done.stderr
         assert "Traceback" not in done.stderr
         assert not path.exists()
 

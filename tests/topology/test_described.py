@@ -142,7 +142,7 @@ def test_what_a_few_lines_say_is_written_link_by_link(load, tmp_path):
     ("old", "new", "said"),
     [
         ("[nics]\ncount = 8\nbandwidth_gb_per_s = 50\n", "", "nics: found 2 nodes, and no .nics."),
-        ("count = 8", "count = 3", "nics.count: found 3 for 8 GPUs, of which neither divides the other"),
+        ("count = 8", "count = 3", "nics.count: found 3 for 8 GPUs, and neither number divides the other"),
         ("count = 8", "count = 2\ngpus = [[0, 1]]", "nics.gpus: found 1 entries for 2 cards"),
         (
             "count = 8",

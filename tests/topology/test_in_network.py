@@ -62,7 +62,7 @@ def test_sums_pass_at_the_efficiency_of_the_switch():
 def test_blackwell_adds_too_and_ampere_does_not():
     """Racks of 72 have 72 links in and 72 out; DGX-A100 takes no nvls."""
     assert sum(len(link.srcs) > 1 for link in gb200_nvl72(1, nvls=True).links) == 72
-    with pytest.raises(TopologyError, match="dgx-a100: nvls: found True, and dgx-a100 has none"):
+    with pytest.raises(TopologyError, match="dgx-a100: nvls: found True, but dgx-a100 has none"):
         parse("dgx-a100", nvls=True)
 
 

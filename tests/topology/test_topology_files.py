@@ -235,7 +235,7 @@ def test_resources_are_held_by_the_links_named(load, cost, held):
         ),
         ("schema = 1\nmachine = 'ndv2'\nnodes = 0", "mine.toml: nodes: found 0"),
         ("schema = 1\nmachine = 'ndv2'\nnodes = 'two'", "mine.toml: nodes: found 'two'"),
-        ("schema = 1\nmachine = 'ndv2'\nrails = true", "ndv2: rails: found True, and ndv2 has none"),
+        ("schema = 1\nmachine = 'ndv2'\nrails = true", "ndv2: rails: found True, but ndv2 has none"),
         ("schema = 1\nmachine = 'ndv2'\n[constants]\nspeed = 1", "ndv2 has no constant 'speed'"),
         (
             "schema = 1\nfabric = 'ring:4'\nnodes = 2\nranks_per_node = 2",

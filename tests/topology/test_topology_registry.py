@@ -82,7 +82,7 @@ def test_keywords_are_passed_on():
         ("ndv2:2", {}, "ndv2 takes no size"),
         ("ndv2", {"nodes": 0}, "nodes: found 0"),
         ("ndv2", {"profile": "fast"}, "ndv2 has the profiles taccl, nominal"),
-        ("ndv2", {"rails": True}, "ndv2: rails: found True, and ndv2 has none"),
+        ("ndv2", {"rails": True}, "ndv2: rails: found True, but ndv2 has none"),
         ("ring:4", {"profile": "nominal"}, "a fabric has no profiles"),
         ("ring:4", {"nodes": 3}, "divides the 4 ranks"),
         ("torus:100000x100000", {}, "expected at most 1000000"),

@@ -138,7 +138,7 @@ def test_layouts_make_tensors_of_local_ones_global():
 
 def test_an_unknown_input_is_refused():
     """The message lists the inputs."""
-    with pytest.raises(WorkloadError, match="is no input of the graph.*expected some of x"):
+    with pytest.raises(WorkloadError, match="is not an input of the graph.*expected some of x"):
         from_fx(reduced(), 2, layouts={"z": "partial"})
 
 

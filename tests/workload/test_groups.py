@@ -80,7 +80,7 @@ def test_a_collective_of_the_same_group_stays_behind():
     step = step_of(x="sliced(0) over tp").then("g", "allgather", "x", group="tp")
     step = step.then("c", "compute", "g", shape=(8, 8), layout="sliced(0) over tp", cost_us=1)
     step = step.then("a", "alltoall", "c", axis=1, group="tp").then("s", "send", "a", group="tp")
-    with pytest.raises(WorkloadError, match="is a collective itself; it stays behind a"):
+    with pytest.raises(WorkloadError, match="is a collective itself; keep it after a"):
         reorder(step, "a", "s")
 
 
@@ -128,7 +128,7 @@ def test_files_keep_groups(tmp_path):
         (lambda: step_of(x="partial over dp").then("y", "allreduce", "x"), "along tp: allreduce needs a partial"),
         (lambda: step_of(x="partial over dp").then("y", "relu", "x"), "along dp: relu of these is not linear"),
         (lambda: step_of(x="sliced(0) over dp+tp").then("y", "allgather", "x", group="dp"),
-         "cuts or joins x along dp, and tp cuts these slices further"),
+         "cuts or joins x along dp, but tp divides these slices further"),
         (lambda: step_of(x="sliced(0) over tp", y="sliced(0) over dp").then("z", "add", "x", "y"),
          "meets slices over tp with slices over dp.tp on one axis"),
         (lambda: step_of(x="replicated").then("y", "relu", "x", group="tp"), "which needs no group"),

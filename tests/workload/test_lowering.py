@@ -59,7 +59,7 @@ def test_a_step_without_sends_has_traces(tmp_path):
 
 def test_what_is_no_collective_is_not_lowered(step):
     """The error names those that are."""
-    with pytest.raises(WorkloadError, match="y: is no collective of block; name one of sum"):
+    with pytest.raises(WorkloadError, match="y: is not a collective of block; name one of sum"):
         lower_step(step, "y")
 
 

@@ -197,5 +197,5 @@ def test_the_oracle_tells_a_norm_of_slices():
         right = naively(whole, whole.operations)["n"][0]
         made = [naively(whole, operations) for operations in forced(whole, "g", "n")]
         assert any(found is not None and close(right, found["n"][0]) for found in made) != changes
-    with pytest.raises(WorkloadError, match="n: norm.*needs a collective first"):
+    with pytest.raises(WorkloadError, match="n: norm.*insert a collective first"):
         reorder(step.then("n", "norm", "g"), "g", "n")

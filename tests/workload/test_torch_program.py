@@ -157,7 +157,7 @@ def test_tiles_of_a_reader_run_a_turn_behind():
 def test_another_original_is_refused(tmp_path):
     """It lacks an output of the step."""
     save_workload(momentum(), tmp_path / "other.toml")
-    with pytest.raises(WorkloadError, match="has no out, which the step gives"):
+    with pytest.raises(WorkloadError, match="has no out, an output of the step"):
         dump_torch_step(block(), original=tmp_path / "other.toml")
 
 

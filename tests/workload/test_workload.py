@@ -96,7 +96,7 @@ def test_sliced_state_is_one_nth(adam):
     """Both kinds of state of 8 floats: m is sliced in two, p is kept whole as all ranks read it."""
     sliced = slice_state(reorder(split(adam, "sum"), "sum"), "m")
     assert (adam.state_bytes, sliced.state_bytes) == (64, 16 + 32)
-    with pytest.raises(WorkloadError, match="p: is replaced by p_new, which the step is to return whole"):
+    with pytest.raises(WorkloadError, match="p: is replaced by p_new, which the step returns whole"):
         slice_state(reorder(split(adam, "sum"), "sum"), "p")
     inputs = {"g": [np.ones(8), np.arange(8.0)], "m": [np.ones(8)] * 2, "p": [np.zeros(8)] * 2}
     whole, parts = adam.run(inputs), sliced.run(inputs | {"m": [np.ones(4)] * 2})
@@ -161,7 +161,7 @@ def test_softmax_is_over_whole_rows():
     step = Workload("rows", 2).input("x", (4, 6), layout="sliced(0)").then("s", "softmax", "x")
     tiled = overlap(step.then("all", "allgather", "s"), ["s", "all"], tiles=2)
     np.testing.assert_allclose(tiled.run()["all"][0].sum(axis=-1), 1, rtol=1e-6)
-    with pytest.raises(WorkloadError, match="s: softmax is over axis 0 of x.*needs a collective first"):
+    with pytest.raises(WorkloadError, match="s: softmax is over axis 0 of x.*insert a collective first"):
         Workload("rows", 2).input("x", (4,), layout="sliced(0)").then("s", "softmax", "x")
 
 
@@ -296,15 +296,15 @@ def test_a_larger_result_than_the_buffer_is_written_for_the_rest(layer):
         (lambda s: s.then("n", "add", "y", "b"), "n: add of y, which is partial"),
         (lambda s: s.then("n", "relu", "y"), "n: relu of these is not linear in y"),
         (lambda s: s.then("n", "allreduce", "x"), "n: allreduce needs a partial tensor; x is sliced"),
-        (lambda s: s.then("n", "norm", "x"), "n: norm is over axis 1 of x.*needs a collective first"),
+        (lambda s: s.then("n", "norm", "x"), "n: norm is over axis 1 of x.*insert a collective first"),
         (lambda s: s.then("n", "layernorm", "x"), "n: layernorm is over axis 1 of x"),
-        (lambda s: s.updating(b="z"), "b: is .* to be replaced by z"),
+        (lambda s: s.updating(b="z"), "b: is .* its replacement z"),
         (lambda s: s.returning("zz"), "returned: found 'zz'; expected one of "),
         (lambda s: split(s, "y"), "y: is a matmul"),
         (lambda s: reorder(s, "sum", "z"), "z: add of y, which is partial"),
         (lambda s: reorder(s, "sum", "out"), "out: does not read sum"),
         (lambda s: fuse(s, "sum", "out"), "out: does not read sum"),
-        (lambda s: fuse(s, "z", "y"), "z: does not read y or what is fused into it"),
+        (lambda s: fuse(s, "z", "y"), "z: does not read y or its fused operations"),
         (
             lambda s: fuse(s.then("n", "norm", "z").then("q", "divide", "z", "n"), "z", "q"),
             "q: reads n, which is made after z",
@@ -318,10 +318,10 @@ def test_a_larger_result_than_the_buffer_is_written_for_the_rest(layer):
             "n: is a norm, which can only end a kernel",
         ),
         (lambda s: fuse(s.then("q", "relu", "w"), "z", "q"), "q: does not read z"),
-        (lambda s: fuse(fuse(s, "z", "out"), "sum", "z"), "z: is the head of a kernel of its own"),
+        (lambda s: fuse(fuse(s, "z", "out"), "sum", "z"), "z: heads another kernel"),
         (lambda s: overlap(s, ["y", "sum"], tiles=8), "more tiles than chunks"),
         (lambda s: overlap(s, ["y", "sum"], tiles=3), "y: axis 0 of length 4 does not divide into 3 tiles"),
-        (lambda s: overlap(s, ["y", "out"], tiles=2), "out: reads nothing that the overlap makes"),
+        (lambda s: overlap(s, ["y", "out"], tiles=2), "out: reads no result of the overlap"),
         (lambda s: slice_state(s, "x"), "x: is no state"),
         (lambda s: split(overlap(s, ["y", "sum"], tiles=2), "sum"), "sum: overlaps with others already"),
     ],
@@ -349,7 +349,7 @@ def test_an_overlap_must_not_wait_for_itself():
         .then("n", "norm", "a")
         .then("c", "multiply", "a", "n")
     )
-    with pytest.raises(WorkloadError, match="overlaps with operations that need"):
+    with pytest.raises(WorkloadError, match="overlaps with operations that depend on its results"):
         overlap(step, ["a", "c"], tiles=2)
 
 
@@ -357,7 +357,7 @@ def test_an_overlap_must_not_wait_for_itself():
     ("text", "said"),
     [
         ('name = "w"\nnum_ranks = 2\n[[operations]]\nname = "a"\nkind = "relu"\ninputs = ["b"]\n'
-         '[[operations]]\nname = "b"\nkind = "relu"\ninputs = ["a"]\n', "a: reads b, which needs a itself: a cycle"),
+         '[[operations]]\nname = "b"\nkind = "relu"\ninputs = ["a"]\n', "a: reads b, which depends on a: a cycle"),
         ('name = "w"\nnum_ranks = 2\n[[inputs]]\nname = "x"\nshape = [2]\n[[operations]]\nname = "a"\nkind = "relu"\n'
          'inputs = ["b"]\n[[operations]]\nname = "b"\nkind = "relu"\ninputs = ["x"]\n', "a: reads b before it is made"),
         ('name = "w"\nnum_ranks = 0\n', "num_ranks: found 0"),

@@ -201,7 +201,7 @@ def _with_size(problem: Problem, size_bytes: int) -> Problem:
     """Return the problem with all chunks scaled in proportion, rounded up to bytes as `make_problem` pads."""
     if problem.size_bytes is None:
         raise InputError(
-            "the schedule's own size is not known, so nothing can be scaled from it; leave the size out",
+            "the schedule's size is unknown, so it cannot be scaled; leave the size out",
             where="size",
         )
     size_chunks = problem.collective.size_chunks

@@ -29,15 +29,17 @@ _BOUND_S = 20.0
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument(
-        "name", nargs="?", metavar="NAME", help="a name from --list, or best: the fastest of all but nccl"
+        "name", nargs="?", metavar="NAME", help="a name from --list, or best: the fastest except nccl"
     )
     option(verb, "--list", "list the baselines")
     option(
-        verb, "--no-nvls", "nccl without NVLS, its sums in switches, which are on for Hopper and Blackwell"
+        verb,
+        "--no-nvls",
+        "nccl without NVLS (reduction in NVSwitches, on by default for Hopper and Blackwell)",
     )
     add_problem_options(verb, collective_required=False)
     add_limit(verb, default=60.0)
-    add_output(verb, "write the schedule to a file")
+    add_output(verb, "write the schedule to FILE")
 
 
 def run(options: Namespace) -> Answer:
@@ -51,7 +53,7 @@ def run(options: Namespace) -> Answer:
         rows = [(name, (function.__doc__ or "").splitlines()[0]) for name, function in known]
         return Answer(table(rows), {"baselines": dict(rows)})
     if options.name is None:
-        raise InputError("found none; give the name of a baseline, or --list to see them", where="NAME")
+        raise InputError("found none; give the name of a baseline (see --list)", where="NAME")
     check_output(options)
     problem = problem_from_options(options)
     began = time.perf_counter()
@@ -79,7 +81,9 @@ def run(options: Namespace) -> Answer:
         names = ("algorithm", "protocol", "channels", "latency_us", "gb_per_s", "time_us")
         text = f"{answer.text}\n\n{figures_table(choices, names)}"
         if "nvls" not in {each["algorithm"] for each in choices}:
-            why = "by --no-nvls" if options.no_nvls else "as no switch here adds up all ranks' data"
+            why = (
+                "by --no-nvls" if options.no_nvls else "as no switch of this topology reduces all ranks' data"
+            )
             text += f"\nnvls: none, {why}"
         answer = Answer(text, answer.values | {"considered": choices})
     return with_file(answer, schedule, options)

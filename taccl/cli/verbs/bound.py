@@ -33,7 +33,7 @@ def add(verb: ArgumentParser) -> None:
     also = "; or a file with a schedule or a program"
     add_problem_options(verb, also=also, collective_required=False)
     add_limit(verb, default=60.0)
-    option(verb, "--check", "work the proof out again from its witness alone")
+    option(verb, "--check", "recheck the proof from its witness alone")
 
 
 def run(options: Namespace) -> Answer:
@@ -47,7 +47,7 @@ def run(options: Namespace) -> Answer:
             problem = merged(problem) or problem
         return _bounded(problem, options)[0]
     said = ("collective", "chunks_per_rank", *ARGUMENTS, *ROLES, "along", "cost_model", *_OF_NOUN[noun])
-    refuse(options, said, f"found a {noun}, which says it itself; leave it out")
+    refuse(options, said, f"a {noun} contains it; leave it out")
     program = program_in(options.sketch)
     if program is not None:
         schedule = followed(program, options, size=options.size, chunk_size=options.chunk_size)
@@ -94,7 +94,7 @@ def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]
     if problem.topology.assumed:
         rows.append(("model", problem.topology.proviso))
     if in_switches is not None:
-        rows.append(("in switches", f"{_brief(in_switches)}, if switches reduce what passes them"))
+        rows.append(("in switches", f"{_brief(in_switches)}, if switches reduce data in transit"))
     if proven is not None:
         rows.append(("checked", f"the witness {'proves' if proven else 'does not prove'} the bound"))
     certificates = picked(prices, "bound", "without_sketch", "divisible")

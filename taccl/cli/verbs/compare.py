@@ -46,7 +46,7 @@ _RUNS_SHARE = 0.9
 _ENDINGS = (".csv", ".json")
 _seeds = reader(_numbers, bool, "whole numbers such as 0,7, or 0:3 for 0, 1 and 2")
 #: Converts comma-separated words for argparse.
-words = reader(lambda text: tuple(map(str.strip, text.split(","))), all, "words with commas between")
+words = reader(lambda text: tuple(map(str.strip, text.split(","))), all, "comma-separated words")
 
 
 def add(verb: argparse.ArgumentParser) -> None:
@@ -65,10 +65,10 @@ def run(options: argparse.Namespace) -> Answer:
 def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
     """Declare the options of each run, and the file of the table."""
     group = verb.add_argument_group("runs")
-    help = f"of `taccl backends`, with commas between (default {backends})"
+    help = f"comma-separated names from `taccl backends` (default {backends})"
     option(group, "--backends A,B", help, words, default=words(backends))
     option(group, "--seeds N,N|N:N", "e.g. 0,7, or 0:3 for 0, 1 and 2 (default 0)", _seeds, default=(0,))
-    add_limit(verb, group, help="seconds of the whole verb; runs share the remaining time equally")
+    add_limit(verb, group, help="time limit in seconds; runs share it equally")
     add_options(group, "--threads", default=1, help="threads of a solver")
     option(group, "--workers N", "parallel runs (default: one per core)", positive)
     option(
@@ -151,8 +151,8 @@ def add_sweep(verb: argparse.ArgumentParser) -> None:
     group = verb.add_argument_group("combinations")
     add_collective(group)
     add_options(group, "--nodes", "--profile")
-    add_options(group, "--protocol", default=None, help="protocol of messages (default simple)")
-    help = "shipped names or files, with commas between; none for no sketch (the default)"
+    add_options(group, "--protocol", default=None, help="message protocol (default simple)")
+    help = "comma-separated names or files; none for no sketch (default)"
     option(group, "--sketches A,B", help, words, default=("none",))
     help = "e.g. 1KB,1MB; or FIRST:LAST[:FACTOR], 10 unless given: 1KB:1GB, 1KiB:1MiB:4"
     option(group, "--sizes S,S|S:S", help, sizes)

@@ -14,21 +14,19 @@ from taccl.errors import ExportError, InputError, LossyConversionWarning, TacclW
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    verb.add_argument("file", nargs="?", metavar="IN", help="the file to read; its content tells the format")
-    verb.add_argument("target", nargs="?", metavar="OUT", help="the file to write")
-    option(verb, "--from FORMAT", "the format of IN, where its content does not tell")
-    option(verb, "--to FORMAT", "the format of OUT (default: by its ending)")
+    verb.add_argument("file", nargs="?", metavar="IN", help="input file; its content determines the format")
+    verb.add_argument("target", nargs="?", metavar="OUT", help="output file")
+    option(verb, "--from FORMAT", "format of IN (default: by its content)")
+    option(verb, "--to FORMAT", "format of OUT (default: by its ending)")
     option(verb, "--list", "list the formats")
     option(verb, "--overwrite", "replace OUT if it exists")
     setting = reader(_setting, bool, "NAME=VALUE, e.g. instances=2")
-    help = "an option of the format of OUT, or of IN; more than once for several"
+    help = "an option of the format of OUT or IN; repeatable"
     option(verb, "--set NAME=VALUE", help, setting, action="append", default=[])
-    group = verb.add_argument_group("of IN, if it is a program or an algorithm of the published tool")
+    group = verb.add_argument_group("if IN is a program or an algorithm of the published tool")
     add_options(group, "--topology", help="topology to re-time the schedule on")
     add_options(group, "--nodes", help="number of nodes of the topology")
-    add_options(
-        group, "--size", help="for a program: larger of one rank's input and output buffer, e.g. 16MB"
-    )
+    add_options(group, "--size", help="for a program: larger of a rank's input and output buffer, e.g. 16MB")
     add_options(group, "--chunk-size")
     add_options(group, "--time-unit-us", help="for an algorithm: microseconds in the file's unit of time")
 
@@ -47,13 +45,15 @@ def run(options: argparse.Namespace) -> Answer:
     if options.topology is not None:
         given["topology"] = topology_from_word(options.topology, nodes=options.nodes)
     elif options.nodes is not None:
-        raise InputError("is of --topology; for a file of a server give --set nodes=N", where="--nodes")
+        raise InputError(
+            "found no --topology for it; for a server's file give --set nodes=N", where="--nodes"
+        )
     source = getattr(options, "from")
     reading = readable(options.file, source, "from")
     writing = format_of_name(options.target) if options.to is None else format_named(options.to, where="to")
     of_program = reading.holds == "program"
     if of_program and options.topology is None and writing.holds != "program":
-        example = "give what it runs on and a size, e.g. --topology dgx2 --nodes 2 --size 1MB"
+        example = "give a topology and a size, e.g. --topology dgx2 --nodes 2 --size 1MB"
         raise InputError(f"found a program; to make a schedule of it, {example}", where="--topology")
     # Programs and workloads take these options during the conversion, other files when they are read.
     load_options, on_the_way = ({}, given) if of_program or reading.holds == "workload" else (given, {})
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> Answer:
                 load_options=load_options, **{**on_the_way, **dict(options.set)},
             )  # fmt: skip
         except ExportError as error:
-            remedy = "; here such options are given as --set NAME=VALUE" if "=" in str(error) else ""
+            remedy = "; give such options as --set NAME=VALUE" if "=" in str(error) else ""
             raise ExportError(f"{error}{remedy}") from None
         except InputError as error:
             if error.where != "format":

@@ -18,13 +18,13 @@ def add(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("logs", nargs="+", metavar="LOG", help=help)
     help = "the machine, e.g. dgx-h100, or a topology file, whose fit has no profile"
     add_options(verb, "--topology", required=True, help=help)
-    add_options(verb, "--nodes", help="nodes of the largest log, where logs do not list their hosts")
-    help = "what was measured, where a log does not say"
+    add_options(verb, "--nodes", help="number of nodes of the largest log, if logs list no hosts")
+    help = "measured collective, if a log does not state it"
     add_options(verb, "--collective", required=False, type=str, help=help)
     add_output(verb, "the profile, e.g. mine.toml")
     option(verb, "--plot FILE", "a picture of measured and predicted times (.svg, .png)")
-    option(verb, "--in-place", "fit the times in place (default: out of place)")
-    option(verb, "--accept", "write the profile though its errors are large")
+    option(verb, "--in-place", "fit the in-place times (default: out of place)")
+    option(verb, "--accept", "write the profile despite large errors")
     add_options(verb, "--seed")
 
 
@@ -57,7 +57,7 @@ def _text(found: taccl.Fit) -> str:
         ("median error", f"{found.median_error:.1%}"),
         ("90th percentile", f"{values['p90_error']:.1%}"),
         ("largest", f"{values['max_error']:.1%}"),
-        ("median of sizes left out", "too few sizes" if left is None else f"{left:.1%}"),
+        ("median error at held-out sizes", "too few sizes" if left is None else f"{left:.1%}"),
     ]
     titles = ", ".join(
         f"{each.series.title} ({format_count(len(each.series.size_bytes), 'size')})" for each in found.series
@@ -93,9 +93,9 @@ def add_diagnose(verb: argparse.ArgumentParser) -> None:
     add_subset(verb)
     help = "collective that was measured, for logs that do not state it"
     add_options(verb, "--collective", required=False, type=str, help=help)
-    option(verb, "--in-place", "judge the times in place (default: out of place)")
+    option(verb, "--in-place", "judge the in-place times (default: out of place)")
     add_output(verb, "a page in HTML, e.g. diagnosis.html")
-    option(verb, "--budget S", "seconds for better schedules", seconds, default=20.0)
+    option(verb, "--budget S", "time limit in seconds for better schedules", seconds, default=20.0)
 
 
 def run_diagnose(options: argparse.Namespace) -> Answer:

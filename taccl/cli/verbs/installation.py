@@ -25,7 +25,9 @@ def run_backends(options: Namespace) -> Answer:
 
 def add_cache(verb: ArgumentParser) -> None:
     """Declare the options."""
-    verb.add_argument("action", choices=("info", "clear"), help="what to do; clear says what it removed")
+    verb.add_argument(
+        "action", choices=("info", "clear"), help="show the cache, or clear it and report what is removed"
+    )
 
 
 def run_cache(options: Namespace) -> Answer:

@@ -38,32 +38,32 @@ _instances = reader(lambda w: w if w == "auto" else whole(w), bool, "auto or a p
 
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""
-    help = "shipped names or files; without any, none is used"
+    help = "shipped sketches or files (default: no sketch)"
     verb.add_argument("sketches", nargs="*", metavar="SKETCH", help=help)
     add_collective(verb)
-    option(verb, "--sizes S:S", "from:to, or S,S,... where to synthesize", default="1KB:1GB")
-    option(verb, "-o --output DIR", "folder to write; a failure leaves none")
-    option(verb, "--force --overwrite", "replace an older plan in DIR", dest="overwrite")
+    option(verb, "--sizes S:S", "range FROM:TO, or sizes S,S,... at which to synthesize", default="1KB:1GB")
+    option(verb, "-o --output DIR", "output folder; not created on failure")
+    option(verb, "--force --overwrite", "replace an existing plan in DIR", dest="overwrite")
     group = verb.add_argument_group("problem")
     add_options(group, "--topology", help="a file, a machine, or a fabric (default: the sketch's)")
     add_options(group, "--nodes", "--profile")
     add_subset(group)
     group = verb.add_argument_group("search")
-    option(group, "--no-baselines", "leave the well-known algorithms out")
+    option(group, "--no-baselines", "exclude the baselines")
     add_options(group, "--backend")
     add_limit(verb, group, default=300.0)
     add_options(group, "--threads", "--seed")
-    help = "ranges at most (default 4, which the MSCCL runtime loads)"
+    help = "max number of ranges (default 4, the limit of the MSCCL runtime)"
     option(group, "--max-ranges N", help, positive, default=4)
     group = verb.add_argument_group("programs")
     known = ", ".join(registered("files"))
-    help = f"only for this one: {known} (default: by the machine)"
+    help = f"{known} (default: by the machine)"
     option(group, "--runtime NAME", help)
-    option(group, "--in-place", "for calls whose input and output are one buffer (default: as PyTorch calls)")
-    option(group, "--out-of-place", "for calls with two buffers")
-    help = "protocol of messages (default auto: in each range the fastest predicted)"
+    option(group, "--in-place", "for calls with one buffer for input and output (default: as PyTorch calls)")
+    option(group, "--out-of-place", "for calls with separate buffers")
+    help = "message protocol (default auto: predicted fastest in each range)"
     add_options(group, "--protocol", help=help)
-    help = "parts that every chunk is cut into, or auto: as many as the links need"
+    help = "number of parts of each chunk, or auto: as many as the links need"
     option(group, "--instances N", help, _instances, default=1)
 
 
@@ -80,7 +80,7 @@ def run(options: Namespace) -> Answer:
     collective = collective_of(options, topology)
     lowering = picked(options, "instances")
     if options.in_place and options.out_of_place:
-        raise InputError("was given beside --in-place; leave out both for all", where="--out-of-place")
+        raise InputError("found with --in-place; leave out both for all", where="--out-of-place")
     if options.in_place or options.out_of_place:
         lowering["in_place"] = options.in_place
     if asked != "auto" and not topology.protocols:  # costs do not depend on the protocol
@@ -94,10 +94,10 @@ def run(options: Namespace) -> Answer:
     )  # fmt: skip
     if found.stopped != "done":
         why = "Ctrl-C" if found.stopped == "interrupted" else "the time limit"
-        say(f"warning: the search was stopped by {why}; this is the best plan of what was found")
+        say(f"warning: stopped by {why}; this is the best plan so far")
     text, values = repr(found), found.to_dict()
     if options.output is None:
-        return Answer(f"{text}\n\nnothing was written; -o DIR writes it", values)
+        return Answer(f"{text}\n\nnothing is written; give -o DIR to write it", values)
     with signals_to(leave, "SIGTERM", "SIGHUP", only=signal.SIG_DFL):
         paths = [str(path) for path in found.save(options.output, overwrite=options.overwrite)]
     index = parse_json(read_text(paths[0]), source=paths[0])

@@ -24,14 +24,14 @@ _WHATS = {"gantt": ("by",), "topology": ("nodes",), "bandwidth": ("sizes", "meas
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_schedule(verb, also="or a topology, with --what topology")
+    add_schedule(verb, also="or (with --what topology) a topology")
     option(verb, f"--what {'|'.join(_WHATS)}", "what to draw", default="gantt")
-    add_output(verb, "a name in .svg, .png or .pdf", required=True)
+    add_output(verb, "output file: .svg, .png or .pdf", required=True)
     option(verb, "--by link|resource|rank", "rows of a gantt (default link)")
     option(verb, "--sizes S,S", "sizes of bandwidth, e.g. 1KB,1MB,1GB", sizes)
-    help = "a log of nccl-tests or the like, drawn as points of bandwidth; more than once for several"
+    help = "log of nccl-tests or similar, drawn as points of bandwidth; repeatable"
     option(verb, "--measured LOG", help, action="append")
-    add_options(verb, "--nodes", help="number of nodes, where FILE names a topology")
+    add_options(verb, "--nodes", help="number of nodes, if FILE names a topology")
 
 
 def run(options: argparse.Namespace) -> Answer:
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> Answer:
     check_output(options)
     for what, names in _WHATS.items():
         if what != options.what:
-            said = f"found it with --what {options.what}; it is for --what {what}: leave it out"
+            said = f"--what {options.what} does not take it, only --what {what} does; leave it out"
             refuse(options, names, said)
     with notes_shown() as note:
         note(f"drawing {options.what}")
@@ -68,7 +68,7 @@ def _drawn(options: argparse.Namespace) -> Axes:
     refuse(options, ("nodes",), "found a schedule, whose nodes are fixed; leave it out")
     if not is_file(options.file) and names_topology(options.file):
         raise InputError(
-            f"found a topology; a picture of --what {options.what} is of a schedule: give one "
+            f"found a topology; --what {options.what} draws a schedule: give one "
             "(of `taccl synthesize -o`), or --what topology",
             where=options.file,
         )
@@ -102,7 +102,7 @@ def add_report(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(verb)
     add_output(verb, "the page, e.g. report.html", required=True)
-    help = "a log of nccl-tests or the like, set beside the bandwidths; more than once for several"
+    help = "log of nccl-tests or similar, compared with the bandwidths; repeatable"
     option(verb, "--measured LOG", help, action="append", default=[])
     add_limit(verb, option_name="--budget")
 
@@ -124,5 +124,5 @@ def run_report(options: argparse.Namespace) -> Answer:
     figures = picked(schedule, "finish_us", "launch_us", "predicted_us")
     values = {"file": options.output, "ok": verification.ok, **figures}
     broken = "" if verification.ok else verification.counted("rule")
-    complaint = f"{shown(options.file)}: the schedule breaks {broken}; the page says which" if broken else ""
+    complaint = f"{shown(options.file)}: the schedule breaks {broken}; see the page" if broken else ""
     return Answer(f"written to {shown(options.output)}", values, complaint)

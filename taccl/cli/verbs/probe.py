@@ -20,22 +20,20 @@ if TYPE_CHECKING:
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    help = "ranks to start on this machine; without, the ranks that mpiexec has started"
+    help = "number of ranks to start on this machine (default: those that mpiexec started)"
     option(verb, "-n --ranks N", help, positive)
-    help = "the probe; until it is whole, what is known is in FILE.part, and a next probe goes on from there"
+    help = "output file; an unfinished probe is kept in FILE.part, from which the next one resumes"
     add_output(verb, help, required=True)
-    option(verb, "--rounds N", "rounds of pairs at most, a sample (default: all pairs)", positive)
-    help = "measure O(n log n) pairs: clusters are found from them, and judged on pairs held out"
+    option(verb, "--rounds N", "max rounds of pairs, a sample (default: all pairs)", positive)
+    help = "measure O(n log n) pairs; clusters inferred from them are tested on held-out pairs"
     option(verb, "--few", help)
-    help = "say how many pairs, bytes and seconds a probe of -n ranks takes, and measure nothing"
+    help = "only print the pairs, bytes and seconds that a probe of -n ranks requires"
     option(verb, "--dry-run", help)
     add_options(verb, "--size", default="1MB", help="size of the messages that measure bandwidth")
     option(verb, "--repetitions N", "timed messages per pair", positive, default=20)
-    help = (
-        "measure the MPI library's collectives instead, by each of its algorithms; FILE is the rules for it"
-    )
+    help = "measure the MPI library's collectives with each of its algorithms; write its rules to FILE"
     option(verb, "--collectives", help)
-    help = "with --collectives: the command that starts ranks, anew for each algorithm, instead of -n"
+    help = "with --collectives: command that starts the ranks of each run, instead of -n"
     option(verb, "--mpiexec COMMAND", help)
 
 
@@ -50,7 +48,9 @@ def run(options: argparse.Namespace) -> Answer:
         if options.collectives:
             return _tuned(options, note)
         if options.mpiexec is not None:
-            said = "found a command; start taccl itself by it: mpiexec ... taccl probe -o FILE"
+            said = (
+                "found a command without --collectives; start taccl with it: mpiexec ... taccl probe -o FILE"
+            )
             raise InputError(said, where="--mpiexec")
         if options.dry_run:
             return _work(options)
@@ -67,7 +67,7 @@ def _work(options: argparse.Namespace) -> Answer:
     from taccl.placement.probe_work import probe_work
 
     if options.ranks is None or options.ranks < 2:
-        raise InputError("found --dry-run without ranks; give two or more", where="--ranks")
+        raise InputError("found none; --dry-run needs two ranks or more", where="--ranks")
     rounds = options.ranks - 1 + options.ranks % 2
     rounds = rounds if options.rounds is None else min(rounds, max(2, options.rounds))
     size = parse_size(options.size, where="--size")
@@ -80,9 +80,11 @@ def _work(options: argparse.Namespace) -> Answer:
 def _tuned(options: argparse.Namespace, note: Callable[[str], None]) -> Answer:
     from taccl.placement.tuning import measure_collectives
 
-    refuse(options, ("rounds",), f"found {options.rounds}, which are of pairs; leave it out")
+    refuse(
+        options, ("rounds",), f"found {options.rounds} with --collectives, which has no rounds; leave it out"
+    )
     if options.mpiexec is not None:
-        refuse(options, ("ranks",), f"found {options.ranks}, beside --mpiexec; leave it out")
+        refuse(options, ("ranks",), f"found {options.ranks} with --mpiexec; leave it out")
     command = options.mpiexec or ""
     try:
         launcher = shlex.split(command)
@@ -106,7 +108,7 @@ def _text(found: taccl.Probe) -> str:
     if found.latency_spread is not None:
         rows.append(("spread of a pair", f"{found.latency_spread:.1%} (median)"))
     for ranks, rate in found.uplinks:
-        rows.append(("shared way out", f"ranks {', '.join(map(str, ranks))}: {rate:.3g} GB/s"))
+        rows.append(("shared uplink", f"ranks {', '.join(map(str, ranks))}: {rate:.3g} GB/s"))
     if notes := found.topology().told:
         rows.append(("topology", "; ".join(notes)))
     return f"{found}\n{table(rows, indent='  ')}"

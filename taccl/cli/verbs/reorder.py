@@ -49,42 +49,44 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_limit(verb)
     add_options(verb, "--seed")
     add_output(verb, "the placement as JSON")
-    group = verb.add_argument_group("check by real ranks")
-    help = "FILE is a placement (-o): run the library's collective in both orders of ranks, in turn, by the "
+    group = verb.add_argument_group("verify with MPI ranks")
+    help = (
+        "FILE is a placement (-o): run the library's collective alternately in both orders of ranks, on the "
+    )
     help += "ranks that mpiexec has started"
     option(group, "--verify", help)
-    option(group, "-n --ranks N", "with --verify: ranks to start on this machine", positive)
+    option(group, "-n --ranks N", "with --verify: number of ranks to start on this machine", positive)
     help = "with --verify: calls in each order (default 20)"
     option(group, "--repetitions N", help, positive)
-    group = verb.add_argument_group("where nothing was measured")
-    help = "how many times what leaves a rack its hosts can send (default 4)"
+    group = verb.add_argument_group("for unmeasured networks")
+    help = "ratio of hosts' bandwidth to their rack's uplink (default 4)"
     option(group, "--oversubscription K", help, _times)
-    option(group, "--bandwidth GB/S", "of every host (default 12.5)", _rate)
+    option(group, "--bandwidth GB/S", "bandwidth of each host (default 12.5)", _rate)
     group = verb.add_argument_group("files for launchers and libraries")
-    help = "take the new order and write its files even where the gain is within noise, or may be"
+    help = "adopt the new order and write its files even if the gain may be noise"
     option(group, "--within-noise", help)
     help = "the hosts in their present order, each a line name, name:slots or name slots=N (default: the "
     help += "probe's); of a file of SLURM, those of the job"
     option(group, "--hosts FILE", help)
-    option(group, "--hostfile FILE", "a host file in the new order")
-    help = (
-        "whose host file (default mpich, whose launcher is Hydra); for torchrun a script that prints options"
-    )
+    option(group, "--hostfile FILE", "write a host file in the new order")
+    help = "launcher of the host file (default mpich, with Hydra); for torchrun, a script that prints options"
     option(group, "--launcher mpich|openmpi|slurm|torchrun", help, default="mpich")
-    option(group, "--rankfile FILE", "a rank file for Open MPI 5")
-    option(group, "--openmpi-rules FILE", "dynamic rules for Open MPI: which algorithm at which size")
-    option(group, "--mpich-selection FILE", "the same for MPICH, as JSON")
-    help = "MPICH's libmpi.so, or its selection file, for what is not chosen here"
+    option(group, "--rankfile FILE", "write a rank file for Open MPI 5")
+    option(group, "--openmpi-rules FILE", "write Open MPI's dynamic rules: the algorithm for each size")
+    option(
+        group, "--mpich-selection FILE", "write MPICH's selection file (JSON): the algorithm for each size"
+    )
+    help = "MPICH's libmpi.so or selection file, for all other choices"
     option(group, "--mpich-base FILE", help)
-    option(group, "--nccl-tuner FILE", "a table for NCCL's example tuner plugin, for all of its collectives")
-    option(group, "--plot FILE", "a picture of the matrix, before and after")
+    option(group, "--nccl-tuner FILE", "write a table for NCCL's example tuner plugin")
+    option(group, "--plot FILE", "write a picture of the matrix, before and after")
 
 
 def run(options: argparse.Namespace) -> Answer:
     """Renumber ranks so that the algorithm of a library fits the network."""
     if options.verify:
         return _verified(options)
-    refuse(options, ("ranks", "repetitions"), "found without --verify, which runs ranks; leave it out")
+    refuse(options, ("ranks", "repetitions"), "found without --verify; leave it out")
     check_output(options, *_ORDERS, *_RULES, "plot")
     if options.mpich_selection is not None and options.mpich_base is None:
         from taccl.runtime.environment import find_library
@@ -125,7 +127,7 @@ def _verified(options: argparse.Namespace) -> Answer:
     from taccl._internal.reading import parse_json, read_text
     from taccl.placement.measured_gain import measure_gain
 
-    refuse(options, (*_ORDERS, *_RULES, "hosts", "plot"), "found with --verify, which measures; leave it out")
+    refuse(options, (*_ORDERS, *_RULES, "hosts", "plot"), "found with --verify; leave it out")
     if is_first := is_first_rank():
         check_output(options)
     placement = parse_json(read_text(options.topology), source=options.topology)
@@ -164,7 +166,7 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology | ProbedHosts, list[st
         measured_hosts.warn_of_assumptions()
         topology, named = measured_hosts, list(probe.hosts)
     else:
-        said = "found a topology, which says it itself; leave it out"
+        said = "a topology contains it; leave it out"
         refuse(options, ("oversubscription", "bandwidth"), said)
         topology = topology_from_word(options.topology, nodes=options.nodes)
     if options.hosts is not None:
@@ -187,12 +189,10 @@ def _withheld(options: argparse.Namespace) -> list[str]:
     for name in (*_ORDERS, *_RULES):
         path = getattr(options, name)
         if path is not None:
-            because = "the order given is kept"
+            because = "the given order is kept"
             if name in _RULES:
-                because = "its rules would be chosen by figures within noise"
-            notes.append(
-                f"{path} is not written, as {because}; --within-noise takes the new order and writes it"
-            )
+                because = "its rules rest on figures within noise"
+            notes.append(f"{path} is not written: {because} (--within-noise writes it)")
             setattr(options, name, None)
     return notes
 
@@ -205,8 +205,8 @@ def _launched(
 
     started = as_launched(found, hosts)
     if started is not found:
-        said = "launchers start the ranks of a host in the order of its slots: shown is that order"
-        notes = [*notes, f"{said}; with slots exchanged, {found.after_us:.6g} us are simulated"]
+        said = "ranks of a host are shown in slot order, as launchers start them"
+        notes = [*notes, f"{said} (simulated: {found.after_us:.6g} us)"]
     return started, notes
 
 
@@ -224,8 +224,7 @@ def _start(
         path = shlex.quote(str(options.rankfile))
         start.append(f"mpirun -n {len(found.order)} --map-by rankfile:FILE={path}")
         notes.append(
-            "Open MPI does not bind the ranks of a rank file to cores, whatever --bind-to says; --hostfile "
-            "with --launcher openmpi keeps its binding"
+            "Open MPI ignores --bind-to for rank files; --hostfile with --launcher openmpi keeps its binding"
         )
     return start
 

@@ -31,21 +31,23 @@ _OF_SOME = ("topology", "in_place", "sizes", "log")
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument("file", metavar="FILE", help="a schedule, a program such as MSCCL XML, or a step")
-    help = f"for a step of operations, {_with('topology')}: the topology that it is scheduled for"
+    help = f"for a step of operations, {_with('topology')}: topology to schedule it on"
     option(verb, "--topology NAME|FILE", help)
     add_options(verb, "--size", help="larger of a rank's input and output (default 1MB)")
     help = "one of " + ", ".join(f"{each.name} ({each.title})" for each in registered("run").values())
     option(verb, "--engine NAME", help, default="mpi")
     option(verb, "--sizes S:S", f"{_with('sizes')}: from:to[:factor], or S,S,...", sizes)
-    help = f"{_with('log')}: the stock times, for `taccl fit` and `taccl diagnose`"
+    help = f"{_with('log')}: write the stock times, for `taccl fit` and `taccl diagnose`"
     option(verb, "--log FILE", help)
     option(verb, "--overwrite", "replace the log if it exists")
-    option(verb, "--ranks N", "refuse a file for another number of ranks", positive)
+    option(verb, "--ranks N", "expected number of ranks of the file", positive)
     help = "int32, int64, float32, float64, or with mpi fixed32: reals sent as int32 (default int32, or "
     option(verb, "--dtype T", f"{help}float32 with torch, which has float16 and bfloat16, too)")
-    option(verb, "--repetitions N", "timed runs, after one more", positive, default=10)
-    option(verb, "--timeout-s S", "seconds for one run", seconds, default=60.0)
-    option(verb, "--step-s S", "for a step: seconds of the search for transformations", seconds, default=60.0)
+    option(verb, "--repetitions N", "number of timed runs, after one warm-up", positive, default=10)
+    option(verb, "--timeout-s S", "time limit in seconds for one run", seconds, default=60.0)
+    option(
+        verb, "--step-s S", "for a step: time limit in seconds for its transformation", seconds, default=60.0
+    )
     help = f"{_with('in_place')}: lower a schedule with input and output in one buffer"
     option(verb, "--in-place", help)
     add_options(verb, "--seed", help="random seed of the inputs (default 0)")
@@ -62,7 +64,8 @@ def run(options: argparse.Namespace) -> Answer:
     engine = runtime_named(options.engine, "run", where="--engine")
     for name in _OF_SOME:
         if getattr(options, name) and name not in engine.run_options:
-            said = f"found {engine.name}; this goes {_with(name)}: name that engine, or leave this out"
+            needed = _with(name).removeprefix("with ")
+            said = f"found with --engine {engine.name}; it needs {needed}: change one of the two"
             raise InputError(said, where=flag_of(name))
     if options.log is not None:
         check_writable(options.log, overwrite=options.overwrite)
@@ -92,7 +95,7 @@ def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answe
 
     if launched_by() is not None or options.in_place:
         where = "--in-place" if options.in_place else "mpiexec"
-        raise InputError("a step starts ranks of its own, out of place; leave this out", where=where)
+        raise InputError("a step starts its own ranks, out of place; leave this out", where=where)
     program = read(options.file)
     if not isinstance(program, Workload):
         said = f"found a {type(program).__name__.lower()}; --topology is for a workload; leave it out"
@@ -106,14 +109,14 @@ def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answe
     says = f"within {difference:.2g} of its largest value"
     ok = difference <= most
     text = (
-        f"{step!r}\n{step.workload!r}\n  {'correct' if ok else 'wrong'}: every output is {says} (at most "
+        f"{step!r}\n{step.workload!r}\n  {'correct' if ok else 'wrong'}: every output is {says} (tolerance "
         f"{most:.2g}) of what the untransformed program gives"
     )
     values = {
         "ok": ok, "difference": difference, "most": most, "finish_us": step.finish_us,
         "num_ranks": program.num_ranks, "program": repr(step.workload),
     }  # fmt: skip
-    wrong = f"{shown(options.file)}: some output is only {says} of what it should be"
+    wrong = f"{shown(options.file)}: an output is only {says} of the expected values"
     return Answer(text, values, "" if ok else wrong)
 
 

@@ -29,9 +29,9 @@ def add(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("thing", metavar="THING", help="a file, a shipped sketch, a machine, or a fabric")
     add_options(verb, "--nodes", help="number of nodes")
     add_options(verb, "--profile", help="cost profile of a machine, by name or from a file")
-    add_options(verb, "--protocol", default=None, help="protocol of messages (default simple)")
-    rows = reader(int, lambda n: n >= -1, "a number of rows, or -1 for all")
-    help = "rows of transfers, or of a program's steps (default 20, -1: all)"
+    add_options(verb, "--protocol", default=None, help="message protocol (default simple)")
+    rows = reader(int, lambda n: n >= -1, "max number of rows, or -1 for all")
+    help = "max rows of transfers or program steps (default 20; -1: all)"
     option(verb, "--transfers N", help, rows, default=20)
 
 
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> Answer:
     except InputError as error:
         if error.where != "topology" or is_file(options.thing):
             raise
-        said = f"{error.message}; there is no such file and no such shipped sketch either"
+        said = f"{error.message}; no file or shipped sketch has this name either"
         raise InputError(said, where="THING") from None
 
 
@@ -77,7 +77,7 @@ def _of_program(program: Program, *, limit: int) -> Answer:
     collective = None if program.collective is None else program.collective.name
     verdict = found.verdict
     if found.ok and not found.outputs_checked:
-        verdict += ", but outputs were not judged: the collective is not known"
+        verdict += ", but outputs are not checked: the collective is unknown"
     rows = [
         ("collective", f"{collective or 'not known'}, {'in place' if program.in_place else 'out of place'}"),
         ("ranks", str(program.num_ranks)),

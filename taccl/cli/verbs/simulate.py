@@ -25,18 +25,26 @@ def add(verb: argparse.ArgumentParser) -> None:
     size = verb.add_mutually_exclusive_group()
     option(size, "--sizes S,S", "e.g. 1KB,1MB,1GB (default: its own)", sizes)
     option(size, "--size S", "the same, of one size", sizes, dest="sizes")
-    option(verb, "--alpha occupies|pipelined", "whether a link is busy during alpha")
-    add_options(verb, "--profile", help="another cost profile of the machine, e.g. nominal")
-    option(verb, "--tiles N", "number of tiles of the message, sent one after the other", positive, default=1)
+    option(
+        verb, "--alpha occupies|pipelined", "link occupancy during alpha (default: as the topology states)"
+    )
+    add_options(verb, "--profile", help="cost profile of the machine, e.g. nominal (default: the schedule's)")
+    option(
+        verb,
+        "--tiles N",
+        "number of tiles of the message, pipelined one after the other",
+        positive,
+        default=1,
+    )
     option(
         verb,
         "--jitter X",
-        "random share of each send's time; 0.1 is up to 10 %% more or less",
+        "relative jitter of each send's time: 0.1 is up to 10 %% more or less",
         jitter,
         default=0.0,
     )
     add_options(verb, "--seed", help="random seed of the jitter (default 0)")
-    group = verb.add_argument_group("of a program (MSCCL XML), with --topology")
+    group = verb.add_argument_group("for a program (MSCCL XML), with --topology")
     add_options(group, "--nodes", help="number of nodes of the topology")
 
 
@@ -68,7 +76,7 @@ def run(options: argparse.Namespace) -> Answer:
     assumptions = f"alpha {topology.alpha_meaning}, {format_count(found.tiles, 'tile')}"
     if found.jitter:
         assumptions += f", jitter {found.jitter:g}, seed {found.seed}"
-    own = f"  its own finish is {schedule.timing}; simulated with {assumptions}"
+    own = f"  original finish {schedule.timing}; simulated with {assumptions}"
     shown = (*_FIGURES, "interval_us", "interval_algbw_gb_per_s", "interval_limits")
     lines = [title_of(schedule.problem), own, "", figures_table(rows, shown)]
     values = {

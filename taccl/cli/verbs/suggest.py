@@ -49,7 +49,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_options(verb, "--nodes", help="number of nodes of a machine")
     add_options(verb, "--profile")
     add_collective(verb)
-    add_options(verb, "--protocol", default=None, help="protocol of messages (default simple)")
+    add_options(verb, "--protocol", default=None, help="message protocol (default simple)")
     add_size(verb)
     add_options(
         verb,
@@ -61,8 +61,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_options(verb, "--seed")
     how = verb.add_mutually_exclusive_group()
     option(how, "-o --output DIR", "write each as a TOML file into a folder")
-    option(how, "--best", "print the best as TOML, and no more")
-    option(how, "--check SKETCH", "say what each clause of your sketch does and costs")
+    option(how, "--best", "print only the best, as TOML")
+    option(how, "--check SKETCH", "check your sketch: effect and cost of each clause")
     option(verb, "--overwrite", "replace files that exist")
 
 
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> Answer:
         return _checked(options, topology)
     settle_size(options)
     if options.output is not None and os.path.lexists(options.output) and not os.path.isdir(options.output):
-        raise InputError("found a file; expected a folder, which is made if it is missing", where="--output")
+        raise InputError("found a file; expected a folder, new or existing", where="--output")
     left_s = max(LEAST_S, options.deadline.left_s)
     with progress_shown(wanted=True) as progress:
         found = taccl.suggest_sketches(
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> Answer:
             **picked(options, "chunk_size", "chunks_per_rank", "most", "seed"), **arguments_of(options),
         )  # fmt: skip
     if not found:
-        raise NoSolutionError("no sketch could be scheduled in time; give more time, or fewer chunks")
+        raise NoSolutionError("no sketch is scheduled in time; give more time, or fewer chunks")
     if options.best:
         return Answer(found[0].to_toml().rstrip(), _values(topology, found[:1]))
     rival = _rival(found[0].problem, options.deadline)

@@ -63,24 +63,22 @@ def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_problem_options(verb)
     add_options(verb, "--backend")
-    add_limit(
-        verb, help="seconds of the whole verb; without it, a search ends sooner once it finds nothing better"
-    )
+    add_limit(verb, help="time limit in seconds; without it, the search also stops once it stalls")
     add_options(verb, "--threads")
-    help = "assignment of chunks to orders of dimensions, by the backend dimension-balanced"
+    help = "for the backend dimension-balanced: how chunks are assigned to orders of dimensions"
     option(verb, "--policy lp|greedy", help, default="lp")
-    option(verb, "--memory-limit SIZE", "memory of a solver or a large schedule, e.g. 4GB", size)
+    option(verb, "--memory-limit SIZE", "memory limit of a solver or a large schedule, e.g. 4GB", size)
     option(verb, "--summary", "keep only the figures of a large schedule")
     option(verb, "--spill DIR", "keep the columns of a large schedule on disk, in a new folder")
     add_options(verb, "--seed")
     option(verb, "--until-gap G", "stop once the proven gap is at most this, e.g. 1%%", _gap)
     option(verb, "--start FILE", "warm start from a schedule; the result finishes no later")
-    option(verb, "--no-sketch", "suggest no sketch if none is given")
-    help = "sums in switches: auto (default), off, or only there"
+    option(verb, "--no-sketch", "do not try suggested sketches")
+    help = "reductions in switches: auto (default), off, or only there"
     option(verb, "--in-network auto|off|only", help, default="auto")
-    option(verb, "--parameters FILE", "constants of the search, from a TOML file")
+    option(verb, "--parameters FILE", "parameters of the search, from a TOML file")
     option(verb, "--log", "print the solvers' logs on stderr")
-    add_output(verb, "write the schedule to a file")
+    add_output(verb, "write the schedule to FILE")
 
 
 def run(options: argparse.Namespace) -> Answer:
@@ -90,7 +88,7 @@ def run(options: argparse.Namespace) -> Answer:
 
     check_output(options)
     if options.output is not None and (options.summary or options.spill is not None):
-        said = "found --summary or --spill as well, which leave no schedule to write; leave one of them out"
+        said = "found with --summary or --spill, which keep no schedule to write; leave one out"
         raise InputError(said, where="--output")
     lists = options.summary or any(each is not None for each in (options.spill, options.start, options.along))
     implicit = None if lists else implicit_answer(options)
@@ -152,7 +150,7 @@ def implicit_answer(options: argparse.Namespace) -> Answer | None:
         schedule = result.schedule
         say(
             f"note: the implicit {schedule.collective} on {schedule.host.name} is {result.gap:.0%} above its "
-            "bound; a schedule that lists every transfer is looked for instead"
+            "bound; searching for an explicit schedule instead"
         )
         return None
     text = _text(result)
@@ -169,7 +167,7 @@ def implicit_answer(options: argparse.Namespace) -> Answer | None:
         from taccl.formats.files import write_whole
 
         write_whole(options.output, json.dumps(values, indent=1) + "\n", overwrite=options.overwrite)
-        said = "the transfers follow from it, and are not in the file"
+        said = "it describes all transfers, which are not listed"
         text += f"\n\nsummary written to {shown(options.output)}: {said}"
     return Answer(text, values)
 

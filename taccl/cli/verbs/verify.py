@@ -37,7 +37,7 @@ def _index(file: str, options: argparse.Namespace) -> Answer:
     try:
         names = [name for each in document["ranges"] for name in each["files"].values()]
     except (AttributeError, LookupError, TypeError):
-        said = "found an index of a plan that names no files; write it with taccl plan -o DIR"
+        said = "found a plan's index without files; write the plan with taccl plan -o DIR"
         raise FormatError(said, where=file) from None
     answers = [_part(os.path.join(os.path.dirname(file), str(name)), options) for name in names]
     broken = sum(bool(each.complaint) for each in answers)
@@ -83,7 +83,7 @@ def _file(file: str, options: argparse.Namespace) -> Answer:
     true = retimed(schedule)
     values["true_finish_us"] = None if true is None else true.finish_us
     if true is not None and taccl.verify(true).ok:
-        lines.append(f"  sent in the order that it states, it is valid and takes {format_us(true.finish)}")
+        lines.append(f"  re-timed in its stated order, it is valid and finishes in {format_us(true.finish)}")
     return Answer("\n".join(lines), values, f"{shown(file)}: the schedule breaks {found.counted('rule')}")
 
 
@@ -126,7 +126,7 @@ def _plan(file: str) -> Answer:
     operations = sum(len(tb["ops"]) for gpu in plan["gpus"] for tb in gpu["threadblocks"])
     sizes = f"from {format_size(plan.get('min_message_size', 0))} "
     sizes += f"to {format_size(plan['max_message_size'])}" if "max_message_size" in plan else "on"
-    verdict = "1 fault" if fault else "ok" if judged else "ok, but outputs were not judged: custom collective"
+    verdict = "1 fault" if fault else "ok" if judged else "ok, but outputs are not checked: custom collective"
     place = "in place" if plan["inplace"] else "out of place"
     steps = format_count(operations, "operation")
     head = f"{shown(file)}: {verdict}: an MSCCL++ plan of {steps} on {ranks}, {place}, for sizes {sizes}"

@@ -76,18 +76,18 @@ def dump_chakra(
     wide = next((e for e in set(schedule.link.tolist()) if len(links[e].srcs) + len(links[e].dsts) > 2), None)
     if wide is not None:
         raise ExportError(
-            f"link {links[wide]} joins more than two ranks, and an execution trace has only sends from one "
-            "to another; synthesize without switches that multicast or reduce"
+            f"link {links[wide]} joins more than two ranks, but an execution trace has only point-to-point "
+            f"sends; synthesize without switches that multicast or reduce"
         )
     events = Events(schedule, problem)
-    lost = ["times and costs: the simulator times the sends on a network of its own"]
+    lost = ["times and costs: the simulator times the sends on its own network"]
     crossing = _shared_by_ranks(problem, events)
     if any((each.end_us - each.start_us).denominator > 1 for each in computed):
-        lost.append("parts of microseconds of computations, which are rounded up")
+        lost.append("fractions of microseconds of computations, which are rounded up")
     if crossing:
         shared = first_of(crossing, _SHOWN)
-        lost.append(f"the order of sends of different ranks on resources they share ({shared})")
-    warn(f"an execution trace has no place for {'; '.join(lost)}", LossyConversionWarning)
+        lost.append(f"the order of sends of different ranks on shared resources ({shared})")
+    warn(f"an execution trace cannot hold {'; '.join(lost)}", LossyConversionWarning)
     prefix = os.fspath(path).removesuffix(_SUFFIX)
     return {
         Path(f"{prefix}.{rank}{_SUFFIX}"): _encoded(nodes, problem)

@@ -66,7 +66,7 @@ def load_trace_nodes(path: str | os.PathLike[str]) -> list[TraceNode]:
         said = f"found no Chakra execution trace ({told}); expected protobuf (.et) or JSON of chakra_jsonizer"
         raise FormatError(said, where=where) from None
     if not nodes:
-        raise FormatError("found a trace without nodes; check the path", where=where)
+        raise FormatError("found a trace without nodes; check the file", where=where)
     return nodes
 
 
@@ -77,7 +77,7 @@ def _inflated(content: bytes, where: str) -> bytes:
     except zlib.error as error:
         raise FormatError(f"found damaged gzip ({error}); copy the file again", where=where) from None
     if found.unconsumed_tail or not found.eof:
-        raise FormatError("found gzip that is cut off or too large; expand it with gunzip", where=where)
+        raise FormatError("found truncated or too large gzip data; expand it with gunzip", where=where)
     return inflated
 
 
@@ -91,9 +91,7 @@ def _from_json(text: str) -> Iterator[TraceNode]:
         if first and "workload_graph" in data:
             yield from map(_of_feeder, data["workload_graph"])
         elif first and "schema" in data and "nodes" in data:
-            raise ValueError(
-                "a host trace of PyTorch; chakra_trace_link and chakra_converter make traces of it"
-            )
+            raise ValueError("a host trace of PyTorch, which chakra_trace_link and chakra_converter convert")
         elif not first:
             yield _of_jsonizer(data)
         first = False

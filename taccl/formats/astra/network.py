@@ -112,14 +112,14 @@ def load_astra_network(
 def _notes(file: _Network, alpha_meaning: AlphaMeaning) -> list[str]:
     notes = ["1 GB/s of the file is 2**30 bytes a second of each link and direction, as ASTRA-sim counts"]
     if alpha_meaning == "pipelined":
-        notes.append("a link is free once the bytes have left it, as in ASTRA-sim: alpha is pipelined")
+        notes.append("alpha is pipelined, as in ASTRA-sim: a link is free once the bytes have left it")
     skipped = [str(k) for k, count in enumerate(file.npus_count) if count == 1]
     if skipped:
         notes.append(f"dimensions of one NPU have no links: npus_count[{', '.join(skipped)}] are skipped")
     if "Switch" in file.topology:
         notes.append(
-            "a send through a switch takes two latencies and its bytes once; ASTRA-sim's backend with "
-            "congestion stores and forwards, and takes the bytes twice"
+            "a send through a switch takes two latencies and its bytes once(ASTRA-sim's congestion-aware "
+            "backend counts the bytes twice)"
         )
     return notes
 
@@ -128,10 +128,10 @@ def _assumed(file: _Network, ranks_per_node: int | None) -> list[str]:
     """Assumptions: on nodes, which the file lacks, and on fields that are ignored."""
     assumed = []
     if ranks_per_node is None:
-        assumed.append("all ranks are in one node, as the file has no nodes (ranks_per_node= cuts them)")
+        assumed.append("all ranks are in one node, as the file states none (ranks_per_node= divides them)")
     if file.model_extra:
         unread = ", ".join(name[:40] for name in sorted(file.model_extra)[:8])
-        assumed.append(f"fields that are not read: {unread}")
+        assumed.append(f"ignored fields: {unread}")
     return assumed
 
 
@@ -144,7 +144,7 @@ def _plain(text: str, where: str) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", "characters or depth")
         at = f"{where}: line {mark.line + 1}" if mark else where
-        raise FormatError(f"found text that is not YAML: {problem}; correct it", where=at) from None
+        raise FormatError(f"found invalid YAML: {problem}; correct it", where=at) from None
     if not isinstance(top, yaml.MappingNode):
         raise FormatError("found no fields; expected some such as `npus_count: [ 8 ]`", where=where)
     fields: dict[str, Any] = {}

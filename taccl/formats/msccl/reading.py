@@ -86,14 +86,14 @@ def _check_spelling(text: str, where: str) -> None:
     for pattern, found, remedy in (
         (r"<\?", "an XML declaration", "remove it"),
         (r"\t", "a tab", "indent with spaces"),
-        (r"<[^<>\n]*\n", "a tag that goes on in the next line", "write it in one line"),
+        (r"<[^<>\n]*\n", "a tag that continues on the next line", "write it on one line"),
         (r"<[^<>]*\s\w+\s*=\s*'", "single quotes", "use double quotes"),
     ):
         match = re.search(pattern, bare)
         if match:
             line = bare.count("\n", 0, match.start()) + 1
             raise FormatError(
-                f"found {found}, which the MSCCL runtime does not read; {remedy}",
+                f"found {found}, which the MSCCL runtime does not support; {remedy}",
                 where=f"{where}: line {line}",
             )
 
@@ -168,8 +168,8 @@ class _File:
                 awaited = self.elements[address.rank, t, s]
                 if self._number(awaited, "hasdep", 0, 1) != 1:
                     raise self.elements[address].error(
-                        f"waits for step {s} of threadblock {t}, in line {awaited.line}, which has no "
-                        'hasdep="1" and so never says that it is done'
+                        f"waits for step {s} of threadblock {t}, in line {awaited.line}, which lacks "
+                        'hasdep="1" and never signals its end; add it'
                     )
 
     def _rank(self, gpu: XmlElement, rank: int) -> RankProgram:

@@ -59,8 +59,7 @@ def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> b
     """
     if not plan.get("gpus"):
         raise FormatError(
-            "found no gpus; expected an MSCCL++ plan with one for each rank; convert its schedule or program "
-            "again",
+            "found no gpus; expected one for each rank: convert the schedule or program again",
             where="plan",
         )
     try:
@@ -114,7 +113,7 @@ class _PlanRun:
         for index, chunk in enumerate(self.layouts[r].inputs):
             assert self.collective is not None, "without it there are no inputs"
             self.contents[self._place(r, r, "i", index)] = content_at_start(self.collective, r, chunk)
-        self.label = f"the user of gpu {r}"
+        self.label = f"the caller of gpu {r}"
         # Packets of successive calls lie in different halves of the scratch, so no call leaves data to the
         # next.
         buffers = "io" if self.packed else "ios"
@@ -158,7 +157,7 @@ class _PlanRun:
                 f"{block[1]} of gpu {block[0]}, at operation {position[block]} ({op['name']})"
             )
         for r in range(len(self.gpus)):
-            self.label = f"the user of gpu {r}, who goes on"
+            self.label = f"the caller of gpu {r}, which continues"
             ended = [self.last[r, t, i] for rank, t in self.blocks if rank == r for i in (0, 1)]
             self._act(("user", r), *ended, writes=self.users[r])
 

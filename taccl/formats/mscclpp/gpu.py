@@ -52,10 +52,10 @@ class PlanGpu:
                 threadblocks.append({"id": len(threadblocks), "ops": ops} | own.references())
         if len(threadblocks) > max_threadblocks:
             raise ExportError(
-                f"MSCCL++ runs at most {max_threadblocks} threadblocks of a rank at once, and rank "
+                f"MSCCL++ runs at most {max_threadblocks} threadblocks per rank at once, but rank "
                 f"{self.rank} has {len(threadblocks)}; lower the schedule with threadblocks='per-peer', or "
-                "fewer num_channels or instances, or give max_threadblocks, as many as the GPU has "
-                "multiprocessors"
+                "fewer num_channels or instances, or give max_threadblocks (the GPU's number of "
+                "multiprocessors)"
             )
         return {
             "id": self.rank,

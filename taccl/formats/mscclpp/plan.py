@@ -135,7 +135,7 @@ def build_mscclpp_plan(
         most = min(most, reach)
     if most > reach:
         raise ExportError(
-            f"MSCCL++ keeps offsets in 32 bits, which this plan exceeds beyond {reach} bytes, and it is for "
+            f"offsets of 32 bits limit this plan to {reach} bytes, but it is for "
             f"{least} to {most} bytes; give max_bytes={reach}"
         )
     queues = sorted(queue_ends(program)[0])
@@ -173,7 +173,7 @@ def _nodes(program: Program, ranks_per_node: int | None) -> tuple[int, ...]:
         return tuple(r // ranks_per_node for r in range(program.num_ranks))
     if program.node_of_rank is None:
         raise InputError(
-            "MSCCL++ reaches ranks of other nodes over other channels, and the program does not say which "
+            "MSCCL++ uses other channels between nodes, but the program does not state which "
             "ranks share a node; give ranks_per_node",
             where="ranks_per_node",
         )
@@ -191,8 +191,8 @@ def _under_known_protocol(program: Program, nodes: Sequence[int]) -> Program:
         return program
     instead = "Simple" if unsafe else "LL"
     warn(
-        f"MSCCL++ has no {program.protocol}: the plan sends by {instead}, whose times differ; "
-        "protocol='Simple' or 'LL' chooses one",
+        f"MSCCL++ has no {program.protocol}: the plan uses {instead}, whose times differ "
+        f"(protocol='Simple' or 'LL' chooses)",
         FallbackWarning,
     )
     return replace(program, protocol=instead)

@@ -74,13 +74,13 @@ def read_system(top: XmlElement, given: Given, name: str) -> System:
     """
     system = System(given, PcieServer(name))
     if given.pcie_beta is None:
-        system.server.pcie_source = "NCCL's figure for the PCIe link that the file states (pcie_gb_per_s=)"
+        system.server.pcie_source = "NCCL's rate of the stated PCIe link (pcie_gb_per_s=)"
     cpus = top.all("cpu")
     hosts = {cpu.attributes.get("host_hash", "") for cpu in cpus}
     if len(hosts) > 1:
         raise top.error(
             f"found CPUs of {len(hosts)} hosts (host_hash); expected one; keep the <cpu> elements of one "
-            "host, and say nodes= for more of its kind"
+            "host, and give nodes= for several equal hosts"
         )
     for number, cpu in enumerate(cpus):
         system.add_cpu(cpu, number)
@@ -314,7 +314,7 @@ class System:
                 self.assumed["CPUs differ; a path between two has the rate of the CPU that sends"] += 1
         if self.passed:
             passed = ", ".join(sorted(tag[:20] for tag in self.passed)[:8])
-            self.assumed[f"elements that are not read: {passed}"] += 1
+            self.assumed[f"ignored elements: {passed}"] += 1
         self.server.assumed += [
             f"{each} ({count} times)" if count > 1 else each for each, count in self.assumed.items()
         ]
@@ -338,7 +338,7 @@ def _cpu_rate(cpu: XmlElement) -> tuple[Fraction | None, str]:
         return Fraction(rate), f"AMD, family {family}"
     if kind in (("x86_64", "CentaurHauls"), ("x86_64", "  Shanghai  ")):
         return Fraction(9 if (family, model) == (7, 0x5B) else 6), "Zhaoxin"
-    return None, "the file does not say the CPU; cpu_gb_per_s= sets a limit"
+    return None, "the file does not state the CPU model; give cpu_gb_per_s= for a limit"
 
 
 def _intel_rate(family: int, model: int) -> int:

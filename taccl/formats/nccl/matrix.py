@@ -113,7 +113,7 @@ def read_matrix(text: str, where: str) -> Matrix:
     if len(set(devices)) < len(devices) or len(devices) > _MAX_DEVICES:
         raise FormatError(
             f"found {len(devices)} columns, {len(set(devices))} of them different; expected at most "
-            f"{_MAX_DEVICES} different devices; save the output anew",
+            f"{_MAX_DEVICES} different devices; save the output again",
             where=place,
         )
     cells: dict[tuple[str, str], str] = {}
@@ -142,16 +142,16 @@ def read_matrix(text: str, where: str) -> Matrix:
             if cells[a, b] != cells[b, a]:
                 raise FormatError(
                     f"found {cells[b, a]} from {b[:40]} to {a[:40]} and {cells[a, b]} back; expected the "
-                    "same; save the output anew",
+                    "same; save the output again",
                     where=place,
                 )
     assumed = []
     if len(headers) > 1:
-        assumed.append(f"the first of {len(headers)} matrices in the file describes every node")
+        assumed.append(f"the first of the file's {len(headers)} matrices is used for every node")
     if repairs:
-        assumed.append(f"words without a space between them: {first_of(repairs, 4)}")
+        assumed.append(f"joined words are separated: {first_of(repairs, 4)}")
     if lacking:
-        assumed.append(f"no rows of {first_of(lacking, 4)}, so that no NICs are known to be near each other")
+        assumed.append(f"no rows of {first_of(lacking, 4)}: which NICs are close to each other is unknown")
     legend = (re.match(r"\s*(\w+): (\S+)\s*$", line) for line in lines)
     return Matrix(
         devices,

@@ -161,20 +161,17 @@ class Nics:
             if set(self.of_rank[a]) & set(self.of_rank[b])
             for side in _SIDES
         ):
-            assumed.append(
-                "each rank stripes its sends over its NICs in fixed shares, whatever others send through the "
-                "same NICs"
-            )
+            assumed.append("each rank stripes its sends over its NICs in fixed shares")
         if self.unused:
             assumed.append(
-                f"NICs {', '.join(self.unused)} are left out: others are nearer to every rank, and as fast "
-                "(nics= chooses)"
+                f"NICs {', '.join(self.unused)} are unused: others are closer to every rank and as fast "
+                f"(nics= chooses)"
             )
         carried, capacity = self.gb_per_s(), self.capacity_gb_per_s()
         if carried < capacity * (1 - _APART):
             assumed.append(
-                f"a node sends {carried:.4g} GB/s, through the NICs that its ranks use; it would send "
-                f"{capacity:.4g} GB/s if every rank used every NIC"
+                f"a node sends {carried:.4g} GB/s, through the NICs that its ranks use; "
+                f"{capacity:.4g} GB/s are possible if every rank uses every NIC"
             )
         return assumed
 

@@ -81,7 +81,7 @@ def load_nvidia_smi(
     named = _names(nics, matrix, where)
     if nic_gb_per_s is None and nodes != 1:
         raise TopologyError(
-            "the file does not say how fast a NIC is; give nic_gb_per_s=, e.g. 12.5 for one of 100 Gb/s",
+            "the file does not state the rate of a NIC; give nic_gb_per_s=, e.g. 12.5 for one of 100 Gb/s",
             where="nic_gb_per_s",
         )
     nic_beta = beta_of_bandwidth(1 if nic_gb_per_s is None else nic_gb_per_s, where="nic_gb_per_s")
@@ -116,7 +116,7 @@ def load_nvidia_smi(
     if guess:
         server.assumed.append(guess)
     if cpu_gb_per_s is None and len(server.cpus) > 1:
-        server.assumed.append("CPUs talk to each other without limit (cpu_gb_per_s=)")
+        server.assumed.append("the rate between CPUs is unlimited (cpu_gb_per_s= limits it)")
     server.assumed += [
         f"ranks {ranks[0]}-{ranks[-1]} share an NVSwitch, with {count} NVLinks each (nvlink_joins='pairs' "
         "says otherwise)"
@@ -213,7 +213,7 @@ def _nvlinks(
             raise FormatError(
                 f"found GPUs {', '.join(gpus[rank] for rank in ranks)} with up to {most} NVLinks each, and "
                 "not as many between all of them; expected equal cells behind an NVSwitch, or at most "
-                f"{_MOST_NVLINKS} each; say nvlink_joins='pairs' if they are joined so",
+                f"{_MOST_NVLINKS} each; give nvlink_joins='pairs' if NVLinks join pairs of GPUs",
                 where=where,
             )
         switches.append(dict.fromkeys(ranks, counts.pop()))

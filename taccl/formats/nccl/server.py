@@ -48,8 +48,7 @@ def build_servers(server: PcieServer, wiring: Wiring, *, profile: str, notes: It
     check_num_links(nodes * nodes * size * size, where=f"{server.name}: nodes")
     if nodes > 1 and not server.nics:
         raise TopologyError(
-            f"found {nodes} nodes of a server without a NIC; expected a NIC to join them by; name one, or "
-            "ask for one node",
+            f"found {nodes} nodes of a server without a NIC; name a NIC (nics=), or ask for one node",
             where=f"{server.name}: nodes",
         )
     builder = TopologyBuilder(
@@ -204,7 +203,7 @@ def _notes(by_pcie: list[Pair], nics: Nics | None) -> list[str]:
             "shared resources"
         )
     if nics is None:
-        return [*notes, "one node, so NICs are not used; nodes= asks for more"]
+        return [*notes, "NICs are unused, as there is one node (nodes= asks for more)"]
     return [
         *notes,
         "every rank sends through its nearest NICs, and farther ones that are faster (NIC: local ranks): "
@@ -224,10 +223,10 @@ def _assumptions(server: PcieServer, wiring: Wiring, by_pcie: list[Pair], nics: 
     ]
     if not by_pcie and len(server.gpus) > 1:
         assumed.append(
-            f"{server.fabric} joins all ranks of a node, so PCIe between them is left out "
-            "(pcie='always' adds it)"
+            f"{server.fabric} joins all ranks of a node, so PCIe between them is omitted (pcie='always' "
+            f"adds it)"
         )
     if nics is not None:
-        assumed.append("the network between nodes passes all that NICs send, and its nodes are alike")
+        assumed.append("the network is non-blocking, and all nodes are equal")
         assumed += nics.assumptions()
     return assumed

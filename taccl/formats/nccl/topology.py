@@ -110,8 +110,8 @@ def load_nccl_topology(
     joined = server.nvlinks or server.switches
     if not joined and len(ranked) > 1:
         assumed.append(
-            "the server has no NVLinks between its GPUs, as the file lists none (NCCL asks the machine); "
-            "nvlinks= states the number of each rank into NVSwitch, or of each pair of local ranks"
+            "the server has no NVLinks between its GPUs, as the file lists none; nvlinks= states the "
+            "number of each rank into NVSwitch, or of each pair of local ranks"
         )
     nvlink_beta = _beta(nvlink_gb_per_s, "nvlink_gb_per_s")
     if nvlink_beta is None:
@@ -149,7 +149,7 @@ def _ranked(gpus: list[Gpu], assumed: list[str]) -> list[Gpu]:
         twice = next(gpu for gpu in gpus if gpu.rank == rank)
         raise twice.element.error(f"found rank {rank} {count} times; expected it once; correct it")
     if len(ranks) < len(gpus):
-        assumed.append(f"{len(gpus) - len(ranks)} GPUs without a rank are left out, as NCCL leaves them out")
+        assumed.append(f"{len(gpus) - len(ranks)} GPUs without a rank are omitted, as in NCCL")
     if sorted(ranks) != list(range(len(ranks))):
         assumed.append("the file's ranks have gaps; they are renumbered from 0, in their order")
     return sorted((gpu for gpu in gpus if gpu.rank >= 0), key=lambda gpu: gpu.rank)
@@ -218,7 +218,7 @@ def _given_nvlinks(nvlinks: int | Mapping[tuple[int, int], int], num_gpus: int) 
                 where="nvlinks",
             )
         if pairs.setdefault((low, high), check_count(count, where=f"nvlinks: {pair}")) != count:
-            raise TopologyError(f"found two numbers for the pair {low}, {high}; give one", where="nvlinks")
+            raise TopologyError(f"found two counts for the pair {low}, {high}; give one", where="nvlinks")
     return pairs, []
 
 

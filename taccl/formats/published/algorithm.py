@@ -70,7 +70,7 @@ def load_upstream_algorithm(
         raise InputError("found 0; expected the microseconds in a unit", where="time_unit_us")
     if topology is not None and time_unit_us is not None:
         raise InputError(
-            "a time unit says what the file's costs mean, but a topology sets them aside; leave one out",
+            "a time unit applies to the file's costs, which a topology replaces; leave one out",
             where="time_unit_us",
         )
     chunk_bytes = BYTES_PER_MB if chunk_size is None else parse_size(chunk_size, where="chunk_size")
@@ -183,7 +183,7 @@ def _as_stated(file: AlgorithmFile, problem: Problem, columns: dict[str, Any], u
     if max(exact_starts, default=Fraction(0)) > _LAST_TICK:
         raise FormatError(
             "found starts that need more than 64 bits at "
-            f"{costs.ticks_per_us} ticks a microsecond; expected less; check the file",
+            f"{costs.ticks_per_us} ticks per microsecond; check the file",
             where=f"{file.where}: steps",
         )
     start = np.array([math.floor(each) for each in exact_starts], dtype=np.int64)
@@ -208,11 +208,11 @@ def _as_stated(file: AlgorithmFile, problem: Problem, columns: dict[str, Any], u
     if shift:
         notes.append(
             f"{file.where}: the copies are stated to start {float(shift / tenth / 10):g} units before the "
-            "last reduction ends, as the published tool writes two halves; they are taken to follow it"
+            "last reduction ends, as in the published tool's two phases; they are moved after it"
         )
     if possible:
-        why = ", because starts are cut to tenths of a unit" if cut else ""
-        notes.append(f"{file.where}: the sends are timed anew, in the order stated{why}")
+        why = ", as starts are rounded down to tenths of a unit" if cut else ""
+        notes.append(f"{file.where}: the sends are re-timed in the stated order{why}")
     return replace(chosen, problem=replace(problem, notes=(*problem.notes, *notes)))
 
 

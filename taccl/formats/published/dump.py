@@ -79,7 +79,7 @@ def dump_upstream_algorithm(schedule: Schedule, *, time_unit_us: int | float | s
             lost = [*_always_lost(problem), *writing.lost(back), *_second_half(schedule)]
             if unit_us != 1:
                 lost.append(f"the unit of time: load it with time_unit_us={_decimal(unit_us)}")
-            told = f"an algorithm of the published tool has no place for {'; '.join(lost)}"
+            told = f"an algorithm of the published tool cannot hold {'; '.join(lost)}"
             warn(told, LossyConversionWarning)
             return text
     reasons = "; or else ".join(dict.fromkeys((refused[0], refused[-1])))
@@ -94,13 +94,13 @@ def _check(schedule: Schedule) -> None:
     collective = problem.collective
     if collective.derivations:
         raise ExportError(
-            f"{collective.name}: ranks make chunks from others, for which an algorithm of the published tool "
-            "has no field that is read back; write another format"
+            f"{collective.name}: an algorithm of the published tool cannot hold derived chunks; write "
+            f"another format"
         )
     if schedule.carries is not None:
         raise ExportError(
-            "the schedule keeps partial sums apart, for which an algorithm of the published tool has no "
-            "field; write a program, such as MSCCL XML, or taccl's own format"
+            "the schedule names its contributions, which an algorithm of the published tool cannot hold; "
+            "write a program, such as MSCCL XML, or taccl's own format"
         )
     if len(set(problem.chunk_bytes)) > 1:
         raise ExportError(
@@ -108,7 +108,7 @@ def _check(schedule: Schedule) -> None:
             "an algorithm of the published tool has one cost for all chunks; write another format"
         )
     for violation in verify(schedule).violations:
-        raise ExportError(f"{violation}; verify the schedule to see all that is wrong")
+        raise ExportError(f"{violation}; verify the schedule to see all violations")
 
 
 def _read_back(schedule: Schedule, text: str, unit_us: Fraction) -> Schedule:
@@ -150,7 +150,7 @@ class _Writing:
         self.size, rest = divmod(topology.num_ranks, self.num_nodes)
         in_order = all(node == rank // self.size for rank, node in enumerate(topology.node_of_rank))
         if rest or (self.num_nodes > 1 and not in_order):
-            raise ExportError("its nodes differ in size, or their ranks do not follow one another")
+            raise ExportError("its nodes differ in size, or their ranks are not consecutive")
         units = int(costs.chunk_units[0]) if len(costs.chunk_units) else 1
         #: {link: its index among the links between its ranks}; {pair of local ranks: number of their links}.
         self.number, self.parallel = dict.fromkeys(self.links, 0), Counter[tuple[int, int]]()
@@ -188,15 +188,15 @@ class _Writing:
         problem = self.schedule.problem
         topology = problem.topology
         if self.num_nodes != topology.num_nodes:
-            yield f"its {topology.num_nodes} nodes, whose ranks are written as one"
+            yield f"its {topology.num_nodes} nodes, which are merged into one"
         idle = len(set(problem.links_allowed).difference(self.links))
         if idle:
-            yield f"{idle} of {len(problem.links_allowed)} links, which carry nothing"
+            yield f"{idle} of {len(problem.links_allowed)} links, which are unused"
         # In the file, every node has all links that any node has.
         added = self.num_nodes * sum(self.parallel.values()) - len(self.links)
         added += self.num_nodes * (self.num_nodes - 1) * sum(map(len, self.receivers.values()))
         if added > 0:
-            yield f"the difference of its nodes: {added} links are added to make them alike"
+            yield f"the difference of its nodes: {added} links are added to make them equal"
         written, kept = back.problem.topology, set(self.links)
         alike = [_pairs(written, links) for links in _holders(written)]
         shared = [
@@ -207,7 +207,7 @@ class _Writing:
         if shared:
             yield f"resources that links share ({first_of(shared, _SHOWN)})"
         if any(problem.costs.link_alpha[e] for e in self.links if not self._is_across(e)):
-            yield "latencies inside nodes, which become a part of what a chunk costs"
+            yield "latencies inside nodes, which become part of a chunk's cost"
 
     def _is_across(self, e: int) -> bool:
         link = self.schedule.problem.topology.links[e]
@@ -330,7 +330,7 @@ def _unit(schedule: Schedule, costs: Iterable[int], wanted: int | float | str | 
     for unit_us in (*decimal, Fraction(10 * math.gcd(*ticks, *costs), per_us)):
         if unit_us and fits(unit_us):
             return unit_us
-    raise ExportError("starts and costs are no exact numbers of any unit; give costs with fewer decimals")
+    raise ExportError("starts and costs share no exact unit; give costs with fewer decimals")
 
 
 def _is_exact(value: Fraction) -> bool:
@@ -352,8 +352,8 @@ def _second_half(schedule: Schedule) -> Iterable[str]:
     """Yield a note if readers interpret the copies as a second phase that is stated too early."""
     if shift_of_second_half(schedule.start, schedule.end, schedule.reduce):
         yield (
-            "copies that start before the last reduction ends: readers take them for a half that was written "
-            "apart, and time all sends anew, in their order"
+            "copies that start before the last reduction ends: readers treat them as a separate phase "
+            "and re-time all sends in their order"
         )
 
 

@@ -31,7 +31,7 @@ from taccl.sketch.upstream_wiring import Edge, edges_across, edges_inside, plane
 from taccl.topology.parts import check_num_links
 from taccl.topology.topology import Topology
 
-REMEDY = "write the file anew with the tool that made it"
+REMEDY = "write the file again with the tool that made it"
 
 #: Index of a rank, chunk or link; count of parts; start in tenths of a unit, limited so that the tick grid
 #: does not overflow.
@@ -271,8 +271,8 @@ def collective_of(file: AlgorithmFile) -> tuple[dict[int, int], Collective, list
             )
         pieces.append(Chunk(everyone, tuple(sorted(each.post)), each.pre[0]))
     note = (
-        f"{file.where}: sends name {len(numbers)} chunks, but the buffers hold {len(by_address)}; the chunks "
-        "are taken as pieces of every rank's data, and the buffer maps are set aside"
+        f"{file.where}: sends name {len(numbers)} chunks, but the buffers hold {len(by_address)}; chunks "
+        f"are read as pieces of every rank's data, and buffer maps are ignored"
     )
     return {index: index for index in range(len(pieces))}, _named(file, pieces, combining=True), [note]
 
@@ -288,7 +288,7 @@ def _sum(file: AlgorithmFile, address: int, parts: Sequence[ChunkFields]) -> Chu
     ):
         raise FormatError(
             f"address {address}: found contributions that end at different ranks, come twice from one, or "
-            "end nowhere; expected one sum that the same ranks ask for; others (scan) are not read",
+            f"end nowhere; expected one sum with common destinations: others (scan) are not supported",
             where=f"{file.where}: collective.chunks",
         )
     return Chunk(tuple(origins), tuple(destinations), destinations[0])

@@ -126,7 +126,7 @@ def call_of(collective: Collective | None) -> Call:
         everyone = tuple(range(n))
         fits = name == "allreduce" and set(_ends(collective)) == {(everyone, everyone)}
     if not fits or collective.derivations:
-        said = f"this {name} has chunks or ranks that PyTorch's call does not have"
+        said = f"this {name} has chunks or ranks that PyTorch's call lacks"
         raise ExportError(f"{said}; export one among all ranks, with as many chunks from each")
     return Call(name, parts, arguments.get("root"))
 
@@ -179,7 +179,7 @@ def _executed(
 
         def read(slot: Slot, held: dict[Slot, Value] = held, address: object = address) -> Value:
             if slot not in held:
-                raise ExportError(f"{address} reads {slot}, which holds nothing; correct the program")
+                raise ExportError(f"{address} reads {slot}, which is empty; correct the program")
             return held[slot]
 
         for i in range(step.count):

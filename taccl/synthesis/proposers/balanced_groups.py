@@ -57,7 +57,7 @@ def parts_of(problem: Problem) -> list[GroupPart]:
         inside = alone.among(group.ranks, num_ranks=collective.num_ranks)
         sizes = set(problem.chunk_bytes[chunks.start : chunks.stop])
         if rest or len(sizes) > 1 or inside.chunks != collective.chunks[chunks.start : chunks.stop]:
-            said = f"found {group.name} of chunks of its own; expected a whole one, in chunks of one size"
+            said = f"found {group.name} with custom chunks; expected a complete one, in chunks of one size"
             raise CollectiveError(said, where=_WHERE)
         try:
             topology = subset(problem.topology, ranks=group.ranks)

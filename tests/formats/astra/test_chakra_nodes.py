@@ -65,9 +65,9 @@ def test_the_json_of_the_feeder_is_read(tmp_path):
     [
         (b"\xff\xff", "no Chakra execution trace"),
         (protobuf()[:-3], "cut off"),
-        (b'{"schema": "1.0.2-chakra.0.0.4", "nodes": []}', "chakra_converter make traces of it"),
+        (b'{"schema": "1.0.2-chakra.0.0.4", "nodes": []}', "chakra_converter convert"),
         (b"", "without nodes"),
-        (gzip.compress(protobuf())[:-9], "cut off or too large"),
+        (gzip.compress(protobuf())[:-9], "truncated or too large gzip data"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, said):

@@ -217,7 +217,7 @@ def steps(count, *, chunks=1, blocks=1):
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        (many(217), "at most 216 threadblocks a rank, and rank 0 has 217"),
+        (many(217), "at most 216 threadblocks per rank, and rank 0 has 217"),
         (many(200, wait=128), "at most 127 as number of a threadblock that a step waits for.*has 128.*per-peer"),
         (steps(257), "at most 256 steps.*has 257.*num_channels=2"),
         (steps(255, blocks=17), "at most 4095 elements.*has 4354"),
@@ -295,7 +295,7 @@ SPOILED = [
     ('cnt="1"', 'cnt="0"', "cnt is '0'"),
     ('cnt="1"', 'cnt="72"', "from 1 to 71"),
     ('cnt="1"', 'cnt="5"', "writes chunks . to . of output, which holds 4"),
-    ('hasdep="1"', 'hasdep="0"', 'which has no hasdep="1"'),
+    ('hasdep="1"', 'hasdep="0"', 'which lacks hasdep="1"'),
     ('hasdep="1"', 'hasdep="2"', "hasdep is '2'"),
     (r'depid="[0-9]"', 'depid="128"', "depends on threadblock 128; expected 0-4"),
     (r'depid="[0-9]"', 'depid="99"', "depends on threadblock 99; expected 0-4"),
@@ -304,7 +304,7 @@ SPOILED = [
     ("<algo ", "<algorithm><algo ", "not XML"),
     ("<algo ", '<?xml version="1.0"?>\n<algo ', "an XML declaration"),
     ("      <step", "\t<step", "a tab"),
-    (' type="r"', '\n type="r"', "a tag that goes on"),
+    (' type="r"', '\n type="r"', "a tag that continues"),
     ('type="r"', "type='r'", "single quotes"),
     ("<algo ", "<!DOCTYPE algo><algo ", "a document type"),
     ("<algo ", "<algo " + " ".join(f'a{i}="0"' for i in range(8)) + " ", "18 attributes"),

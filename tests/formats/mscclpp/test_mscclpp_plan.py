@@ -222,7 +222,7 @@ def test_what_plans_do_not_hold_is_named(name, options, plan_options, words):
 def test_a_program_for_ll128_is_written_for_a_protocol_that_there_is(name, plan_options, instead):
     """As packets where they are safe, else by Simple, and that is said."""
     program = program_of(name, "ring:4", protocol="LL128")
-    with pytest.warns(FallbackWarning, match=f"MSCCL\\+\\+ has no LL128: the plan sends by {instead}"):
+    with pytest.warns(FallbackWarning, match=f"MSCCL\\+\\+ has no LL128: the plan uses {instead}"):
         plan = build_mscclpp_plan(program, **plan_options)
     assert plan["protocol"] == instead
     assert run_plan(plan)

@@ -175,7 +175,7 @@ def test_unknown_affinity_joins_no_cpus(tmp_path):
     rows += ["NIC0 NODE SYS X SYS", "NIC1 SYS NODE SYS X"]
     topology = _load(_smi(tmp_path, *rows), nodes=2, nic_gb_per_s=20)
     assert _counted(topology)[:2] == pytest.approx((40, 20))
-    assert any("CPUs talk to each other" in each for each in topology.assumed)
+    assert any("the rate between CPUs is unlimited" in each for each in topology.assumed)
 
 
 def test_earlier_name_of_cells_between_sockets_is_read(tmp_path):

@@ -296,7 +296,7 @@ def test_second_matrix_of_a_file_is_told(tmp_path):
     rows = ["GPU0 X PIX 0-7 0", "NIC0 PIX X"]
     path = _write(tmp_path, *rows, columns=["GPU0", "NIC0"], after=legend.format("mlx5_0"))
     path.write_text(path.read_text() + path.read_text().replace("PIX", "SYS").replace("mlx5_0", "mlx5_9"))
-    with pytest.warns(AssumptionWarning, match="the first of 2 matrices in the file describes every node"):
+    with pytest.warns(AssumptionWarning, match="the first of the file's 2 matrices is used for every node"):
         topology = load_nvidia_smi(path, nodes=2, nic_gb_per_s=12)
     assert any("mlx5_0: 0" in note for note in topology.notes)
 

@@ -82,7 +82,7 @@ def assert_comes_back_whole(path, tmp_path):
     schedule = load_upstream_algorithm(path)
     back, text = _round_trip(schedule, tmp_path)
     assert back == schedule
-    assert text == "an algorithm of the published tool has no place for the size of a chunk (1MB)"
+    assert text == "an algorithm of the published tool cannot hold the size of a chunk (1MB)"
 
 
 def test_topology_comes_back_whole(tmp_path):
@@ -255,7 +255,7 @@ def test_shared_nics_are_lost():
 
 
 def test_overlapping_halves_are_named(tmp_path):
-    """Copies that start while the last reduction still travels are timed anew by readers, says the warning.
+    """Copies that start while the last reduction still travels are re-timed by readers, says the warning.
 
     The reduction over 1->0 takes from 0 to 3 us; that over 2->3 from 0 to 9; a copy starts at 3. Nothing can
     start earlier, so that the times are the same even so.
@@ -282,7 +282,7 @@ def test_alike_costs_are_needed_only_of_nodes(tmp_path):
     problem = make_problem(topology, collectives.allgather(2), chunk_bytes=10**6)
     schedule = make_schedule(problem, chunk=[0, 1], link=[0, 1], start=[0, 0], end=[4, 5])
     back, text = _round_trip(schedule, tmp_path)
-    assert "its 2 nodes, whose ranks are written as one" in text
+    assert "its 2 nodes, which are merged into one" in text
     assert _transfers(back) == _transfers(schedule)
 
 
@@ -330,7 +330,7 @@ def _wrong_end():
         (_multicast, "joins more than two ranks"),
         (_pipelined, "under the tool's model there is contention"),
         (_uneven_chunks, "chunks of 1MB and 2MB"),
-        (_scan, "ranks make chunks from others"),
+        (_scan, "cannot hold derived chunks"),
         (_wrong_end, "verify the schedule"),
     ],
 )

@@ -145,7 +145,7 @@ def test_expanded_it_is_the_same_schedule():
 
 
 def test_fine_costs_are_those_of_the_problem():
-    """Bandwidths of 23, 29, 31 and 37 GB/s take 2 * 23 * 29 * 31 * 37 ticks a microsecond, 1.5 million."""
+    """Bandwidths of 23, 29, 31 and 37 GB/s take 2 * 23 * 29 * 31 * 37 ticks per microsecond, 1.5 million."""
     fabric = multidim("ring4@23,ring3@29,ring2@31,ring2@37")
     expanded = synthesize_implicit(fabric, chunk_size="1MB").schedule.expand()
     assert expanded.problem.costs.ticks_per_us == 2 * 23 * 29 * 31 * 37

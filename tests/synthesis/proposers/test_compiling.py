@@ -164,9 +164,9 @@ def test_all_kernels_are_compiled_in_two_workers(cold):
 
 def test_a_worker_that_dies_is_an_error(cold, monkeypatch):
     """The error for a dead worker contains its last message."""
-    crashed = Outcome("crashed", message="the worker died of SIGSEGV")
+    crashed = Outcome("crashed", message="the worker was killed by SIGSEGV")
     monkeypatch.setattr(compiling, "run_task", lambda *_, **__: crashed)
-    with pytest.raises(TacclError, match="could not be compiled: the worker died of SIGSEGV"):
+    with pytest.raises(TacclError, match="could not be compiled: the worker was killed by SIGSEGV"):
         compiling.compile_every()
 
 
