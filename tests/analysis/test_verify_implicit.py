@@ -87,23 +87,23 @@ def test_no_rows():
 
 
 def again(schedule):
-    """The schedule with its first row once more, after the end, where links are free."""
+    """The schedule with its first row repeated after the end, where links are free."""
     return changed(chosen(schedule, [*range(schedule.num_rows), 0]), "start", -1, schedule.finish_ticks)
 
 
 @pytest.mark.parametrize(
     ("name", "collective", "tampered", "kind"),
     [
-        # Two sends of a class at once.
+        # Two sends of a class at the same time.
         ("torus:4x4", "allgather", lambda s: chosen(s, [0, *range(s.num_rows)]), "contention"),
-        # The last send of a relayed chunk at time 0, before its chunk is there.
+        # The last send of a relayed chunk at time 0, before its chunk arrives.
         (
             "torus:4x4",
             "allgather",
             lambda s: changed(s, "start", np.flatnonzero(s.pattern.src)[-1], 0),
             "presence",
         ),
-        # Two classes send at once: each link of a star is free, the port is not.
+        # Two classes send at the same time: each link of a star is free, but the port is not.
         (
             "star:5",
             "allgather",
@@ -113,34 +113,34 @@ def again(schedule):
         # Neither an allgather nor an alltoall reduces.
         ("torus:4x4", "allgather", lambda s: changed(s, "reduce", 0, True), "reduce"),
         ("torus:4x4", "alltoall", lambda s: changed(s, "reduce", 0, True), "reduce"),
-        # Any row of a reduce-scatter is some place's only send: a contribution is never sent, or is sent twice.
+        # Every row of a reduce-scatter is some place's only send: a contribution is missing, or sent twice.
         ("torus:4x4", "reduce-scatter", lambda s: chosen(s, np.arange(1, s.num_rows)), "postcondition"),
         ("torus:4x4", "reduce-scatter", again, "double-count"),
-        # A partial sum leaves before what is to be added to it has come: that never gets to the root.
+        # A partial sum leaves before a contribution to it arrives, which never reaches the root.
         (
             "torus:4x4",
             "reduce-scatter",
             lambda s: changed(s, "start", np.argmax(s.pattern.start), 0),
             "postcondition",
         ),
-        # A reduce-scatter copies nothing: a copy wipes out a sum.
+        # A reduce-scatter copies nothing: a copy overwrites a sum.
         ("torus:4x4", "reduce-scatter", lambda s: changed(s, "reduce", 0, False), "lost-contribution"),
     ],
 )
 def test_rows_that_were_tampered_with(name, collective, tampered, kind):
-    """The kind of fault is among those that are found."""
+    """The violations include the kind of the change."""
     assert kind in kinds(tampered(made(name, collective)))
 
 
 def test_a_redundant_arrival_is_counted():
-    """A row repeated after the end harms nothing: 16 transfers that nobody needed."""
+    """A row repeated after the end gives 16 redundant transfers and no violation."""
     late = again(made())
     for found in (verify_implicit(late), verify(late.expand())):
         assert (found.ok, found.num_redundant) == (True, 16)
 
 
 def test_one_tick_too_early():
-    """Chunk and link are both still on their way."""
+    """A row one tick too early uses a chunk that has not arrived and a link that is busy."""
     schedule = made()
     row = int(np.flatnonzero(schedule.pattern.start)[0])
     assert kinds(changed(schedule, "start", row, schedule.pattern.start[row] - 1)) == {
@@ -154,28 +154,28 @@ def test_one_tick_too_early():
     [
         # Times are not negative.
         ({}, lambda s: changed(s, "start", 0, -1), "interval"),
-        # A pattern cut short.
+        # A column that is too short.
         ({}, lambda s: with_rows(s, start=s.pattern.start[:-1]), "index"),
-        # The sums of digits of 2 x 8 are no translations of 4 x 4; nor is a group of other order one at all.
+        # The groups of 2 x 8, or of another order, are no translations of 4 x 4.
         *(
             ({}, lambda s, of=of: with_shape(s, group=CyclicProduct(of)), "symmetry")
             for of in ((2, 8), (4, 5), (-4, -4))
         ),
-        # A mesh lacks the links that close the rings; a ring and 2 x 8 have others.
+        # A mesh lacks the wrap-around links; a ring and 2 x 8 have other links.
         *(
             ({}, lambda s, name=name: with_shape(s, host=parse_named(name)), "symmetry")
             for name in ("mesh:4x4", "ring:16", "torus:2x8")
         ),
-        # A step along both axes, to itself, out of range, or the step of another class.
+        # A class with a step along both axes, to itself, out of range, or of another class.
         *(({}, lambda s, dst=dst: with_class(s, 0, dst=dst), "symmetry") for dst in (5, 0, 16, -1)),
         ({}, lambda s: with_class(s, 0, dst=s.translations.classes[1].dst), "symmetry"),
-        # The axes differ: a class cannot have the other's bandwidth.
+        # The axes differ in bandwidth, so a class cannot have the other's.
         (
             {"bandwidth_gb_per_s": [75, 50]},
             lambda s: with_class(s, 0, beta_us_per_mb=s.translations.classes[2].beta_us_per_mb),
             "times",
         ),
-        # Where alpha occupies, a hold without it is too short.
+        # With alpha "occupies", a hold without alpha is too short.
         (
             {"alpha_meaning": "pipelined"},
             lambda s: with_shape(s, host=parse_named("torus:4x4")),
@@ -184,12 +184,12 @@ def test_one_tick_too_early():
     ],
 )
 def test_shapes_that_were_tampered_with(options, tampered, kind):
-    """Nothing but that fault is found."""
+    """Exactly the changed shape's kind of violation is found."""
     assert kinds(tampered(made("torus:4x4", **options))) == {kind}
 
 
 def test_two_sends_of_a_class_overlap():
-    """The second send of a class starts when the first has one tick left; chunks are there."""
+    """The second send of a class starts one tick before the first ends: a conflict."""
     schedule = made("ring:4")
     pattern = schedule.pattern
     alone = with_rows(
@@ -202,7 +202,7 @@ def test_two_sends_of_a_class_overlap():
 
 @pytest.mark.parametrize("column", ["src", "dst", "link_class"])
 def test_a_row_that_goes_elsewhere(column):
-    """Source, destination and class of a row contradict each other."""
+    """Source, destination and class of a row that contradict each other are a symmetry violation."""
     schedule = made()
     value = getattr(schedule.pattern, column)[3]
     assert kinds(changed(schedule, column, 3, (value + 1) % 4)) == {"symmetry"}
@@ -212,12 +212,12 @@ def test_a_row_that_goes_elsewhere(column):
     ("column", "value"), [("item", 1), ("item", -1), ("src", 16), ("dst", -1), ("link_class", 4)]
 )
 def test_indices_that_do_not_exist(column, value):
-    """One item, places 0 to 15, classes 0 to 3."""
+    """Items, places and classes out of range are index violations: 1 item, places 0 to 15, classes 0 to 3."""
     assert kinds(changed(made(), column, 0, value)) == {"index"}
 
 
 def test_an_alltoall_needs_the_whole_way():
-    """Without its last hop a chunk stays on its way; of another item it is where nobody wants it."""
+    """Without its last hop an alltoall chunk does not arrive; with another item a wrong chunk arrives."""
     schedule = made(collective="alltoall")
     assert kinds(chosen(schedule, np.arange(schedule.num_rows - 1))) == {"postcondition"}
     item = int(schedule.pattern.item[-1])
@@ -228,7 +228,7 @@ def test_an_alltoall_needs_the_whole_way():
 
 
 def test_a_sum_that_leaves_its_root():
-    """Place 0 sends to a neighbour, by a class that leads there, once all is done."""
+    """A reduction that sends place 0's finished sum on to a neighbour is a violation."""
     schedule = made(collective="reduce-scatter")
     dst = schedule.translations.classes[0].dst
     grown = chosen(schedule, [*range(schedule.num_rows), 0])
@@ -238,7 +238,7 @@ def test_a_sum_that_leaves_its_root():
 
 
 def test_an_allreduce_spreads_whole_sums_only():
-    """A copy from the root at time 0; a copy that is added instead; a sum that is copied."""
+    """An early copy from the root, an added copy and a copied partial sum of an allreduce are violations."""
     schedule = made(collective="allreduce")
     reduce = schedule.pattern.reduce
     first_copy = int(np.flatnonzero(~reduce)[0])
@@ -252,12 +252,12 @@ def test_an_allreduce_spreads_whole_sums_only():
 
 @pytest.mark.parametrize("cost", ["alpha_us", "beta_us_per_mb"])
 def test_a_class_that_is_too_cheap(cost):
-    """Sends would end before they can."""
+    """A class with lower costs than its links gives a times violation."""
     assert kinds(with_class(made(), 2, **{cost: Fraction(1, 10)})) == {"times"}
 
 
 def test_holds_that_are_left_out():
-    """None, shorter ones, another class's, or only the link's of a star."""
+    """Missing, shorter or wrong holds of a class are violations."""
     schedule = made()
     hold = schedule.translations.classes[0].holds[0]
     for holds in ((), (hold._replace(beta_us_per_mb=Fraction(0)),), (hold._replace(resource=1),)):
@@ -268,7 +268,7 @@ def test_holds_that_are_left_out():
 
 
 def test_ports_that_are_told_apart():
-    """A class of a star claims ports of its own: then two could send at once."""
+    """A star's class with ports of its own would let two classes send at the same time: a violation."""
     star = made("star:5")
     own, out, into = star.translations.classes[1].holds
     for holds in (
@@ -280,7 +280,7 @@ def test_ports_that_are_told_apart():
 
 
 def test_ports_that_all_classes_tell_apart():
-    """Every class claims ports of its own."""
+    """Ports of their own for all classes of a star are a violation."""
     star = made("star:5")
     classes = tuple(
         dataclasses.replace(
@@ -296,7 +296,7 @@ def test_ports_that_all_classes_tell_apart():
 
 
 def test_a_ring_that_is_none():
-    """Two places swapped: the ring leaves the mesh; one place twice: it misses a rank."""
+    """A ring with two swapped places leaves the mesh; one with a repeated place misses a rank."""
     schedule = made("mesh:4x4")
     ranks = schedule.translations.ranks.copy()
     ranks[[2, 9]] = ranks[[9, 2]]
@@ -315,7 +315,7 @@ def on_topology():
 
 
 def test_a_table_that_is_no_group():
-    """Rows swapped, or a row that is another permutation with the same first entry."""
+    """A group table with swapped rows, or with a wrong row, is a violation."""
     for broken in ([0, 1, 3, 2, 4], None):
         schedule = on_topology()
         group = PermutationGroup(schedule.translations.group.generators)
@@ -329,7 +329,7 @@ def test_a_table_that_is_no_group():
 
 
 def test_a_topology_that_lost_a_link():
-    """Or whose link costs otherwise, or is held for another time."""
+    """A topology without a link, with another cost, or with another hold is a violation."""
     schedule = on_topology()
     host = schedule.host
     ends = dataclasses.replace(host.links[3], srcs=(0,), dsts=(2,))
@@ -343,7 +343,7 @@ def test_a_topology_that_lost_a_link():
 
 
 def test_links_that_share_a_resource():
-    """Two links of a class on one resource: translations send over both at once."""
+    """Two links of a class on one resource, used at the same time by translations, are a violation."""
     schedule = on_topology()
     host = schedule.host
     holds = tuple(dataclasses.replace(h, resource=0) if h.link == 1 else h for h in host.holds)
@@ -351,7 +351,7 @@ def test_links_that_share_a_resource():
 
 
 def test_classes_of_resources_that_are_wrong():
-    """Too few, or a resource of the other direction's class."""
+    """A missing resource class, or one of the other direction, is a violation."""
     schedule = on_topology()
     known = schedule.translations.resource_class
     assert kinds(with_shape(schedule, resource_class=known[:-1])) == {"symmetry"}
@@ -360,7 +360,7 @@ def test_classes_of_resources_that_are_wrong():
 
 
 def test_a_class_with_a_hold_too_many():
-    """What the topology does not have."""
+    """A hold that the topology lacks is a violation."""
     schedule = on_topology()
     each = schedule.translations.classes[0]
     assert kinds(with_class(schedule, 0, holds=(*each.holds, ClassHold(7, Fraction(1), Fraction(1))))) == {
@@ -368,11 +368,11 @@ def test_a_class_with_a_hold_too_many():
     }
 
 
-# ---- what it says
+# ---- messages
 
 
 def test_messages_name_the_row():
-    """Item, places and time; of many rows the first five."""
+    """A message names item, places and time; of many rows the first five."""
     schedule = made("torus:8x8")
     found = verify_implicit(with_rows(schedule, start=np.zeros(schedule.num_rows, dtype=np.int64)))
     with pytest.raises(VerificationError, match=r"row \d+ \(item 0, \d+->\d+ at 0.000 us\)"):
@@ -392,7 +392,7 @@ def test_messages_name_the_row():
     rows=st.none() | st.lists(st.integers(0, 40), max_size=3),
 )
 def test_nothing_is_accepted_that_the_other_judge_refuses(name, collective, column, row, value, rows):
-    """Any cell changed, and rows repeated or left out: what passes here is valid written out too."""
+    """Random changes of cells and rows: a pattern accepted here is valid in expanded form, too."""
     schedule = made(name, collective)
     if rows is not None:
         left = [r for r in range(schedule.num_rows) if r not in rows[:1]] + [

@@ -1,4 +1,4 @@
-"""Corrupt valid schedules in every way the verifier names, and at random; it must name each fault."""
+"""Valid schedules corrupted by hand in every kind of violation, and at random; each is reported exactly."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Mutation(NamedTuple):
-    """A fault put into a valid schedule, and what the verifier has to say of it.
+    """A change of a valid schedule, and the expected violations.
 
-    Rows whose (chunk, link) is in `drop` give way to `rows`; `places` are the (rank, chunk, link) of all
+    Rows whose (chunk, link) is in `drop` are replaced by `rows`; `places` are the (rank, chunk, link) of all
     violations, which are of one kind.
     """
 
@@ -38,7 +38,7 @@ class Mutation(NamedTuple):
         """The corrupted schedule."""
         start = self.example()
         rows = [row for row in rows_of(start) if (row.chunk, row.link) not in self.drop]
-        # Groups of the rows that stay are numbered anew, beyond those of the rows that come.
+        # Kept rows get group numbers from 100 on, above those of the new rows.
         kept = [row._replace(group=100 + row.group) for row in rows]
         return build(start.problem, [*kept, *self.rows])
 
@@ -47,7 +47,7 @@ def _reduce(chunk, link, start, end):
     return Row(chunk, link, start, end, reduce=True)
 
 
-#: {kind: faults}: what is wrong, in which example, the rows that go and those that come, and where it is found.
+#: {kind: faults}: description, example, dropped rows, new rows, and places of the violations.
 FAULTS = {
     "index": [
         ("unknown chunk", valid.relay, (), (Row(1, 0, 6, 12),), ((0, 1, 0),)),
@@ -228,7 +228,7 @@ MUTATIONS = [Mutation(what, kind, *fault) for kind, faults in FAULTS.items() for
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.what)
 def test_names_exactly_the_fault(mutation):
-    """One kind of violation is reported, at the rank, chunk and link of the fault, and nothing else."""
+    """Exactly one kind of violation is reported, at the expected ranks, chunks and links."""
     found = verify(mutation.schedule()).violations
     expected = [(mutation.kind, *place) for place in mutation.places]
     assert [(v.kind, v.rank, v.chunk, v.link) for v in found] == expected
@@ -246,21 +246,21 @@ def test_names_the_times_of_the_fault(mutation):
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.what)
 def test_simulation_agrees_that_it_is_a_fault(mutation):
-    """The tick-by-tick simulation refuses each corrupted schedule too."""
+    """The tick-by-tick simulation refuses each corrupted schedule, too."""
     assert not is_valid(mutation.schedule())
 
 
 @pytest.mark.parametrize("example", SMALL, ids=lambda each: each.__name__)
 def test_simulation_accepts_valid_schedules(example):
-    """The simulation is no judge that always says no."""
+    """The tick-by-tick simulation accepts every valid schedule."""
     assert is_valid(example())
 
 
 def test_every_kind_has_a_mutation():
-    """No kind of violation is named that is not tried, and none is tried that is not named.
+    """Every kind of violation has a mutation, and every mutation a known kind.
 
-    Only implicit schedules have a symmetry to break; ``test_verify_implicit.py`` tries that. Moments of chunks are
-    broken in ``test_listing.py``, updates in ``test_servers.py``.
+    Symmetry violations, only of implicit schedules, are tested in ``test_verify_implicit.py``, release and
+    due dates in ``test_listing.py``, updates in ``test_servers.py``.
     """
     elsewhere = {"symmetry", "release", "due", "update"}
     assert {mutation.kind for mutation in MUTATIONS} == set(KINDS) - elsewhere
@@ -316,7 +316,7 @@ def _duplicate(rng, rows, schedule):
 
 
 def _new_send(rng, rows, schedule):
-    """A send that takes the time it should, somewhere."""
+    """A random send of the right duration."""
     problem = schedule.problem
     chunk, link = rng.randrange(problem.collective.num_chunks), rng.randrange(len(problem.topology.links))
     start = rng.randrange(schedule.finish_ticks + 4)
@@ -351,7 +351,7 @@ RANDOM = (
 @pytest.mark.slow
 @pytest.mark.parametrize("example", SMALL, ids=lambda each: each.__name__)
 def test_random_mutations_are_caught_or_harmless(example):
-    """The verifier and the simulation agree on every schedule with one to three random changes."""
+    """Verifier and simulation agree on every schedule with one to three random changes."""
     start = example()
     rng = random.Random(f"mutations of {example.__name__}")
     verdicts = set()
@@ -369,7 +369,7 @@ def test_random_mutations_are_caught_or_harmless(example):
 
 @pytest.mark.parametrize("clause", ["links_allowed", "own_first", "max_merge", "merging", "carries_from"])
 def test_valid_schedule_fails_a_stricter_clause(clause):
-    """The schedule of `merged` with a clause that it was not made for."""
+    """The schedule of `merged` violates clauses that it was not made for."""
     schedule = valid.merged()
     stricter = {
         "links_allowed": frozenset({0, 2, 3}),  # without link 1, off the node

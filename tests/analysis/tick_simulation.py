@@ -1,4 +1,4 @@
-"""A second opinion on schedules: a simulation tick by tick, slow and written unlike the verifier."""
+"""An independent check of schedules: a slow simulation tick by tick, written unlike the verifier."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def is_valid(schedule: Schedule) -> bool:
-    """Whether a schedule with some dozens of ticks keeps every rule."""
+    """True if a schedule of some dozens of ticks is valid."""
     transfers = list(schedule)
     topology, collective = schedule.problem.topology, schedule.problem.collective
     for t in transfers:
@@ -52,7 +52,7 @@ def _is_one_send(schedule, send) -> bool:
 
 
 def _resources_suffice(schedule, sends) -> bool:
-    """Mark every tick for which a send holds a resource; nobody else may mark it too."""
+    """True if no resource is held by two sends in one tick."""
     marked: dict[tuple[int, int], int] = {}
     for number, send in enumerate(sends):
         for hold in schedule.problem.topology.holds:
@@ -67,7 +67,7 @@ def _resources_suffice(schedule, sends) -> bool:
 
 
 def _home(schedule, chunk: int) -> set[int]:
-    """Where a chunk starts to spread."""
+    """Ranks from which a chunk spreads: its root if it is a sum, else its origins and where it is derived."""
     collective = schedule.problem.collective
     root = collective.chunks[chunk].root
     if collective.combining and root is not None:
@@ -77,7 +77,7 @@ def _home(schedule, chunk: int) -> set[int]:
 
 
 def _is_reduced(schedule, t) -> bool:
-    """Whether a send brings a chunk to its root: part of a sum, or all of one that the root has yet to see."""
+    """True if a send is in the reduce phase: a partial sum, or a complete one that the root lacks."""
     collective = schedule.problem.collective
     data = collective.chunks[t.chunk]
     if not collective.combining or collective.derivations:
@@ -89,7 +89,7 @@ def _is_reduced(schedule, t) -> bool:
 
 
 def _parts(schedule, rank: int, t) -> set[int]:
-    """Whose contributions to the chunk of `t` a rank holds when `t` starts."""
+    """Ranks whose contributions to the chunk of `t` a rank holds when `t` starts."""
     links = schedule.problem.topology.links
     held = {rank} & set(schedule.problem.collective.chunks[t.chunk].origins)
     before = [a for a in schedule if a.chunk == t.chunk and a.end_ticks <= t.start_ticks]
@@ -146,7 +146,7 @@ def _own_chunks_lead(schedule, transfers) -> bool:
 
 
 def _paths_are_short(schedule, transfers) -> bool:
-    """Whether what a send brings has passed no more links than the sketch allows, that send counted in."""
+    """True if no send's data has crossed more links than the sketch allows, including that send."""
     most, links = schedule.problem.clauses.max_hops, schedule.problem.topology.links
 
     def passed(t) -> int:
@@ -167,7 +167,7 @@ def _paths_are_short(schedule, transfers) -> bool:
 
 
 def _data_arrives(schedule, transfers) -> bool:
-    """Let every tick pass: first what arrives, in every order it may, then what leaves."""
+    """Simulate all ticks: arrivals in every possible order, then departures."""
     collective, links = schedule.problem.collective, schedule.problem.topology.links
     sums = collective.combining and not collective.derivations
     ranks = range(collective.num_ranks)
@@ -210,7 +210,7 @@ def _data_arrives(schedule, transfers) -> bool:
 
 
 def _land(held: Counter, arrivals, sums: bool) -> Counter | None:
-    """What a buffer holds after arrivals in this order; None if that is a fault."""
+    """Content of a buffer after arrivals in this order; None if that is a violation."""
     for adds, value in arrivals:
         if adds:
             held = held + value

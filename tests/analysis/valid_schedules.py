@@ -1,6 +1,6 @@
-"""Small valid schedules, built by hand, and the means to change them.
+"""Small valid schedules, built by hand, and functions to change them.
 
-Chunks are 1 MB, so that a send takes alpha + beta microseconds; unless said otherwise a tick is 1 us.
+Chunks are 1 MB, so a send takes alpha + beta microseconds; unless stated otherwise a tick is 1 us.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Row(NamedTuple):
 
 
 def full(schedule: Schedule) -> Schedule:
-    """The same transfers in a schedule that keeps every column."""
+    """The schedule in the form that stores every column."""
     return make_schedule(schedule.problem, **schedule.columns, producer=schedule.producer)
 
 
 def build(problem: Problem, rows: Sequence[Row]) -> Schedule:
-    """A schedule of rows; a row with group -1 is a send of its own."""
+    """A schedule from rows; a row with group -1 is a send by itself."""
     alone = 1 + max((row.group for row in rows), default=0)
     return make_schedule(
         problem,
@@ -67,7 +67,7 @@ def relay() -> Schedule:
 
 
 def merged() -> Schedule:
-    """Rank 0 fetches chunk 1 (2 us), sends 0 and 1 off the node together (5 + 2 * 10), then 3 (5 + 10)."""
+    """Rank 0 fetches chunk 1 (2 us), sends 0 and 1 merged to the other node (5 + 2 * 10), then 3 (5 + 10)."""
     topology = TopologyBuilder("two nodes", [0, 0, 1, 1])
     topology.add_link(1, 0, alpha_us=1, beta_us_per_mb=1)
     topology.add_link(0, 2, alpha_us=5, beta_us_per_mb=10)
@@ -109,7 +109,7 @@ def ingress_nic() -> Schedule:
 
 
 def switch_ports() -> Schedule:
-    """Sends of 1 + 1 us hold the port out of their source for the first of them, the port in for the last."""
+    """Sends of 1 + 1 us hold the source's output port in the first 1 us, the input port in the last."""
     topology = TopologyBuilder("crossbar", [0, 0, 0])
     ports_out = [topology.add_resource(f"port out of {rank}") for rank in range(3)]
     ports_in = [topology.add_resource(f"port into {rank}") for rank in range(3)]
@@ -127,7 +127,7 @@ def switch_ports() -> Schedule:
 
 
 def allreduce() -> Schedule:
-    """On three ranks: everyone sends chunk c to rank c, which sends the sum back; 2 us each."""
+    """Three ranks: each sends chunk c to rank c, which sends the sum back; 2 us per send."""
     topology = TopologyBuilder("triangle", [0, 0, 0])
     pairs = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     for src, dst in pairs:
@@ -139,7 +139,7 @@ def allreduce() -> Schedule:
 
 
 def reduce_chain() -> Schedule:
-    """Reduce to rank 0 along 2 -> 1 -> 0; links back and across stand idle."""
+    """Reduce to rank 0 along 2 -> 1 -> 0; the other links are idle."""
     topology = TopologyBuilder("chain", [0, 0, 0])
     for src, dst in ((2, 1), (1, 0), (0, 1), (2, 0), (2, 0)):
         topology.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
@@ -160,7 +160,7 @@ def own_first() -> Schedule:
 
 
 def direct() -> Schedule:
-    """Broadcast over a triangle, each rank from 0 itself, as no chunk may pass more than one link."""
+    """Broadcast on a triangle directly from rank 0, as no chunk may cross more than one link."""
     topology = TopologyBuilder("triangle", [0, 0, 0])
     for src, dst in ((0, 1), (1, 2), (0, 2)):
         topology.add_link(src, dst, alpha_us=1, beta_us_per_mb=2)
@@ -171,7 +171,7 @@ def direct() -> Schedule:
 
 
 def own_last() -> Schedule:
-    """Reducing backwards over 2 -> 1: chunk 0, whose root is 0, ends 2 us before chunk 1, whose root is 1."""
+    """Own-first for reductions over 2 -> 1: chunk 0, root 0, ends 2 us before chunk 1, root 1."""
     topology = TopologyBuilder("own last", [0, 1, 2], alpha_meaning="pipelined")
     topology.add_link(2, 1, alpha_us=1, beta_us_per_mb=1)
     topology.add_link(1, 0, alpha_us=1, beta_us_per_mb=1)
@@ -186,7 +186,7 @@ def own_last() -> Schedule:
 
 
 def scan() -> Schedule:
-    """Rank 1 makes prefix 1 from prefix 0 when that arrives at 2, and sends it on; rank 2 makes prefix 2."""
+    """Rank 1 derives prefix 1 when prefix 0 arrives at 2 us, and sends it on; rank 2 derives prefix 2."""
     topology = TopologyBuilder("line", [0, 0, 0])
     for src, dst in ((0, 1), (1, 2), (2, 1)):
         topology.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
@@ -195,7 +195,7 @@ def scan() -> Schedule:
 
 
 def guided() -> Schedule:
-    """Chunk 0 crosses straight from node 0 to node 2; the other ways there are forbidden by clauses."""
+    """Chunk 0 goes directly from node 0 to node 2; clauses forbid other paths."""
     topology = TopologyBuilder("three nodes", [0, 1, 2])
     for src, dst in ((0, 2), (0, 1), (1, 2), (0, 2), (0, 2)):
         topology.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
@@ -211,11 +211,11 @@ def guided() -> Schedule:
 
 
 def guided_reduce() -> Schedule:
-    """Rank 2 reduces straight to the root, rank 0, and gets the sum back; a node lies between."""
+    """Rank 2 reduces directly to root 0, and gets the sum back; a node is between them."""
     topology = TopologyBuilder("three nodes", [0, 1, 2])
     for src, dst in ((2, 0), (2, 1), (1, 0), (0, 2)):
         topology.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
-    # Rank 1 contributes nothing: what passes through it takes a detour.
+    # Rank 1 contributes nothing, so a path through it is a detour.
     collective = collectives.custom(3, precondition={0: [0, 2]}, postcondition={0: [0, 2]}, combining=True)
     problem = make_problem(
         topology.build(), collective, chunk_bytes=MB, clauses=Clauses(direct_crossing=True)
@@ -224,7 +224,7 @@ def guided_reduce() -> Schedule:
 
 
 def guided_allreduce() -> Schedule:
-    """Rank 0, between 1 and 2, spreads chunk 0, whose root it is, and relays chunk 1, whose root is 2."""
+    """Rank 0, between 1 and 2, is the root of chunk 0 and relays chunk 1, whose root is 2."""
     topology = TopologyBuilder("line", [0, 0, 0])
     for src, dst in ((1, 0), (2, 0), (0, 1), (0, 2)):
         topology.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
@@ -261,7 +261,7 @@ def unequal_chunks() -> Schedule:
 
 
 def coarse_grid() -> Schedule:
-    """Alpha is 1/3 us and beta just under 10**-9, for which ticks of 10**-6 are taken: both round up."""
+    """Alpha is 1/3 us and beta just under 10**-9; both are rounded up to ticks of 10**-6 us."""
     topology = TopologyBuilder("thirds", [0, 0])
     topology.add_link(0, 1, alpha_us=Fraction(1, 3), beta_us_per_mb=Fraction(1, 1000000007))
     problem = make_problem(topology.build(), collectives.broadcast(2), chunk_bytes=MB)

@@ -116,7 +116,7 @@ def routings(result):
 @pytest.mark.fuzz
 @pytest.mark.usefixtures("_one_bound")
 def test_backends_agree():
-    """On what can be solved, on the optimum of each routing model, and with exhaustive search."""
+    """Backends agree on feasibility, on the optimum of each routing model, and with exhaustive search."""
     for seed in cases("problems that all backends are asked about", few=2, many=150):
         problem = sketched_problem(seed)
         asked = [*ALWAYS, others()[seed % len(others())]]
@@ -139,7 +139,7 @@ def test_backends_agree():
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "backend"), [(138, "highs"), (138, "cpsat"), (804, "cpsat")])
 def test_no_stage_is_infeasible(seed, backend):
-    """Cases in which a stage called a problem infeasible that has a schedule."""
+    """No stage reports "infeasible" for problems that have a schedule (cases that once failed)."""
     problem = random_problem(seed)
     result = answer(problem, backend)
     assert result is not None

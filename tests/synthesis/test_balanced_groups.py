@@ -14,14 +14,14 @@ NETWORK = "multidim:ring4@100,switch2@50,switch2@25"
 
 
 def of_groups(groups, name="allreduce", network=NETWORK):
-    """A collective of 1 MB in each group."""
+    """A collective of 1 MB in each process group."""
     topology = parse(network)
     inside = [make(name, len(ranks)).among(ranks, num_ranks=topology.num_ranks) for ranks in groups]
     return make_problem(topology, together(inside), size_bytes=10**6)
 
 
 def test_groups_of_some_dimensions():
-    """Ranks of a group have one digit in each other dimension: 0 or 1 along a switch with stride 4."""
+    """Ranks of a group share one digit in every other dimension: 0 or 1 along a switch with stride 4."""
     assert dimensions(NETWORK).groups([0, 2]) == [(0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)]
     with pytest.raises(TopologyError, match="along: found \\[3\\]; expected different dimensions of 0 to 2"):
         dimensions(NETWORK).groups([3])
@@ -30,7 +30,7 @@ def test_groups_of_some_dimensions():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["allreduce", "alltoall"])
 def test_groups_are_balanced_at_once(name):
-    """Both groups finish when one would alone on a network of its dimensions, under that network's bound."""
+    """Two groups finish as one would alone on a network of its own dimensions, with the same bound."""
     found = synthesize(of_groups(dimensions(NETWORK).groups([0, 2]), name), backend="dimension-balanced")
     alone = parse("multidim:ring4@100,switch2@25")
     other = synthesize(make_problem(alone, name, size_bytes=10**6), backend="dimension-balanced")
@@ -49,7 +49,7 @@ def test_groups_are_balanced_at_once(name):
     ids=["shared", "no product", "order"],
 )
 def test_groups_that_do_not_go_along_dimensions(groups, said):
-    """Groups that share links, or are no product, are refused with the reason."""
+    """Groups that share links or are no product of dimensions are refused with the reason."""
     with pytest.raises(CollectiveError, match=said):
         synthesize(of_groups(groups), backend="dimension-balanced")
 

@@ -1,4 +1,4 @@
-"""Every shipped sketch, and every file of the published tool, leads to a verified schedule."""
+"""Every shipped sketch and every file of the published tool gives a verified schedule."""
 
 import pytest
 
@@ -13,7 +13,7 @@ COLLECTIVES = ("allgather", "alltoall", "allreduce")
 
 
 def assert_sound(result):
-    """The schedule is the problem's, the verifier accepts it, and it is no better than the bound."""
+    """Assert that the schedule verifies and finishes no earlier than its bound."""
     taccl.verify(result.schedule).raise_if_failed()
     was_early = any("before a lower bound was proven" in note for note in result.notes)
     assert 0 < result.bound_us <= result.finish_us or (was_early and not result.bound_us)
@@ -21,7 +21,8 @@ def assert_sound(result):
 
 
 OF_64_RANKS = ("dgx2/sk1-n4", "dgx2/sk2-n4")
-# Sketches take turns, as each run takes seconds; an alltoall of 64 ranks is searched with TACCL_MANY=1.
+# Sketches and collectives are tested in turn, as each run takes seconds; an alltoall of 64 ranks needs
+# TACCL_MANY=1.
 SHIPPED = [
     (name, collective)
     for i, name in enumerate(taccl.shipped_sketches())
@@ -33,11 +34,11 @@ SHIPPED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "collective"), SHIPPED)
 def test_shipped_sketch(name, collective):
-    """A shipped sketch is synthesized by the portfolio in seconds, on the machine that it names."""
+    """The portfolio synthesizes a shipped sketch in seconds, on its own machine."""
     sketch = taccl.load_sketch(name)
     topology = sketch.topology()
     chunks = taccl.collectives.make(collective, topology.num_ranks, chunks_per_rank=sketch.chunks.per_rank)
-    # The first run of the compiled list scheduler, which has an alltoall of 64 ranks, must end in time.
+    # The first run of the compiled list scheduler on an alltoall of 64 ranks takes up to 15 s.
     limit_s = 15 if collective == "alltoall" and topology.num_ranks == 64 else 0.1
     result = taccl.synthesize(sketch.apply(topology, chunks), time_limit_s=limit_s, parameters=PATIENT)
     assert_sound(result)
@@ -46,7 +47,7 @@ def test_shipped_sketch(name, collective):
     assert result.notes == ()
 
 
-#: Files of ours by the cost model that a topology of their name has.
+#: Our files by cost model: (cost model, topology, sketch).
 OURS_TOGETHER = [
     ("upstream", "hub-n1", "hub-64KB"), ("upstream", "hub-n2", "hub-64KB"), ("upstream", "hub-n3", "hub-64KB"),
     ("upstream", "hub-rails-n2", "hub-64KB"), ("upstream", "three-n1", "three-by-hand"),
@@ -55,7 +56,7 @@ OURS_TOGETHER = [
 
 
 def assert_scheduled(sketch, topology, collective, cost_model):
-    """The sketch file on the topology file is scheduled however short the time."""
+    """Assert that a sketch file on a topology file is scheduled within 0.1 s."""
     problem = load_problem(sketch, topology, collective=collective, cost_model=cost_model)
     result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.1, parameters=PATIENT)
     assert_sound(result)
@@ -65,7 +66,7 @@ def assert_scheduled(sketch, topology, collective, cost_model):
 @pytest.mark.slow
 @pytest.mark.parametrize(("files", "collective"), by_turns(OURS_TOGETHER, COLLECTIVES))
 def test_our_pair(files, collective):
-    """Files that we wrote as the published tool has them."""
+    """Our own files in the published tool's format are scheduled."""
     cost_model, sketch, topology = files
     folder = OURS / "upstream-taccl"
     assert_scheduled(
@@ -74,14 +75,14 @@ def test_our_pair(files, collective):
 
 
 def test_every_upstream_file_is_here(shared_data):
-    """The pairs below leave out no file of the published tool."""
+    """The pairs below include every file of the published tool."""
     folder = shared_data / "upstream-taccl"
     listed = {f"{stem}.json" for pair in PAIRS for stem in pair}
     assert {path.name for kind in ("sketch", "topo") for path in (folder / kind).iterdir()} == listed
 
 
-# Of the topology file, `physical` keeps only the machine and the size: the largest will do. The other topology files of
-# a machine differ in their costs alone, so that the collectives take turns over them.
+# Cost model `physical` uses only machine and size of a topology file, so the largest file suffices. Other
+# topology files of a machine differ only in costs, so collectives take turns over them.
 CASES = [
     *(
         ("upstream", sketch, f"topo-{m}-{size}", collective)
@@ -103,7 +104,7 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("cost_model", "sketch", "topology", "collective"), thinned(CASES, every=4))
 def test_upstream_pair(shared_data, sketch, topology, collective, cost_model):
-    """Files of the published tool: each sketch on every topology of its machine, and for every collective."""
+    """Each published sketch is scheduled on every topology of its machine and for every collective."""
     folder = shared_data / "upstream-taccl"
     assert_scheduled(
         folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json", collective, cost_model

@@ -1,4 +1,4 @@
-"""Searches that end before their time limit, as improvement finds nothing."""
+"""Searches that end before their time limit because improvement finds nothing."""
 
 import math
 from importlib import import_module
@@ -22,7 +22,7 @@ PROBLEM = problem_of(ring(4), taccl.collectives.allgather(4))
 
 @pytest.mark.parametrize(("share", "idle_s"), [(None, math.inf), (1 / 3, 6.0), (0.5, 12.0), (0.01, 1.0)])
 def test_seconds_for_improvement_follow_from_the_seconds_so_far(share, idle_s, monkeypatch):
-    """After 12 s, 6 more are a third of the time; a second is the least; without a share they have no limit."""
+    """After 12 s the idle time is 6 s at a share of a third, at least 1 s, and unlimited without a share."""
     monkeypatch.setattr("taccl.synthesis.search.time.monotonic", lambda: 112.0)
     monkeypatch.setattr("taccl.synthesis.search.busy_factor", lambda: 1.0)
     search = Search(PROBLEM, Options(idle_share=share, began_s=100.0), Deadline(1e9))
@@ -31,7 +31,7 @@ def test_seconds_for_improvement_follow_from_the_seconds_so_far(share, idle_s, m
 
 @pytest.mark.parametrize(("finds", "runs"), [(0, 1), (1, 1), (2, 2), (4, 4)])
 def test_what_improvement_finds_gives_it_more_time(finds, runs, monkeypatch):
-    """Each find but the last is given ample time for another run; without one, the first run is the last."""
+    """Each improvement extends the idle time for another run; without one, the first run is the last."""
     schedule = taccl.baselines.ring(PROBLEM)
     asked, finishes = [], [schedule.finish_ticks - i for i in range(1, finds + 1)]
 
@@ -40,7 +40,7 @@ def test_what_improvement_finds_gives_it_more_time(finds, runs, monkeypatch):
         return AMPLE_S if 1 < len(asked) <= finds else 0.0
 
     class Improving(SimpleNamespace):
-        """Every run finds the next finish, as long as some are left."""
+        """An improvement that finds the next finish in every run, until none is left."""
 
         def __init__(self, *_, **__):
             super().__init__(counts=[1, 0, 1])
@@ -66,7 +66,8 @@ def test_what_improvement_finds_gives_it_more_time(finds, runs, monkeypatch):
     ids=["no limit", "a limit", "both"],
 )
 def test_only_a_search_without_a_limit_ends_sooner_unless_it_is_asked(given, share, monkeypatch):
-    """Who names a time limit has all of it used, where it could help."""
+    """A given time limit is used in full unless `idle_share` is given; without a limit the search may end
+    early."""
     seen = []
     monkeypatch.setattr(synthesize_module, "begin_compiling", lambda search: seen.append(search.options))
     brief_synthesis(PROBLEM, **given)
@@ -75,6 +76,6 @@ def test_only_a_search_without_a_limit_ends_sooner_unless_it_is_asked(given, sha
 
 @pytest.mark.parametrize("share", [0, 1, -0.5])
 def test_a_share_out_of_range_is_an_error(share):
-    """Neither no time nor all of it is a share to wait for."""
+    """`idle_share` of 0 or 1 is refused."""
     with pytest.raises(InputError, match="idle_share: found .*; expected a share above 0 and below 1"):
         taccl.synthesize(PROBLEM, idle_share=share)

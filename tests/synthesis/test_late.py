@@ -1,4 +1,4 @@
-"""Searches whose time is up at any look at the clock."""
+"""Searches whose time ends at an arbitrary reading of the clock."""
 
 import time
 
@@ -8,7 +8,7 @@ import taccl
 from taccl import topologies
 from tests.fuzzing import thinned
 
-#: Seconds by which the clock leaps: past the time limit, and not past the time for a first schedule.
+#: Seconds by which the clock jumps: past the time limit, but within the time for a first schedule.
 _LIMIT_S = 5.0
 
 PROBLEMS = {
@@ -20,7 +20,7 @@ PROBLEMS = {
 
 @pytest.fixture
 def leaping(monkeypatch):
-    """Function that lets the clock leap past the limit after a number of looks at it."""
+    """Function that makes the clock jump past the limit after a number of readings."""
     now, looks = time.monotonic, [0, 0]
 
     def read():
@@ -37,9 +37,9 @@ def leaping(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_a_search_that_ends_at_any_look_at_the_clock_has_a_schedule(name, leaping):
-    """Wherever time is up, the answer is a verified schedule no earlier than its bound.
+    """The result is a verified schedule, no earlier than its bound, at whichever clock reading time ends.
 
-    The limit counts from the second look, and so passes at the third or later.
+    The limit counts from the second reading, and so ends at the third or later.
     """
     for count in thinned((3, 5, 12, 35, 100, 250, 600), every=2):
         leaping(count)

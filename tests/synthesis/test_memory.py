@@ -1,4 +1,4 @@
-"""Memory that is known before a synthesis begins: predictions, refusals, and what is offered instead."""
+"""Memory predicted before a synthesis: predictions, refusals and alternatives."""
 
 import resource
 import subprocess
@@ -30,7 +30,7 @@ def problem_of(topology, name="allgather", *, chunks_per_rank=1):
 
 MESH = problem_of(topologies.mesh(32, 32))
 
-#: Measurements of a process: MB at the peak of scheduler and verifier, and MB predicted.
+#: Script that prints the MB measured at the peak of scheduler and verifier, and the MB predicted.
 _MEASURE = """
 import sys
 import threading
@@ -75,7 +75,7 @@ print(max(seen) - seen[0], max(need.search, need.verification) / 1e6)
     [
         ("allgather", "mesh", "36x36", False),
         ("alltoall", "mesh", "16x16", True),
-        # Sums; and as above, but in memory, and towards one rank.
+        # Collectives with sums; and the same in memory, and with one destination rank.
         *(
             [
                 ("allreduce", "torus", "32x32", False),
@@ -88,7 +88,7 @@ print(max(seen) - seen[0], max(need.search, need.verification) / 1e6)
     ],
 )
 def test_prediction_is_what_is_measured(name, fabric, size, is_spilled, tmp_path):
-    """The peak of scheduler and verifier is 0.7 to 1.5 of what was predicted, and the reverse."""
+    """The measured peak of scheduler and verifier is within 0.7 to 1.5 of the prediction."""
     command = [sys.executable, "-c", _MEASURE, name, fabric, size, str(tmp_path) if is_spilled else ""]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     measured, predicted = (float(word) for word in printed.split())
@@ -103,7 +103,8 @@ def test_prediction_is_what_is_measured(name, fabric, size, is_spilled, tmp_path
     "topology", [topologies.torus(6, 6), topologies.dgx_h100(2, profile="nominal")], ids=lambda t: t.name
 )
 def test_number_of_transfers_is_known(name, topology):
-    """Each arrival is a send; of what goes to one rank, each link on the way, give or take a tenth."""
+    """The predicted number of transfers is exact for copies to all, and within a tenth for single
+    destinations."""
     problem = problem_of(topology, name)
     known = memory_need(problem).num_transfers
     assert known == pytest.approx(
@@ -112,12 +113,12 @@ def test_number_of_transfers_is_known(name, topology):
 
 
 def test_columns_are_ten_bytes_a_transfer():
-    """1024 chunks reach 1023 ranks: two bytes for a chunk, four for a link and for a start."""
+    """1024 chunks reach 1023 ranks at ten bytes each: two per chunk, four per link and start."""
     assert memory_need(MESH).columns == 10 * 1024 * 1023
 
 
 def test_what_takes_less():
-    """One run keeps no best beside it; files hold columns; a summary none; and saving takes more."""
+    """One run, spilled columns and a summary need less memory; saving to a file needs more."""
     full = memory_need(MESH)
     assert memory_need(MESH, num_runs=1).search < full.search
     assert memory_need(MESH, spilled=True).search < memory_need(MESH, num_runs=1).search
@@ -126,7 +127,7 @@ def test_what_takes_less():
 
 
 def test_refusal_says_all():
-    """The memory needed, the limit, and a remedy."""
+    """A refusal states the memory needed, the limit and a remedy."""
     with pytest.raises(InputError) as caught:
         check_memory(MESH, Options(memory_limit_mb=10))
     text = str(caught.value)
@@ -137,7 +138,7 @@ def test_refusal_says_all():
 
 @pytest.mark.slow
 def test_refusal_offers_what_fits():
-    """A file of a million transfers takes 419 MB; without it there is room."""
+    """A file of a million transfers needs 419 MB; the refusal offers to leave it out."""
     limit_mb = round(memory_need(MESH).peak / 1e6) + 1
     with pytest.raises(InputError, match="--summary.*--spill"):
         check_memory(MESH, Options(memory_limit_mb=limit_mb, to_file=True))
@@ -146,7 +147,7 @@ def test_refusal_offers_what_fits():
 
 @pytest.mark.slow
 def test_spilled_alltoall_keeps_its_queues_in_memory():
-    """12 of the 61 bytes per hop, for best columns beside the next, are in files: 240 * 272 chunks' hops."""
+    """Spilling an alltoall puts 12 of 61 bytes per hop in files, for the best columns and the next."""
     problem = problem_of(topologies.torus(16, 16), "alltoall")
     need, spilled = (memory_need(problem, spilled=each) for each in (False, True))
     assert need.search - spilled.search == 2 * 12 * need.num_transfers
@@ -154,7 +155,7 @@ def test_spilled_alltoall_keeps_its_queues_in_memory():
 
 @pytest.mark.slow
 def test_trees_of_groups_are_counted():
-    """Each of 800 chunks that go to three ranks of 100 has a tree, which says of every rank how it is reached."""
+    """Each of 800 chunks for three of 100 ranks has a tree with an entry per rank."""
     groups = [
         collectives.allgather(4, chunks_per_rank=8).among(range(g, 100, 25), num_ranks=100) for g in range(25)
     ]
@@ -164,16 +165,15 @@ def test_trees_of_groups_are_counted():
 
 @pytest.mark.slow
 def test_ways_are_sampled_all_over_a_mesh():
-    """On 16 x 16 two ranks are 2 * (16 - 1 / 16) / 3 = 10.625 links apart on average. So are the 256 * 256
-    chunks.
-    """
+    """On 16 x 16 two ranks are 2 * (16 - 1 / 16) / 3 = 10.625 links apart on average, and so are 256 * 256
+    chunks."""
     known = memory_need(problem_of(topologies.mesh(16, 16), "alltoall")).num_transfers
     assert known == pytest.approx(10.625 * 256**2, rel=0.05)
 
 
 @pytest.mark.slow
 def test_one_run_where_two_do_not_fit():
-    """A limit between what one run needs and what a further one needs leaves the first."""
+    """With a limit between the needs of one and of two runs, one run is made."""
     problem = problem_of(topologies.mesh(64, 64))
     one, more = (memory_need(problem, num_runs=runs).peak / 1e6 for runs in (1, None))
     assert check_memory(problem, Options(memory_limit_mb=int((one + more) / 2))) == 1
@@ -181,28 +181,28 @@ def test_one_run_where_two_do_not_fit():
 
 @pytest.mark.slow
 def test_odd_mesh_has_no_implicit_schedule():
-    """So none is offered."""
+    """A mesh with odd sides has no implicit schedule, so the refusal offers none."""
     with pytest.raises(InputError) as caught:
         check_memory(problem_of(topologies.mesh(31, 31)), Options(memory_limit_mb=10))
     assert "synthesize_implicit" not in str(caught.value)
 
 
 def test_default_limit_is_a_share_of_what_is_free(monkeypatch):
-    """With 100 MB free, 80 MB are allowed, and the text says why."""
+    """With 100 MB free the default limit is 80 MB, and the message states the share."""
     monkeypatch.setattr(memory, "free_memory_bytes", lambda: 10**8)
     with pytest.raises(InputError, match="80MB allowed, 80% of what is free on this machine"):
         check_memory(MESH, Options())
 
 
 def test_free_memory_is_known():
-    """Something between a megabyte and a petabyte."""
+    """Free memory of this machine is between 1 MB and 1 PB."""
     assert 10**6 < free_memory_bytes() < 10**15
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["auto", "greedy"])
 def test_refused_before_any_work(backend, monkeypatch):
-    """`synthesize` refuses before it looks for a bound or a schedule."""
+    """`synthesize` refuses before it computes a bound or a schedule."""
 
     def fails(*_, **__):
         raise AssertionError("it has begun")
@@ -213,7 +213,7 @@ def test_refused_before_any_work(backend, monkeypatch):
         taccl.synthesize(MESH, backend=backend, memory_limit_mb=10)
 
 
-#: Runs the command line within a bounded address space, in bytes.
+#: Script that runs the command line within an address space of the given bytes.
 _BOUNDED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
@@ -226,7 +226,8 @@ sys.exit(cli.main(sys.argv[2:]))
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
 @pytest.mark.parametrize("verb", ["synthesize", "bound"])
 def test_too_little_address_space_is_said(verb):
-    """400 MB are less than libraries need to load: one sentence says so, in place of an abort in one of them."""
+    """With 400 MB of address space, too little to load the libraries, the error is one sentence without an
+    abort."""
     words = [verb, "ring:4", "--collective", "allgather", "--size", "4KB"]
     command = [sys.executable, "-c", _BOUNDED, "400000000", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
@@ -240,7 +241,7 @@ def test_too_little_address_space_is_said(verb):
     "words", [("fit", "log.txt", "--topology", "dgx-h100"), ("plot", "s.json", "-o", "s.svg")]
 )
 def test_blas_is_not_loaded_where_it_would_wait_without_end(tmp_path, words):
-    """Both need it and no LLVM: 230 MB are too few, where OpenBLAS waits for memory, or ends matplotlib's process."""
+    """Two verbs that need BLAS but not LLVM end with a message at 230 MB, where OpenBLAS would hang."""
     (tmp_path / "log.txt").write_text(table(sizes=(2**10, 2**20, 2**30)))
     problem = make_problem(taccl.topologies.ring(4), "allgather", size_bytes=4000)
     taccl.save(taccl.baselines.best(problem), tmp_path / "s.json")
@@ -253,7 +254,7 @@ def test_blas_is_not_loaded_where_it_would_wait_without_end(tmp_path, words):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
 def test_threads_share_a_heap_in_a_bounded_address_space():
-    """Eight threads with a heap each took 1080 MB, where LLVM ended the process; together they need 640 MB."""
+    """Eight threads with a shared heap need 640 MB of address space, instead of 1080 MB with one heap each."""
     command = [sys.executable, "-c", _BOUNDED, "800000000", "reorder", str(OURS / "pair-matrix" / "p2p.txt")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -261,14 +262,14 @@ def test_threads_share_a_heap_in_a_bounded_address_space():
 
 
 def test_functions_are_not_compiled_without_room_for_it(monkeypatch):
-    """LLVM would end the process: a sentence says how much is left, and how much it needs."""
+    """With 30 MB of address space left, nothing is compiled, and the error states 64 MB as needed."""
     monkeypatch.setattr(address_space, "free_space_bytes", lambda: 30 * 10**6)
     with pytest.raises(MemoryError, match="30 MB of address space are left, and compiled functions need 64"):
         address_space.require_free_space()
 
 
 def test_the_bound_is_known_where_no_module_can_be_imported(monkeypatch):
-    """Without memory for further modules, an error still counts as one of memory."""
+    """A memory error is recognised even if no further module can be imported."""
     soft = address_space.address_space_bytes()
     monkeypatch.setitem(sys.modules, "resource", None)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (500 * 10**6, resource.RLIM_INFINITY))
@@ -276,7 +277,7 @@ def test_the_bound_is_known_where_no_module_can_be_imported(monkeypatch):
 
 
 def test_memory_that_runs_out_is_named():
-    """The command line says what happened and what to do."""
+    """The command line explains a MemoryError and its remedy."""
     from taccl.cli.output import explained
 
     answer = explained(MemoryError("std::bad_alloc"))
@@ -285,6 +286,6 @@ def test_memory_that_runs_out_is_named():
 
 
 def test_what_is_free_heeds_the_address_space(monkeypatch):
-    """A bound of the address space below what the machine has free counts."""
+    """Free memory is at most the free address space."""
     monkeypatch.setattr(memory, "free_space_bytes", lambda: 123)
     assert free_memory_bytes() == 123

@@ -1,4 +1,4 @@
-"""The profile of data sheets says once that it counts no latency."""
+"""The nominal profile (data sheets) warns once that it counts no latency."""
 
 import warnings
 
@@ -11,14 +11,14 @@ from tests.effort import HASTY, brief_synthesis
 
 @pytest.fixture(autouse=True)
 def told():
-    """Nothing was told yet, nor is what these tests tell."""
+    """Reset the once-only warning before and after each test."""
     _tell_no_latency.cache_clear()
     yield
     _tell_no_latency.cache_clear()
 
 
 def warnings_of(size, **options):
-    """What synthesizing a broadcast on a DGX-A100 twice warns of, but for rounding."""
+    """Latency warnings of two syntheses of a broadcast on a DGX-A100."""
     topology = taccl.topologies.dgx_a100(**options)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -39,7 +39,7 @@ def warnings_of(size, **options):
     ],
 )
 def test_it_is_said_once_where_it_matters(size, options, count):
-    """Of 8 bytes under data sheets; not of 1 GB, nor where latencies are given."""
+    """The warning comes once for 8 bytes under the nominal profile, and not for 1 GB or with given latencies."""
     found = warnings_of(size, **options)
     assert len(found) == count
     assert all("profile nominal counts no latency" in each for each in found)

@@ -1,4 +1,4 @@
-"""Problems in which every destination has what it needs from the start: the empty schedule, whoever is asked."""
+"""Problems whose destinations hold all data from the start: every function handles the empty schedule."""
 
 import warnings
 
@@ -23,12 +23,12 @@ BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "cpsat")
 
 
 def alone():
-    """One rank, and no link."""
+    """A topology of one rank without links."""
     return TopologyBuilder("alone", [0]).build()
 
 
 def problems():
-    """Every collective of one rank, and others that are met on a ring of three."""
+    """Every collective on one rank, and others on a ring of three that need no send."""
     found = {}
     for name in collectives.COLLECTIVES:
         collective = collectives.make(name, 1, chunks_per_rank=2, **arguments_for(name, 1))
@@ -55,7 +55,7 @@ every = pytest.mark.parametrize("name", PROBLEMS)
 
 @pytest.fixture(autouse=True)
 def _no_warnings():
-    """Nothing is warned of, but for what a format does not hold."""
+    """Turn warnings into errors, except those of lossy formats."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", LossyConversionWarning)
@@ -70,7 +70,7 @@ def empty(problem):
 @pytest.mark.parametrize("backend", BACKENDS)
 @every
 def test_every_backend_finds_the_empty_schedule(name, backend):
-    """It finishes at 0, which is the bound."""
+    """Every backend returns the empty schedule, which finishes at the bound, 0."""
     result = brief_synthesis(PROBLEMS[name], backend=backend)
     assert (result.schedule.num_transfers, result.finish_us, result.bound_us) == (0, 0, 0)
     assert result.stopped == "bound met"
@@ -81,14 +81,14 @@ def test_every_backend_finds_the_empty_schedule(name, backend):
 
 @pytest.mark.parametrize("options", [{"keep": "summary"}, {"sketch": "none"}], ids=str)
 def test_options_change_nothing(options):
-    """A summary, and a search without sketches, are as empty."""
+    """A summary, and a search without sketches, are empty, too."""
     result = brief_synthesis(PROBLEMS["met"], **options)
     assert (result.finish_us, result.bound_us) == (0, 0)
 
 
 @pytest.mark.slow
 def test_a_large_problem_is_as_empty():
-    """70,000 chunks that are where they must be: the compiled list scheduler has nothing to do."""
+    """For 70,000 chunks that are at their destinations the compiled list scheduler sends nothing."""
     chunks = tuple(Chunk((0,), (0,)) for _ in range(70_000))
     result = taccl.synthesize(
         make_problem(ring(3), Collective("kept", 3, chunks), chunk_bytes=1), time_limit_s=AMPLE_S
@@ -98,7 +98,7 @@ def test_a_large_problem_is_as_empty():
 
 @pytest.mark.parametrize("name", sorted(set(PROBLEMS) - {"made from what is there"}))
 def test_the_compiled_scheduler_sends_nothing(name):
-    """Its columns are empty, and verify as they are and in full."""
+    """The compiled scheduler's columns are empty and verify, also in full form."""
     schedule = schedule_large(PROBLEMS[name])
     assert (len(schedule), schedule.finish, schedule.algbw_gb_per_s) == (0, 0, None)
     assert taccl.verify(schedule).ok
@@ -107,7 +107,7 @@ def test_the_compiled_scheduler_sends_nothing(name):
 
 @every
 def test_the_bound_is_nothing_and_checks(name):
-    """Nothing has to be sent."""
+    """The bound is 0, and its certificate checks."""
     bound = taccl.lower_bound(PROBLEMS[name])
     assert (bound.bound, bound.limits, bound.algbw_gb_per_s) == (0, "nothing has to be sent", None)
     assert bound.check()
@@ -115,13 +115,13 @@ def test_the_bound_is_nothing_and_checks(name):
 
 @every
 def test_it_is_explained(name):
-    """There is no conflict."""
+    """`explain` finds no conflict."""
     assert taccl.explain(PROBLEMS[name]).feasible
 
 
 @every
 def test_it_is_simulated(name):
-    """In no time, however many tiles."""
+    """`simulate` finishes at 0, also with four tiles."""
     simulation = taccl.simulate(empty(PROBLEMS[name]), tiles=4)
     assert (simulation.finish_us, simulation.algbw_gb_per_s, simulation.busbw_gb_per_s) == (0, None, None)
     assert "finish 0.000 us" in repr(simulation)
@@ -131,7 +131,7 @@ def test_it_is_simulated(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["one rank, allreduce", "no chunks"])
 def test_it_is_drawn_and_reported(name):
-    """An empty Gantt chart, a figure without bandwidths, and a report of both."""
+    """The Gantt chart is empty, the figure has no bandwidths, and the report contains both."""
     import matplotlib.pyplot as plt
 
     schedule = empty(PROBLEMS[name])
@@ -146,7 +146,7 @@ def test_it_is_drawn_and_reported(name):
 
 @every
 def test_it_is_saved_and_read(name, tmp_path):
-    """The same schedule comes back."""
+    """A saved empty schedule is loaded unchanged."""
     taccl.save(empty(PROBLEMS[name]), tmp_path / "s.json")
     assert taccl.load(tmp_path / "s.json") == empty(PROBLEMS[name])
 
@@ -154,7 +154,7 @@ def test_it_is_saved_and_read(name, tmp_path):
 @pytest.mark.parametrize("ending", ["xml", "plan.json", "perfetto.json", "csv", "parquet", "et"])
 @pytest.mark.parametrize("name", sorted(set(PROBLEMS) - {"made from what is there"}))
 def test_it_is_written(name, ending, tmp_path):
-    """A file without transfers; or it is said why the format has no place for the collective."""
+    """The empty schedule is written without transfers, or refused if the format has no such collective."""
     try:
         taccl.write(empty(PROBLEMS[name]), tmp_path / f"s.{ending}")
     except ExportError as error:
@@ -165,28 +165,28 @@ def test_it_is_written(name, ending, tmp_path):
 
 @pytest.mark.parametrize("ending", ["xml", "plan.json"])
 def test_runtimes_have_no_algorithms_without_data(ending, tmp_path):
-    """There are no chunks to size a buffer by."""
+    """Runtime formats refuse a collective without chunks, as buffers would have no size."""
     with pytest.raises(ExportError, match="requires chunks, but .* has none"):
         taccl.write(empty(PROBLEMS["no chunks"]), tmp_path / f"s.{ending}")
 
 
 @pytest.mark.parametrize("name", sorted(set(PROBLEMS) - {"made from what is there"}))
 def test_it_is_lowered_and_interpreted(name):
-    """What a rank keeps it copies from its input to its output."""
+    """The lowered program copies data that a rank keeps from its input to its output."""
     program = taccl.lower(empty(PROBLEMS[name]))
     assert interpret(program).ok
 
 
 @every
 def test_it_is_planned_anew(name):
-    """Nothing is kept, and nothing added."""
+    """`replan` keeps and adds nothing."""
     assert len(taccl.replan(empty(PROBLEMS[name]), PROBLEMS[name]).schedule) == 0
 
 
 @pytest.mark.parametrize("baseline", ["ring", "tree", "recursive", "pairwise"])
 @pytest.mark.parametrize("name", [name for name in PROBLEMS if name.startswith("one rank")])
 def test_baselines_of_one_rank(name, baseline):
-    """Where a baseline knows the collective it sends nothing."""
+    """Baselines that support the collective send nothing on one rank."""
     try:
         schedule = getattr(taccl.baselines, baseline)(PROBLEMS[name])
     except InputError as error:
@@ -197,7 +197,7 @@ def test_baselines_of_one_rank(name, baseline):
 
 @pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce", "alltoall"])
 def test_an_implicit_schedule_of_one_rank(collective):
-    """It has no rows, and verifies as it is and expanded."""
+    """An implicit schedule of one rank has no rows, and verifies as it is and expanded."""
     result = taccl.synthesize_implicit(alone(), collective)
     assert (len(result.schedule), result.schedule.finish, result.bound.bound, result.gap) == (0, 0, 0, 0)
     assert result.schedule.algbw_gb_per_s is None
@@ -207,7 +207,7 @@ def test_an_implicit_schedule_of_one_rank(collective):
 
 @pytest.mark.slow
 def test_runs_are_compared():
-    """What is found is proven the best, without a bandwidth."""
+    """`compare` reports the empty schedule as proven, without a bandwidth."""
     table = taccl.compare(PROBLEMS["met"], backends=["highs"], time_limit_s=1)
     assert list(table["status"]) == ["proven"]
     assert list(table["finish_us"]) == [0]
@@ -215,7 +215,7 @@ def test_runs_are_compared():
 
 @pytest.mark.parametrize("collective", ["allgather", "allreduce", "scan"])
 def test_a_plan_of_one_rank(collective):
-    """One range, in which every size takes no time."""
+    """A plan for one rank has one range, with a finish of 0 for all sizes."""
     plan = taccl.plan(alone(), collective, sizes=["1KB", "1MB"], time_limit_s=1)
     (only,) = plan.ranges
     assert (only.finish_min, only.finish_max, only.gap) == (0, 0, 0)
@@ -225,14 +225,14 @@ def test_a_plan_of_one_rank(collective):
 
 @pytest.mark.slow
 def test_a_half_may_be_empty():
-    """What rank 1 alone contributes to, and is gathered there, only spreads; 0 -> 1 -> 2 and 1 -> 0 take 2 us."""
+    """Rank 1 is the only contributor, so the sum has only a broadcast phase: 1 -> 2 and 2 us in total."""
     problem = make_problem(ring(3), custom(3, [([1], [1, 2])], combining=True), chunk_bytes=MB)
     for backend in ("auto", "highs"):
         assert brief_synthesis(problem, backend=backend).finish_us == 2
 
 
 def test_a_size_without_chunks_is_kept():
-    """It divides into none, which is no reason to pad it."""
+    """The size of a problem without chunks is kept, without padding."""
     problem = make_problem(ring(3), custom(3, []), size_bytes=MB)
     assert (problem.size_bytes, problem.notes) == (MB, ())
     assert np.array_equal(problem.chunk_bytes, ())

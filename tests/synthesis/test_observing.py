@@ -1,4 +1,4 @@
-"""Callbacks of a search, stopping rules, and the record of every second."""
+"""Progress callbacks, stopping rules, and the account of a search's time by stages."""
 
 import math
 import time
@@ -18,7 +18,7 @@ def problem_of(collective="allgather", size="64MB"):
 
 
 def test_progress_never_goes_back():
-    """The finish that is told only falls, and the bound only rises."""
+    """The reported finish never rises, and the reported bound never falls."""
     told = []
     observer = Observer(progress=lambda *news: told.append(news))
     for news in (("a", 5.0, 1.0), ("b", 7.0, 3.0), ("c", None, 2.0), ("d", 4.0, None)):
@@ -34,7 +34,7 @@ def test_a_state_without_a_bound_has_an_infinite_gap():
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", ["allgather", "allreduce"])
 def test_incumbents_get_better_and_end_with_the_result(collective):
-    """The last schedule that is told of is the one that is returned."""
+    """Reported incumbents improve, and the last one is the result."""
     found, bounds, stages = [], [], []
     result = brief_synthesis(
         problem_of(collective),
@@ -52,7 +52,7 @@ def test_incumbents_get_better_and_end_with_the_result(collective):
 
 @pytest.mark.slow
 def test_a_rule_ends_the_search():
-    """The search ends with its first schedule where the rule says so, and the result names the rule."""
+    """`stop_when` ends the search at its first schedule, and the result says so."""
     problem = taccl.make_problem(taccl.topologies.dgx1(), "alltoall", size_bytes="8MB")
     asked = []
     result = brief_synthesis(problem, stop_when=lambda state: asked.append(state) or True)
@@ -62,7 +62,7 @@ def test_a_rule_ends_the_search():
 
 
 def test_a_rule_is_not_asked_before_there_is_a_schedule():
-    """Without a schedule there is nothing to return."""
+    """`stop_when` is not called before a schedule exists."""
     cancellation = Cancellation()
     problem = problem_of()
     observer = Observer(stop_when=lambda state: True, cancellation=cancellation)
@@ -75,7 +75,7 @@ def test_a_rule_is_not_asked_before_there_is_a_schedule():
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", ["allgather", "allreduce", "alltoall"])
 def test_stages_account_for_the_time(collective, monkeypatch):
-    """Rows of the stages add up to the CPU of the search; what is between them is 5 % of it at most, but for 20 ms."""
+    """Stages add up to the CPU time of the search, within 5 % or 20 ms."""
     monkeypatch.setattr(time, "monotonic", time.process_time)
     problem = taccl.make_problem(taccl.topologies.dgx1(), collective, size_bytes="1MB")
     result = brief_synthesis(problem)
@@ -87,7 +87,8 @@ def test_stages_account_for_the_time(collective, monkeypatch):
 
 @pytest.mark.slow
 def test_kernels_that_there_is_no_time_to_compile_are_a_row(monkeypatch):
-    """The compiled list scheduler is left out under a limit that is too short to compile it, and the row says so."""
+    """If the limit is too short to compile kernels, a stage says that the compiled list scheduler is left
+    out."""
     monkeypatch.setattr(compiling, "are_kept", lambda problem: False)
     monkeypatch.setattr(stages, "is_quick", lambda *_: False)
     ring = taccl.topologies.ring(6, alpha_us=1, bandwidth_gb_per_s=100)
@@ -99,7 +100,7 @@ def test_kernels_that_there_is_no_time_to_compile_are_a_row(monkeypatch):
 
 @pytest.mark.slow
 def test_compiling_kernels_is_a_row(monkeypatch):
-    """The time to compile is a stage's own, and not that of what follows."""
+    """The time to compile kernels is a stage of its own."""
     monkeypatch.setattr(compiling, "_NOTABLE_S", 0.0)
     monkeypatch.setattr(compiling, "are_kept", lambda problem: False)
     ring = taccl.topologies.ring(6, alpha_us=1, bandwidth_gb_per_s=100)

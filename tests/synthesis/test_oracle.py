@@ -1,4 +1,4 @@
-"""The exact paths against exhaustive search: on tiny problems the job shop finds, and proves, the least finish."""
+"""The exact methods against exhaustive search: on tiny problems the job shop finds and proves the optimum."""
 
 from functools import cache
 
@@ -35,7 +35,7 @@ QUARTER = tuple((r + 1) % 4 for r in range(4))
 
 
 def proven(problem, *, reduced=False):
-    """What the job shop proves best with every hop optional, the list scheduler's finish not given away."""
+    """The job shop's proven schedule with every hop optional, with 3 ticks above the list schedule as limit."""
     quotient = take_quotient(problem, timing_group(problem) if reduced else None)
     found = list_schedule(quotient, critical_priorities(quotient))
     answer = jobshop.solve(
@@ -51,7 +51,7 @@ def proven(problem, *, reduced=False):
 
 
 def multicast():
-    """Rank 0 sends to 1, 2 and 3 at once in 2 us; 0 -> 1 -> 2 -> 3 and 1 -> 3 take 1 us each."""
+    """Rank 0 multicasts to 1, 2 and 3 in 2 us; 0 -> 1 -> 2 -> 3 and 1 -> 3 take 1 us each."""
     builder = TopologyBuilder("multicast", [0] * 4)
     builder.add_link(0, (1, 2, 3), alpha_us=0, beta_us_per_mb=2)
     for src, dst in ((0, 1), (1, 2), (2, 3), (1, 3)):
@@ -60,7 +60,7 @@ def multicast():
 
 
 def multicasts():
-    """Rank 0 sends to 1 and 2, or to 2 and 3, at once in 1 us; 1 -> 3, 2 -> 0 and 3 -> 0 take 1 us each."""
+    """Rank 0 multicasts to 1 and 2, or to 2 and 3, in 1 us; 1 -> 3, 2 -> 0 and 3 -> 0 take 1 us each."""
     builder = TopologyBuilder("multicasts", [0] * 4)
     for src, dst in ((0, (1, 2)), (0, (2, 3)), (1, 3), (2, 0), (3, 0)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
@@ -68,7 +68,7 @@ def multicasts():
 
 
 def named():
-    """Small problems that between them use everything that a schedule must respect."""
+    """{name: small problem}; together they use every feature that a schedule must respect."""
     nodes = collectives.allgather(4)
     inter = {"merging": frozenset({4, 5, 6})}
     uneven = ring(3, betas=(0, 1, 2))
@@ -98,7 +98,7 @@ def named():
 
 @cache
 def least(seed):
-    """The optimum of a random problem; None where the search would take too long."""
+    """The optimum of a random problem; None where exhaustive search would take too long."""
     try:
         return optimal_ticks(random_problem(seed), max_states=3000)
     except TooLarge:
@@ -108,7 +108,7 @@ def least(seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", named())
 def test_the_job_shop_proves_the_optimum(name):
-    """Its schedule verifies, and takes as long as exhaustive search says."""
+    """The job shop's schedule verifies and equals the optimum of exhaustive search."""
     problem = named()[name]
     schedule = proven(problem)
     assert verify(schedule).ok
@@ -117,7 +117,8 @@ def test_the_job_shop_proves_the_optimum(name):
 
 @pytest.mark.slow
 def test_the_job_shop_proves_the_optimum_of_random_problems():
-    """Shared resources on either side, merging, own-first, sizes, both meanings of alpha."""
+    """The job shop is optimal on random problems with shared resources, merging, own-first, sizes and both
+    alphas."""
     compared = 0
     for seed in SEEDS:
         problem = random_problem(seed)
@@ -132,7 +133,7 @@ def test_the_job_shop_proves_the_optimum_of_random_problems():
 
 @pytest.mark.slow
 def test_no_bound_is_above_the_optimum():
-    """On the same random problems."""
+    """On random problems no lower bound exceeds the optimum."""
     for seed in SEEDS:
         problem, best = random_problem(seed), least(seed)
         assert best is None or lower_bound(problem).bound * problem.costs.ticks_per_us <= best, seed
@@ -140,7 +141,7 @@ def test_no_bound_is_above_the_optimum():
 
 @pytest.mark.fuzz
 def test_what_is_made_of_chunks_is_found_and_bounded():
-    """Wherever ranks make chunks of others, the list scheduler finds a schedule, the job shop the soonest."""
+    """With derived chunks the list scheduler finds a schedule and the job shop the optimum."""
     compared = 0
     for seed in cases("chunks made of others, by exhaustive search", few=20, many=400):
         problem = random_derived_problem(seed)
@@ -157,10 +158,11 @@ def test_what_is_made_of_chunks_is_found_and_bounded():
 
 
 def test_own_chunks_of_unlike_sizes():
-    """0 -> 1 (1 us a MB) sends its own chunks of 2 and 1 MB, then relays one that came from 2.
+    """0 -> 1 (1 us/MB) sends its own chunks of 2 and 1 MB, then relays one from rank 2.
 
-    The large one has 8 us to go from 1 to 3, so it leaves first, at 0, and alone: there at 10. The small one
-    follows at 2, the relayed one a latency of the small one later, at 3; at 1 at 4, at 4 at 10.
+    The large one has 8 us to go from 1 to 3, so it leaves first, at 0, and alone: it arrives at 10. The small
+    one follows at 2, the relayed one a latency of the small one later, at 3; it is at rank 1 at 4, and at
+    rank 4 at 10.
     """
     builder = TopologyBuilder("sizes", [0] * 5)
     for src, dst, beta in ((2, 0, 1), (0, 1, 1), (1, 3, 4), (1, 4, 6)):
@@ -179,16 +181,16 @@ def test_own_chunks_of_unlike_sizes():
 
 @pytest.mark.slow
 def test_folding_costs_nothing_where_the_best_has_the_symmetry():
-    """Allgather on a ring: the best schedule that turns with it is as short as the best of all."""
+    """Allgather on a ring: the best rotation-symmetric schedule is optimal among all."""
     problem = problem_of(ring(4), collectives.allgather(4), symmetry=(QUARTER,))
     assert proven(problem, reduced=True).finish_ticks == optimal_ticks(problem)
 
 
 def test_folding_has_a_price_where_the_best_lacks_the_symmetry():
-    """Alltoall on a ring of 4, 2 us a hop: chunks for the rank opposite all go round the same way.
+    """Alltoall on a ring of 4, 2 us per hop: under symmetry all chunks for the opposite rank go the same way.
 
-    So each link of that way carries a neighbour's chunk and two hops of others, 6 us. If half of them go the
-    other way, the 8 + 8 hops load each of the 8 links with two, 4 us.
+    Each link of that direction then carries a neighbour's chunk and two hops of others, 6 us. If half of them
+    go the other way, the 8 + 8 hops load each of the 8 links with two, 4 us.
     """
     problem = problem_of(ring(4), collectives.alltoall(4), symmetry=(QUARTER,))
     assert proven(problem, reduced=True).finish_ticks == 6
@@ -196,7 +198,7 @@ def test_folding_has_a_price_where_the_best_lacks_the_symmetry():
 
 
 def rooted():
-    """Problems in which only roots need sums, so that they are spreadings with time turned round."""
+    """Reductions whose sums are needed only at their roots, and which are copies reversed in time."""
     return {
         "reduce": problem_of(ring(3, betas=(0, 1, 2)), collectives.reduce(3)),
         "reduce on a star": problem_of(star(3), collectives.reduce(4, root=1)),
@@ -216,13 +218,13 @@ def rooted():
 
 
 def reduced(problem):
-    """The job shop's best spreading from the roots over reversed links, turned round."""
+    """The job shop's best broadcast from the roots over reversed links, reversed in time."""
     return reverse(proven(reduction_half(problem)), problem)
 
 
 @pytest.mark.parametrize("name", rooted())
 def test_the_job_shop_proves_the_optimum_of_reductions(name):
-    """Every contribution is counted once, as soon as it can be."""
+    """The reversed schedule verifies and equals the optimum of exhaustive search."""
     problem = rooted()[name]
     schedule = reduced(problem)
     assert verify(schedule).ok
@@ -231,7 +233,7 @@ def test_the_job_shop_proves_the_optimum_of_reductions(name):
 
 @pytest.mark.slow
 def test_the_job_shop_proves_the_optimum_of_random_reductions():
-    """Of the random problems with sums, those in which only roots need them."""
+    """The job shop is optimal on random sums that only their roots need."""
     compared = 0
     for seed in SEEDS:
         problem = random_problem(seed, combining=True)
@@ -262,6 +264,6 @@ def test_the_job_shop_proves_the_optimum_of_random_reductions():
     ],
 )  # fmt: skip
 def test_the_portfolio_finds_the_optimum(name, problem):
-    """``backend="auto"`` on problems that are small enough for exhaustive search."""
+    """``backend="auto"`` finds the optimum of problems small enough for exhaustive search."""
     schedule = brief_synthesis(problem, backend="auto").schedule
     assert schedule.finish_ticks == optimal_ticks(problem), name

@@ -1,4 +1,4 @@
-"""`SearchParameters`: the constants of the search, from files and for searches."""
+"""`SearchParameters`: search constants as Python objects and from files."""
 
 import ast
 import dataclasses
@@ -22,25 +22,25 @@ def ring():
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: type(group).__name__)
 def test_every_group_is_documented(group):
-    """Each says what its constants are of."""
+    """Every group has a docstring of its own."""
     assert not type(group).__doc__.startswith(type(group).__name__)
 
 
 def test_there_are_at_most_sixty_constants():
-    """More would be changed by nobody: other constants are in the modules that use them."""
+    """There are at most sixty constants; others are in the modules that use them."""
     assert sum(len(dataclasses.fields(group)) for group in GROUPS) <= 60
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: type(group).__name__)
 def test_every_group_names_benchmarks_that_it_moves(group):
-    """These are modules of `benchmarks`."""
+    """Every group names the modules of `benchmarks` that it affects."""
     folder = Path(__file__).parents[2] / "benchmarks"
     named = re.findall(r"benchmarks\.(\w+)", type(group).__doc__)
     assert named and all((folder / f"{name}.py").exists() for name in named)
 
 
 def test_a_file_changes_what_it_names(tmp_path):
-    """One number of one group; all else stays as it is."""
+    """A file changes the constants that it names, and no others."""
     path = tmp_path / "search.toml"
     path.write_text("[portfolio]\njoint_hops = 100\n[suggesting]\ncounts = [1, 4]\n")
     loaded = SearchParameters.load(path)
@@ -62,7 +62,7 @@ def test_a_file_changes_what_it_names(tmp_path):
     ],
 )
 def test_what_does_not_fit_is_refused(text, said, tmp_path):
-    """With the place, what was found, and what is expected."""
+    """The error for a bad file has the place, the value found, and the value expected."""
     path = tmp_path / "search.toml"
     path.write_text(text)
     with pytest.raises(InputError, match=said) as caught:
@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_refused(text, said, tmp_path):
 
 
 def test_groups_check_what_they_are_made_of():
-    """Made in Python, too, a constant has the kind of its default."""
+    """Constants set in Python are checked for the type of their default."""
     assert PortfolioParameters(joint_hops=1e3).joint_hops == 1000
     with pytest.raises(InputError, match="joint_hops: found -1; expected a whole number of at least 0"):
         PortfolioParameters(joint_hops=-1)
@@ -80,14 +80,14 @@ def test_groups_check_what_they_are_made_of():
 
 
 def test_a_file_that_is_missing(tmp_path):
-    """It is told by its path."""
+    """The error for a missing file names its path."""
     with pytest.raises(FormatError, match="there is no such file"):
         SearchParameters.load(tmp_path / "none.toml")
 
 
 @pytest.mark.slow
 def test_synthesize_obeys_them(compiled_search):
-    """With no hops that a model may have, the compiled search runs; by default the portfolio does."""
+    """With a limit of 0 hops for models the compiled search runs; by default the portfolio does."""
     few = SearchParameters.from_dict({"choice": {"most_hops": 0, "few_hops": 0}})
     assert taccl.synthesize(ring(), time_limit_s=2).choice.startswith("the portfolio")
     assert taccl.synthesize(ring(), time_limit_s=2, parameters=few).choice.startswith("the compiled")
@@ -95,7 +95,8 @@ def test_synthesize_obeys_them(compiled_search):
 
 @pytest.mark.slow
 def test_a_sweep_has_a_row_for_each(tmp_path):
-    """The column says how they differ from the defaults, and each has a key of its own in the cache."""
+    """A sweep over parameters has a row for each, with its differences from the defaults and its own cache
+    key."""
     few = SearchParameters.from_dict({"portfolio": {"joint_hops": 1}})
     table = taccl.sweep(
         "ring:4",
@@ -116,7 +117,7 @@ def test_a_sweep_has_a_row_for_each(tmp_path):
 
 @pytest.mark.slow
 def test_constants_of_modules_say_what_they_are():
-    """A number at the top of a module of the search has a comment, on its line or above its block of lines."""
+    """Every number at the top of a search module has a comment on its line or above its block."""
     folder = Path(taccl.__file__).parent / "synthesis"
     bare = []
     for path in folder.rglob("*.py"):
@@ -133,7 +134,7 @@ def test_constants_of_modules_say_what_they_are():
 
 
 def _is_numeric(node):
-    """Whether an expression is a number, or several."""
+    """True if an expression is a number or a tuple of numbers."""
     if isinstance(node, ast.Tuple):
         return bool(node.elts) and all(map(_is_numeric, node.elts))
     if isinstance(node, ast.BinOp):

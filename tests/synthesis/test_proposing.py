@@ -1,4 +1,4 @@
-"""Proposers of users beside the library's own searches."""
+"""Proposers registered by users besides the library's own."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from tests.effort import brief_synthesis
 
 
 class Ring:
-    """Proposes the ring, changed as a test needs it."""
+    """A proposer of the ring, with changes as needed by a test."""
 
     name = "my ring"
 
@@ -50,7 +50,7 @@ def allgather():
 
 @pytest.fixture
 def added():
-    """Registers a proposer for one test."""
+    """Register a proposer for one test."""
     names = []
 
     def add(proposer):
@@ -69,7 +69,7 @@ def row_of(result, name="my ring"):
 
 @pytest.mark.slow
 def test_a_proposal_is_a_row_of_the_stages(allgather, added):
-    """A registered proposer is asked once, and its finish is recorded."""
+    """A registered proposer is called once, and its finish is recorded as a stage."""
     proposer = added(Ring())
     result = brief_synthesis(allgather)
     assert proposer.asked == 1
@@ -79,7 +79,7 @@ def test_a_proposal_is_a_row_of_the_stages(allgather, added):
 
 @pytest.mark.slow
 def test_a_proposal_that_breaks_the_rules_is_dropped(allgather, added):
-    """What the verifier refuses is a warning and a note, and never the result."""
+    """A proposal that fails verification gives a warning and a note, and is never the result."""
     added(Ring(lambda schedule: replace(schedule, start=0 * schedule.start, end=0 * schedule.end + 1)))
     with pytest.warns(FallbackWarning, match="my ring made a schedule that"):
         result = brief_synthesis(allgather)
@@ -99,7 +99,7 @@ def test_a_proposal_for_another_problem_is_dropped(allgather, problem, added):
 
 @pytest.mark.slow
 def test_one_that_takes_too_long_is_left_out(allgather, added):
-    """A proposer whose estimate exceeds its share of the time is a row that says so."""
+    """A proposer whose estimate exceeds its share of time is skipped, and its stage says so."""
     proposer = added(Ring(takes_s=1e9))
     result = brief_synthesis(allgather)
     assert proposer.asked == 0
@@ -108,14 +108,14 @@ def test_one_that_takes_too_long_is_left_out(allgather, added):
 
 @pytest.mark.slow
 def test_one_that_does_not_suit_is_not_asked(allgather, added):
-    """A proposer that does not support the problem leaves no row."""
+    """A proposer that does not support the problem is not called and has no stage."""
     proposer = added(Ring(fits=False))
     assert row_of(brief_synthesis(allgather)) is None and proposer.asked == 0
 
 
 @pytest.mark.slow
 def test_what_raises_inside_a_proposer_reaches_the_caller(allgather, added):
-    """A fault in a user's code is not hidden."""
+    """An exception in a user's proposer reaches the caller."""
 
     def fails(schedule):
         raise RuntimeError("a fault of mine")
@@ -131,14 +131,14 @@ def test_what_raises_inside_a_proposer_reaches_the_caller(allgather, added):
     ids=lambda turn: turn.proposer.name,
 )
 def test_the_librarys_own_have_the_protocol_of_users(turn, problem):
-    """Each may be registered, says whether it supports a problem, and about how long it takes."""
+    """The library's own proposers implement the same protocol, with support test and time estimate."""
     assert isinstance(turn.proposer, Proposer)
     assert turn.proposer.supports(problem) in (True, False)
     assert turn.proposer.estimate_s(problem) >= 0
 
 
 def test_a_later_proposer_keeps_its_time(problem):
-    """An earlier one sees a deadline that is sooner by what the later one reserves."""
+    """An earlier proposer's deadline leaves the time that a later proposer reserves."""
     left_s = {}
     search = Search(problem, Options(), Deadline.after(1000))
 
@@ -150,7 +150,7 @@ def test_a_later_proposer_keeps_its_time(problem):
 
 
 def test_a_reason_to_skip_is_a_row(problem):
-    """A proposer that must not run is not asked, and its row says why."""
+    """A skipped proposer is not called, and its stage gives the reason."""
     search = Search(problem, Options(), Deadline.after(1000))
     asked = []
     run(search, [Turn(OwnProposer("cold", asked.append), why_not=lambda _: "its kernels are not compiled")])
@@ -163,13 +163,13 @@ def test_a_reason_to_skip_is_a_row(problem):
 
 
 def test_only_proposers_can_be_registered():
-    """An object without the methods is refused."""
+    """An object without the protocol's methods is refused."""
     with pytest.raises(InputError, match="expected an object with a name"):
         register(object())
 
 
 def test_a_name_is_registered_once(added):
-    """The later of two proposers of one name replaces the earlier."""
+    """A proposer replaces an earlier one of the same name."""
     first, second = Ring(), Ring()
     added(first)
     added(second)
@@ -177,13 +177,13 @@ def test_a_name_is_registered_once(added):
 
 
 def test_an_unknown_name_cannot_be_taken_out():
-    """The error names what is registered."""
+    """The error for an unknown name lists the registered names."""
     with pytest.raises(InputError, match="registered: none"):
         unregister("nobody")
 
 
 def test_an_entry_point_that_cannot_be_loaded_is_left_out(monkeypatch):
-    """A package that raises as it is imported costs a warning, and no synthesis."""
+    """A package that raises on import gives a warning, and synthesis continues."""
 
     class Broken:
         name = "broken"

@@ -1,4 +1,4 @@
-"""Random topologies, collectives, groups, sizes and failures: every schedule verifies and respects its bound.
+"""Random topologies, collectives, groups, sizes and failures: schedules verify and respect their bounds.
 
 The default run takes some dozens of problems; with TACCL_MANY=1 in the environment it takes thousands.
 """
@@ -26,7 +26,7 @@ NAMES = ("allgather", "reduce-scatter", "allreduce", "alltoall", "broadcast", "r
 
 @st.composite
 def topologies(draw, *, most_ranks=9):
-    """A ring in any order with chords, in one node or more: NICs that links share, tiers, both alphas."""
+    """A random ring with chords in one or more nodes: shared NICs, bandwidth tiers, both alpha meanings."""
     num_ranks = draw(st.integers(2, most_ranks))
     num_nodes = draw(st.sampled_from([n for n in (1, 2, 3) if n <= num_ranks]))
     nodes = [r * num_nodes // num_ranks for r in range(num_ranks)]
@@ -51,7 +51,7 @@ def topologies(draw, *, most_ranks=9):
 
 @st.composite
 def spread_out(draw, num_ranks):
-    """A collective of the user's own: chunks from some ranks to others."""
+    """A random custom collective of up to five chunks."""
     ranks = st.lists(st.integers(0, num_ranks - 1), min_size=1, max_size=num_ranks, unique=True)
     chunks = range(draw(st.integers(1, 5)))
     return collectives.custom(
@@ -62,7 +62,7 @@ def spread_out(draw, num_ranks):
 
 
 def check(problem, schedule):
-    """It verifies, twice; and it does not finish before its bound."""
+    """Assert that the schedule verifies in both forms and finishes no earlier than its bound."""
     assert taccl.verify(schedule).violations == ()
     assert taccl.verify(full(schedule)).violations == ()
     bound = taccl.lower_bound(problem, budget_s=1.0)
@@ -72,7 +72,7 @@ def check(problem, schedule):
 @fuzzed(few=3, many=200)
 @given(st.data())
 def test_named_collectives(data):
-    """Every collective by name, several chunks a rank, any root."""
+    """Every named collective, with several chunks per rank and any root, has a valid schedule."""
     topology = data.draw(topologies())
     name = data.draw(st.sampled_from(NAMES))
     rooted = name in ("broadcast", "reduce", "scatter", "gather")
@@ -87,7 +87,7 @@ def test_named_collectives(data):
 @fuzzed(few=8, many=300)
 @given(st.data())
 def test_custom_collectives_of_many_sizes(data):
-    """Chunks of the user's own, each of its own size."""
+    """Custom collectives with individual chunk sizes have valid schedules."""
     topology = data.draw(topologies())
     collective = data.draw(spread_out(topology.num_ranks))
     sizes = data.draw(
@@ -104,7 +104,7 @@ def test_custom_collectives_of_many_sizes(data):
 @fuzzed(few=8, many=400)
 @given(st.data())
 def test_exchanges_of_any_sizes(data):
-    """An alltoallv whose matrix has zeros, small and large entries."""
+    """Alltoallv matrices with zero, small and large entries have valid schedules."""
     topology = data.draw(topologies(most_ranks=6))
     count = topology.num_ranks
     entries = st.lists(st.sampled_from([0, 1, 1000, MB]), min_size=count * count, max_size=count * count)
@@ -117,7 +117,7 @@ def test_exchanges_of_any_sizes(data):
 @fuzzed(few=8, many=200)
 @given(st.data())
 def test_process_groups(data):
-    """Two groups at once, the other ranks of which all relay, or only some: then there may be no way."""
+    """Two process groups have valid schedules; if only some other ranks relay, there may be no path."""
     topology = data.draw(topologies())
     assume(topology.num_ranks >= 4)
     order = data.draw(st.permutations(range(topology.num_ranks)))
@@ -142,7 +142,7 @@ def test_process_groups(data):
 @fuzzed(few=6, many=150)
 @given(st.data())
 def test_failures(data):
-    """A link fails, or is half as fast: a new schedule, and a re-planned one, verify on what is left."""
+    """After a link failure or at half its rate, a new and a re-planned schedule verify."""
     topology = data.draw(topologies(most_ranks=6))
     name = data.draw(st.sampled_from(["allgather", "alltoall", "broadcast", "allreduce"]))
     problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
@@ -161,7 +161,7 @@ def test_failures(data):
 @fuzzed(few=4, many=40)
 @given(st.data())
 def test_never_worse_than_the_baselines(data):
-    """The whole of `greedy` against the ring and the pairwise exchange."""
+    """`greedy` finishes no later than the ring and the pairwise exchange."""
     topology = data.draw(topologies(most_ranks=6))
     name = data.draw(st.sampled_from(["allgather", "allreduce", "reduce-scatter", "alltoall"]))
     problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)

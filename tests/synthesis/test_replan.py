@@ -1,4 +1,4 @@
-"""Re-planning: what still holds is kept, what is lost is reached another way, and all of it verifies."""
+"""Re-planning: unaffected sends are kept, lost ones replaced, and the result verifies."""
 
 import random
 
@@ -40,7 +40,7 @@ def planned(case):
 
 
 def chain_and_bypass():
-    """0 - 1 - 2 - 3, and 0 - 2, both ways, 1 us for a chunk."""
+    """Links 0 - 1 - 2 - 3 and 0 - 2, both ways, 1 us per chunk."""
     builder = TopologyBuilder("chain", [0] * 4)
     for a, b in ((0, 1), (1, 2), (2, 3), (0, 2)):
         for src, dst in ((a, b), (b, a)):
@@ -49,18 +49,18 @@ def chain_and_bypass():
 
 
 class TestWhatIsKept:
-    """Routes that do not touch what failed."""
+    """Routes that do not use failed parts are kept."""
 
     @pytest.mark.parametrize("make", [collectives.allgather, collectives.allreduce, collectives.scan])
     def test_nothing_failed_and_nothing_changes(self, make):
-        """The same problem: every transfer is kept, and none finishes later for it."""
+        """For the same problem every transfer is kept, and the finish is no later."""
         old = planned(problem(ring(6), make(6)))
         new = replan(old, old.problem, time_limit_s=AMPLE_S, parameters=BRIEF)
         assert (new.num_kept, new.num_dropped, new.num_added, new.changed) == (old.num_transfers, 0, 0, ())
         assert new.finish_us <= old.finish_us
 
     def test_an_unused_link_changes_nothing(self):
-        """A broadcast down a tree of a full mesh does not use 3 -> 2."""
+        """A tree broadcast on a full mesh does not use 3 -> 2; without this link it is unchanged."""
         old = baselines.tree(problem(fully_connected(4), collectives.broadcast(4)), cut=False)
         unused = next(e for e in range(12) if e not in old.link.tolist())
         left = without(old.problem.topology, links=[unused])
@@ -68,14 +68,14 @@ class TestWhatIsKept:
         assert new.num_kept == old.num_transfers == len(new.schedule)
 
     def test_a_better_order_than_any_rule_finds_is_kept(self):
-        """Where an unused link is lost, the schedule of a long search finishes no later than it did."""
+        """If an unused link is lost, the re-planned schedule of a long search finishes no later."""
         case = random_problem(5)
         old = brief_synthesis(case).schedule
         assert replan(old, case).finish_us <= old.finish_us
 
     @pytest.mark.slow
     def test_only_what_is_cut_off_changes(self):
-        """A chunk goes 0 -> 1 -> 2 -> 3; 1 -> 2 is lost. Rank 2 is reached by 0 -> 2, rank 3 as before."""
+        """Path 0 -> 1 -> 2 -> 3 without 1 -> 2: rank 2 is reached over 0 -> 2, and rank 3 as before."""
         case = problem(chain_and_bypass(), collectives.broadcast(4))
         links = case.topology.links_between
         chain = [links(a, a + 1)[0] for a in range(3)]
@@ -88,7 +88,7 @@ class TestWhatIsKept:
 
     @pytest.mark.slow
     def test_a_reduction_is_mended_too(self):
-        """The same chain the other way: 3 -> 2 -> 1 -> 0, where 2 -> 1 is lost."""
+        """Reduction 3 -> 2 -> 1 -> 0 without 2 -> 1: rank 2 sends to 0 instead."""
         case = problem(chain_and_bypass(), collectives.reduce(4))
         links = case.topology.links_between
         chain = [links(a, a - 1)[0] for a in (3, 2, 1)]
@@ -98,7 +98,7 @@ class TestWhatIsKept:
         assert verify(new.schedule).ok
 
     def test_a_lost_rank_is_left_out(self):
-        """Rank 1 of 4 fails: chunks of the three left keep what they can."""
+        """Rank 1 of 4 fails: chunks of the other three keep their remaining sends."""
         old = planned(problem(fully_connected(4), collectives.allgather(4)))
         left = without(old.problem.topology, ranks=[1])
         new = replan(old, problem(left, collectives.allgather(3)), ranks=[0, 2, 3])
@@ -107,7 +107,7 @@ class TestWhatIsKept:
         assert not new.from_scratch
 
     def test_a_lost_root_is_replaced(self):
-        """Of an allreduce: the chunk that the lost rank gathered is gone, the others lose a contribution."""
+        """Allreduce without a lost rank: its own chunk is dropped, the others lose one contribution."""
         old = planned(problem(fully_connected(5), collectives.allreduce(5)))
         left = without(old.problem.topology, ranks=[2])
         new = replan(old, problem(left, collectives.allreduce(4)), ranks=[0, 1, 3, 4])
@@ -116,7 +116,7 @@ class TestWhatIsKept:
 
     @pytest.mark.slow
     def test_untouched_chunks_stay_as_they_are(self):
-        """A full mesh, each chunk straight to all: of 0 -> 1 lost, only chunk 0 goes another way."""
+        """On a full mesh without 0 -> 1 only chunk 0 is re-routed."""
         case = problem(fully_connected(5), collectives.allgather(5))
         everywhere = [(c, d) for c in range(5) for d in range(5) if c != d]
         old = exact_times(
@@ -131,9 +131,10 @@ class TestWhatIsKept:
 
     @pytest.mark.slow
     def test_sums_exchanged_in_pairs_are_planned_anew(self):
-        """Recursive doubling of one chunk has no tree: both ranks of a pair send and hold partial sums.
+        """Recursive doubling of one chunk has no tree, as both ranks of a pair exchange partial sums: it is
+        re-planned.
 
-        It stays while nothing is lost.
+        Without a loss it is kept.
         """
         case = problem(fully_connected(4), collectives.custom(
             4, precondition={0: [0, 1, 2, 3]}, postcondition={0: [0, 1, 2, 3]}, combining=True))  # fmt: skip
@@ -155,7 +156,8 @@ class TestWhatIsKept:
 
     @pytest.mark.slow
     def test_a_degraded_link_is_relieved(self):
-        """Two links of 1 us/MB carry a chunk each; at a twentieth, one is worth a way round of two hops."""
+        """Two links of 1 us/MB carry a chunk each; at a twentieth of its rate, one is avoided by a path of
+        two hops."""
         builder = TopologyBuilder("square", [0] * 3)
         for a, b in ((0, 1), (0, 2), (2, 1)):
             builder.add_link(a, b, alpha_us=0, beta_us_per_mb=1)
@@ -168,7 +170,7 @@ class TestWhatIsKept:
 
     @pytest.mark.slow
     def test_a_degraded_link_may_still_be_best(self):
-        """At half its rate it ties with the way round, and the chunk stays."""
+        """At half its rate a link ties with the detour, and the chunk stays."""
         builder = TopologyBuilder("square", [0] * 3)
         for a, b in ((0, 1), (0, 2), (2, 1)):
             builder.add_link(a, b, alpha_us=2, beta_us_per_mb=1)
@@ -179,11 +181,11 @@ class TestWhatIsKept:
 
 
 class TestClauses:
-    """What a sketch says still holds."""
+    """Clauses of the sketch still hold after re-planning."""
 
     @pytest.mark.slow
     def test_relays_are_obeyed(self):
-        """Two groups on opposite corners of a full mesh: the way round leads through members only."""
+        """Two groups on a full mesh without relays: detours use only members of the group."""
         groups = [[0, 1, 2], [3, 4, 5]]
         joint = together([collectives.allgather(3).among(g, num_ranks=6) for g in groups])
         old = planned(problem(fully_connected(6), joint, relays=frozenset()))
@@ -195,7 +197,7 @@ class TestClauses:
     @pytest.mark.slow
     @pytest.mark.parametrize("make", [collectives.allgather, collectives.allreduce])
     def test_own_chunks_go_first(self, make):
-        """On every link of a ring that lost one direction of a pair."""
+        """After a ring loses one direction of a link pair, own chunks still go first on every link."""
         full = frozenset(range(12))
         old = planned(problem(ring(6), make(6)))
         left = without(ring(6), links=[(0, 1)])
@@ -204,7 +206,7 @@ class TestClauses:
 
     @pytest.mark.slow
     def test_sends_merge_where_they_may(self):
-        """Eight chunks over one link of alpha 10 and beta 1: 18 us in one send, 88 us apart."""
+        """Eight chunks over one link of 10 us + 1 us each: 18 us in one send, 88 us in eight."""
         builder = TopologyBuilder("pair", [0, 1])
         builder.add_link(0, 1, alpha_us=10, beta_us_per_mb=1)
         builder.add_link(0, 1, alpha_us=10, beta_us_per_mb=1)
@@ -218,7 +220,7 @@ class TestClauses:
 
 
 class TestBadInput:
-    """Before any work."""
+    """Bad arguments are refused before any work."""
 
     @pytest.mark.parametrize(
         ("ranks", "message"),
@@ -230,20 +232,20 @@ class TestBadInput:
         ],
     )
     def test_ranks_are_the_old_numbers(self, ranks, message):
-        """One for each new rank, all different."""
+        """`ranks` must give a different old rank for each new rank."""
         old = planned(problem(fully_connected(4), collectives.allgather(4)))
         left = problem(fully_connected(3), collectives.allgather(3))
         with pytest.raises(InputError, match=message):
             replan(old, left, ranks=ranks)
 
     def test_another_collective_is_refused(self):
-        """An allgather has no chunk of an alltoall."""
+        """An alltoall is refused for the schedule of an allgather, as they share no chunk."""
         old = planned(problem(fully_connected(4), collectives.allgather(4)))
         with pytest.raises(InputError, match="alltoall shares no chunk with the old schedule's allgather"):
             replan(old, problem(fully_connected(4), collectives.alltoall(4)))
 
     def test_a_rank_that_is_cut_off_is_told(self):
-        """Both links into rank 1 of a ring are lost."""
+        """If both links into rank 1 of a ring are lost, the error names the unreachable rank."""
         old = planned(problem(ring(4), collectives.allgather(4)))
         cut = without(ring(4), links=[(0, 1), (2, 1)])
         with pytest.raises(TopologyError, match="cannot get from rank 0 to rank 1"):
@@ -251,17 +253,17 @@ class TestBadInput:
 
     @pytest.mark.parametrize("limit", [0, -1, float("inf")])
     def test_time_is_positive(self, limit):
-        """And ends."""
+        """A time limit must be positive and finite."""
         old = planned(problem(ring(3), collectives.allgather(3)))
         with pytest.raises(InputError, match="time_limit_s"):
             replan(old, old.problem, time_limit_s=limit)
 
 
 class TestTrees:
-    """What re-planning is made of."""
+    """Trees, the building blocks of re-planning."""
 
     def test_routes_that_are_completed_share_the_links(self):
-        """Four chunks from 0 to 1 of a mesh of 0 -> 1 and 0 -> 2 -> 1 of equal links: one or two go round."""
+        """Four chunks from 0 to 1, over 0 -> 1 or 0 -> 2 -> 1 of equal links: one or two take the detour."""
         case = problem(
             linked("two ways", [0] * 3, ((0, 1), (0, 2), (2, 1)), alpha_us=0, beta_us_per_mb=1),
             collectives.custom(
@@ -273,7 +275,7 @@ class TestTrees:
         assert verify(search.schedule()).ok
 
     def test_what_hangs_on_a_lost_link_is_left_out(self):
-        """0 -> 1 -> 2 -> 3 without 1 -> 2: what reached rank 3 is no longer a part of the tree."""
+        """0 -> 1 -> 2 -> 3 without 1 -> 2: the send to rank 3 is no longer part of the tree."""
         case = problem(chain_and_bypass(), collectives.broadcast(4))
         chain = [case.topology.links_between(a, a + 1)[0] for a in range(3)]
         (tree,) = read_trees(exact_times(case, chunk=[0, 0, 0], link=chain, sequence=[0, 1, 2]))
@@ -284,15 +286,15 @@ class TestTrees:
 
 
 class TestFigures:
-    """What is promised."""
+    """Guaranteed figures of re-planning."""
 
     @pytest.mark.slow
     def test_a_lost_nic_of_four_machines(self):
-        """One of 8 NICs of a node: most transfers stay, in about a second, within 20% of the least there is.
+        """After the loss of one of 8 NICs most transfers are kept, in about 1 s, within 20 % of the optimum.
 
-        Of 32 sums each crosses between 4 nodes 6 times at least: 192 crossings of 20 us over the 31 NICs left
-        are 7 for one of them, 140 us; a sum of 8 inside a node before, and copies to 8 behind, take 3 sends
-        of 20/9 us each: 153.3 us.
+        Of 32 sums each crosses between 4 nodes at least 6 times: 192 crossings of 20 us over the 31 remaining
+        NICs are 7 for one of them, 140 us. A sum of 8 inside a node before, and copies to 8 after, take 3
+        sends of 20/9 us each: 153.3 us.
         """
         healthy = dgx_h100(4, profile="nominal")
         lost = without(healthy, resources=["NIC 3 of node 1 egress", "NIC 3 of node 1 ingress"])
@@ -314,7 +316,7 @@ class TestFigures:
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=some(8, 15), deadline=None)
 def test_random_failures_verify(seed):
-    """Random fabrics, collectives and losses of links, ranks and bandwidth."""
+    """After random losses of links, ranks and bandwidth, re-planned schedules verify."""
     rng = random.Random(seed)
     num_ranks = rng.randint(3, 7)
     topology = rng.choice((ring, fully_connected))(num_ranks)
@@ -336,8 +338,8 @@ def test_random_failures_verify(seed):
     except TopologyError:
         return
     except InputError as error:
-        # Where a rank is lost, chunks that named it are others: of an allreduce, say, none that it took
-        # part in are left unless all else of them is.
+        # Without a lost rank an allreduce has other chunks than before, and may share none with the old
+        # schedule.
         assert "shares no chunk" in str(error)
         return
     assert verify(new.schedule).ok
@@ -348,7 +350,8 @@ def test_random_failures_verify(seed):
 @pytest.mark.parametrize("combining", [False, True])
 @pytest.mark.parametrize("seed", range(some(6, 12)))
 def test_problems_of_any_shape(seed, combining):
-    """Holds of either side, merging, own chunks first, several origins; one link is lost."""
+    """Random problems with holds, merging, own-first and several origins are re-planned after the loss of a
+    link."""
     case = random_problem(seed, combining=combining)
     old = planned(case)
     lost = random.Random(seed).randrange(len(case.topology.links))

@@ -1,4 +1,4 @@
-"""Result of a synthesis: its figures, how it prints, and its ``--json``."""
+"""`Result` of a synthesis: figures, printed text, and ``--json``."""
 
 import contextlib
 import io
@@ -39,21 +39,21 @@ def result():
 
 
 def with_bound(result, factor):
-    """The result as if the proven bound were a multiple of the finish."""
+    """The result with a bound of `factor` times its finish."""
     return replace(result, bound=replace(result.bound, bound=result.schedule.finish * Fraction(factor)))
 
 
 class TestFigures:
-    """Finish, bound, gap."""
+    """Finish, bound and gap."""
 
     def test_finish_and_bound(self, result):
-        """Both are in microseconds, and met here."""
+        """Finish and bound are in microseconds, and equal here."""
         assert (result.finish_us, result.bound_us, result.gap) == (4.0, 4.0, 0.0)
         assert result.stopped == "bound met"
 
     @pytest.mark.parametrize(("factor", "gap"), [("1", 0.0), ("1/2", 1.0), ("4/5", 0.25)])
     def test_gap(self, result, factor, gap):
-        """(finish - bound) / bound."""
+        """The gap is (finish - bound) / bound."""
         assert with_bound(result, factor).gap == gap
 
     def test_no_bound(self, result):
@@ -74,42 +74,42 @@ class TestFigures:
         ("stopped", "interrupted"), [("interrupted", True), ("time limit", False), ("bound met", False)]
     )
     def test_interrupted(self, result, stopped, interrupted):
-        """Ctrl-C is told from the other reasons to stop."""
+        """`interrupted` is True only if the search was stopped by Ctrl-C."""
         assert replace(result, stopped=stopped).interrupted is interrupted
         assert replace(result, stopped=stopped).to_dict()["interrupted"] is interrupted
 
     def test_frozen(self, result):
-        """A result is a value."""
+        """A result is immutable."""
         with pytest.raises(AttributeError):
             result.seconds = 0.0
 
 
 class TestStopped:
-    """Why the search ended."""
+    """Reasons why the search ended."""
 
     @pytest.mark.slow
     def test_time_limit(self, monkeypatch):
-        """The portfolio that still had something to try stops at its limit."""
+        """A portfolio with stages left to run stops at its time limit."""
         halve_bound(monkeypatch)
         problem = problem_of(ring(5, betas=(0, 1, 2)), collectives.alltoall(5))
         assert taccl.synthesize(problem, time_limit_s=0.2).stopped == "time limit"
 
     def test_nothing_better_found(self, monkeypatch):
-        """A solver that went through its stages in time found nothing better."""
+        """A solver that completes its stages reports "nothing better found"."""
         halve_bound(monkeypatch)
         problem = problem_of(ring(4), collectives.allgather(4))
         assert brief_synthesis(problem, backend="highs").stopped == "nothing better found"
 
     @pytest.mark.slow
     def test_time_limit_of_a_half(self, monkeypatch):
-        """An allreduce whose halves were both cut short was stopped by the time limit."""
+        """An allreduce whose phases were both cut short reports "time limit"."""
         halve_bound(monkeypatch)
         problem = problem_of(ring(5, betas=(0, 1, 2)), collectives.allreduce(5))
         assert taccl.synthesize(problem, time_limit_s=0.2).stopped == "time limit"
 
 
 def halve_bound(monkeypatch):
-    """Make the bound one that no schedule meets."""
+    """Halve the bound, so that no schedule meets it."""
     proven = searching.lower_bound
 
     def half(problem, **options):
@@ -121,10 +121,10 @@ def halve_bound(monkeypatch):
 
 
 class TestRepr:
-    """Text for readers."""
+    """Printed text of a result."""
 
     def test_facts(self, result):
-        """4 MB in 4 us are 1000 GB/s of algorithm bandwidth; twelve transfers, one chunk each."""
+        """4 MB in 4 us are 1000 GB/s of algorithm bandwidth, with twelve transfers of one chunk."""
         title, *lines = repr(result).splitlines()
         facts = dict(line.strip().split("  ", 1) for line in lines[: len(result.facts())])
         assert title == "allgather on ring of 4"
@@ -138,13 +138,13 @@ class TestRepr:
         assert facts["found by"].strip().startswith("list scheduler in ")
 
     def test_a_notebook_shows_the_same_facts(self, result):
-        """And why the search ended."""
+        """Notebooks show the same facts, and why the search ended."""
         page = result._repr_html_()
         assert all(escape(text) in page for _, text in result.facts())
         assert result.stopped in page
 
     def test_every_stage_has_a_line(self, result):
-        """Name, solver, status, seconds, finish and message, in the order they ended."""
+        """Every stage has a line with name, solver, status, seconds, finish and message, in order of ending."""
         stages = (
             Stage("routing", "highs", "crashed", 1.25, message="the worker was killed by SIGABRT"),
             Stage("greedy", "taccl", "done", 0.5, finish_us=4.0),
@@ -169,26 +169,26 @@ class TestRepr:
 
 
 class TestToDict:
-    """The figures as plain values."""
+    """`to_dict`: the figures as plain values."""
 
     def test_fields(self, result):
-        """Every figure exists, under its unit's name."""
+        """Every figure has a field named with its unit."""
         assert set(result.to_dict()) == FIGURES
 
     def test_plain_values(self, result):
-        """JSON holds them as they are."""
+        """JSON stores the values unchanged."""
         values = result.to_dict()
         assert json.loads(json.dumps(values, allow_nan=False)) == values
 
     def test_counts(self, result):
-        """Four ranks, four chunks of 1 MB, each sent three times."""
+        """Four ranks and four chunks of 1 MB, each sent three times."""
         values = result.to_dict()
         assert (values["num_ranks"], values["num_chunks"], values["num_transfers"]) == (4, 4, 12)
         assert values["size_bytes"] == 4 * 10**6
         assert (values["algbw_gb_per_s"], values["busbw_gb_per_s"]) == (1000.0, 750.0)
 
     def test_how_it_was_found(self, result):
-        """Backend, seed, versions, and the digest that finds the schedule again."""
+        """Backend, seed, versions, and the digest of the schedule are included."""
         values = result.to_dict()
         assert (values["backend"], values["seed"], values["verified"]) == ("greedy", 3, True)
         assert values["digest"] == result.schedule.digest()
@@ -215,7 +215,7 @@ class TestToDict:
 
     @pytest.mark.slow
     def test_notes_of_the_problem(self):
-        """Notes of the sketch are passed on: a root has no symmetry."""
+        """Notes of the sketch are included: here, that a rooted collective has no symmetry."""
         sketch = taccl.load_sketch("ndv2/sk1")
         problem = sketch.apply(sketch.topology(), collectives.broadcast(16))
         found = brief_synthesis(problem, backend="greedy")
@@ -228,7 +228,7 @@ class TestCommandLine:
 
     @pytest.fixture(scope="class")
     def values(self, tmp_path_factory):
-        """The one object that the command prints."""
+        """The JSON object that the command prints."""
         file = tmp_path_factory.mktemp("parameters") / "hasty.toml"
         tables = HASTY.to_dict().items()
         lines = [[f"[{name}]", *(f"{key} = {value}" for key, value in each.items())] for name, each in tables]
@@ -240,12 +240,12 @@ class TestCommandLine:
 
     @pytest.mark.slow
     def test_object(self, values):
-        """It is the result's own dictionary."""
+        """The printed object has the fields of `to_dict`."""
         assert set(values) == FIGURES
 
     @pytest.mark.slow
     def test_figures(self, values):
-        """They agree with one another: gap from finish and bound, bandwidth from size and finish."""
+        """The gap follows from finish and bound, and bandwidth from size and finish."""
         finish, bound = values["finish_us"], values["bound_us"]
         assert values["gap"] == pytest.approx((finish - bound) / bound)
         assert values["algbw_gb_per_s"] == pytest.approx(values["size_bytes"] / finish / 1000)
@@ -254,13 +254,13 @@ class TestCommandLine:
 
     @pytest.mark.slow
     def test_halves_are_told_apart(self, values):
-        """The stages of an allreduce say which half they were of."""
+        """Names of an allreduce's stages start with "reduce: " or "spread: "."""
         names = [stage["name"] for stage in values["stages"]]
         assert {"reduce: greedy", "spread: greedy"} <= set(names)
 
 
 def test_result_of_a_schedule_made_elsewhere():
-    """A result needs no stages: a baseline's has its schedule, its bound and its seconds."""
+    """A result made from a baseline's schedule has a bound and seconds, and no stages."""
     schedule = taccl.baselines.baseline("ring", problem_of(ring(4), collectives.allgather(4)))
     found = Result(schedule, taccl.lower_bound(schedule.problem), "baseline ring", Stages(), 0.25)
     assert found.to_dict()["stages"] == []
@@ -268,7 +268,7 @@ def test_result_of_a_schedule_made_elsewhere():
 
 
 def test_frames_of_stages_and_trace():
-    """Rows keep their order, and a time that is not known is NaN among numbers."""
+    """Frames of stages and trace keep the order of rows; unknown numbers are NaN."""
     stages = Stages(
         [Stage("bound", "taccl", "done", 0.5, bound_us=4.0), Stage("greedy", "taccl", "done", 0.25)]
     )
@@ -281,6 +281,6 @@ def test_frames_of_stages_and_trace():
 
 
 def test_slow_links_count():
-    """On a star of 2 leaves (1 and 2 us a chunk) the hub's last chunks leave it after 2 * 2 us."""
+    """On a star of 2 leaves (1 and 2 us per chunk) the hub's last chunk arrives after 2 * 2 us."""
     found = brief_synthesis(problem_of(star(2), collectives.broadcast(3, chunks_per_rank=2)))
     assert (found.finish_us, found.bound_us) == (4.0, 4.0)

@@ -1,4 +1,4 @@
-"""`synthesize` end to end: every backend, limits, seeds, fallbacks, Ctrl-C, and solvers that die."""
+"""`synthesize` end to end: every backend, limits, seeds, fallbacks, Ctrl-C, and crashing solvers."""
 
 import contextlib
 import inspect
@@ -52,11 +52,11 @@ def small(collective="alltoall"):
 
 
 def large():
-    """432 hops and more rows than Gurobi's bundled licence admits: a ring of 12, no symmetry declared."""
+    """An alltoall on a ring of 12 without symmetry: 432 hops, too large for Gurobi's bundled licence."""
     return problem_of(ring(12), collectives.alltoall(12))
 
 
-#: Stages that every search has around its own.
+#: Stages of every search besides those of its solvers.
 AROUND = (
     *("transforms", "baselines", "choice", "chunks", "kernels", "phases", "inverted"),
     *("verification", "bound over all chunkings", "overhead"),
@@ -83,7 +83,7 @@ def assert_sound(result, problem):
 
 @pytest.fixture
 def loose_bound(monkeypatch):
-    """Half the bound, so that no schedule meets it and every stage has something to look for."""
+    """Halve the bound, so that no schedule meets it and every stage runs."""
     proven = searching.lower_bound
 
     def half(problem, **options):
@@ -96,7 +96,7 @@ def loose_bound(monkeypatch):
 
 @pytest.fixture
 def drilled(monkeypatch):
-    """A function that makes every task of a solver run a drill that goes wrong."""
+    """A function that makes every task of a solver run a faulty task."""
 
     def install(solver, drill):
         function = f"tests.solvers.faults:{drill}"
@@ -133,7 +133,7 @@ class TestBackends:
 
     @pytest.mark.parametrize("backend", MILP)
     def test_stages_of_a_solver(self, backend):
-        """A named solver does routing and contiguity; its routing is proven on so small a problem."""
+        """A named solver runs routing and contiguity, and proves the routing of a small problem."""
         result = brief_synthesis(small("allgather"), backend=backend)
         assert stage_names(result)[-4:] == ["greedy", "routing", "ordering", "contiguity"]
         assert {stage(result, name).solver for name in ("routing", "contiguity")} == {backend}
@@ -142,20 +142,21 @@ class TestBackends:
 
     @pytest.mark.parametrize("backend", [*MILP, "cpsat"])
     def test_routing_that_cannot_be_sequenced_is_done_again(self, backend):
-        """On eight GPUs of an NDv2 counted loads allow 69.9 us, and most routings that promise it take 92.6."""
+        """On an NDv2 of eight GPUs loads allow 69.9 us, but most such routings take 92.6 us, so routing is
+        repeated."""
         problem = taccl.make_problem(taccl.topologies.ndv2(1), collectives.allgather(8), chunk_bytes="1MB")
         result = brief_synthesis(problem, backend=backend)
         assert_sound(result, problem)
         assert result.finish_us == pytest.approx(69.9)
         assert result.notes == ()
         rounds = [each for each in result.stages if each.name == "routing"]
-        # CBC's threads may find one of the few at once.
+        # CBC's threads may find a good routing in the first round.
         assert len(rounds) == 1 or "order on 32 of 32 resources" in rounds[-1].message
         assert [each.bound_us for each in rounds] == pytest.approx([69.9] * len(rounds), rel=1e-5)
 
     @pytest.mark.parametrize("backend", ["highs", "scip", "cbc", "gurobi", "cpsat"])
     def test_row_of_the_published_sketch(self, backend, shared_data):
-        """The published NDv2 sketch on its topology of 1 MB: each solver alone comes to 69, which is optimal."""
+        """On the published NDv2 sketch and topology for 1 MB each solver alone finds the optimum, 69."""
         folder = shared_data / "upstream-taccl"
         sketch, topology = folder / "sketch/sk1-ndv2-n1.json", folder / "topo/topo-ndv2-1MB.json"
         problem = load_problem(sketch, topology, collective="allgather")
@@ -164,11 +165,11 @@ class TestBackends:
 
     @pytest.mark.parametrize("backend", ["highs", "cpsat"])
     def test_no_solver_is_worse_than_what_it_started_from(self, backend, monkeypatch):
-        """If its routing leads to a later finish, the list scheduler's schedule is returned, with a note."""
+        """If a solver's routing finishes later, the list scheduler's schedule is returned, with a note."""
         route = solver_stages.route
 
         def detour(search, *given, **options):
-            """Round the ring of three one way: links 0 -> 1 -> 2 -> 0."""
+            """Route around the ring of three in one direction: links 0 -> 1 -> 2 -> 0."""
             found, links = route(search, *given, **options), search.problem.topology.links
             steps = [e for e, link in enumerate(links) if link.dst == (link.src + 1) % 3]
             starts = {(c, steps[(c + i) % 3]): i for c in range(3) for i in range(2)}
@@ -183,20 +184,20 @@ class TestBackends:
         assert "takes 1 us and is returned" in result.notes[0]
 
     def test_stages_of_cpsat(self):
-        """CP-SAT routes, then does ordering and contiguity as one job shop."""
+        """CP-SAT runs routing, then ordering and contiguity as one job shop."""
         result = brief_synthesis(small("allgather"), backend="cpsat")
         assert stage_names(result)[-3:] == ["greedy", "routing", "job shop"]
         assert stage(result, "job shop").solver == stage(result, "routing").solver == "cpsat"
 
     def test_stages_of_greedy(self, loose_bound):
-        """The list scheduler works alone, without any solver."""
+        """The list scheduler runs alone, without any solver."""
         result = brief_synthesis(small(), backend="greedy")
         assert {each.solver for each in result.stages} <= {"taccl", "compiled"}
         assert stage_names(result)[-1] == "greedy"
 
     @pytest.mark.slow
     def test_stages_of_auto(self, loose_bound):
-        """While the bound is not met, the portfolio goes through every stage."""
+        """While the bound is not met, the portfolio runs every stage."""
         compile_improvement()
         result = brief_synthesis(small())
         names = stage_names(result)
@@ -205,7 +206,7 @@ class TestBackends:
 
     @pytest.mark.slow
     def test_a_schedule_that_takes_too_long_to_read_is_not_improved(self, loose_bound):
-        """And that is said."""
+        """A schedule that takes too long to read is not improved, and the stage says so."""
         compile_improvement()
         slow = replace(BRIEF, ruin=replace(BRIEF.ruin, s_per_transfer=AMPLE_S))
         last = own_stages(brief_synthesis(small(), parameters=slow))[-1]
@@ -213,14 +214,14 @@ class TestBackends:
         assert last.message.startswith("too little time to read ")
 
     def test_auto_stops_at_the_bound(self):
-        """On a ring of 4, allgather takes 3 sends a rank over 2 links of 2 us: 4 us, and no solver."""
+        """Allgather on a ring of 4 takes 3 sends per rank over 2 links of 2 us: 4 us, and no solver runs."""
         result = brief_synthesis(problem_of(ring(4), collectives.allgather(4)))
         assert (result.finish_us, result.stopped) == (4, "bound met")
         assert stage_names(result)[-1] == "greedy"
 
     @pytest.mark.slow
     def test_one_after_another_in_one_process(self):
-        """Libraries that do not load into one process take turns, and each still works the second time."""
+        """Solver libraries that cannot share a process run in turn, twice each."""
         problem = problem_of(two_nodes(), collectives.allgather(4))
         for backend in (*BACKENDS, *reversed(BACKENDS)):
             result = brief_synthesis(problem, backend=backend)
@@ -229,7 +230,7 @@ class TestBackends:
 
     @pytest.mark.parametrize("backend", ["higs", "", "GREEDY", "cplex"])
     def test_unknown(self, backend):
-        """An unknown name is refused with all that are known."""
+        """The error for an unknown backend lists the known ones."""
         with pytest.raises(InputError) as caught:
             taccl.synthesize(small(), backend=backend)
         for name in ("auto", "greedy", "highs", "scip", "cbc", "gurobi", "cpsat", "pulp:NAME"):
@@ -237,7 +238,7 @@ class TestBackends:
 
     @pytest.mark.parametrize("backend", ["pulp", "pulp:", "PuLP"])
     def test_pulp_alone(self, backend):
-        """PuLP is no solver but has some: those that are there are named, as `taccl.backends` lists them."""
+        """The error for "pulp" lists PuLP's available solvers, as `taccl.backends` does."""
         here = [each.name for each in taccl.backends() if each.name.startswith("pulp:")]
         with pytest.raises(InputError, match=r"expected one of .*") as caught:
             taccl.synthesize(small(), backend=backend)
@@ -245,36 +246,36 @@ class TestBackends:
         assert all(name in str(caught.value) for name in here)
 
     def test_nearest_name(self):
-        """A slip of the keyboard is told from what was meant."""
+        """The error for a misspelt backend suggests the nearest name."""
         with pytest.raises(InputError, match="did you mean 'gurobi'"):
             taccl.synthesize(small(), backend="gurobbi")
 
     def test_unknown_to_pulp(self):
-        """A solver that PuLP does not know is refused with those it knows."""
+        """The error for an unknown PuLP solver lists the known ones."""
         with pytest.raises(InputError, match="pulp:HiGHS"):
             taccl.synthesize(small(), backend="pulp:NOPE", time_limit_s=5)
 
     def test_known_and_absent(self):
-        """A solver that PuLP knows and the machine lacks is unavailable, not a bad name."""
+        """A solver that PuLP knows but the machine lacks is reported as unavailable."""
         with pytest.raises(SolverUnavailableError, match="pulp:MIPCL_CMD cannot run here"):
             taccl.synthesize(small(), backend="pulp:MIPCL_CMD", time_limit_s=5)
 
     @pytest.mark.parametrize("limit", [0, -1.0])
     def test_time_limit_must_be_positive(self, limit):
-        """No time is no search."""
+        """A time limit of 0 or less is refused."""
         with pytest.raises(InputError, match="time_limit_s"):
             taccl.synthesize(small(), time_limit_s=limit)
 
     @pytest.mark.parametrize("backend", ["auto", "greedy", "highs"])
     def test_unreachable(self, backend):
-        """A destination that no link leads to is told, with the ranks, before any solver runs."""
+        """An unreachable destination is reported with its ranks before any solver runs."""
         topology = linked("one way", [0, 0], [(0, 1)], alpha_us=0, beta_us_per_mb=1)
         problem = problem_of(topology, collectives.allgather(2))
         with pytest.raises(InputError, match="from rank 1 to rank 0"):
             taccl.synthesize(problem, backend=backend)
 
 
-#: Synthesize with 1 MB for each solver, in a new process, where no worker has memory to spare yet.
+#: Script: synthesize with 1 MB of memory for each solver, in a new process without workers.
 WITHOUT_MEMORY = """
 import taccl, warnings
 warnings.simplefilter("ignore")
@@ -289,12 +290,12 @@ print("verified", *(stage.status for stage in result.stages if stage.name == "ro
 
 
 class TestLimits:
-    """Time, memory, threads, seed, progress."""
+    """Limits on time, memory and threads; seeds and progress."""
 
     @pytest.mark.parametrize("backend", BACKENDS)
     @pytest.mark.parametrize("collective", ["alltoall", "allreduce"])
     def test_twentieth_of_a_second(self, backend, collective):
-        """However short the time, there is a verified schedule; a fallback says so."""
+        """A limit of 0.05 s still gives a verified schedule; a fallback gives a warning."""
         problem = small(collective)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)
@@ -304,7 +305,7 @@ class TestLimits:
     @pytest.mark.slow
     @pytest.mark.parametrize("backend", ["auto", "highs", "cpsat"])
     def test_too_short_for_a_real_sketch(self, backend):
-        """Two DGX-2 nodes cannot be routed in so little time, and are scheduled all the same."""
+        """Two DGX-2 nodes, too large to route in the limit, still get a schedule."""
         problem = _two_dgx2()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)
@@ -325,7 +326,7 @@ class TestLimits:
 
     @pytest.mark.slow
     def test_same_seed_on_two_threads(self):
-        """CP-SAT on two threads finds the same schedule in each run, although many routings cost the same."""
+        """CP-SAT on two threads finds the same schedule in each run, although many routings have equal cost."""
         problem = taccl.make_problem(parse("dgx1"), "allgather", size_bytes="1GB", chunks_per_rank=2)
         found = [brief_synthesis(problem, backend="cpsat", threads=2).schedule.digest() for _ in range(3)]
         assert len(set(found)) == 1
@@ -336,7 +337,7 @@ class TestLimits:
         "backend", ["auto", "highs", "cpsat", *(["gurobi", "scip", "cbc"] if MANY else [])]
     )
     def test_memory_limit(self, backend):
-        """Solvers without memory are statuses of their stages, and there is a schedule all the same."""
+        """Solvers without memory are recorded as stage statuses, and a schedule is returned."""
         script = WITHOUT_MEMORY.format(backend=backend, limit_s=AMPLE_S, brief=BRIEF.to_dict())
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
         verified, *statuses = done.stdout.split()
@@ -345,7 +346,7 @@ class TestLimits:
 
     @pytest.mark.slow
     def test_one_solver_never_passes_the_list_schedulers(self):
-        """With a floor of the list scheduler's finish, a named solver's schedule is no later."""
+        """A named solver's schedule finishes no later than the list scheduler's."""
         problem = small()
         first = taccl.synthesize(problem, backend="greedy", time_limit_s=0.05)
         found = brief_synthesis(problem, backend="highs")
@@ -354,7 +355,7 @@ class TestLimits:
     @pytest.mark.slow
     @pytest.mark.parametrize("collective", ["alltoall", "allreduce"])
     def test_progress(self, collective, loose_bound):
-        """The caller hears of every stage, with a finish that only falls and a bound below it."""
+        """Progress reports every stage; the finish never rises, and the bound stays below it."""
         heard = []
         result = brief_synthesis(small(collective), progress=lambda *news: heard.append(news))
         doing = [what for what, _, _ in heard]
@@ -374,7 +375,7 @@ class TestLimits:
 
     @pytest.mark.slow
     def test_error_in_progress_reaches_the_caller(self, loose_bound):
-        """An exception of `progress` ends the synthesis, and the next one works."""
+        """An exception in `progress` ends the synthesis, and the next synthesis works."""
 
         def refuse(doing, finish_us, bound_us):
             if "joint" in doing:
@@ -385,7 +386,7 @@ class TestLimits:
         assert brief_synthesis(small()).finish_us == 12
 
 
-#: One second for each model of a solver that works alone, of an ample time limit.
+#: One second for each model of a named solver, within an ample time limit.
 SECONDS = replace(
     BRIEF,
     solver=replace(
@@ -395,18 +396,18 @@ SECONDS = replace(
 
 
 class TestFallbacks:
-    """A solver that is not licensed, dies, or finds nothing."""
+    """Solvers without a licence, that crash, or that find nothing."""
 
     @pytest.fixture
     def size_limited(self):
-        """Skip where Gurobi is absent, or has a licence for models of any size."""
+        """Skip if Gurobi is absent, or has a licence for models of any size."""
         row = next(row for row in taccl.backends() if row.name == "gurobi")
         if not row.available or not row.licence.startswith("size-limited"):
             pytest.skip(f"needs Gurobi with its bundled licence; here: {row.why_not or row.licence}")
 
     @pytest.mark.slow
     def test_gurobi_beyond_its_licence(self, size_limited):
-        """Too large a model falls through to HiGHS, with a warning that gives both sizes."""
+        """A model too large for Gurobi's licence is solved by HiGHS, with a warning that gives both sizes."""
         problem = large()
         with pytest.warns(FallbackWarning, match="gurobi has no licence for this model") as caught:
             result = brief_synthesis(problem, backend="gurobi", parameters=SECONDS)
@@ -419,7 +420,7 @@ class TestFallbacks:
 
     @pytest.mark.slow
     def test_said_once(self, size_limited):
-        """Both halves of an allreduce fall through for one reason, which is warned of and noted once."""
+        """If both phases of an allreduce fall back for one reason, it is warned of and noted once."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             problem = problem_of(ring(8), collectives.allreduce(8, chunks_per_rank=8))
@@ -434,7 +435,7 @@ class TestFallbacks:
     @pytest.mark.parametrize("solver", ["highs", "cpsat", "cbc"])
     @pytest.mark.parametrize(("drill", "word"), [("abort", "SIGABRT"), ("fail", "this drill always fails")])
     def test_solver_dies(self, drilled, solver, drill, word):
-        """A named solver that dies leaves a "crashed" stage, and the list scheduler's schedule."""
+        """A crash of a named solver gives a "crashed" stage and the list scheduler's schedule."""
         drilled(solver, drill)
         problem = small()
         with pytest.warns(FallbackWarning, match=f"{solver} found no schedule"):
@@ -446,7 +447,7 @@ class TestFallbacks:
 
     @pytest.mark.slow
     def test_highs_dies_under_auto(self, drilled, loose_bound):
-        """The portfolio goes on without the routing."""
+        """If HiGHS crashes, the portfolio continues without the routing."""
         drilled("highs", "abort")
         problem = small()
         result = brief_synthesis(problem)
@@ -456,7 +457,7 @@ class TestFallbacks:
 
     @pytest.mark.slow
     def test_cpsat_dies_under_auto(self, drilled, loose_bound):
-        """Without CP-SAT, what the list scheduler found is returned."""
+        """If CP-SAT crashes, the list scheduler's schedule is returned."""
         drilled("cpsat", "abort")
         problem = small()
         result = brief_synthesis(problem)
@@ -466,7 +467,7 @@ class TestFallbacks:
     @pytest.mark.slow
     @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds worker processes in /proc")
     def test_workers_killed_from_outside(self, loose_bound):
-        """Killed workers, as by the system when memory runs out, are statuses; later stages get new ones."""
+        """Workers killed by SIGKILL are recorded as stage statuses; later stages start new workers."""
         killed = threading.Event()
         WORKERS.end_idle()  # or one of these might be given the routing before it is seen to be dead
 
@@ -495,7 +496,7 @@ def _kill_workers():
                 os.kill(int(pid), signal.SIGKILL)
 
 
-#: A search that lasts: the alltoall of one NDv2 node, whose proven bound is made half of what it is.
+#: A long search: the alltoall of one NDv2 node, with its proven bound halved.
 LONG = ("synthesize", "ndv2/sk1-n1", "--collective", "alltoall", "--time-limit", "300", "--log")
 LOOSE = """
 import dataclasses, os, signal, sys, taccl
@@ -522,7 +523,7 @@ taccl.verify(result.schedule).raise_if_failed()
 print("returned", result.stopped, result.interrupted)
 """
 COMMAND = f"{LOOSE}sys.exit(cli.main(sys.argv[1:]))"
-#: The command line, which gets SIGINT as soon as it computes the bound: before any schedule.
+#: The command line with SIGINT during the bound, before any schedule.
 EARLY = f"""{LOOSE}
 from taccl.synthesis.proposers import table
 
@@ -543,7 +544,7 @@ def synthesized(problem, **options):
 
 
 def interrupt_once(stage, *, time=1):
-    """A `progress` that presses Ctrl-C when it hears of a stage for the first, or another, time."""
+    """A `progress` that raises KeyboardInterrupt the first (or `time`-th) time it hears of a stage."""
     heard = []
 
     def progress(doing, finish_us, bound_us):
@@ -566,7 +567,7 @@ def _two_dgx2():
 
 
 def interrupted(command, *, word, stream, whole_group=False):
-    """(exit code, stdout, stderr) of a command that gets SIGINT once it has said a word."""
+    """(exit code, stdout, stderr) of a command that gets SIGINT once it has printed a word."""
     process = subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
@@ -596,7 +597,7 @@ class TestCtrlC:
     @pytest.mark.slow
     @pytest.mark.parametrize("stage", ["joint on cpsat", "routing on highs", "job shop on cpsat", "improve"])
     def test_stage_of_auto(self, stage, loose_bound):
-        """At whatever stage, the portfolio returns a verified result that says it was interrupted."""
+        """Interrupted at any stage, the portfolio returns a verified result marked as interrupted."""
         problem = small()
         improves = replace(BRIEF, portfolio=replace(BRIEF.portfolio, least_improve_s=60))
         result = synthesized(problem, parameters=improves, progress=interrupt_once(stage))
@@ -605,16 +606,17 @@ class TestCtrlC:
         assert result.finish_us == 12
 
     def test_nothing_found(self, loose_bound):
-        """Before the list scheduler's first schedule a baseline is returned."""
+        """Interrupted before the first list schedule, a baseline is returned."""
         result = synthesized(small(), progress=interrupt_once("list scheduler"))
         assert taccl.verify(result.schedule).ok
         assert result.interrupted
 
     @pytest.mark.parametrize(("next_tried", "best"), [("2 chunks", 1), ("4 chunks", 2)])
     def test_chunks_are_chosen(self, next_tried, best, monkeypatch):
-        """While their number is chosen, a schedule in the best that was tried by then is returned.
+        """Interrupted during the choice of chunks, a schedule in the best number tried so far is returned.
 
-        No baseline is cut before, and no trees are packed. The rank opposite is two hops away, which one chunk takes one after the other, and halves at once.
+        Baselines in finer chunks and trees are disabled. The opposite rank is two hops away, which one chunk
+        takes in sequence and two halves overlap.
         """
         monkeypatch.setattr(table, "offer_cut", lambda search, cut, until: search)
         monkeypatch.setattr(table, "offer_trees", lambda search: None)
@@ -625,7 +627,7 @@ class TestCtrlC:
 
     @pytest.mark.slow
     def test_no_chunks_are_tried(self):
-        """Before the first number of chunks is tried a baseline is returned, and no number chosen."""
+        """Interrupted before the first number of chunks, a baseline is returned, and no number is chosen."""
         problem = taccl.make_problem(taccl.topologies.ring(4), "broadcast", size_bytes=10**6)
         assert synthesized(problem, progress=interrupt_once("1 chunk")).interrupted
         with pytest.raises(KeyboardInterrupt):  # a script that asks for a number alone is to end
@@ -633,7 +635,7 @@ class TestCtrlC:
 
     @pytest.mark.parametrize("backend", ["highs", "cpsat"])
     def test_named_solver_is_prepared(self, backend):
-        """The list scheduler's schedule exists before a named solver begins, and is returned."""
+        """The list scheduler's schedule exists before a named solver starts, and is returned."""
         problem = small()
         result = synthesized(problem, backend=backend, progress=interrupt_once(f"routing on {backend}"))
         assert_sound(result, problem)
@@ -653,7 +655,7 @@ class TestCtrlC:
         assert stage(result, "routing").status == "interrupted"
 
     def test_while_the_best_is_verified(self, monkeypatch):
-        """Once the search is over the result is returned, verified a second time."""
+        """Interrupted during the last verification, the result is verified again and returned."""
         whole, times = searching.verify, []
 
         def verify(schedule):
@@ -668,7 +670,7 @@ class TestCtrlC:
 
     @pytest.mark.slow
     def test_second_half(self, loose_bound):
-        """Interrupted while the sums spread, an allreduce is whole."""
+        """An allreduce interrupted in its broadcast phase is complete."""
         problem = problem_of(full(3, port=True), collectives.allreduce(3))
         result = synthesized(problem, progress=interrupt_once("spread: joint"))
         assert_sound(result, problem)
@@ -676,7 +678,7 @@ class TestCtrlC:
 
     @pytest.mark.slow
     def test_first_half(self, loose_bound):
-        """Interrupted while the sums are made, an allreduce is whole, the rest by the list scheduler's first run."""
+        """An allreduce interrupted in its reduce phase is completed by the list scheduler's first run."""
         problem = _two_ndv2()
         result = synthesized(problem, progress=interrupt_once("reduce: routing"))
         assert_sound(result, problem)
@@ -687,7 +689,7 @@ class TestCtrlC:
 
     @pytest.mark.slow
     def test_library(self):
-        """A script that calls `synthesize` goes on after Ctrl-C, with the result."""
+        """A script that calls `synthesize` continues after Ctrl-C, with the result."""
         code, out, err = interrupted(["-c", LIBRARY], word="now: improve", stream="stdout")
         assert (code, err) == (0, "")
         assert out.splitlines()[-1] == "returned interrupted True"
@@ -695,7 +697,7 @@ class TestCtrlC:
     @pytest.mark.slow
     @pytest.mark.parametrize("whole_group", [False, True], ids=["process", "terminal"])
     def test_command_line(self, whole_group, tmp_path):
-        """The command exits 0 with a word on stderr; its figures are printed, and the schedule is written."""
+        """The command exits with 0 and a message on stderr; figures are printed, and the schedule is written."""
         path = tmp_path / "best.json"
         command = ["-c", COMMAND, *LONG, "--json", "-o", str(path)]
         code, out, err = interrupted(
@@ -710,7 +712,7 @@ class TestCtrlC:
 
     @pytest.mark.slow
     def test_before_anything_is_found(self, tmp_path):
-        """With nothing in hand the code is 130, and nothing is written."""
+        """Without any schedule the exit code is 130, and nothing is written."""
         path = tmp_path / "none.json"
         done = subprocess.run(
             [sys.executable, "-c", EARLY, *LONG, "-o", str(path)],
@@ -725,10 +727,11 @@ class TestCtrlC:
 
 
 class TestBaselinesCompete:
-    """The ring and the pairwise exchange, where they obey the sketch and finish sooner."""
+    """Ring and pairwise exchange compete where they obey the sketch."""
 
     def test_what_is_slower_than_a_ring_gives_way(self):
-        """A ring's allgather by a tree gives way to what is as fast as the ring, and a stage says so."""
+        """An allgather by a tree on a ring is replaced by a baseline as fast as the ring, and a stage says
+        so."""
         problem = taccl.make_problem(
             taccl.topologies.ring(8), taccl.collectives.allgather(8), chunk_bytes=1_000_000
         )
@@ -742,7 +745,7 @@ class TestBaselinesCompete:
 
     @pytest.mark.slow
     def test_what_breaks_the_sketch_is_left(self):
-        """Baselines use links that ndv2/sk1 forbids: what was found stays, however slow it is."""
+        """Baselines that use links forbidden by ndv2/sk1 do not replace the schedule found."""
         topology = taccl.topologies.ndv2(2)
         problem = taccl.load_sketch("ndv2/sk1").apply(topology, taccl.collectives.alltoall(16))
         found = brief_synthesis(problem, backend="greedy").schedule
@@ -754,7 +757,8 @@ class TestBaselinesCompete:
 
 
 def test_with_little_time_many_hops_are_left_to_the_compiled_scheduler():
-    """400 chunks over 380 links are 152000 hops: more than 1 s is enough for, and not more than 60 s."""
+    """400 chunks over 380 links are 152000 hops: the compiled scheduler runs within 1 s, the portfolio within
+    60 s."""
     problem = problem_of(full(20), collectives.alltoall(20))
     is_large, choice = choose(problem, "greedy", 1.0)
     assert is_large
@@ -767,7 +771,7 @@ def test_with_little_time_many_hops_are_left_to_the_compiled_scheduler():
 
 
 def test_with_little_time_small_chunks_are_still_merged():
-    """DGX-2 x2 with chunks of 1 KB has 33000 hops once reduced, which two seconds are enough for."""
+    """DGX-2 x2 with chunks of 1 KB has 33000 reduced hops, few enough for two seconds: its chunks merge."""
     sketch = taccl.load_sketch("dgx2/sk2")
     topology = sketch.topology()
     problem = sketch.apply(topology, collectives.alltoall(topology.num_ranks))
@@ -776,12 +780,10 @@ def test_with_little_time_small_chunks_are_still_merged():
 
 @pytest.mark.slow
 def test_how_many_modules_a_synthesis_goes_through(monkeypatch):
-    """One reduced allgather, one choice, one bound, one search: the number of modules with a function that
-    runs.
+    """A reduced allgather's synthesis uses a limited number of modules.
 
-    More of them is a second way of doing something that is done already. Transforms and proposers that do not apply are
-    asked, so their modules count. The limit is counted in CPU, as more is tried
-    the longer it takes.
+    A higher number suggests a second way to do the same. Transforms and proposers that do not apply are
+    asked, so their modules count. Limits are in CPU time, as more is tried the longer it takes.
     """
     monkeypatch.setattr(time, "monotonic", time.process_time)
     sketch = taccl.load_sketch("ndv2/sk1")
@@ -808,7 +810,7 @@ def test_how_many_modules_a_synthesis_goes_through(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", ["allgather", "allreduce"])
 def test_each_is_worked_out_once(collective, monkeypatch):
-    """The choice, the bound of the whole, and the verdict on what is returned: once each."""
+    """The choice of search, the whole problem's bound, and the final verification are computed once each."""
     counts = Counter()
     for module, name in (
         (synthesizing, "choose"),
@@ -832,13 +834,13 @@ def test_each_is_worked_out_once(collective, monkeypatch):
 
 
 def one_sum(num_ranks):
-    """Every rank contributes to one chunk and wants its sum."""
+    """Every rank contributes to one chunk and needs its sum."""
     ranks = tuple(range(num_ranks))
     return Collective("allreduce", num_ranks, (Chunk(ranks, ranks, 0),), combining=True)
 
 
 class TestContributionsApart:
-    """Sums that no root makes, where messages are small."""
+    """Small sums in which ranks exchange individual contributions, without a root."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -847,7 +849,8 @@ class TestContributionsApart:
         ids=["ring", "full", "port"],
     )
     def test_contributions_are_kept_apart(self, topology, steps):
-        """A ring of five takes two steps, one-shot one, behind a port one a rank: each is its bound."""
+        """A ring of five takes two steps, one-shot takes one, and behind a port one per rank: each meets its
+        bound."""
         problem = problem_of(topology, one_sum(topology.num_ranks))
         result = synthesized(problem)
         assert_sound(result, problem)
@@ -859,7 +862,7 @@ class TestContributionsApart:
 
     @pytest.mark.slow
     def test_one_message_a_link_for_all_chunks(self):
-        """1 kB in four chunks on four ranks: 0.5 us and 1,000 bytes at 20 us/MB, proven least."""
+        """1 kB in four chunks on four ranks: 0.5 us and 1,000 bytes at 20 us/MB, proven optimal."""
         problem = taccl.make_problem(
             taccl.topologies.fully_connected(4), "allreduce", size_bytes=1000, chunks_per_rank=1
         )
@@ -869,7 +872,7 @@ class TestContributionsApart:
 
     @pytest.mark.slow
     def test_small_sums_are_no_slower_than_baselines(self):
-        """On two nodes of eight, or of two in a quick run, where latency counts, every baseline competes."""
+        """On two nodes of eight ranks (two in a quick run) small sums finish no later than any baseline."""
         topology = taccl.topologies.ndv2(2)
         if not MANY:
             topology = topology.without(ranks=[*range(2, 8), *range(10, 16)])
@@ -880,7 +883,7 @@ class TestContributionsApart:
 
 
 class TestRootsOutOfReach:
-    """Sums whose root is unreachable, or reaches no rank, though another rank could make them."""
+    """Sums whose root is unreachable or reaches no rank, though another rank could form them."""
 
     @staticmethod
     def sums(num_ranks, links, *chunks):
@@ -894,14 +897,14 @@ class TestRootsOutOfReach:
     @pytest.mark.parametrize("backend", ["auto", "greedy", "highs", "cpsat"])
     @pytest.mark.parametrize("root", [0, 1, 3], ids=["contributor", "other", "destination"])
     def test_another_rank_makes_the_sum(self, backend, root):
-        """A line into rank 2 and on to rank 3: only rank 2 can make the sum of 0 and 1 for 2 and 3."""
+        """Links 0 -> 2, 1 -> 2 and 2 -> 3: only rank 2 can form the sum of 0 and 1 for 2 and 3."""
         problem = self.sums(4, [(0, 2), (1, 2), (2, 3)], ((0, 1), (2, 3), root))
         result = synthesized(problem, backend=backend)
         assert_sound(result, problem)
         assert result.finish_us == result.bound_us == 22
 
     def test_each_destination_adds_up_itself(self):
-        """No rank can make the sum for both: every contribution goes to every destination."""
+        """No rank can form the sum for both destinations: every contribution goes to each of them."""
         links = [(src, dst) for src in (0, 1) for dst in (2, 3)]
         problem = self.sums(4, links, ((0, 1), (2, 3), 2))
         result = synthesized(problem)
@@ -910,14 +913,14 @@ class TestRootsOutOfReach:
         assert "no rank can make a sum for all" in result.choice
 
     def test_nobody_can(self):
-        """Rank 3 gets one contribution of two."""
+        """Rank 3 can get only one of two contributions: an error."""
         problem = self.sums(4, [(0, 2), (1, 2), (0, 3)], ((0, 1), (2, 3), 2))
         with pytest.raises(TopologyError, match="cannot get from rank 2 to rank 3"):
             synthesized(problem)
 
     @pytest.mark.slow
     def test_a_whole_sum_crosses_from_the_rank_that_made_it(self):
-        """Rank 0, the root, cannot make the sum; rank 1 of its node can, and sends it straight on to rank 2."""
+        """Root 0 cannot form the sum; rank 1 of its node can, and sends it directly to rank 2."""
         builder = TopologyBuilder("two nodes", [0, 0, 1])
         for src, dst in ((0, 1), (1, 2), (2, 1)):
             builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=10)
@@ -930,7 +933,7 @@ class TestRootsOutOfReach:
 
     @pytest.mark.fuzz
     def test_what_is_possible_is_found(self):
-        """Random directed graphs of four ranks: a bound is refused exactly where a synthesis is."""
+        """On random directed graphs of four ranks a bound is refused exactly where a synthesis is."""
         found = 0
         for seed in cases("sums with roots anywhere", few=15, many=1000):
             draw = random.Random(seed)
@@ -958,13 +961,13 @@ class TestRootsOutOfReach:
 
 
 def one_way(topology):
-    """One chunk from rank 0 to a neighbour: what a step takes."""
+    """A collective of one chunk from rank 0 to a neighbour, to time one step."""
     neighbour = min(link.dst for link in topology.links if link.src == 0)
     return collectives.custom(topology.num_ranks, precondition={0: [0]}, postcondition={0: [neighbour]})
 
 
 def test_time_that_is_kept_for_later_counts_for_the_bound(monkeypatch):
-    """Improvement that follows a short search has the bound that a longer one would have."""
+    """The bound of a short search that reserves time for improvement has the limit of a long one."""
     limits = []
     monkeypatch.setattr(
         searching, "lower_bound", lambda problem, *, budget_s, limit_s, end_s: limits.append(limit_s)

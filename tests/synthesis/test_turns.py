@@ -1,4 +1,4 @@
-"""Turns of the portfolio: what it has found by some time does not depend on the time limit."""
+"""Rounds ("turns") of the portfolio: results up to some time do not depend on the time limit."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from taccl.synthesis.proposers import stages
 
 @pytest.fixture
 def turns(monkeypatch):
-    """Lengths of the turns of a search until a limit, in which the stages find nothing."""
+    """Function that returns the lengths in s of a search's turns, whose stages find nothing."""
 
     def lengths(limit_s, backend="auto", found=()):
         asked = []
@@ -26,15 +26,16 @@ def turns(monkeypatch):
 
 @pytest.mark.parametrize("limit_s", [3.0, 12.0, 30.0])
 def test_turns_are_as_long_at_every_limit(limit_s, turns):
-    """The first has four seconds, the next twice as much; one that finds nothing is the last."""
+    """At every limit the first turn has four seconds and the next eight; a turn that finds nothing is the
+    last."""
     assert turns(limit_s) == [4.0, 8.0]
 
 
 def test_a_proven_job_shop_of_all_hops_ends_the_turns(turns):
-    """No model finds anything better."""
+    """A job shop of all hops that is proven optimal ends the turns."""
     assert turns(12.0, found=[SimpleNamespace(name="joint", status="optimal")]) == [4.0]
 
 
 def test_a_named_backend_has_one_turn(turns):
-    """The list scheduler's shares are of the limit."""
+    """A named backend has one turn of the whole limit."""
     assert turns(12.0, "greedy") == [12.0]

@@ -1,4 +1,4 @@
-"""Searches that begin with a schedule or end at a gap, `improve`, and a result in three sentences."""
+"""Searches from a given schedule or until a gap, `improve`, and `explain` of a result."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ def ring():
 class TestStart:
     @pytest.mark.slow
     def test_the_result_is_no_later(self, ring):
-        """The optimum is returned where the search has no time for another, and its row says verified."""
+        """An optimal `start` is returned if the search has no time, and its stage says "verified"."""
         best = brief_synthesis(ring.problem).schedule
         found = taccl.synthesize(ring.problem, start=best, backend="greedy", time_limit_s=0.01)
         assert found.finish_us <= best.finish_us
@@ -39,7 +39,7 @@ class TestStart:
 
     @pytest.mark.slow
     def test_an_open_problem_is_searched_in_the_chunks_of_the_start(self):
-        """Two chunks per rank are given, and none are chosen."""
+        """An open problem is searched in the two chunks per rank of `start`, without a choice."""
         start = taccl.baselines.ring(problem_of(chunks_per_rank=2), cut=False)
         found = greedy(problem_of(), start=start)
         chosen = [each.message for each in found.stages if each.name == "chunks"]
@@ -48,14 +48,14 @@ class TestStart:
 
     @pytest.mark.slow
     def test_a_result_is_a_start_of_its_own_problem(self):
-        """A result may merge sends that the problem as made does not."""
+        """A result may start its own problem, also if it merges more than the problem as made."""
         problem = problem_of("allreduce")
         first = brief_synthesis(problem)
         assert greedy(problem, start=first).finish_us <= first.finish_us
 
     @pytest.mark.slow
     def test_release_dates_hold_for_the_start(self):
-        """With dates the search begins without it, and the earlier of both is returned."""
+        """With release dates the search runs without `start`, and the earlier of both is returned."""
         problem = replace(problem_of(chunks_per_rank=1), release_us=[(0, 0, 5)])
         first = greedy(problem)
         again = greedy(problem, start=first.schedule)
@@ -63,7 +63,8 @@ class TestStart:
 
     @pytest.mark.slow
     def test_switches_that_add_hold_for_the_start(self):
-        """In other chunks than those that the search chooses, the earlier of both is returned."""
+        """With in-network reduction and other chunks, the earlier of `start` and the search's result is
+        returned."""
         problem = taccl.make_problem(taccl.topologies.in_network(4), "allreduce", size_bytes="64KB")
         start = taccl.baselines.best(problem)
         found = taccl.synthesize(problem, start=start, backend="greedy", time_limit_s=0.1)
@@ -82,19 +83,19 @@ class TestStart:
         ],
     )
     def test_a_schedule_of_another_problem_is_refused(self, ring, problem, said):
-        """The message names what differs."""
+        """The error for a schedule of another problem names the difference."""
         with pytest.raises(InputError, match=f"start: found a schedule {said}"):
             taccl.synthesize(problem, start=ring)
 
     def test_other_costs_under_one_name_are_told(self, ring):
-        """A topology of the same name with another rate is another topology."""
+        """A topology of the same name with another rate is refused."""
         other = taccl.topologies.ring(4, bandwidth_gb_per_s=3)
         problem = taccl.make_problem(replace(other, name="ring:4"), "allgather", size_bytes="1MB")
         with pytest.raises(InputError, match="ring:4 under other costs or another protocol"):
             taccl.synthesize(problem, start=ring)
 
     def test_an_invalid_schedule_is_refused(self, ring):
-        """A ring without its last send leaves a rank without a chunk."""
+        """A `start` without its last send is refused, as the verifier rejects it."""
         rows = {name: column[:-1] for name, column in ring.kept._asdict().items() if column is not None}
         with pytest.raises(InputError, match="that the verifier refuses"):
             taccl.synthesize(ring.problem, start=replace(ring, **rows))
@@ -102,7 +103,7 @@ class TestStart:
 
 class TestUntilGap:
     def test_only_bounds_over_all_chunkings_count_for_an_open_problem(self, ring):
-        """The gap of the result is over all chunkings, so a bound for one chunk per rank ends nothing."""
+        """For an open problem only the bound over all chunkings counts for `until_gap`."""
         bound = taccl.lower_bound(ring.problem)
         for is_open, why in ((True, ""), (False, GAP_MET)):
             observer = Observer(until_gap=1.0, is_open=is_open)
@@ -116,7 +117,7 @@ class TestUntilGap:
 
     @pytest.mark.slow
     def test_the_result_says_that_it_ended_there(self):
-        """The first schedule within the gap ends the search, and a note has the figure."""
+        """The first schedule within the gap ends the search, and a note gives the figure."""
         problem = taccl.make_problem(taccl.topologies.dgx1(), "alltoall", size_bytes="8MB")
         found = brief_synthesis(problem, until_gap=4)
         assert found.stopped == "gap met"
@@ -126,14 +127,14 @@ class TestUntilGap:
 
     @pytest.mark.slow
     def test_searches_without_release_dates_do_not_look_at_it(self):
-        """Their figures are of another problem, which a note says."""
+        """With release dates `until_gap` is not applied to the release-free search, and a note says so."""
         problem = replace(problem_of(chunks_per_rank=1), release_us=[(0, 0, 5)])
         found = greedy(problem, until_gap=4)
         assert found.stopped != "gap met"
         assert any("(400%) was not looked at" in note for note in found.notes)
 
     def test_a_gap_that_the_problem_as_asked_does_not_have_is_not_claimed(self, ring):
-        """A search of other roots may meet a gap that the result does not."""
+        """If the result itself does not meet the gap, the result does not claim it."""
         bound = taccl.lower_bound(ring.problem)
         made = brief_synthesis(ring.problem, backend="greedy")
         found = told_of_gap(replace(made, schedule=ring, bound=bound, stopped=GAP_MET), 0.0, is_judged=True)
@@ -167,7 +168,7 @@ class TestImprove:
     @pytest.mark.slow
     @pytest.mark.parametrize(("collective", "name"), [("allgather", "pairwise"), ("allreduce", "ring")])
     def test_a_baseline_finishes_sooner(self, collective, name):
-        """On a DGX-1 a baseline for other machines is improved, and the result is verified."""
+        """On a DGX-1 a baseline for other machines is improved, and the result verifies."""
         problem = taccl.make_problem(taccl.topologies.dgx1(), collective, size_bytes="1MB", chunks_per_rank=1)
         start = taccl.baselines.baseline(name, problem, cut=False)
         found = taccl.improve(start, time_limit_s=AMPLE_S, parameters=BRIEF)
@@ -176,21 +177,21 @@ class TestImprove:
         assert taccl.verify(found.schedule).ok
 
     def test_an_optimum_stays(self, ring):
-        """Nothing is later: with the bound met, it ends at once."""
+        """A schedule that meets the bound is returned at once."""
         best = brief_synthesis(ring.problem, backend="greedy").schedule
         found = taccl.improve(best)
         assert (found.finish_us, found.stopped) == (best.finish_us, "bound met")
 
     @pytest.mark.slow
     def test_problems_without_such_moves_are_synthesized(self):
-        """A scan makes chunks from others, which ruin and recreate does not support."""
+        """A scan, whose derived chunks ruin and recreate does not support, is synthesized instead."""
         problem = taccl.make_problem(taccl.topologies.ring(3), "scan", size_bytes="3KB", chunks_per_rank=1)
         start = greedy(problem).schedule
         found = taccl.improve(start, time_limit_s=AMPLE_S, parameters=BRIEF)
         assert found.finish_us <= start.finish_us
 
     def test_an_invalid_schedule_is_refused(self, ring):
-        """The message names the argument."""
+        """The error for an invalid schedule names the argument."""
         rows = {name: column[:-1] for name, column in ring.kept._asdict().items() if column is not None}
         with pytest.raises(InputError, match="schedule: found a schedule that the verifier refuses"):
             taccl.improve(replace(ring, **rows))
@@ -198,7 +199,7 @@ class TestImprove:
 
 class TestExplain:
     def test_three_sentences(self, ring):
-        """Limit, help and certainty, a line each; on a ring of 4 with 3 sends of 250 KB, data is most."""
+        """`explain` has a line each for limit, remedy and certainty; here, 3 sends of 250 KB, data dominates."""
         made = brief_synthesis(ring.problem, backend="greedy")
         limit, help_, certainty = made.explain().splitlines()
         assert limit.startswith(f"Limit: no schedule finishes before {made.bound_us:g} us")
@@ -206,13 +207,13 @@ class TestExplain:
         assert certainty.startswith("Certainty: the schedule is verified and its gap")
 
     def test_latency_of_small_messages_is_told(self):
-        """With 8 bytes and 1 us a hop, nearly all of the path is latency."""
+        """With 8 bytes and 1 us per hop the critical path is 100 % latency."""
         ring = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=100)
         problem = taccl.make_problem(ring, "allgather", size_bytes=8, chunks_per_rank=1)
         assert "100% of the critical path is latency" in brief_synthesis(problem, backend="greedy").explain()
 
     def test_without_a_bound_it_says_so(self, ring):
-        """No gap is claimed, and no schedule without transfers is replayed."""
+        """Without a bound `explain` claims no gap, and a summary has no critical path."""
         made = brief_synthesis(ring.problem, backend="greedy", keep="summary")
         assert "critical path" not in made.explain()
         unbound = replace(made, bound=replace(made.bound, bound=made.bound.bound * 0))

@@ -1,4 +1,4 @@
-"""One process of PyTorch for each rank: graphs are imported, and run by torch and as written programs."""
+"""One PyTorch process per rank: graphs are imported, and run by torch and as generated programs."""
 
 import importlib.util
 import sys
@@ -32,7 +32,7 @@ class Block(nn.Module):
         self.register_buffer("steps", torch.zeros(8))
 
     def forward(self, x):
-        """Loss-free forward pass on local tokens, which counts its steps."""
+        """Forward pass on local tokens."""
         every = functional.all_gather_tensor(self.norm(x), 1, dist.group.WORLD)
         inner = nn.functional.gelu(self.up(every), approximate="tanh")
         mine = functional.reduce_scatter_tensor(self.down(inner), "sum", 1, dist.group.WORLD)
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 def training(w1, b1, w2, x, wanted):
-    """A data-parallel step of training, with its backward pass."""
+    """A data-parallel training step with its backward pass."""
     w1, b1, w2 = (each.detach().requires_grad_() for each in (w1, b1, w2))
     loss = nn.functional.mse_loss(torch.relu(x @ w1 + b1) @ w2, wanted)
     grads = torch.autograd.grad(loss, [w1, b1, w2])
@@ -54,7 +54,7 @@ def training(w1, b1, w2, x, wanted):
 
 
 def experts(x, w1, w2):
-    """Tokens go to experts and back."""
+    """Tokens are exchanged with experts and back."""
     even = [x.shape[0] // RANKS] * RANKS
     there = functional.all_to_all_single(x, even, even, dist.group.WORLD)
     there = torch.cat(torch.chunk(there, RANKS, 0), 1)
@@ -64,7 +64,7 @@ def experts(x, w1, w2):
 
 
 def stage(x, w1, w2, wanted, mesh):
-    """A layer sliced over ranks 0 and 1, and 2 and 3, whose gradient is averaged over 0 and 2, and 1 and 3."""
+    """A tensor-parallel layer over ranks 0-1 and 2-3, with gradients averaged over 0, 2 and 1, 3."""
     inner = torch.tanh(x @ w1)
     error = functional.all_reduce(inner @ w2, "sum", mesh["tp"]) - wanted
     grad = functional.all_reduce(inner.T @ error, "avg", mesh["dp"])
@@ -100,7 +100,7 @@ def cases(mesh):
 
 
 def main(folder, rank):
-    """Write each step, and the outputs of the graph and of the program that is written of the step."""
+    """Write each imported step, and the outputs of its graph and of its generated program."""
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))

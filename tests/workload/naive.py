@@ -1,7 +1,7 @@
-"""An oracle: steps carried out rank by rank on plain arrays, with no notion of a layout.
+"""Reference interpreter: steps on plain arrays, rank by rank, without layouts.
 
-What a rank does follows from the shapes of the arrays that it finds. It also carries out transformations that are
-illegal, to see what they would make.
+Behaviour follows from the shapes of the arrays. Illegal transformations are also executed, to show their
+effect.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def sliced_like(array, shape, rank, ranks):
-    """An array cut to this rank's slice along axes that are too long, as a rank would that has all of it."""
+    """The rank's slice of an array along axes that are longer than `shape` by the number of ranks."""
     for axis, length in enumerate(shape):
         if array.shape[axis] == length * ranks and ranks > 1:
             array = np.split(array, ranks, axis=axis)[rank]
@@ -18,7 +18,7 @@ def sliced_like(array, shape, rank, ranks):
 
 
 def met(a, b, rank, ranks):
-    """Two operands of a point-wise operation, the longer one cut where only the other is sliced."""
+    """Operands of an elementwise operation, the longer one sliced where only the other is."""
     for axis in range(1, min(a.ndim, b.ndim) + 1):
         for one, two in ((a, b), (b, a)):
             if one.shape[-axis] == ranks * two.shape[-axis] and two.shape[-axis] > 1:
@@ -28,7 +28,7 @@ def met(a, b, rank, ranks):
 
 
 def one_rank(operation, read, rank, ranks, whole):
-    """What an operation that moves nothing makes of what it finds at a rank; `whole` is its result's full shape."""
+    """Result at one rank of an operation without communication; `whole` is the result's full shape."""
     kind, value = operation.kind, operation.value
     a = read[0] if read else None
     if len(read) == 2 and kind != "matmul":
@@ -67,7 +67,7 @@ def one_rank(operation, read, rank, ranks, whole):
 
 
 def exchange(operation, arrays, ranks, whole):
-    """What a collective leaves at every rank."""
+    """Results of a collective at every rank."""
     kind = operation.kind
     if kind in ("allreduce", "reduce_scatter"):
         total = sum(arrays)

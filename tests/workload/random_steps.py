@@ -1,4 +1,4 @@
-"""Small random steps over links that differ by rank, and an exhaustive search for schedules below a time."""
+"""Small random steps over links that differ by rank, and exhaustive search for schedules below a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taccl.schedule.listing import Tasks
     from taccl.topology.topology import Topology
 
-#: Collectives that read what is laid out so.
+#: {layout: collectives that read it}.
 _COLLECTIVES = {
     "sliced(0)": ["allgather", "alltoall", "send"],
     "partial": ["allreduce", "reduce_scatter"],
@@ -33,7 +33,7 @@ _AXIS = {"alltoall": 1, "reduce_scatter": 0}
 
 
 def uneven_topology(rng: np.random.Generator, num_ranks: int) -> Topology:
-    """Links between every two ranks, whose ports send and receive at rates of their own."""
+    """Links between all pairs of ranks; each rank's ports have their own send and receive rates."""
     builder = TopologyBuilder("uneven", [0] * num_ranks)
     out = [builder.add_resource(f"out {rank}") for rank in range(num_ranks)]
     into = [builder.add_resource(f"into {rank}") for rank in range(num_ranks)]
@@ -50,7 +50,7 @@ def uneven_topology(rng: np.random.Generator, num_ranks: int) -> Topology:
 
 
 def random_step(rng: np.random.Generator, num_ranks: int) -> Workload:
-    """One or two chains of kernels and collectives, which a last kernel may read; some run tile by tile."""
+    """One or two chains of kernels and collectives, maybe joined by a last kernel; some are tiled."""
     step = Workload("random", num_ranks)
     shape = (4 * num_ranks, num_ranks * 125_000)  # slices of a slice of 0.5 MB
     ends: list[str] = []
@@ -83,7 +83,7 @@ def random_step(rng: np.random.Generator, num_ranks: int) -> Workload:
 
 
 def steps_below(step: Step, algorithm: str, *, most_nodes: int) -> Iterator[Step]:
-    """Schedules that finish before the step's bound, with the sends of an algorithm; all active ones are tried."""
+    """Schedules that finish before the step's bound, with an algorithm's sends, among all active schedules."""
     try:
         sends = sends_of(step.workload, step.topology, algorithm)
     except InputError:  # a baseline that suits other collectives
@@ -97,9 +97,9 @@ def steps_below(step: Step, algorithm: str, *, most_nodes: int) -> Iterator[Step
 
 
 class _Search:
-    """Depth-first search over orders of tasks, each put where it fits first: all active schedules are met.
+    """Depth-first search over task orders, each task at its first fit: enumerates all active schedules.
 
-    A partial schedule is given up once a task that is ready would end, with its tail, no sooner than the limit.
+    A partial schedule is pruned once a ready task with its tail would end at the limit or later.
     """
 
     def __init__(self, tasks: Tasks, limit: Fraction, most_nodes: int) -> None:
@@ -112,7 +112,7 @@ class _Search:
         self.busy: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def below(self) -> Iterator[list[int]]:
-        """Starts of all tasks, schedule by schedule."""
+        """Start times of all tasks, schedule by schedule."""
         return self._next([task for task, number in enumerate(self.waiting) if not number])
 
     def _next(self, ready: list[int]) -> Iterator[list[int]]:
@@ -147,7 +147,7 @@ class _Search:
                 self.busy[resource].remove(span)
 
     def _first_fit(self, task: int) -> int:
-        """The first tick at which all that a task holds is free for it."""
+        """First tick at which all resources of a task are free for its duration."""
         at, moved = self.earliest[task], True
         while moved:
             moved = False

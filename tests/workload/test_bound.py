@@ -1,4 +1,4 @@
-"""The bound of a step: no schedule is below it, whichever order each rank computes in."""
+"""The bound of a step: no schedule is below it, for any order of computation."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -18,25 +18,26 @@ from taccl.workload.step import ComputeTile, Step
 from tests.fuzzing import MANY, cases
 from tests.workload.random_steps import random_step, steps_below, uneven_topology
 
-#: Four ranks, every two linked, where a MB takes 100 us and a hop nothing.
+#: Four ranks, fully connected, 100 us/MB and no latency.
 RANKS = taccl.topologies.fully_connected(4, alpha_us=0, bandwidth_gb_per_s=10)
 
 
 def bound_of(step, topology=RANKS):
-    """The bounds of a step whose kernels say what they cost."""
+    """The bounds of a step whose kernels have given costs."""
     return StepBound(step, topology, tile_costs(step, None))
 
 
 @cache
 def some_topology(seed):
-    """A topology of two or three ranks; schedules of collectives are kept with it."""
+    """A random topology of two or three ranks, cached with its collective schedules."""
     rng = np.random.default_rng(seed)
     return uneven_topology(rng, int(rng.integers(2, 4)))
 
 
 @pytest.mark.fuzz
 def test_no_order_of_tiles_and_sends_is_below_the_bound():
-    """Random steps over links that differ by rank: neither what is scheduled, nor any active schedule."""
+    """On random steps with uneven links neither the schedule found nor any active schedule is below the
+    bound."""
     for seed in cases("steps: no active schedule below the bound", few=1, many=300):
         topology = some_topology(seed // 8)
         rng = np.random.default_rng(seed)
@@ -49,7 +50,7 @@ def test_no_order_of_tiles_and_sends_is_below_the_bound():
 
 
 def uneven(n):
-    """Ports of one MB a us, but that rank 0 sends four times as slowly and rank 1 receives twice as slowly."""
+    """Ports of 1 MB/us, except that rank 0 sends at a quarter and rank 1 receives at half of that."""
     builder = TopologyBuilder("uneven", [0] * n)
     out = [builder.add_resource(f"out {rank}") for rank in range(n)]
     into = [builder.add_resource(f"into {rank}") for rank in range(n)]
@@ -65,10 +66,10 @@ def uneven(n):
 
 @pytest.mark.slow
 def test_ranks_may_end_with_different_kernels():
-    """Rank 0 computes for an alltoall first, which it sends slowly, and others for what rank 1 receives slowly.
+    """Rank 0 first computes for an alltoall that it sends slowly, others for one that rank 1 receives slowly.
 
-    Both collectives take 16 us (4 MB out of rank 0, 8 MB into rank 1), behind two kernels of 50 us. The last
-    contribution of each rank needs less than that, as its other ones have left before.
+    Both collectives take 16 us (4 MB out of rank 0, 8 MB into rank 1), after two kernels of 50 us. Each
+    rank's last contribution needs less, as its others have left before.
     """
     n, us = 5, 50
     step = Workload("uneven", n)
@@ -96,9 +97,7 @@ def test_ranks_may_end_with_different_kernels():
 
 @pytest.mark.slow
 def test_a_contribution_needs_less_than_the_whole_collective():
-    """An allgather of 1 MB per rank takes 300 us over one port; one rank's contribution arrives after 100
-    us.
-    """
+    """An allgather of 1 MB per rank takes 300 us over one port; one rank's contribution arrives after 100 us."""
     builder = TopologyBuilder("slow into 0", [0] * 4)
     port = builder.add_resource("into 0")
     for src in range(4):
@@ -118,7 +117,7 @@ def test_a_contribution_needs_less_than_the_whole_collective():
 
 
 def test_a_reader_may_start_before_all_ranks_have_their_results():
-    """Behind that allgather rank 0 starts at 310 us, others at 110; the last to end takes 5 us more."""
+    """After that allgather rank 0 starts at 310 us, others at 110; the last one takes 5 us more."""
     builder = TopologyBuilder("slow into 0", [0, 0])
     for src, us in ((0, 100), (1, 300)):
         builder.add_link(src, 1 - src, alpha_us=0, beta_us_per_mb=us)
@@ -131,9 +130,9 @@ def test_a_reader_may_start_before_all_ranks_have_their_results():
 
 @pytest.mark.slow
 def test_tiles_keep_up_with_what_they_wait_for():
-    """Four tiles of 25 us, and 25 us of allreduce for each: one tile behind the kernel, or one before the sends.
+    """Four tiles of 25 us and 25 us of allreduce each: one tile after the kernel, or one before the sends.
 
-    2 MB a rank travel to three others over links of their own: 0.5 MB of the parts, and as much of the sums.
+    2 MB per rank go to three others over separate links: 0.5 MB of the parts, and as much of the sums.
     """
     step = Workload("w", 4).then("a", "compute", shape=(500_000,), layout="partial", cost_us=100)
     step = overlap(step.then("sum", "allreduce", "a"), ["a", "sum"], tiles=4)
@@ -143,7 +142,7 @@ def test_tiles_keep_up_with_what_they_wait_for():
 
 
 def test_a_rank_computes_one_kernel_at_a_time():
-    """Three kernels of 10, 20 and 30 us that nothing ties: 60 us."""
+    """Three independent kernels of 10, 20 and 30 us take 60 us on one rank."""
     step = Workload("w", 4)
     for number in (1, 2, 3):
         step = step.then(f"k{number}", "compute", shape=(4,), cost_us=10 * number)
@@ -151,7 +150,7 @@ def test_a_rank_computes_one_kernel_at_a_time():
 
 
 def test_a_send_waits_for_nobody_else():
-    """Output of rank r goes to r + 1: a tail of one hop, and no other rank's kernel."""
+    """Rank r sends to r + 1: the tail is one hop, and no other rank's kernel counts."""
     step = Workload("w", 4).then("a", "compute", shape=(1_000_000,), layout="sliced(0)", cost_us=10)
     found = bound_of(step.then("s", "send", "a").then("z", "scale", "s", value=2, cost_us=7))
     assert found.tails["a"] == [107] * 4

@@ -10,7 +10,7 @@ from taccl.workload import from_chakra, schedule_workload
 
 
 def trace(tmp_path, *nodes):
-    """A file with nodes of (id, type, what it waits for, duration, further fields)."""
+    """Write a trace file with nodes of (id, type, dependencies, duration, more fields)."""
     every = [
         {"Id": i, "Name": f"node {i}", "NodeType": kind, "data_deps": after, "runtime": us, **more}
         for i, kind, after, us, more in nodes
@@ -20,7 +20,7 @@ def trace(tmp_path, *nodes):
 
 
 def training(tmp_path):
-    """Two backward kernels, the sums of their gradients, and an update behind both."""
+    """Two backward kernels, the sums of their gradients, and an update after both."""
     return trace(
         tmp_path,
         (1, 4, [], 100, {}),
@@ -34,7 +34,7 @@ def training(tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::taccl.LossyConversionWarning")
 def test_computations_overlap_with_collectives_of_others(tmp_path):
-    """By hand: 100 + 100 us of kernels, a sum behind the second, and 10 us; the first sum is hidden."""
+    """Kernels of 100 + 100 us, a sum after the second, and 10 us; the first sum is hidden behind kernels."""
     step = from_chakra(training(tmp_path), 4)
     scheduled = schedule_workload(step, taccl.topologies.fully_connected(4))
     assert scheduled.verify().ok
@@ -46,7 +46,8 @@ def test_computations_overlap_with_collectives_of_others(tmp_path):
 
 
 def test_what_is_left_out_is_said(tmp_path):
-    """Times of host operations and collectives, collectives of other kinds, absent nodes."""
+    """A note lists what is ignored: times of host operations and collectives, other collectives, absent
+    nodes."""
     path = trace(
         tmp_path,
         (1, 4, [99], 50, {"is_cpu_op": True}),
@@ -65,7 +66,7 @@ def test_what_is_left_out_is_said(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::taccl.LossyConversionWarning")
 def test_dependencies_go_through_host_operations(tmp_path):
-    """A kernel, a host operation behind it, and a kernel behind that."""
+    """A kernel depends on another kernel through a host operation between them."""
     path = trace(tmp_path, (1, 4, [], 5, {}), (2, 4, [1], 9, {"is_cpu_op": True}), (3, 4, [2], 5, {}))
     step = from_chakra(path, 2)
     assert step.operation["node_3_3"].inputs == ("node_1_1",)
@@ -73,7 +74,7 @@ def test_dependencies_go_through_host_operations(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::taccl.LossyConversionWarning")
 def test_sizes_are_bytes_of_the_input_of_each_rank(tmp_path):
-    """Of 4 ranks with 64 bytes each, an all-gather gives 256 bytes and a reduce-scatter 16."""
+    """With 64 bytes on each of 4 ranks an all-gather gives 256 bytes and a reduce-scatter 16."""
     sized = {"comm_size": 64}
     path = trace(
         tmp_path,
@@ -93,7 +94,7 @@ def test_sizes_are_bytes_of_the_input_of_each_rank(tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::taccl.LossyConversionWarning")
 def test_process_groups_become_dimensions(tmp_path):
-    """Of 64 bytes at each rank, gathered over tp and then reduced over dp, both in groups of 2."""
+    """Process groups become dimensions: 64 bytes per rank, gathered over tp, then reduced over dp."""
     path = trace(
         tmp_path,
         (1, 4, [], 5, {}),
@@ -124,6 +125,6 @@ def test_process_groups_become_dimensions(tmp_path):
     ],
 )  # fmt: skip
 def test_traces_that_are_no_step_are_refused(tmp_path, nodes, said):
-    """The message names the node."""
+    """The error for a trace that is no step names the node."""
     with pytest.raises(WorkloadError, match=said):
         from_chakra(trace(tmp_path, *nodes), 4)

@@ -1,4 +1,4 @@
-"""Graphs of PyTorch as steps: the same values as torch, on real gloo processes, and there and back."""
+"""PyTorch graphs as steps: values equal those of torch, on real gloo processes, also after export."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def folder(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_an_imported_step_has_the_values_of_torch(folder, name):
-    """The reference execution gives every output of the graph, on each rank."""
+    """The reference execution of an imported step gives every output of the graph, on each rank."""
     step = load_workload(folder / f"{name}.toml")
     values = step.run()
     for rank in range(4):
@@ -57,7 +57,7 @@ def test_an_imported_step_has_the_values_of_torch(folder, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_transformed_step_has_the_values_of_torch(folder, name):
-    """The program that is written of it gives every output of the graph that it came from."""
+    """The program generated from a transformed step gives every output of the original graph."""
     for rank in range(4):
         found = np.load(folder / f"{name}.{rank}.npz")
         for each in (key.removeprefix("ours_") for key in found if key.startswith("ours_")):
@@ -66,7 +66,7 @@ def test_a_transformed_step_has_the_values_of_torch(folder, name):
 
 
 class Node:
-    """A node of a graph, with the fields that the importer reads."""
+    """A graph node with the fields that the importer reads."""
 
     def __init__(self, op, name, target="", args=(), shape=(), dtype="torch.float32", schema=()):
         self.op, self.name, self.args, self.kwargs, self.users = op, name, args, {}, {}
@@ -78,7 +78,7 @@ class Node:
 
 
 class Target:
-    """An operation of a graph, with the names of its arguments."""
+    """A graph operation with the names of its arguments."""
 
     def __init__(self, name, schema):
         self.name = name
@@ -91,7 +91,7 @@ class Target:
 
 
 def graph(*nodes, returned):
-    """A graph of nodes that returns one."""
+    """A graph of nodes that returns one of them."""
     last = Node("output", "output")
     last.args = ([returned],)
     returned.users[last] = None
@@ -107,7 +107,7 @@ def reduced(shape=(4, 8), size=None):
 
 
 def test_an_unknown_operation_is_refused_by_name():
-    """The message names the operation and what it reads."""
+    """The error for an unknown operation names it and its inputs."""
     x = Node("placeholder", "x", shape=(4,))
     y = Node("call_function", "y", "aten.cumsum", (x, 0), (4,), schema=("self", "dim"))
     with pytest.raises(WorkloadError, match=r"^y: found aten\.cumsum\.default of x, 0, for which"):
@@ -115,7 +115,7 @@ def test_an_unknown_operation_is_refused_by_name():
 
 
 def test_a_graph_of_modules_is_refused():
-    """Only operations of aten have known arguments."""
+    """Calls of modules are refused, as only aten operations have known arguments."""
     x = Node("placeholder", "x", shape=(4,))
     y = Node("call_module", "fc", "fc", (x,), (4,))
     with pytest.raises(WorkloadError, match="found call_module fc of x; trace the step with torch.export"):
@@ -123,7 +123,7 @@ def test_a_graph_of_modules_is_refused():
 
 
 def test_a_sum_of_what_is_not_partial_is_refused():
-    """Inputs are replicated unless a layout is given."""
+    """A sum of a tensor that is not partial is refused; inputs are replicated unless a layout is given."""
     with pytest.raises(WorkloadError, match="needs a partial tensor; x is replicated; correct the layouts"):
         from_fx(reduced(), 2)
 
@@ -137,13 +137,13 @@ def test_layouts_make_tensors_of_local_ones_global():
 
 
 def test_an_unknown_input_is_refused():
-    """The message lists the inputs."""
+    """The error for an unknown input lists the inputs."""
     with pytest.raises(WorkloadError, match="is not an input of the graph.*expected some of x"):
         from_fx(reduced(), 2, layouts={"z": "partial"})
 
 
 def test_results_of_other_local_shapes_are_refused():
-    """The graph states another local shape than follows from the layouts."""
+    """A graph whose local shapes differ from those of the layouts is refused."""
     x, b = Node("placeholder", "x", shape=(1, 8)), Node("placeholder", "b", shape=(2, 8))
     y = Node("call_function", "y", "aten.add", (x, b), (2, 8), schema=("self", "other"))
     y.kwargs["alpha"] = 1
@@ -152,7 +152,7 @@ def test_results_of_other_local_shapes_are_refused():
 
 
 def test_several_process_groups_need_names():
-    """A graph says of a collective which process group it is over, and not which ranks that has."""
+    """Several process groups need names, since a graph names a group without its ranks."""
     x = Node("placeholder", "x", shape=(4,))
     schema = ("input", "reduce_op", "group_name")
     y = Node("call_function", "y", "_c10d_functional.all_reduce", (x, "sum", "0"), (4,), schema=schema)
@@ -169,13 +169,13 @@ def test_several_process_groups_need_names():
 
 
 def test_dynamic_shapes_are_refused():
-    """A length is not a number."""
+    """A graph with a symbolic length is refused."""
     with pytest.raises(WorkloadError, match="trace it without dynamic shapes"):
         from_fx(reduced(shape=("s0", 8)), 2)
 
 
 def test_integers_are_refused_by_their_input():
-    """Token ids, for example."""
+    """Integer inputs, such as token ids, are refused by name."""
     x = Node("placeholder", "ids", shape=(4,), dtype="torch.int64")
     y = Node("call_function", "y", "aten.relu", (x,), (4,), schema=("self",))
     with pytest.raises(WorkloadError, match="^ids: found int64; expected a tensor of float64"):
@@ -183,6 +183,6 @@ def test_integers_are_refused_by_their_input():
 
 
 def test_no_graph_is_refused():
-    """A module, for example, which is to be traced first."""
+    """A value that is no graph is refused."""
     with pytest.raises(WorkloadError, match="found a dict; expected a graph"):
         from_fx({}, 2)

@@ -25,7 +25,7 @@ MESH = (("dp", 2), ("tp", 2))
 
 
 def step_of(**layouts):
-    """A step with inputs of 8 by 8 elements in these layouts."""
+    """A step with inputs of 8 by 8 elements in the given layouts."""
     step = Workload("groups", 4, mesh=MESH)
     for name, layout in layouts.items():
         step = step.input(name, (8, 8), layout=layout)
@@ -41,7 +41,7 @@ def test_groups_are_in_row_major_order():
 
 
 def test_layouts_follow_along_each_dimension():
-    """Of rows sliced over dp and a contracted axis sliced over tp, a product is partial over tp only."""
+    """The product of rows sliced over dp, contracted over an axis sliced over tp, is partial over tp only."""
     step = step_of(x="sliced(0) over dp, sliced(1) over tp", w="sliced(0) over tp").then(
         "y", "matmul", "x", "w"
     )
@@ -50,19 +50,19 @@ def test_layouts_follow_along_each_dimension():
 
 
 def test_a_layout_without_a_group_is_over_all_ranks():
-    """It is the same as one that names all dimensions."""
+    """A layout without a group equals one over all dimensions."""
     assert step_of(x="sliced(0)").tensors == step_of(x="sliced(0) over dp+tp").tensors
 
 
 def test_a_sum_is_over_its_group_only():
-    """By hand: rank r holds r, so ranks 0 and 1 get 1, and ranks 2 and 3 get 5."""
+    """Rank r holds r: sums over tp are 1 at ranks 0 and 1, and 5 at ranks 2 and 3."""
     step = step_of(x="sliced(0) over dp, partial over tp").then("s", "allreduce", "x", group="tp")
     values = step.run({"x": [np.full((4, 8), rank) for rank in range(4)]})
     assert [each[0, 0] for each in values["s"]] == [1, 1, 5, 5]
 
 
 def test_a_send_hands_on_what_all_ranks_of_a_stage_have():
-    """Stage 0 gets what stage 1 has, and the reverse."""
+    """A send over pp exchanges the values of stages 0 and 1."""
     step = Workload("stages", 4, mesh=(("pp", 2), ("tp", 2))).input("x", (2, 3), layout="sliced(0) over pp")
     step = step.then("y", "send", "x", group="pp")
     values = step.run({"x": [np.full((1, 3), rank // 2) for rank in range(4)]})
@@ -70,13 +70,13 @@ def test_a_send_hands_on_what_all_ranks_of_a_stage_have():
 
 
 def test_slices_are_sent_before_they_are_gathered():
-    """CoCoNet's pipeline: reduce-scatter, the sum's readers and the send on slices, and one allgather."""
+    """CoCoNet's pipeline: reduce-scatter, pointwise operations and send on slices, then one allgather."""
     kinds = [each.kind for each in reorder(split(pipeline(), "sum"), "sum").operations]
     assert kinds == ["matmul", "reduce_scatter", "add", "send", "relu", "allgather"]
 
 
 def test_a_collective_of_the_same_group_stays_behind():
-    """A send of slices within the group would send others."""
+    """A collective of the same group is not moved behind a send, as other slices would be sent."""
     step = step_of(x="sliced(0) over tp").then("g", "allgather", "x", group="tp")
     step = step.then("c", "compute", "g", shape=(8, 8), layout="sliced(0) over tp", cost_us=1)
     step = step.then("a", "alltoall", "c", axis=1, group="tp").then("s", "send", "a", group="tp")
@@ -96,7 +96,7 @@ def test_a_collective_of_the_same_group_stays_behind():
     ids=["pipeline", "slices", "tiles", "hybrid"],
 )
 def test_a_schedule_of_groups_gives_the_values_of_the_step(make):
-    """It verifies, is no quicker than its bound, and its sends bring what the operations read."""
+    """The schedule verifies, finishes no earlier than its bound, and replays to the step's values."""
     step = make()
     costs = (each if each.is_collective else replace(each, cost_us=2.0) for each in step.operations)
     step = replace(step, operations=tuple(costs))
@@ -110,7 +110,7 @@ def test_a_schedule_of_groups_gives_the_values_of_the_step(make):
 
 
 def test_files_keep_groups(tmp_path):
-    """In TOML and in JSON."""
+    """TOML and JSON files keep process groups."""
     for name in ("step.toml", "step.json"):
         save_workload(hybrid(), tmp_path / name)
         assert load_workload(tmp_path / name) == hybrid()
@@ -137,6 +137,6 @@ def test_files_keep_groups(tmp_path):
     ],
 )  # fmt: skip
 def test_wrong_groups_are_refused(make, said):
-    """The message names the dimension."""
+    """The error for a wrong group names the dimension."""
     with pytest.raises(WorkloadError, match=said):
         make()

@@ -1,4 +1,4 @@
-"""Steps for other tools: programs with marks, and traces with what is computed."""
+"""Steps exported to other tools: programs with marks, and traces with computation."""
 
 import warnings
 
@@ -15,13 +15,13 @@ from tests.workload.test_replay import RANKS, RATES, block
 
 @pytest.fixture(scope="module")
 def step():
-    """A product in four tiles, and its sum."""
+    """A product in four tiles, and its allreduce."""
     return schedule_workload(overlap(block(), ["y", "sum"], tiles=4), RANKS, rates=RATES)
 
 
 @pytest.mark.slow
 def test_marks_name_the_tiles_that_are_waited_for(step):
-    """What sends chunks of a tile of the sum needs that tile of the product, and gives that of the sum."""
+    """Sends of a tile of the sum need the mark of the product's tile, and give the mark of the sum's tile."""
     program = lower_step(step, "sum")
     assert taccl.interpret(program).ok
     assert {mark for _, each in program.steps() for mark in each.needs} == {f"y.{i}" for i in range(4)}
@@ -33,7 +33,7 @@ def test_marks_name_the_tiles_that_are_waited_for(step):
 
 
 def test_marks_are_kept_in_files(step, tmp_path):
-    """As plain values, and as attributes in MSCCL XML, which other readers pass over."""
+    """Marks are kept as plain values and as attributes in MSCCL XML, which other readers ignore."""
     program = lower_step(step, "sum")
     assert Program.from_dict(program.to_dict()) == program
     path = tmp_path / "sum.xml"
@@ -49,7 +49,7 @@ def test_marks_are_kept_in_files(step, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::taccl.LossyConversionWarning")
 def test_a_step_without_sends_has_traces(tmp_path):
-    """Two kernels of every rank, one after the other."""
+    """A step of two kernels without sends has traces."""
     alone = taccl.Workload("alone", 4).then("a", "compute", shape=(4,), cost_us=3)
     alone = schedule_workload(alone.then("b", "compute", "a", shape=(4,), cost_us=4), RANKS)
     for path in save_traces(alone, tmp_path / "alone.et"):
@@ -58,13 +58,13 @@ def test_a_step_without_sends_has_traces(tmp_path):
 
 
 def test_what_is_no_collective_is_not_lowered(step):
-    """The error names those that are."""
+    """The error for an operation that is no collective lists the collectives."""
     with pytest.raises(WorkloadError, match="y: is not a collective of block; name one of sum"):
         lower_step(step, "y")
 
 
 def test_traces_carry_what_is_computed(step, tmp_path):
-    """Of every rank all tiles as nodes with their time, one after another, and sends that wait for them."""
+    """Each rank's trace has all tiles as nodes with their times, in sequence, and sends that depend on them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", taccl.LossyConversionWarning)
         paths = save_traces(step, tmp_path / "step.et")

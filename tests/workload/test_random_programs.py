@@ -1,4 +1,4 @@
-"""Random steps, transformed at random: what is accepted keeps its meaning, and what would change it is refused."""
+"""Random transformations of random steps: accepted ones preserve values, and others are refused."""
 
 import random
 from collections import Counter
@@ -21,7 +21,7 @@ LAYOUTS = ("replicated", "partial", "sliced(0)", "sliced(1)")
 
 
 def random_step(rng):
-    """A step of some operations on float64, each on whatever the last few made."""
+    """A random step of float64 operations on the results of the last few."""
     ranks = rng.choice((2, 3, 4))
     step = Workload("random", ranks)
     side = 4 * ranks
@@ -65,12 +65,12 @@ def random_step(rng):
 
 
 def close(one, two):
-    """Whether arrays are equal but for how sums are ordered."""
+    """True if arrays are equal up to the order of sums."""
     return one.shape == two.shape and np.allclose(one, two, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
 def same(step, one, two):
-    """Whether every rank has the same of what a step is for; of what is partial, whether the sums are the same."""
+    """True if all ranks have equal outputs; for partial outputs, if the sums are equal."""
     for name in step.outputs:
         if step.tensors[name].layout == "partial":
             if not close(np.sum(one[name], axis=0), np.sum(two[name], axis=0)):
@@ -81,7 +81,7 @@ def same(step, one, two):
 
 
 def agree(step, other):
-    """Whether two steps mean the same of what the first is for, by the library's meaning, in the same layouts."""
+    """True if two steps have equal outputs in equal layouts, by the library's own execution."""
     inputs = random_inputs(step, seed=7)
     layouts = [
         (each.tensors[name].layout, each.tensors[name].axis)
@@ -93,7 +93,7 @@ def agree(step, other):
 
 
 def naively(step, operations):
-    """What the oracle makes of operations on a step's inputs, or None where arrays do not even fit."""
+    """Result of the reference interpreter on a step's inputs, or None if shapes do not fit."""
     shapes = {name: tensor.shape for name, tensor in step.tensors.items()}
     shapes |= {
         each.name: shapes.get(each.name, shapes.get(each.name.split("@")[0], ())) for each in operations
@@ -106,10 +106,10 @@ def naively(step, operations):
 
 
 def forced(step, collective, operation):
-    """By brute force, what one might do who moves an operation before a collective without asking.
+    """All ways to move an operation before a collective, without checks.
 
-    It reads what the collective reads, or what all collectives of its kind do; and what comes behind is nothing, or
-    any collective.
+    The operation reads what the collective reads, or what all collectives of its kind read; after it comes no
+    collective, or any.
     """
     moved, after = step.operation[collective], step.operation[operation]
     alike = {each.name for each in step.operations if each.kind == moved.kind and each.name in after.inputs}
@@ -126,7 +126,7 @@ def forced(step, collective, operation):
 
 
 def attempts(step, rng):
-    """Transformations, legal or not: what does it, and the operations that it would make, by force."""
+    """Transformations, legal or not: (transformation, operations that it would give without checks)."""
     for each in step.operations:
         if each.is_collective:
             for reader in step.readers[each.name]:
@@ -153,7 +153,7 @@ def attempts(step, rng):
 
 @pytest.mark.fuzz
 def test_random_programs_keep_their_meaning():
-    """Of 1,000 programs with TACCL_MANY, and 200 by default."""
+    """Accepted transformations keep the values of 50 random programs, or of 1,000 with TACCL_MANY."""
     seen = Counter()
     for seed in cases("random programs", few=50, many=1000):
         rng = random.Random(seed)
@@ -186,7 +186,7 @@ def test_random_programs_keep_their_meaning():
 
 
 def test_the_oracle_tells_a_norm_of_slices():
-    """The norm of slices, summed or gathered, is another number; a sum of squares is the same."""
+    """The reference tells norms of slices from the norm; a sum of squares of slices is correct."""
     step = (
         Workload("norm", 2)
         .input("x", (4, 4), dtype="float64", layout="sliced(0)")

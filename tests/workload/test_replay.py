@@ -1,4 +1,4 @@
-"""Scheduled steps carried out by their sends give what the untransformed program gives."""
+"""Scheduled steps, replayed by their sends, give the values of the untransformed program."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ RATES = Rates(1, 100)
 
 
 def block():
-    """A product of slices, its sum, and what follows; in tiles, and in pieces."""
+    """A product of slices, its sum, and pointwise operations; tiled and split."""
     step = Workload("block", 4).input("x", (16, 8), dtype="float64", layout="sliced(1)")
     step = step.input("w", (8, 12), dtype="float64", layout="sliced(0)").input("b", (12,), dtype="float64")
     step = step.then("y", "matmul", "x", "w").then("sum", "allreduce", "y").then("z", "add", "sum", "b")
@@ -24,7 +24,7 @@ def block():
 
 
 def momentum():
-    """State that is kept whole, and can be sliced."""
+    """Momentum, whose state is replicated and can be sliced."""
     step = Workload("momentum", 4).input("g", (64,), dtype="float64", layout="partial")
     step = step.input("m", (64,), dtype="float64").input("p", (64,), dtype="float64")
     step = (
@@ -36,7 +36,7 @@ def momentum():
 
 
 def experts():
-    """To slices along another axis and back, and on to the next rank."""
+    """An alltoall to slices along another axis and back, and a send to the next rank."""
     step = Workload("experts", 4).input("x", (4, 32, 6), dtype="float64", layout="sliced(1)")
     step = step.input("w", (4, 6, 5), dtype="float64", layout="sliced(0)").then("to", "alltoall", "x", axis=0)
     step = step.then("y", "matmul", "to", "w").then("back", "alltoall", "y", axis=1)
@@ -44,7 +44,7 @@ def experts():
 
 
 def large():
-    """8 MB, which are cut into two pieces."""
+    """8 MB, which are cut into two chunks."""
     step = Workload("large", 4).then(
         "g", "compute", shape=(1024, 1024), dtype="float64", layout="partial", cost_us=1
     )
@@ -52,7 +52,7 @@ def large():
 
 
 def sliced(step):
-    """Reduce-scatter, update, allgather, in four tiles; the moment is sliced."""
+    """Reduce-scatter, update and allgather in four tiles, with sliced momentum."""
     found = slice_state(reorder(split(step, "sum"), "sum"), "m")
     return overlap(found, [each.name for each in found.operations if each.name != "old"], tiles=4)
 
@@ -72,7 +72,7 @@ def sliced(step):
     ],
 )
 def test_sends_bring_what_the_program_says(plain, transformed):
-    """All outputs of the untransformed program, at every rank."""
+    """The replayed sends give all outputs of the untransformed program, at every rank."""
     before = plain()
     after = transformed(before)
     inputs = random_inputs(before, seed=1)
@@ -87,7 +87,7 @@ def test_sends_bring_what_the_program_says(plain, transformed):
 
 
 def test_a_send_left_out_shows():
-    """A rank then reads what it never got."""
+    """A missing send is detected, as a rank reads data that it never received."""
     step = schedule_workload(block(), RANKS, rates=RATES)
     schedule = step.schedule
     kept = np.arange(schedule.num_transfers - 1)

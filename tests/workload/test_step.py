@@ -1,4 +1,4 @@
-"""Steps scheduled: as close to their bound as they can be, judged, and judged wrong where they are."""
+"""Scheduled steps: gap to the bound, verification, and detected faults."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -19,12 +19,12 @@ from taccl.workload import (
     split,
 )
 
-#: Four ranks, all of them linked, where a hop takes 1 us and 100 us a MB.
+#: Four ranks, fully connected, 1 us per hop and 100 us/MB.
 RANKS = taccl.topologies.fully_connected(4, alpha_us=1, bandwidth_gb_per_s=10)
 
 
 def sums(cost_us, tiles):
-    """A kernel of 4 MB of partial sums, their allreduce, and a kernel that reads them."""
+    """A kernel that produces 4 MB of partial sums, and their allreduce."""
     step = Workload("sums", 4).then("g", "compute", shape=(64, 16_384), layout="partial", cost_us=cost_us)
     step = step.then("sum", "allreduce", "g")
     return overlap(step, ["g", "sum"], tiles=tiles) if tiles > 1 else step
@@ -38,7 +38,7 @@ def step():
 
 @pytest.mark.slow
 def test_a_step_is_near_its_bound(step):
-    """As much to compute as to send, nearly: tiles follow each other."""
+    """With about equal times to compute and to send, tiles overlap and the gap is below 0.25."""
     assert step.verify().ok
     assert step.bound <= step.finish
     assert step.gap < 0.25
@@ -46,7 +46,7 @@ def test_a_step_is_near_its_bound(step):
 
 
 def test_in_sequence_times_add_up():
-    """Kernels take 160 us before the first send."""
+    """In sequence, kernels take 160 us before the first send."""
     whole = schedule_workload(sums(160, 1), RANKS, order="in-sequence")
     alone = schedule_workload(sums(0, 1), RANKS, order="in-sequence")
     assert whole.finish == alone.finish + 160
@@ -55,7 +55,7 @@ def test_in_sequence_times_add_up():
 
 @pytest.mark.slow
 def test_a_share_of_the_processor_slows_what_it_computes():
-    """A fifth for communication: 160 us become 200, which the bound knows."""
+    """With a fifth of the processor for communication 160 us become 200, also in the bound."""
     shared = schedule_workload(sums(160, 1), RANKS, communication_share=0.2)
     assert max(each.end_us for each in shared.tiles) == 200
     assert shared.verify().ok
@@ -65,7 +65,7 @@ def test_a_share_of_the_processor_slows_what_it_computes():
 
 @pytest.mark.slow
 def test_what_is_sent_waits_for_its_tile(step):
-    """Releases are when tiles end, and the verifier holds sends to them."""
+    """Release dates of chunks are the ends of tiles, and the verifier refuses earlier sends."""
     released = {us for _, _, us in step.schedule.problem.release_us}
     assert released == {Fraction(20 * tile) for tile in range(1, 9)}
     early = replace(step.schedule, start=step.schedule.start - 20, end=step.schedule.end - 20)
@@ -74,7 +74,7 @@ def test_what_is_sent_waits_for_its_tile(step):
 
 @pytest.mark.parametrize("fault", ["early", "short", "twice", "missing", "busy", "released"])
 def test_the_judge_names_what_is_wrong(step, fault):
-    """Each fault alone, in a step that is right but for it."""
+    """The verifier names each single fault in an otherwise valid step."""
     one, two, *rest = step.tiles
     schedule = step.schedule
     if fault == "released":
@@ -111,13 +111,13 @@ def plain():
 
 @pytest.mark.slow
 def test_sends_of_the_workloads_own_problem_are_accepted(plain):
-    """The schedule is synthesized with the release dates alone."""
+    """A schedule synthesized with the release dates alone is accepted."""
     assert of_other_problem(plain).verify().ok
 
 
 @pytest.mark.slow
 def test_sends_of_smaller_chunks_are_refused(plain):
-    """Chunks of 1 byte finish early, and are not what the kernel makes."""
+    """Sends of 1-byte chunks are refused, as the kernel produces more."""
     verdict = of_other_problem(plain, chunk_bytes=(1,) * 4).verify()
     assert "chunk 0 of s has 1 bytes; expected 1000000" in repr(verdict)
 
@@ -125,7 +125,7 @@ def test_sends_of_smaller_chunks_are_refused(plain):
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["origins", "destinations"])
 def test_sends_between_fewer_ranks_are_refused(plain, role):
-    """Sums that stay at their roots, or lack a contribution."""
+    """Sums that stay at their roots, or lack a contribution, are refused."""
     collective = plain.schedule.problem.collective
     less = {"destinations": lambda c: (c.root,), "origins": lambda c: c.origins[:-1]}[role]
     chunks = tuple(replace(each, **{role: less(each)}) for each in collective.chunks)
@@ -138,21 +138,21 @@ def test_sends_between_fewer_ranks_are_refused(plain, role):
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [{"bandwidth_gb_per_s": 1e5}, {"alpha_us": 0}])
 def test_sends_on_a_faster_topology_are_refused(plain, change):
-    """Links of the same ends, which take less time."""
+    """A schedule on a topology with faster links is refused."""
     fast = taccl.topologies.fully_connected(4, **({"alpha_us": 1, "bandwidth_gb_per_s": 10} | change))
     assert "differs from fully-connected:4 in links" in repr(of_other_problem(plain, topology=fast).verify())
 
 
 @pytest.mark.slow
 def test_copies_in_place_of_sums_are_refused(plain):
-    """Any origin's chunk would do for a collective that does not combine."""
+    """A collective that copies in place of summing is refused."""
     collective = replace(plain.schedule.problem.collective, combining=False, groups=())
     assert "reduces otherwise" in repr(of_other_problem(plain, collective=collective).verify())
 
 
 @pytest.mark.slow
 def test_chunks_that_may_not_merge_are_refused_where_they_may(plain):
-    """Two chunks in one send pay one latency; the workload's problem lets none merge over these links."""
+    """A schedule with merged sends is refused if the workload's problem does not allow merging."""
     problem = plain.schedule.problem
     every = frozenset(range(len(RANKS.links)))
     most = {"merging": every, "max_merge": problem.clauses.max_merge + 1}
@@ -163,14 +163,15 @@ def test_chunks_that_may_not_merge_are_refused_where_they_may(plain):
 
 @pytest.mark.slow
 def test_further_clauses_of_a_schedule_are_its_own(plain):
-    """A sketch that forbids links makes another schedule of the same transfers."""
+    """A schedule under a sketch that forbids links is accepted."""
     ring = frozenset(e for e, link in enumerate(RANKS.links) if (link.src + 1) % 4 == link.dst)
     clauses = replace(plain.schedule.problem.clauses, links_allowed=ring)
     assert of_other_problem(plain, clauses=clauses).verify().ok
 
 
 def test_a_schedule_without_sends_is_refused(plain):
-    """Without chunks, of another problem, and of the workload's own: each in a sentence."""
+    """Empty schedules without chunks, of another problem, and of the workload's own are refused in one
+    sentence each."""
     nothing = {"chunk": [], "link": [], "start": [], "end": []}
     custom = taccl.collectives.custom(4, precondition={0: [0]}, postcondition={0: [0]})
     other = make_schedule(taccl.make_problem(RANKS, custom, chunk_bytes=8), **nothing)
@@ -182,18 +183,18 @@ def test_a_schedule_without_sends_is_refused(plain):
 
 @pytest.mark.parametrize("share", [-1.0, 1.0, float("nan")])
 def test_a_share_that_is_none_is_refused(plain, share):
-    """A negative share would make kernels faster."""
+    """A negative communication share is refused."""
     assert "communication_share is" in repr(replace(plain, communication_share=share).verify())
 
 
 def test_a_workload_of_other_ranks_is_refused(plain):
-    """Two ranks cannot run on a topology of four."""
+    """A workload of two ranks is refused on a topology of four."""
     two = Workload("two", 2).then("a", "compute", shape=(4,), cost_us=10)
     assert "the workload is of 2 ranks" in repr(replace(plain, workload=two).verify())
 
 
 def test_a_link_that_does_not_exist_is_named(plain):
-    """And nothing waits for what it would bring."""
+    """An unknown link is named in the error."""
     link = plain.schedule.link.copy()
     link[0] = 99
     assert "there is no such link" in repr(
@@ -202,7 +203,7 @@ def test_a_link_that_does_not_exist_is_named(plain):
 
 
 def test_a_reader_starts_after_its_chunks():
-    """A kernel behind an allreduce, moved to the beginning: chunks are late for it, and it reads what is not there."""
+    """A kernel moved before the allreduce that it reads is a fault."""
     step = schedule_workload(sums(10, 1).then("next", "compute", "sum", shape=(4,), cost_us=5), RANKS)
     assert step.verify().ok
     assert step.finish == max(each.end_us for each in step.tiles) == step.schedule.finish + 5
@@ -217,7 +218,7 @@ def test_a_reader_starts_after_its_chunks():
 
 @pytest.mark.slow
 def test_all_kinds_of_collectives_are_scheduled():
-    """One after another, with pieces of a kernel between."""
+    """All kinds of collectives are scheduled in sequence, with kernels between."""
     step = Workload("all", 4).input("x", (64, 64), layout="sliced(0)").then("a", "alltoall", "x", axis=1)
     step = step.then("r", "relu", "a").then("s", "send", "r", shift=1).then("g", "allgather", "s")
     step = step.then("p", "compute", "g", shape=(64, 64), layout="partial", cost_us=3)
@@ -228,7 +229,7 @@ def test_all_kinds_of_collectives_are_scheduled():
 
 
 def test_nothing_to_send_is_a_schedule_too():
-    """Two kernels on one processor take as long as both."""
+    """A step of two kernels without sends takes the sum of their times."""
     step = (
         Workload("alone", 4)
         .then("a", "compute", shape=(4,), cost_us=3)
@@ -242,7 +243,7 @@ def test_nothing_to_send_is_a_schedule_too():
 
 @pytest.mark.slow
 def test_the_search_beats_the_program():
-    """Slices, overlaps and fused operations, found without being told; state comes out sliced."""
+    """The search finds slicing, overlap and fusion by itself; state is sliced."""
     step = Workload("momentum", 4).input("g", (1 << 20,), layout="partial")
     step = step.input("m", (1 << 20,)).input("p", (1 << 20,)).then("sum", "allreduce", "g")
     step = step.then("old", "scale", "m", value=0.9).then("m_new", "add", "old", "sum")
@@ -257,7 +258,7 @@ def test_the_search_beats_the_program():
 
 
 def test_a_search_without_time_still_overlaps():
-    """It tries the least number of tiles before it looks at the clock."""
+    """A search without time still overlaps with the minimum number of tiles, 4."""
     found = autotransform(sums(160, 1), RANKS, time_limit_s=1e-9)
     assert [each.tiles for each in found.workload.overlaps] == [4]
 
@@ -272,20 +273,20 @@ def test_a_search_without_time_still_overlaps():
     ],
 )
 def test_what_cannot_be_scheduled_is_refused(ask, said):
-    """In one sentence."""
+    """A bad request is refused in one sentence."""
     with pytest.raises(taccl.InputError, match=said):
         schedule_workload(sums(1, 1), **({"topology": RANKS} | ask))
 
 
 def test_costs_that_nobody_knows_are_asked_for():
-    """These ranks have no rates of processors."""
+    """Without processor rates and without given costs an error asks for the cost."""
     step = Workload("w", 4).input("x", (4, 4)).then("y", "matmul", "x", "x")
     with pytest.raises(WorkloadError, match="y: has no cost_us, and the machine's rates are not known"):
         schedule_workload(step, RANKS)
 
 
 def test_a_picture_has_two_rows_a_rank(step):
-    """Kernels in one row, sends in the other; with a bar for each tile and each send."""
+    """The plot has two rows per rank, kernels and sends, with a bar for each tile and send."""
     ax = taccl.plot.step(step, max_ranks=2)
     assert [text.get_text() for text in ax.get_yticklabels()] == [
         "compute 0",

@@ -1,4 +1,4 @@
-"""Steps as programs for PyTorch: each gives what its untransformed program gives, on real gloo processes."""
+"""Generated PyTorch programs give the values of the untransformed program, on real gloo processes."""
 
 import json
 
@@ -16,7 +16,7 @@ from tests.workload.test_replay import block, experts, momentum, sliced
 
 
 def kinds():
-    """Every kind of operation that is not in the other steps, in float32."""
+    """Every kind of operation that the other steps lack, in float32."""
     step = Workload("kinds", 4).input("x", (8, 16), layout="sliced(0)").input("w", (16,))
     step = step.then("a", "gelu", "x").then("b", "layernorm", "a").then("c", "softmax", "b")
     step = step.then("d", "transpose", "c").then("e", "maximum", "d", "d").then("k", "sigmoid", "e")
@@ -36,14 +36,14 @@ def mixed():
 
 
 def kernels():
-    """Kernels that are not known, and names that Python and the module have themselves."""
+    """Unknown kernels, and names that clash with Python's and the module's own."""
     step = Workload('odd """ names', 4).then("lambda", "compute", shape=(16, 4), layout="partial", cost_us=1)
     step = step.then("mine", "reduce_scatter", "lambda", axis=0).then("t", "scale", "mine", value=2)
     return step.then("ready", "allgather", "t").then("drawn", "compute", "ready", shape=(16, 4), cost_us=1)
 
 
 def pipeline():
-    """A stage that sums over its ranks, and sends what all of them have to the next stage."""
+    """A stage that sums over its ranks, and sends replicated values to the next stage."""
     step = Workload("pipeline", 4, mesh=(("pp", 2), ("tp", 2)))
     step = step.input("x", (16, 32), layout="sliced(0) over pp, sliced(1) over tp").input("b", (8,))
     step = step.input("w", (32, 8), layout="sliced(0) over tp").then("y", "matmul", "x", "w")
@@ -52,7 +52,7 @@ def pipeline():
 
 
 def hybrid():
-    """A step of training with data parallelism and tensor parallelism."""
+    """A training step with data parallelism and tensor parallelism."""
     step = Workload("hybrid", 4, mesh=(("dp", 2), ("tp", 2)))
     step = step.input("x", (16, 8), layout="sliced(0) over dp").input(
         "w1", (8, 12), layout="sliced(1) over tp"
@@ -133,13 +133,13 @@ def test_gloo_ranks_give_what_the_untransformed_program_gives(found, name):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::taccl.LossyConversionWarning")
 def test_a_program_without_its_sum_is_found_out(found):
-    """Ranks then return their parts."""
+    """A program without its sum fails the comparison, as ranks return partial values."""
     difference, tolerance, _, _ = found["spoilt"]
     assert difference > 1000 * tolerance
 
 
 def test_a_step_file_is_converted_to_a_program(tmp_path):
-    """The writer is the one of steps; the program compiles."""
+    """`convert` turns a step file into a program that compiles."""
     save_workload(block(), tmp_path / "step.toml")
     with pytest.warns(LossyConversionWarning, match="costs and schedule"):
         done = convert(tmp_path / "step.toml", tmp_path / "step.py", to="torch")
@@ -155,7 +155,7 @@ def test_tiles_of_a_reader_run_a_turn_behind():
 
 
 def test_another_original_is_refused(tmp_path):
-    """It lacks an output of the step."""
+    """An original without an output of the step is refused."""
     save_workload(momentum(), tmp_path / "other.toml")
     with pytest.raises(WorkloadError, match="has no out, an output of the step"):
         dump_torch_step(block(), original=tmp_path / "other.toml")
@@ -163,7 +163,7 @@ def test_another_original_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_topology_transforms_the_step():
-    """The moments of the written step are sliced; those of the untransformed one are whole."""
+    """With a topology the written step is transformed: its momentum is sliced."""
     step = Workload("momentum", 4).input("g", (64,), layout="partial").input("m", (64,))
     step = step.then("sum", "allreduce", "g").then("m_new", "add", "m", "sum", cost_us=1).updating(m="m_new")
     text = dump_torch_step(step, topology=taccl.topologies.fully_connected(4), step_s=100)
@@ -171,6 +171,6 @@ def test_a_topology_transforms_the_step():
 
 
 def test_unknown_kernels_are_said():
-    """A stand-in takes their place."""
+    """A warning names unknown kernels, which are replaced by stand-ins."""
     with pytest.warns(LossyConversionWarning, match="no kernels for lambda, drawn"):
         dump_torch_step(kernels())

@@ -1,4 +1,4 @@
-"""Steps: what they say, what they mean, how they are kept, and what is wrong with those that are none."""
+"""Steps: text, values, files, transformations and errors."""
 
 from fractions import Fraction
 
@@ -25,7 +25,7 @@ from taccl.workload.files import schema
 
 @pytest.fixture
 def layer():
-    """A matrix product whose sum is over the slices of two ranks, and what follows it."""
+    """A matrix product over slices of two ranks, its allreduce, a bias and dropout."""
     step = Workload("layer", 2).input("x", (4, 6), layout="sliced(1)").input("w", (6, 8), layout="sliced(0)")
     step = step.input("b", (8,)).then("y", "matmul", "x", "w").then("sum", "allreduce", "y")
     return step.then("z", "add", "sum", "b").then("out", "dropout", "z", value=0.5)
@@ -33,7 +33,7 @@ def layer():
 
 @pytest.fixture
 def adam():
-    """A moment and parameters, both kept whole by each of two ranks."""
+    """Momentum and parameters, both replicated on two ranks."""
     step = Workload("momentum", 2).input("g", (8,), layout="partial").input("m", (8,)).input("p", (8,))
     step = (
         step.then("sum", "allreduce", "g")
@@ -45,7 +45,7 @@ def adam():
 
 
 def test_a_step_reads_as_a_program(layer):
-    """Inputs with their layouts, operations in order, and what is returned."""
+    """The repr shows inputs with layouts, operations in order, and returned values."""
     assert repr(layer).splitlines()[1:] == [
         "  x: float32[4, 6] sliced(1)",
         "  w: float32[6, 8] sliced(0)",
@@ -59,7 +59,7 @@ def test_a_step_reads_as_a_program(layer):
 
 
 def test_the_sum_of_partial_products_is_the_product(layer):
-    """As numpy works it out of the whole arrays."""
+    """The allreduced partial products equal numpy's product of the whole arrays."""
     x, w = np.arange(24.0).reshape(4, 6), np.arange(48.0).reshape(6, 8)
     found = layer.run({"x": np.split(x, 2, axis=1), "w": np.split(w, 2, axis=0), "b": [np.ones(8)] * 2})
     for rank in range(2):
@@ -67,7 +67,7 @@ def test_the_sum_of_partial_products_is_the_product(layer):
 
 
 def test_files_hold_all_of_a_step(layer, adam, tmp_path):
-    """TOML and JSON, overlaps, fused operations and state included."""
+    """TOML and JSON files keep overlaps, fused operations and state."""
     tiled = overlap(fuse(layer, "sum", "z"), ["y", "sum", "z"], tiles=2)
     kernel = Workload("k", 2).then("g", "compute", shape=(4,), layout="partial", cost_us=1.5)
     for name in ("step.toml", "step.json"):
@@ -79,13 +79,13 @@ def test_files_hold_all_of_a_step(layer, adam, tmp_path):
 
 
 def test_a_path_that_is_none_is_named():
-    """A number is no path, and is not asked what kind of file it is."""
+    """The error for a path that is a number names the value."""
     with pytest.raises(WorkloadError, match="path: found 0; expected text or a path"):
         load_workload(0)
 
 
 def test_the_schema_names_what_files_may_say():
-    """And nothing else."""
+    """The schema lists exactly the fields that files may have."""
     assert set(schema()["properties"]) == {
         "name", "num_ranks", "inputs", "operations", "returned", "state", "overlaps", "mesh", "pieces",
     }  # fmt: skip
@@ -93,7 +93,7 @@ def test_the_schema_names_what_files_may_say():
 
 
 def test_sliced_state_is_one_nth(adam):
-    """Both kinds of state of 8 floats: m is sliced in two, p is kept whole as all ranks read it."""
+    """State of 8 floats each: m is sliced in two, p stays replicated as all ranks read it."""
     sliced = slice_state(reorder(split(adam, "sum"), "sum"), "m")
     assert (adam.state_bytes, sliced.state_bytes) == (64, 16 + 32)
     with pytest.raises(WorkloadError, match="p: is replaced by p_new, which the step returns whole"):
@@ -106,7 +106,7 @@ def test_sliced_state_is_one_nth(adam):
 
 
 def test_tiles_of_slices_are_a_part_of_each():
-    """Along the axis that a reduce-scatter slices, a tile has a part of every slice."""
+    """Along the axis that a reduce-scatter slices, a tile contains a part of every slice."""
     step = Workload("t", 2).input("g", (8,), layout="partial").then("s", "reduce_scatter", "g", axis=0)
     step = step.then("u", "square", "s").then("out", "allgather", "u")
     tiled = overlap(step, ["s", "u", "out"], tiles=2)
@@ -115,7 +115,7 @@ def test_tiles_of_slices_are_a_part_of_each():
 
 
 def test_a_tile_of_columns_is_normed_by_whole_rows():
-    """A layernorm in two tiles along its own axis gives what it gives at once."""
+    """A layernorm in two tiles along its own axis equals the untiled one."""
     step = Workload("rows", 2).input("x", (4, 6), layout="sliced(0)").then("n", "layernorm", "x")
     step = step.then("out", "subtract", "n", "x")
     tiled = overlap(step, ["n", "out"], tiles=2, axis=1)
@@ -127,7 +127,7 @@ def test_a_tile_of_columns_is_normed_by_whole_rows():
 
 @pytest.mark.slow
 def test_casts_move_before_what_gathers_them():
-    """Parameters in bfloat16 travel in half the bytes; their slices are cast first."""
+    """Casting slices of parameters to bfloat16 before the allgather halves the bytes sent."""
     step = Workload("cast", 2).input("p", (8,), layout="sliced(0)").then("all", "allgather", "p")
     step = reorder(step.then("low", "cast", "all", dtype="bfloat16"), "all", "low")
     assert [each.kind for each in step.operations] == ["cast", "allgather"]
@@ -137,7 +137,7 @@ def test_casts_move_before_what_gathers_them():
 
 
 def test_casts_of_partial_sums_only_widen():
-    """Rounded parts do not add up to the rounded sum."""
+    """A narrowing cast of partial sums is refused, as rounded parts do not add up to the rounded sum."""
     step = Workload("cast", 2).input("g", (8,), layout="partial").then("sum", "allreduce", "g")
     low = step.then("low", "cast", "sum", dtype="bfloat16")
     with pytest.raises(WorkloadError, match="low: cast to bfloat16 rounds each part of g"):
@@ -147,7 +147,7 @@ def test_casts_of_partial_sums_only_widen():
 
 
 def test_slices_follow_a_transpose():
-    """Axis 0 of three becomes axis 2; gathered behind it, values are those of numpy."""
+    """Axis 0 of three becomes axis 2; gathered after the transpose, values equal numpy's."""
     step = Workload("turn", 2).input("x", (4, 2, 3), layout="sliced(0)").then("all", "allgather", "x")
     step = step.then("t", "transpose", "all", axes=(2, 1, 0))
     turned = reorder(step, "all", "t")
@@ -157,7 +157,7 @@ def test_slices_follow_a_transpose():
 
 
 def test_softmax_is_over_whole_rows():
-    """Rows add up to 1, tile by tile as well; slices of rows are refused."""
+    """Softmax rows add up to 1, also in tiles; sliced rows are refused."""
     step = Workload("rows", 2).input("x", (4, 6), layout="sliced(0)").then("s", "softmax", "x")
     tiled = overlap(step.then("all", "allgather", "s"), ["s", "all"], tiles=2)
     np.testing.assert_allclose(tiled.run()["all"][0].sum(axis=-1), 1, rtol=1e-6)
@@ -175,7 +175,8 @@ def test_work_follows_from_shapes(layer):
 
 
 def test_an_input_that_is_named_twice_is_read_once():
-    """Each of two ranks squares 8 floats; a matrix product reads and writes 6 x 6 floats."""
+    """An input named twice is read once: each of two ranks squares 8 floats; a product reads and writes 6 x
+    6."""
     step = Workload("twice", 2).input("x", (16,), layout="sliced(0)").input("a", (6, 6), layout="replicated")
     step = step.then("square", "multiply", "x", "x").then("product", "matmul", "a", "a")
     assert bytes_of(step, "square") == 4 * (8 + 8)
@@ -183,12 +184,13 @@ def test_an_input_that_is_named_twice_is_read_once():
 
 
 def bytes_of(step, name):
-    """Bytes of memory traffic of one rank for an operation."""
+    """Memory traffic of one rank for an operation, in bytes."""
     return work_of(step, step.operation[name])[1]
 
 
 def test_fused_state_is_written(adam):
-    """With 8 floats, `old` and `m_new` read from registers; the new moments and parameters are written."""
+    """After fusion `m_new` reads `old` and `p_new` reads `p` from memory; new state is written (8 floats
+    each)."""
     fused = fuse(adam, "sum", "m_new", "p_new")
     assert bytes_of(fused, "m_new") == 4 * (8 + 8)  # reads old, writes m_new
     assert bytes_of(fused, "p_new") == 4 * (8 + 8)  # reads p, writes p_new
@@ -196,9 +198,7 @@ def test_fused_state_is_written(adam):
 
 
 def test_fused_state_of_slices_is_written(adam):
-    """Each of two ranks writes the 4 floats of the moments that it keeps; the allgather sends from
-    registers.
-    """
+    """Each of two ranks writes the 4 floats of momentum that it keeps; the allgather sends from registers."""
     step = slice_state(reorder(split(adam, "sum"), "sum"), "m")
     scatter = next(each.name for each in step.operations if each.kind == "reduce_scatter")
     fused = fuse(step, scatter, "m_new", "p_new_slice")
@@ -207,16 +207,14 @@ def test_fused_state_of_slices_is_written(adam):
 
 
 def test_what_only_fused_operations_read_is_not_written(layer):
-    """`z` is handed on to `out`, which the buffer of the sum holds: only the bias is read."""
+    """`z` stays in registers for `out`, which reuses the sum's buffer: only the bias is read."""
     fused = fuse(layer, "sum", "z", "out")
     assert bytes_of(fused, "z") == 4 * 8
     assert bytes_of(fused, "out") == 0
 
 
 def test_one_result_takes_the_place_of_the_sum(layer):
-    """If `z` or the sum is also read elsewhere, the buffer is in use, and 4 x 8 further floats are
-    written.
-    """
+    """If `z` or the sum is also read elsewhere, the buffer is in use, and 4 x 8 more floats are written."""
     both = fuse(layer.returning("z", "out"), "sum", "z", "out")
     assert bytes_of(both, "z") == 4 * (8 + 32)
     assert bytes_of(both, "out") == 0
@@ -225,20 +223,20 @@ def test_one_result_takes_the_place_of_the_sum(layer):
 
 
 def test_one_kernel_reads_and_writes_each_tensor_once(adam):
-    """Moments and parameters of 8 floats: three tensors are read, two written; `old` stays in registers."""
+    """Momentum and parameters of 8 floats: three tensors are read, two written; `old` stays in registers."""
     fused = fuse(adam, "m_new", "old", "p_new")
     assert sum(bytes_of(fused, name) for name in ("old", "m_new", "p_new")) == 4 * 8 * (3 + 2)
     assert [each.fused for each in fused.operations] == ["", "", "old", "old"]
 
 
 def test_a_kernel_costs_its_head_what_all_of_it_takes(adam):
-    """At 1 GB/s 160 bytes take 160 ns; the other operations of the kernel take nothing of their own."""
+    """At 1 GB/s the fused kernel's 160 bytes take 160 ns, charged to its first operation."""
     costs = tile_costs(fuse(adam, "old", "m_new", "p_new"), Rates(1, 1))
     assert costs == {"sum": 0, "old": Fraction(160, 1000), "m_new": 0, "p_new": 0}
 
 
 def test_a_kernel_waits_for_all_that_it_reads(adam):
-    """The head alone reads `m`; its kernel also reads the sum and the parameters."""
+    """A kernel waits for all its inputs: `m` of the first operation, the sum and the parameters."""
     fused = fuse(adam, "old", "m_new", "p_new")
     assert fused.waits["old"] == ("m", "sum", "p")
     assert list(fused.operation) == ["sum", "old", "m_new", "p_new"]
@@ -246,14 +244,14 @@ def test_a_kernel_waits_for_all_that_it_reads(adam):
 
 
 def test_a_norm_may_end_a_kernel():
-    """8 floats are read once, and two results written: the square and one number."""
+    """A kernel ending in a norm reads 8 floats once, and writes the square and one number."""
     step = Workload("norms", 2).input("x", (8,)).then("y", "square", "x").then("n", "norm", "y")
     fused = fuse(step.returning("y", "n"), "y", "n")
     assert bytes_of(fused, "y") + bytes_of(fused, "n") == 4 * (8 + 8 + 1)
 
 
 def test_what_a_collective_is_to_combine_with_is_fused_too(adam):
-    """`old` reads no sum; it runs when the sum has come, and is not written."""
+    """`old` fused into the collective's kernel runs after the sum and is not written."""
     fused = fuse(adam, "sum", "m_new", "old", "p_new")
     assert bytes_of(fused, "old") == 4 * 8
     assert fused.waits["old"] == ("m", "sum")
@@ -262,7 +260,8 @@ def test_what_a_collective_is_to_combine_with_is_fused_too(adam):
 
 
 def test_fair_baselines_of_adam():
-    """One fused kernel moves 7 tensors through memory; ZeRO-1 an eighth of that, and the plain program 30."""
+    """Adam on 8 ranks: one fused kernel moves 7 tensors through memory, ZeRO-1 an eighth of that, the plain
+    program 30."""
     adam = CASES["adam"](8)
     one, zero = fused(adam, collectives=False), fused(sharded(adam, ["sum"]), collectives=False)
     size = adam.tensors["p"].num_bytes
@@ -275,7 +274,7 @@ def test_fair_baselines_of_adam():
 
 
 def test_a_larger_result_than_the_buffer_is_written_for_the_rest(layer):
-    """A float64 bias makes `z` 4 x 8 numbers of 8 bytes, where the sum's buffer has 4 bytes for each."""
+    """A float64 bias makes `z` 4 x 8 numbers of 8 bytes, of which the sum's buffer holds 4 bytes each."""
     step = Workload("wide", 2).input("x", (4, 8), layout="partial").input("b", (8,), dtype="float64")
     step = fuse(step.then("sum", "allreduce", "x").then("z", "add", "sum", "b"), "sum", "z")
     assert bytes_of(step, "z") == 8 * 8 + 32 * (8 - 4)
@@ -327,21 +326,21 @@ def test_a_larger_result_than_the_buffer_is_written_for_the_rest(layer):
     ],
 )
 def test_what_is_wrong_is_named_with_its_operation(layer, make, said):
-    """In one sentence."""
+    """The error names the operation, in one sentence."""
     with pytest.raises(WorkloadError, match=said) as found:
         make(layer)
     assert "\n" not in str(found.value)
 
 
 def test_norms_of_partial_tiles_are_refused(layer):
-    """A norm needs all tiles of what it reads."""
+    """A norm is refused as a tile, as it needs all tiles of its input."""
     step = layer.then("n", "norm", "out")
     with pytest.raises(WorkloadError, match="n: reads all of out along axis 0"):
         overlap(step, ["out", "n"], tiles=2)
 
 
 def test_an_overlap_must_not_wait_for_itself():
-    """Between its operations nothing outside may be needed."""
+    """An overlap is refused if an operation outside depends on part of it and feeds another part."""
     step = (
         Workload("w", 2)
         .input("x", (4,))
@@ -365,7 +364,7 @@ def test_an_overlap_must_not_wait_for_itself():
     ],
 )  # fmt: skip
 def test_files_that_make_no_step_are_refused(tmp_path, text, said):
-    """The file and the operation are named."""
+    """The error for a bad file names the file and the operation."""
     path = tmp_path / "step.toml"
     path.write_text(text)
     with pytest.raises(WorkloadError, match=said) as found:
@@ -374,6 +373,6 @@ def test_files_that_make_no_step_are_refused(tmp_path, text, said):
 
 
 def test_rates_are_positive():
-    """Nothing is computed at no rate."""
+    """Rates must be above 0."""
     with pytest.raises(WorkloadError, match="above 0"):
         Rates(0, 1)

@@ -1,4 +1,4 @@
-"""One process of PyTorch for each rank: every module of a folder, compared with its untransformed program."""
+"""One PyTorch process per rank: compares every module of a folder with its untransformed program."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ torch.set_num_threads(1)
 
 
 def main(folder):
-    """Write the largest difference, and the seconds of both programs, by module to found.json."""
+    """Write the largest difference and the seconds of both programs to found.json, by module."""
     dist.init_process_group("gloo")
     found = {}
     for path in sorted(Path(folder).glob("*.py")):

@@ -1,4 +1,4 @@
-"""Sums that two ranks complete at once."""
+"""Sums that two ranks complete at the same time by an exchange of partial sums."""
 
 import random
 from dataclasses import replace
@@ -28,7 +28,7 @@ from tests.synthesis.small_problems import custom, full, problem_of, random_prob
 
 
 def line(num_ranks):
-    """Neighbours joined both ways, 1 us."""
+    """A line with links both ways, 1 us each."""
     builder = TopologyBuilder("line", [0] * num_ranks)
     for rank in range(num_ranks - 1):
         builder.add_link(rank, rank + 1, alpha_us=0, beta_us_per_mb=1)
@@ -37,7 +37,7 @@ def line(num_ranks):
 
 
 def one_sum(topology, *sends, **clauses):
-    """A sum of all for all, whose root is rank 1, by (from, to, is added) in order, as soon as may be."""
+    """A sum of all ranks for all ranks, root 1, by sends (from, to, reduce) in order, as early as possible."""
     everyone = range(topology.num_ranks)
     problem = problem_of(topology, custom(len(everyone), [(everyone, everyone)], combining=True), **clauses)
     link = {(each.src, each.dst): e for e, each in enumerate(topology.links)}
@@ -51,7 +51,7 @@ ALONG_A_LINE = [(0, 1, True), (3, 2, True), (2, 1, True), (1, 2, False), (1, 0, 
 
 
 def test_the_middle_of_a_line_exchanges():
-    """Four ranks in a line take 4 us by way of rank 1, 3 if it sends what it has while rank 2 does."""
+    """Four ranks in a line take 4 us through root 1, and 3 us if ranks 1 and 2 exchange partial sums."""
     schedule = one_sum(line(4), *ALONG_A_LINE)
     found = exchanged(schedule)
     taccl.verify(found).raise_if_failed()
@@ -61,7 +61,7 @@ def test_the_middle_of_a_line_exchanges():
 
 
 def test_an_exchange_is_read_as_trees():
-    """One of the two is taken for the root, and the other, with all behind it, waits for the sum from there."""
+    """Read as trees, one of the two ranks is the root, and the other with its subtree waits for the sum."""
     reduction, spreading = read_trees(exchanged(one_sum(line(4), *ALONG_A_LINE)))
     (root,) = reduction.origins
     assert root in (1, 2) and spreading.origins == {root}
@@ -72,7 +72,7 @@ def test_an_exchange_is_read_as_trees():
 
 
 def test_improvement_begins_from_an_exchange():
-    """Along the same trees, where one root waits for the other again: no later than by itself."""
+    """Improvement starts from the exchange's trees with one root again: 4 us, no later than without."""
     found = exchanged(one_sum(line(4), *ALONG_A_LINE))
     search = Improvement(found.problem, read_trees(found))
     assert found.problem.costs.us(search.run(turns=0)) == 4
@@ -81,7 +81,8 @@ def test_improvement_begins_from_an_exchange():
 
 @pytest.mark.slow
 def test_what_fails_leaves_most_of_an_exchange():
-    """The rest is re-planned along its trees, and exchanged again."""
+    """After a failure most of an exchange is kept, and the rest is re-planned along trees and exchanged
+    again."""
     topology = ring(6, alpha=0)
     problem = problem_of(topology, collectives.allreduce(6))
     old = brief_synthesis(problem).schedule
@@ -92,26 +93,26 @@ def test_what_fails_leaves_most_of_an_exchange():
 
 
 def test_what_is_exchanged_is_lowered():
-    """As programs that two ranks run at once, one buffer each."""
+    """The lowered program of an exchange runs with one buffer per rank."""
     found = exchanged(one_sum(line(4), *ALONG_A_LINE))
     program = taccl.lower(found)
     assert program.num_steps
 
 
 def test_a_root_that_hears_from_others_as_late_waits():
-    """On a line of three both ends come to the middle at once."""
+    """On a line of three both ends reach the middle at the same time, so no exchange helps."""
     schedule = one_sum(line(3), (0, 1, True), (2, 1, True), (1, 0, False), (1, 2, False))
     assert exchanged(schedule) is None
 
 
 def test_a_sum_that_goes_back_another_way_stays():
-    """Rank 0 gets the sum from rank 2, and has no use for what rank 1 had before."""
+    """If the sum returns over another link, the schedule is unchanged."""
     sends = [(2, 1, True), (0, 1, True), (1, 2, False), (2, 0, False)]
     assert exchanged(one_sum(full(3), *sends)) is None
 
 
 def test_listing_starts_sends_anew():
-    """In their order, or the longest path first, no schedule of a line changes."""
+    """Listing a schedule of a line again, in order or longest path first, does not change it."""
     schedule = one_sum(line(4), *ALONG_A_LINE)
     for longest_first in (False, True):
         again = listed(schedule, longest_first=longest_first)
@@ -122,7 +123,7 @@ def test_listing_starts_sends_anew():
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_ranks", "steps"), [(4, 3), (6, 5), (8, 7)])
 def test_rings_of_even_length_take_one_step_less(num_ranks, steps):
-    """Half of a ring there and half of it back, but for the step that two ranks make at once."""
+    """Rings of even length take one step less with an exchange in the last reduce step."""
     problem = problem_of(ring(num_ranks, alpha=0), collectives.allreduce(num_ranks))
     result = brief_synthesis(problem)
     taccl.verify(result.schedule).raise_if_failed()
@@ -130,7 +131,7 @@ def test_rings_of_even_length_take_one_step_less(num_ranks, steps):
 
 
 def test_it_is_offered_last_and_only_where_it_is_better():
-    """The earlier schedule stays if the exchange does not improve it."""
+    """The exchange is offered last, and the earlier schedule stays if it is no better."""
     schedule = one_sum(line(4), *ALONG_A_LINE)
     search = Search(schedule.problem, Options(), Deadline.after(60), most_earliest=2)
     search.offer_whole(schedule, producer="some")
@@ -142,14 +143,14 @@ def test_it_is_offered_last_and_only_where_it_is_better():
 
 
 def searching(schedule):
-    """A search whose best is a schedule along trees, and the proposers from the first exchange on."""
+    """A search whose best schedule is along trees, and the proposers of exchanges and of ruin and recreate."""
     search = Search(schedule.problem, Options(), Deadline.after(AMPLE_S), most_earliest=2, limit_s=AMPLE_S)
     search.offer_whole(schedule, producer="some")
     return search, [each for each in PROPOSERS if each.proposer.name in ("exchange", "ruin and recreate")]
 
 
 def test_nothing_is_improved_once_an_exchange_meets_the_bound(compiled_search):
-    """It takes less time than ruin and recreate, and comes first."""
+    """Once an exchange meets the bound, ruin and recreate does not run."""
     search, turns = searching(one_sum(line(4), *ALONG_A_LINE))
     search.bound = taccl.lower_bound(exchanged(search.best).problem)
     assert search.bound.bound == 3
@@ -158,7 +159,7 @@ def test_nothing_is_improved_once_an_exchange_meets_the_bound(compiled_search):
 
 
 def test_trees_are_improved_whose_sums_were_exchanged(monkeypatch):
-    """Ruin and recreate goes on from the best along trees, and what it finds is exchanged in turn."""
+    """Ruin and recreate starts from the best tree schedule, and its result is exchanged again."""
     given = []
     schedule = one_sum(line(4), *ALONG_A_LINE)
 
@@ -176,7 +177,7 @@ def test_trees_are_improved_whose_sums_were_exchanged(monkeypatch):
 
 
 def test_what_comes_second_may_gain_more():
-    """Two of the earliest schedules of all levels are kept, each once; here the later one is exchanged."""
+    """The two earliest distinct schedules are kept; here the second one gains more by an exchange."""
     schedule = one_sum(line(4), *ALONG_A_LINE)
     best = exchanged(schedule)
     search = Search(schedule.problem, Options(), Deadline.after(60), most_earliest=2)
@@ -190,14 +191,14 @@ def test_what_comes_second_may_gain_more():
 
 
 def test_named_contributions_are_left_alone():
-    """One-shot sends name what they carry, which is kept apart: no rank has a sum to exchange."""
+    """One-shot sends name individual contributions, so no rank has a partial sum to exchange."""
     schedule = baseline("one-shot", problem_of(full(3), collectives.allreduce(3)), cut=False)
     assert schedule.carries is not None
     assert exchanged(schedule) is None
 
 
 def test_it_is_not_begun_without_sums_or_time():
-    """Copies have no roots; and a large allreduce takes too long."""
+    """No exchange is tried for copies, or for an allreduce too large for the time."""
     gather, reduction = (
         problem_of(ring(4), make(4)) for make in (collectives.allgather, collectives.allreduce)
     )
@@ -207,7 +208,7 @@ def test_it_is_not_begun_without_sums_or_time():
 
 @pytest.mark.fuzz
 def test_exchanged_sums_are_sums():
-    """Whatever a search finds, exchanged it is a schedule of the same problem, with as many sends."""
+    """Exchanged schedules of random problems verify and have as many sends as before."""
     found = 0
     for seed in cases("sums exchanged", few=12, many=500):
         rng = random.Random(f"sums exchanged {seed}")

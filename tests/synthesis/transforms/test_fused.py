@@ -1,4 +1,4 @@
-"""Chunks that start, are summed and end alike searched as one, where all may travel together."""
+"""Searches in which chunks with equal origins, root and destinations are fused into one (all may merge)."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -25,12 +25,12 @@ def sums(topology, name, *, per_rank, size="16KB", clauses=None):
 
 
 def test_one_chunk_a_rank_is_left_alone():
-    """One chunk per rank leaves no chunks to fuse."""
+    """A problem of one chunk per rank has nothing to fuse."""
     assert fused(sums(taccl.topologies.ring(4), "allreduce", per_rank=1)) is None
 
 
 def test_chunks_that_may_not_all_merge_are_left_alone():
-    """Chunks that do not fit in one send are not searched as one chunk."""
+    """Chunks that exceed the limit of one merged send are not fused."""
     ring = taccl.topologies.ring(4)
     some = Clauses(max_merge=6, merging=frozenset(range(len(ring.links))))
     assert fused(sums(ring, "allreduce", per_rank=4, clauses=some)) is None
@@ -38,7 +38,7 @@ def test_chunks_that_may_not_all_merge_are_left_alone():
 
 @pytest.mark.parametrize("name", ["allreduce", "reduce_scatter", "reduce"])
 def test_fused_chunks_hold_what_their_parts_do(name):
-    """Every fused chunk has the ends and the bytes of its parts, each of which is in one of them."""
+    """Every fused chunk has the ends and total bytes of its parts, and every chunk is in one fused chunk."""
     problem = sums(taccl.topologies.ring(4), name, per_rank=4)
     whole, parts = fused(problem)
     assert sorted(c for each in parts for c in each) == list(range(problem.collective.num_chunks))
@@ -50,7 +50,7 @@ def test_fused_chunks_hold_what_their_parts_do(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["allreduce", "reduce_scatter", "reduce"])
 def test_where_all_merges_parts_finish_when_the_whole_does(name):
-    """A schedule in one chunk per rank is one of all chunks, at the same times up to padding."""
+    """If all links merge, a schedule of fused chunks holds for the parts at the same times, up to padding."""
     problem = sums(taccl.topologies.ring(4), name, per_rank=4, size="16000B")
     whole, parts = fused(problem)
     found = brief_synthesis(whole, threads=1, sketch="none").schedule
@@ -62,7 +62,8 @@ def test_where_all_merges_parts_finish_when_the_whole_does(name):
 
 @pytest.mark.slow
 def test_where_some_may_not_merge_parts_go_one_after_another():
-    """Over a link that merges nothing each part is a send of its own, and none ends later than the whole."""
+    """Over a link that merges nothing each part is a separate send, and no send ends later than the fused
+    one."""
     ring = taccl.topologies.ring(4)
     merging = frozenset(e for e, link in enumerate(ring.links) if link.srcs[0] % 2)
     problem = sums(ring, "allreduce", per_rank=4, clauses=Clauses(max_merge=16, merging=merging))
@@ -77,7 +78,7 @@ def test_where_some_may_not_merge_parts_go_one_after_another():
 
 
 def exchanged_on_a_ring(merging):
-    """Four parts of one sum on a ring of four, and the sum as one chunk, which ranks 0 and 3 complete at once."""
+    """Four parts of one sum on a ring of four, and the fused sum, exchanged between ranks 0 and 3."""
     ring, everyone = taccl.topologies.ring(4), range(4)
     link = {(each.src, each.dst): e for e, each in enumerate(ring.links)}
     merges = frozenset(e for (src, _), e in link.items() if src in merging)
@@ -96,9 +97,10 @@ def exchanged_on_a_ring(merging):
 
 
 def test_sums_exchanged_over_a_link_that_merges_and_one_that_does_not():
-    """3 -> 0 merges: its send would leave before a part from 0 comes, and come when the last of them has left.
+    """3 -> 0 merges and 0 -> 3 does not: merged, the send would leave before a part from 0 arrives.
 
-    So its parts go one after another, too. The parts follow each other through the ring, each in 0.52 us a hop.
+    So the parts go one after another in both directions. They follow each other through the ring, each in
+    0.52 us per hop.
     """
     whole, problem, link = exchanged_on_a_ring(merging=(1, 3))
     schedule = parted(whole, problem, [range(4)])
@@ -110,7 +112,7 @@ def test_sums_exchanged_over_a_link_that_merges_and_one_that_does_not():
 
 
 def test_sums_exchanged_over_links_that_merge_stay_merged():
-    """If both directions merge, the parts of each are one send."""
+    """If both directions merge, the parts of each direction are one send."""
     whole, problem, link = exchanged_on_a_ring(merging=(0, 1, 3))
     schedule = parted(whole, problem, [range(4)])
     taccl.verify(schedule).raise_if_failed()
@@ -120,7 +122,7 @@ def test_sums_exchanged_over_links_that_merge_stay_merged():
 
 @pytest.mark.fuzz
 def test_parts_of_random_sums_are_verified():
-    """Rings, meshes and full graphs, of which some links merge: what is found in one chunk, as it is and exchanged."""
+    """Fused schedules of random sums on rings, meshes and full graphs, split into parts, verify."""
     some_parted = 0
     for seed in cases("sums of fused chunks in parts", few=5, many=600):
         rng = np.random.default_rng(seed)
@@ -146,9 +148,9 @@ def test_parts_of_random_sums_are_verified():
 
 @pytest.mark.slow
 def test_small_sums_in_many_chunks_finish_as_in_one():
-    """Where no baseline competes, no search merges 16 chunks on each of 9 ranks as well as one chunk goes.
+    """Without baselines, sums in 16 chunks on each of 9 ranks finish within 1.3 times those in one chunk.
 
-    Without the search in one chunk it takes 4.36 us.
+    Without the search in fused chunks they take 4.36 us.
     """
     alone = replace(BRIEF, portfolio=replace(BRIEF.portfolio, baseline_arrivals=500, first_transfers=0))
     topology = taccl.topologies.mesh(3, 3)
@@ -161,7 +163,7 @@ def test_small_sums_in_many_chunks_finish_as_in_one():
 
 @pytest.mark.slow
 def test_large_chunks_are_not_searched_as_one():
-    """If latency is a small part of a send, the chunks of one only wait for each other."""
+    """Large chunks (1 GB) are not fused, as latency is a small part of a send."""
     ring = taccl.topologies.ring(4)
     some = Clauses(max_merge=16, merging=frozenset(range(len(ring.links))))
     for size, is_searched in (("16KB", True), ("1GB", False)):

@@ -1,4 +1,4 @@
-"""Collectives that reduce, in one call: reductions, their spreading, and how well the two overlap."""
+"""Reducing collectives in one call: reduce phase, broadcast phase, and their overlap."""
 
 import itertools
 
@@ -47,7 +47,7 @@ def assert_sound(result, problem):
     by_turns(TOPOLOGIES, COMBINING, ["auto", "greedy", "highs", "cpsat"]),
 )
 def test_combining(topology, collective, backend):
-    """Every combining collective is one call and one verified schedule, on every shape of network."""
+    """Every reducing collective has a verified schedule on every kind of network."""
     problem = problem_of(TOPOLOGIES[topology], COMBINING[collective])
     assert_sound(brief_synthesis(problem, backend=backend), problem)
 
@@ -57,28 +57,28 @@ def test_combining(topology, collective, backend):
     ("topology", "collective", "backend"), by_turns(TOPOLOGIES, MULTI_ROOT, ["auto", "greedy", "highs"])
 )
 def test_multi_root(topology, collective, backend):
-    """So are collectives of several roots, whether they reduce or not."""
+    """Collectives with several roots, reducing or not, have verified schedules."""
     problem = problem_of(TOPOLOGIES[topology], MULTI_ROOT[collective])
     assert_sound(brief_synthesis(problem, backend=backend), problem)
 
 
 @pytest.mark.parametrize("name", ["reduce", "reduce-scatter"])
 def test_reductions_only_reduce(name):
-    """Sums that end at their root need no broadcast phase: every transfer reduces."""
+    """Sums needed only at their root have no broadcast phase: every transfer reduces."""
     result = brief_synthesis(problem_of(ring(4), COMBINING[name]))
     assert result.schedule.reduce.all()
     assert not any(stage.name.startswith("spread") for stage in result.stages)
 
 
 def test_allreduce_reduces_and_spreads():
-    """On 4 ranks, each of 4 chunks takes 4 reducing transfers, of which 2 are exchanged, and 2 copies."""
+    """On 4 ranks each of 4 chunks takes 4 reducing transfers, 2 of them in an exchange, and 2 copies."""
     schedule = brief_synthesis(problem_of(ring(4), collectives.allreduce(4))).schedule
     assert (int(schedule.reduce.sum()), int((~schedule.reduce).sum())) == (16, 8)
 
 
-# Derived by hand. Ring of 4, 2 us per hop: a sum needs data from two hops away, 4 us. For all ranks at once
-# each of the 8 links carries 12 / 8 sends, so two. Star of leaves 1, 2 and 3 us away: to the hub, the slowest
-# leaf's 3 us. To leaf 3, the sum of the others is at the hub after 2 us and takes 3 more.
+# By hand: on a ring of 4, 2 us per hop, a sum needs data from two hops away, 4 us; for all ranks together
+# each of the 8 links carries 12 / 8 sends, so two. On a star with leaves 1, 2 and 3 us away, a sum at the hub
+# takes the slowest leaf's 3 us; at leaf 3, the others' sum is at the hub after 2 us and takes 3 more.
 KNOWN = [
     ("ring", collectives.reduce_scatter(4), 4),
     ("ring", collectives.reduce(4), 4),
@@ -89,7 +89,7 @@ KNOWN = [
 
 @pytest.mark.parametrize(("topology", "collective", "finish_us"), KNOWN)
 def test_known_finish(topology, collective, finish_us):
-    """Finishes derived by hand."""
+    """The finish equals the value derived by hand."""
     result = brief_synthesis(problem_of(TOPOLOGIES[topology], collective))
     assert result.finish_us == finish_us
 
@@ -97,9 +97,9 @@ def test_known_finish(topology, collective, finish_us):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(some(12, 24)))
 def test_random(seed):
-    """On random problems that reduce, bound <= least finish <= what is found; by brute force, if it can.
+    """On random reductions: bound <= optimum (by brute force, where possible) <= finish found.
 
-    Brute force tries what a rank with one buffer a chunk can do; less is found where contributions are kept apart.
+    Brute force assumes one buffer per chunk; a schedule that keeps contributions separate may finish earlier.
     """
     problem = random_problem(seed, combining=True)
     result = brief_synthesis(problem, backend="greedy")
@@ -114,14 +114,15 @@ def test_random(seed):
 
 
 class TestBothHalves:
-    """The two halves of an allreduce, together."""
+    """Reduce and broadcast phases of an allreduce together."""
 
     @pytest.mark.slow
     def test_they_overlap(self):
-        """On a star of leaves 1, 2, 3 us away the quick leaves' sums spread while the slow leaf's are made.
+        """On a star of leaves 1, 2, 3 us away sums of fast leaves spread while those of the slow leaf are
+        formed.
 
         One phase after the other takes 9 + 9 us. The link to leaf 3 has 4 sends of 3 us. From 2 us on it can
-        carry the partial sum of leaf 3's own chunk. With sums complete at other ranks than the collective's
+        carry the partial sum of leaf 3's own chunk. With sums complete at ranks other than the collective's
         roots the rest follows by 14 us.
         """
         result = brief_synthesis(problem_of(star(3), collectives.allreduce(4)))
@@ -130,7 +131,8 @@ class TestBothHalves:
 
     @pytest.mark.slow
     def test_the_best_trees_are_improved_where_sums_that_are_kept_apart_come_first(self, monkeypatch):
-        """For 64 KB on two NDv2 recursive multiplying is ahead of both phases, until these are improved."""
+        """For 64 KB on two NDv2 recursive multiplying beats the two-phase schedule until its trees are
+        improved."""
         improved = []
         improve = stages.improve_schedule
 
@@ -158,7 +160,7 @@ class TestBothHalves:
 
     @pytest.mark.slow
     def test_merging_clauses_hold(self):
-        """Merged sends across nodes stay merged sends: never a reduction together with a copy."""
+        """Merged sends between nodes stay merged, and never mix reductions with copies."""
         problem = problem_of(
             two_nodes(),
             collectives.allreduce(4, chunks_per_rank=2),
@@ -175,7 +177,7 @@ class TestBothHalves:
     @pytest.mark.slow
     @pytest.mark.parametrize("name", ["ndv2/sk1", "ndv2/sk1-n1", "ndv2/sk2-n1"])
     def test_on_a_sketch(self, name):
-        """Under a real sketch, with its symmetry and merging."""
+        """Reductions under a shipped sketch, with its symmetry and merging, have verified schedules."""
         sketch = taccl.load_sketch(name)
         topology = sketch.topology()
         problem = sketch.apply(topology, collectives.allreduce(topology.num_ranks))
