@@ -152,7 +152,7 @@ def _scale(data: dict[str, Any]) -> str:
         for row in data["rows"]
     ]
     growth = ", ".join(f"{what} grows as ranks ** {n:.2f}" for what, n in data["growth"].items())
-    said = f"Of an allgather on square meshes {growth}." if growth else ""
+    said = f"For an allgather on square meshes {growth}." if growth else ""
     return _section("Greedy at scale", data, _SCALE, rows, said)
 
 
@@ -161,7 +161,7 @@ def _aggregation(data: dict[str, Any]) -> str:
         row | {"allowed": row["allowed"] if isinstance(row["allowed"], str) else f"{row['allowed']:.0%}"}
         for row in data["rows"]
     ]
-    said = "Times in us; a figure may differ by what is allowed from what is expected."
+    said = "Times are in us. *allowed* is the allowed deviation from the expected figure."
     return _section("Sums in the network and at servers", data, _AGGREGATION, rows, said)
 
 
@@ -170,7 +170,7 @@ def _sweep(data: dict[str, Any]) -> str:
     rows = [data[key] | {"name": name, "runs": data["runs"]} for key, name in names.items()]
     said = (
         f"Two workers are {data['speed_up']} times as fast as one (to be met: {data['speed_up_at_least']}); "
-        f"the cached re-run is to take {data['cached_s_at_most']} s at most."
+        f"the limit for the cached re-run is {data['cached_s_at_most']} s."
     )
     return _section("A sweep of many runs", data, _SWEEP, rows, said)
 
@@ -186,7 +186,7 @@ def _peers(data: dict[str, Any]) -> str:
     level, missed = sum(row["ratio"] <= 1 + 1e-5 for row in rows), sum(bool(verdict(row)) for row in rows)
     said = (
         f"Of {len(rows)} rows we finish no later than the peer in {level}, and miss the figure in {missed}. "
-        "*theirs* is a finish, a formula or an optimum without latency, as said in `benchmarks/peers.py`. "
+        "*theirs* is a finish, a formula or an optimum without latency (see `benchmarks/peers.py`). "
         "The figure, *at most*, is a multiple of it, or of the bound where it is below the bound. Where no "
         "number of chunks is stated, ours is chosen, and the bound is over all chunkings."
     )
