@@ -1,4 +1,4 @@
-"""Problems that the tests of baselines share."""
+"""Fixtures for the tests of baselines."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
 
-#: Links on which a chunk of 1000 bytes takes 1 us of latency and 1 us of 1000 B / (1 GB/s): 2 us a hop.
+#: 1 us of latency and 1 us for 1000 bytes at 1 GB/s: 2 us per hop.
 UNIT_COSTS = {"alpha_us": 1, "bandwidth_gb_per_s": 1}
 
 
 @pytest.fixture
 def unit_costs() -> dict[str, int]:
-    """Keywords of a fabric on whose links a chunk of `make` takes 2 us a hop."""
+    """Keywords for a fabric on which a chunk of `make` takes 2 us per hop."""
     return UNIT_COSTS
 
 

@@ -1,4 +1,4 @@
-"""Chunks along dimensions: forms, passages, and every send of them."""
+"""Baselines along dimensions: forms of dimensions, phases, and every send."""
 
 import random
 from dataclasses import replace
@@ -35,7 +35,7 @@ def orders_of(rng, dims, count):
 @pytest.mark.parametrize("collective", IMPLICIT_COLLECTIVES)
 @pytest.mark.parametrize("name", NAMES)
 def test_any_orders_make_a_valid_schedule(name, collective):
-    """Listed and implicit, chunks together or not, verified, without a send too many, as long as planned."""
+    """Random orders give valid listed and implicit schedules, with no redundant send and the planned finish."""
     rng = random.Random(name + collective)
     for alpha_meaning in ("occupies", "pipelined"):
         topology = parse(name, alpha_meaning=alpha_meaning)
@@ -62,7 +62,7 @@ def test_any_orders_make_a_valid_schedule(name, collective):
 
 @pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce"])
 def test_meshes_have_lines(collective):
-    """A line's sends differ from rank to rank, and are listed."""
+    """On a mesh, whose lines have sends that differ by rank, the schedule is listed and valid."""
     topology = parse("mesh:3x4")
     dims = dimensions(topology)
     problem = make_problem(topology, collective, chunk_bytes=10000, chunks_per_rank=3)
@@ -73,7 +73,7 @@ def test_meshes_have_lines(collective):
 
 
 def test_an_alltoall_has_no_steps_along_a_line():
-    """It is refused, not done wrong."""
+    """An alltoall along a line is refused."""
     dims = dimensions("mesh:3x4")
     with pytest.raises(CollectiveError, match="found a line"):
         plan_along(dims, "alltoall", [(0, 1)], [Pace(1, 1)] * 2)
@@ -82,31 +82,31 @@ def test_an_alltoall_has_no_steps_along_a_line():
 @pytest.mark.parametrize(
     ("word", "pieces", "pace", "exchange", "runs"),
     [
-        # Seven others' pieces through one port, one after another.
+        # Seven pieces for others through one port, in sequence.
         ("switch8@1", 2, Pace(10, 15), False, [(0, 140)]),
-        # Each has a link of its own.
+        # Each of the seven has its own link.
         ("fully-connected8@1", 2, Pace(10, 15), False, [(0, 20)]),
-        # Of five ranks two each way: two steps of four pieces, the second as soon as the first is over.
+        # Two of five ranks in each direction: two steps of four pieces, the second right after the first.
         ("ring5@1", 4, Pace(10, 10), False, [(1, 80), (-1, 80)]),
-        # Of four ranks one each way, and half of the pieces across, at a stretch.
+        # One of four ranks in each direction, and half of the pieces for the opposite rank, without a pause.
         ("ring4@1", 4, Pace(10, 10), False, [(1, 60), (-1, 60)]),
         # The second step waits for the latency of the first.
         ("ring5@1", 1, Pace(10, 100), False, [(1, 10), (1, 10), (-1, 10), (-1, 10)]),
-        # To the next, and by way of it to the one after, both ways: 3 hops.
+        # To the next rank, and through it to the one after, both ways: 3 hops.
         ("ring5@1", 1, Pace(10, 10), True, [(1, 30), (-1, 30)]),
-        # Along a line of three what starts at one end takes two steps.
+        # On a line of three, pieces from one end take two steps.
         ("line3@1", 2, Pace(10, 10), False, [(1, 40), (-1, 40)]),
     ],
 )
 def test_forms_take_what_they_must(word, pieces, pace, exchange, runs):
-    """How long each lane is busy at a stretch, by hand."""
+    """Busy time of each lane in each run, by hand."""
     each = read_dimensions(word.replace("line", "ring"))[0]
     form = form_of(replace(each, kind="line") if "line" in word else each, exchange=exchange)
     assert [(run.lane, run.busy) for run in form.runs(pieces, pace, parity=0, most=99)] == runs
 
 
 def test_a_single_piece_goes_one_way_across_a_ring():
-    """Of four ranks half of one piece is all or nothing: even chunks go across upwards, odd ones downwards."""
+    """One piece cannot be halved for the opposite of four ranks: even chunks go up, odd ones down."""
     form = form_of(read_dimensions("ring4@1")[0], exchange=False)
     for parity, ways in ((0, [1, 1, -1]), (1, [1, -1, -1])):
         assert [run.lane for run in form.runs(1, Pace(10, 100), parity=parity, most=99)] == ways
@@ -114,7 +114,7 @@ def test_a_single_piece_goes_one_way_across_a_ring():
 
 @pytest.mark.slow
 def test_steps_of_chunks_fill_gaps_where_a_ring_would_idle():
-    """64 ranks round a ring, one piece each, latency 100 times a send: others go while one waits."""
+    """64 ranks in a ring, one piece each, latency 100 times a send: other chunks fill the waiting time."""
     dims = dimensions("multidim:ring64@1")
     plan = plan_along(dims, "allgather", [(0,)] * 64, [Pace(1, 100)])
     alone = plan_along(dims, "allgather", [(0,)], [Pace(1, 100)])
@@ -123,7 +123,7 @@ def test_steps_of_chunks_fill_gaps_where_a_ring_would_idle():
 
 
 def test_many_steps_are_scheduled_some_at_a_time(monkeypatch):
-    """With few runs allowed a schedule is still valid, and as long as planned."""
+    """With few runs at a time the schedule is still valid and as long as planned."""
     monkeypatch.setattr("taccl.baselines.passages._MOST_RUNS", 1)
     dims = dimensions("multidim:ring9@1,ring8@2")
     shape = translations_along(dims)
@@ -134,9 +134,9 @@ def test_many_steps_are_scheduled_some_at_a_time(monkeypatch):
 
 
 def test_hierarchical_by_hand():
-    """2 x 2 ranks at 1 MB/us, one chunk of 4 MB a rank: 2 chunks each way along one, then 1 along the other.
+    """2 x 2 ranks at 1 MB/us, one chunk of 4 MB per rank: 8 MB along dimension 1, 4 MB along dimension 2.
 
-    A reduce-scatter sends 8 MB along dimension 1 and 4 MB along dimension 2; the allgather the same.
+    The reduce-scatter takes 8 + 4 us, and the allgather the same.
     """
     topology = multidim("switch2@1000,switch2@1000", alpha_us=0)
     problem = make_problem(topology, "allreduce", chunk_bytes=4 * 10**6, chunks_per_rank=1)
@@ -144,14 +144,14 @@ def test_hierarchical_by_hand():
 
 
 def test_chunks_follow_one_another():
-    """In two chunks, and two such halves, the first is gathered along 1 while the second comes along 2: 4 * 4."""
+    """With two halves, one is in dimension 1 while the other is in dimension 2: 4 * 4 us."""
     topology = multidim("switch2@1000,switch2@1000", alpha_us=0)
     problem = make_problem(topology, "allreduce", chunk_bytes=4 * 10**6, chunks_per_rank=1)
     assert hierarchical(problem, order=(0, 1), chunks=2).finish_us == 4 * 4
 
 
 def test_orders_of_their_own_keep_both_dimensions_busy():
-    """The same two chunks in opposite orders: both dimensions at once, 4 + 2 each way."""
+    """Two chunks in opposite orders keep both dimensions busy: 4 + 2 us in each phase."""
     topology = multidim("switch2@1000,switch2@1000", alpha_us=0)
     problem = make_problem(topology, "allreduce", chunk_bytes=2 * 10**6, chunks_per_rank=2)
     assert level_orders(dimensions(topology), 2) == [(0, 1), (1, 0)]
@@ -159,7 +159,7 @@ def test_orders_of_their_own_keep_both_dimensions_busy():
 
 
 def test_hierarchical_of_dimensions_is_implicit():
-    """1,024 ranks; the same as the listed schedule of a smaller product."""
+    """On 1,024 ranks the schedule is implicit, and equals the listed one on a smaller product."""
     large = hierarchical(taccl.dimensions("multidim:switch16@100,switch64@100"), chunks=4)
     assert large.num_ranks == 1024 and verify_implicit(large).ok
     topology = parse("multidim:switch4@100,ring3@50")
@@ -178,7 +178,7 @@ def test_hierarchical_of_dimensions_is_implicit():
     ],
 )  # fmt: skip
 def test_odd_chunks_and_orders_are_refused(given, said):
-    """One sentence says what was expected."""
+    """Bad numbers of chunks and bad orders are refused in one sentence."""
     topology = parse("multidim:switch4@100,ring3@50")
     with pytest.raises(InputError, match="found") as caught:
         hierarchical(make_problem(topology, "allreduce", size_bytes=10**6), **given)
@@ -186,7 +186,7 @@ def test_odd_chunks_and_orders_are_refused(given, said):
 
 
 def test_what_has_no_dimensions_says_why():
-    """NDv2's links are no product; a broadcast goes along none."""
+    """The error gives the reason: NDv2 is no product of dimensions, a broadcast has no phases along them."""
     problem = make_problem(taccl.topologies.ndv2(2), "allreduce", size_bytes=10**6)
     with pytest.raises(CollectiveError, match="no product of dimensions"):
         hierarchical(problem, order=(0, 1))
@@ -196,7 +196,7 @@ def test_what_has_no_dimensions_says_why():
 
 @pytest.mark.slow
 def test_nodes_with_rails_go_along_both_dimensions():
-    """On two DGX-H100 the algorithm along dimensions is a candidate, and verified."""
+    """On two DGX-H100 with rails the baselines along dimensions apply and verify."""
     problem = make_problem(dgx_h100(2), "allreduce", size_bytes=64 * 10**6)
     assert taccl.verify(hierarchical(problem)).ok and taccl.verify(dimension_balanced(problem)).ok
 
@@ -222,20 +222,20 @@ def test_random_products_are_valid():
 
 
 def test_merged_sums_double_where_latency_counts_most():
-    """Eight by four ranks behind switches that alpha occupies: 3 + 2 merged sends of 2 us, and not 7 + 3."""
+    """8 x 4 ranks behind switches, alpha occupies: merged sums take 3 + 2 sends of 2 us, not 7 + 3."""
     topology = multidim("switch8@100,switch4@100", alpha_us=2, alpha_meaning="occupies")
     problem = make_problem(topology, "reduce-scatter", chunk_bytes=1, chunks_per_rank=1)
     assert problem.clauses.merging  # as sums of so few bytes may
     schedule = hierarchical(problem, order=(0, 1), chunks=1)
     assert taccl.verify(schedule).ok and 10 <= schedule.finish_us < 10.1
     alone = problem.with_clauses(merging=frozenset(), max_merge=1)
-    # Four pieces to each of seven, and then one to each of three, a latency for each.
+    # Four pieces to each of seven ranks, then one to each of three, a latency for each.
     assert hierarchical(alone, order=(0, 1), chunks=1).finish_us == pytest.approx(2 * (28 + 3), abs=0.1)
 
 
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "alltoall"])
 def test_merged_sends_obey_the_clauses(collective):
-    """At most three pieces in a send, over the links of one dimension, and no later than without."""
+    """Merged sends have at most three pieces, stay in one dimension, and finish no later than unmerged ones."""
     topology = multidim("switch4@100,ring4@100", alpha_us=2, alpha_meaning="occupies")
     inside = frozenset(e for e, link in enumerate(topology.links) if abs(link.src - link.dst) < 4)
     plain = make_problem(topology, collective, chunk_bytes=10, chunks_per_rank=2)

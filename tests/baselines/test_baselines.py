@@ -1,4 +1,4 @@
-"""All baselines: schedules verify, keep nothing of the sketch but merging, and can be asked for by name."""
+"""All baselines verify, ignore the sketch except for merging, and are found by name."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -36,7 +36,7 @@ TOPOLOGIES = {
 
 
 def one_for(name, topology):
-    """A topology on which a baseline can do an allreduce: the one given, unless it needs another."""
+    """A topology on which a baseline supports an allreduce: the given one, unless it needs another."""
     if name == "in-network":
         return in_network(4, payload_bytes=64)
     return fabrics.fully_connected(4, ranks_per_node=2) if name == "servers" else topology
@@ -46,7 +46,7 @@ def one_for(name, topology):
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_schedules_verify_and_keep_the_bound(name, collective, topology):
-    """What a baseline does not refuse, it does by the rules, and no faster than the lower bound."""
+    """A baseline refuses a collective or gives a valid schedule that finishes no earlier than the bound."""
     problem, bound = _bounded(collective, topology)
     try:
         schedule = BASELINES[name](problem, cut=False)
@@ -76,7 +76,7 @@ def test_repeated_runs_agree(name, make):
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_only_merging_is_kept_of_the_sketch(name, make):
-    """A sketch that would leave no links is not obeyed; its merging is."""
+    """Baselines ignore the sketch's forbidden links, but keep its merging."""
     topology = fabrics.fully_connected(4, ranks_per_node=2)
     if name in ("dimension-balanced", "bucket"):
         topology = fabrics.torus(2, 2, ranks_per_node=2)
@@ -89,7 +89,7 @@ def test_only_merging_is_kept_of_the_sketch(name, make):
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_one_rank_needs_nothing(name):
-    """Alone, a rank sends nothing; a baseline that needs several nodes, or dimensions, says so."""
+    """On one rank a baseline sends nothing, or says that it needs nodes or dimensions."""
     topology = TopologyBuilder("alone", [0]).build()
     problem = make_problem(topology, collectives.allreduce(1), chunk_bytes=1)
     if name in ("hierarchical", "dimension-balanced", "bucket"):
@@ -101,13 +101,13 @@ def test_one_rank_needs_nothing(name):
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_scan_is_refused(name, make):
-    """The prefixes of a scan depend on each other, which no baseline knows."""
+    """A scan, whose prefixes depend on each other, is refused by every baseline."""
     with pytest.raises(CollectiveError, match="scan"):
         BASELINES[name](make("scan", fabrics.fully_connected(4, ranks_per_node=2)))
 
 
 def test_ranks_that_cannot_be_reached_are_named():
-    """Without a way from rank 1 back to rank 0 a baseline names the two."""
+    """Without a path from rank 1 to rank 0 the error names both ranks."""
     topology = linked("one way", [0, 0], [(0, 1)], alpha_us=1, beta_us_per_mb=1)
     problem = make_problem(topology, collectives.allgather(2), chunk_bytes=1)
     with pytest.raises(TopologyError, match="one way: no links lead from rank 1 to rank 0"):
@@ -143,13 +143,13 @@ def test_unknown_name(make):
 
 
 def test_no_baseline_can(make):
-    """Where none can do the collective, `best` says so."""
+    """If no baseline supports the collective, `best` says so."""
     with pytest.raises(CollectiveError, match="no baseline supports scan"):
         best(make("scan", fabrics.ring(4)))
 
 
 def assert_relayed(files, cost_model, collective, sketch, topology):
-    """Where only the sketch's connections join nodes, baselines relay, and still keep every rule."""
+    """Assert that baselines relay where only the sketch's links join nodes, and verify."""
     problem = load_problem(
         files / "sketch" / f"{sketch}.json",
         files / "topo" / f"{topology}.json",
@@ -174,12 +174,12 @@ def assert_relayed(files, cost_model, collective, sketch, topology):
     ],
 )  # fmt: skip
 def test_our_topologies(cost_model, collective, sketch, topology):
-    """Files that we wrote as the published tool has them."""
+    """Baselines work on our files in the published tool's format."""
     assert_relayed(OURS / "upstream-taccl", cost_model, collective, sketch, topology)
 
 
 UPSTREAM = [("sk1-ndv2-n2", "ndv2-1MB"), ("sk2-ndv2-n2", "ndv2-1KB"), ("sk1-dgx2-n2", "dgx2-1MB")]
-#: Collectives and files, with the two cost models in turns.
+#: Collectives and files, with the two cost models in turn.
 RELAYED = [
     (cost_model, collective, *files)
     for i, files in enumerate(UPSTREAM)
@@ -192,7 +192,7 @@ RELAYED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("cost_model", "collective", "sketch", "topology"), RELAYED)
 def test_upstream_topologies(shared_data, cost_model, collective, sketch, topology):
-    """Files of the published tool."""
+    """Baselines work on files of the published tool."""
     assert_relayed(shared_data / "upstream-taccl", cost_model, collective, sketch, f"topo-{topology}")
 
 
@@ -217,7 +217,7 @@ def problems(draw):
 @given(problem=problems())
 @settings(max_examples=some(5, 20), deadline=None)
 def test_random_topologies(problem):
-    """On any strongly connected topology, what a baseline does not refuse keeps every rule and the bound."""
+    """On random strongly connected topologies baselines verify and respect the bound."""
     for function in BASELINES.values():
         try:
             schedule = function(problem)
@@ -230,7 +230,7 @@ def test_random_topologies(problem):
 @pytest.mark.parametrize("name", BASELINES)
 @pytest.mark.parametrize("combining", [False, True])
 def test_without_chunks_nothing_is_sent(name, combining):
-    """A baseline makes an empty schedule of a collective without chunks, where it does not refuse it."""
+    """For a collective without chunks a baseline gives an empty schedule or refuses."""
     nothing = collectives.custom(4, precondition={}, postcondition={}, combining=combining)
     problem = make_problem(fabrics.fully_connected(4, ranks_per_node=2), nothing, chunk_bytes=[])
     with suppress(CollectiveError):
@@ -238,14 +238,14 @@ def test_without_chunks_nothing_is_sent(name, combining):
 
 
 def test_the_best_is_cut_where_that_pays():
-    """A broadcast down three ranks in one chunk takes two hops; cut, its pieces follow one another."""
+    """A broadcast over two hops is faster in pipelined pieces than in one chunk."""
     topology = fabrics.ring(3, alpha_us=0, bandwidth_gb_per_s=1)
     problem = make_problem(topology, collectives.broadcast(3), chunk_bytes=1 << 16)
     assert best(problem).finish < best(problem, cut=False).finish
 
 
 def test_baselines_that_are_too_busy_to_be_best_are_not_cut(monkeypatch):
-    """Their bytes keep a link busy for longer than another baseline takes."""
+    """A baseline whose busiest link exceeds another baseline's finish is not tried in finer chunks."""
     topology = fabrics.ring(4, alpha_us=0, bandwidth_gb_per_s=1)
     problem = make_problem(topology, collectives.allgather(4), chunk_bytes=1 << 16)
     cuts, ring, pairwise = [], BASELINES["ring"], BASELINES["pairwise"]

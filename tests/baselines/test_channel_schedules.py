@@ -1,4 +1,4 @@
-"""Schedules over channels, beside the model that promises their times."""
+"""Schedules over channels agree with the times of NCCL's model."""
 
 import pytest
 
@@ -14,8 +14,8 @@ from tests.foreign import REAL, foreign_files
 from tests.fuzzing import MANY, thinned
 
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "alltoall", "reduce")
-#: Machines alone and in clusters, by turns; instance types, whose servers are those of machines, with TACCL_MANY=1.
-#: Rings on a whole rack have too many transfers for a test.
+#: Machines alone and in clusters, in turn; instance types only with TACCL_MANY=1, as their servers are those
+#: of machines. Rings on a whole rack have too many transfers for a test.
 _NODES = [
     pytest.param(name, nodes, id=f"{name}-x{nodes}")
     for turn, name in enumerate(each for each in machine_names() if MANY or each not in INSTANCES)
@@ -40,7 +40,7 @@ def problem_of(topology, collective, size="256MB"):
 @pytest.mark.parametrize("collective", COLLECTIVES if MANY else ("allreduce",))
 @pytest.mark.parametrize(("name", "nodes"), _NODES)
 def test_the_schedule_takes_what_the_model_says(name, nodes, collective):
-    """Every machine, on its own or in clusters."""
+    """On every machine, alone and in clusters, the schedule takes the model's time."""
     assert agrees(problem_of(parse(name, nodes=nodes), collective))
 
 
@@ -50,7 +50,7 @@ def test_the_schedule_takes_what_the_model_says(name, nodes, collective):
     ("name", "nodes"), thinned([("dgx1", 2), ("mi300x", 2), ("dgx2", 1), ("dgx-h100", 2)], every=2)
 )
 def test_rings_and_trees_take_what_the_model_says(name, nodes, algorithm):
-    """Whichever of them is chosen."""
+    """Rings and trees take the model's time, whichever NCCL chooses."""
     problem = problem_of(parse(name, nodes=nodes), "allreduce")
     promised = predict(problem, algorithm, problem.topology).time_us
     schedule = over_channels(problem, algorithm, problem.topology)
@@ -61,7 +61,8 @@ def test_rings_and_trees_take_what_the_model_says(name, nodes, algorithm):
 @pytest.mark.slow
 @pytest.mark.skipif(not MANY, reason="long; set TACCL_MANY=1 to run it")
 def test_rings_whose_hops_are_late_hold_up_no_others():
-    """Two racks of 72: twelve rings share every NVLink port, and messages between racks come late."""
+    """On two racks of 72, twelve rings share every NVLink port, and slow hops between racks delay no other
+    ring."""
     assert agrees(problem_of(parse("gb200-nvl72", nodes=2), "allgather"))
 
 
@@ -71,7 +72,7 @@ def test_rings_whose_hops_are_late_hold_up_no_others():
     "path", thinned(foreign_files("nvidia-smi/*.txt") + foreign_files("nccl-topo/*.xml"), every=4)
 )
 def test_imported_servers_take_what_the_model_says(path, collective):
-    """PCIe that ranks share, NVLinks between some, or both."""
+    """The schedule takes the model's time on servers with shared PCIe, partial NVLinks, or both."""
     assert agrees(problem_of(loaded(path), collective))
 
 
@@ -81,14 +82,14 @@ def test_imported_servers_take_what_the_model_says(path, collective):
     [("ndv5", 2, "broadcast"), ("ndv5", 2, "allgather"), ("ndv5", 1, "allreduce"), ("ndv2", 2, "allreduce")],
 )
 def test_hops_that_hold_several_resources_keep_to_a_plan(shared_data, server, nodes, collective):
-    """Without NVLinks, sends hold PCIe at both ends, and the link between CPUs."""
+    """Without NVLinks sends hold PCIe at both ends and the CPU link: a periodic plan takes the model's time."""
     topology = loaded(shared_data / "nccl-topo" / f"azure-{server}-topo.xml", nodes)
     assert agrees(problem_of(topology, collective, "16MB"))
 
 
 @pytest.mark.slow
 def test_a_slow_link_is_not_passed_by_through_another_node(shared_data):
-    """CPUs of 22 GB/s join the GPUs of a server; two hops by NICs of 48 GB/s would take less time."""
+    """A ring uses CPU links of 22 GB/s, although two hops through NICs of 48 GB/s would be faster."""
     topology = loaded(shared_data / "nccl-topo" / "azure-ndv5-topo.xml", 2)
     problem = problem_of(topology, "allgather")
     assert not Lanes(problem, "ring", channels_of(problem, "ring")).relayed
@@ -104,24 +105,24 @@ def test_a_slow_link_is_not_passed_by_through_another_node(shared_data):
     [("dgx1", 1), ("dgx-h100", 1), ("ndv2", 4), ("dgx1", 2), ("dgx2", 2)][: None if MANY else 3],
 )
 def test_small_messages_take_what_the_model_says(name, nodes, collective, size):
-    """The first pieces fill the channels, and the last drain them."""
+    """For small messages, too, with filling and draining of channels, the schedule takes the model's time."""
     assert agrees(problem_of(parse(name, nodes=nodes), collective, size))
 
 
 def test_messages_of_rings_that_share_a_link_start_in_turn():
-    """Six rings of four ranks: each link carries two, of which one waits for the other at every step."""
+    """Six rings of four ranks share links in pairs, which start in turn at every step."""
     assert agrees(problem_of(fabrics.fully_connected(4), "allgather", size="64KB"))
 
 
 def test_further_pieces_follow_at_the_rate_of_the_first(monkeypatch):
-    """A prediction that replays two pieces of many is near one that replays all."""
+    """A prediction that replays two of many pieces is near one that replays all."""
     problem = problem_of(machines.dgx1(2), "broadcast", size="16MB")
     whole = predict(problem, "ring", problem.topology).time_us
     monkeypatch.setattr("taccl.baselines.channel_schedules._MOST_REPLAYED", 0)
     assert predict(problem, "ring", problem.topology).time_us == pytest.approx(whole, rel=0.1)
 
 
-#: Every reported file, alone or in pairs by turns.
+#: Every reported file, alone or in pairs, in turn.
 _REPORTED = [
     pytest.param(path, nodes, id=f"{path.stem}-{nodes}")
     for folder in ("", "smi", "xml")
@@ -135,12 +136,12 @@ _REPORTED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "nodes"), thinned(_REPORTED, every=2))
 def test_reported_servers_take_what_the_model_says(path, nodes):
-    """Servers as people pasted them, alone and, where they have cards, in pairs."""
+    """Reported servers, alone and, if they have NICs, in pairs, take the model's time."""
     assert agrees(problem_of(loaded(path, nodes), "allreduce"))
 
 
 def loaded(path, nodes=1):
-    """The topology in a file; the test is skipped if it has none, or a single rank."""
+    """The topology in a file; skips the test if the file has none, or a single rank."""
     try:
         topology = taccl.topologies.load(path, **({} if nodes == 1 else {"nodes": nodes}))
     except taccl.errors.InputError as error:
@@ -151,7 +152,7 @@ def loaded(path, nodes=1):
 
 
 def test_the_slowest_hop_of_a_ring_counts():
-    """Two pairs with a fast link each, 100 GB/s, joined by slow ones, 10 GB/s: two rings of 10 GB/s each."""
+    """Two pairs with fast links of 100 GB/s, joined by slow ones of 10 GB/s: rings run at the slow rate."""
     builder = taccl.topology.topology.TopologyBuilder("pairs", [0] * 4)
     for src in range(4):
         for dst in range(4):
@@ -159,7 +160,7 @@ def test_the_slowest_hop_of_a_ring_counts():
                 near = src // 2 == dst // 2
                 builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=10 if near else 100)
     problem = problem_of(builder.build(), "allgather", size=48_000_000)
-    # Every ring crosses twice. The eight slow links carry 80 GB/s, of which a ring takes two: 40 GB/s of rings.
+    # Every ring crosses twice. The eight slow links carry 80 GB/s, and each ring uses two: 40 GB/s in total.
     promised = 48 * 3 / 4 / 40 * 1000
     assert nccl_choices(problem)[0].time_us == pytest.approx(promised, rel=0.05)
     assert nccl(problem).finish_us == pytest.approx(promised, rel=0.05)
@@ -168,14 +169,14 @@ def test_the_slowest_hop_of_a_ring_counts():
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", [each for each in COLLECTIVES if each != "alltoall"])
 def test_relayed_rings_are_valid(collective):
-    """A mesh of nine ranks has no ring of links."""
+    """On a 3 x 3 mesh, which has no Hamiltonian ring, relayed rings are valid."""
     problem = problem_of(fabrics.mesh(3, 3), collective, size="1MB")
     taccl.verify(over_channels(problem, "ring", problem.topology)).raise_if_failed()
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree"])
 def test_chunks_that_may_not_be_cut_are_dealt_out(algorithm):
-    """As many as the problem has."""
+    """If chunks may not be cut, the problem's chunks are distributed over the channels."""
     problem = taccl.make_problem(machines.dgx1(), taccl.collectives.allreduce(8), size_bytes=1 << 20)
     schedule = over_channels(problem, algorithm, problem.topology, cut=False)
     taccl.verify(schedule).raise_if_failed()
@@ -183,7 +184,7 @@ def test_chunks_that_may_not_be_cut_are_dealt_out(algorithm):
 
 
 def test_a_schedule_that_is_slower_than_its_model_is_no_measure():
-    """One sentence with both times; none where they agree."""
+    """If a schedule is slower than its model, one sentence gives both times; else the text is empty."""
     problem = problem_of(machines.dgx1(), "allgather", size="1MB")
     schedule, chosen = nccl(problem), nccl_choices(problem)[0]
     assert model_gap(schedule, chosen) == ""
@@ -194,7 +195,7 @@ def test_a_schedule_that_is_slower_than_its_model_is_no_measure():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_colours_of_edges_are_as_few_as_can_be(seed):
-    """As many as the most edges at a vertex, and no two alike there."""
+    """Edge colouring uses as many colours as the maximum degree, and no two edges at a vertex share one."""
     import random
 
     generator, colouring = random.Random(seed), EdgeColouring()

@@ -23,7 +23,7 @@ def hops_of(channels):
 
 
 def test_all_directed_links_of_a_mesh_of_eight_are_on_one_of_seven_rings():
-    """Each rank has seven links out, and each ring takes one."""
+    """Seven rings cover all directed links of a mesh of eight: each rank has seven links out."""
     channels = channels_of(problem_of(machines.mi300x()), "ring")
     assert len(channels.orders) == 7
     assert set(hops_of(channels)) == set(permutations(range(8), 2))
@@ -32,14 +32,14 @@ def test_all_directed_links_of_a_mesh_of_eight_are_on_one_of_seven_rings():
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [2, 4])
 def test_meshes_with_a_card_a_rank_have_eight_rings(nodes):
-    """No two rings share a directed link, inside nodes or between them."""
+    """Meshes with one NIC per rank have eight rings without a common directed link."""
     channels = channels_of(problem_of(machines.mi300x(nodes)), "ring")
     assert len(channels.orders) == 8
     assert set(hops_of(channels).values()) == {1}
 
 
 def test_links_of_two_kinds_are_used_up():
-    """A rank of a DGX-1 has two double links and two single ones: twice as many rings take a double one."""
+    """On a DGX-1 twice as many rings use a double link as a single one."""
     topology = machines.dgx1()
     channels = channels_of(problem_of(topology), "ring")
     hops, betas = hops_of(channels), {(e.src, e.dst): e.beta_us_per_mb for e in topology.links}
@@ -50,7 +50,7 @@ def test_links_of_two_kinds_are_used_up():
 
 
 def test_rings_cross_by_different_cards():
-    """Two DGX-1 have four cards each, and one ring leaves and enters by each."""
+    """Two DGX-1 have four NICs each, and one ring leaves and enters by each."""
     topology = machines.dgx1(2)
     channels = channels_of(problem_of(topology), "ring")
     cards = Counter(
@@ -61,13 +61,14 @@ def test_rings_cross_by_different_cards():
 
 
 def test_four_ranks_that_are_all_linked_use_every_link():
-    """No three rings of four ranks use each directed link once; six that use each twice carry as much."""
+    """Four fully connected ranks have no three disjoint rings; six rings that use each link twice are
+    equivalent."""
     channels = channels_of(problem_of(fabrics.fully_connected(4)), "ring")
     assert set(hops_of(channels).values()) == {len(channels.orders) // 3}
 
 
 def test_chains_of_a_mesh_share_no_link():
-    """Four chains of eight ranks have seven links each, and go up and down them."""
+    """Four chains of eight ranks on a mesh share none of their seven links each."""
     channels = channels_of(problem_of(machines.mi300x(), "allreduce"), "tree")
     links = [frozenset(hop) for order in channels.orders for hop in pairwise(order)]
     assert len(links) == len(set(links)) == 28
@@ -75,7 +76,7 @@ def test_chains_of_a_mesh_share_no_link():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_cheapest_path_is_that_of_all_orders(seed):
-    """Prices by chance, of steps and of the way back."""
+    """The cheapest path equals the minimum over all orders, at random costs of steps and of closing."""
     generator = np.random.default_rng(seed)
     steps, closing = generator.random((2, 5, 5))
     for cost, path in cheapest_paths(steps, closing):

@@ -1,4 +1,4 @@
-"""Chunks cut smaller by baselines."""
+"""Baselines in finer chunks."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from taccl.topology.builder import TopologyBuilder
 
 
 def test_parts_follow_one_another():
-    """A chunk's parts stand where it stood, and go where it went."""
+    """Parts of a chunk are adjacent, and have its origins and destinations."""
     problem = make_problem(fabrics.ring(3), collectives.allgather(3), chunk_bytes=1000)
     halves = cut_chunks(problem, 2)
     assert halves.collective == collectives.allgather(3, chunks_per_rank=2)
@@ -27,7 +27,7 @@ def test_parts_follow_one_another():
 
 
 def test_parts_are_whole_bytes():
-    """What does not divide is rounded up, and a note says so."""
+    """Parts are rounded up to whole bytes, and a note says so."""
     problem = make_problem(fabrics.ring(3), collectives.allgather(3), chunk_bytes=1000)
     thirds = cut_chunks(problem, 3)
     assert set(thirds.chunk_bytes) == {334}
@@ -35,7 +35,7 @@ def test_parts_are_whole_bytes():
 
 
 def test_process_groups_keep_their_chunks():
-    """Groups that join in one collective have their chunks cut, each its own."""
+    """Chunks of joined process groups are cut within each group."""
     pair = [collectives.allgather(2).among(ranks, num_ranks=4) for ranks in ((0, 1), (2, 3))]
     both = cut_chunks(make_problem(fabrics.ring(4), together(pair), chunk_bytes=1000), 2).collective
     assert [group.num_chunks for group in both.groups] == [4, 4]
@@ -43,7 +43,7 @@ def test_process_groups_keep_their_chunks():
 
 
 def test_latency_keeps_chunks_whole(make, unit_costs):
-    """Where a hop's latency exceeds its data, a ring that has a chunk for every rank is cut no further."""
+    """If latency exceeds a chunk's time, a ring with a chunk per rank is not cut further."""
     problem = make("allgather", fabrics.ring(4, **unit_costs))
     assert BASELINES["ring"](problem).problem.chunk_bytes == problem.chunk_bytes
 
@@ -55,7 +55,7 @@ def test_one_byte_is_not_cut():
 
 
 def test_cutting_ends_before_transfers_are_too_many(monkeypatch):
-    """No more transfers are made than the most, however much finer chunks would pay."""
+    """Cutting stops at the limit on transfers, even where finer chunks would be faster."""
     monkeypatch.setattr("taccl.baselines.spread._MOST_CUT", 40)
     problem = make_problem(fabrics.ring(3, alpha_us=0), collectives.broadcast(3), chunk_bytes=1 << 20)
     found = cut_while_it_pays(problem, lambda each: BASELINES["tree"](each, cut=False), name="here", cut=True)
@@ -66,7 +66,7 @@ def test_cutting_ends_before_transfers_are_too_many(monkeypatch):
 @pytest.mark.parametrize("collective", ["allgather", "allreduce", "broadcast", "reduce"])
 @pytest.mark.parametrize("name", BASELINES)
 def test_cut_schedules_verify_and_are_no_slower(name, collective):
-    """Whatever is cut obeys every rule, and finishes no later than with whole chunks."""
+    """Schedules in finer chunks verify and finish no later than with whole chunks."""
     topology = fabrics.torus(2, 4, ranks_per_node=4, alpha_us=0)
     problem = make_problem(topology, collectives.make(collective, 8), chunk_bytes=10**6)
     try:
@@ -79,7 +79,7 @@ def test_cut_schedules_verify_and_are_no_slower(name, collective):
 
 
 def test_nothing_to_send_is_not_cut():
-    """A schedule without sends ends at once however fine its chunks are: it is made once."""
+    """A schedule without sends is built once, in whole chunks."""
     alone = TopologyBuilder("alone", [0]).build()
     problem = make_problem(alone, collectives.allgather(1), chunk_bytes=1 << 20)
     made = []
@@ -93,7 +93,7 @@ def test_nothing_to_send_is_not_cut():
 
 
 def test_whole_chunks_are_made_once():
-    """The schedule of whole chunks is kept for a search that asks for finer ones later."""
+    """The schedule of whole chunks is cached for a search that asks for finer chunks."""
     problem = make_problem(fabrics.ring(3, alpha_us=0), collectives.broadcast(3), chunk_bytes=1)
     whole = BASELINES["tree"](problem, cut=False)
     assert BASELINES["tree"](problem, cut=True) is whole
@@ -101,7 +101,7 @@ def test_whole_chunks_are_made_once():
 
 @pytest.mark.slow
 def test_the_best_baseline_skips_what_lists_too_much(monkeypatch):
-    """One-shot sums of large chunks on a torus send 15 times what others send."""
+    """One-shot sums, which send 15 times the data on a torus, are skipped for large chunks."""
     problem = make_problem(fabrics.torus(4, 4), "allreduce", size_bytes="16MB")
 
     def listed(*_, **__):
@@ -114,7 +114,7 @@ def test_the_best_baseline_skips_what_lists_too_much(monkeypatch):
 
 @pytest.mark.slow
 def test_the_best_baseline_leaves_out_what_has_too_many_transfers(monkeypatch):
-    """One-shot sums that have more transfers than supported do not keep others from being the best."""
+    """A baseline with too many transfers is skipped, and others compete."""
     monkeypatch.setattr("taccl.baselines.moves._MOST_TRANSFERS", 2_000)
     problem = make_problem(fabrics.torus(4, 4), "allreduce", size_bytes="16MB", chunks_per_rank=1)
     with pytest.raises(CollectiveError, match="expected at most 1000"):
@@ -123,20 +123,20 @@ def test_the_best_baseline_leaves_out_what_has_too_many_transfers(monkeypatch):
 
 
 def test_the_best_baseline_so_far_is_returned_once_time_is_up():
-    """With hardly any time, the tree, which is quick to build, is the best."""
+    """With almost no time the quickest baseline to build, the tree, is returned."""
     problem = make_problem(fabrics.ring(4), collectives.allgather(4), chunk_bytes=1 << 20)
     first = BASELINES["tree"](problem, cut=False)
     assert best(problem, time_limit_s=1e-9).digest() == first.digest()
 
 
 def test_one_shot_finishes_no_sooner_than_its_bound():
-    """Contributions that are counted beforehand are all sent."""
+    """The estimate of one-shot's finish is a lower bound on it."""
     problem = make_problem(fabrics.torus(4, 4), "allreduce", size_bytes="16MB")
     assert 0 < least_one_shot_us(problem) <= BASELINES["one-shot"](problem, cut=False).finish_us
 
 
 def test_cutting_goes_on_where_time_ended_it():
-    """A second call makes none of the schedules again that a first one had before its time was up."""
+    """A second call continues where time ended the first, without rebuilding its schedules."""
     problem = make_problem(fabrics.ring(12, alpha_us=0), collectives.broadcast(12), chunk_bytes=1 << 20)
     made = []
     most = 8
@@ -157,7 +157,7 @@ def test_cutting_goes_on_where_time_ended_it():
 
 
 def test_equal_problems_share_their_whole_chunks():
-    """A problem that differs in its sketch or its notes alone has the schedules that were made of the other."""
+    """Problems that differ only in sketch or notes share their cached schedules."""
     topology = fabrics.ring(4)
     one, other = (make_problem(topology, collectives.allgather(4), size_bytes=4000) for _ in range(2))
     made = cut_while_it_pays(one, lambda each: BASELINES["ring"](each, cut=False), name="one", cut=False)

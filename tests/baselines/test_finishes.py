@@ -1,4 +1,4 @@
-"""Finishes of baselines, which no change may make later."""
+"""Finishes of baselines, which no change may increase."""
 
 import pytest
 
@@ -36,7 +36,7 @@ KNOWN = {
 @pytest.mark.slow
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: "-".join(map(str, known)))
 def test_baselines_finish_no_later_than_before(known):
-    """On machines and fabrics, each baseline of whole chunks finishes as early as it ever did."""
+    """Each baseline of whole chunks finishes no later than first measured, on machines and fabrics."""
     name, number, collective, size = known
     topology = getattr(taccl.topologies, name)(number, *((4,) if name in ("mesh", "torus") else ()))
     problem = taccl.make_problem(topology, collective, size_bytes=size, chunks_per_rank=1)

@@ -1,4 +1,4 @@
-"""Finishes of merged sums on tori and meshes, beside the formulas of their algorithms."""
+"""Finishes of merged sums on tori and meshes against their formulas."""
 
 import itertools
 from math import prod
@@ -11,43 +11,44 @@ from taccl.topology.fabrics import mesh
 from tests.fuzzing import MANY, thinned
 
 SIZES = [16_000, 64_000, 256_000, 10**6, 4 * 10**6, 16 * 10**6]
-#: Microseconds of a link: for a send, and per byte.
+#: Latency of a link in us per send, and us per byte.
 ALPHA, BETA = 0.5, 20e-6
 
 
 def steps_of(sizes):
-    """Steps of halving, with the dimensions in turn: the step along the dimension of each."""
+    """The dimension-interleaved steps of recursive halving: for each, the step number in its dimension."""
     return [
         step for step, _ in sorted((s, k) for k, n in enumerate(sizes) for s in range(n.bit_length() - 1))
     ]
 
 
 def exchange_us(sizes, num_bytes, hops, parts):
-    """Halving and doubling of chunks, or the doubling of whole sums; with `hops` to the partner of a step."""
+    """Time in us of halving and doubling, or of doubling with whole sums; `hops(step)` is the partner's
+    distance."""
     share, steps = num_bytes * BETA / parts, steps_of(sizes)
     halving = 2 * sum(hops(step) * (ALPHA + share / 2 ** (s + 1)) for s, step in enumerate(steps))
     return min(halving, sum(hops(step) * (ALPHA + share) for step in steps))
 
 
 def swing_us(sizes, num_bytes):
-    """Swing on all ports of a torus: De Sensi et al., NSDI 2024, with d hops that each take a message."""
+    """Time in us of Swing on all ports of a torus: De Sensi et al., NSDI 2024, a message per hop."""
     return exchange_us(sizes, num_bytes, lambda s: abs(1 - (-2) ** (s + 1)) // 3, 2 * len(sizes))
 
 
 def recursive_us(sizes, num_bytes):
-    """Halving and doubling with one part for each dimension, whose messages pass 1, 2, 4 links."""
+    """Time in us of halving and doubling, one part per dimension, with messages over 1, 2, 4 links."""
     return exchange_us(sizes, num_bytes, lambda s: 2**s, len(sizes))
 
 
 def bucket_us(sizes, num_bytes, *, is_mesh):
-    """Buckets along all dimensions at once, half of a ring each way, or along lines both ways."""
+    """Time in us of buckets along all dimensions together, half a ring each way, or along lines both ways."""
     steps = sum(size - 1 if is_mesh else size // 2 for size in sizes)
     share = num_bytes * BETA / len(sizes) / (1 if is_mesh else 2)
     return 2 * (steps * ALPHA + share * (1 - 1 / prod(sizes)))
 
 
 def whole_sums_us(size, num_dims, scattered, num_bytes, *, is_mesh):
-    """Buckets along some of the equal dimensions, whole sums along the others, half of a ring each way."""
+    """Time in us of buckets along some of equal dimensions, and whole sums along the others."""
     steps = size - 1 if is_mesh else size // 2
     share = num_bytes * BETA / num_dims * (2 if is_mesh else 1)
     buckets = sum((size - 1) / size ** (k + 1) for k in range(scattered))
@@ -56,7 +57,7 @@ def whole_sums_us(size, num_dims, scattered, num_bytes, *, is_mesh):
 
 
 def allreduce(sizes, num_bytes, make=taccl.topologies.torus):
-    """An allreduce in chunks of any number."""
+    """An allreduce with an open number of chunks."""
     return taccl.make_problem(make(*sizes), "allreduce", size_bytes=num_bytes)
 
 
@@ -82,7 +83,7 @@ def test_bucket_takes_what_its_formula_says(sizes, make, num_bytes):
 )
 @pytest.mark.parametrize("make", [taccl.topologies.torus, mesh] if MANY else [taccl.topologies.torus])
 def test_buckets_with_whole_sums_take_what_their_formula_says(sizes, num_bytes, scattered, make):
-    """Sums of few bytes are scattered along some dimensions alone, and finish within 1 % of the formula."""
+    """Small sums are scattered along only some dimensions, and finish within 1 % of the formula."""
     found = bucket(allreduce(sizes, num_bytes, make))
     least = whole_sums_us(sizes[0], len(sizes), scattered, num_bytes, is_mesh=make is mesh)
     assert found.finish_us <= 1.01 * least and taccl.verify(found).ok
@@ -92,7 +93,7 @@ def test_buckets_with_whole_sums_take_what_their_formula_says(sizes, num_bytes, 
 @pytest.mark.parametrize("make", [taccl.topologies.torus, mesh])
 @pytest.mark.parametrize("sizes", [(3, 5), (2, 3, 4), (4, 3)])
 def test_whole_sums_of_unlike_dimensions_are_valid(sizes, make):
-    """Buckets of 1 KB over dimensions of any sizes reach every rank, in the problem's own chunks, too."""
+    """Buckets of 1 KB over unequal dimensions are valid, also in the problem's own chunks."""
     problem = allreduce(sizes, 2_400, make)
     for cut in (False, True):
         assert taccl.verify(bucket(problem, cut=cut)).ok
@@ -102,7 +103,7 @@ def test_whole_sums_of_unlike_dimensions_are_valid(sizes, make):
 @pytest.mark.parametrize("num_bytes", SIZES)
 @pytest.mark.parametrize("function", [swing, bine])
 def test_swing_takes_what_its_formula_says(function, num_bytes):
-    """Merged exchanges with the partners of Swing finish within 5 % of its formula on a torus of 4 x 4."""
+    """Merged exchanges with Swing's partners finish within 5 % of the formula on a 4 x 4 torus."""
     found = function(allreduce((4, 4), num_bytes))
     assert found.finish_us <= 1.05 * swing_us((4, 4), num_bytes) and taccl.verify(found).ok
 
@@ -111,7 +112,7 @@ def test_swing_takes_what_its_formula_says(function, num_bytes):
 @pytest.mark.parametrize("num_bytes", thinned([10**6, 16 * 10**6]))
 @pytest.mark.parametrize("sizes", [(8, 8), (4, 4, 4)])
 def test_swing_of_64_ranks_takes_what_its_formula_says(sizes, num_bytes):
-    """So does Swing on tori of 64 ranks."""
+    """Swing finishes within 5 % of its formula on tori of 64 ranks."""
     found = swing(allreduce(sizes, num_bytes))
     assert found.finish_us <= 1.05 * swing_us(sizes, num_bytes) and taccl.verify(found).ok
 
@@ -119,7 +120,7 @@ def test_swing_of_64_ranks_takes_what_its_formula_says(sizes, num_bytes):
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", thinned([(8, 8), (4, 4, 4)]))
 def test_whole_sums_of_few_bytes_use_all_ports(sizes):
-    """Swing deals whole sums of 16 KB out to all ports of 64 ranks, and finishes within 0.1 % of its formula."""
+    """Swing spreads whole sums of 16 KB over all ports of 64 ranks, within 0.1 % of its formula."""
     found = swing(allreduce(sizes, 16_000))
     assert found.finish_us <= 1.001 * swing_us(sizes, 16_000) and taccl.verify(found).ok
 
@@ -127,7 +128,7 @@ def test_whole_sums_of_few_bytes_use_all_ports(sizes):
 @pytest.mark.slow
 @pytest.mark.parametrize("function", [dimension_balanced, hierarchical, one_shot])
 def test_remaining_baselines_merge_their_messages(function):
-    """A baseline with many chunks to a message finishes sooner as these merge, if their number is open."""
+    """With an open number of chunks a baseline with many chunks per message finishes sooner by merging."""
     problem = allreduce((4, 4), 64_000)
     found = function(problem)
     assert found.problem.clauses.merging and taccl.verify(found).ok
@@ -143,19 +144,19 @@ def test_halving_takes_what_its_formula_says(num_bytes):
 
 
 def test_a_cut_baseline_is_compared_in_microseconds():
-    """Merged chunks of another size, whose ticks differ, win where they finish sooner."""
+    """Schedules in chunks of different sizes are compared in microseconds, not ticks."""
     problem = allreduce((4, 4), 10**6, mesh)
     assert bucket(problem).finish_us < bucket(problem, cut=False).finish_us
 
 
 def test_given_chunks_do_not_merge():
-    """Chunks whose number the caller gives travel one by one, as the problem says."""
+    """A given number of chunks is not merged beyond the problem's clauses."""
     problem = taccl.make_problem(mesh(4, 4), "allreduce", size_bytes=10**6, chunks_per_rank=1)
     assert bucket(problem).problem.clauses == problem.clauses
 
 
 def test_bucket_is_for_tori_and_meshes():
-    """Elsewhere bucket says what it needs."""
+    """On other topologies `bucket` says that it needs a torus or a mesh."""
     problem = taccl.make_problem(taccl.topologies.ndv2(), "allreduce", size_bytes=10**6)
     with pytest.raises(taccl.InputError, match="bucket needs a torus or a mesh"):
         bucket(problem)

@@ -10,14 +10,14 @@ from tests.fuzzing import MANY
 
 
 def test_allgather_crosses_first(make, unit_costs):
-    """Two nodes of two ranks: one hop across, then the other node's chunk inside."""
+    """Two nodes of two ranks: a chunk crosses in one hop, then is copied inside, 4 us."""
     topology = fabrics.fully_connected(4, ranks_per_node=2, **unit_costs)
     # Link 0 -> 1 carries chunk 0 in 0-2 us, chunk 2 (which crossed in 0-2 us) in 2-4 us.
     assert hierarchical(make("allgather", topology)).finish_us == 4
 
 
 def test_only_ranks_of_one_local_rank_talk_across(make, unit_costs):
-    """Every crossing joins ranks of the same local rank."""
+    """Every link used between nodes joins equal local ranks."""
     topology = fabrics.fully_connected(6, ranks_per_node=3, **unit_costs)
     schedule = hierarchical(make("allreduce", topology))
     crossings = [topology.links[t.link] for t in schedule if topology.is_internode(t.link)]
@@ -26,7 +26,7 @@ def test_only_ranks_of_one_local_rank_talk_across(make, unit_costs):
 
 
 def test_alltoall_in_two_levels(make, unit_costs):
-    """An alltoall crosses with every chunk once, to the own local rank, then goes on inside."""
+    """In an alltoall every chunk crosses once, to the equal local rank, and then moves inside the node."""
     topology = fabrics.fully_connected(4, ranks_per_node=2, **unit_costs)
     schedule = hierarchical(make("alltoall", topology))
     # Across: each rank's 2 chunks for the other node, 8 in all.
@@ -43,7 +43,7 @@ def test_alltoall_in_two_levels(make, unit_costs):
     ],  # fmt: skip
 )
 def test_chunks_are_passed_on_in_a_node_while_others_cross(machine, nodes, name, most_us):
-    """Sums and gathers of 16 MB over nodes finish near the time that their NICs need."""
+    """Allreduce and allgather of 16 MB overlap both levels, near the time of their NICs."""
     topology = getattr(taccl.topologies, machine)(nodes)
     found = hierarchical(taccl.make_problem(topology, name, size_bytes=16 * 10**6))
     taccl.verify(found).raise_if_failed()
@@ -59,7 +59,7 @@ def test_one_node_is_refused(make, unit_costs):
 
 @pytest.mark.slow
 def test_what_was_cut_before_an_interrupt_is_found_under_its_name(monkeypatch):
-    """Finer chunks of the two-level baseline are kept where the search looks for them once time is up."""
+    """Finer chunks of the two-level baseline are cached for the search, also after an interrupt."""
     problem = taccl.make_problem(taccl.topologies.dgx_a100(2), "allgather", size_bytes=16 * 10**6)
     made = spread.listed
     calls = iter([made, made])

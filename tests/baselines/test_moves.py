@@ -1,4 +1,4 @@
-"""Moves of algorithms, and their sends over links."""
+"""Moves (sends between ranks of an algorithm), and their routing over links."""
 
 from dataclasses import replace
 from functools import partial
@@ -25,14 +25,15 @@ def test_moves_are_sorted_by_step():
 
 
 def test_chunks_between_two_ranks_are_one_message():
-    """Within a row, chunks with one step, source and destination travel together; those of two rows do not."""
+    """Chunks of one row with the same step, source and destination are one message; two rows are two
+    messages."""
     moves = Moves.of([(0, [0, 1], 2, 3, False), (0, [4], 2, 3, False)])
     first, second, third = moves.message.tolist()
     assert first == second != third
 
 
 def test_a_broadcast_reversed_is_a_sum():
-    """The last move comes first, the other way, and is added up."""
+    """A reversed broadcast is a reduction: moves in reverse order and direction, with sums."""
     moves = Moves.of([([0, 1], 0, [0, 1], [1, 2], False)]).reversed()
     assert moves.step.tolist() == [0, 1]
     assert (moves.src.tolist(), moves.dst.tolist()) == ([2, 1], [1, 0])
@@ -40,14 +41,14 @@ def test_a_broadcast_reversed_is_a_sum():
 
 
 def test_moves_without_a_link_are_relayed(make, unit_costs):
-    """On a one-way ring of 4, a chunk reaches the rank 3 places on over 3 links."""
+    """On a one-way ring of 4 a chunk for the rank 3 places ahead is relayed over 3 links."""
     problem = make("scatter", fabrics.ring(4, **unit_costs).without(links=range(4, 8)))
     sends = routed(problem, Moves.of([(0, 3, 0, 3, False)]))
     assert [problem.topology.links[e].dst for e in sends.link.tolist()] == [1, 2, 3]
 
 
 def test_nothing_goes_to_a_rank_twice(make, unit_costs):
-    """Of two moves of a chunk to one rank, the first is kept; none goes to its origin."""
+    """Only the first move of a chunk to a rank is kept, and none to its origin."""
     problem = make("broadcast", fabrics.fully_connected(3, **unit_costs))
     moves = Moves.of([(0, 0, 0, 1, False), (1, 0, 1, [0, 2], False), (2, 0, 0, [1, 2], False)])
     ends = [problem.topology.links[e] for e in routed(problem, moves).link.tolist()]
@@ -55,7 +56,7 @@ def test_nothing_goes_to_a_rank_twice(make, unit_costs):
 
 
 def test_moves_that_lead_nowhere_are_left_out(make, unit_costs):
-    """Rank 1 needs chunk 1 alone: chunk 2 goes there only if it is passed on."""
+    """Moves to ranks that neither need nor forward a chunk are dropped."""
     problem = make("scatter", fabrics.fully_connected(3, **unit_costs))
     assert routed(problem, Moves.of([(0, [1, 2], 0, 1, False)])).chunk.tolist() == [1]
     passed_on = Moves.of([(0, [1, 2], 0, 1, False), (1, 2, 1, 2, False)])
@@ -63,7 +64,7 @@ def test_moves_that_lead_nowhere_are_left_out(make, unit_costs):
 
 
 def test_messages_merge_up_to_the_limit(make, unit_costs):
-    """Five chunks of a message over a link that merges three of them are two sends."""
+    """Five chunks of a message over a link that merges up to three are two sends."""
     problem = make("scatter", fabrics.fully_connected(2, **unit_costs), chunks_per_rank=5)
     clauses = replace(problem.clauses, merging=frozenset(range(2)), max_merge=3)
     sends = routed(replace(problem, clauses=clauses), Moves.of([(0, range(5, 10), 0, 1, False)]))
@@ -84,7 +85,7 @@ SPREADS = {
     "topology", [machines.ndv2(), fabrics.torus(2, 4, ranks_per_node=4), fabrics.star(8)]
 )
 def test_sums_in_one_pass_are_reversed_broadcasts(name, collective, topology):
-    """A reduction takes as long as its broadcast phase reversed in time, with the other phase after it."""
+    """A reduction in one pass takes as long as its broadcast, reversed in time."""
     problem = taccl.make_problem(topology, collective, size_bytes=10**6, chunks_per_rank=1)
     spread = SPREADS[name]
     found = run(problem, spread).schedule(problem, producer="")
@@ -99,14 +100,14 @@ def test_sums_in_one_pass_are_reversed_broadcasts(name, collective, topology):
 
 @pytest.mark.parametrize("name", SPREADS)
 def test_the_busiest_resource_bounds_the_finish(name):
-    """No schedule of sends ends before the resource that they hold longest is free."""
+    """The busiest resource's total is a lower bound on the finish."""
     problem = taccl.make_problem(machines.ndv2(), "allreduce", size_bytes=10**6, chunks_per_rank=1)
     sends = run(problem, SPREADS[name])
     assert 0 < sends.busy_ticks(problem) <= sends.schedule(problem, producer="").finish_ticks
 
 
 def test_chunks_start_at_their_first_origin(make, unit_costs):
-    """Of an allgather with two chunks per rank, chunks 2r and 2r + 1 start at rank r."""
+    """`starts_of` gives each chunk's first origin: chunks 2r and 2r + 1 of an allgather start at rank r."""
     problem = make("allgather", fabrics.ring(3, **unit_costs), chunks_per_rank=2)
     assert starts_of(problem).tolist() == [0, 0, 1, 1, 2, 2]
     assert starts_of(problem).dtype == np.int64

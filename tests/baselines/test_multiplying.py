@@ -1,4 +1,4 @@
-"""Recursive multiplying, by arithmetic."""
+"""Recursive multiplying: finishes derived by hand."""
 
 import math
 from fractions import Fraction
@@ -18,7 +18,7 @@ from taccl.topology.builder import TopologyBuilder
 
 
 def behind_ports(nodes, size, *, near_us, far_us, us_per_mb):
-    """Nodes of ranks that send and receive in a node over one port each, and beyond over links of their own."""
+    """Nodes of ranks with one port each way inside the node, and separate links between nodes."""
     builder = TopologyBuilder("ports", [node for node in range(nodes) for _ in range(size)])
     ranks = range(nodes * size)
     ports = [(builder.add_resource(f"out {r}"), builder.add_resource(f"in {r}")) for r in ranks]
@@ -43,7 +43,7 @@ def merging(topology, collective, size_bytes):
 
 
 def two_nodes():
-    """Two nodes of two: 1 us inside, 10 us between any two ranks of both, and nothing shared."""
+    """Two nodes of two: 1 us inside, 10 us between any ranks of both, no shared resources."""
     builder = TopologyBuilder("two", [0, 0, 1, 1])
     for src in range(4):
         for dst in range(4):
@@ -54,10 +54,10 @@ def two_nodes():
 
 
 def test_some_cross_before_the_sums_in_nodes_and_some_after():
-    """Of 80 kB half goes first to the other node, as it is, and half once summed, over other links.
+    """Half of 80 kB crosses first, unsummed, and half after the sum inside the node, over other links.
 
-    Two chunks of 20 kB take 10 us and 4 there, and 1.04 in a node, before or after. If each half of a node's sum
-    crossed once, scattered before and gathered afterwards, it would be 16.08 us.
+    Two chunks of 20 kB take 10 us and 4 between nodes, and 1.04 in a node, before or after. If each half of a
+    node's sum crossed once, scattered before and gathered afterwards, it would be 16.08 us.
     """
     problem = make_problem(two_nodes(), collectives.allreduce(4), size_bytes=80_000)
     schedule = multiplying(problem, cut=False)
@@ -67,10 +67,11 @@ def test_some_cross_before_the_sums_in_nodes_and_some_after():
 
 
 def test_what_crosses_in_turns_goes_over_other_links():
-    """Between nodes a send of n chunks of 0.1 us holds its link for 6 us and them, in a node its ports for 1.
+    """Between nodes a send of n chunks takes 6 + 0.1 n us and holds its link; in a node ports are held for 1
+    + 0.1 n.
 
-    Of eight chunks three cross at once, three after one step in a node, two after two, each part to another rank.
-    Those between take 1 + 0.5, then 6 + 0.3, then 1 + 0.6 us; where all cross together, it is 10.4.
+    Of eight chunks three cross first, three after one step in a node, two after two, each part to another
+    rank. The middle ones take 1 + 0.5, then 6 + 0.3, then 1 + 0.6 us; if all cross together, it is 10.4.
     """
     topology = behind_ports(2, 4, near_us=1, far_us=6, us_per_mb=1)
     schedule = multiplying(merging(topology, collectives.allreduce(8), 800_000), cut=False)
@@ -80,9 +81,10 @@ def test_what_crosses_in_turns_goes_over_other_links():
 
 
 def test_parts_one_behind_another_scatter_while_others_cross():
-    """Of 16 MB each half is scattered in a node in 4.1 and 2.1 us, crosses in 3 + 2, and is gathered as it came.
+    """Each half of 16 MB is scattered in a node in 4.1 + 2.1 us, crosses in 3 + 2 us, and is gathered again.
 
-    The ports are never idle: one half crosses while the other is scattered, or gathered. As a whole it takes 31.4 us.
+    The ports are never idle: one half crosses while the other is scattered or gathered. As a whole it takes
+    31.4 us.
     """
     topology = behind_ports(2, 4, near_us=0.1, far_us=3, us_per_mb=1)
     schedule = multiplying(
@@ -94,9 +96,9 @@ def test_parts_one_behind_another_scatter_while_others_cross():
 
 
 def test_parts_go_round_about_on_a_torus():
-    """Each half of 16 kB begins along another dimension: a ring of four, its own to both neighbours and one's on.
+    """The halves of 16 kB start along different dimensions of a torus: two steps around each ring of four.
 
-    Four sends of 8 kB take 0.5 + 0.16 us each. One dimension after the other, of the whole, it is 3.28.
+    Four sends of 8 kB take 0.5 + 0.16 us each. One dimension after the other, unhalved, it is 3.28 us.
     """
     problem = merging(taccl.topologies.parse("torus:4x4"), collectives.allreduce(16), 16_000)
     schedule = multiplying(problem, cut=False)
@@ -107,10 +109,10 @@ def test_parts_go_round_about_on_a_torus():
 
 @pytest.mark.parametrize("name", ["allgather", "reduce_scatter"])
 def test_what_comes_from_a_node_is_gathered_while_the_next_crosses(name):
-    """Three nodes of four behind a NIC each; a port takes 1 us a MB, a NIC half as long, and 3 us on the way.
+    """Three nodes of four behind a NIC each: a port takes 1 us/MB, a NIC 0.5 us/MB and 3 us of latency.
 
-    Four chunks of 1 MB cross to one node in 2 us, and then to the other; there they are gathered from 5 us on,
-    and from 8 us on, each time in 1 us and 2, of one chunk and two. Gathered at once, it ends later.
+    Four chunks of 1 MB cross to one node in 2 us, then to the other; they are gathered there from 5 us and
+    from 8 us on, each in 1 + 2 us, of one chunk and two. A single gather of both ends later.
     """
     builder = TopologyBuilder("nics", [node for node in range(3) for _ in range(4)])
     nics = [(builder.add_resource(f"out {n}"), builder.add_resource(f"in {n}")) for n in range(3)]
@@ -133,7 +135,7 @@ def test_what_comes_from_a_node_is_gathered_while_the_next_crosses(name):
 
 
 def test_nine_ranks_behind_ports_add_up_in_threes():
-    """Two steps of two messages of 1 us and 9 B each, where one-shot takes eight and no power of two is there."""
+    """Nine ranks add in 3 x 3: two steps of two messages of 1 us and 9 B each; one-shot takes eight messages."""
     topology = behind_ports(1, 9, near_us=1, far_us=1, us_per_mb=1)
     problem = merging(topology, collectives.allreduce(9), 9)
     schedule = multiplying(problem)
@@ -143,26 +145,27 @@ def test_nine_ranks_behind_ports_add_up_in_threes():
 
 
 def test_four_ranks_behind_ports_double():
-    """It is recursive doubling where that is best: as fast as that baseline."""
+    """On four ranks it equals recursive doubling, which is optimal there."""
     topology = behind_ports(1, 4, near_us=1, far_us=1, us_per_mb=1)
     problem = merging(topology, collectives.allreduce(4), 4)
     assert multiplying(problem).finish == recursive(problem).finish == 2 * Fraction("1.000004")
 
 
 def test_messages_in_parts_follow_one_another():
-    """A chunk crosses while the next is still being summed: sooner than by whole messages."""
+    """A chunk crosses while the next is being summed, which is faster than whole messages."""
     topology = behind_ports(2, 4, near_us=0.01, far_us=5, us_per_mb=1)
     problem = merging(topology, collectives.allreduce(8), 8 * 10**6)
     schedule = multiplying(problem, cut=False)
     assert taccl.verify(schedule).ok
-    # 3 messages of two chunks of 1 MB scattered, two chunks summed over a link, three messages gathered.
+    # 3 messages of two chunks of 1 MB are scattered, two chunks summed over a link, and three messages
+    # gathered.
     assert schedule.finish < 2 * 3 * 2.01 + 5 + 2
 
 
 @pytest.mark.parametrize(("nodes", "size"), [(1, 6), (2, 3), (3, 4), (1, 5), (5, 1)])
 @pytest.mark.parametrize("name", ["allreduce", "reduce_scatter", "reduce"])
 def test_sums_are_right_on_any_number_of_ranks(nodes, size, name):
-    """Each contribution is counted once, whatever the digits."""
+    """Sums verify for any numbers of nodes and ranks."""
     topology = behind_ports(nodes, size, near_us=1, far_us=3, us_per_mb=1)
     problem = merging(topology, collectives.make(name, nodes * size), 10**6)
     assert taccl.verify(multiplying(problem)).ok
@@ -171,14 +174,14 @@ def test_sums_are_right_on_any_number_of_ranks(nodes, size, name):
 @pytest.mark.parametrize(("nodes", "size"), [(1, 6), (2, 3), (3, 4), (1, 5), (5, 1)])
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "broadcast", "gather", "scatter"])
 def test_what_spreads_is_gathered_on_any_number_of_ranks(nodes, size, name):
-    """Every chunk gets where it must, whatever the digits."""
+    """Gathers verify for any numbers of nodes and ranks."""
     topology = behind_ports(nodes, size, near_us=1, far_us=3, us_per_mb=1)
     problem = merging(topology, collectives.make(name, nodes * size), 10**6)
     assert taccl.verify(multiplying(problem)).ok
 
 
 def test_eight_ranks_behind_ports_gather_by_doubling():
-    """Three messages a port, of 1, 2 and 4 chunks of 1 B, where each chunk alone takes seven."""
+    """Eight ranks gather in three messages per port, of 1, 2 and 4 chunks of 1 B, in place of seven messages."""
     topology = behind_ports(1, 8, near_us=1, far_us=1, us_per_mb=1)
     schedule = multiplying(merging(topology, collectives.allgather(8), 8))
     assert (schedule.finish, schedule.producer) == (3 + Fraction(7, 10**6), "multiplying (gather 2 x 2 x 2)")
@@ -186,9 +189,10 @@ def test_eight_ranks_behind_ports_gather_by_doubling():
 
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "reduce_scatter"])
 def test_other_nodes_are_sent_to_straight(name):
-    """Links of 6 us to every rank of the other node, at once; beside them two rounds of 1 us in each.
+    """Links of 6 us to every rank of the other node are used at the same time as two rounds of 1 us in each
+    node.
 
-    Along digits alone the rounds in a node come before, or after, the 6 us. Data takes next to nothing.
+    By digits alone the rounds in a node come before or after the 6 us. Data takes negligible time.
     """
     problem = merging(behind_ports(2, 4, near_us=1, far_us=6, us_per_mb=1), getattr(collectives, name)(8), 8)
     schedule = multiplying(problem, cut=False)
@@ -198,7 +202,7 @@ def test_other_nodes_are_sent_to_straight(name):
 
 
 def test_other_collectives_are_refused():
-    """Sums of some are none of all, and a scan's chunks derive from one another."""
+    """Sums of some ranks, and scans, are refused."""
     topology = taccl.topologies.fully_connected(4)
     custom = collectives.custom(4, precondition={0: [0, 1]}, postcondition={0: [3]}, combining=True)
     for collective, why in ((collectives.scan(4), "derive"), (custom, "what all ranks have")):
@@ -207,7 +211,7 @@ def test_other_collectives_are_refused():
 
 
 def test_an_order_that_cannot_be_improved_is_not_listed_again(monkeypatch):
-    """Behind one switch, two ranks that exchange halves hold their ports all the time: no list scheduling."""
+    """If ports are never idle, the order is not improved by list scheduling."""
     monkeypatch.setattr(spread, "listed", lambda *_, **__: pytest.fail("listed"))
     problem = make_problem(fabrics.star(2), collectives.alltoall(2), chunk_bytes=10**6)
     assert multiplying(problem, cut=False).num_transfers == 2
@@ -215,7 +219,7 @@ def test_an_order_that_cannot_be_improved_is_not_listed_again(monkeypatch):
 
 @pytest.mark.slow
 def test_parts_behind_one_another_are_as_many_as_pay():
-    """Eight parts of the chunks finish an allreduce of 1 MB on two DGX-A100 in 27.1 us, four in 28.2."""
+    """Eight parts finish an allreduce of 1 MB on two DGX-A100 in 27.1 us, four parts in 28.2."""
     topology = taccl.topologies.dgx_a100(2)
     problem = make_problem(topology, collectives.allreduce(16, chunks_per_rank=4), size_bytes=10**6)
     assert multiplying(problem, cut=False).finish_us < 27.1
@@ -224,7 +228,7 @@ def test_parts_behind_one_another_are_as_many_as_pay():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["allreduce", "allgather", "reduce-scatter"])
 def test_plans_are_ranked_as_by_their_whole_estimates(name):
-    """Estimates that are broken off far behind the best plan change neither the order nor the plans."""
+    """Estimates of plans far behind the best are cut short without changing the ranking."""
     problem = make_problem(taccl.topologies.ndv2(2), name, size_bytes=10**6)
     grid = Grid(problem)
     times = StepTimes(problem, grid)
@@ -236,7 +240,7 @@ def test_plans_are_ranked_as_by_their_whole_estimates(name):
 
 
 def test_plans_far_behind_are_estimated_when_they_are_reached():
-    """The first plans of a ranking are found without the whole estimate of every other plan."""
+    """The first plans of a ranking are found without complete estimates of all others."""
     problem = make_problem(taccl.topologies.ndv2(2), "allreduce", size_bytes=10**6)
     grid = Grid(problem)
     times = StepTimes(problem, grid)
@@ -246,18 +250,18 @@ def test_plans_far_behind_are_estimated_when_they_are_reached():
 
 
 def eight_ranks(*, parts):
-    """An allreduce of 1 MB in a node of eight, in parts of each chunk whose messages merge."""
+    """An allreduce of 1 MB in a node of eight, with each chunk cut into parts that may merge."""
     problem = make_problem(taccl.topologies.dgx_h100(1), collectives.allreduce(8), size_bytes=10**6)
     return spread.cut_chunks(spread.without_sketch(spread.merging(problem)), parts)
 
 
 @pytest.mark.slow
 def test_a_mix_uses_ports_that_a_single_plan_leaves_idle():
-    """Eight ranks behind ports scatter and gather 1 MB in k pieces, one behind another.
+    """A mix of plans uses ports that a single plan leaves idle: eight ranks, 1 MB in k pipelined pieces.
 
-    Seven messages of 125/k kB take 7 (0.02 + 337.1 / 1000 k) us each time, and a link 3.4 us more: no number k
-    of pieces ends before 6.8 + (k + 1) such times. Between scattering and gathering ports are idle, and a mix
-    sends other chunks whole then.
+    Seven messages of 125/k kB take 7 (0.02 + 337.1 / 1000 k) us each time, and a link 3.4 us more: no number
+    k of pieces ends before 6.8 + (k + 1) such times. Between scattering and gathering ports are idle, and a
+    mix sends other chunks whole then.
     """
     problem, beta = eight_ranks(parts=16), Fraction(2500, 927)
     singles = [2 * Fraction("3.4") + (k + 1) * 7 * (Fraction("0.02") + beta / 8 / k) for k in range(1, 33)]
@@ -269,7 +273,7 @@ def test_a_mix_uses_ports_that_a_single_plan_leaves_idle():
 
 @pytest.mark.slow
 def test_estimates_of_mixes_are_exact_behind_ports():
-    """Where all ranks have alike ports, a mix ends as `MixTimes` and the timeline of its steps say."""
+    """Behind equal ports `MixTimes` and the step timeline predict a mix's finish exactly."""
     problem = eight_ranks(parts=16)
     times = StepTimes(problem, Grid(problem))
     plan = best_mix(times)
@@ -278,13 +282,13 @@ def test_estimates_of_mixes_are_exact_behind_ports():
 
 
 def test_a_mix_has_all_chunks():
-    """The sizes of the parts add up to the number of chunks, also where that is no power of two."""
+    """The parts' sizes add up to the number of chunks, also if that is no power of two."""
     problem = eight_ranks(parts=3)
     assert sum(best_mix(StepTimes(problem, Grid(problem))).sizes) == 24
 
 
 def test_parts_may_cross_before_and_after_the_sums_in_nodes():
-    """Steps of a part that sums between nodes first, and of one that does so last."""
+    """A part may sum between nodes first or last."""
     far, near = Digit(True, 2, 1), Digit(False, 8, 1)
     begun = ("scatter", near), ("gather", near)
     assert PlanPart((near,), before=(far,)).steps() == [("sum", far), *begun]
@@ -292,11 +296,11 @@ def test_parts_may_cross_before_and_after_the_sums_in_nodes():
 
 
 def test_estimates_of_mixes_leave_covered_resources_out():
-    """Links of a node are held no longer than ports, and all ports alike: one resource remains."""
+    """Links inside a node are held no longer than ports, and all ports are equal: one resource remains."""
     times = StepTimes(eight_ranks(parts=3), Grid(eight_ranks(parts=3)))
     assert len(MixTimes(times, [PlanPart((Digit(False, 8, 1),))]).resources) == 1
 
 
 def test_fixed_chunks_are_not_mixed():
-    """Where chunks may not be cut, parts of a plan have equal numbers of them."""
+    """If chunks may not be cut, parts of a plan have equal numbers of chunks."""
     assert "mixed" not in multiplying(eight_ranks(parts=16), cut=False).producer

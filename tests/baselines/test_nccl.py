@@ -14,12 +14,12 @@ from tests.measure.logs import row
 
 
 def problem_of(topology, collective="allreduce", size=2**20):
-    """A collective of a size."""
+    """A collective of the given size."""
     return taccl.make_problem(topology, collective, size_bytes=size)
 
 
 def test_the_model_by_hand():
-    """A ring under LL: launch and base, 14 hops of 0.6 us, and 1.75 bytes for every byte at its rate."""
+    """A ring under LL: launch and base latency, 14 hops of 0.6 us, and 1.75 bytes per byte at its rate."""
     topology = taccl.topologies.dgx_h100(profile="nccl")
     (found,) = (
         each
@@ -33,7 +33,7 @@ def test_the_model_by_hand():
 
 @pytest.mark.slow
 def test_protocols_follow_one_another():
-    """As messages grow, the latency counts less, and the bandwidth more."""
+    """The best protocol moves from low latency to high bandwidth as messages grow."""
     topology = taccl.topologies.dgx_h100(profile="nccl")
     sizes = 8, 2**24, 2**30
     best = [nccl_choices(problem_of(topology, size=size), nvls=False)[0].protocol for size in sizes]
@@ -44,7 +44,7 @@ def test_protocols_follow_one_another():
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce-scatter", "broadcast", "alltoall"])
 def test_the_schedule_is_valid_under_the_protocol_chosen(collective, nodes):
-    """Whatever the problem's own protocol; its producer says which algorithm and protocol."""
+    """The schedule is valid under the chosen protocol, and its producer names algorithm and protocol."""
     problem = problem_of(taccl.topologies.dgx_h100(nodes, profile="nccl"), collective)
     best, found = nccl_choices(problem)[0], nccl(problem)
     assert taccl.verify(found).ok
@@ -53,7 +53,7 @@ def test_the_schedule_is_valid_under_the_protocol_chosen(collective, nodes):
 
 
 def test_one_ring_takes_what_the_model_says():
-    """Behind a switch, with a chunk for each rank: launch, 14 hops and 14 chunks, but for overheads."""
+    """Behind a switch a ring takes the model's time: launch, 14 hops and 14 chunks."""
     problem = problem_of(taccl.topologies.dgx_h100(profile="nccl"), size=2**30)
     (best, *_) = nccl_choices(problem, nvls=False)
     assert nccl(problem, nvls=False).predicted_us == pytest.approx(best.time_us, rel=1e-3)
@@ -61,13 +61,13 @@ def test_one_ring_takes_what_the_model_says():
 
 @pytest.mark.slow
 def test_eight_ranks_that_are_all_linked_have_seven_rings():
-    """A mesh's ring uses all of its links: 448 GB/s of a rank, of which 4 / 7 are the bytes of an allreduce."""
+    """A mesh of eight uses all links: 448 GB/s per rank, so 448 * 4 / 7 of algorithm bandwidth."""
     problem = problem_of(taccl.topologies.mi300x(profile="nominal"), size=7 * 2**27)
     assert nccl(problem).algbw_gb_per_s == pytest.approx(448 * 4 / 7, rel=1e-6)
 
 
 def test_switches_that_add_are_used():
-    """At 450 GB/s, of which sums come to 0.85 on 5 of 6 channels, a byte goes there and back once."""
+    """NVLS at 450 GB/s, with 0.85 efficiency on 5 of 6 channels, moves each byte there and back once."""
     problem = problem_of(taccl.topologies.dgx_h100(profile="nominal", nvls=True), size=2**30)
     best, found = nccl_choices(problem)[0], nccl(problem)
     promised_us = 2**30 / 450e3 / (0.85 * 5 / 6)
@@ -79,7 +79,7 @@ def test_switches_that_add_are_used():
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_switches_that_can_add_do_by_default(nodes):
-    """A plain H100 machine is compared with NVLS, on the links of its switches, unless that is turned off."""
+    """A plain H100 machine includes NVLS by default; it can be turned off."""
     problem = problem_of(taccl.topologies.dgx_h100(nodes), size=2**28)
     best = nccl_choices(problem)[0]
     assert best.algorithm == "nvls"
@@ -92,7 +92,7 @@ def test_switches_that_can_add_do_by_default(nodes):
 
 
 def test_changed_machines_keep_their_switches():
-    """A link that was removed says that the topology is its own."""
+    """A topology with a removed link has no NVLS."""
     topology = taccl.topology.transform.without(taccl.topologies.dgx_h100(), links=[(0, 1)])
     assert "nvls" not in {each.algorithm for each in nccl_choices(problem_of(topology))}
 
@@ -100,7 +100,8 @@ def test_changed_machines_keep_their_switches():
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", thinned([2, 3]))
 def test_nodes_whose_switches_add_are_joined_by_trees(nodes):
-    """Each card has an eighth of the data, which passes it once each way of two nodes, twice of three."""
+    """NVLS nodes are joined by trees: each NIC has an eighth of the data, once each way for two nodes, twice
+    for three."""
     problem = problem_of(taccl.topologies.dgx_h100(nodes, nvls=True), size=2**30)
     best, found = nccl_choices(problem)[0], nccl(problem)
     assert best.algorithm == "nvls"
@@ -110,7 +111,7 @@ def test_nodes_whose_switches_add_are_joined_by_trees(nodes):
 
 @pytest.mark.slow
 def test_the_protocol_that_was_seen_is_taken(tmp_path):
-    """A profile from a log says which protocol its sizes took; at others all that it has are weighed."""
+    """A profile fitted to a log uses the log's protocol at its sizes; at other sizes all fitted ones compete."""
     sizes = tuple(2**power for power in range(3, 30, 3))
     rows = (row(size, 15.0 if size < 2**16 else 60.0 + size / 200e3) for size in sizes)
     (tmp_path / "a.log").write_text("# all_reduce_perf\n" + "\n".join(rows))
@@ -131,7 +132,7 @@ def test_the_protocol_that_was_seen_is_taken(tmp_path):
     ],
 )
 def test_what_nccl_lacks_is_said(problem, said):
-    """One sentence."""
+    """Collectives that NCCL lacks are refused in one sentence."""
     with pytest.raises(CollectiveError, match=said):
         nccl(problem())
 
@@ -141,13 +142,13 @@ def test_what_nccl_lacks_is_said(problem, said):
     "log", ["p5_x1_allreduce_aws_batch", *(["mi300x_x1_allreduce_rccl"] if MANY else [])]
 )
 def test_fitted_profiles_predict_their_logs(shared_data, log):
-    """Launch and finish of the schedule that NCCL would choose, within 15 % of the log's times (median)."""
+    """Predictions of NCCL's schedule are within 15 % of the log's times (median)."""
     assert baseline_row(shared_data / "nccl-tests", log)["met"]
 
 
 @pytest.mark.slow
 def test_the_bound_is_of_links_that_no_algorithm_slows():
-    """Trees get 0.92 of the bandwidth in NCCL's model; the bound beside them is of the whole of it."""
+    """The bound uses the full bandwidth, though NCCL's model gives trees 0.92 of it."""
     topology = taccl.topologies.dgx_h100(2, profile="nccl")
     problem = problem_of(topology, size=2**12)
     chosen = nccl_choices(problem)[0]

@@ -1,4 +1,4 @@
-"""One-shot sums and recursive doubling, by arithmetic."""
+"""One-shot sums and recursive doubling: finishes derived by hand."""
 
 from fractions import Fraction
 
@@ -16,7 +16,7 @@ US_PER_MB = 20
 
 
 def test_one_message_a_link():
-    """Four ranks that all have links: 0.5 us and 1,000 bytes at 20 us/MB, whatever the number of chunks."""
+    """Four fully connected ranks: 0.5 us and 1,000 bytes at 20 us/MB, for any number of chunks."""
     whole = collectives.allreduce(4, chunks_per_rank=1)
     problem = make_problem(taccl.topologies.fully_connected(4), whole, size_bytes=1000)
     schedule = one_shot(problem)
@@ -33,13 +33,13 @@ def test_large_messages_go_chunk_by_chunk():
 
 
 def test_only_sums_merge_so():
-    """An allgather of few bytes has the model that it has for many."""
+    """The merging of small sums does not apply to an allgather, whose model is the same for all sizes."""
     topology = taccl.topologies.fully_connected(4)
     assert make_problem(topology, collectives.allgather(4), size_bytes=1000).clauses == Clauses(max_merge=6)
 
 
 def test_contributions_add_up_where_they_meet():
-    """Ranks 0 and 1 reach rank 3 over rank 2 alone: one message of all three sums, not three in a row."""
+    """Ranks 0 and 1 reach rank 3 through rank 2: one message of the sum of three, not three messages."""
     builder = TopologyBuilder("y", [0] * 4)
     for src, dst in ((0, 2), (1, 2), (2, 3)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
@@ -50,7 +50,7 @@ def test_contributions_add_up_where_they_meet():
 
 
 def test_doubling_sends_all_at_every_step():
-    """Two steps of 0.5 us and 1,000 bytes on four ranks, where halving and doubling takes four."""
+    """Doubling takes two steps of 0.5 us and 1,000 bytes on four ranks; halving and doubling takes four."""
     problem = make_problem(taccl.topologies.fully_connected(4), collectives.allreduce(4), size_bytes=1000)
     schedule = recursive(problem)
     assert schedule.producer.startswith("recursive doubling")
@@ -59,7 +59,7 @@ def test_doubling_sends_all_at_every_step():
 
 
 def test_a_reduction_in_one_shot():
-    """All send their contribution to the root."""
+    """All ranks send their contribution to the root in one step."""
     problem = make_problem(
         taccl.topologies.fully_connected(5), collectives.reduce(5, root=2), size_bytes=1000
     )
@@ -69,7 +69,7 @@ def test_a_reduction_in_one_shot():
 
 
 def test_relays_pass_contributions_on():
-    """On a ring every contribution goes over each link of its shortest routes once."""
+    """On a ring every contribution crosses each link of its shortest routes once."""
     problem = make_problem(taccl.topologies.ring(5), collectives.allreduce(5), size_bytes=1000)
     schedule = one_shot(problem)
     assert taccl.verify(schedule).ok
@@ -77,7 +77,7 @@ def test_relays_pass_contributions_on():
 
 
 def test_what_adds_nothing_up_is_refused():
-    """One-shot is for sums."""
+    """One-shot refuses collectives without sums."""
     problem = make_problem(taccl.topologies.ring(4), collectives.allgather(4), size_bytes=1000)
     with pytest.raises(CollectiveError, match="adds nothing up"):
         one_shot(problem)
@@ -85,7 +85,7 @@ def test_what_adds_nothing_up_is_refused():
 
 @pytest.mark.slow
 def test_far_too_many_transfers_are_refused():
-    """Every contribution to every rank is a million transfers on a hundred ranks of a hundred chunks."""
+    """A million transfers (a hundred ranks and chunks) are refused."""
     problem = make_problem(
         taccl.topologies.fully_connected(101), collectives.allreduce(101), size_bytes=10**9
     )
@@ -94,7 +94,7 @@ def test_far_too_many_transfers_are_refused():
 
 
 def test_a_sum_for_a_rank_that_nothing_reaches_is_refused():
-    """Routes to a rank without incoming links are none, although each is as long as the next."""
+    """A sum for a rank without incoming links is refused."""
     builder = TopologyBuilder("one-way", [0] * 4)
     for src, dst in ((0, 1), (0, 2), (1, 0), (2, 1), (3, 0), (3, 2)):
         builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=10)

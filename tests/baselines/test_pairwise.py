@@ -13,19 +13,19 @@ from taccl.topology.builder import TopologyBuilder
 
 
 def test_alltoall_over_direct_links(make, unit_costs):
-    """With a link for every pair all chunks go at once."""
+    """With a link for every pair an alltoall takes one step."""
     schedule = pairwise(make("alltoall", fabrics.fully_connected(4, **unit_costs)))
     assert (schedule.finish_us, schedule.num_transfers) == (2, 12)
 
 
 def test_alltoall_behind_a_switch_takes_turns(make, unit_costs):
-    """With one port out and one in per rank, every shift is a step of its own."""
+    """With one port each way per rank, shifts take one step each."""
     # 3 shifts; each rank sends one chunk of 2 us and receives one at a time.
     assert pairwise(make("alltoall", fabrics.star(4, **unit_costs))).finish_us == 6
 
 
 def test_missing_links_are_relayed(make, unit_costs):
-    """On a ring, chunks for ranks further away hop from neighbour to neighbour."""
+    """On a ring, chunks for distant ranks are relayed by neighbours."""
     schedule = pairwise(make("alltoall", fabrics.ring(4, **unit_costs).without(links=range(4, 8))))
     verify(schedule).raise_if_failed()
     # 1 + 2 + 3 hops from each of 4 ranks.
@@ -41,7 +41,7 @@ def test_gather_goes_straight_to_the_root(make, unit_costs):
 
 
 def test_chunks_of_one_pair_merge_between_nodes(make, unit_costs):
-    """What one rank has for a rank of another node shares a send, as far as links merge."""
+    """Chunks of one pair of ranks in different nodes merge up to the limit."""
     topology = fabrics.fully_connected(4, ranks_per_node=2, **unit_costs)
     schedule = pairwise(make("alltoall", topology, chunks_per_rank=8))
     # 4 pairs inside nodes send 8 chunks one by one; 8 pairs across send 6 and 2.
@@ -52,20 +52,20 @@ def test_chunks_of_one_pair_merge_between_nodes(make, unit_costs):
 @pytest.mark.parametrize("nodes", [2, 4])
 @pytest.mark.parametrize("machine", [machines.dgx1, machines.dgx2, machines.ndv2])
 def test_ranks_that_share_nics_wait_for_none(machine, nodes):
-    """An alltoall takes what the busiest NIC needs for its bytes, and latency."""
+    """An alltoall takes the time of its busiest NIC."""
     problem = taccl.make_problem(machine(nodes=nodes), "alltoall", size_bytes=256_000_000)
     assert pairwise(problem).finish_us == pytest.approx(exchange_us(problem).max(), rel=0.01)
 
 
 @pytest.mark.slow
 def test_relays_wait_for_no_step():
-    """DGX-1, where some pairs have no NVLink: their chunks pass others that are relayed later."""
+    """On DGX-1 pairs without an NVLink are relayed without delaying other chunks."""
     problem = taccl.make_problem(machines.dgx1(), "alltoall", size_bytes=256_000_000)
     assert pairwise(problem).finish_us == pytest.approx(exchange_us(problem).max(), rel=0.1)
 
 
 def test_pairs_over_one_port_leave_no_port_idle():
-    """Two bridged pairs: each rank sends two chunks of 10 us by its slot, side by side with its bridge."""
+    """Two bridged pairs: each rank sends two chunks of 10 us through its slot, in parallel to its bridge."""
     builder = TopologyBuilder("pairs", [0] * 4)
     slots = [(builder.add_resource(f"out {r}"), builder.add_resource(f"in {r}")) for r in range(4)]
     for src, dst in permutations(range(4), 2):

@@ -9,7 +9,7 @@ from tests.fuzzing import cases
 
 
 def overlaps(holds, period, phases):
-    """True if two sends hold one resource at once in some period."""
+    """True if two sends hold one resource at the same time in some period."""
     uses = {}
     for send, each in enumerate(holds):
         for resource, begin, lasts in each:
@@ -23,7 +23,7 @@ def overlaps(holds, period, phases):
 
 
 def test_sends_of_one_resource_follow_one_another():
-    """Two sends of 3 and 4 us recur each 7 us, the second right after the first."""
+    """Two sends of 3 and 4 us have a period of 7 us, the second right after the first."""
     holds = [[("port", 0, 3)], [("port", 0, 4)]]
     period, phases = periodic(holds, [3, 4], [-1, 0], [range(2)])
     assert period == pytest.approx(7)
@@ -31,7 +31,7 @@ def test_sends_of_one_resource_follow_one_another():
 
 
 def test_a_hold_of_the_end_of_a_long_send_is_between_others():
-    """A send of 10 us holds its receiver for its last 2 us alone: three such recur each 6 us."""
+    """Three sends of 10 us that hold their receiver only in the last 2 us have a period of 6 us."""
     holds = [[("into", 8, 2)] for _ in range(3)]
     period, phases = periodic(holds, [10] * 3, [-1] * 3, [range(3)])
     assert period == pytest.approx(6)
@@ -39,7 +39,7 @@ def test_a_hold_of_the_end_of_a_long_send_is_between_others():
 
 
 def test_a_cycle_of_resources_needs_more_than_the_busiest():
-    """Of three sends, any two share a resource of 2 us: no two at once, so that 3 us are needed."""
+    """Three sends of 1 us, any two with a common resource: no two overlap, so the period is 3 us."""
     holds = [[("a", 0, 1), ("b", 0, 1)], [("b", 0, 1), ("c", 0, 1)], [("c", 0, 1), ("a", 0, 1)]]
     period, phases = periodic(holds, [1] * 3, [-1] * 3, [range(3)])
     assert period == pytest.approx(3, rel=0.01)
@@ -47,13 +47,13 @@ def test_a_cycle_of_resources_needs_more_than_the_busiest():
 
 
 def test_without_sends_there_is_no_plan():
-    """Nothing recurs."""
+    """Without sends there is no plan."""
     assert periodic([], [], [], [[]]) is None
 
 
 @pytest.mark.fuzz
 def test_no_plan_holds_a_resource_twice():
-    """Random sends of up to four resources; the period is at least the time of the busiest."""
+    """On random sends no resource is held twice, and the period is at least the busiest resource's time."""
     for seed in cases("periodic plans", few=20, many=2000):
         rng = random.Random(seed)
         holds, takes = [], []

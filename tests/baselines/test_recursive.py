@@ -8,7 +8,7 @@ from taccl.topology import fabrics
 
 
 def test_allgather_of_four(make, unit_costs):
-    """Two exchanges: one chunk, then two."""
+    """Allgather of four ranks takes two exchanges: one chunk, then two."""
     schedule = recursive(make("allgather", fabrics.hypercube(2, **unit_costs)))
     # The link of the second exchange carries the own chunk in 0-2 us, the partner's in 2-4 us.
     assert (schedule.finish_us, schedule.num_transfers) == (4, 12)
@@ -26,7 +26,7 @@ def test_broadcast_is_a_binomial_tree(make, unit_costs):
 
 
 def test_alltoall_carries_only_what_is_needed(make, unit_costs):
-    """Each of 12 chunks that leave their rank takes as many hops as source and destination differ in bits."""
+    """In an alltoall each chunk takes as many hops as source and destination differ in bits."""
     # 4 sources, each with two chunks one bit away and one chunk two bits away: 4 * (1 + 1 + 2).
     assert recursive(make("alltoall", fabrics.hypercube(2, **unit_costs))).num_transfers == 16
 

@@ -43,7 +43,7 @@ def test_allreduce_is_both_phases(make, unit_costs):
 def test_two_rings_share_the_chunks(make, unit_costs):
     """Five ranks, all linked, have two rings without a common link, which carry half of the chunks each."""
     schedule = ring(make("allgather", fabrics.fully_connected(5, **unit_costs), chunks_per_rank=2))
-    # On each ring one chunk a rank goes two hops each way: 4 us. One ring alone would take 8 us.
+    # On each ring one chunk per rank goes two hops each way: 4 us. One ring alone takes 8 us.
     assert (schedule.finish_us, schedule.producer) == (4, "ring (2 rings, both ways)")
 
 
@@ -75,7 +75,7 @@ def test_rings_of_dgx2_cross_by_different_nics():
 
 
 def test_no_ring_of_links_means_relays(make, unit_costs):
-    """A 3x3 mesh has no ring of all ranks; steps are relayed, also where chunks are reduced."""
+    """On a 3 x 3 mesh without a Hamiltonian ring, steps are relayed, also in the reduce phase."""
     schedule = ring(make("allreduce", fabrics.mesh(3, 3, **unit_costs)))
     verify(schedule).raise_if_failed()
 
@@ -88,11 +88,11 @@ def test_two_ranks(make, unit_costs):
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", ["allgather", "allreduce"])
 def test_rings_of_a_cluster_come_to_the_rate_of_its_network_cards(collective):
-    """On four DGX-H100 eight rings, each with a chunk for every rank, fill eight cards of 50 GB/s a node."""
+    """Eight rings on four DGX-H100, with a chunk per rank each, fill eight NICs of 50 GB/s per node."""
     made = collectives.make(collective, 32)
     schedule = ring(make_problem(machines.dgx_h100(4, profile="nominal"), made, size_bytes=10**9))
-    # A ring has 32 chunks of 1/256 of the data, and 31 of them cross each of its links between nodes, one by
-    # one and without a pause; an allreduce does so twice: 31/32 of 1 GB at 8 * 50 GB/s.
+    # A ring has 32 chunks of 1/256 of the data; 31 of them cross each link between nodes without a pause, in
+    # an allreduce twice: 31/32 of 1 GB at 8 * 50 GB/s.
     assert schedule.problem.collective.num_chunks == 256
     assert schedule.busbw_gb_per_s == pytest.approx(8 * 50)
 
@@ -108,13 +108,13 @@ def test_as_many_chunks_as_ranks_on_each_ring():
 
 
 def test_alltoall_is_refused(make, unit_costs):
-    """A collective whose chunks do not concern every rank is refused, with what to use instead."""
+    """An alltoall is refused, and the error suggests pairwise."""
     with pytest.raises(CollectiveError, match="alltoall.*pairwise"):
         ring(make("alltoall", fabrics.ring(4, **unit_costs)))
 
 
 def test_rails_are_walked_to_and_fro():
-    """Where only equal local ranks are linked between nodes, every other node is walked backwards."""
+    """If only equal local ranks are linked between nodes, every second node is traversed backwards."""
     builder = TopologyBuilder("rails", [0, 0, 0, 1, 1, 1])
     for node in ((0, 1, 2), (3, 4, 5)):
         for src, dst in permutations(node, 2):

@@ -1,4 +1,4 @@
-"""Shortest routes of many pairs of ranks at once, against those of each pair."""
+"""Shortest routes of many pairs of ranks together, against those of each pair."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from taccl.problem.problem import make_problem
 
 @pytest.fixture(params=["ndv2 x2", "dgx1 x2", "dgx2 x2", "mi300x x2", "torus:3x4", "star:6"])
 def problem(request):
-    """Problem on a topology on which some pairs have no link, or a slow one."""
+    """A problem on a topology in which some pairs have no link, or a slow one."""
     name, _, nodes = request.param.partition(" x")
     topology = topologies.parse(name, nodes=int(nodes)) if nodes else topologies.parse(name)
     return make_problem(topology, "alltoall", chunk_bytes=10**5)
@@ -28,7 +28,7 @@ def test_hops_of_all_pairs_are_the_routes_of_each(problem):
 
 
 def test_distances_of_all_pairs_are_one_search(monkeypatch):
-    """Pairs from all ranks need one call for shortest paths, rather than one for each rank."""
+    """Distances of all pairs take one call of the shortest-path search."""
     problem = make_problem(topologies.ndv2(2), "alltoall", chunk_bytes=10**5)
     calls, found = [], routes.shortest_paths
     monkeypatch.setattr(routes, "shortest_paths", lambda *given: calls.append(1) or found(*given))
@@ -38,7 +38,7 @@ def test_distances_of_all_pairs_are_one_search(monkeypatch):
 
 
 def test_direct_links_between_nodes_need_no_search(monkeypatch):
-    """A link between nodes that is as fast as any other one is the shortest route of its ends."""
+    """A link between nodes as fast as any other is its ends' shortest route without a search."""
     monkeypatch.setattr(routes, "shortest_paths", lambda *_: pytest.fail("searched"))
     problem = make_problem(topologies.dgx2(2), "alltoall", chunk_bytes=10**5)
     src, dst = np.nonzero(~np.eye(32, dtype=bool))

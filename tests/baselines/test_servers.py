@@ -1,4 +1,4 @@
-"""Workers and servers: what is exchanged, how it is verified, and how long it takes."""
+"""Parameter servers: the exchange collective, its verification and its time."""
 
 import itertools
 from dataclasses import replace
@@ -21,7 +21,7 @@ from tests.effort import brief_synthesis
 
 
 def central(n, k, *, size="1MB", chunks_per_server=1, update_us_per_mb=0):
-    """n workers, and a box of k cards that serves them."""
+    """n workers, and a box of k NICs that serves them."""
     collective = exchange(n, k, chunks_per_server=chunks_per_server, update_us_per_mb=update_us_per_mb)
     return make_problem(rack(n, k), collective, size_bytes=size)
 
@@ -32,7 +32,7 @@ def kinds(schedule):
 
 
 def test_chunks_are_kept_by_servers_in_turn():
-    """Workers 0 and 1, servers 2 to 4: all push to a chunk's server, and all pull."""
+    """Workers 0 and 1, servers 2 to 4: chunks are rooted at servers in turn; all workers push and pull."""
     collective = exchange(2, 3, chunks_per_server=2)
     assert [chunk.root for chunk in collective.chunks] == [2, 3, 4, 2, 3, 4]
     assert {(chunk.origins, chunk.destinations) for chunk in collective.chunks} == {((0, 1), (0, 1))}
@@ -40,7 +40,7 @@ def test_chunks_are_kept_by_servers_in_turn():
 
 
 def test_a_rank_may_be_both():
-    """Ranks 1 and 2 work and serve: each keeps a chunk, and contributes to it."""
+    """Ranks 1 and 2 are workers and servers: each keeps one chunk and contributes to both."""
     collective = exchange([1, 2], [1, 2])
     assert [(chunk.origins, chunk.root) for chunk in collective.chunks] == [((1, 2), 1), ((1, 2), 2)]
 
@@ -55,13 +55,13 @@ def test_a_rank_may_be_both():
     ],
 )
 def test_roles_are_given_once(arguments, error):
-    """A rank that is named twice in one role, or nobody in it, is refused."""
+    """A repeated rank or an empty role is refused."""
     with pytest.raises(CollectiveError, match=error):
         exchange(*arguments)
 
 
 def test_roots_are_servers():
-    """A chunk that a worker would keep is refused, by its rank."""
+    """A root that is no server is refused by its rank."""
     with pytest.raises(CollectiveError, match="roots: found \\[0\\], which are not servers"):
         exchange(2, 1, roots=[2, 0])
 
@@ -69,7 +69,7 @@ def test_roots_are_servers():
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "k"), [(4, 1), (4, 6), (8, 4), (8, 10), (5, 3)])
 def test_the_box_or_the_line_is_what_limits(n, k):
-    """A worker passes the data once each way, a card n / k of it: 80 us/MB times max(1, n / k)."""
+    """A worker moves the data once each way, a NIC n / k of it: 80 us/MB times max(1, n / k)."""
     schedule = servers(central(n, k), cut=False)
     verify(schedule).raise_if_failed()
     assert initiation_interval(schedule).interval_us == pytest.approx(80 * max(1, n / k), rel=0.02)
@@ -77,14 +77,14 @@ def test_the_box_or_the_line_is_what_limits(n, k):
 
 
 def test_workers_that_serve_pass_the_data_almost_twice():
-    """Each of 8 pushes and serves 7/8 of it: 140 us/MB."""
+    """With 8 ranks as workers and servers each moves 7/8 twice: 140 us/MB."""
     problem = make_problem(rack(8, 1), exchange(range(8), range(8), num_ranks=9), size_bytes="8MB")
     schedule = servers(problem, cut=False)
     assert initiation_interval(schedule).interval_us == pytest.approx(8 * 140, rel=0.02)
 
 
 def test_an_update_is_waited_for():
-    """Two pushes of 1 MB at 80 us/MB and 5 us on the way, 30 us of update, two pulls: 165 + 30 + 165."""
+    """Two pushes of 1 MB at 80 us/MB and 5 us, 30 us of update, two pulls: 165 + 30 + 165 us."""
     problem = central(2, 1, update_us_per_mb=30)
     schedule = servers(problem, cut=False)
     verify(schedule).raise_if_failed()
@@ -93,7 +93,7 @@ def test_an_update_is_waited_for():
 
 
 def test_a_pull_before_the_end_of_the_update_is_found():
-    """A tick too early is a violation, and so is the same schedule for a longer update."""
+    """A pull one tick before the update ends is a violation."""
     schedule = servers(central(2, 1, update_us_per_mb=30), cut=False)
     collective = replace(schedule.problem.collective, update_us_per_mb=31)
     assert kinds(replace(schedule, problem=replace(schedule.problem, collective=collective))) == {"update"}
@@ -104,7 +104,7 @@ def test_a_pull_before_the_end_of_the_update_is_found():
 
 
 def test_a_sum_that_no_server_updated_is_found():
-    """Worker 0 adds up both contributions and tells worker 1: whole, and yet not what the server made of it."""
+    """A complete sum that worker 0 sends to worker 1 without the server's update is a violation."""
     problem = central(2, 1)
     topology = problem.topology
     (there,), (back,) = topology.links_between(1, 0), topology.links_between(0, 1)
@@ -117,7 +117,7 @@ def test_a_sum_that_no_server_updated_is_found():
 
 
 def test_a_copy_of_what_was_updated_counts():
-    """Worker 1 may get the updated sum from worker 0, which pulled it."""
+    """Worker 1 may receive the updated sum from worker 0."""
     problem = central(2, 1)
     links = [problem.topology.links_between(*pair)[0] for pair in ((0, 2), (1, 2), (2, 0), (0, 1))]
     took = problem.costs.duration(links[0], int(problem.costs.chunk_units[0]))
@@ -130,7 +130,8 @@ def test_a_copy_of_what_was_updated_counts():
 
 
 def test_partial_sums_cross_the_core_for_a_rack():
-    """Of 2 racks of 3 workers, half the data is kept far away: 3 contributions of it cross, or one sum, each way."""
+    """2 racks of 3 workers, half the data rooted in the other rack: a sum crosses in place of 3
+    contributions."""
     topology = rack(3, 2, 2, 4)
     problem = make_problem(topology, exchange(6, 4), size_bytes="4MB")
 
@@ -150,7 +151,7 @@ def test_partial_sums_cross_the_core_for_a_rack():
 
 
 def test_a_relay_sends_straight_to_the_root():
-    """What rank 1 sends to rank 2 goes by way of rank 0, whose own contribution goes with it and not twice."""
+    """A send from rank 1 to rank 2 is relayed by rank 0, whose own contribution is added once."""
     builder = TopologyBuilder("uneven", [0, 0, 0])
     bus = builder.add_resource("bus")
     for src, dst in itertools.permutations(range(3), 2):
@@ -162,7 +163,7 @@ def test_a_relay_sends_straight_to_the_root():
 
 
 def test_two_tenants_share_a_box():
-    """Workers 0-3 and 4-7 on one box of four cards: each exchange takes twice what it takes alone, within 5 %."""
+    """Workers 0-3 and 4-7 share a box of four NICs: each exchange takes twice its time alone, within 5 %."""
     topology = rack(8, 4)
     tenants = [exchange(range(first, first + 4), range(8, 12), chunks_per_server=32) for first in (0, 4)]
     both = together([replace(each, num_ranks=12) for each in tenants])
@@ -180,21 +181,21 @@ def problem_us(schedule, ticks):
 
 @pytest.mark.parametrize("roles", [(3, 2), ((0, 1, 2), (0, 1, 2))])
 def test_an_exchange_runs(roles):
-    """The program of an exchange ends with the sum at every worker, servers that contribute nothing included."""
+    """The lowered program gives the sum at every worker, with servers that contribute nothing."""
     collective = exchange(*roles, update_us_per_mb=1)
     problem = make_problem(rack(3, 2), replace(collective, num_ranks=5), size_bytes="1MB")
     interpret(lower(servers(problem, cut=False))).raise_if_failed()
 
 
 def test_a_problem_keeps_its_update():
-    """As plain values and back; another update is another problem."""
+    """The update time survives a round trip and changes the digest."""
     problem = central(2, 1, update_us_per_mb="0.5")
     assert Problem.from_dict(problem.to_dict()) == problem
     assert problem.digest() != central(2, 1).digest()
 
 
 def test_updates_are_of_sums_with_roots():
-    """What adds nothing up has no update, and two lengths of update are not scheduled together."""
+    """Updates need sums with roots, and groups with different updates are not joined."""
     with pytest.raises(CollectiveError, match="update_us_per_mb: found -1"):
         replace(allreduce(2), update_us_per_mb=-1)
     with pytest.raises(CollectiveError, match="updates of different lengths"):
@@ -203,7 +204,7 @@ def test_updates_are_of_sums_with_roots():
 
 @pytest.mark.slow
 def test_chunks_are_cut_until_the_last_pulls_are_short():
-    """14 servers of 24 workers keep 32 chunks each, the most that 32 B allow: the last pulls take 1/32."""
+    """14 servers of 24 workers keep 32 chunks each, the maximum for 32 B: the last pulls take 1/32."""
     slow = rack(24, 14, gb_per_s="1e-6")
     found = servers(make_problem(slow, exchange(24, 14), size_bytes=14 * 32), levels="one")
     assert found.problem.collective.num_chunks == 14 * 32

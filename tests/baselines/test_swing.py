@@ -14,7 +14,7 @@ from taccl.topology import fabrics, machines
 
 
 def test_partners_swing_from_side_to_side():
-    """1, 1 - 2, 1 - 2 + 4, ... places after rank 0; mirrored, as many before it."""
+    """Distances are 1, 1 - 2, 1 - 2 + 4, ... after rank 0; mirrored, before it."""
     assert [swing_partner(0, step, 32) for step in range(5)] == [1, 31, 3, 27, 11]
     assert [swing_partner(0, step, 32, mirrored=True) for step in range(5)] == [31, 1, 29, 5, 21]
 
@@ -22,7 +22,7 @@ def test_partners_swing_from_side_to_side():
 @pytest.mark.parametrize("size", [2, 4, 8, 16, 32, 64])
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_partners_have_each_other_and_double_what_they_know(size, mirrored):
-    """In any step a partner's partner is oneself; in both orders of steps each learns of twice as many."""
+    """A partner's partner is the rank itself, and in both orders of steps known data doubles."""
     steps = range(size.bit_length() - 1)
     for order in (steps, steps[::-1]):
         known = [{place} for place in range(size)]
@@ -34,7 +34,7 @@ def test_partners_have_each_other_and_double_what_they_know(size, mirrored):
 
 
 def test_both_directions_of_a_ring_are_used():
-    """Each rank of a ring of four gets the three other chunks over two links, which are never idle."""
+    """On a ring of four each rank receives three chunks over two links that are never idle."""
     problem = make_problem(
         fabrics.ring(4, alpha_us=0, bandwidth_gb_per_s=1), collectives.allgather(4), chunk_bytes=1000
     )
@@ -48,7 +48,7 @@ def test_both_directions_of_a_ring_are_used():
     ("collective", "phases"), [("allgather", 1), ("reduce-scatter", 1), ("allreduce", 2)]
 )
 def test_all_links_of_a_torus_are_used(collective, phases):
-    """On a torus of 4 x 4, cut into rows, 15 chunks of 4 us enter each rank over four links at once."""
+    """On a 4 x 4 torus in rows, 15 chunks of 4 us enter each rank over four links in parallel."""
     topology = fabrics.torus(4, 4, alpha_us=0, bandwidth_gb_per_s=1, ranks_per_node=4)
     problem = make_problem(topology, collectives.make(collective, 16), chunk_bytes=4000)
     schedule = swing(problem)
@@ -57,14 +57,14 @@ def test_all_links_of_a_torus_are_used(collective, phases):
 
 
 def test_partners_are_a_third_less_far_than_of_doubling():
-    """On a ring of 16, 1 + 1 + 3 + 5 hops from partner to partner, in place of 1 + 2 + 4 + 8."""
+    """On a ring of 16 Swing's partners are 1 + 1 + 3 + 5 hops away; doubling's are 1 + 2 + 4 + 8."""
     problem = make_problem(fabrics.ring(16), collectives.allreduce(16), chunk_bytes=1000)
     near_first = [[[swing_partner(rank, step, 16) for rank in range(16)]] for step in range(4)]
     assert len(doubling(problem, [near_first]).chunk) == 10 * 16 * 16
 
 
 def test_a_broadcast_goes_the_shortest_way(make, unit_costs):
-    """Along a bine tree of 8 ranks on a ring the last is 4 hops away, along a binomial tree 4 + 2 + 1."""
+    """On a ring of 8 a bine tree's last rank is 4 hops away, a binomial tree's 4 + 2 + 1."""
     problem = make("broadcast", fabrics.ring(8, **unit_costs))
     assert bine(problem, cut=False).finish_us == 4 * 2
     assert recursive(problem, cut=False).finish_us == 7 * 2
@@ -77,7 +77,7 @@ def test_a_broadcast_goes_the_shortest_way(make, unit_costs):
     [machines.dgx2(), machines.ndv2(2), fabrics.torus(4, 2, ranks_per_node=4), fabrics.hypercube(3)],
 )
 def test_other_collectives(function, collective, topology):
-    """From one rank to all, from all to one, and from each to each."""
+    """Broadcasts, reductions and alltoalls are valid."""
     schedule = function(
         make_problem(topology, collectives.make(collective, topology.num_ranks), chunk_bytes=10**5)
     )
@@ -93,6 +93,6 @@ def test_other_numbers_of_ranks_are_refused(function, make, unit_costs):
 
 @pytest.mark.slow
 def test_whole_sums_of_too_many_transfers_are_left_out():
-    """On 256 ranks, relays of whole sums would take more transfers than a baseline may have; halving does not."""
+    """On 256 ranks whole sums would exceed the limit on transfers, so halving is used."""
     found = swing(make_problem(fabrics.torus(16, 16), "allreduce", size_bytes=16_000))
     assert found.producer == "swing" and verify(found).ok

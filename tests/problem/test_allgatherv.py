@@ -1,4 +1,4 @@
-"""The allgather of different amounts: its definition, bounds, bandwidth, formats and runs."""
+"""Allgatherv: definition, bounds, bandwidth, formats and runs."""
 
 import random
 
@@ -22,7 +22,7 @@ from tests.synthesis.small_problems import MB, full, problem_of, ring
 
 
 def gathered(schedule, data):
-    """Output of every rank, by replaying a schedule on arrays: MPI_Allgatherv by hand, without the verifier."""
+    """Output of every rank from replaying a schedule on arrays, independent of the verifier."""
     collective, links = schedule.problem.collective, schedule.problem.topology.links
     pieces = np.split(np.concatenate(data), collective.num_chunks) if collective.num_chunks else []
     memory = [
@@ -39,7 +39,7 @@ def gathered(schedule, data):
 
 @pytest.mark.slow
 def test_every_rank_ends_with_the_data_of_all():
-    """Schedules of the search and of each baseline that applies do what concatenating all data does."""
+    """Schedules of the search and of baselines equal the concatenation of all data."""
     for seed in cases("allgatherv by its definition", few=6, many=300):
         rng = random.Random(seed)
         num_ranks, pieces = rng.randint(2, 4), rng.randint(1, 2)
@@ -63,7 +63,7 @@ def test_every_rank_ends_with_the_data_of_all():
 
 @pytest.mark.slow
 def test_no_bound_is_above_the_optimum():
-    """An exhaustive search on two and three ranks finds nothing faster."""
+    """On two and three ranks exhaustive search finds nothing below the bound."""
     solved = 0
     for seed in cases("bounds of allgatherv", few=8, many=200):
         rng = random.Random(seed)
@@ -99,7 +99,7 @@ def test_equal_counts_make_an_allgather():
 
 
 def test_bandwidth_factor_is_what_the_rank_with_least_data_receives():
-    """The rank that has 1 of 6 chunks receives the other 5; groups count their own chunks."""
+    """The rank with 1 of 6 chunks receives the other 5: factor 5/6; groups count their own chunks."""
     uneven = collectives.allgatherv(3, counts=[1, 2, 3])
     assert uneven.busbw_factor == uneven.split(2).busbw_factor == pytest.approx(5 / 6)
     groups = [uneven.among(ranks, num_ranks=6) for ranks in ([0, 2, 4], [5, 3, 1])]
@@ -116,7 +116,7 @@ def test_bandwidth_factor_is_what_the_rank_with_least_data_receives():
     ],
 )
 def test_counts_that_do_not_fit_are_refused(counts, message):
-    """One count for each rank, none below 0, and not too many chunks in all."""
+    """Counts must be one per rank, at least 0, and not too many in total."""
     with pytest.raises(CollectiveError, match=message):
         collectives.make("allgatherv", 3, counts=counts)
 
@@ -129,7 +129,7 @@ def program():
 
 
 def test_msccl_xml_holds_it_as_an_algorithm_of_its_own(program):
-    """The format has no such collective; a file that is read with the collective does the same."""
+    """MSCCL XML stores it as "custom"; read back with the collective it passes."""
     text = dump_msccl_xml(program)
     assert 'coll="custom"' in text
     assert interpret(parse_msccl_xml(text, collective=program.collective)).outputs_checked
@@ -143,12 +143,12 @@ def test_msccl_xml_holds_it_as_an_algorithm_of_its_own(program):
     ],
 )
 def test_formats_without_it_say_so(program, dump, message):
-    """MSCCL++ has no rank without input, and PyTorch no such method."""
+    """MSCCL++ and PyTorch refuse it with the reason."""
     with pytest.raises(ExportError, match=message):
         dump(program)
 
 
 def test_problem_of_bytes():
-    """The size is that of all data: a rank contributes its share of it."""
+    """The size is that of all data; a rank contributes its share."""
     problem = taccl.make_problem(ring(3), "allgatherv", counts=[3, 2, 1], size_bytes=6 * MB)
     assert set(problem.chunk_bytes) == {MB}

@@ -19,7 +19,7 @@ from taccl.topologies import ring
     ],
 )
 def test_alltoallv_has_a_chunk_for_every_pair_that_sends(sizes, pairs, chunk_bytes, size_bytes):
-    """What a rank keeps is no chunk; there may be no other."""
+    """A chunk for every pair of different ranks with bytes to send, and no other."""
     problem = alltoallv_problem(ring(3), sizes)
     assert [(c.origins, c.destinations) for c in problem.collective.chunks] == pairs
     assert (problem.chunk_bytes, problem.size_bytes) == (chunk_bytes, size_bytes)
@@ -34,7 +34,7 @@ def test_alltoallv_has_a_chunk_for_every_pair_that_sends(sizes, pairs, chunk_byt
     ],
 )
 def test_alltoallv_refuses(sizes, word):
-    """A matrix of another shape, negative or broken sizes."""
+    """Matrices of other shapes, and negative or fractional sizes, are refused."""
     with pytest.raises(CollectiveError, match=word):
         alltoallv_problem(ring(3), sizes)
 
@@ -48,7 +48,7 @@ def test_the_data_of_a_pair_are_cut_into_equal_chunks():
 
 
 def test_no_more_is_cut_than_latency_allows():
-    """A link of 50 GB/s that is held for 0.5 us besides gets chunks of 200 KB at least, if there are as many."""
+    """Chunks stay at 200 KB or more on a link of 50 GB/s that is held for 0.5 us besides."""
     counts = []
     for total in (64_000_000, 4_000_000, 100_000):
         problem = alltoallv_problem(ring(3), [[0, total, 0], [0, 0, 0], [0, 0, 0]])
@@ -71,7 +71,7 @@ def test_sizes_are_read_from_text(tmp_path, name, content):
 
 
 def test_sizes_are_read_from_numpy(tmp_path):
-    """Floats that are whole numbers are sizes, too."""
+    """Whole floats are accepted as sizes."""
     np.save(tmp_path / "sizes.npy", np.array([[0.0, 1e6], [2.0, 0.0]]))
     assert load_sizes(tmp_path / "sizes.npy").tolist() == [[0, 10**6], [2, 0]]
 
@@ -86,14 +86,14 @@ def test_sizes_are_read_from_numpy(tmp_path):
     ],
 )
 def test_files_without_a_matrix_are_refused(tmp_path, name, content, word):
-    """The error names the line, and what was expected."""
+    """The error names the line and the expected content."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(FormatError, match=word):
         load_sizes(tmp_path / name)
 
 
 def test_objects_of_numpy_are_refused(tmp_path):
-    """No pickle is read, and no array of fractions."""
+    """Pickled objects and fractional arrays are refused."""
     np.save(tmp_path / "objects.npy", np.array([[{}]]), allow_pickle=True)
     np.save(tmp_path / "half.npy", np.array([[0.5]]))
     with pytest.raises(FormatError, match="found no array"):
@@ -103,7 +103,7 @@ def test_objects_of_numpy_are_refused(tmp_path):
 
 
 def test_pairs_are_rounded_up_to_chunks_of_one_size():
-    """30 bytes are one chunk of 40, and 100 are three; a size is of the busiest rank's chunks."""
+    """30 bytes become one chunk of 40 and 100 become three; `size_bytes` is that of the busiest rank."""
     collective = alltoallv_collective([[0, 100, 30], [0, 0, 0], [0, 0, 0]], chunk_bytes=40)
     assert [each.destinations for each in collective.chunks] == [(1,), (1,), (1,), (2,)]
     assert taccl.make_problem(ring(3), collective, size_bytes=400).chunk_bytes == (100,) * 4
@@ -126,7 +126,7 @@ def test_zipf_sizes_fall_with_their_rank():
 
 
 def test_a_hot_pair_sends_the_given_multiple():
-    """One pair sends F times the bytes of every other; the seed says which."""
+    """One pair, chosen by the seed, sends F times the bytes of every other."""
     hot = {seed: skewed_sizes(3, 50, "hot:10", seed=seed) for seed in range(9)}
     assert all(sorted(sizes.ravel()) == [0, 0, 0, *[10] * 5, 100] for sizes in hot.values())
     assert len({int(sizes.argmax()) for sizes in hot.values()}) > 1
@@ -140,5 +140,5 @@ def test_a_skew_without_its_number_is_refused(skew):
 
 
 def test_it_is_found_where_it_was():
-    """The function keeps its earlier place for one release."""
+    """The function is still importable from its earlier module for one release."""
     assert taccl.problem.problem.alltoallv_problem is alltoallv_problem

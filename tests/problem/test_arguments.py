@@ -1,4 +1,4 @@
-"""Arguments of collectives by name, from the caller and the command line to `make`."""
+"""Arguments of collectives given by name, in Python and on the command line."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from taccl.problem.collectives import arguments_of
 from tests.arguments import arguments_for
 
 RING = "ring:3"
-#: Functions that take a collective by name, each called with what it needs besides.
+#: {function: call that takes a collective by name}.
 TAKERS = {
     "make_problem": lambda name, **given: taccl.make_problem(taccl.topologies.ring(3), name, size_bytes=30, **given),
     "apply": lambda name, **given: taccl.Sketch.from_dict({"schema": 1}).apply(
@@ -29,7 +29,7 @@ TAKERS = {
         RING, name, sizes=[3000], backend="greedy", baselines=False, time_limit_s=1, **given
     ),
 }  # fmt: skip
-#: A collective for each argument, and an argument that it has not.
+#: (collective, arguments) for each argument, besides arguments that it lacks.
 CASES = [
     ("broadcast", {"root": 2}),
     ("multi-root-gather", {"roots": [2, 0]}),
@@ -39,7 +39,7 @@ CASES = [
 
 @pytest.mark.parametrize("name", collectives.COLLECTIVES)
 def test_arguments_are_read_off_a_collective(name):
-    """The arguments of `make` come back, but for several roots."""
+    """`arguments_of` returns the arguments of `make`, except for several roots."""
     arguments = {"root": 2} if name in collectives.ROOTED else arguments_for(name, 3)
     made = collectives.make(name, 3, chunks_per_rank=2, **arguments)
     assert arguments_of(made) == {each: value for each, value in arguments.items() if each != "roots"}
@@ -49,7 +49,7 @@ def test_arguments_are_read_off_a_collective(name):
 @pytest.mark.parametrize("taker", TAKERS)
 @pytest.mark.parametrize(("name", "given"), CASES)
 def test_all_arguments_are_taken(taker, name, given):
-    """Each function passes on root, roots and counts."""
+    """Each function accepts root, roots and counts."""
     assert (
         len(TAKERS[taker](name, **given)) if taker in ("sweep", "suggest") else TAKERS[taker](name, **given)
     )

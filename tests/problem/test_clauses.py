@@ -1,4 +1,4 @@
-"""Every clause, taken from the declarations: kept by files, obeyed by searches, checked, explained and told."""
+"""Every declared clause: files, searches, verification, explanation and costs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BACKENDS = ("greedy", "highs", "auto", *(("cpsat", "scip", "cbc") if MANY else (
 
 
 def full():
-    """Two nodes of two ranks: round the ring in 2 us a link for 1 MB, over any other link in 9."""
+    """Two nodes of two ranks: 2 us per ring link for 1 MB, 9 us over any other link."""
     builder = TopologyBuilder("two nodes, all pairs", [0, 0, 1, 1])
     for e, (src, dst) in enumerate(PAIRS):
         builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1 if e in RING else 8)
@@ -51,10 +51,10 @@ def full():
 
 
 class Case(NamedTuple):
-    """A value of a clause, clauses that leave no schedule, and who does not obey the value.
+    """Test case of a clause: a value, clauses that leave no schedule, and a schedule that violates the value.
 
-    `chunks` of a schedule that takes every chunk round the ring, or sums, break it; or merged `sends` do, as
-    (chunk, link, group).
+    A schedule of `chunks` around the ring (or sums) violates it, or one with merged `sends` (chunk, link,
+    group).
     """
 
     value: Any
@@ -70,7 +70,7 @@ def groups():
     return collectives.together([pair.among([0, 1], num_ranks=4), pair.among([2, 3], num_ranks=4)])
 
 
-#: Of every clause that binds a schedule.
+#: {clause that restricts schedules: test case}.
 CASES = {
     "links_allowed": Case(EVERY - {0}, {"links_allowed": frozenset({0, 1})}),
     "carries_from": Case({1: frozenset({1})}, {"carries_from": dict.fromkeys(EVERY, frozenset({0}))}),
@@ -86,7 +86,7 @@ CASES = {
     "relays": Case(frozenset(), {"relays": frozenset(), "links_allowed": RING}, groups()),
     "max_hops": Case(2, {"max_hops": 2, "links_allowed": RING}),
 }
-#: Of every clause that guides the search.
+#: {clause that guides the search: value}.
 GUIDING = {
     "symmetry": ((2, 3, 0, 1),),
     "switch_policies": (SwitchPolicy("one", "min-connections", (0, 4)),),
@@ -99,18 +99,18 @@ IN_SKETCHES = [field for each in CLAUSES.values() for field in each.said if fiel
 
 
 def problem_of(name, **clauses):
-    """The problem of a clause's case with some clauses."""
+    """The problem of a clause's case with the given clauses."""
     return make_problem(full(), CASES[name].collective, chunk_bytes=MB, clauses=Clauses(**clauses))
 
 
 def asked(name):
-    """The problem of a clause's case under the clause."""
+    """The problem of a clause's case with the clause."""
     merges = {"merging": EVERY} if name == "max_merge" else {}
     return problem_of(name, **CASES[name].others, **merges, **{name: CASES[name].value})
 
 
 def breaking(name):
-    """A schedule that is valid but for the clause."""
+    """A schedule whose only violation is that of the clause."""
     case, problem = CASES[name], asked(name)
     sends = list(case.sends)
     if not sends and name == "relays":
@@ -128,21 +128,21 @@ def breaking(name):
 
 
 def compact(schedule):
-    """The same in columns in order of start."""
+    """The schedule in compact columns, in order of start."""
     order = np.argsort(schedule.start, kind="stable")
     columns = (schedule.chunk[order], schedule.link[order], schedule.start[order])
     return Schedule(schedule.problem, *columns, reduce=int(schedule.reduce.sum()), producer="by hand")
 
 
 def test_every_clause_has_a_case():
-    """Whoever declares a clause gives it a value here: what follows then asks all of it."""
+    """Every declared clause has a test case."""
     assert set(CASES) == set(BINDING)
     assert set(GUIDING) == set(CLAUSES) - set(BINDING)
 
 
 @pytest.mark.parametrize("name", CLAUSES)
 def test_a_clause_survives_a_dict_and_a_file(name, tmp_path):
-    """As plain values, as JSON, and in a schedule in taccl's own format."""
+    """A clause survives round trips through a dict, JSON and a schedule file."""
     value = CASES[name].value if name in CASES else GUIDING[name]
     clauses = Clauses(**{name: value})
     assert Clauses.from_dict(json.loads(json.dumps(clauses.to_dict()))) == clauses != Clauses()
@@ -155,7 +155,7 @@ def test_a_clause_survives_a_dict_and_a_file(name, tmp_path):
 
 @pytest.mark.parametrize("name", CLAUSES)
 def test_a_clause_can_be_given_up(name):
-    """Said, it is among what is said; without it nothing is."""
+    """`said` lists a set clause, and `without` removes it."""
     clauses = Clauses(**{name: CASES[name].value if name in CASES else GUIDING[name]})
     assert [each.field for each in clauses.said()] == [name]
     assert clauses.without(name) == Clauses()
@@ -163,7 +163,7 @@ def test_a_clause_can_be_given_up(name):
 
 @pytest.mark.parametrize("field", IN_SKETCHES)
 def test_the_schema_and_the_docs_have_every_field(field):
-    """Editors complete it, and people can read what it means."""
+    """The JSON schema and the docs have every sketch field."""
     table, _, name = field.partition(".")
     schema, page = sketch_json_schema(), (ROOT / "docs" / "sketches.md").read_text()
     assert table in schema["properties"]
@@ -174,7 +174,7 @@ def test_the_schema_and_the_docs_have_every_field(field):
 
 @pytest.mark.parametrize("name", BINDING)
 def test_the_verifier_names_what_breaks_a_clause(name):
-    """By the kind that the clause declares, and by its field."""
+    """The violation has the kind that the clause declares, and its field."""
     violations = verify(breaking(name)).violations
     assert CLAUSES[name].violation in KINDS
     assert (CLAUSES[name].violation, name) in {(each.kind, each.clause) for each in violations}
@@ -182,7 +182,7 @@ def test_the_verifier_names_what_breaks_a_clause(name):
 
 @pytest.mark.parametrize("name", [name for name in BINDING if CLAUSES[name].scope != "merge"])
 def test_the_verifier_of_compact_schedules_does_too(name):
-    """Nothing merges in those."""
+    """The verifier of compact schedules names the same violation."""
     assert {each.kind for each in verify(compact(breaking(name))).violations} == {CLAUSES[name].violation}
 
 
@@ -190,7 +190,7 @@ def test_the_verifier_of_compact_schedules_does_too(name):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", BINDING)
 def test_every_backend_obeys_a_clause(name, backend):
-    """And its bound, whose witness checks out, is below what is found."""
+    """Every backend obeys the clause, and its proven bound is at most the finish."""
     found = brief_synthesis(asked(name), backend=backend)
     assert verify(found.schedule).ok
     assert found.bound.bound <= found.schedule.finish
@@ -199,7 +199,7 @@ def test_every_backend_obeys_a_clause(name, backend):
 
 @pytest.mark.parametrize("name", BINDING)
 def test_the_compiled_searches_obey_a_clause(name):
-    """Those for very many sends, wherever they say that they suit."""
+    """The compiled searches obey the clause where they support it."""
     problem = asked(name)
     assert suits(problem)
     assert verify(schedule_large(problem, num_runs=2)).ok
@@ -207,7 +207,7 @@ def test_the_compiled_searches_obey_a_clause(name):
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.without_any])
 def test_explain_names_a_clause_that_leaves_no_schedule(name):
-    """And what it proposes leaves one."""
+    """`explain` names a clause that leaves no schedule, and its proposal leaves one."""
     problem = problem_of(name, **(CASES[name].without_any or {}))
     with pytest.raises(InputError):
         check_reachable(problem)
@@ -220,7 +220,7 @@ def test_explain_names_a_clause_that_leaves_no_schedule(name):
 
 @pytest.mark.parametrize("name", [name for name in BINDING if CLAUSES[name].scope != "merge"])
 def test_explain_prices_a_clause(name):
-    """No clause makes a problem easier."""
+    """`explain` prices the clause, never below 0."""
     costs = {cost.clause: cost for cost in explain(asked(name)).costs}
     found = [cost for clause, cost in costs.items() if any(field in clause for field in CLAUSES[name].said)]
     assert found
@@ -230,7 +230,7 @@ def test_explain_prices_a_clause(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in BINDING if name not in ("links_allowed", "max_merge")])
 def test_a_replanned_schedule_obeys_a_clause(name):
-    """Also one of an old schedule that did not have to."""
+    """Re-planning obeys the clause, also from an old schedule without it."""
     problem = asked(name)
     free = problem.without_clauses(name)
     old = brief_synthesis(free, backend="greedy").schedule
@@ -239,7 +239,7 @@ def test_a_replanned_schedule_obeys_a_clause(name):
 
 
 def random_limited(seed):
-    """Up to six ranks on a ring and some chords, any collective, and a limit that leaves a schedule."""
+    """A random ring of up to six ranks with chords, a collective, and a feasible limit on hops."""
     rng = random.Random(seed)
     n = rng.choice((3, 4, 5, 6))
     builder = TopologyBuilder(f"random {seed}", [2 * r // n for r in range(n)] if n % 2 == 0 else [0] * n)
@@ -259,7 +259,7 @@ def random_limited(seed):
 
 
 def longest_path(schedule):
-    """The most links that a chunk passes, or a contribution on its way to where its sum is first whole."""
+    """Maximum links that a chunk crosses; for a sum, up to the rank where it is first complete."""
     collective, links = schedule.problem.collective, schedule.problem.topology.links
     worst = 0
     for c, data in enumerate(collective.chunks):
@@ -284,7 +284,7 @@ def longest_path(schedule):
 
 @pytest.mark.fuzz
 def test_no_search_passes_more_links_than_it_may():
-    """Counted anew; and the least finish is no less than the bound with the limit, nor that without."""
+    """No search exceeds the limit on hops, and bounds with the limit are at least those without."""
     for seed in cases("path limits", few=3, many=40):
         problem = random_limited(seed)
         limit = problem.clauses.max_hops or problem.topology.num_ranks
@@ -309,7 +309,7 @@ def test_no_search_passes_more_links_than_it_may():
             assert told <= {"too-many-hops"}
             assert bool(told) == (longest_path(schedule) > 1)
             in_turn = np.diff(schedule.reduce[np.argsort(schedule.start, kind="stable")].astype(int)) <= 0
-            # In columns copies come after all sums, and no sums are kept apart.
+            # In compact columns copies follow all sums, and contributions are not named.
             if suits(problem) and in_turn.all() and schedule.carries is None:
                 assert {each.kind for each in verify(compact(tight)).violations} == told
 
@@ -317,7 +317,7 @@ def test_no_search_passes_more_links_than_it_may():
 @pytest.mark.parametrize("root", [0, 1, 2])
 @pytest.mark.parametrize("most", [1, 2])
 def test_a_sum_of_one_contribution_counts_from_where_it_starts(root, most):
-    """On a line from rank 0 on it comes to rank 2 over two links, wherever its root is said to be."""
+    """On a line from rank 0 a sum of one contribution reaches rank 2 in two hops, whatever its root."""
     line = taccl.topologies.mesh(3, 1)
     collective = Collective("one", 3, (Chunk((0,), (1, 2), root),), combining=True)
     problem = make_problem(line, collective, chunk_bytes=MB, clauses=Clauses(max_hops=most))
@@ -332,7 +332,7 @@ def test_a_sum_of_one_contribution_counts_from_where_it_starts(root, most):
 
 @pytest.mark.slow
 def test_a_limit_keeps_a_symmetry_and_renames_no_half():
-    """Whatever maps links to links keeps how many a path has."""
+    """A limit on hops preserves a symmetry, and both phases."""
     text = "schema = 1\n[routing]\nmax_hops = 2\n[[symmetry]]\noffset = 1\ngroup = 4\n"
     problem = taccl.Sketch.from_toml(text).apply(
         taccl.topologies.ring(4), collectives.allreduce(4), chunk_size="1MB"
@@ -344,7 +344,7 @@ def test_a_limit_keeps_a_symmetry_and_renames_no_half():
 
 
 def test_explain_gives_the_least_limit():
-    """Opposite ranks of a ring of seven are three links apart; check_sketch says the same."""
+    """Opposite ranks of a ring of seven are three hops apart, the minimum limit; check_sketch says the same."""
     sketch = taccl.Sketch.from_toml("schema = 1\n[routing]\nmax_hops = 2\n", source="my.toml")
     ring = taccl.topologies.ring(7)
     problem = sketch.apply(ring, collectives.allreduce(7), chunk_size="1MB", reachable=False)
@@ -359,7 +359,7 @@ def test_explain_gives_the_least_limit():
 
 @pytest.mark.slow
 def test_what_a_limit_costs_is_told():
-    """Round the ring a chunk comes in 6 us; with one link for each, over a slow one in 9."""
+    """Around the ring a chunk takes 6 us; with a limit of one hop, over a slow link, 9 us."""
     sketch = taccl.Sketch.from_toml("schema = 1\n[routing]\nmax_hops = 1\n")
     told = taccl.check_sketch(sketch, full(), "allgather", chunk_size="1MB")
     assert [(each.clause, each.verdict, each.cost_us) for each in told.clauses] == [
@@ -372,7 +372,7 @@ def test_what_a_limit_costs_is_told():
 
 @pytest.mark.slow
 def test_a_search_that_is_compiled_says_over_which_paths_it_goes(compiled_search):
-    """Where models reach no further, a limit is obeyed by paths of the fewest links, and the result tells."""
+    """Above the models' size a limit is obeyed by paths with the fewest links, and the result says so."""
     problem = make_problem(
         taccl.topologies.torus(3, 3), collectives.allreduce(9), chunk_bytes=MB, clauses=Clauses(max_hops=2)
     )
@@ -385,7 +385,8 @@ def test_a_search_that_is_compiled_says_over_which_paths_it_goes(compiled_search
 
 @pytest.mark.fuzz
 def test_what_explain_proposes_leaves_a_schedule():
-    """Of random sketches with short paths; and where a limit is all that is in the way, the least one is told."""
+    """On random sketches with short paths the proposal leaves a schedule; a blocking limit gets its minimum
+    value."""
     for seed in cases("explained path limits", few=8, many=400):
         rng = random.Random(seed)
         content, name, extra, nodes, local = random_sketch(rng)

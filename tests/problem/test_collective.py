@@ -1,4 +1,4 @@
-"""Collectives: where every chunk starts, where it must end, what is reduced, and how size is counted."""
+"""Collectives: origins and destinations of chunks, reductions, and sizes."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.arguments import arguments_for
 
 
 def test_allgather_sends_every_chunk_everywhere():
-    """Two chunks a rank: chunk c starts at c // 2."""
+    """With two chunks per rank chunk c starts at rank c // 2."""
     chunks = collectives.allgather(3, chunks_per_rank=2).chunks
     assert [c.origins for c in chunks] == [(0,), (0,), (1,), (1,), (2,), (2,)]
     assert all(c.destinations == (0, 1, 2) for c in chunks)
@@ -23,7 +23,7 @@ def test_alltoall_runs_over_sources_then_destinations():
 
 
 def test_broadcast_scatter_and_gather_have_one_root():
-    """With root 1 of 3."""
+    """Broadcast, scatter and gather with root 1 of 3 ranks."""
     assert collectives.broadcast(3, root=1).chunks == (Chunk((1,), (0, 1, 2)),)
     assert [c.destinations for c in collectives.scatter(3, root=1).chunks] == [(0,), (1,), (2,)]
     assert {c.origins for c in collectives.scatter(3, root=1).chunks} == {(1,)}
@@ -31,14 +31,14 @@ def test_broadcast_scatter_and_gather_have_one_root():
 
 
 def test_combining_collectives_start_everywhere():
-    """Everyone contributes; only the ends differ."""
+    """In reducing collectives every rank contributes; only destinations differ."""
     assert collectives.reduce(3, root=2).chunks == (Chunk((0, 1, 2), (2,), 2),)
     assert [c.destinations for c in collectives.reduce_scatter(2).chunks] == [(0,), (1,)]
     assert [(c.destinations, c.root) for c in collectives.allreduce(2).chunks] == [((0, 1), 0), ((0, 1), 1)]
 
 
 def test_scan_derives_each_prefix_from_the_one_before():
-    """Two pieces on three ranks: chunks 0-2 and 3-5, each rank making its own from the last."""
+    """Two pieces on three ranks: chunks 0-2 and 3-5, each derived from the one before."""
     scan = collectives.scan(3, chunks_per_rank=2)
     assert scan.derivations == tuple(Derivation(c - 1, c % 3, c) for c in (1, 2, 4, 5))
     assert [c.origins for c in scan.chunks] == [(0,), (), ()] * 2
@@ -70,7 +70,8 @@ def test_custom_roots_sums_at_the_first_destination():
     ],
 )  # fmt: skip
 def test_size_and_bus_bandwidth_are_those_of_nccl_tests(name, size_chunks, factor):
-    """On 4 ranks: chunks in the larger buffer of a rank, and busbw over algbw."""
+    """On 4 ranks size and bus bandwidth are those of nccl-tests: chunks in a rank's larger buffer, busbw /
+    algbw."""
     collective = collectives.make(name, 4)
     assert collective.size_chunks == size_chunks
     assert collective.busbw_factor == pytest.approx(factor)
@@ -93,7 +94,7 @@ def test_size_and_bus_bandwidth_are_those_of_nccl_tests(name, size_chunks, facto
         lambda: collectives.custom(2, precondition={1: [0]}, postcondition={1: [0]}),
         lambda: collectives.custom(2, precondition={0: [2]}, postcondition={0: [0]}),
         lambda: collectives.custom(2, precondition={0: []}, postcondition={0: [0]}),
-        # A sum that nobody asks for has no root.
+        # A sum without destinations has no root.
         lambda: collectives.custom(2, precondition={0: [0, 1]}, postcondition={0: []}, combining=True),
         lambda: Collective("odd", 2, (Chunk((0, 0), (1,)),)),
         lambda: Collective("odd", 2, (Chunk((0,), (1,), 5),), combining=True),
@@ -105,13 +106,15 @@ def test_size_and_bus_bandwidth_are_those_of_nccl_tests(name, size_chunks, facto
     ],
 )
 def test_impossible_collectives_are_refused(build):
-    """No ranks, unknown or repeated ranks, gaps, chunks from nowhere or twice, options of other collectives."""
+    """Unknown, repeated or missing ranks, chunks without origin, and options of other collectives are
+    refused."""
     with pytest.raises(CollectiveError):
         build()
 
 
 def test_a_sum_of_one_contribution_is_rooted_where_it_starts():
-    """Unless its root alone wants it, or a server updates it there."""
+    """A sum of one contribution is rooted at its origin, unless only its root needs it or a server updates
+    it."""
     chunks = (Chunk((0,), (1, 2), 1), Chunk((0,), (1, 2)), Chunk((0,), (1,), 1), Chunk((0, 1), (1, 2), 1))
     assert [c.root for c in Collective("sums", 3, chunks, combining=True).chunks] == [0, 0, 1, 1]
     assert [c.root for c in collectives.exchange([0], [1]).chunks] == [1]
@@ -126,7 +129,7 @@ def test_a_collective_survives_its_dict(name):
 
 
 def made_of(chunks, *derivations):
-    """A collective of three ranks, some chunks of which derive from others."""
+    """A collective of three ranks with derived chunks."""
     return Collective("made", 3, chunks, True, derivations=derivations)
 
 
@@ -143,19 +146,19 @@ def made_of(chunks, *derivations):
     ids=str,
 )
 def test_a_chunk_is_met_where_every_destination_has_it(chunk, is_sum, met):
-    """A sum of several contributions is nowhere from the start."""
+    """A chunk is met if every destination has it from the start; a sum of several contributions is not."""
     assert chunk.is_met(is_sum=is_sum) is met
 
 
 def test_what_is_made_from_what_is_there_is_met():
-    """Rank 0 makes chunk 2 of chunk 1, which it makes of chunk 0."""
+    """Chunks that rank 0 derives from chunks that it has are met."""
     chunks = (Chunk((0,), (0,)), Chunk((), (0,)), Chunk((), (0,)))
     chain = Collective("c", 1, chunks, True, derivations=(Derivation(1, 0, 2), Derivation(0, 0, 1)))
     assert chain.is_met
 
 
 def test_a_chunk_comes_to_where_something_needed_is_made_of_it():
-    """Chunk 2, made at rank 2, is wanted: so chunk 1 comes there, and chunk 0 to where that is made."""
+    """`ends` includes ranks where a needed chunk is derived: chunk 1 goes to rank 2, and chunk 0 to rank 1."""
     chunks = (Chunk((0,), (0,)), Chunk((), ()), Chunk((), (0,)), Chunk((), ()))
     made = made_of(chunks, Derivation(1, 2, 2), Derivation(0, 1, 1), Derivation(0, 2, 3))
     assert made.ends == ((0, 1), (2,), (0,), ())

@@ -29,28 +29,28 @@ def test_decimal_costs_are_exact():
 
 
 def test_a_unit_is_what_all_chunks_divide_into():
-    """Chunks of 4 and 6 MB have 2 and 3 units of 2 MB."""
+    """The unit is the greatest common divisor: chunks of 4 and 6 MB have 2 and 3 units."""
     costs = costs_of(1, 1, [4 * MB, 6 * MB]).costs
     assert costs.chunk_units.tolist() == [2, 3]
     assert costs.duration(0, 3) == 7 * costs.ticks_per_us
 
 
 def test_costs_beyond_a_femtosecond_are_rounded_up_with_a_word():
-    """A seventh of a thousandth of a millionth of a microsecond becomes a tick of a picosecond."""
+    """Costs below a femtosecond are rounded up to a picosecond, with a warning."""
     with pytest.warns(NumericsWarning, match="rounded up to a picosecond"):
         costs = costs_of(Fraction(1, 7 * 10**9), 1, MB).costs
     assert (costs.link_alpha.tolist(), costs.ticks_per_us) == ([1], 10**6)
 
 
 def test_times_that_are_too_long_for_a_fine_grid_are_rounded():
-    """At 7 * 10^6 ticks 10^13 us need more than 64 bits for two ranks, and at 10^6 they do not."""
+    """10^13 us exceed 64 bits at 7 * 10^6 ticks per us, but not at 10^6, to which costs are rounded."""
     with pytest.warns(NumericsWarning, match="rounded up to a picosecond"):
         costs = costs_of(10**12, Fraction(1, 7 * 10**6), MB).costs
     assert (costs.link_beta.tolist(), costs.ticks_per_us) == ([1], 10**6)
 
 
 def test_costs_of_several_rates_are_exact():
-    """64 GB/s and 450 GB/s carry an odd byte in 1/64000 and 1/450000 us: 14.4 million ticks, and no word."""
+    """64 GB/s and 450 GB/s give an exact grid of 14.4 million ticks per us, without a warning."""
     topology = linked("two", [0, 0], ((0, 1, 0, Fraction(1000, gb_per_s)) for gb_per_s in (64, 450)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -60,7 +60,7 @@ def test_costs_of_several_rates_are_exact():
 
 
 def test_rounding_is_told_once():
-    """However many problems are made of a topology, one warning says that its costs are rounded."""
+    """One warning about rounding is given per topology, for any number of problems."""
     topology = linked("odd", [0, 0], [(0, 1)], alpha_us=Fraction(1, 7 * 10**9), beta_us_per_mb=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -70,7 +70,7 @@ def test_rounding_is_told_once():
 
 
 def test_links_of_several_costs_keep_their_own():
-    """Alphas of 1, 2 and 1 us, and betas of 1/2, 1 and 1 us/MB, in ticks of half a microsecond."""
+    """Alphas of 1, 2 and 1 us and betas of 1/2, 1 and 1 us/MB are kept in ticks of 0.5 us."""
     builder = TopologyBuilder("three", [0, 0])
     for alpha, beta in ((1, Fraction(1, 2)), (2, 1), (1, 1)):
         builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=beta)
@@ -81,13 +81,13 @@ def test_links_of_several_costs_keep_their_own():
 
 
 def test_times_of_more_than_64_bits_are_refused():
-    """2^63 microseconds fit in no column."""
+    """Times above 64 bits, such as 2^63 us, are refused."""
     with pytest.raises(TopologyError, match="64 bits"):
         costs_of(2**63, 1, MB).costs  # noqa: B018
 
 
 def test_holds_of_sends_are_listed_send_by_send():
-    """Of two links the first shares a port: it holds itself and the port, the second itself alone."""
+    """Holds by link: the first holds itself and a shared port, the second only itself."""
     builder = TopologyBuilder("three", [0] * 3)
     port = builder.add_resource("port")
     for dst in (1, 2):

@@ -1,4 +1,4 @@
-"""The problem: sizes, what clauses admit, and its digest."""
+"""The problem: sizes, clauses and digest."""
 
 import hashlib
 import json
@@ -18,17 +18,17 @@ MB = 10**6
 @pytest.mark.parametrize(
     ("collective", "given", "chunk_bytes", "size_bytes"),
     [
-        # Allgather's output on 4 ranks holds 4 chunks of 1 MB.
+        # The allgather's output on 4 ranks holds 4 chunks of 1 MB.
         (collectives.allgather(4), {"size_bytes": 4 * MB}, (MB,) * 4, 4 * MB),
-        # 2 MB a chunk in reduce-scatter on 4 ranks: an input of 8 MB.
+        # 2 MB per chunk of a reduce-scatter on 4 ranks: an input of 8 MB.
         (collectives.reduce_scatter(4), {"chunk_bytes": 2 * MB}, (2 * MB,) * 4, 8 * MB),
-        # Rank 0 ends with 3 + 1 bytes, the others with 3 at most.
+        # Rank 0 ends with 3 + 1 bytes, the others with at most 3.
         (custom(4, [([0], [0, 1]), ([1], [0])]), {"chunk_bytes": [3, 1]}, (3, 1), 4),
     ],
     ids=["a size is divided", "a chunk size gives the size", "the largest buffer counts"],
 )
 def test_sizes_of_chunks_and_of_all(collective, given, chunk_bytes, size_bytes):
-    """Each follows from the other."""
+    """Chunk sizes follow from the total size, and the reverse."""
     problem = make_problem(ring(4), collective, **given)
     assert (problem.chunk_bytes, problem.size_bytes, problem.notes) == (chunk_bytes, size_bytes, ())
 
@@ -51,7 +51,7 @@ def test_a_size_that_does_not_divide_is_padded_and_noted():
     ],
 )
 def test_sizes_and_ranks_that_do_not_fit_are_refused(ranks, sizes, message):
-    """One size is given, it is positive, chunks have one each, and the ranks are those of the topology."""
+    """Sizes must be positive and one per chunk, one kind must be given, and ranks must fit the topology."""
     with pytest.raises(CollectiveError, match=message):
         make_problem(ring(4), collectives.allgather(ranks), **sizes)
 
@@ -76,7 +76,7 @@ def test_links_and_relays_admit_chunks():
 
 
 def test_reducing_chunks_obey_their_own_relays():
-    """While it is reduced, link 6 carries to root 1 only; while it spreads, it carries from root 2 only."""
+    """In the reduce phase link 6 carries to root 1 only; in the broadcast phase from root 2 only."""
     problem = problem_of(
         two_nodes(),
         collectives.allreduce(4),
@@ -91,7 +91,7 @@ def test_reducing_chunks_obey_their_own_relays():
     ("name", "links"), [("broadcast", ()), ("allgather", (0, 1, 2)), ("reduce", (0, 1, 2))]
 )
 def test_own_chunks_go_first_only_where_a_sender_has_others(name, links):
-    """A root has all chunks, and others none of their own; of sums the clause is left as it is."""
+    """Own-first is dropped where a sender has only own chunks or none; for sums it is kept."""
     collective = collectives.make(name, 3, chunks_per_rank=2)
     problem = make_problem(
         ring(3), collective, chunk_bytes=1, clauses=Clauses(own_first=frozenset({0, 1, 2}))
@@ -100,7 +100,7 @@ def test_own_chunks_go_first_only_where_a_sender_has_others(name, links):
 
 
 def test_direct_crossing_admits_only_straight_ways():
-    """Node 0's chunk crosses to node 1 and never back; what node 1 does not need never goes there."""
+    """With direct crossing node 0's chunk crosses to node 1 and never back, and only if node 1 needs it."""
     problem = problem_of(two_nodes(), custom(4, [([0], [2]), ([0], [1])]), direct_crossing=True)
     assert problem.may_carry(4, 0)
     assert not problem.may_carry(6, 0)
@@ -109,7 +109,7 @@ def test_direct_crossing_admits_only_straight_ways():
 
 
 def test_direct_crossing_of_a_reduction_leads_to_the_root():
-    """A sum rooted at rank 0 is reduced from node 1 to node 0, and spreads the other way."""
+    """With direct crossing a sum rooted at rank 0 is reduced from node 1 to node 0, and copied in reverse."""
     problem = problem_of(two_nodes(), collectives.allreduce(4), direct_crossing=True)
     assert problem.may_carry(6, 0, reducing=True)
     assert not problem.may_carry(4, 0, reducing=True)
@@ -150,12 +150,12 @@ def test_a_problem_survives_its_dict():
     [{"max_merge": 2}, {"own_first": frozenset()}, {"routing_slack": Fraction(1, 2)}, {"link_use": "free"}],
 )
 def test_any_clause_changes_the_digest(change):
-    """What a synthesizer may know is in the digest."""
+    """Any changed clause changes the digest."""
     assert rich().with_clauses(**change).digest() != rich().digest()
 
 
 def test_the_digest_is_of_what_to_dict_writes():
-    """Chunks that share their ranks are hashed as those that do not: as JSON in which no clause says where."""
+    """The digest is that of the JSON of `to_dict`, also where equal rank tuples are hashed once."""
     chunks = [Chunk(ranks, (0, 1, 2, 3), root=2) for ranks in [(0, 1), (0, 1), (3,), ()] * 40]
     derivations = tuple(Derivation(0, 1, c) for c, chunk in enumerate(chunks) if not chunk.origins)
     collective = Collective("sums", 4, tuple(chunks), True, derivations=derivations)
@@ -167,7 +167,7 @@ def test_the_digest_is_of_what_to_dict_writes():
 
 
 def test_notes_do_not_tell_problems_apart():
-    """Notes are for people."""
+    """Notes do not change equality or digest."""
     one, other = (
         make_problem(full(2), collectives.allgather(2), chunk_bytes=1, notes=notes) for notes in ([], ["a"])
     )
@@ -176,5 +176,5 @@ def test_notes_do_not_tell_problems_apart():
 
 
 def test_repr_names_collective_topology_size_and_sketch():
-    """One line."""
+    """The repr is one line with collective, topology, size and sketch."""
     assert repr(rich()) == "Problem(allgather on two nodes, 10B, sketch 'rich')"

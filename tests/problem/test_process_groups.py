@@ -1,4 +1,4 @@
-"""Process groups: collectives over some ranks of a topology, several at once, and who may relay."""
+"""Process groups: collectives over some ranks, several groups together, and relays."""
 
 import random
 
@@ -31,13 +31,13 @@ MB = 10**6
 
 
 def problem(collective, *, relays=None, topology=None):
-    """A problem on a ring of as many ranks, with 1 MB chunks."""
+    """A problem on a ring with 1 MB chunks."""
     clauses = Clauses(relays=None if relays is None else frozenset(relays), routing_slack=10)
     return make_problem(topology or ring(collective.num_ranks), collective, chunk_bytes=MB, clauses=clauses)
 
 
 class TestAmong:
-    """A collective over some ranks of a larger topology."""
+    """`among`: a collective over some ranks of a larger topology."""
 
     def test_member_i_takes_the_part_of_rank_i(self):
         """Members in any order: rank 0 of the collective is rank 5."""
@@ -47,7 +47,7 @@ class TestAmong:
         assert placed.groups == (ProcessGroup("scatter", (5, 1, 3), 3),)
 
     def test_roots_and_derivations_move_too(self):
-        """Of a reduction, and of a scan."""
+        """The root of a reduction and the derivations of a scan are renumbered, too."""
         assert collectives.reduce(2, root=1).among([3, 0], num_ranks=4).chunks == (Chunk((0, 3), (0,), 0),)
         (derivation,) = collectives.scan(2).among([3, 0], num_ranks=4).derivations
         assert (derivation.source, derivation.rank, derivation.chunk) == (0, 0, 1)
@@ -64,22 +64,22 @@ class TestAmong:
         ],
     )
     def test_members_are_known_and_distinct(self, ranks, message):
-        """As many as the collective has ranks."""
+        """Members must be distinct ranks, as many as the collective has."""
         with pytest.raises(CollectiveError, match=message):
             collectives.allgather(3).among(ranks, num_ranks=8)
 
     def test_bus_bandwidth_counts_members(self):
-        """Three of four chunks move, however large the topology is."""
+        """The bandwidth factor of four members is 3/4, however large the topology."""
         assert collectives.allgather(4).among([0, 2, 4, 6], num_ranks=8).busbw_factor == 3 / 4
 
     def test_size_counts_a_members_buffer(self):
-        """An allgather of four ends with four chunks a rank."""
+        """An allgather of four members has a size of four chunks."""
         placed = collectives.allgather(4).among([0, 2, 4, 6], num_ranks=8)
         assert problem(placed).size_bytes == 4 * MB
 
 
 class TestTogether:
-    """Several process groups as one collective."""
+    """`together`: several process groups as one collective."""
 
     def test_chunks_are_numbered_through(self):
         """Two chunks of the first, then three of the second."""
@@ -100,7 +100,8 @@ class TestTogether:
         assert [(d.source, d.rank, d.chunk) for d in joint.derivations] == [(0, 1, 1), (2, 3, 3)]
 
     def test_beside_sums_a_copy_is_a_sum_of_one(self):
-        """An allgather with an allreduce: its chunks are rooted where they start."""
+        """Joined with an allreduce, an allgather's chunks become sums of one contribution, rooted at their
+        origin."""
         joint = together(
             [
                 collectives.allgather(2).among([0, 1], num_ranks=4),
@@ -127,28 +128,28 @@ class TestTogether:
         ],
     )
     def test_what_cannot_be_joined_is_refused(self, some, message):
-        """Before any work."""
+        """Groups that cannot be joined are refused before any work."""
         with pytest.raises(CollectiveError, match=message):
             together(some)
 
     def test_bus_bandwidth_is_that_of_groups_alike(self):
-        """Of groups that differ there is none to speak of: algorithm bandwidth it is."""
+        """Equal groups share a bandwidth factor; unequal groups have a factor of 1."""
         halves = [collectives.allgather(2).among(g, num_ranks=4) for g in ([0, 1], [2, 3])]
         assert together(halves).busbw_factor == 1 / 2
         assert together([halves[0], collectives.allgather(4)]).busbw_factor == 1.0
 
 
 class TestGroups:
-    """The record of whose each chunk is."""
+    """The groups recorded in a collective."""
 
     def test_a_collective_by_itself_is_one_group(self):
-        """Of all ranks that start, root or need a chunk."""
+        """A single collective is one group of all ranks at which chunks start, are rooted or end."""
         lone = collectives.custom(5, precondition={0: [1]}, postcondition={0: [3, 4]})
         assert lone.process_groups == (ProcessGroup("custom", (1, 3, 4), 1),)
         assert lone.groups == ()
 
     def test_groups_survive_a_round_trip(self):
-        """And collectives without groups are written as ever."""
+        """Groups survive a round trip; collectives without groups are written without the field."""
         joint = together([collectives.allgather(2).among(g, num_ranks=4) for g in ([0, 1], [3, 2])])
         assert Collective.from_dict(joint.to_dict()) == joint
         assert "groups" not in collectives.allgather(2).to_dict()
@@ -163,14 +164,14 @@ class TestGroups:
         ],
     )
     def test_groups_must_fit_their_chunks(self, groups, message):
-        """Every chunk is among the ranks of its group."""
+        """Every chunk's ranks must be in its group."""
         chunks = collectives.allgather(2).chunks
         with pytest.raises(CollectiveError, match=message):
             Collective("a", 2, chunks, groups=groups)
 
 
 class TestRelays:
-    """The clause that says who may pass on chunks of groups that it is not in."""
+    """The clause on ranks that may relay chunks of other groups."""
 
     def test_by_default_any_rank_relays(self):
         """From rank 0 to rank 2 of a ring of four a chunk goes through 1 or 3."""
@@ -202,7 +203,7 @@ class TestRelays:
         assert [limited.may_carry(link, c) for c in range(4)] == [True, True, False, False]
 
     def test_the_verifier_sees_a_stranger(self):
-        """Rank 1 relays what it may not."""
+        """The verifier names a relay, rank 1, that is not allowed."""
         placed = collectives.custom(3, precondition={0: [0]}, postcondition={0: [2]})
         topology = mesh(3)
         links = [topology.links_between(0, 1)[0], topology.links_between(1, 2)[0]]
@@ -217,7 +218,7 @@ class TestRelays:
         assert kinds(set()) == [("link-not-allowed", "relays")] * 2
 
     def test_a_group_that_cannot_reach_its_members_is_told(self):
-        """Opposite ranks of a ring, with no relay: the clause is named; without the links, the topology."""
+        """Opposite ranks of a ring without relays: the error names the clause; without links, the topology."""
         placed = collectives.allgather(2).among([0, 2], num_ranks=4)
         with pytest.raises(
             SketchError, match="chunk 0 of allgather cannot get from rank 0 to rank 2: relays"
@@ -230,7 +231,7 @@ class TestRelays:
             brief_synthesis(problem(placed, relays=set()), backend="greedy")
 
     def test_groups_whose_chunks_look_alike_are_told_apart(self):
-        """Both send from 0 to 2 of a one-way ring; the group of three has a way through rank 1."""
+        """Two groups send from 0 to 2 of a one-way ring; only the group of three ranks may go through rank 1."""
         builder = TopologyBuilder("one way", [0] * 3)
         for rank in range(3):
             builder.add_link(rank, (rank + 1) % 3, alpha_us=0, beta_us_per_mb=1)
@@ -243,12 +244,12 @@ class TestRelays:
         assert not explain(problem(both, topology=builder.build(), relays=set())).feasible
 
     def test_ranks_of_no_group_may_be_cut_off(self):
-        """Rank 3 has no links, and takes no part."""
+        """Rank 3, without links and without a group, does not matter."""
         topology = linked("cut", [0] * 4, ((0, 1), (1, 0), (1, 2), (2, 1)), alpha_us=0, beta_us_per_mb=1)
         check_reachable(problem(collectives.allgather(3).among([0, 1, 2], num_ranks=4), topology=topology))
 
     def test_what_would_help_is_explained(self):
-        """The clause is the conflict, and giving it up the change."""
+        """The relay clause is the conflict, and dropping it is the proposed change."""
         placed = collectives.allgather(2).among([0, 2], num_ranks=4)
         found = explain(problem(placed, relays=set()))
         assert not found.feasible
@@ -258,12 +259,12 @@ class TestRelays:
         assert found.loosened.clauses.relays is None
 
     def test_relays_must_exist(self):
-        """Rank 9 of a ring of four."""
+        """Rank 9 as a relay on a ring of four is refused."""
         with pytest.raises(SketchError, match=r"clauses.relays: ranks \[9\] do not exist"):
             problem(collectives.allgather(4), relays={9})
 
     def test_the_clause_survives_a_round_trip(self):
-        """And makes another problem, whose digest differs; without it the digest is as ever."""
+        """The clause survives a round trip and changes the digest."""
         placed = collectives.allgather(2).among([0, 2], num_ranks=4)
         limited = problem(placed, relays={3})
         assert Problem.from_dict(limited.to_dict()) == limited
@@ -271,7 +272,7 @@ class TestRelays:
         assert "relays" not in problem(placed).clauses.to_dict()
 
     def test_halves_keep_their_groups(self):
-        """A member that only contributes may relay in both halves."""
+        """A member that only contributes may relay in both phases."""
         one = problem(
             collectives.custom(3, precondition={0: [0, 1, 2]}, postcondition={0: [0]}, combining=True)
         )
@@ -279,7 +280,7 @@ class TestRelays:
         assert reduction_half(limited).holders(0) == spreading_half(limited).holders(0) == {0, 1, 2}
 
     def test_symmetry_keeps_who_may_hold_what(self):
-        """A ring of four turned by one takes the relay 1 to rank 2: no symmetry; turned by two, neither."""
+        """Rotating a ring of four moves relay 1 to another rank, so it is no symmetry."""
         placed = collectives.allgather(4).among([0, 1, 2, 3], num_ranks=4)
         half = collectives.allgather(2).among([0, 2], num_ranks=4)
         assert chunk_permutation(problem(placed, relays={1}), [1, 2, 3, 0]) is not None
@@ -287,7 +288,7 @@ class TestRelays:
         assert chunk_permutation(problem(half, relays={1}), [2, 3, 0, 1]) is None
 
     def test_bounds_know_the_clause(self):
-        """A chunk from 0 to 2 of a ring of five: 2 hops, or 3 where rank 1 does not relay."""
+        """On a ring of five a chunk from 0 to 2 takes 2 hops, or 3 if rank 1 may not relay."""
         single = collectives.custom(5, precondition={0: [0]}, postcondition={0: [2]})
         free, limited = problem(single), problem(single, relays={3, 4})
         hop = free.costs.us(free.costs.duration(0, 1))
@@ -298,12 +299,12 @@ class TestRelays:
 
 
 class TestJointSchedules:
-    """Groups that are scheduled together do not collide, and finish near what the fabric allows."""
+    """Groups scheduled together do not collide, and finish near the bound."""
 
     def test_rails_of_a_machine_together_meet_the_bound(self):
-        """Four groups, one a pair of rails of two nodes, each of 4 ranks: an H100 pair keeps all busy.
+        """Four groups of 4 ranks, each on two rails of two H100 nodes, keep all NICs busy.
 
-        Of 4 members two are in each node; each node lacks 2 chunks of every group: 8 over 8 NICs, 20 us.
+        Each node lacks 2 chunks of every group: 8 over 8 NICs, 20 us.
         """
         groups = [[2 * g, 2 * g + 1, 2 * g + 8, 2 * g + 9] for g in range(4)]
         joint = together([collectives.allgather(4).among(g, num_ranks=16) for g in groups])

@@ -1,4 +1,4 @@
-"""Programs to look at and to spoil."""
+"""Example programs, and functions to change them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def schedule_of(name: str, topology: str = "ring:4", *, chunks_per_rank: int = 1
 
 
 def timed(problem: Problem, transfers: list[tuple[int, int, int, int, bool]]) -> Schedule:
-    """The schedule of (start tick, chunk, link, group, reduce) entries, in that order and as early as can be."""
+    """The schedule of entries (start tick, chunk, link, group, reduce), in that order, as early as possible."""
     starts, chunks, links, groups, reduces = zip(*transfers, strict=True)
     return exact_times(problem, chunk=chunks, link=links, starts=starts, group=groups, reduce=reduces)
 
@@ -40,12 +40,12 @@ def timed(problem: Problem, transfers: list[tuple[int, int, int, int, bool]]) ->
 def program_of(
     name: str, topology: str = "ring:4", *, chunks_per_rank: int = 1, **options: object
 ) -> Program:
-    """The schedule, lowered."""
+    """The lowered program of a list schedule."""
     return lower(schedule_of(name, topology, chunks_per_rank=chunks_per_rank), **options)  # type: ignore[arg-type]
 
 
 def exchange(count: int, protocol: str = "Simple", *, num_ranks: int = 2, num_steps: int = 1) -> Program:
-    """All pairs, in place: each rank sends its chunks to every other in some steps before it receives."""
+    """An in-place allgather in which each rank first sends all its chunks, in steps, and then receives."""
     own, per_step = count * num_steps, count
     collective = taccl.collectives.allgather(num_ranks, chunks_per_rank=own)
 
@@ -72,7 +72,7 @@ def exchange(count: int, protocol: str = "Simple", *, num_ranks: int = 2, num_st
 
 
 def with_steps(program: Program, rank: int, threadblock: int, steps: tuple[Step, ...]) -> Program:
-    """The program with other steps in one threadblock."""
+    """The program with the steps of one threadblock replaced."""
     mine = program.ranks[rank]
     blocks = list(mine.threadblocks)
     blocks[threadblock] = replace(blocks[threadblock], steps=steps)
@@ -82,7 +82,7 @@ def with_steps(program: Program, rank: int, threadblock: int, steps: tuple[Step,
 
 
 def edited(program: Program, rank: int, threadblock: int, step: int, **changes: object) -> Program:
-    """The program with other fields in one step."""
+    """The program with fields of one step replaced."""
     steps = list(program.ranks[rank].threadblocks[threadblock].steps)
     steps[step] = replace(steps[step], **changes)  # type: ignore[arg-type]
     return with_steps(program, rank, threadblock, tuple(steps))

@@ -1,16 +1,16 @@
-"""Scratch: no more than what is alive at once."""
+"""Allocation of scratch slots by liveness."""
 
 from taccl.program.layout import FOREVER, START, Allocator, RankLayout, Value
 from taccl.program.program import Slot
 
 
 def allocator():
-    """Of a rank without input whose output is chunk 0."""
+    """Allocator of a rank without input whose output is chunk 0."""
     return Allocator(RankLayout((), (0,)), False)
 
 
 def test_an_output_goes_where_it_must_be():
-    """Straight to its slot."""
+    """A final value is placed in its output slot."""
     value = Value(0, born=5, final=True)
     allocator().place([value])
     assert value.slot == Slot("output", 0)
@@ -26,7 +26,7 @@ def test_slots_are_used_again():
 
 
 def test_a_slot_is_free_only_after_its_last_read():
-    """A send that ends when the next chunk arrives might wait for it: another slot."""
+    """A slot read until the next arrival is not reused, as the send may still be running."""
     each = allocator()
     first, second = Value(1, 10, read_until=30), Value(2, 30, read_until=40)
     each.place([first])
@@ -35,7 +35,7 @@ def test_a_slot_is_free_only_after_its_last_read():
 
 
 def test_what_arrives_together_is_kept_together():
-    """Slot 0 is taken and slot 1 free: two neighbours begin at slot 1."""
+    """With slot 0 taken, two chunks that arrive together start at slot 1."""
     each = allocator()
     for value in (Value(1, 10, read_until=99), Value(2, 10, read_until=15)):
         each.place([value])
@@ -45,7 +45,7 @@ def test_what_arrives_together_is_kept_together():
 
 
 def test_a_sum_stays_in_its_slot():
-    """What an arrival is added to makes room for the result, unless a send still reads it."""
+    """A sum reuses the slot of its operand, unless a send still reads that."""
     for read_until, expected in ((START, 0), (20, 1)):
         each = allocator()
         before = Value(1, 10, read_until=read_until, added_at=20)
@@ -56,5 +56,5 @@ def test_a_sum_stays_in_its_slot():
 
 
 def test_an_output_is_never_overwritten():
-    """Not even after its last read."""
+    """An output slot is never reused."""
     assert not Value(0, 5, read_until=6, final=True).makes_room(Value(1, FOREVER - 1))

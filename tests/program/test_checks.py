@@ -1,4 +1,4 @@
-"""Which send each receive takes its chunks from, and orders in which a program can run."""
+"""Matching of sends with receives, and execution orders."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from tests.program.examples import program_of, with_steps
 
 
 def pair(sends, receives):
-    """Rank 0 sends steps of so many chunks, rank 1 receives steps of so many."""
+    """A program in which rank 0 sends steps of the given chunk counts, and rank 1 receives likewise."""
     give = tuple(Step("send", Slot("input", 0), None, count) for count in sends)
     take = tuple(Step("receive", None, Slot("output", 0), count) for count in receives)
     return Program(
@@ -25,7 +25,7 @@ def pair(sends, receives):
 
 
 def test_steps_of_one_length_are_one_parcel():
-    """Sends of 2 and 1, received likewise."""
+    """Equal counts at both ends match: sends of 2 and 1, received in 2 and 1."""
     queue = Queue(0, 1, 0)
     assert match(pair((2, 1), (2, 1))) == (
         Parcel(queue, StepAddress(0, 0, 0), StepAddress(1, 0, 0), 2),
@@ -34,7 +34,7 @@ def test_steps_of_one_length_are_one_parcel():
 
 
 def test_what_cannot_run_is_refused():
-    """More sent than received; other steps at the two ends, of which no runtime makes one; and a step past its buffer."""
+    """Unequal totals, unequal steps at both ends, and a step past its buffer are refused."""
     with pytest.raises(InputError, match="step 0.* sends 2 chunks at once, of which .* receives 1 at once"):
         match(pair((2, 1), (1, 2)))
     with pytest.raises(InputError, match="2 chunks are sent and 1 received"):
@@ -45,7 +45,7 @@ def test_what_cannot_run_is_refused():
 
 @pytest.mark.parametrize("options", [{}, {"capacity": 1}], ids=["any", "one"])
 def test_every_step_comes_after_what_it_waits_for(options):
-    """Sends before their receives, and dependencies before those who depend."""
+    """In the order, sends precede their receives, and steps follow their dependencies."""
     program = program_of("allreduce", "mesh:2x3", chunks_per_rank=2)
     parcels = match(program)
     place = {address: i for i, address in enumerate(running_order(program, **options))}
@@ -58,14 +58,14 @@ def test_every_step_comes_after_what_it_waits_for(options):
 
 
 def test_with_little_room_a_send_comes_after_the_receive_before():
-    """With room for one, the second send waits for the first receive."""
+    """With room for one chunk the second send follows the first receive."""
     program = pair((1, 1), (1, 1))
     order = running_order(program, capacity=1)
     assert order.index(StepAddress(1, 0, 0)) < order.index(StepAddress(0, 0, 1))
 
 
 def test_a_deadlock_has_no_order():
-    """A send that waits for a step that comes after its own receive."""
+    """A send that depends on a step behind its own receive is a deadlock, without an order."""
     program = program_of("allgather", "ring:2", in_place=True)
     block = next(t for t, tb in enumerate(program.ranks[0].threadblocks) if tb.send_to == 1)
     other = 1 - block

@@ -1,4 +1,4 @@
-"""Receives that send on at once: when two steps are one, and that nobody waits longer for it."""
+"""Fusion of a receive with a following send, where it delays no other step."""
 
 from collections import Counter
 
@@ -14,12 +14,12 @@ from tests.synthesis.small_problems import problem_of, ring
 
 
 def operations(program):
-    """How often each operation occurs."""
+    """{operation: count}."""
     return Counter(step.operation for _, step in program.steps())
 
 
 def chain(collective, links, **options):
-    """The program of one chunk that goes over links one after the other, 10 ticks each."""
+    """The program of one chunk over a chain of links, 10 ticks each."""
     problem = problem_of(ring(3), collective)
     number = {(link.srcs[0], link.dsts[0]): i for i, link in enumerate(problem.topology.links)}
     reduces = collective.combining
@@ -37,7 +37,7 @@ def test_a_broadcast_is_passed_on_in_one_step():
 
 
 def test_a_sum_under_way_is_kept_nowhere():
-    """2 -> 1 -> 0: rank 1 adds its own and sends the sum on, which nobody there looks at."""
+    """In 2 -> 1 -> 0 rank 1 adds and forwards the sum in one step, without storing it."""
     program = chain(reduce(3, root=0), [(2, 1), (1, 0)])
     assert operations(program)["receive-reduce-send"] == 1
     (step,) = program.ranks[1].threadblocks[0].steps
@@ -46,7 +46,7 @@ def test_a_sum_under_way_is_kept_nowhere():
 
 
 def test_a_scan_keeps_what_it_passes_on():
-    """Each rank's sum is its output, and the next rank's start."""
+    """In a scan each rank stores its prefix and forwards it in one step."""
     program = program_of("scan", "ring:4", threadblocks="relay")
     assert operations(program)["receive-reduce-copy-send"] == 2
     assert interpret(program, capacity=1).ok
@@ -54,14 +54,14 @@ def test_a_scan_keeps_what_it_passes_on():
 
 @pytest.mark.slow
 def test_what_is_sent_back_is_one_step_where_one_threadblock_does_both():
-    """An allreduce of two ranks over one threadblock each: the sum goes back as soon as it is made."""
+    """On a ring of five with one threadblock per peer, a completed sum is sent back in the receiving step."""
     program = program_of("allreduce", "ring:5", chunks_per_rank=2, threadblocks="per-peer")
     assert operations(program)["receive-reduce-copy-send"] > 0
     assert interpret(program, capacity=1).ok
 
 
 def test_others_who_use_it_first_keep_it_apart():
-    """Rank 1 sends what it received to both others: that is two sends, and one of them is fused at most."""
+    """Rank 1 forwards a chunk to two others, and at most one of the two sends is fused."""
     program = program_of("broadcast", "fully-connected:4", threadblocks="relay")
     plain = program_of("broadcast", "fully-connected:4")
     fused = operations(program)["receive-send"]
@@ -71,7 +71,7 @@ def test_others_who_use_it_first_keep_it_apart():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_collective_runs_right(name):
-    """In place and out of place, even with room for a single chunk in each queue."""
+    """Fused programs are correct, in place and out of place, with room for one chunk per queue."""
     for topology in ("ring:4", "mesh:2x3") if name in ("allgather", "allreduce", "alltoall") else ("ring:4",):
         schedule = schedule_of(name, topology, chunks_per_rank=2)
         for in_place in (False, True):
@@ -100,7 +100,7 @@ _SCHEDULES = {}
     ),
 )
 def test_relays_run_right_with_every_option(name, topology, options):
-    """No deadlock, race or wrong output, and never more threadblocks than without."""
+    """Fused programs have no deadlock, race or wrong output, and no more threadblocks than unfused ones."""
     if (name, topology) not in _SCHEDULES:
         _SCHEDULES[name, topology] = schedule_of(name, topology, chunks_per_rank=2)
     program = lower(_SCHEDULES[name, topology], threadblocks="relay", **options)

@@ -1,4 +1,4 @@
-"""The interpreter: valid programs pass, and every way to spoil one is named."""
+"""The interpreter accepts valid programs and names each kind of fault."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from tests.program.examples import edited, kinds, program_of, with_steps
 
 
 def find(program, operation, *, depends=False):
-    """The first step with that operation, and with a dependency if wanted."""
+    """Address of the first step with an operation, and with a dependency if requested."""
     return next(
         address
         for address, step in program.steps()
@@ -25,7 +25,7 @@ def step_at(program, address):
 
 
 def test_every_dependency_of_an_allgather_is_needed():
-    """A send that no longer waits for what it sends on races with its arrival; both steps are named."""
+    """Removing a send's dependency on its data is a race; both steps are named."""
     program = program_of("allgather", "ring:5")
     waiting = [address for address, step in program.steps() if step.depends]
     assert waiting
@@ -48,7 +48,7 @@ def test_overwriting_too_early_is_a_race():
 
 
 def test_an_order_by_way_of_another_rank_counts():
-    """Rank 0 sends a slot to rank 1, which answers; the answer may overwrite the slot without a dependency."""
+    """If rank 1 answers a message, the answer may overwrite the sent slot without a dependency."""
     send, receive = Step("send", Slot("output", 0)), Step("receive", None, Slot("output", 0))
     ranks = (
         RankProgram(0, 1, 0, (Threadblock((send,), send_to=1), Threadblock((receive,), receive_from=1))),
@@ -61,7 +61,7 @@ def test_an_order_by_way_of_another_rank_counts():
 
 
 def test_two_threadblocks_that_wait_for_each_other():
-    """Each rank receives before it sends: the cycle, from its lowest step."""
+    """Two ranks that receive before they send are a deadlock, reported from its lowest step."""
     program = program_of("allgather", "ring:2", in_place=True, threadblocks="per-peer")
     for rank in (0, 1):
         first, second = program.ranks[rank].threadblocks[0].steps
@@ -77,7 +77,7 @@ def test_two_threadblocks_that_wait_for_each_other():
 
 
 def test_dependencies_in_a_circle():
-    """A step that waits for a later one of the threadblock that waits for it."""
+    """A dependency cycle between two threadblocks is a deadlock."""
     copy = Step("copy", Slot("input", 0), Slot("output", 0))
     blocks = (
         Threadblock((replace(copy, depends=((1, 0),)),)),
@@ -88,7 +88,7 @@ def test_dependencies_in_a_circle():
 
 
 def test_queues_hold_only_so_much():
-    """Both ranks send three chunks before they receive: Simple has room for two, LL for eight."""
+    """Two ranks send three chunks before they receive: a deadlock under Simple (two slots), not LL (eight)."""
     sends = tuple(Step("send", Slot("input", i)) for i in range(3))
     receives = tuple(Step("receive", None, Slot("output", i)) for i in range(3))
     ranks = tuple(RankProgram(3, 3, 0, (Threadblock(sends + receives, 1 - r, 1 - r),)) for r in (0, 1))
@@ -100,7 +100,7 @@ def test_queues_hold_only_so_much():
 
 
 def test_a_dropped_send_leaves_its_receiver_waiting():
-    """Both numbers are told, and who waits for what never comes."""
+    """A missing send is reported with both counts and the waiting step."""
     program = program_of("allgather", "ring:3")
     address = find(program, "send")
     steps = program.ranks[address.rank].threadblocks[address.threadblock].steps
@@ -110,7 +110,7 @@ def test_a_dropped_send_leaves_its_receiver_waiting():
 
 
 def test_swapped_receives_are_wrong_output():
-    """Two chunks of one queue in each other's slot: rank and chunk are named, and what is there instead."""
+    """Two receives in each other's slot are reported with rank, chunk and content."""
     program = program_of("allgather", "ring:2", chunks_per_rank=2, in_place=True)
     address = find(program, "receive")
     first, second = program.ranks[0].threadblocks[address.threadblock].steps[:2]
@@ -130,7 +130,7 @@ def test_wrong_slots_are_wrong_output():
 
 @pytest.mark.parametrize("change", ["dropped", "doubled"])
 def test_reductions_dropped_or_doubled(change):
-    """Rank 0's contribution is missing, or there twice, and is named."""
+    """A missing or repeated contribution is named with its rank."""
     program = program_of("reduce", "ring:2")
     address = find(program, "receive-reduce")
     step = step_at(program, address)
@@ -147,7 +147,7 @@ def test_reductions_dropped_or_doubled(change):
 
 
 def test_an_overwritten_input_is_named():
-    """Out of place the input is the user's."""
+    """Out of place, a write to the input is a fault."""
     program = program_of("allgather", "ring:2")
     mine = program.ranks[0]
     extra = Threadblock((Step("copy", Slot("output", 1), Slot("input", 0)),))
@@ -170,7 +170,7 @@ def test_an_overwritten_input_is_named():
     ],
 )
 def test_steps_that_cannot_run(changes, words):
-    """Nothing is run, and the step is named."""
+    """A step that cannot run is named, and nothing is executed."""
     program = program_of("allgather", "ring:2")
     address = find(program, "receive")
     interpretation = interpret(edited(program, *address, **changes))
@@ -180,7 +180,7 @@ def test_steps_that_cannot_run(changes, words):
 
 
 def test_a_shared_queue_is_refused():
-    """Two threadblocks of one rank that send to one rank over one channel."""
+    """Two threadblocks of a rank that send to one peer over one channel are refused."""
     program = program_of("allgather", "ring:2")
     mine = program.ranks[0]
     sender = next(tb for tb in mine.threadblocks if tb.send_to is not None)
@@ -191,7 +191,7 @@ def test_a_shared_queue_is_refused():
 
 
 def test_without_a_collective_outputs_are_not_judged():
-    """Deadlocks and races are."""
+    """Without a collective, deadlocks and races are checked, but not outputs."""
     program = replace(program_of("allgather", "ring:2"), collective=None)
     address = find(program, "receive")
     wrong = edited(program, *address, dst=Slot("output", 0))
@@ -201,14 +201,14 @@ def test_without_a_collective_outputs_are_not_judged():
 
 
 def test_buffers_must_be_large_enough():
-    """An output of one chunk where the allgather has two."""
+    """An output buffer that is too small is refused."""
     program = program_of("broadcast", "ring:2")
     ranks = (replace(program.ranks[0], input_chunks=0, threadblocks=()), program.ranks[1])
     assert "the input of rank 0 holds 0 chunks; expected 1" in str(interpret(replace(program, ranks=ranks)))
 
 
 def test_failed_programs_raise():
-    """With the number of faults, by kind, and the faults themselves."""
+    """`raise_if_failed` gives the number of faults by kind, and lists them."""
     program = program_of("allgather", "ring:2")
     interpret(program).raise_if_failed()
     wrong = edited(program, *find(program, "receive"), dst=Slot("output", 0))
@@ -220,9 +220,9 @@ def test_failed_programs_raise():
 
 
 def test_all_operations():
-    """A ring of three in which rank 1 adds and passes on without keeping, and rank 2 adds, keeps and passes on.
+    """All operations on a ring of three: rank 1 adds and forwards, rank 2 adds, stores and forwards.
 
-    Every rank's input is its own contribution to one chunk; rank 1 ends with the sum as rank 0 passes it on.
+    Each rank contributes to one chunk, and rank 1 ends with the sum that rank 0 forwards.
     """
     one = Slot("input", 0)
     out = Slot("output", 0)

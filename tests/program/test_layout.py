@@ -35,7 +35,7 @@ def test_reduce_scatter_has_its_output_inside_the_input():
 
 
 def test_alltoall_orders_inputs_by_destination_and_outputs_by_source():
-    """With 2 ranks, chunk 2 s + d goes from s to d."""
+    """An alltoall orders inputs by destination and outputs by source: chunk 2 s + d goes from s to d."""
     first, second = layout(alltoall(2))
     assert (first.inputs, first.outputs) == ((0, 1), (0, 2))
     assert (second.inputs, second.outputs) == ((2, 3), (1, 3))
@@ -43,21 +43,21 @@ def test_alltoall_orders_inputs_by_destination_and_outputs_by_source():
 
 
 def test_roots_of_scatter_and_gather_have_their_part_inside():
-    """Only the root has the large buffer."""
+    """Only the root of a scatter or gather has the large buffer, with its own part inside."""
     assert layout(scatter(3, root=1))[1].output_offset == 1
     assert layout(scatter(3, root=1))[0].inputs == ()
     assert layout(gather(3, root=1))[1].input_offset == 1
 
 
 def test_scan_holds_contributions_and_prefixes():
-    """Two pieces: slot p is piece p at every rank; chunk 3 p + r is piece p of the sum over 0..r."""
+    """Scan: slot p is piece p at every rank; chunk 3 p + r is piece p of the sum over ranks 0..r."""
     assert [where.inputs for where in layout(scan(3, chunks_per_rank=2))] == [(0, 3), (1, 4), (2, 5)]
 
     assert [where.outputs for where in layout(scan(3, chunks_per_rank=2))] == [(0, 3), (1, 4), (2, 5)]
 
 
 def test_a_derived_chunk_is_an_output_wherever_it_ends():
-    """But where another is made of it: chunk 1, made at rank 1, is for ranks 0 and 2, too."""
+    """A derived chunk is an output at its destinations, except where another is derived from it."""
     chunks = (Chunk((0,), (0, 1)), Chunk((), (0, 1, 2)))
     made = Collective("made", 3, chunks, True, derivations=(Derivation(0, 1, 1),))
     assert [where.inputs for where in layout(made)] == [(0,), (1,), ()]
@@ -67,13 +67,13 @@ def test_a_derived_chunk_is_an_output_wherever_it_ends():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["allgather", "reduce-scatter", "allreduce", "alltoall"])
 def test_parts_of_chunks_are_neighbours(name):
-    """Two parts of every chunk are what twice as many chunks per rank are."""
+    """Chunks split in two equal those of twice as many chunks per rank."""
     split, made = make(name, 3).split(2), make(name, 3, chunks_per_rank=2)
     assert split.chunks == made.chunks
     assert layout(split) == layout(made)
 
 
 def test_one_part_is_the_collective_itself():
-    """Nothing to cut."""
+    """`split(1)` returns the same collective."""
     collective = allreduce(2, chunks_per_rank=1)
     assert collective.split(1) is collective

@@ -1,4 +1,4 @@
-"""Programs as schedules: times by hand, published files, the way down and up again, and what has no schedule."""
+"""Programs lifted to schedules: times by hand, published files, round trips and refusals."""
 
 from collections import Counter
 from dataclasses import replace
@@ -22,7 +22,7 @@ CHUNK = 50_000
 
 
 def moved(schedule):
-    """What a schedule moves over which link, whenever."""
+    """Counts of (chunk, link, reduce) that a schedule transfers, regardless of time."""
     return Counter((t.chunk, t.link, t.reduce) for t in schedule)
 
 
@@ -32,7 +32,7 @@ WORK = [each for each in foreign_files("msccl-xml/*.xml") if "deadlock" not in e
 @pytest.mark.slow
 @pytest.mark.parametrize("path", WORK)
 def test_files_of_others_run_on_a_topology(path):
-    """Every accepted file becomes a verified schedule, no faster than the bound."""
+    """Every published file becomes a verified schedule, no faster than the bound."""
     program = load_msccl_xml(path)
     topology = taccl.topologies.fully_connected(program.num_ranks)
     schedule = lift(program, topology=topology, size="3MB")
@@ -44,16 +44,16 @@ def test_files_of_others_run_on_a_topology(path):
 @pytest.mark.parametrize(
     ("file", "topology", "size", "finish_us"),
     [
-        # Everything at once: 250 KB take 0.5 + 5 us.
+        # All sends at the same time: 250 KB take 0.5 + 5 us.
         ("allgather-4-direct", "fully-connected:4", "1MB", 5.5),
-        # Two steps to the sum and two more to have it everywhere, each 1 MB: 4 * (0.5 + 20) us.
+        # Two steps to form the sum and two to distribute it, each 1 MB: 4 * (0.5 + 20) us.
         ("allreduce-3-ring", "ring:3", "3MB", 82.0),
         # 1 MB to the hub, then 3 MB in one send: 0.5 + 20 + 0.5 + 60 us.
         ("allgather-3-hub", "fully-connected:3", "3MB", 81.0),
     ],
 )
 def test_our_files_take_their_time(file, topology, size, finish_us):
-    """Links of 50 GB/s, 20 us/MB, and 0.5 us."""
+    """Our files take the expected time on links of 50 GB/s (20 us/MB) and 0.5 us."""
     program = load_msccl_xml(OURS / "msccl-xml" / f"{file}.xml")
     schedule = lift(program, topology=taccl.topologies.parse(topology), size=size)
     assert schedule.finish_us == finish_us
@@ -62,14 +62,14 @@ def test_our_files_take_their_time(file, topology, size, finish_us):
 @pytest.mark.parametrize(
     ("file", "topology", "finish_us"),
     [
-        # Everything at once: 250 KB take 0.5 + 5 us.
+        # All sends at the same time: 250 KB take 0.5 + 5 us.
         ("allgather-4.xml", "fully-connected:4", 5.5),
         # 7 steps down and 7 up, each 125 KB: 14 * (0.5 + 2.5) us.
         ("allreduce-8-ring.xml", "ring:8", 42.0),
     ],
 )
 def test_published_files_take_their_time(file, topology, finish_us, shared_data):
-    """The same links, 1 MB in all."""
+    """Published files take the expected time for 1 MB in total on the same links."""
     program = load_msccl_xml(shared_data / "msccl-xml" / file)
     schedule = lift(program, topology=taccl.topologies.parse(topology), size="1MB")
     assert schedule.finish_us == finish_us
@@ -77,7 +77,7 @@ def test_published_files_take_their_time(file, topology, finish_us, shared_data)
 
 @pytest.mark.parametrize("path", foreign_files("msccl-xml/*deadlock.xml"))
 def test_a_file_that_hangs_has_no_schedule(path):
-    """A program with a deadlock is refused with its cycle, like `interpret` says it."""
+    """A program with a deadlock is refused with its cycle, as by `interpret`."""
     program = load_msccl_xml(path)
     with pytest.raises(VerificationError, match="wait for each other"):
         lift(program, topology=taccl.topologies.fully_connected(program.num_ranks), size="1MB")
@@ -85,7 +85,7 @@ def test_a_file_that_hangs_has_no_schedule(path):
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_lowered_schedules_return_on_a_ring(name):
-    """On a ring nothing is shared and every send waits for its data alone: transfers and finish are the same."""
+    """On a ring lowering and lifting restores transfers and finish."""
     schedule = schedule_of(name)
     again = lift(lower(schedule), topology=schedule.problem.topology, chunk_size=100_000)
     assert (moved(again), again.finish) == (moved(schedule), schedule.finish)
@@ -101,7 +101,7 @@ def test_lowered_schedules_return_on_a_ring(name):
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce"])
 def test_transfers_return_however_lowered(name, options):
-    """Options of lowering change when sends go and not what goes where; sends between nodes stay merged."""
+    """Lowering options change times but not transfers, and sends between nodes stay merged."""
     topology = taccl.topologies.ndv2(nodes=2)
     problem = taccl.make_problem(topology, make(name, 16), size_bytes=2**20)
     schedule = taccl.baselines.hierarchical(problem, cut=False)
@@ -111,7 +111,7 @@ def test_transfers_return_however_lowered(name, options):
 
 
 def test_instances_are_smaller_chunks():
-    """A program in two instances has twice the chunks a rank, each of half the size."""
+    """A program in two instances has twice the chunks per rank, at half the size."""
     schedule = schedule_of("allgather")
     again = lift(lower(schedule, instances=2), topology=schedule.problem.topology, size=400_000)
     assert again.problem.collective.chunks_per_rank == 2
@@ -133,7 +133,7 @@ def test_several_chunks_in_a_step_are_one_send():
 
 @pytest.mark.parametrize(("protocol", "finish_us"), [("Simple", 13.5), ("LL", 10.5)])
 def test_queues_have_as_much_room_as_the_protocol_says(protocol, finish_us):
-    """Rank 1 takes nothing of rank 0 before 10.5 us, when rank 2's ten chunks are there.
+    """Rank 1 receives nothing from rank 0 before 10.5 us, when rank 2's ten chunks have arrived.
 
     Four single chunks of rank 0 need 1.5 us each. With room for eight they have arrived by 6 us, and the ten
     chunks are last. With room for two, the third and the fourth go at 10.5 us, until 13.5 us.
@@ -157,7 +157,7 @@ def test_queues_have_as_much_room_as_the_protocol_says(protocol, finish_us):
 
 
 def test_steps_wait_for_their_threadblock():
-    """One threadblock that receives first and sends then takes two sends' time; two take one."""
+    """One threadblock that receives and then sends takes the time of two sends; two threadblocks take one."""
     collective = make("allgather", 2)
 
     def rank(own, *blocks):
@@ -178,7 +178,7 @@ def test_steps_wait_for_their_threadblock():
 
 
 def test_parallel_links_are_taken_in_turn():
-    """Two channels between two ranks that two links join: one over each, at once."""
+    """Two channels between two ranks use both parallel links at the same time."""
     builder = TopologyBuilder("twins", [0, 0])
     for name in ("a", "b"):
         builder.add_link(0, 1, alpha_us=0.5, beta_us_per_mb=20, name=name)
@@ -197,7 +197,7 @@ def test_parallel_links_are_taken_in_turn():
 
 
 def test_a_missing_link_is_named_by_its_ranks():
-    """On a ring of four no link joins ranks 0 and 2."""
+    """The error names the ranks without a link: 0 and 2 on a ring of four."""
     program = lower(schedule_of("alltoall", "fully-connected:4"))
     with pytest.raises(InputError, match=r"from rank 0 to rank 2, and ring:4 has no link"):
         lift(program, topology=taccl.topologies.ring(4), size="1MB")
@@ -213,7 +213,7 @@ def test_a_missing_link_is_named_by_its_ranks():
     ],
 )
 def test_what_does_not_fit_is_said(options, message):
-    """Ranks, sizes and topologies that do not fit, each with a sentence."""
+    """Ranks, sizes and topologies that do not fit are refused in one sentence."""
     program = lower(schedule_of("allgather"))
     if "topology" in options:
         options = options | {"topology": taccl.topologies.parse(options["topology"])}
@@ -222,14 +222,14 @@ def test_what_does_not_fit_is_said(options, message):
 
 
 def test_an_unknown_collective_is_asked_for():
-    """A program that does not say what it is for moves no chunks."""
+    """A program without a collective is refused, since its chunks are unknown."""
     program = replace(lower(schedule_of("allgather")), collective=None)
     with pytest.raises(InputError, match="which collective"):
         lift(program, topology=taccl.topologies.ring(4), size="1MB")
 
 
 def test_sums_that_are_kept_apart_are_named():
-    """Rank 1 passes on rank 2's contribution alone, and its own after it: sends name what they carry."""
+    """Rank 1 forwards rank 2's contribution and then its own: sends name their contributions."""
     contribution, scratch, total = Slot("input", 0), Slot("scratch", 0), Slot("output", 0)
     program = Program(
         "apart",
@@ -265,7 +265,7 @@ def test_sums_that_are_kept_apart_are_named():
 
 
 def test_whole_sums_travel_with_parts():
-    """Rank 0 sends rank 1 a part of one sum and the whole of another, of which rank 1 has nothing, in one send."""
+    """Rank 0 sends rank 1 a part of one sum and another complete sum in one send."""
     collective = Collective("sums", 2, (Chunk((0, 1), (1,), 1), Chunk((0,), (1,), 1)), combining=True)
     sender = RankProgram(2, 0, 0, (Threadblock((Step("send", Slot("input", 0), count=2),), send_to=1),))
     steps = (
@@ -283,7 +283,7 @@ def test_whole_sums_travel_with_parts():
     ("given", "where"), [(("pair.xml", "ring:4"), "program"), ((None, "ring:4"), "topology")]
 )
 def test_names_are_no_programs_and_no_topologies(given, where):
-    """What is a name elsewhere is said to be one."""
+    """A name in place of a program or topology is refused."""
     program, topology = given[0] or lower(schedule_of("allgather")), given[1]
     with pytest.raises(InputError, match=r"expected a (program|topology)") as refused:
         lift(program, topology=topology, size="1MB")

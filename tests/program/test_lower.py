@@ -1,4 +1,4 @@
-"""Schedules to programs: what moves where, in which threadblock, and that it works with queues of one chunk."""
+"""Lowering: moves, threadblocks, and correctness with queues of one chunk."""
 
 import itertools
 
@@ -34,7 +34,7 @@ OPTIONS = [
 @pytest.mark.parametrize("topology", ["ring:4", "fully-connected:4", "ndv2"])
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_collective_with_every_option(name, topology):
-    """Right outputs, no race, no deadlock even with room for a single chunk in each queue; options take turns."""
+    """With each option outputs are right, without races and deadlocks, with one chunk per queue."""
     schedule = schedule_of(name, topology, chunks_per_rank=2)
     turn = [*COLLECTIVES].index(name) % 3
     for options in OPTIONS if MANY else OPTIONS[turn :: 3 if topology == "ring:4" else 9]:
@@ -64,7 +64,7 @@ WAYS = ((False, "split"), (True, "pack"))
 
 
 def assert_runs(folder, collective, sketch, topology, ways=WAYS):
-    """A schedule runs right, in place and out of place, as its MSCCL XML file holds it."""
+    """Assert that a schedule runs correctly, in place and out of place, also from its MSCCL XML file."""
     problem = load_problem(
         folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json", collective=collective
     )
@@ -79,14 +79,14 @@ def assert_runs(folder, collective, sketch, topology, ways=WAYS):
 @pytest.mark.slow
 @pytest.mark.parametrize(("collective", "sketch", "topology"), OUR_TABLE)
 def test_schedules_of_our_files(collective, sketch, topology):
-    """Two and three nodes of two ranks, and one of three."""
+    """Schedules for our files run: two and three nodes of two ranks, and one of three."""
     assert_runs(OURS / "upstream-taccl", collective, sketch, topology)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("collective", "sketch", "topology"), thinned(TABLE, every=5))
 def test_schedules_of_the_main_table(shared_data, collective, sketch, topology):
-    """Those that the published tool's files ask for; the ways to lower them take turns."""
+    """Schedules for the published tool's files run, with lowering options in turn."""
     ways = WAYS if MANY else WAYS[TABLE.index((collective, sketch, topology)) // 5 % 2 :: 2]
     assert_runs(shared_data / "upstream-taccl", collective, sketch, topology, ways)
 
@@ -100,7 +100,7 @@ def test_schedules_of_the_main_table(shared_data, collective, sketch, topology):
     ],
 )  # fmt: skip
 def test_baselines(name, collective):
-    """What libraries do today runs, too; where ranks exchange partial sums nobody overwrites what leaves."""
+    """Baselines run; where ranks exchange partial sums, no send's data are overwritten."""
     topology = taccl.topologies.ndv2(2) if name == "hierarchical" else taccl.topologies.fully_connected(8)
     chunks = taccl.collectives.make(collective, topology.num_ranks)
     problem = taccl.make_problem(topology, chunks, chunk_bytes=1000)
@@ -110,13 +110,13 @@ def test_baselines(name, collective):
 
 
 def test_an_allgather_in_place_copies_nothing():
-    """The own chunk is where it must be."""
+    """In place the own chunk needs no copy."""
     program = program_of("allgather", in_place=True)
     assert (program.num_copies, program.scratch_chunks) == (0, 0)
 
 
 def test_two_ranks_by_hand():
-    """Rank 0 copies its chunk to its own output, sends it from the input, and receives rank 1's into slot 1."""
+    """Rank 0 copies its chunk to its output, sends it from the input, and receives rank 1's into slot 1."""
     program = program_of("allgather", "ring:2")
     steps = {step for tb in program.ranks[0].threadblocks for step in tb.steps}
     assert steps == {
@@ -128,7 +128,7 @@ def test_two_ranks_by_hand():
 
 
 def merged_problem():
-    """Four chunks from rank 0 to rank 1, two in a send."""
+    """Four chunks from rank 0 to rank 1, two per send."""
     return problem_of(ring(2), custom(2, [([0], [1])] * 4), merging=frozenset({0}), max_merge=2)
 
 
@@ -142,7 +142,7 @@ def test_a_merged_send_of_neighbours_is_one_step():
 
 
 def test_a_merged_send_of_others_is_split_or_packed():
-    """Chunks 0 and 2 are no neighbours: two steps at each end, or one with two copies before and two after."""
+    """Chunks 0 and 2 are not adjacent: two steps at each end, or one with two copies before and two after."""
     schedule = timed(
         merged_problem(), [(0, 0, 0, 0, False), (0, 2, 0, 0, False), (9, 1, 0, 1, False), (9, 3, 0, 1, False)]
     )
@@ -153,13 +153,13 @@ def test_a_merged_send_of_others_is_split_or_packed():
 
 
 def test_long_steps_are_cut_evenly():
-    """Two chunks, one at most in a step."""
+    """Steps of at most 3 chunks: four chunks are divided into two and two."""
     schedule = timed(merged_problem(), [(0, c, 0, 0, False) for c in range(4)])
     assert [step.count for _, step in lower(schedule, max_count=3).steps()] == [2, 2, 2, 2]
 
 
 def test_two_ranks_that_exchange_sums_keep_what_leaves():
-    """In place, what arrives while the own contribution leaves is added up beside it, and copied at the end."""
+    """In place, what arrives during the own send is added in scratch, and copied at the end."""
     collective = custom_collective(2, precondition={0: [0, 1]}, postcondition={0: [0, 1]}, combining=True)
     problem = taccl.make_problem(taccl.topologies.ring(2), collective, chunk_bytes=1000)
     program = lower(timed(problem, [(0, 0, 0, 0, True), (0, 0, 1, 1, True)]), in_place=True)
@@ -168,7 +168,7 @@ def test_two_ranks_that_exchange_sums_keep_what_leaves():
 
 
 def test_a_multicast_goes_to_each():
-    """One send over a switch that multicasts is a send to each end."""
+    """A multicast send becomes one send to each end."""
     topology = linked("multicast", [0] * 3, [(0, (1, 2))], alpha_us=1, beta_us_per_mb=1)
     schedule = timed(problem_of(topology, broadcast(3)), [(0, 0, 0, 0, False)])
     with pytest.warns(LossyConversionWarning, match="1 of 1 sends have several ends") as warned:
@@ -181,7 +181,7 @@ def test_a_multicast_goes_to_each():
 
 @pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWarning")
 def test_a_reducing_switch_is_added_up_at_its_end():
-    """One send from two ranks is two messages, both added."""
+    """An in-network reduction from two ranks becomes two messages, both added."""
     topology = linked("reducing", [0] * 3, [((0, 1), 2)], alpha_us=1, beta_us_per_mb=1)
     program = lower(timed(problem_of(topology, reduce(3, root=2)), [(0, 0, 0, 0, True)]))
     interpret(program).raise_if_failed()
@@ -189,7 +189,7 @@ def test_a_reducing_switch_is_added_up_at_its_end():
 
 @pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWarning")
 def test_a_reducing_switch_whose_sum_is_put_in_place():
-    """Rank 2 contributes nothing: what comes from rank 0 is put there, and what comes from rank 1 added."""
+    """If rank 2 contributes nothing, rank 0's message is stored, and rank 1's is added."""
     builder = TopologyBuilder("reducing", [0] * 3)
     builder.add_link((0, 1), 2, alpha_us=1, beta_us_per_mb=1)
     collective = custom_collective(3, precondition={0: [0, 1]}, postcondition={0: [2]}, combining=True)
@@ -200,7 +200,7 @@ def test_a_reducing_switch_whose_sum_is_put_in_place():
 
 
 def test_parallel_links_have_channels_of_their_own():
-    """Two links from rank 0 to rank 1 are two queues: the second chunk may arrive first."""
+    """Two links from rank 0 to rank 1 become two channels: the second chunk may arrive first."""
     topology = linked("parallel", [0, 0], [(0, 1, 1, 9), (0, 1, 1, 1)])
     problem = problem_of(topology, custom(2, [([0], [1])] * 2))
     program = lower(timed(problem, [(0, 0, 0, 0, False), (1, 1, 1, 1, False)]))
@@ -209,14 +209,14 @@ def test_parallel_links_have_channels_of_their_own():
 
 
 def test_what_already_arrived_is_not_sent_again():
-    """A chunk that rank 1 gets over both links is received once."""
+    """A chunk that arrives over both links is received once."""
     topology = linked("parallel", [0, 0], [(0, 1, 1, 9), (0, 1, 1, 1)])
     problem = problem_of(topology, custom(2, [([0], [1])]))
     assert lower(timed(problem, [(0, 0, 0, 0, False), (0, 0, 1, 1, False)])).num_steps == 2
 
 
 def test_a_process_group_has_buffers_of_its_own():
-    """An allgather among ranks 3 and 1 of four: the others hold nothing."""
+    """In an allgather among ranks 3 and 1 of four the other ranks have no buffers."""
     topology = taccl.topologies.ring(4)
     collective = allgather(2).among([3, 1], num_ranks=4)
     problem = taccl.make_problem(topology, collective, chunk_bytes=1000)
@@ -230,7 +230,7 @@ def test_a_process_group_has_buffers_of_its_own():
     [("single", 3, {0}), ("round-robin", 2, {0, 1}), ("by-chunk", 4, {0, 1, 2, 3}), ("by-peer", 2, {0, 1})],
 )
 def test_channels_by_name(policy, count, expected):
-    """Which channels the sends of an allgather on a ring of four, two chunks a rank, use."""
+    """Channels used by an allgather in two chunks per rank under each policy."""
     topology = "fully-connected:4" if policy == "by-peer" else "ring:4"
     program = program_of("allgather", topology, chunks_per_rank=2, channels=policy, num_channels=count)
     used = {tb.channel for rank in program.ranks for tb in rank.threadblocks if tb.send_to is not None}
@@ -239,7 +239,7 @@ def test_channels_by_name(policy, count, expected):
 
 
 def test_one_threadblock_for_both_directions_halves_their_number():
-    """Three peers: six threadblocks, or three."""
+    """For three peers there are six threadblocks, or three with one per peer."""
     counts = [
         program_of("allgather", "fully-connected:4", in_place=True, threadblocks=each).max_threadblocks
         for each in ("per-direction", "per-peer")
@@ -255,21 +255,21 @@ def test_one_threadblock_for_both_directions_halves_their_number():
     ],
 )  # fmt: skip
 def test_unknown_options_are_named(options):
-    """The argument leads the message."""
+    """The error for an unknown option starts with its name."""
     with pytest.raises(InputError) as caught:
         program_of("allgather", "ring:2", **options)
     assert caught.value.where == next(iter(options))
 
 
 def test_chunks_of_several_sizes_are_refused():
-    """A program has no sizes."""
+    """Chunks of several sizes are refused, as a program has no sizes."""
     problem = problem_of(ring(2), custom(2, [([0], [1])] * 2), chunk_bytes=[1000, 2000])
     with pytest.raises(InputError, match="1000 to 2000 bytes"):
         lower(timed(problem, [(0, 0, 0, 0, False), (9, 1, 0, 1, False)]))
 
 
 def test_a_schedule_with_holes_is_refused():
-    """Rank 1's chunk never arrives at rank 0."""
+    """A schedule in which a chunk never arrives is refused."""
     problem = problem_of(ring(2), allgather(2))
     with pytest.raises(InputError, match="chunk 1 never arrives at rank 0; verify"):
         lower(timed(problem, [(0, 0, 0, 0, False)]))
@@ -277,7 +277,7 @@ def test_a_schedule_with_holes_is_refused():
 
 @pytest.mark.parametrize("origin", [0, 1])
 def test_what_is_made_of_what_arrives(origin):
-    """Rank 1 makes chunk 1 of chunk 0 and sends it on; a program cannot, where it has chunk 0 from the start."""
+    """Rank 1 derives chunk 1 from arrived chunk 0 and sends it; derivation from an initial chunk is refused."""
     chunks = (Chunk((origin,), ()), Chunk((), (1, 2)))
     problem = problem_of(ring(3), Collective("made", 3, chunks, True, derivations=(Derivation(0, 1, 1),)))
     schedule = taccl.synthesize(problem, backend="greedy").schedule

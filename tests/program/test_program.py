@@ -12,13 +12,13 @@ from tests.program.examples import program_of
 
 
 def test_a_program_is_what_its_dictionary_says():
-    """Plain values that JSON holds, and back."""
+    """A program survives a round trip through its dictionary and JSON."""
     program = program_of("scan", "ring:3", in_place=True, protocol="LL")
     assert Program.from_dict(json.loads(json.dumps(program.to_dict()))) == program
 
 
 def test_a_program_says_what_it_needs():
-    """An allgather on two ranks: a send, a receive and a copy of the own chunk each, in a threadblock each."""
+    """An allgather on two ranks has a send, a receive and a copy per rank, in a threadblock each."""
     program = program_of("allgather", "ring:2")
     assert repr(program) == (
         "Program('allgather on ring:2', out of place: 2 ranks, 6 steps, of them 2 within ranks, at most "
@@ -27,13 +27,13 @@ def test_a_program_says_what_it_needs():
 
 
 def test_a_program_cannot_be_changed():
-    """Nouns are frozen."""
+    """Programs are immutable."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         program_of("allgather", "ring:2").name = "other"
 
 
 def test_steps_are_told_with_their_address():
-    """By rank, threadblock and position."""
+    """`steps` yields addresses (rank, threadblock, step) with their steps."""
     address, step = next(iter(program_of("allgather", "ring:2").steps()))
     assert address == StepAddress(0, 0, 0)
     assert str(address) == "(rank 0, threadblock 0, step 0)"
@@ -46,7 +46,7 @@ def test_steps_are_told_with_their_address():
     [({"protocol": "ll"}, "protocol"), ({"collective": allgather(3)}, "program")],
 )
 def test_what_does_not_fit_is_named(arguments, where):
-    """A protocol that does not exist, and a collective over other ranks."""
+    """An unknown protocol, or a collective over other ranks, is refused by its argument."""
     with pytest.raises(InputError) as caught:
         Program("x", (RankProgram(1, 1, 0, ()),), **arguments)
     assert caught.value.where == where

@@ -1,4 +1,4 @@
-"""Room in queues by size: what hangs at large sizes only, and from which size on."""
+"""Queue capacity by message size: deadlocks that occur only above some size."""
 
 import random
 from dataclasses import replace
@@ -19,7 +19,7 @@ MIB = 2**20
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_three_small_chunks_of_a_step_are_one_message(num_ranks):
-    """All pairs with three chunks a step runs up to 192 KiB, though Simple holds two messages."""
+    """Three chunks per step are one message up to 192 KiB, so the exchange runs under Simple's two slots."""
     program = replace(exchange(3, num_ranks=num_ranks), sizes_bytes=(6144, 196_608))
     found = interpret(program)
     assert found.ok
@@ -28,9 +28,7 @@ def test_three_small_chunks_of_a_step_are_one_message(num_ranks):
 
 
 def test_three_large_chunks_of_a_step_are_three_messages():
-    """Two of 6 chunks fit into 2 MiB up to 1 MiB each: the program hangs above 6 MiB, and the cycle is
-    named.
-    """
+    """Up to 1 MiB two chunks fit into a message; above 6 MiB in total the exchange deadlocks."""
     found = interpret(exchange(3))
     assert not found.ok
     assert found.hangs_from == {"NCCL": 6 * MIB + 1, "RCCL": 6 * MIB + 1}
@@ -43,35 +41,35 @@ def test_three_large_chunks_of_a_step_are_three_messages():
 
 
 def test_the_verdict_is_of_the_sizes_that_the_program_is_for():
-    """The last size at which it runs is in order, and one byte more is not."""
+    """The program is valid up to its last working size, and invalid one byte above."""
     program = exchange(3)
     assert interpret(replace(program, sizes_bytes=(MIB, 6 * MIB))).ok
     assert not interpret(replace(program, sizes_bytes=(MIB, 6 * MIB + 1))).ok
 
 
 def test_where_it_begins_to_hang_is_said_of_larger_sizes_too():
-    """A program for 12 MiB alone hangs above 6 MiB, and so at all of its sizes."""
+    """For sizes of 12 MiB alone the fault still names 6 MiB as the limit."""
     found = interpret(replace(exchange(3), sizes_bytes=(12 * MIB, 12 * MIB)))
     assert "hangs above 6MiB" in str(found.faults[0])
     assert set(found.hangs_from.values()) == {12 * MIB}
 
 
 def test_what_hangs_at_some_sizes_only_is_still_judged_by_its_outputs():
-    """It is run at a size at which it ends."""
+    """Outputs are checked at a size without a deadlock."""
     found = interpret(exchange(3))
     assert found.outputs_checked
     assert found.num_steps == 4
 
 
 def test_libraries_hang_above_different_sizes():
-    """LL holds 8 messages: 9 chunks hang where one fits, above half of 32 KiB a chunk in NCCL, 16 in RCCL."""
+    """LL holds 8 messages: 9 single-chunk messages deadlock, above 288 KiB in NCCL and 144 KiB in RCCL."""
     found = interpret(exchange(9, "LL"))
     assert found.hangs_from == {"NCCL": 18 * 2**14 + 1, "RCCL": 18 * 2**13 + 1}
     assert "hangs above 288KiB with NCCL, above 144KiB with RCCL" in str(found.faults[0])
 
 
 def test_steps_fill_a_queue_at_every_size():
-    """Three steps are three messages however small they are: no size is named, as all hang."""
+    """Three steps are three messages at any size: a deadlock at all sizes, without a limit."""
     found = interpret(exchange(1, num_steps=3))
     assert str(found.faults[0]).startswith("deadlock: 2 steps wait for each other")
     assert set(found.hangs_from.values()) == {0}
@@ -88,20 +86,20 @@ def test_steps_fill_a_queue_at_every_size():
     ],
 )  # fmt: skip
 def test_chunks_of_a_message(library, protocol, chunk_bytes, expected):
-    """As many as fit into half the buffer (Simple) or a slot's payload; at least one, at most 71."""
+    """Chunks that fit into half the buffer (Simple) or a slot's payload; at least 1, at most 71."""
     program = exchange(2, protocol)
     assert chunks_per_message(program, 4 * chunk_bytes, library) == expected
 
 
 def test_broadcast_counts_with_a_single_slot():
-    """Two chunks of 256 KiB fill 512 KiB."""
+    """A broadcast uses a single slot: two chunks of 256 KiB fill 512 KiB."""
     broadcast = taccl.collectives.broadcast(2, chunks_per_rank=4)
     program = Program("b", (RankProgram(4, 4, 0, ()),) * 2, broadcast)
     assert chunks_per_message(program, broadcast.size_chunks * 2**18, "NCCL") == 2
 
 
 def test_first_size_is_the_smallest():
-    """A byte less, and one more chunk fits."""
+    """One byte below the first size one more chunk fits."""
     for library, protocols in LIBRARIES.items():
         for protocol in protocols:
             program = exchange(5, protocol)
@@ -112,7 +110,7 @@ def test_first_size_is_the_smallest():
 
 
 def random_program(seed):
-    """Two or three ranks; sends, receives and steps that receive and send, in a random order."""
+    """A random program of two or three ranks with sends, receives and fused steps."""
     rng = random.Random(seed)
     num_ranks, size = rng.choice((2, 3)), 8
     steps = {}
@@ -130,7 +128,7 @@ def random_program(seed):
                 count,
             )
             own = steps.setdefault((rank, channel), [])
-            # Mostly in order of the messages; sometimes a step is put first, which may hang.
+            # Steps mostly in order of messages; sometimes one is moved to the front, which may deadlock.
             own.insert(0 if rng.random() < 0.15 else len(own), step)
     ranks = [
         RankProgram(
@@ -150,7 +148,7 @@ def random_program(seed):
 
 @pytest.mark.fuzz
 def test_more_chunks_a_message_never_hang():
-    """A program that runs with some number of chunks a message runs with every larger number."""
+    """A program without a deadlock for some number of chunks per message has none for larger numbers."""
     turned = 0
     for seed in cases("queues by size", few=150, many=5000):
         program = random_program(seed)
@@ -165,7 +163,7 @@ def test_more_chunks_a_message_never_hang():
 
 
 def test_lifting_judges_the_size_that_is_asked_for():
-    """A program for sizes at which it hangs is followed at a small size, and refused at a large one."""
+    """A program that deadlocks at large sizes is lifted at a small size and refused at a large one."""
     program = replace(exchange(3), sizes_bytes=(0, NO_LIMIT))
     topology = taccl.topologies.fully_connected(2)
     assert taccl.lift(program, topology=topology, size="6MiB").finish_us > 0

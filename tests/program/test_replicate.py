@@ -1,4 +1,4 @@
-"""Instances: parts of chunks over channels of their own."""
+"""Instances: chunks divided over separate channels."""
 
 import pytest
 
@@ -13,14 +13,14 @@ from tests.program.examples import program_of
 
 
 def ring_on_h100(size):
-    """An allgather on eight GPUs, whose links carry 450 GB/s, over one ring."""
+    """A ring allgather on eight GPUs with links of 450 GB/s."""
     topology = taccl.topologies.dgx_h100(profile="nominal")
     problem = taccl.make_problem(topology, taccl.collectives.allgather(8), size_bytes=parse_size(size))
     return taccl.baselines.ring(problem, cut=False)
 
 
 def test_one_instance_is_the_program():
-    """Nothing to do."""
+    """One instance returns the same program."""
     program = program_of("allgather", "ring:2")
     assert replicate(program, 1) is program
 
@@ -36,7 +36,7 @@ def test_parts_are_neighbours_and_take_turns():
 
 
 def test_instances_of_instances():
-    """Twice two are four, and all is still right."""
+    """Two instances of two instances give four channels and correct outputs."""
     program = replicate(replicate(program_of("allreduce", "ring:3"), 2), 2)
     assert program.num_channels == 4
     interpret(program, capacity=1).raise_if_failed()
@@ -44,7 +44,7 @@ def test_instances_of_instances():
 
 @pytest.mark.slow
 def test_as_many_as_the_links_need():
-    """450 GB/s at 30 GB/s a channel take 15 channels; sizes divide by 16. The interpreter runs all of them."""
+    """450 GB/s at 30 GB/s per channel take 15 channels; 16 divide the size. The result runs correctly."""
     program = taccl.lower(ring_on_h100("64MB"), instances="auto", threadblocks="relay")
     assert program.num_channels == 16
     assert program.notes == ("instances: 16 for 450 GB/s at 30 GB/s per channel",)
@@ -62,7 +62,7 @@ def test_as_many_as_the_links_need():
     ],
 )
 def test_what_limits_instances_is_said(size, options, most, why):
-    """MSCCL runs 32 / 3 instances of three channels, so 8; 8 KB chunks make 7 parts of 1024 bytes, so 4."""
+    """The note gives the limit: 32 / 3 instances in MSCCL, so 8; 8 KB chunks in parts of 1024 bytes, so 4."""
     program = taccl.lower(ring_on_h100(size), instances="auto", **options)
     assert program.notes[0].startswith(f"instances: {most}, and not 16 for 450 GB/s")
     assert program.notes[0].endswith(why)
@@ -70,7 +70,7 @@ def test_what_limits_instances_is_said(size, options, most, why):
 
 
 def test_threadblocks_limit_instances():
-    """To each of seven others from a threadblock of its own: 14 of them, and MSCCL++ runs 80."""
+    """14 threadblocks, one per peer and direction, limit instances, as MSCCL++ runs 80."""
     topology = taccl.topologies.dgx_h100(profile="nominal")
     problem = taccl.make_problem(topology, taccl.collectives.alltoall(8), size_bytes=64_000_000)
     program = taccl.lower(taccl.baselines.pairwise(problem, cut=False), instances="auto")

@@ -1,4 +1,4 @@
-"""Long threadblocks cut into pieces that take turns: as many steps as asked for, and right as before."""
+"""Long threadblocks split into pieces of at most the given steps that run in turn."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from tests.program.examples import program_of
 @pytest.mark.parametrize("threadblocks", ["per-direction", "per-peer"])
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce"])
 def test_pieces_are_short_and_run_right(name, threadblocks, max_steps):
-    """Even with room for one chunk; and what was to be done is still done."""
+    """Pieces are short enough, run correctly with room for one chunk, and keep all steps."""
     program = program_of(name, "ring:5", chunks_per_rank=3, threadblocks=threadblocks)
     pieces = split_threadblocks(program, max_steps=max_steps)
     interpretation = interpret(pieces, capacity=1)
@@ -30,13 +30,13 @@ def test_pieces_are_short_and_run_right(name, threadblocks, max_steps):
 
 
 def test_short_threadblocks_stay_as_they_are():
-    """The same program comes back."""
+    """A program of short threadblocks is returned unchanged."""
     program = program_of("allgather", "ring:4")
     assert split_threadblocks(program, max_steps=100) is program
 
 
 def test_only_long_threadblocks_are_cut():
-    """Two ranks exchange 6 chunks over channel 0 and one over channel 1: only the former are cut in two."""
+    """Of two channels with 6 and 1 chunks only the first one's threadblocks are cut in two."""
 
     def rank(peer):
         send = tuple(Step("send", Slot("input", i)) for i in range(6))
@@ -52,14 +52,14 @@ def test_only_long_threadblocks_are_cut():
 
     pieces = split_threadblocks(Program("x", (rank(1), rank(0))), max_steps=4)
     assert interpret(pieces, capacity=1).ok
-    # At most 3 steps a piece, so that there is one left to wait for the piece before.
+    # At most 3 steps per piece leave one to wait for the piece before.
     lengths = sorted(len(block.steps) for block in pieces.ranks[0].threadblocks)
     assert lengths == [1, 1, 3, 3, 3, 3]
     assert sorted(block.channel for block in pieces.ranks[0].threadblocks) == [0, 0, 1, 1, 2, 2]
 
 
 def test_the_next_piece_waits_for_the_one_before():
-    """Copies of one threadblock, which no other dependency orders."""
+    """Copies of one threadblock stay in order by added dependencies."""
     copies = tuple(Step("copy", Slot("input", 0), Slot("output", 0)) for _ in range(5))
     program = Program("x", (RankProgram(1, 1, 0, (Threadblock(copies),)),))
     pieces = split_threadblocks(program, max_steps=3)
@@ -70,7 +70,7 @@ def test_the_next_piece_waits_for_the_one_before():
 
 
 def test_what_is_always_under_way_is_not_cut():
-    """Ranks that each send all before they receive, in one threadblock: with room for one chunk both wait."""
+    """Ranks that send all before they receive, in one threadblock, are not split, as both would wait."""
 
     def rank(peer):
         sends = tuple(Step("send", Slot("input", i)) for i in range(4))
@@ -82,7 +82,7 @@ def test_what_is_always_under_way_is_not_cut():
 
 
 def test_xml_beyond_its_limit_is_split_if_asked_for():
-    """300 copies are too many for a threadblock of MSCCL XML, and in two they are written and read."""
+    """300 copies exceed MSCCL XML's limit per threadblock; split in two they are written and read."""
     copies = tuple(Step("copy", Slot("input", 0), Slot("output", 0)) for _ in range(300))
     program = Program("x", (RankProgram(1, 1, 0, (Threadblock(copies),)),))
     again = parse_msccl_xml(dump_msccl_xml(program, split=True))
@@ -91,7 +91,7 @@ def test_xml_beyond_its_limit_is_split_if_asked_for():
 
 
 def test_a_split_schedule_comes_back_from_xml(monkeypatch):
-    """Under a limit of 7 steps an alltoall is refused, or split, and then it runs right from its file."""
+    """With a limit of 7 steps an alltoall is refused, or split, and then runs correctly from its file."""
     monkeypatch.setitem(RUNTIMES, "msccl", replace(RUNTIMES["msccl"], max_steps=7))
     program = program_of("alltoall", "ring:5", chunks_per_rank=3)
     with pytest.raises(ExportError, match="at most 7 steps .* leave split=False"):

@@ -185,7 +185,7 @@ class TestBothHalves:
 
 
 def test_halves_of_fine_ticks_are_joined():
-    """Sums that end at 2.5 * 10**9 ticks are beyond 32 bits, though the copies that follow them are not."""
+    """Sums end at 2.5 * 10**9 ticks, beyond 32 bits, and copies before that: both phases are joined."""
     builder = taccl.topologies.TopologyBuilder("fine", [0] * 4)
     for src, dst in itertools.permutations(range(4), 2):
         builder.add_link(src, dst, alpha_us="0.123456789", beta_us_per_mb="2.345")
@@ -198,7 +198,7 @@ def test_halves_of_fine_ticks_are_joined():
 @pytest.mark.parametrize("name", ["reduce", "reduce-scatter", "allreduce"])
 @pytest.mark.parametrize("backend", ["greedy", "auto"])
 def test_links_that_add_up_count_a_contribution_once(name, backend):
-    """A ring of three, and a link that adds up what ranks 1 and 2 send to rank 0."""
+    """On a ring of three with a reduction link from ranks 1 and 2 to 0, each contribution counts once."""
     builder = TopologyBuilder("adding", [0, 0, 0])
     for rank, beta in enumerate((3, 1, 3)):
         builder.add_link(rank, (rank + 1) % 3, alpha_us=0, beta_us_per_mb=beta)
@@ -208,7 +208,8 @@ def test_links_that_add_up_count_a_contribution_once(name, backend):
 
 
 def test_links_that_add_up_may_be_needed_and_count_twice():
-    """Only a link from ranks 1 and 2 leads to rank 0, and only rank 1 to rank 2: that there is none is said."""
+    """Rank 0 is reached only by a link from ranks 1 and 2, and rank 2 only from 1: an error says that nothing
+    fits."""
     topology = linked("narrow", [0, 0, 0], [*((0, 1), (1, 2)), ((1, 2), 0)], alpha_us=0, beta_us_per_mb=1)
     problem = problem_of(topology, collectives.reduce_scatter(3))
     with pytest.raises(taccl.NoSolutionError, match="adds each contribution once"):
@@ -216,7 +217,7 @@ def test_links_that_add_up_may_be_needed_and_count_twice():
 
 
 def test_sums_are_kept_where_contributions_cannot_go_apart():
-    """A link carries what starts at rank 1, where the sum is made, and no contribution of rank 0 to rank 2."""
+    """A link carries only the sum formed at rank 1, not rank 0's contribution, to rank 2: the sum is kept."""
     builder = TopologyBuilder("line", [0, 0, 0])
     for src, dst in ((0, 1), (1, 2)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)

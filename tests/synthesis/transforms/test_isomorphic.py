@@ -1,4 +1,4 @@
-"""Halves of an allreduce that are one problem under other names."""
+"""Phases of an allreduce that are isomorphic problems."""
 
 import pytest
 
@@ -17,12 +17,12 @@ from tests.synthesis.small_problems import MB, full, problem_of, ring, star, two
 
 
 def halves(problem):
-    """The reduction turned round, and the spreading."""
+    """The reduce phase reversed in time, and the broadcast phase."""
     return reduction_half(problem), spreading_half(problem)
 
 
 def isomorphism_of(topology, **clauses):
-    """Of the halves of an allreduce."""
+    """Isomorphism between the phases of an allreduce; None if there is none."""
     return find_isomorphism(
         *halves(problem_of(topology, collectives.allreduce(topology.num_ranks), **clauses))
     )
@@ -42,7 +42,7 @@ def pairs(*, meaning="occupies"):
     "topology", [ring(4), star(3), full(3), ring(4, meaning="pipelined")], ids=lambda t: t.name
 )
 def test_a_network_that_is_its_own_reverse_keeps_its_names(topology):
-    """Link 2i leads where link 2i + 1 comes from; ranks and chunks stay what they are."""
+    """If link 2i is the reverse of link 2i + 1, ranks and chunks are mapped to themselves."""
     names = isomorphism_of(topology)
     assert names.ranks == names.chunks == tuple(range(topology.num_ranks))
     for e, image in names.links.items():
@@ -50,14 +50,15 @@ def test_a_network_that_is_its_own_reverse_keeps_its_names(topology):
 
 
 def test_neighbours_that_send_and_receive_swap_names():
-    """Turned round, rank 0 sends to the other's rank 1: rank 0 is now called 1, and so are its chunks."""
+    """In reverse, rank 0 sends to the other node's rank 1, so ranks 0 and 1 of each node swap."""
     names = isomorphism_of(pairs())
     assert names.ranks == names.chunks == (1, 0, 3, 2)
 
 
 @pytest.mark.parametrize("sketch", ["dgx2/sk1", "dgx2/sk2"])
 def test_relays_limit_sums_by_their_roots_and_spreads_by_their_origins(sketch):
-    """Of each node's pairs one rank sends and one receives: what limits sums says nothing of the halves."""
+    """On DGX-2 relays, one rank of a pair sends and one receives: the phases are isomorphic despite
+    `carries_to`."""
     topology = taccl.topologies.dgx2(nodes=2)
     collective = collectives.allreduce(topology.num_ranks)
     problem = taccl.load_sketch(sketch).apply(topology, collective, size="1MB")
@@ -66,7 +67,7 @@ def test_relays_limit_sums_by_their_roots_and_spreads_by_their_origins(sketch):
 
 
 def one_way(beta):
-    """A ring of three one way round, of which one link is slower."""
+    """A ring of three in one direction, with one slower link."""
     builder = TopologyBuilder("one way", [0] * 3)
     for src in range(3):
         builder.add_link(src, (src + 1) % 3, alpha_us=0, beta_us_per_mb=beta if src == 0 else 1)
@@ -76,26 +77,26 @@ def one_way(beta):
 
 
 def test_other_costs_are_another_problem():
-    """Three links of 2, 1 and 1 us one way round, of 3, 4 and 5 the other."""
+    """Links of 2, 1 and 1 us in one direction, and 3, 4 and 5 in the other, are not isomorphic."""
     assert isomorphism_of(one_way(2)) is None
 
 
 def test_a_port_on_one_side_is_another_problem():
-    """Ranks send one at a time, but receive at will: reduced, they receive one at a time."""
+    """A port for sending only is a port for receiving in reverse: not isomorphic."""
     assert isomorphism_of(full(3, port=True)) is None
 
 
 def test_holds_that_begin_equally_late_may_begin_at_once():
-    """A NIC's holds of 1 + 1 of 2 + 1 us, from the start of a send or up to its end: all shift by 1 us.
+    """A NIC's holds of 1 + 1 of 2 + 1 us may be at the start or the end of a send: all shift by 1 us.
 
-    Turned round, node 1 sends to node 0 through the NIC; with the nodes swapped it is as it was.
+    In reverse, node 1 sends to node 0 through the NIC; with the nodes swapped the problem is the same.
     """
     names = isomorphism_of(two_nodes())
     assert names.ranks == (2, 3, 0, 1)
 
 
 def test_a_hold_that_begins_later_for_some_is_another_problem():
-    """Through one NIC, held for 1 of 1 us and for 1 of 3 us: turned round, the second begins 2 us late."""
+    """Holds of 1 us in sends of 1 us and of 3 us: in reverse the second begins 2 us late, so not isomorphic."""
     builder = TopologyBuilder("NIC", [0, 1, 2])
     nic = builder.add_resource("NIC")
     for dst, beta in ((1, 1), (2, 3)):
@@ -120,22 +121,22 @@ def test_a_hold_that_begins_later_for_some_is_another_problem():
     ids=lambda clauses: next(iter(clauses)),
 )
 def test_clauses_are_part_of_the_problem(clauses):
-    """A clause on link 0 alone, 0 -> 1 of a ring of 4, is one on 1 -> 0 of the reduction turned round.
+    """A clause on link 0 -> 1 of a ring of 4 becomes one on 1 -> 0 of the reversed reduction.
 
-    Shifts of the ring do not make up for that.
+    Rotations of the ring do not map one to the other.
     """
     assert isomorphism_of(ring(4, betas=(0, 0, 1, 1, 2, 2, 3, 3)), **clauses) is None
 
 
 def searched(problem):
-    """Its first schedule, if it has one."""
+    """A search of the problem."""
     return Search(problem, Options(), Deadline())
 
 
 @pytest.mark.parametrize("swap", [False, True], ids=["alone", "reduced"])
 @pytest.mark.parametrize("meaning", ["occupies", "pipelined"])
 def test_a_schedule_is_handed_over(meaning, swap):
-    """It verifies as one of the other half, and takes as long."""
+    """The schedule of one phase, mapped to the other, verifies and has the same finish."""
     clauses = {"symmetry": ((2, 3, 0, 1),)} if swap else {}
     problem = problem_of(
         pairs(meaning=meaning),
@@ -160,7 +161,7 @@ def test_a_schedule_is_handed_over(meaning, swap):
 
 @pytest.mark.slow
 def test_what_no_quotient_has_is_handed_over():
-    """Found for a ring of four ranks by themselves, where the other half does alike what its halves do."""
+    """A schedule found without symmetry is also valid for a phase that is searched under symmetry."""
     alone = problem_of(ring(4), collectives.allreduce(4))
     reduced = alone.with_clauses(symmetry=((2, 3, 0, 1),))
     one, other = searched(reduction_half(alone)), searched(spreading_half(reduced))
@@ -176,7 +177,7 @@ def test_what_no_quotient_has_is_handed_over():
 
 @pytest.mark.slow
 def test_the_other_half_gets_the_best_that_was_found():
-    """A DGX-1's halves of 4 MB take 40 us by the list scheduler, and 30 by the compiled one."""
+    """The other phase gets the best schedule: for 4 MB on a DGX-1 30 us (compiled) instead of 40 us."""
     topology = taccl.topologies.dgx1(profile="nominal")
     problem = taccl.make_problem(topology, collectives.allreduce(8), size_bytes=4 * MB)
     one, other = (searched(half) for half in halves(problem))

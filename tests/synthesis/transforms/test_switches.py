@@ -1,4 +1,4 @@
-"""Sums by switches that add, alone and together with ranks."""
+"""In-network reductions, alone and combined with ranks."""
 
 import pytest
 
@@ -19,7 +19,8 @@ def allreduce(topology, size=SIZE, **arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [8, 16])
 def test_a_switch_beats_the_ring_by_the_load_of_a_port(workers):
-    """A rank sends and gets the data once, not 2 (n - 1) / n times: 1.75 and 1.875, within 1 %."""
+    """With in-network reduction a rank sends the data once, not 2 (n - 1) / n times: 1.75 or 1.875 times
+    faster."""
     problem = allreduce(in_network(workers))
     ring, switch = (baseline(name, problem) for name in ("ring", "in-network"))
     assert verify(switch).ok
@@ -29,14 +30,14 @@ def test_a_switch_beats_the_ring_by_the_load_of_a_port(workers):
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", [16, 64, 122, 512])
 def test_the_pool_or_the_line_is_what_limits(slots):
-    """At 10 us and 1,024 B: min(12.5, slots * 0.1024) GB/s within 2 %."""
+    """At 10 us and 1,024 B per slot the rate is min(12.5, slots * 0.1024) GB/s within 2 %."""
     schedule = baseline("in-network", allreduce(in_network(8, slots=slots)))
     assert schedule.algbw_gb_per_s == pytest.approx(min(12.5, slots * 0.1024), rel=0.02)
 
 
 @pytest.mark.slow
 def test_only_the_switch_is_bounded_by_the_switch():
-    """Eight chunks of 1 MB over 0.85 * 5/6 of 450 GB/s, and one chunk's way back more."""
+    """With in_network="only" the bound is 8 MB over 0.85 * 5/6 of 450 GB/s, and one more chunk's return."""
     result = synthesize(
         allreduce(dgx_h100(1, nvls=True, profile="nominal"), "8MB", chunks_per_rank=1), in_network="only"
     )
@@ -47,7 +48,8 @@ def test_only_the_switch_is_bounded_by_the_switch():
 
 @pytest.mark.slow
 def test_off_sums_by_ranks_and_says_so_in_its_bound():
-    """Of four ranks at 12.5 GB/s each passes 1.5 MB for each MB: 120 us, and the schedule takes that."""
+    """With in_network="off" four ranks at 12.5 GB/s send 1.5 MB for 1 MB: 120 us, as bound and at least as
+    finish."""
     topology = in_network(4, rtt_us="0.01", slots=4096)
     result = brief_synthesis(allreduce(topology, "1MB", chunks_per_rank=1), in_network="off")
     assert result.bound.bound_us >= 120
@@ -57,7 +59,8 @@ def test_off_sums_by_ranks_and_says_so_in_its_bound():
 
 @pytest.mark.slow
 def test_a_small_pool_and_ranks_share_the_sums():
-    """64 slots give 6.6 of 12.5 GB/s: together they beat the switch (153 ms) and the ring (140 ms)."""
+    """64 slots give 6.6 of 12.5 GB/s: switch and ranks together beat the switch (153 ms) and the ring (140
+    ms)."""
     result = brief_synthesis(allreduce(in_network(8, slots=64)))
     assert result.schedule.finish_us < 0.8 * 140_000
     assert "ring" in result.schedule.producer
@@ -67,7 +70,7 @@ def test_a_small_pool_and_ranks_share_the_sums():
 
 @pytest.mark.slow
 def test_auto_is_the_switch_where_that_is_fastest():
-    """With slots enough a switch alone sums; ranks are not even searched, as their bound is above it."""
+    """With enough slots the switch alone is fastest; the ranks' search is skipped, as its bound is higher."""
     result = brief_synthesis(allreduce(in_network(8)))
     assert result.schedule.producer == "in-network"
     assert result.gap < 0.01
@@ -76,7 +79,7 @@ def test_auto_is_the_switch_where_that_is_fastest():
 
 @pytest.mark.slow
 def test_auto_is_what_ranks_do_where_the_switch_is_slow():
-    """A slot of 1,024 B for 10 us is 0.1 GB/s: the ranks' schedule is returned, bound by both."""
+    """A single slot gives 0.1 GB/s: the ranks' schedule is returned, with a bound over both."""
     problem = allreduce(in_network(4, slots=1), "4MB", chunks_per_rank=1)
     result = brief_synthesis(problem)
     assert "ranks alone" in result.choice
@@ -88,7 +91,7 @@ def test_auto_is_what_ranks_do_where_the_switch_is_slow():
     ("collective", "megabytes"), [("reduce-scatter", 3), ("allgather", 3), ("broadcast", 4), ("reduce", 4)]
 )
 def test_other_collectives_go_through_the_switch_too(collective, megabytes):
-    """Of 4 MB a port carries 3 MB where each rank has a part of its own, and 4 MB from or to a root."""
+    """For 4 MB a port carries 3 MB if each rank has its own part, and 4 MB from or to a root."""
     problem = make_problem(in_network(4, slots=4096), collective, size_bytes="4MB", chunks_per_rank=1)
     schedule = baseline("in-network", problem, cut=False)
     assert verify(schedule).ok
@@ -98,7 +101,7 @@ def test_other_collectives_go_through_the_switch_too(collective, megabytes):
 
 @pytest.mark.slow
 def test_a_tree_of_switches_is_as_fast_as_one():
-    """Two racks of four, 2:1: an uplink of 25 GB/s carries each sum once, so ports still limit."""
+    """Two racks of four at 2:1: an uplink of 25 GB/s carries each sum once, so ports still limit."""
     one, tree = (
         baseline("in-network", allreduce(topology, "256MB")).finish_us
         for topology in (in_network(8), in_network(4, racks=2, core_oversubscription=2))
@@ -122,21 +125,21 @@ def test_a_tree_of_switches_is_as_fast_as_one():
     ],
 )
 def test_what_no_switch_can_add_is_said(topology, size, collective, error, kind):
-    """Nothing but switches was asked for, so the reason is an error."""
+    """With in_network="only" a collective that switches cannot add is an error with the reason."""
     problem = make_problem(topology, collective, size_bytes=size, chunks_per_rank=1)
     with pytest.raises(kind, match=error):
         synthesize(problem, in_network="only")
 
 
 def test_where_to_sum_is_one_of_three_words():
-    """A word that is none of them is refused."""
+    """An unknown value of `in_network` is refused."""
     with pytest.raises(InputError, match="in_network"):
         synthesize(allreduce(in_network(4)), in_network="on")
 
 
 @pytest.mark.slow
 def test_the_bound_of_ranks_is_above_what_the_switch_does():
-    """Without the switch a rank sends 1.75 times the data, which the bound knows."""
+    """Without the switch a rank sends 1.75 times the data, so the bound is higher."""
     problem = allreduce(in_network(8))
     links = frozenset(e for e, link in enumerate(problem.topology.links) if len(link.ends) == 4)
     alone = lower_bound(problem.with_clauses(links_allowed=links))

@@ -1,4 +1,4 @@
-"""Every transform of the search: what it makes of a problem, and the schedule of the whole from that."""
+"""Every problem transform of the search: its parts, and the whole schedule made from theirs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of_ring(collective, **given):
 
 
 def merging_sums():
-    """Two chunks per rank that may all travel together."""
+    """Two chunks per rank that may all merge."""
     problem = taccl.make_problem(RING, "allreduce", chunk_bytes=1_000, chunks_per_rank=2)
     most = problem.collective.num_chunks
     return problem.with_clauses(merging=frozenset(range(len(RING.links))), max_merge=most)
@@ -46,7 +46,7 @@ PROBLEMS = {
 
 
 def scheduled(part):
-    """A schedule of a part: by the list scheduler on a quotient, by a search otherwise."""
+    """A schedule of a part: by the list scheduler for a quotient, else by a search."""
     if hasattr(part, "hops"):
         return list_schedule(part, critical_priorities(part))
     return taccl.synthesize(part, backend="greedy", in_network="off", time_limit_s=2).schedule
@@ -55,7 +55,7 @@ def scheduled(part):
 @pytest.mark.slow
 @pytest.mark.parametrize("transform", PROBLEMS, ids=lambda each: each.name)
 def test_inverted_schedules_are_schedules_of_the_problem(transform):
-    """Schedules of all parts lead to one of the problem, which the verifier accepts."""
+    """Schedules of the parts give a schedule of the problem that the verifier accepts."""
     problem = PROBLEMS[transform]()
     applied = transform.apply(problem)
     whole = applied.invert([scheduled(part) for part in applied.parts])
@@ -64,18 +64,19 @@ def test_inverted_schedules_are_schedules_of_the_problem(transform):
 
 
 def test_every_transform_is_tried_here():
-    """The table lists those above, and that of roots, which `test_other_roots_keep_the_sketch` tries."""
+    """The table lists the transforms above, and `OtherRoots`, which `test_other_roots_keep_the_sketch` tests."""
     assert set(TRANSFORMS) == {*PROBLEMS, OtherRoots}
 
 
 @pytest.mark.parametrize("transform", [each for each in TRANSFORMS if each not in (Symmetry, OtherRoots)])
 def test_a_transform_that_does_not_apply_is_none(transform):
-    """A broadcast on a ring has no dates, switches, merging or sums."""
+    """No transform applies to a broadcast on a ring: no dates, switches, merging or sums."""
     assert transform.apply(of_ring("broadcast")) is None
 
 
 def test_other_roots_keep_the_sketch():
-    """A line into rank 2 and on to rank 3: rank 2 makes the sum of 0 and 1, whose root would be rank 0."""
+    """Links 0 -> 2, 1 -> 2 and 2 -> 3: the sum is formed at rank 2 instead of its root 0, under the same
+    sketch."""
     builder = TopologyBuilder("one-way", [0] * 4)
     for src, dst in ((0, 2), (1, 2), (2, 3)):
         builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=10)

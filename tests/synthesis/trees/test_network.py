@@ -1,4 +1,4 @@
-"""Networks of topologies, and the throughput of chunks that go to all ranks over them."""
+"""Flow networks of topologies, and the throughput of chunks for all ranks."""
 
 from fractions import Fraction
 
@@ -11,13 +11,13 @@ from taccl.topology.builder import TopologyBuilder
 
 
 def network(topology, size=10**6):
-    """The network of an allgather in whole chunks, one chunk per rank, and their size in units."""
+    """Flow network of an allgather of one chunk per rank, chunks per rank, and the problem."""
     problem = taccl.make_problem(topology, "allgather", size_bytes=size).in_its_chunks
     return network_of(problem), np.ones(topology.num_ranks, np.int64), problem
 
 
 def star(*, egress, ingress):
-    """Three ranks behind a switch, with ports of so many microseconds per MB."""
+    """Three ranks behind a switch, with ports of `egress` and `ingress` us/MB."""
     builder = TopologyBuilder("star", [0] * 3)
     out = [builder.add_resource(f"out {rank}") for rank in range(3)]
     into = [builder.add_resource(f"in {rank}") for rank in range(3)]
@@ -31,7 +31,7 @@ def star(*, egress, ingress):
 
 
 def test_a_line_of_links_has_no_switch():
-    """Links that share nothing are arcs between their ranks."""
+    """Links without shared resources are arcs between ranks."""
     found, *_ = network(taccl.topologies.ring(4))
     assert (found.num_ranks, found.num_nodes, len(found.tail)) == (4, 4, 8)
 
@@ -46,13 +46,13 @@ def test_ports_meet_in_one_switch():
 
 
 def test_a_switch_sends_no_more_than_it_receives():
-    """Ports that receive at twice the rate at which others send are used for a half."""
+    """If ports receive at twice the sending rate, half of that rate is used."""
     found, *_ = network(star(egress=2, ingress=1))
     assert set(found.share) == {Fraction(1), Fraction(1, 2)}
 
 
 def test_the_narrowest_set_of_ranks_limits_throughput():
-    """Two pairs of ranks joined by one slow link: both chunks of the other pair take it, at 10 us each."""
+    """Two pairs of ranks joined by one slow link: both chunks of the other pair cross it, 10 us each."""
     builder = TopologyBuilder("pairs", [0, 0, 1, 1])
     for src, dst, beta in ((0, 1, 1), (1, 0, 1), (2, 3, 1), (3, 2, 1), (1, 2, 10), (2, 1, 10)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
@@ -64,13 +64,13 @@ def test_the_narrowest_set_of_ranks_limits_throughput():
 
 @pytest.mark.parametrize(("num_ranks", "parts"), [(3, 1), (4, 2), (5, 1), (6, 2)])
 def test_parts_that_fill_a_ring(num_ranks, parts):
-    """Data of an odd number of ranks fills both directions of a ring; of an even number, in halves."""
+    """An odd number of ranks fills both directions of a ring in whole chunks; an even number needs halves."""
     found, counts, _ = network(taccl.topologies.ring(num_ranks))
     assert trees_per_chunk(found, counts)[1] == parts
 
 
 def test_whole_chunks_take_at_least_the_optimum():
-    """Of four ranks in a ring, whole chunks take two steps to both sides, halves one and a half."""
+    """On a ring of four, whole chunks take two steps in both directions, halves one and a half."""
     topology = taccl.topologies.ring(4, alpha_us=0, bandwidth_gb_per_s=1)
     found, counts, problem = network(topology, size=4 * 10**6)
     units = int(problem.costs.chunk_units[0])

@@ -1,4 +1,4 @@
-"""Trees out of each root that share the capacities of a graph, compared with Edmonds' condition."""
+"""Packing of spanning trees within edge capacities, compared with Edmonds' condition."""
 
 from itertools import chain, combinations
 
@@ -23,7 +23,7 @@ def exists(capacity, counts):
 
 
 def assert_packed(trees, capacity, counts):
-    """Every tree spans, each root has as many as asked, and edges carry at most their capacity."""
+    """Assert that trees span, each root has its count, and edges carry at most their capacity."""
     used, made = np.zeros_like(capacity), np.zeros(len(capacity), np.int64)
     for tree in trees:
         reached = {tree.root}
@@ -51,7 +51,7 @@ def test_too_many_trees_are_refused():
 
 @pytest.mark.slow
 def test_packing_exists_by_edmonds_condition():
-    """On random graphs trees are found exactly if every set of nodes can be entered often enough."""
+    """On random graphs trees are found exactly if Edmonds' condition holds."""
     rng, found = np.random.default_rng(0), 0
     for _ in range(400):
         size = int(rng.integers(2, 6))
@@ -68,7 +68,7 @@ def test_packing_exists_by_edmonds_condition():
 
 
 def test_copies_of_a_tree_are_built_at_once():
-    """A thousand trees out of the end of a line are one tree a thousand times."""
+    """A thousand equal trees from the end of a line are returned as one tree with count 1000."""
     capacity = np.zeros((3, 3), np.int64)
     capacity[0, 1] = capacity[1, 2] = 1000
     (tree,) = pack_trees(capacity, (1000, 0, 0))
@@ -76,7 +76,7 @@ def test_copies_of_a_tree_are_built_at_once():
 
 
 def test_short_edges_join_first():
-    """Of two ways to reach a node, the shorter is chosen where both have capacity."""
+    """Of two trees the one with shorter edges is chosen."""
     capacity = COMPLETE[:3, :3]
     length = np.array([[0.0, 1.0, 5.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
     (tree,) = pack_trees(capacity, (1, 0, 0), length)

@@ -1,4 +1,4 @@
-"""Switches split off into links between ranks that carry as much."""
+"""Splitting of switches into links between ranks of equal throughput."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ MACHINES = [
 
 
 def split(topology, parts):
-    """The network of an allgather in some parts, capacities of arcs, counts, and links after splitting."""
+    """Flow network of an allgather, arc capacities, chunks per rank, and links after splitting."""
     collective = taccl.collectives.allgather(topology.num_ranks, chunks_per_rank=parts)
     problem = taccl.make_problem(topology, collective, size_bytes=10**9)
     network, counts = network_of(problem), np.full(topology.num_ranks, parts)
@@ -28,7 +28,7 @@ def split(topology, parts):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "nodes"), MACHINES)
 def test_links_carry_what_switches_did(name, nodes):
-    """After splitting no arc passes more than its capacity, and every rank can still receive all chunks."""
+    """After splitting, arcs stay within capacity, and every rank can still receive all chunks."""
     network, capacity, counts, found = split(parse(name, nodes=nodes), 12)
     used, topology = np.zeros_like(capacity), parse(name, nodes=nodes)
     links = np.zeros((network.num_ranks, network.num_ranks), np.int64)
@@ -42,6 +42,6 @@ def test_links_carry_what_switches_did(name, nodes):
 
 
 def test_a_port_serves_one_partner_where_that_will_do():
-    """Ranks behind one switch form a ring: no two sends wait for one port."""
+    """Ranks behind one switch become a ring, so each port serves one partner."""
     *_, found = split(taccl.topologies.star(5), 1)
     assert len(found) == 5
