@@ -114,7 +114,7 @@ MECHANISMS: dict[str, Mechanism] = {
         _of_table("joint job shop", "routing MILP", "job shop rounds"), "joint", "routing", "improve"
     ),
     "ruin and recreate": _mechanism(_of_table("ruin and recreate"), "ruin and recreate"),
-    "chunks as one": _mechanism(_of_table("chunks as one"), "in one chunk a rank"),
+    "chunks as one": _mechanism(_of_table("chunks as one"), "single-chunk reduction"),
     "exchanged sums": _mechanism(_of_table("exchange"), "exchange"),
     "contributions apart": _mechanism(_by_parameters(portfolio={"apart_hops": 0}), "apart"),
 }

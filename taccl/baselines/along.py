@@ -215,7 +215,7 @@ def listed_along(
     if num_transfers > _MOST_LISTED:
         raise CollectiveError(
             f"found about {num_transfers:.2g} transfers; expected at most {_MOST_LISTED}: use fewer "
-            f"chunks, give hierarchical the dimensions, or synthesize with backend='dimension-balanced'",
+            "chunks, give hierarchical the dimensions, or synthesize with backend='dimension-balanced'",
             where=dims.host.name,
         )
     paces = paces_of(dims, problem.costs)

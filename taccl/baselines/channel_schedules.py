@@ -163,7 +163,7 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
     if channels.wanted > len(channels.orders):
         said = (
             f"{channels.wanted} channels exceed the listing limit; {len(channels.orders)} are used, so "
-            f"NCCL itself may finish earlier"
+            "NCCL itself may finish earlier"
         )
         problem = replace(problem, notes=(*problem.notes, said))
     parts = min(lanes.parts, *problem.chunk_bytes) if cut else 1

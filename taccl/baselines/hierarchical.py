@@ -129,7 +129,7 @@ def hierarchical(
         if rest or chunks * problem.topology.num_ranks > (problem.size_bytes or chunks):
             raise CollectiveError(
                 f"found {chunks}; expected a multiple of the problem's "
-                f"{problem.collective.chunks_per_rank} chunks a rank, of a byte each at least",
+                f"{problem.collective.chunks_per_rank} chunks per rank, of at least one byte each",
                 where="hierarchical: chunks",
             )
         problem, cut = cut_chunks(problem, parts) if parts > 1 else problem, False

@@ -244,7 +244,7 @@ def check_number(problem: Problem, num_transfers: int) -> None:
     if num_transfers > most:
         raise CollectiveError(
             f"{problem.title} needs at least {num_transfers} transfers; expected at most {most}: use fewer "
-            f"ranks, another baseline (ring), or synthesize it",
+            "ranks, another baseline (ring), or synthesize it",
             where="baseline",
         )
 

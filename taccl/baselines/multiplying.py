@@ -187,7 +187,7 @@ def _require_supported(problem: Problem) -> None:
     ):
         raise CollectiveError(
             f"multiplying supports full reductions only, but found {collective.name}; use recursive, or "
-            f"synthesize it",
+            "synthesize it",
             where="baseline",
         )
 

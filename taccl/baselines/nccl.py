@@ -209,7 +209,7 @@ def nccl_bounded(problem: Problem, schedule: Schedule, chosen: Considered) -> tu
         what = f"{TREE_SHARE:g} of the bandwidth" if chosen.algorithm == "tree" else "the latency of switches"
         notes.append(
             f"finish: with links at {chosen.algorithm}'s rate in NCCL's tables ({what}); bound: with full "
-            f"link rates"
+            "link rates"
         )
     gap = model_gap(schedule, chosen)
     return replace(schedule.problem, topology=topology), (*notes, *([gap] if gap else []))

@@ -114,7 +114,7 @@ def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str)
     if num_sends > _MOST_SENDS:
         raise CollectiveError(
             f"{problem.title} needs {num_sends} transfers with servers; expected at most {_MOST_SENDS}: "
-            f"use fewer chunks, or synthesize it without an update",
+            "use fewer chunks, or synthesize it without an update",
             where="baseline",
         )
     roots = sorted({chunk.root for chunk in chunks if chunk.root is not None})

@@ -315,7 +315,7 @@ def require_everywhere(problem: Problem, *, baseline: str) -> None:
         if len({*contributors, *chunk.origins}) < num_ranks:
             raise CollectiveError(
                 f"{baseline} does not support {problem.collective.name}, whose chunks do not reach every "
-                f"rank; use pairwise, recursive or hierarchical",
+                "rank; use pairwise, recursive or hierarchical",
                 where="baseline",
             )
 

@@ -107,7 +107,7 @@ class Cache:
             return _read(path, key, problem)
         except (TacclError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
             reason = str(error).removeprefix(f"{path}: ")
-            return f"{path}: a stored result cannot be used and is made anew ({reason})"
+            return f"{path}: a stored result is unusable and computed again ({reason})"
 
     @checked
     def store(self, document: dict[str, Any]) -> bool:

@@ -230,7 +230,7 @@ def _judged(
     if is_faulty:
         notes = [
             *notes,
-            "better schedules are sought once the machine is as expected: a fault slows them as well",
+            "no search for better schedules before the machine performs as expected",
         ]
     else:
         gains = tuple(_gains(expected, deadline, machine))
@@ -247,13 +247,13 @@ def _clauses(expected: Expectation, facts: Facts, bound_us: float | None, factor
     size, time_us = series.size_bytes[-1], series.times_us[-1]
     rate = f"{size / time_us / 1000 * factor:.4g} GB/s bus at {format_size(size)}"
     if facts.share is None:
-        yield f"{rate}: cannot tell whether that is good, as bandwidth shows from {format_size(_LARGE)} on"
+        yield f"{rate}: not judged, as bandwidth shows only from {format_size(_LARGE)} on"
     else:
         most = size / best_choice.time_us / 1000 * factor
         name = best_choice.algorithm.upper() if best_choice.algorithm == "nvls" else best_choice.algorithm
         bound = f", {bound_us / time_us:.0%} of the bound" if bound_us is not None else ""
         bound += " on the rates of the model" if bound_us is not None and bound_us > time_us else ""
-        best_of_all = f"what NCCL's best algorithm can do here ({name}, {most:.4g})"
+        best_of_all = f"what NCCL's best algorithm can do here ({name},  {most:.4g})"
         yield f"{rate} is {facts.share:.0%} of {best_of_all}{bound}"
     small_us, usual_us = _small(expected)
     if small_us is not None and usual_us is not None:
@@ -285,7 +285,7 @@ def _named(causes: Sequence[Cause]) -> str:
     if len(likely) == 1:
         return f"likely {likely[0].title}"
     titles = [each.title for each in likely or causes][:_NAMED]
-    return f"cannot tell why ({'; or '.join(titles) or 'no documented cause matches these figures'})"
+    return f"cause unclear ({'; or '.join(titles) or 'no documented cause matches these figures'})"
 
 
 def _gains(expected: Expectation, deadline: Deadline, machine: Machine) -> Iterator[Gain]:

@@ -137,7 +137,7 @@ def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None)
             if alone:
                 index, run = some[0]
                 del left[index]
-                why = f"the process that ran it died, and again when it ran alone ({death})"
+                why = f"its process died, also when run alone ({death})"
                 yield index, failed_row(run.row, TacclError(why)), None
             else:
                 alone = min(len(left), 2 * num_jobs) + 1  # joblib dispatches this many ahead

@@ -50,9 +50,7 @@ def read_logs(paths: Sequence[str], *, collective: str | None, in_place: bool) -
     for log in logs:
         if len(gpu_models(log.gpus)) > 1:
             names = first_of([shown(name, 60) for name in sorted(log.gpus)], 4)
-            raise FormatError(
-                f"found a mixed machine, with {names}; diagnose equal GPUs only", where=log.path
-            )
+            raise FormatError(f"found mixed GPUs, {names}; diagnose equal GPUs only", where=log.path)
         if log.gpus and gpu_models(log.gpus) != gpu_models(first.gpus):
             here, there = (", ".join(sorted(each.gpus)) for each in (log, first))
             said = f"found {shown(here, 80)}, but {first.path} is of {shown(there, 80)}"

@@ -319,7 +319,7 @@ class PlanSearch:
         except OutOfTime:
             self.stopped = "time limit"
             tiles = self._tiles_in_haste(max_ranges, lowering, programs, limit.at_least(0.0).later(_LATE_S))
-            notes.append("too little time for the programs of all schedules; give more time")
+            notes.append("too little time to write programs for all schedules; give more time")
         for first, last, winner in tiles:
             ends = f"{format_size(first)} to {format_size(last)}"
             notes += [f"{ends}: {note}" for note in programs[winner].notes]
@@ -353,7 +353,7 @@ class PlanSearch:
             raise NoSolutionError(said)
         if len(grid) < len(self.grid):
             most = format_size(grid[-1])
-            self.notes.append(f"too little time for sizes above {most}: they are left to the library")
+            self.notes.append(f"too little time for sizes above {most}: the library serves them")
         with contextlib.suppress(OutOfTime), limit.enforced():
             tiles = tiles_of(list(programs), grid)
             if len(tiles) <= max_ranges:
@@ -394,6 +394,6 @@ class PlanSearch:
         }
         worst = max(ratio(used[size].finish(size), best[size]) - 1 for size in self.grid)
         if worst:
-            longer = f"up to {float(worst):.2%} longer than the best schedule that was found for them"
+            longer = f"up to {float(worst):.2%} longer than the best schedule for them"
             notes.append(f"with so few ranges, or the format's limits, some sizes take {longer}")
         return tiles

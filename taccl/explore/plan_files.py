@@ -66,7 +66,7 @@ def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
         said = f"the folder holds something other than a plan{found}; give another path"
         raise InputError(said, where=where)
     if not os.access(path.parent, os.W_OK):
-        said = f"there is no folder {path.parent} to write in; give another path"
+        said = f"there is no folder {path.parent}; make it first, or give another path"
         raise InputError(said, where=where)
     return path
 

@@ -70,7 +70,7 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
         script = f"{_MODULE}.py"
         contents[script] = registration_snippet(built, ranks_per_node=ranks_per_node or 0, module=_MODULE)
         registration[script] = f"with mscclpp, in Python: {_MODULE}.register(rank), from"
-    unserved = f"its interface of NCCL has no {plan.collective}: for its own executor only"
+    unserved = f"its NCCL interface has no {plan.collective}: only for its own executor"
     remarks = [] if plan.collective in _SERVED else [unserved]
     return PlanFiles(contents, rows, served, registration, remarks, notes)
 

@@ -118,8 +118,8 @@ def serving_parameters(collective: Collective) -> tuple[SearchParameters, list[s
         first_partition=max(each for each in partitions if each <= usual.first_partition),
     )  # fmt: skip
     note = (
-        f"data are cut into {', '.join(map(str, counts))} chunks per rank alone, so that files serve powers "
-        "of two; a sketch with chunks.per_rank gives another number"
+        f"data are cut into {', '.join(map(str, counts))} chunks per rank, so that files serve powers of "
+        "two (a sketch's chunks.per_rank changes it)"
     )
     return replace(DEFAULTS, suggesting=chosen), [note]
 

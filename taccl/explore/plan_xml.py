@@ -32,7 +32,7 @@ def why_not(runtime: Runtime, collective: Collective, _topology: object, protoco
     """The reason why no file can hold a collective; empty if one can."""
     if protocol or collective.name in NAMED or runtime.takes_custom:
         return ""
-    return f"{runtime.title} has no {collective.name}, as it takes no custom collectives"
+    return f"{runtime.title} has no {collective.name}, which does not support custom collectives"
 
 
 def check(runtime: Runtime, program: Program) -> None:
@@ -83,7 +83,7 @@ def environment_text(plan: Plan, runtime: Runtime, files: Sequence[str]) -> str:
     place = "in place" if first is not None and first.in_place else "out of place"
     lines = [
         f"# {plan.collective} on {shown(plan.topology.name)}, {place}, for {runtime.title}: source it.",
-        "# Other sizes, and those that do not divide into chunks, are left to the library's own algorithms.",
+        "# The library's own algorithms serve other sizes, and those that do not divide into chunks.",
     ]
     lines += [
         f"#   {name}: {format_size(each.min_bytes)} to {format_size(each.max_bytes)}, "
@@ -92,7 +92,7 @@ def environment_text(plan: Plan, runtime: Runtime, files: Sequence[str]) -> str:
     ]
     if runtime.max_files is not None and len(files) > runtime.max_files:
         lines.append(
-            f"# {runtime.title} loads {runtime.max_files} files at most; the others are left out here: plan "
+            f"# {runtime.title} loads at most {runtime.max_files} files; the others are omitted: plan "
             "fewer ranges."
         )
     root = root_of(plan)
@@ -113,8 +113,8 @@ def _msccl(folder: str, files: Sequence[str]) -> list[str]:
 
 
 _OWN_FOLDER = [
-    "# The library loads every file of this folder, in place of the algorithms that it ships with: leave",
-    "# nothing else in it.",
+    "# The library loads all files of this folder instead of its own algorithms: keep",
+    "# no other files in it.",
 ]
 
 
@@ -135,9 +135,9 @@ def _rccl(folder: str, _: Sequence[str]) -> list[str]:
         *_OWN_FOLDER,
         f'export MSCCL_ALGO_DIR="$TACCL_PLAN/{XML_FOLDER}"',
         "export RCCL_MSCCL_ENABLE=1",
-        "# On by itself only where RCCL knows the server, such as eight MI300X in one.",
+        "# On by default only for servers known to RCCL, such as eight MI300X in one.",
         "export RCCL_MSCCL_FORCE_ENABLE=1",
-        "# In graphs its own MSCCL++ kernels would take allreduce and allgather up to 1 MiB before any file.",
+        "# In graphs, RCCL's MSCCL++ kernels would otherwise serve allreduce and allgather up to 1 MiB.",
         "export RCCL_MSCCLPP_ENABLE=0",
     ]
 

@@ -224,7 +224,7 @@ def _check_field(document: dict[str, Any], name: str, value: object, where: str)
     if document.get(name) != value:
         raise FormatError(
             f"found {shown(repr(document.get(name)), 80)}, but the content makes it {value}: the file was "
-            f"edited after it was saved; save the schedule again",
+            "edited after it was saved; save the schedule again",
             where=f"{where}: {name}",
         )
 

@@ -205,7 +205,7 @@ def _costs(
             assumed.append(
                 f"links of a GPU share a port, one for each of {of_each} of links by rate (up to "
                 f"{_SLOT_GB_PER_S:g} GB/s one PCIe slot), as pairs were measured one at a time "
-                f"(ports='none' assumes separate wires)"
+                "(ports='none' assumes separate wires)"
             )
     alpha = np.nan_to_num(np.round(alpha, DECIMALS))
     beta = np.nan_to_num(_rounded(1000.0 * slowness))

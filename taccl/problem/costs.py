@@ -175,7 +175,7 @@ def _warn_of_rounding(topology: Topology) -> None:
     topology.cache["rounding is told"] = True
     text = (
         f"{topology.name}: no grid in 64 bits, of at most {MAX_TICKS_PER_US} ticks per microsecond, "
-        f"represents all costs exactly; each is rounded up to a picosecond"
+        "represents all costs exactly; each is rounded up to a picosecond"
     )
     warn(text, NumericsWarning)
 

@@ -158,7 +158,7 @@ def check_ends(program: Program) -> Iterator[ProgramFault]:
                 yield ProgramFault(
                     "queue",
                     f"threadblocks {numbers} of rank {rank} all {word} {queue} in undefined order; give "
-                    f"each its own channel",
+                    "each its own channel",
                     tuple(StepAddress(r, t, 0) for r, t in blocks),
                     rank=rank,
                 )

@@ -140,7 +140,7 @@ def _links(topology: Topology, sent: Sequence[TracedMessage]) -> list[int]:
         if not known:
             raise InputError(
                 f"the program sends from rank {src} to rank {dst}, but {topology.name} has no such link; "
-                f"give the topology that the program was made for",
+                "give the topology that the program was made for",
                 where="topology",
             )
         for place, channel in enumerate(sorted(used)):
@@ -200,7 +200,7 @@ def _chunk(content: Content, derived: Mapping[Content, int], step: StepAddress) 
     if chunk is None:
         raise InputError(
             f"{step} sends neither a chunk of the collective nor a sum of contributions; only these can be "
-            f"scheduled",
+            "scheduled",
             where="program",
         )
     return chunk

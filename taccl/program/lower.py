@@ -166,7 +166,7 @@ def _replaced(schedule: Schedule) -> tuple[str, ...]:
         return ()
     said = (
         f"{len(wide)} of {schedule.num_sends} sends are multicast or reduced by a switch; the program "
-        f"sends to each end separately, and takes longer"
+        "sends to each end separately, and takes longer"
     )
     warn(said, LossyConversionWarning)
     return (said,)

@@ -116,7 +116,7 @@ def follow(
                 if part.chunk not in held[message.src]:
                     raise InputError(
                         f"chunk {part.chunk} is sent from rank {message.src} to {message.dst} before it "
-                        f"arrives; verify the schedule first",
+                        "arrives; verify the schedule first",
                         where="schedule",
                     )
                 part.taken = held[message.src][part.chunk]

@@ -58,7 +58,7 @@ def _measured(program: Program, runtime: Runtime) -> Iterator[tuple[tuple[int, .
         remedy = joined
         if len(pairs) > runtime.max_threadblocks:
             remedy = f"{fewer}, or use a sketch with fewer peers per rank"
-        yield (r,), len(rank.threadblocks), runtime.max_threadblocks, "threadblocks a rank", remedy
+        yield (r,), len(rank.threadblocks), runtime.max_threadblocks, "threadblocks per rank", remedy
         for (_, word), known in sorted(peers.items()):
             spread = f"channels='by-peer', num_channels={ceil(len(known) / MAX_PEERS) + 1}"
             yield (r,), len(known), MAX_PEERS, f"peers to {word} over one channel", spread

@@ -82,7 +82,7 @@ def _cuts(
         if quiet == cuts[-1]:
             raise InputError(
                 f"threadblock {t} of rank {r} has more than {limit} steps without an idle moment between "
-                f"them; lower the schedule with threadblocks='per-direction'",
+                "them; lower the schedule with threadblocks='per-direction'",
                 where="program",
             )
         cuts.append(quiet)

@@ -69,7 +69,7 @@ def find_mpiexec() -> Path:
             return candidate
     raise ExecutionError(
         f"found mpi4py, but no mpiexec in {sys.prefix}; {INSTALL}, or start the ranks with your MPI's "
-        f"mpiexec: mpiexec -n N taccl run ..."
+        "mpiexec: mpiexec -n N taccl run ..."
     )
 
 

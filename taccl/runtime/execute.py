@@ -116,6 +116,6 @@ def execute_job(make: Callable[[], RunJob], note: Callable[[str], None] = lambda
             raise ExecutionError(
                 f"{launch.launcher} started {launch.num_ranks} ranks, but mpi4py uses {library}, which "
                 f"finds {communicator.size}; use the mpiexec of that MPI, or install an mpi4py built for "
-                f"this one"
+                "this one"
             )
         return execute_on_rank(communicator, make, watchdog, note)

@@ -102,7 +102,7 @@ class Precedence:
             if len(odd):
                 raise _wrong(
                     f"transfers of group {group[odd[0]]} differ in {name}; expected one link, start and "
-                    f"end, and one kind (copy or reduce)"
+                    "end, and one kind (copy or reduce)"
                 )
         self._columns: dict[str, Any] = {
             "chunk": chunk,

@@ -208,7 +208,7 @@ def symmetry_group(problem: Problem) -> Symmetries:
             shown = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
             raise SketchError(
                 f"found ({shown}), which is no symmetry of {lacking}; leave it out, or apply a sketch, "
-                f"which keeps only symmetries that hold",
+                "which keeps only symmetries that hold",
                 where="clauses.symmetry",
             )
         if element.ranks != tuple(range(problem.topology.num_ranks)):

@@ -170,7 +170,7 @@ def _physical_problem(
     problem = guide.apply(topology, collective, chunk_size=chunk_size, size=size)
     note = (
         f"{file.source}: its costs are replaced by {machine}'s, profile 'taccl' (cost_model='upstream' "
-        f"keeps them)"
+        "keeps them)"
     )
     return replace(problem, notes=(*problem.notes, note))
 

@@ -113,7 +113,7 @@ def _ask(search: Search, turn: Turn) -> None:
         return
     fault = _fault(search, found)
     if fault:
-        said = f"the proposer {proposer.name} made a schedule that {fault}; it was dropped"
+        said = f"the proposer {proposer.name} made a schedule that {fault}; the schedule is dropped"
         warn(said, FallbackWarning)
         search.notes.append(said)
         search.record(proposer.name, solver, "refused", since, message=fault)
@@ -126,7 +126,7 @@ def _fault(search: Search, found: Schedule) -> str:
     """Reason why a proposer's schedule is invalid for the problem; empty if it is valid."""
     try:
         if found.problem != search.problem:
-            return f"is of another problem, {found.problem!r}"
+            return f"is for another problem, {found.problem!r}"
         verification = verify(found)
     except (AttributeError, TypeError, TacclError) as error:
         return f"cannot be read: {error}"

@@ -27,7 +27,7 @@ def check_options(problem: Problem, options: Options) -> None:
     check_proposal(sketch, cut_as(sketch, problem))
     if backend != "auto" or not options.keeps_sends:
         raise InputError(
-            "found a proposal, which guides the portfolio alone; leave it out, or give backend='auto' "
+            "found a proposal, which guides only the portfolio; leave it out, or give backend='auto' "
             "and neither keep='summary' nor spill_dir",
             where="sketch",
         )

@@ -153,7 +153,7 @@ def check_columns(name: str, num_ranks: int, *, memory_limit_mb: int | None) -> 
     limit, num_pairs = _limit(memory_limit_mb, _MEMORY_SHARE), num_ranks * (num_ranks - 1)
     if 10 * num_pairs > limit:
         raise InputError(
-            f"{name} takes {num_pairs:.2g} transfers at least, which need {_about(10 * num_pairs)}, more "
+            f"{name} needs at least {num_pairs:.2g} transfers and {_about(10 * num_pairs)}, more "
             f"than the {_about(limit)} allowed; take fewer ranks, spill to files "
             "(--spill), or take a fabric that looks alike from every rank and needs no list of them",
             where="memory_limit_mb",

@@ -182,11 +182,11 @@ class Options:
         if self.keep == "summary":
             from taccl.schedule.spill import summarize
 
-            said = f"the {schedule.num_transfers} transfers were verified and then dropped, as asked"
+            said = f"the {schedule.num_transfers} transfers were verified and then dropped, as requested"
             return summarize(schedule), [said]
         if self.spill_dir is not None:
             from taccl.schedule.spill import spill
 
-            said = f"the columns ({format_size(schedule.num_bytes)}) are in {self.spill_dir}, and stay there"
+            said = f"the columns ({format_size(schedule.num_bytes)}) are kept in {self.spill_dir}"
             return spill(schedule, self.spill_dir), [said]
         return schedule, []

@@ -37,8 +37,8 @@ _TOLD_BELOW_US = 20.0
 def _tell_no_latency() -> None:
     """Warn once per process that the profile has no latencies."""
     said = (
-        "profile nominal counts no latency, so that times of small messages are bounds and no predictions; "
-        "take a profile with latencies, such as nccl or one that `taccl fit` writes"
+        "profile nominal has no latency: times of small messages are lower bounds (use profile nccl, or "
+        "one from `taccl fit`)"
     )
     warn(said, NumericsWarning)
 
@@ -365,14 +365,12 @@ def told_of_gap(result: Result, until_gap: float, *, is_judged: bool) -> Result:
     """
     percent = f"{until_gap:.4%}".rstrip("%").rstrip("0").rstrip(".") + "%"
     if not is_judged:
-        said = (
-            "was not looked at: the problem is searched without release dates, or without switches that add"
-        )
-        return replace(result, notes=(*result.notes, f"the gap to end at ({percent}) {said}"))
+        said = "was ignored: the problem is searched without release dates, or without reductions in switches"
+        return replace(result, notes=(*result.notes, f"the requested gap ({percent}) {said}"))
     if result.stopped != GAP_MET:
         return result
     if result.gap <= until_gap:
-        said = f"ended as the gap is at most {percent}, as asked"
+        said = f"stopped at a gap of at most {percent}, as requested"
         return replace(result, notes=(said, *result.notes))
-    said = f"ended at a gap of {percent} to the bound for other roots of sums"
+    said = f"stopped at a gap of {percent} to the bound for other roots of sums"
     return replace(result, stopped=STOPPING_RULE, notes=(said, *result.notes))

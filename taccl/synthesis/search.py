@@ -432,14 +432,12 @@ class Search:
                 known = no_bound(self.problem) if has_moments else latency_bound(self.problem)
             self.bound = stronger(known or no_bound(self.problem), every)
         if self.bound is None:
-            fault = "it was stopped before a lower bound was proven; give more time, or ask lower_bound"
+            fault = "stopped before a lower bound was proven; give more time, or call lower_bound"
         elif self.best.finish >= self.bound.bound:
             return self.bound, ()
         else:
             logger.error("%r: the bound %r is above a verified schedule", self.problem, self.bound)
-            fault = (
-                "a fault of taccl's own: its bound was above a verified schedule, and was dropped; report it"
-            )
+            fault = "internal error: a bound above a verified schedule was dropped; please report it"
         return no_bound(self.problem), (fault,)
 
 

@@ -241,7 +241,7 @@ def _is_settled(whole: Search) -> bool:
     assert whole.asked is not None, "the whole problem"
     is_only = whole.options.in_network == "only"
     if is_only and not whole.others:
-        said = "the sketch leaves switches no schedule; loosen it"
+        said = "the sketch admits no schedule with switches; loosen it"
         raise NoSolutionError(f"{whole.asked!r}: {said}", bound_us=None)
     if not whole.others:
         return False
@@ -313,7 +313,7 @@ def _prepared(whole: Search) -> Search:
     left_s = max(0.1, limit.left_s)
     is_large, choice = choose(asked, options.backend, left_s, options.parameters)
     if options.spill_dir is not None and not is_large:
-        said = f"only the compiled list scheduler spills, and what runs is {choice}; leave it out"
+        said = f"only the compiled list scheduler spills, but {choice} runs; leave it out"
         raise InputError(said, where="spill_dir")
     if limit.cancellation.why:  # after Ctrl-C, a quick schedule in the chosen chunks suffices
         quick = quick_schedule(asked, options, NEVER)
@@ -390,8 +390,8 @@ def _choice(best: Search, whole: Search) -> str:
     if not any(each.choice and each.best is not None for each in whole.others):
         if whole.deadline.cancellation.why == GAP_MET:
             return "the first schedule; its gap meets the requested one"
-        return "the first schedule, as time was up before another was found"
-    return f"{made[0]}; a baseline in other chunks finishes sooner"
+        return "the first schedule, as no other was found in time"
+    return f"{made[0]}; a baseline with other chunks finishes sooner"
 
 
 def _cores() -> int:

@@ -48,7 +48,7 @@ def _faults(topology: Topology) -> Iterator[str]:
     if free:
         yield (
             f"link {topology.links[min(free)]} holds no resource, so it has unlimited capacity; add one of "
-            f"its own"
+            "its own"
         )
     for switch in topology.switches:
         counts = ("rank", switch.ranks, topology.num_ranks), ("link", switch.links, len(topology.links))

@@ -127,7 +127,7 @@ class LinkEntry(_Rated):
         if to_several and not self.multicast:
             raise ValueError(
                 f"found several destinations, {several}; give a [[link]] for each, or multicast = true for "
-                f"a multicast link to all of them"
+                "a multicast link to all of them"
             )
         if self.multicast and not to_several:
             raise ValueError(

@@ -132,7 +132,7 @@ def _resource_lines(topology: Topology, own: set[int]) -> Iterator[str]:
             if beta_us_per_mb is not None and alpha_us is not None:
                 if not beta_us_per_mb:
                     raise ExportError(
-                        f"a topology file cannot hold resources held for a constant time, as "
+                        "a topology file cannot hold resources held for a constant time, as "
                         f"{topology.resources[resource].name} is{_SAVED}"
                     )
                 if alpha_us:

@@ -162,7 +162,7 @@ def _nic_of_gpu(nics: schema.NicsEntry, size: int) -> dict[int, int]:
         if size % nics.count and nics.count % size:
             raise TopologyError(
                 f"found {nics.count} for {size} GPUs, and neither number divides the other; list each "
-                f"card's GPUs, e.g. gpus = [[0, 1], [2, 3]]",
+                "card's GPUs, e.g. gpus = [[0, 1], [2, 3]]",
                 where="nics.count",
             )
         return {gpu: gpu * min(nics.count, size) // size for gpu in range(size)}

@@ -336,7 +336,7 @@ def translations_of_topology(
             shared = topology.resources[held.most_common(1)[0][0]].name
             raise TopologyError(
                 f"links that translations take to one another share resources such as {shared}; use "
-                f"backend='greedy', which supports them",
+                "backend='greedy', which supports them",
                 where=where,
             )
         link = topology.links[links[0]]

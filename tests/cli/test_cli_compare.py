@@ -320,7 +320,7 @@ def test_a_user_without_rights(stored, folder):
         done.stdout.count("proven for its chunks"),
     ) == (0, 2, 6)
     first, second = done.stderr.splitlines()
-    assert "cannot be used and is made anew (the file cannot be read (Permission denied)" in first
+    assert "is unusable and computed again (the file cannot be read (Permission denied)" in first
     assert "results cannot be stored" in second
     assert "Permission denied" in second
 

@@ -331,9 +331,7 @@ def test_a_run_that_ends_its_worker_is_a_row(problem, monkeypatch):
     monkeypatch.setattr("taccl.explore.many._numbered", dying)
     table = taccl.compare(problem, backends=["greedy"], seeds=range(3), num_workers=2, cache=False, full=True)
     assert [*table.status] == ["proven for its chunks", "crashed", "proven for its chunks"]
-    assert (
-        table.error[1] == "the process that ran it died, and again when it ran alone (TerminatedWorkerError)"
-    )
+    assert table.error[1] == "its process died, also when run alone (TerminatedWorkerError)"
 
 
 TERMINATED = """

@@ -63,7 +63,7 @@ def test_a_run_that_ends_its_worker_is_a_row(client, problem, monkeypatch):
     with joblib.parallel_config(backend="dask"):
         table = taccl.compare(problem, backends=["greedy"], seeds=range(3), cache=False, full=True)
     assert [*table.status] == ["proven for its chunks", "crashed", "proven for its chunks"]
-    assert table.error[1] == "the process that ran it died, and again when it ran alone (KilledWorker)"
+    assert table.error[1] == "its process died, also when run alone (KilledWorker)"
 
 
 def where(index, run, parent):

@@ -104,7 +104,7 @@ def test_small_sizes_alone_judge_no_bandwidth(log):
     text = "\n".join(lines)
     found = judged(log(text))
     assert found.share is None
-    assert "cannot tell whether that is good" in found.verdict
+    assert "not judged, as bandwidth shows" in found.verdict
 
 
 @pytest.mark.slow

@@ -338,7 +338,7 @@ def test_without_time_larger_sizes_are_left_to_the_library():
     search.add(taccl.baselines.ring(problem), "baseline ring, for 1KB")
     ((first, last, _),) = search._tiles_in_haste(4, {"in_place": False}, {}, NEVER)
     assert (first, last) == (GRID[0], GRID[0])
-    assert search.notes == ["too little time for sizes above 1KB: they are left to the library"]
+    assert search.notes == ["too little time for sizes above 1KB: the library serves them"]
 
 
 @pytest.mark.slow

@@ -168,7 +168,7 @@ def test_protocols_that_a_runtime_lacks_cannot_be_asked_of_it():
 @pytest.mark.parametrize(
     ("topology", "runtime", "why"),
     [
-        ("mi300x", None, "RCCL has no scatter, as it takes no custom collectives"),
+        ("mi300x", None, "RCCL has no scatter, which does not support custom collectives"),
         ("ring:4", "msccl-executor", "the MSCCL executor has no scatter"),
         ("ring:4", "mscclpp", r"MSCCL\+\+ has no scatter, as some ranks have no input"),
     ],

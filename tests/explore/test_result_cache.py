@@ -388,5 +388,5 @@ def test_a_cache_without_rights_is_told(read_only):
     )
     assert (done.stdout.splitlines(), done.stderr) == ([
         "proven for its chunks  results cannot be stored (Permission denied)",
-        "proven for its chunks  a stored result cannot be used and is made anew (the file cannot be read (Permission denied); give another path)",
+        "proven for its chunks  a stored result is unusable and computed again (the file cannot be read (Permission denied); give another path)",
     ], "")  # fmt: skip

@@ -92,7 +92,7 @@ def test_a_proposal_that_breaks_the_rules_is_dropped(allgather, added):
 def test_a_proposal_for_another_problem_is_dropped(allgather, problem, added):
     """A schedule of another problem is refused before it is verified."""
     added(Ring(lambda schedule: taccl.baselines.pairwise(problem)))
-    with pytest.warns(FallbackWarning, match="is of another problem"):
+    with pytest.warns(FallbackWarning, match="is for another problem"):
         result = brief_synthesis(allgather)
     assert row_of(result).status == "refused"
 

@@ -122,8 +122,8 @@ class TestUntilGap:
         found = brief_synthesis(problem, until_gap=4)
         assert found.stopped == "gap met"
         assert 0 < found.gap <= 4
-        assert "ended as the gap is at most 400%, as asked" in found.notes
-        assert "time was up" not in found.choice
+        assert "stopped at a gap of at most 400%, as requested" in found.notes
+        assert "time limit" not in found.choice
 
     @pytest.mark.slow
     def test_searches_without_release_dates_do_not_look_at_it(self):

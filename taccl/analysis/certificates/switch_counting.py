@@ -88,5 +88,5 @@ def switch_counting(volume: Volume) -> Iterator[Claim]:
         return
     ticks, r = max(found)[0], -max(found)[1]
     name = problem.topology.resources[r].name
-    what = f"contributions that meet in switches, over the rate of {name}"
+    what = f"contributions reduced in switches, over the rate of {name}"
     yield Claim(-(-ticks // 1) if volume.by_chunk else ticks, what, SwitchSums(r))

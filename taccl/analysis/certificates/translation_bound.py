@@ -83,7 +83,7 @@ def collective_bound(
         jobs = [(servers, chunks_per_rank * needed, f"{into}: {why}")]
         if collective == "alltoall" and isinstance(host, NamedFabric) and host.kind in ("torus", "multidim"):
             jobs += _along_axes(host, translations, chunks_per_rank, costs)
-    best = (far, "latency", f"the way from the farthest rank, which takes {format_us(_us(far, costs))}")
+    best = (far, "latency", f"the path from the farthest rank, which takes {format_us(_us(far, costs))}")
     for servers, needed, where in jobs:
         ticks = _counting(servers, needed)
         if ticks > best[0]:
@@ -166,7 +166,7 @@ def _along_axes(
     for axis, along in enumerate(host.axes):
         servers = _servers(costs, {g for g, other in enumerate(axis_of) if other == axis})
         if servers:
-            into = f"the {len(servers)} ways out of each rank along axis {axis}"
+            into = f"the {len(servers)} links out of each rank along axis {axis}"
             needed = pieces * _hops_along(host, along)
             jobs.append((servers, needed, f"{into}: every hop of every chunk is a send"))
     return jobs

@@ -150,7 +150,7 @@ def _play_tile(
                 sends = sorted(event for event in component if event < events.num_sends)
                 raise InputError(
                     "the schedule's order cannot be kept under these assumptions: sends of groups "
-                    f"{first_of(sends, 6)} would wait for one another; simulate nearer to the schedule's own "
+                    f"{first_of(sends, 6)} would wait for one another; simulate closer to the schedule's "
                     "assumptions, or synthesize for these",
                     where="schedule",
                 )
@@ -255,8 +255,8 @@ def _with_profile(topology: Topology, profile: str) -> Topology:
     """Replace costs by those of another profile of the machine; links are matched by ends and name."""
     if topology.machine not in machine_names():
         raise InputError(
-            f"found {profile!r}, but {topology.name} is not made from a machine model "
-            f"({', '.join(machine_names())}); give a topology with the costs that you mean",
+            f"found {profile!r}, but {topology.name} is not a machine model "
+            f"({', '.join(machine_names())}); give a topology with the intended costs",
             where="profile",
         )
     nvls = {"nvls": True} if any(switch.reduces for switch in topology.switches) else {}
@@ -278,7 +278,7 @@ def _with_profile(topology: Topology, profile: str) -> Topology:
         names.append(model.name)
     raise InputError(
         f"found {profile!r}, but {topology.name} has links or resources that {names[0]} does not have; "
-        "give a topology with the costs that you mean",
+        "give a topology with the intended costs",
         where="profile",
     )
 

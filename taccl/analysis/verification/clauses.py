@@ -304,8 +304,8 @@ def check_dates(columns: Columns, findings: Findings, dates: Mapping[tuple[int, 
         adds = columns.adds(block.rows)[lands]
         early = []
         for time, i, at, text in (
-            (block.start, leaves, src, "leaves before {us} us, when the rank has it"),
-            (block.end, lands[adds], dst[adds], "is added to what the rank has only from {us} us on"),
+            (block.start, leaves, src, "leaves before {us} us, when it arrives at the rank"),
+            (block.end, lands[adds], dst[adds], "is added to data that the rank has only from {us} us"),
         ):
             place, is_known = places_of(released, block.chunk[i] * num_ranks + at)
             is_early = np.flatnonzero(is_known)
@@ -322,5 +322,5 @@ def check_dates(columns: Columns, findings: Findings, dates: Mapping[tuple[int, 
         times = [ticks for ticks in (own, arrived.get((chunk, rank))) if ticks is not None]
         there = max(times, default=0) if dates is None else min(times, default=0)
         if there > us * ticks.per_us:
-            text = f"is there at {ticks.us(there)} us; it is due at {float(us):.6g} us"
+            text = f"arrives at {ticks.us(there)} us, after its due date {float(us):.6g} us"
             findings.report("due", text, rank=rank, chunk=chunk)

@@ -311,7 +311,7 @@ def replay_sum(sums: Sums, chunks: SumChunks, ends: LinkEnds, c: int) -> tuple[l
                 text = f"adds contributions of ranks {ranks_text(before & bits)} that the rank already holds"
                 found.append((rank, "double-count", text))
             elif not adds[i] and before & ~bits:
-                text = f"wipes out contributions of ranks {ranks_text(before & ~bits)}"
+                text = f"overwrites contributions of ranks {ranks_text(before & ~bits)}"
                 found.append((rank, "lost-contribution", text))
             num_redundant += not adds[i] and bits == before
             held[rank] = before | bits if adds[i] else bits
@@ -366,5 +366,5 @@ def _unupdated(
                 since |= {dst: min(end, since.get(dst, end)) for dst in link.dsts}
     for rank in data.destinations:
         if rank != root and rank not in since and rank not in lacking:
-            text = f"the sum is not that which rank {root}, its server, updated"
+            text = f"the sum is not the one updated by rank {root}, its server"
             yield Fault(NEVER, 3, None, c, rank, "update", text)

@@ -47,7 +47,7 @@ class NamedSums:
         columns, carried, everyone = self._columns, self._carried, self._everyone
         links, chunks = columns.topology.links, columns.collective.chunks
         if columns.collective.update_us_per_mb is not None:
-            said = "contributions that are kept apart show no update; expected a schedule that names none"
+            said = "named contributions do not show a server's update; expected a schedule without them"
             findings.report("update", said, chunk=None)
         has: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # (rank, chunk) -> sum -> since when
         for chunk, data in enumerate(chunks):
@@ -132,7 +132,7 @@ def _report_unmade(
     if not can_be_made:
         text = f"the sum of ranks {ranks_text(wanted)} cannot be made without counting a contribution twice"
         if can_be_made is None:
-            text = f"whether the sum of ranks {ranks_text(wanted)} can be made was not decided"
+            text = f"undecided whether the sum of ranks {ranks_text(wanted)} can be made"
         findings.report("double-count", text, i, rank=rank, chunk=chunk)
 
 

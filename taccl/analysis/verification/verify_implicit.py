@@ -109,7 +109,7 @@ class _Judge:
         elif len({each.dst for each in shape.classes}) < len(shape.classes):
             self.report("symmetry", "two classes stand for the same links")
         elif not isinstance(shape.group, CyclicProduct) and not _is_regular(shape.group.table, shape.group):
-            self.report("symmetry", "the permutations are no group that takes any place to any in one way")
+            self.report("symmetry", "the permutations are not a sharply transitive group")
         elif isinstance(shape.group, CyclicProduct) and min(shape.group.moduli, default=1) < 1:
             self.report("symmetry", f"found moduli {shape.group.moduli}; expected positive ones")
         else:
@@ -136,7 +136,7 @@ class _Judge:
         pattern, shape = self.pattern, self.shape
         lengths = {len(column) for column in pattern}
         if len(lengths) > 1:
-            self.report("index", f"the pattern's columns have {sorted(lengths)} rows; expected as many each")
+            self.report("index", f"the pattern's columns have {sorted(lengths)} rows; expected equal lengths")
             self.meaningless = True
             return False
         self.meaningless = True  # rows of unknown classes have no end times
@@ -217,9 +217,9 @@ class _Judge:
         self.report_rows("presence", early, "the chunk is not where it is sent from when its send starts")
         for key in missing[:_MOST].tolist():
             chunk, place = divmod(key, num_ranks)
-            self.report("postcondition", f"item {chunk} never comes to place {place}")
+            self.report("postcondition", f"item {chunk} never reaches place {place}")
         if len(missing) > _MOST:
-            self.report("postcondition", f"and {len(missing) - _MOST} more never come where they must be")
+            self.report("postcondition", f"and {len(missing) - _MOST} more never reach their places")
 
     def _check_sums(self) -> None:
         """Check that sums at place 0 include every contribution once; report at most one fault."""

@@ -82,9 +82,9 @@ def _of_program(program: Program, *, limit: int) -> Answer:
         ("collective", f"{collective or 'not known'}, {'in place' if program.in_place else 'out of place'}"),
         ("ranks", str(program.num_ranks)),
         ("steps", f"{program.num_steps}, of them {program.num_copies} within ranks"),
-        ("threadblocks", f"{program.max_threadblocks} a rank at most"),
+        ("threadblocks", f"at most {program.max_threadblocks} per rank"),
         ("channels", f"{program.num_channels}, {program.protocol}"),
-        ("scratch", f"{format_count(program.scratch_chunks, 'chunk')} a rank at most"),
+        ("scratch", f"at most {format_count(program.scratch_chunks, 'chunk')} per rank"),
         ("run", verdict),
     ]
     lines = [f"program {shown(program.name)}", table(rows, indent="  ")]

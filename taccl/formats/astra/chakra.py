@@ -77,7 +77,7 @@ def dump_chakra(
     if wide is not None:
         raise ExportError(
             f"link {links[wide]} joins more than two ranks, but an execution trace has only point-to-point "
-            f"sends; synthesize without switches that multicast or reduce"
+            "sends; synthesize without switches that multicast or reduce"
         )
     events = Events(schedule, problem)
     lost = ["times and costs: the simulator times the sends on its own network"]

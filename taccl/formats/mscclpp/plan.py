@@ -192,7 +192,7 @@ def _under_known_protocol(program: Program, nodes: Sequence[int]) -> Program:
     instead = "Simple" if unsafe else "LL"
     warn(
         f"MSCCL++ has no {program.protocol}: the plan uses {instead}, whose times differ "
-        f"(protocol='Simple' or 'LL' chooses)",
+        "(protocol='Simple' or 'LL' chooses)",
         FallbackWarning,
     )
     return replace(program, protocol=instead)

@@ -165,7 +165,7 @@ class Nics:
         if self.unused:
             assumed.append(
                 f"NICs {', '.join(self.unused)} are unused: others are closer to every rank and as fast "
-                f"(nics= chooses)"
+                "(nics= chooses)"
             )
         carried, capacity = self.gb_per_s(), self.capacity_gb_per_s()
         if carried < capacity * (1 - _APART):

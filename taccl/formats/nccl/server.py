@@ -224,7 +224,7 @@ def _assumptions(server: PcieServer, wiring: Wiring, by_pcie: list[Pair], nics: 
     if not by_pcie and len(server.gpus) > 1:
         assumed.append(
             f"{server.fabric} joins all ranks of a node, so PCIe between them is omitted (pcie='always' "
-            f"adds it)"
+            "adds it)"
         )
     if nics is not None:
         assumed.append("the network is non-blocking, and all nodes are equal")

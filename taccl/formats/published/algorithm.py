@@ -237,8 +237,8 @@ def _on_other_topology(file: AlgorithmFile, problem: Problem, columns: dict[str,
     schedule = retimed(make_schedule(problem, start=start, end=start + 1, **columns))
     if schedule is None:
         raise FormatError(
-            "found a chunk that is sent from a rank where, in the order stated, it is not on its way to; "
-            "expected an order that can be timed; verify the file without another topology first",
+            "found a chunk sent from a rank that it has not reached in the stated order; expected an "
+            "executable order; verify the file without another topology first",
             where=f"{file.where}: steps",
         )
     return schedule

@@ -95,7 +95,7 @@ def _check(schedule: Schedule) -> None:
     if collective.derivations:
         raise ExportError(
             f"{collective.name}: an algorithm of the published tool cannot hold derived chunks; write "
-            f"another format"
+            "another format"
         )
     if schedule.carries is not None:
         raise ExportError(

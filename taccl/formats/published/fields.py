@@ -272,7 +272,7 @@ def collective_of(file: AlgorithmFile) -> tuple[dict[int, int], Collective, list
         pieces.append(Chunk(everyone, tuple(sorted(each.post)), each.pre[0]))
     note = (
         f"{file.where}: sends name {len(numbers)} chunks, but the buffers hold {len(by_address)}; chunks "
-        f"are read as pieces of every rank's data, and buffer maps are ignored"
+        "are read as pieces of every rank's data, and buffer maps are ignored"
     )
     return {index: index for index in range(len(pieces))}, _named(file, pieces, combining=True), [note]
 
@@ -288,7 +288,7 @@ def _sum(file: AlgorithmFile, address: int, parts: Sequence[ChunkFields]) -> Chu
     ):
         raise FormatError(
             f"address {address}: found contributions that end at different ranks, come twice from one, or "
-            f"end nowhere; expected one sum with common destinations: others (scan) are not supported",
+            "end nowhere; expected one sum with common destinations: others (scan) are not supported",
             where=f"{file.where}: collective.chunks",
         )
     return Chunk(tuple(origins), tuple(destinations), destinations[0])

@@ -46,7 +46,7 @@ class ClauseReport:
 
     - ``"wrong"``: it does not fit the topology.
     - ``"blocks"``: no schedule exists because of it.
-    - ``"unused"``: leaving it out changes nothing.
+    - ``"unused"``: has no effect.
     - ``"binds"``: schedules must obey it.
     - ``"guides"``: it only affects the search.
     """
@@ -261,17 +261,17 @@ class _Check:
         if name.startswith("symmetry"):
             return self._symmetry(name, without)
         if without.clauses.only() == self.problem.clauses.only():
-            return ClauseReport(name, "unused", "leaving it out changes nothing", bound_us, 0.0)
+            return ClauseReport(name, "unused", "has no effect", bound_us, 0.0)
         if _obeyed(without) == _obeyed(self.problem):
             scopes = {each.scope for each in CLAUSES.values() if name.partition("[")[0] in each.said}
             if scopes <= {"search"} or not without.clauses.same(self.problem.clauses, "search"):
                 return ClauseReport(
-                    name, "guides", "guides the search; schedules need not obey it", bound_us, 0.0
+                    name, "guides", "guides the search, without binding schedules", bound_us, 0.0
                 )
             return ClauseReport(name, "unused", "redundant: other clauses forbid the same", bound_us, 0.0)
         cost = price(bound_us, name, without, deadline)
         if cost is None:
-            return ClauseReport(name, "binds", "not bounded: time was up")
+            return ClauseReport(name, "binds", "not bounded: the time limit was reached")
         if cost.difference_us <= 0:
             return ClauseReport(name, "binds", "costs nothing visible in the bound", cost.bound_us, 0.0)
         percent = f" ({cost.percent:.2f}%)" if cost.bound_us else ""
@@ -292,7 +292,7 @@ class _Check:
         if group.order is None and _reduce_alike(group, other):
             return ClauseReport(name, "unused", "the other symmetries reduce the model as much")
         reduces = " further" if other.order is None else f": {group} symmetries instead of {other}"
-        effect = f"reduces the model{reduces}; schedules need not obey it"
+        effect = f"reduces the model{reduces}, without binding schedules"
         return ClauseReport(name, "guides", "; ".join([*dropped, effect]))
 
     def hints(self) -> tuple[str, ...]:

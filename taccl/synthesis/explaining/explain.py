@@ -121,24 +121,23 @@ class Explanation:
             if self.conflict:
                 lines += ["  these clauses clash:", *(f"    {clause}" for clause in self.conflict)]
             if self.change:
-                smallest = "the smallest change" if self.proven else "a change (smaller ones may do)"
+                smallest = "the smallest change" if self.proven else "a change (a smaller one may suffice)"
                 lines.append(f"  {smallest}: {self.change}")
             return "\n".join(lines)
         proven = f"no schedule ends before {self.bound_us:.6g} us ({self.reason})"
-        lines = [
-            f"Explanation: feasible: {proven if self.bound_us else 'time was up before a bound was proven'}"
-        ]
+        stopped = "the time limit was reached before a bound was proven"
+        lines = [f"Explanation: feasible: {proven if self.bound_us else stopped}"]
         if self.dimension_bound is not None:
             lines.append(f"  along dimensions {self.dimension_bound.text}")
         if not (self.costs or self.unpriced):
-            lines.append("  there is no clause whose cost could be asked")
+            lines.append("  no clause has a cost to determine")
         width = max((len(cost.clause) for cost in self.costs), default=0)
         for cost in self.costs:
             price = f"at least {cost.difference_us:.6g} us ({cost.percent:.3g} %)"
             price = price if cost.difference_us else "nothing visible in the bound"
             lines.append(f"  without {cost.clause:<{width}}  {cost.bound_us:>10.6g} us; it costs {price}")
         if self.unpriced:
-            lines.append(f"  time was up before the cost of: {', '.join(self.unpriced)}")
+            lines.append(f"  the time limit was reached before the cost of:  {', '.join(self.unpriced)}")
         return "\n".join(lines)
 
 
@@ -203,7 +202,7 @@ def _unreached(barriers: Barriers, missed: Sequence[Need], *, solver: str, deadl
     demand, clauses = clashing(barriers, missed)
     change = longer_paths(barriers, fewest_edits(barriers, missed, solver=solver, deadline=deadline))
     near = in_runs(reached_despite(barriers, demand, clauses))
-    far = f"only ranks {near} can send theirs there" if demand.reducing else f"it reaches only ranks {near}"
+    far = f"only ranks {near} can send to it" if demand.reducing else f"it reaches only ranks {near}"
     return _clash(barriers, f"{_path(problem, demand, demand.ends[0])}; {far}", clauses, change)
 
 
@@ -258,7 +257,7 @@ def _said(barriers: Barriers, clause: str) -> str:
             return CLAUSES["carries_from"].meaning
         sender = int(clause.rpartition(".")[2])
         carried = in_runs(barriers.relays[sender])
-        return f"local rank {sender} carries off only the chunks of local ranks {carried}"
+        return f"local rank {sender} carries only the chunks of local ranks {carried}"
     for each in barriers.clauses.said():
         if clause in each.said and each.meaning:
             return each.meaning.format(value=getattr(barriers.clauses, each.field))
@@ -277,7 +276,7 @@ def _edit(barriers: Barriers, clause: str, verb: str, items: Sequence[tuple[int,
         return f"remove it, so that {freed}"
     if verb == "remove entry":
         senders = ", ".join(str(sender) for (sender,) in items)
-        return f"remove the entry of local rank {senders}, so that it carries any chunk off its node"
+        return f"remove the entry of local rank {senders}, so that it sends any chunk to other nodes"
     if verb == "allow":
         return f"allow link {', '.join(str(topology.links[e]) for (e,) in items)}"
     if clause == RELAYS:

@@ -223,7 +223,7 @@ def compile_telling(problem: Problem, options: Options, deadline: Deadline) -> b
 
     def tell(past_s: float, *_: object) -> None:
         if past_s >= told_s:
-            options.observer.report(f"compiling, for this time only, {past_s:.0f} s so far", None)
+            options.observer.report(f"compiling kernels once, {past_s:.0f} s so far", None)
 
     if not are_kept(problem):
         begun = [each.began_s for each in _begun(problem)]
@@ -266,7 +266,7 @@ def _told(problem: Problem) -> str:
     for each in _begun(problem):
         if each.outcome is not None and each.outcome.result is not None and not each.is_told:
             each.is_told, cpu_s = True, cpu_s + float(each.outcome.result["cpu_s"])
-    return f"compiled, once: {cpu_s:.1f} s of CPU beside the search" if cpu_s else "compiled, once"
+    return f"compiled once: {cpu_s:.1f} s of CPU besides the search" if cpu_s else "compiled once"
 
 
 def _goes_to_one(problem: Problem) -> bool:

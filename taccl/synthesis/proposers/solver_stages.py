@@ -383,7 +383,7 @@ def _cuts(search: Search, found: ListSchedule) -> list[Cut]:
         search.quotient, found, upper_ticks=upper, lower_ticks=search.bound_ticks,
         time_limit_s=min(busy_factor() * _CUT_S, search.deadline.left_s), **search.options.of_solvers,
     )  # fmt: skip
-    message = "nothing proven" if cut is None else f"{len(cut.hops)} hops that take as long together"
+    message = "nothing proven" if cut is None else f"{len(cut.hops)} hops on the limiting cut"
     ticks = None if cut is None else cut.ticks
     search.record("cut", "cpsat", "done", since, ticks=ticks, message=message)
     return [] if cut is None else [cut]

@@ -225,13 +225,13 @@ def _compiled(search: Search) -> bool:
         assert found is not None, "two ranks in a ring have trees"
         compile_verifier(found)
 
-    search.report("compiling, for this time only")
+    search.report("compiling kernels once")
     try:
         search.deadline.sooner(limit_s).run(run_once)
     except OutOfTime:
         search.record("kernels", "compiled", "no-solution", since, message="not compiled in time")
         return False
-    search.record("kernels", "compiled", "done", since, message="compiled, once")
+    search.record("kernels", "compiled", "done", since, message="compiled once")
     return True
 
 

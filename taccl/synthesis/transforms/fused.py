@@ -186,4 +186,4 @@ def offer_fused(search: Search) -> None:
             search.offer_whole(schedule, producer=schedule.producer, proposed=True)
             finish_us = search.best_us
     status = "no-solution" if finish_us is None else "done"
-    search.record("in one chunk a rank", "taccl", status, since, finish_us=finish_us)
+    search.record("single-chunk reduction", "taccl", status, since, finish_us=finish_us)

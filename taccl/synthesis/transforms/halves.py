@@ -147,7 +147,7 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
         if part is not searches[0] and names is not None:
             part.bound = searches[0].bound
             if hand_over(searches[0], part, names):
-                said = "the other half's"
+                said = "from the other phase"
                 part.record("renamed", "taccl", "done", since, finish_us=part.best_us, message=said)
                 continue
         search_half(part)

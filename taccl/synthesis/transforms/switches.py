@@ -36,7 +36,7 @@ _MOST_TRANSFERS = 20_000
 class PlainLinks(Transform[Problem, Schedule]):
     """A problem without the links of switches that add, for schedules by ranks alone."""
 
-    name: ClassVar[str] = "without switches that add"
+    name: ClassVar[str] = "without reductions in switches"
 
     @classmethod
     def apply(cls, problem: Problem) -> Self | None:

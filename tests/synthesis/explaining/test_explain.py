@@ -193,7 +193,7 @@ CHANGES = {
     "receiver-cannot-hand-on": "intranode.links: allow 1 -> 0 (such as 1->0 (NVLink x2))",
     "one-way-chain": "intranode.links: allow 3 -> 0 (such as 3->0)",
     "direct-crossing-of-a-line": 'internode.crossing: set it to "any"',
-    "relays-of-a-line": "internode.relays: remove the entry of local rank 0, so that it carries any chunk off "
+    "relays-of-a-line": "internode.relays: remove the entry of local rank 0, so that it sends any chunk to "
     "its node",
     "multicast-without-a-pair": "intranode.links: allow 0 -> 1, 0 -> 2, 0 -> 3 (such as 0->1,2,3)",
     "own-chunks-in-a-circle": "internode.own_before_relayed: set it to false",
@@ -247,7 +247,7 @@ def test_reason_of_a_reduction():
     explanation = explain(problem_of("relay-forgets-a-rank"))
     assert explanation.reason == (
         "the contribution of rank 8 to chunk 7 of allreduce cannot get to rank 7; "
-        "only ranks 0-7 can send theirs there"
+        "only ranks 0-7 can send to it"
     )
 
 
@@ -394,7 +394,7 @@ def test_problem_without_clauses():
     explanation = explain(make_problem(ring(4), collectives.allgather(4), chunk_bytes=10))
     assert explanation.feasible
     assert explanation.costs == ()
-    assert "there is no clause whose cost could be asked" in repr(explanation)
+    assert "no clause has a cost to determine" in repr(explanation)
 
 
 def test_clauses_that_time_leaves_unpriced_are_named():
@@ -404,7 +404,7 @@ def test_clauses_that_time_leaves_unpriced_are_named():
     named = {"ndv2/sk1: internode.connections", "ndv2/sk1: merging.max"}
     assert named <= {*explanation.unpriced, *(cost.clause for cost in explanation.costs)}
     assert explanation.unpriced
-    assert f"time was up before the cost of: {explanation.unpriced[0]}" in repr(explanation)
+    assert f"the time limit was reached before the cost of:  {explanation.unpriced[0]}" in repr(explanation)
     assert explanation.to_dict()["unpriced"] == list(explanation.unpriced)
 
 

@@ -78,7 +78,7 @@ def test_a_search_waits_for_its_kernels_in_a_row_of_the_stages(cold, monkeypatch
     search = searching()
     assert compiling.have_compiled(search)
     assert [(each.name, each.status, each.message) for each in search.stages] == [
-        ("kernels", "done", "compiled, once: 14.0 s of CPU beside the search")
+        ("kernels", "done", "compiled once: 14.0 s of CPU besides the search")
     ]
 
 
@@ -121,7 +121,7 @@ def test_compiling_is_told(monkeypatch):
     monkeypatch.setattr(compiling, "compile_kernels", lambda problem: heard.wait(60))
 
     def progress(doing, *_):
-        assert re.fullmatch(r"compiling, for this time only, \d+ s so far", doing)
+        assert re.fullmatch(r"compiling kernels once, \d+ s so far", doing)
         heard.set()
 
     options = Options(

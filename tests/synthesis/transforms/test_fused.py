@@ -169,4 +169,4 @@ def test_large_chunks_are_not_searched_as_one():
     for size, is_searched in (("16KB", True), ("1GB", False)):
         problem = sums(ring, "allreduce", per_rank=4, size=size, clauses=some)
         found = brief_synthesis(problem, threads=1, sketch="none")
-        assert ("in one chunk a rank" in [stage.name for stage in found.stages]) == is_searched
+        assert ("single-chunk reduction" in [stage.name for stage in found.stages]) == is_searched
