@@ -1,4 +1,4 @@
-"""Block floating point: an exponent for each block, sums within the block's bound, and none that overflows."""
+"""Block floating point: a shared exponent per block, sums within the error bound, no overflow."""
 
 from fractions import Fraction
 
@@ -31,7 +31,8 @@ numbers = st.floats(-(2.0**100), 2.0**100, width=32) | st.floats(-1, 1) | st.flo
     block=st.integers(1, 6),
 )
 def test_each_sum_is_within_the_bound_of_its_block(rows, block):
-    """In exact fractions; the bound is n / (2 * scale), and relative to the block's largest number n**2 / 2**31."""
+    """Sums are within n / (2 * scale), that is n**2 / 2**31 of the block's largest number, in exact
+    fractions."""
     ranks, agreed = len(rows), np.max([block_exponents(row, block=block) for row in rows], axis=0)
     sums = sum(quantise_blocks(row, agreed, ranks=ranks, block=block).astype(np.int64) for row in rows)
     assert np.abs(sums).max() < 2**31
@@ -52,12 +53,12 @@ def test_each_sum_is_within_the_bound_of_its_block(rows, block):
     [(1.0, 0), (1.0000001, 1), (0.75, 0), (0.5, -1), (2.0**128, 128), (0.0, LEAST), (1e-45, LEAST)],
 )
 def test_the_exponent_is_the_least_that_bounds_a_block(most, exponent):
-    """A power of two is its own bound; below the least exponent all blocks are alike."""
+    """A block's exponent is the least whose power of two bounds it, down to the smallest exponent."""
     assert block_exponents([most / 2, -most], block=2).tolist() == [exponent]
 
 
 def test_blocks_are_cut_in_order_and_the_last_one_may_be_short():
-    """Seven numbers in blocks of three, in any shape that values have."""
+    """Seven numbers in blocks of three, of any shape, are cut in order; the last block is shorter."""
     values = np.array([[1, 2, 4, 8, 16, 32, 64]], np.float32)
     exponents = block_exponents(values, block=3)
     assert exponents.tolist() == [2, 5, 6]
@@ -67,7 +68,7 @@ def test_blocks_are_cut_in_order_and_the_last_one_may_be_short():
 
 
 def test_small_blocks_keep_their_digits_beside_large_ones():
-    """A block of 1e-6 beside one of 1: with one scale its sums are off by a part in 10**3, by blocks in 10**8."""
+    """A block of 1e-6 beside one of 1: one scale gives errors of 1 in 10**3, blocks of 1 in 10**8."""
     rng = np.random.default_rng(0)
     rows = rng.uniform(-1, 1, (8, 512)) * np.repeat([1.0, 1e-6], 256)
     exact = rows.sum(0)[256:]
@@ -93,12 +94,12 @@ def test_small_blocks_keep_their_digits_beside_large_ones():
     ],
 )
 def test_what_does_not_fit_is_refused(call, message):
-    """With what would be right."""
+    """Invalid values are refused with what is expected."""
     with pytest.raises(InputError, match=message):
         call()
 
 
 def test_no_numbers_are_no_blocks():
-    """Nor are they an error."""
+    """An empty array has no blocks and is no error."""
     nothing = block_exponents([])
     assert nothing.shape == quantise_blocks([], nothing, ranks=2).shape == (0,)

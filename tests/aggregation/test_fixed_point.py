@@ -1,4 +1,4 @@
-"""Fixed point: sums within n / (2 * scale), and none that overflows."""
+"""Fixed point: sums within n / (2 * scale), without overflow."""
 
 import math
 import sys
@@ -22,7 +22,7 @@ from tests.fuzzing import fuzzed
     scale=st.floats(1e-3, 2**20),
 )
 def test_a_sum_is_within_its_bound(rows, scale):
-    """In exact fractions, whatever the numbers: those in the middle between whole ones among them."""
+    """Sums are within the bound in exact fractions, also for ties."""
     ranks = len(rows)
     sums = sum(quantise(row, scale, ranks=ranks, most=100.0).astype(np.int64) for row in rows)
     for i in range(3):
@@ -41,7 +41,7 @@ def test_a_sum_is_within_its_bound(rows, scale):
     sign=st.sampled_from([-1, 1]),
 )
 def test_near_ties_go_to_the_nearest_whole_number(whole, mantissa, exponent, ulps, sign):
-    """(k + 1/2) / scale and its neighbours, at scales from subnormal to huge: off by 1/2 at most, exactly."""
+    """Near ties at any scale are rounded with an error of at most 1/2, exactly."""
     scale = math.ldexp(mantissa, exponent)
     try:
         value = float((whole + Fraction(1, 2)) / Fraction(scale))
@@ -55,7 +55,7 @@ def test_near_ties_go_to_the_nearest_whole_number(whole, mantissa, exponent, ulp
 
 
 def test_a_tie_of_the_product_is_decided_by_a_rounding_error_of_any_size():
-    """Numbers next to (k + 1/2) / scale, whose products round to k + 1/2; an error added to 1/2 would be lost."""
+    """Numbers next to (k + 1/2) / scale whose products round to k + 1/2 are rounded correctly."""
     for scale in (3 + 2**-51, 3 - 2**-51, 49.0, 1e9 / 7):
         for odd in range(1, 400, 2):
             value = odd / 2 / scale
@@ -66,7 +66,7 @@ def test_a_tie_of_the_product_is_decided_by_a_rounding_error_of_any_size():
 @pytest.mark.parametrize("scale", [1e300, 1.7e308, 5e-324, 3.0, 1e-308])
 @pytest.mark.parametrize("ranks", [1, 3, 7])
 def test_the_bound_as_a_number_is_never_below_the_bound(scale, ranks):
-    """Rounded up, and infinite where no float64 holds it; 2 * scale does not overflow to a bound of 0."""
+    """The bound as a float is rounded up, and infinite above float64's range."""
     bound, exact = error_bound(ranks, scale), Fraction(ranks) / (2 * Fraction(scale))
     assert bound == math.inf or exact <= Fraction(bound) <= exact * (1 + Fraction(2, 2**52))
 
@@ -82,7 +82,7 @@ def test_the_bound_as_a_number_is_never_below_the_bound(scale, ranks):
     ],
 )
 def test_extreme_numbers_are_quantised_without_a_warning(values, scale):
-    """The whole number is the nearest in fractions; numpy has nothing to warn of."""
+    """Extreme numbers are rounded to the nearest integer without a numpy warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = quantise(values, scale, ranks=1).tolist()
@@ -92,14 +92,14 @@ def test_extreme_numbers_are_quantised_without_a_warning(values, scale):
 
 @pytest.mark.slow
 def test_the_bound_is_met_by_what_is_worst():
-    """Eight ranks that are each off by a half: 0.5 / scale is rounded to even, 0, so the sum is off by 4."""
+    """Eight ranks that are each off by 1/2 reach the bound: the sum is off by 4."""
     ranks, scale = 8, 1024.0
     sums = ranks * quantise([0.5 / scale], scale, ranks=ranks)
     assert abs(dequantise(sums, scale)[0] - ranks * 0.5 / scale) == error_bound(ranks, scale) == 4 / 1024
 
 
 def test_a_product_that_rounds_to_the_middle_is_decided_exactly():
-    """0.7 * s lies a hair above k + 1/2, and its product in float64 on it: k + 1 is nearer."""
+    """0.7 * s slightly above k + 1/2, with a float64 product of exactly that, is rounded to k + 1."""
     rng = np.random.default_rng(0)
     values, scale = rng.uniform(-1, 1, 4000), 1e9 / 7
     found = quantise(values, scale, ranks=1)
@@ -109,7 +109,7 @@ def test_a_product_that_rounds_to_the_middle_is_decided_exactly():
 
 @pytest.mark.parametrize(("most", "ranks"), [(1.0, 8), (0.3, 16), (1e-30, 3), (12345.678, 1000)])
 def test_the_largest_scale_fits_and_one_that_is_larger_does_not(most, ranks):
-    """All ranks at their most: the sum of what they send fits into 32 bits."""
+    """At the largest scale the sum of all ranks' maxima fits into 32 bits; at a larger one it does not."""
     scale = largest_scale(most, ranks)
     assert ranks * int(np.abs(quantise([most, -most], scale, ranks=ranks)).max()) < 2**31
     with pytest.raises(InputError, match="leaves 32 bits; expected at most"):
@@ -117,7 +117,7 @@ def test_the_largest_scale_fits_and_one_that_is_larger_does_not(most, ranks):
 
 
 def test_a_scale_that_overflows_is_refused_with_the_largest_that_fits():
-    """The scale that the message names is accepted."""
+    """The error for a scale that overflows names the largest that fits."""
     with pytest.raises(InputError) as caught:
         quantise([3.0], 1e9, ranks=4)
     named = float(str(caught.value).rpartition(" ")[2])
@@ -127,7 +127,7 @@ def test_a_scale_that_overflows_is_refused_with_the_largest_that_fits():
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_shorter_numbers_are_taken_as_they_are(dtype):
-    """float16 and float32 are exact in float64."""
+    """float16 and float32 are converted exactly to float64."""
     values = np.array([0.1, -2.5, 7], dtype)
     assert (quantise(values, 256.0, ranks=2) == np.rint(values.astype(np.float64) * 256)).all()
 
@@ -160,6 +160,6 @@ def test_bits_of_bfloat16_are_numbers():
     ],
 )
 def test_what_cannot_be_quantised_is_said(call, error):
-    """With what was found and what is expected."""
+    """The error names the value found and what is expected."""
     with pytest.raises(InputError, match=error):
         call()

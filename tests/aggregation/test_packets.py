@@ -1,4 +1,4 @@
-"""The protocol of packets: every sum exactly once, whatever the network does; and not without its shadow copy."""
+"""The packet protocol: each sum exactly once on any network, and the need for its shadow copy."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from tests.fuzzing import fuzzed
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", [16, 64, 122, 512])
 def test_throughput_is_that_of_the_pool_or_the_line(slots):
-    """1,024 B a slot for 10 us each, or 12.5 GB/s, within 2 %: 1.64, 6.55, 12.49 and 12.5 GB/s."""
+    """Throughput is the pool's (1,024 B per slot per 10 us) or the line's 12.5 GB/s, within 2 %."""
     run = simulate_packets(8_000, workers=2, slots=slots)
     assert run.ok
     assert run.repeated == 0
@@ -22,7 +22,7 @@ def test_throughput_is_that_of_the_pool_or_the_line(slots):
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [0.01, 0.05])
 def test_every_sum_comes_once_over_a_network_that_loses_packets(loss):
-    """3,000 packets of 16 workers, with duplicates and late ones among them."""
+    """With losses, duplicates and reordering, 3,000 packets of 16 workers give each sum once."""
     run = simulate_packets(3_000, workers=16, loss=loss, duplicates=0.01, reordering=0.01)
     assert run.ok
     assert run.lost > 3_000 * loss
@@ -38,7 +38,7 @@ def test_every_sum_comes_once_over_a_network_that_loses_packets(loss):
 def test_no_pattern_of_losses_makes_a_sum_wrong(
     workers, slots, packets, seed, loss, duplicates, reordering, timeout_us
 ):
-    """Also where workers send again too early, and what is late comes two versions later."""
+    """No pattern of losses gives a wrong sum, even with early retransmission and packets two versions late."""
     run = simulate_packets(
         packets, workers=workers, slots=slots, loss=loss, duplicates=duplicates, reordering=reordering,
         timeout_us=timeout_us, seed=seed,
@@ -48,13 +48,13 @@ def test_no_pattern_of_losses_makes_a_sum_wrong(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_without_the_shadow_copy_a_sum_is_wrong(seed):
-    """A sum that was lost on its way to one worker has it send again, into the sum after."""
+    """Without the shadow copy a worker's retransmission is added to the next sum, which is wrong."""
     run = simulate_packets(1_000, workers=4, slots=16, loss=0.02, shadow_copy=False, seed=seed)
     assert run.wrong
 
 
 def test_without_losses_nothing_needs_the_shadow_copy():
-    """The mutant is wrong for what it leaves out alone."""
+    """Without losses the protocol is correct even without the shadow copy."""
     assert simulate_packets(1_000, workers=4, slots=16, shadow_copy=False).ok
 
 
@@ -69,6 +69,6 @@ def test_without_losses_nothing_needs_the_shadow_copy():
     ],
 )
 def test_what_is_no_network_is_refused(said, error):
-    """By its name."""
+    """Invalid network parameters are refused by name."""
     with pytest.raises(InputError, match=error):
         simulate_packets(10, **said)

@@ -1,4 +1,4 @@
-"""Shards: layers cut into chunks, and these spread over cards and cores."""
+"""Shards: layers cut into chunks, distributed over cards and cores."""
 
 import itertools
 from collections import Counter
@@ -16,7 +16,7 @@ from taccl.topologies import TopologyBuilder, rack
 
 
 def servers_of(*betas):
-    """Two workers, and a server for each beta, whose one card takes that many us for a MB."""
+    """Two workers, and a server for each beta whose card takes that many us per MB."""
     builder = TopologyBuilder("servers", range(2 + len(betas)))
     for server, beta in enumerate(betas, start=2):
         card = builder.add_resource(f"card of {server}")
@@ -28,12 +28,13 @@ def servers_of(*betas):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_layers_come_to_what_is_published(model):
-    """Of 4 bytes each; sums of shapes, against the numbers that torchvision publishes."""
+    """Layer sizes (4 bytes per parameter) add up to torchvision's published numbers."""
     assert sum(layer_bytes(model).values()) == 4 * MODELS[model]
 
 
 def test_some_layers_by_hand():
-    """First convolutions have 7 x 7 x 3 x 64 and 11 x 11 x 3 x 64 weights, VGG-19's first full layer 25,088 x 4,096."""
+    """First convolutions have 7 x 7 x 3 x 64 and 11 x 11 x 3 x 64 weights, VGG-19's first full layer 25,088 x
+    4,096."""
     assert layer_bytes("ResNet_50")["conv1"] == 4 * 9408
     assert layer_bytes("vgg-19")["fc1.weight"] == 4 * 25_088 * 4096
     assert layer_bytes("alexnet")["conv1.weight"] == 4 * 11 * 11 * 3 * 64
@@ -45,7 +46,7 @@ def test_some_layers_by_hand():
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_chunks_of_32_kb_load_all_cards_alike(model):
-    """Within 1 % of the mean on ten cards; VGG-19's layers whole are seven times that on one."""
+    """32 KB chunks balance ten cards within 1 %; VGG-19's whole layers put seven times the mean on one."""
     layers, box = layer_bytes(model), range(8, 18)
     shards = place_shards(layers, rack(8, 10), box)
     assert shards.imbalance <= 1.01
@@ -61,7 +62,7 @@ def test_whole_layers_leave_cards_idle():
 
 
 def test_each_chunk_has_a_core_of_its_server():
-    """Eight chunks of 1 kB on one server with two cores: four each."""
+    """Eight chunks of 1 kB on one server with two cores give each core four."""
     shards = place_shards({"a": 5_000, "b": 3_000}, rack(2, 1), [2], chunk=1_000, cores=2)
     assert shards.keys == ("a",) * 5 + ("b",) * 3
     assert Counter(shards.cores) == {0: 4, 1: 4}
@@ -69,13 +70,13 @@ def test_each_chunk_has_a_core_of_its_server():
 
 
 def test_slow_cards_get_less():
-    """A server whose card is half as fast keeps a third of twelve chunks."""
+    """A server with a card half as fast gets a third of twelve chunks."""
     shards = place_shards([12_000], servers_of(1, 2), [2, 3], chunk=1_000)
     assert Counter(shards.servers) == {2: 8, 3: 4}
 
 
 def test_a_chunk_goes_where_it_is_done_soonest():
-    """Two chunks of 1 MB at 1 and 100 us/MB: both on the fast card, busy for 2 us, while the slow one is free."""
+    """Two chunks of 1 MB at 1 and 100 us/MB both go to the fast card, 2 us."""
     for betas in ((1, 100), (100, 1)):
         shards = place_shards([2_000_000], servers_of(*betas), [2, 3], chunk=1_000_000)
         assert set(shards.servers) == {2 + betas.index(1)}
@@ -84,7 +85,7 @@ def test_a_chunk_goes_where_it_is_done_soonest():
 
 @pytest.mark.slow
 def test_no_chunk_would_be_done_sooner_elsewhere():
-    """Random cards and layers: LPT is within 2 m / (m + 1) of the best of all placements, tried one by one."""
+    """On random cards and layers LPT is within 2 m / (m + 1) of the optimal placement."""
     rng = np.random.default_rng(0)
     for _ in range(30):
         betas = rng.integers(1, 40, 3).tolist()
@@ -97,7 +98,7 @@ def test_no_chunk_would_be_done_sooner_elsewhere():
 
 
 def test_a_server_may_have_several_cards():
-    """Two cards, each shared by the links of two workers: six chunks each."""
+    """A server's two cards, each shared by the links of two workers, get six chunks each."""
     builder = TopologyBuilder("a box", [0, 1, 2])
     for card in ("first", "second"):
         resource = builder.add_resource(card)
@@ -109,7 +110,7 @@ def test_a_server_may_have_several_cards():
 
 
 def test_shards_make_an_exchange():
-    """Every chunk at its server: pushed, pulled, verified."""
+    """Shards form an exchange with every chunk at its server, which verifies."""
     topology = rack(2, 3)
     shards = place_shards([70_000, 10_000], topology, [2, 3, 4], chunk="10KB")
     collective = exchange(2, 3, roots=shards.servers)
@@ -120,7 +121,7 @@ def test_shards_make_an_exchange():
 
 @pytest.mark.slow
 def test_an_exchange_without_a_chunk_count_is_cut_as_pays():
-    """10 MB of 8 workers at ten cards: the bound is 805 us, and one chunk for each server takes twice that."""
+    """An open exchange of 10 MB, 8 workers and ten cards is cut to approach its bound of 805 us."""
     problem = make_problem(rack(8, 10), exchange(8, 10, update_us_per_mb=2), size_bytes=10_000_000)
     found = synthesize(problem)
     assert found.schedule.problem.collective.chunks_per_rank > 1
@@ -130,7 +131,7 @@ def test_an_exchange_without_a_chunk_count_is_cut_as_pays():
 @pytest.mark.slow
 @pytest.mark.parametrize(("cards", "choice"), [(10, "central"), (4, "colocated")])
 def test_workers_serve_where_a_box_is_too_narrow(cards, choice):
-    """Eight workers: colocated they pass the data 1.75 times; a box of ten cards once, of four twice."""
+    """Eight workers: colocated servers move the data 1.75 times, a box of ten cards once, of four twice."""
     n, k = range(8), range(8, 8 + cards)
     served = choose_servers(rack(8, cards), "100MB", workers=n, servers=k)
     assert served.choice.startswith(f"{choice} of central ")
@@ -159,7 +160,7 @@ def test_workers_serve_where_a_box_is_too_narrow(cards, choice):
     ],
 )
 def test_what_cannot_be_placed_is_said(call, error):
-    """The message names the fault and its place."""
+    """The error names the fault and its place."""
     with pytest.raises(InputError, match=error):
         call()
 
@@ -181,7 +182,7 @@ def test_layers_of_a_file(tmp_path):
     ],
 )
 def test_files_without_layers_are_refused(tmp_path, text, said):
-    """A file without layers, with one twice, or with a row that is no layer is refused, by line."""
+    """Files without layers, with a repeated layer or a bad row are refused by line."""
     file = tmp_path / "layers.csv"
     file.write_text(text)
     with pytest.raises(InputError, match=said):

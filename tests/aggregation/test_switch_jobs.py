@@ -1,4 +1,4 @@
-"""Settings of a job whose sums a switch makes, read back by the rules of the programs that take them."""
+"""Settings of in-network aggregation jobs, read back by the rules of the programs that use them."""
 
 import configparser
 import json
@@ -14,12 +14,12 @@ from taccl.topologies import in_network
 
 
 def summed(topology, size="10MB", *, name="in-network"):
-    """A schedule of an allreduce by switches, or by another baseline."""
+    """An allreduce schedule by switches or another baseline."""
     return taccl.baselines.baseline(name, taccl.make_problem(topology, "allreduce", size_bytes=size))
 
 
 def general_section(text):
-    """The section ``[general]`` of switchml.cfg, by the options and checks of p4app-switchML's `config.cc`."""
+    """The section ``[general]`` of switchml.cfg, parsed as by p4app-switchML's `config.cc`."""
     types = {
         "rank": int, "num_workers": int, "num_worker_threads": int, "max_outstanding_packets": int,
         "packet_numel": int, "backend": str, "scheduler": str, "prepostprocessor": str,
@@ -38,7 +38,7 @@ def general_section(text):
 
 
 def test_settings_are_those_of_the_switch(tmp_path):
-    """Workers, slots, bytes of a packet and exponents a packet, as JSON and as a worker's configuration."""
+    """Workers, slots, bytes and exponents per packet, as JSON and as a worker's configuration."""
     schedule = summed(in_network(8, slots=128, payload_bytes=1024))
     (path,) = write(schedule, tmp_path / "sum.job.json")
     job = json.loads(path.read_text())
@@ -53,14 +53,14 @@ def test_settings_are_those_of_the_switch(tmp_path):
 
 
 def test_a_bound_on_the_numbers_gives_one_scale():
-    """In place of exponents; it is the largest at which no sum of all workers overflows."""
+    """A bound on the numbers gives one scale instead of exponents: the largest without overflow."""
     job = switch_job(summed(in_network(8)), most=2)
     assert (job.scale, job.block) == (largest_scale(2, 8), None)
 
 
 @pytest.mark.slow
 def test_a_mix_says_the_share_of_the_switch():
-    """The bytes that the switch adds, of all; ranks add the rest."""
+    """For a mix of switch and ranks the job states the switch's share of the bytes."""
     problem = taccl.make_problem(in_network(8, slots=64), "allreduce", size_bytes=10**7)
     schedule = taccl.synthesize(problem, time_limit_s=60).schedule
     job = switch_job(schedule)
@@ -69,7 +69,7 @@ def test_a_mix_says_the_share_of_the_switch():
 
 
 def test_a_switch_of_real_numbers_has_no_scale():
-    """NVLink SHARP adds float32, and has neither slots nor packets to set."""
+    """NVLink SHARP adds float32, and has no scale, slots or packets."""
     schedule = summed(taccl.topologies.dgx_h100(nvls=True), "1GB")
     job = switch_job(schedule)
     assert (job.slots, job.packet_bytes, job.dtype, job.scale, job.block) == (
@@ -86,7 +86,7 @@ def test_a_switch_of_real_numbers_has_no_scale():
 
 
 def test_schedules_without_one_group_of_sums_are_refused():
-    """A ring has none; two groups of a switch are two jobs."""
+    """A schedule without in-network sums, or with two groups of them, is refused."""
     with pytest.raises(ExportError, match="no sum made by a switch"):
         switch_job(summed(in_network(4), name="ring"))
     groups = [range(4), range(4, 8)]
@@ -107,7 +107,7 @@ def test_schedules_without_one_group_of_sums_are_refused():
     ],
 )
 def test_what_the_prototype_lacks_is_refused(options, rank, message):
-    """With its limit."""
+    """Settings that the prototype lacks are refused with its limit."""
     job = switch_job(summed(in_network(**{"workers": 8, **options})))
     with pytest.raises(ExportError, match=message):
         job.switchml_config(rank)

@@ -47,7 +47,7 @@ def variables(folder, *names):
 
 
 def test_mi300x_is_told_by_rccls_own_variables(tmp_path):
-    """The folder holds algorithms alone, each of which RCCL reads."""
+    """For MI300X the folder contains only algorithms, which RCCL loads through its own variables."""
     folder = tmp_path / "a plan"
     saved(plan_of("mi300x", "allreduce"), folder)
     names = ("MSCCL_ALGO_DIR", "RCCL_MSCCL_ENABLE", "RCCL_MSCCL_FORCE_ENABLE", "RCCL_MSCCLPP_ENABLE")
@@ -60,7 +60,7 @@ def test_mi300x_is_told_by_rccls_own_variables(tmp_path):
 
 
 def test_every_size_of_the_plan_gets_its_file_from_rccl(tmp_path):
-    """The ends of ranges in whole chunks of 4-byte elements (of 8 chunks, 32 bytes), and no other number."""
+    """RCCL gets a file for every planned size, with ends of ranges in whole chunks of 4-byte elements."""
     plan = plan_of("mi300x", "allreduce")
     coverage = saved(plan, tmp_path / "p")["coverage"]["rccl"]
     chunks = " or ".join(map(str, sorted({each.program.size_chunks for each in plan.ranges})))
@@ -79,7 +79,7 @@ def test_every_size_of_the_plan_gets_its_file_from_rccl(tmp_path):
     "collective", thinned(["reduce_scatter", "allgather", "alltoall", "broadcast", "reduce"], every=2)
 )
 def test_rccl_reads_every_collective(collective, tmp_path):
-    """Files use RCCL's names, such as reducescatter."""
+    """Files use RCCL's names of collectives, such as reducescatter."""
     saved(plan_of("mi300x", collective, "rccl"), tmp_path / "p")
     known = {rccl.load(each).collective for each in (tmp_path / "p" / "msccl-algorithms").iterdir()}
     assert known == {collective.replace("_", "")}
@@ -94,7 +94,7 @@ def test_rccl_reads_every_collective(collective, tmp_path):
     ],
 )  # fmt: skip
 def test_mscclpp_gets_the_places_that_pytorch_calls(collective, places, tmp_path):
-    """One buffer in allreduce, reduce and broadcast; both ways in allgather and reduce-scatter; all plans work."""
+    """MSCCL++ gets the placements that PyTorch uses: in place, or both for allgather and reduce-scatter."""
     index = saved(plan_of("ring:4", collective), tmp_path / "p")
     for row in index["ranges"]:
         files = [name for key, name in row["files"].items() if key.startswith("mscclpp")]
@@ -104,7 +104,7 @@ def test_mscclpp_gets_the_places_that_pytorch_calls(collective, places, tmp_path
 
 
 def test_a_place_that_was_asked_for_is_the_only_one(tmp_path):
-    """Out of place, and no other."""
+    """A requested placement is the only one."""
     index = saved(plan_of("ring:4", "allreduce", in_place=False), tmp_path / "p")
     assert [set(row["files"]) for row in index["ranges"]] == [
         {"msccl_xml", "mscclpp", "schedule"} for _ in index["ranges"]
@@ -115,7 +115,7 @@ def test_a_place_that_was_asked_for_is_the_only_one(tmp_path):
 
 
 def test_mscclpp_serves_ranges_whose_protocol_it_lacks(tmp_path):
-    """Ranges of LL128 get files for a protocol that MSCCL++ has, which is noted; no size is left out."""
+    """Ranges planned for LL128, which MSCCL++ lacks, get files for another protocol, with a note."""
     plan = plan_of("mi300x", "allreduce")
     index = saved(plan, tmp_path / "p")
     lacking = [number for number, each in enumerate(plan.ranges, 1) if each.protocol == "ll128"]
@@ -138,7 +138,7 @@ def test_mscclpp_serves_ranges_whose_protocol_it_lacks(tmp_path):
 
 
 def test_mscclpp_serves_ranges_in_which_packets_are_not_safe(tmp_path):
-    """Beside MSCCL's LL files of a reduce, MSCCL++ gets Simple ones, which is noted."""
+    """If LL packets are unsafe for a reduce, MSCCL++ gets Simple files beside MSCCL's LL files, with a note."""
     plan = taccl.plan(
         "dgx-h100", "reduce", sizes=["4KB"], backend="greedy", time_limit_s=10, protocol="ll", baselines=False
     )
@@ -149,7 +149,7 @@ def test_mscclpp_serves_ranges_in_which_packets_are_not_safe(tmp_path):
 
 
 def test_a_plan_for_mscclpp_takes_its_protocols_alone(tmp_path):
-    """No range is for LL128, and there are no files for others."""
+    """A plan for MSCCL++ has no LL128 range, and no files for other runtimes."""
     plan = plan_of("mi300x", "allreduce", "mscclpp")
     assert {each.protocol for each in plan.ranges} <= {"ll", "simple"}
     index = saved(plan, tmp_path / "p")
@@ -158,7 +158,7 @@ def test_a_plan_for_mscclpp_takes_its_protocols_alone(tmp_path):
 
 
 def test_protocols_that_a_runtime_lacks_cannot_be_asked_of_it():
-    """LL128 of MSCCL++."""
+    """LL128 cannot be requested for MSCCL++."""
     with pytest.raises(InputError, match=r"MSCCL\+\+ runs allreduce on .* by simple or ll"):
         taccl.plan("mi300x", "allreduce", sizes=["1MB"], protocol="ll128", runtime="mscclpp")
     with pytest.raises(InputError, match=r"MSCCL\+\+ runs allreduce on .* by simple or ll"):
@@ -174,20 +174,20 @@ def test_protocols_that_a_runtime_lacks_cannot_be_asked_of_it():
     ],
 )
 def test_collectives_that_a_runtime_lacks_are_refused_before_the_search(topology, runtime, why):
-    """No progress is told, as nothing is searched."""
+    """A collective that the runtime lacks is refused before the search."""
     with pytest.raises(InputError, match=why):
         taccl.plan(topology, "scatter", runtime=runtime, progress=pytest.fail)
 
 
 def test_packets_do_not_compete_where_they_are_not_safe():
-    """A broadcast is no sum of all: MSCCL++ gets no LL, so that none is tried and left out."""
+    """MSCCL++ has no LL for a broadcast, so LL is not tried."""
     plan = brief_plan("mi300x", "broadcast", sizes=["4KB"], backend="greedy", runtime="mscclpp")
     assert {each.protocol for each in plan.ranges} == {"simple"}
     assert not any("left out" in note for note in plan.notes)
 
 
 def test_runtimes_are_named_as_people_write_them():
-    """MSCCL++ is not MSCCL; others are an error that lists all."""
+    """MSCCL++ and MSCCL are distinct names; unknown runtimes give an error that lists all."""
     assert runtime_named("MSCCL++").name == "mscclpp"
     assert runtime_named("MSCCL").name == "msccl"
     with pytest.raises(InputError, match="msccl, msccl-executor, rccl, mscclpp"):
@@ -195,7 +195,7 @@ def test_runtimes_are_named_as_people_write_them():
 
 
 def test_machines_have_their_makers_runtime():
-    """RCCL for AMD's, by the machine's or the file's name."""
+    """AMD machines get RCCL by machine or file name."""
     own = replace(taccl.topologies.ring(2), name="mi250x2", machine="")
     assert [each.name for each in usual_runtimes(own)] == ["rccl", "mscclpp"]
     assert [each.name for each in usual_runtimes(taccl.topologies.dgx2())] == ["msccl", "mscclpp"]
@@ -204,7 +204,7 @@ def test_machines_have_their_makers_runtime():
 
 
 def test_roots_that_no_runtime_of_xml_looks_at_are_said(tmp_path):
-    """A file from rank 2 would serve broadcasts from every rank; MSCCL++'s module compares."""
+    """A note says that XML runtimes ignore the root, while MSCCL++'s module checks it."""
     plan = brief_plan("ring:4", "broadcast", root=2, sizes=["4KB"], backend="greedy")
     index = saved(plan, tmp_path / "p")
     unseen = "runtimes of MSCCL XML take every broadcast for one with root 2"
@@ -214,7 +214,7 @@ def test_roots_that_no_runtime_of_xml_looks_at_are_said(tmp_path):
 
 
 def test_gaps_are_said():
-    """Files from 2 KB to 1 MB, of a plan from 1 KB to 64 MB: what lies before and behind."""
+    """Sizes of the plan below 2 KB and above 1 MB, which files do not cover, are stated."""
     plan = plan_of("ring:4", "allreduce")
     low, high = plan.ranges[0].min_bytes, plan.ranges[-1].max_bytes
     assert (low, high) == (4000, 64 * 10**6)
@@ -227,7 +227,7 @@ def test_gaps_are_said():
 
 @pytest.mark.parametrize(("num_chunks", "served"), [(8, True), (4, True), (6, False), (12, False)])
 def test_chunks_that_divide_no_power_of_two_are_said(num_chunks, served):
-    """A file of 6 chunks is skipped for 2 ** 20 elements, which the line tells."""
+    """A file of 6 chunks is skipped for 2 ** 20 elements, which the coverage line says."""
     files = [ServedSizes("a", 4000, 64 * 10**6, True, num_chunks=num_chunks)]
     text = coverage_text(RUNTIMES["rccl"], plan_of("ring:4", "allreduce"), files)
     told = "" if served else " (which leaves out powers of two)"
@@ -244,7 +244,7 @@ def test_chunks_that_divide_no_power_of_two_are_said(num_chunks, served):
     ],
 )
 def test_data_are_cut_so_that_files_serve_powers_of_two(topology, collective, counts):
-    """3, 6 or 12 chunks are not tried where files of these are skipped for 2 ** 20 elements."""
+    """3, 6 and 12 chunks are not tried, as such files are skipped for 2 ** 20 elements."""
     fabric = parse(topology)
     whole = taccl.make_problem(fabric, collective, size_bytes=10**6).collective
     assert tuple(serving_counts(whole, DEFAULTS.suggesting.counts)) == counts
@@ -252,7 +252,7 @@ def test_data_are_cut_so_that_files_serve_powers_of_two(topology, collective, co
 
 @pytest.mark.parametrize(("unit", "served"), [(96, False), (1536, False), (128, True)])
 def test_units_of_bytes_that_divide_no_power_of_two_are_said(unit, served):
-    """MSCCL++ refuses 2 ** 20 bytes in 6 chunks, each a multiple of 16 bytes."""
+    """MSCCL++ refuses 2 ** 20 bytes in 6 chunks of multiples of 16 bytes, which is stated."""
     files = [ServedSizes("a", 4000, 64 * 10**6, True, unit)]
     text = coverage_text(RUNTIMES["mscclpp"], plan_of("ring:4", "broadcast"), files)
     assert text.endswith("multiples of 128B" if served else "B (which leaves out powers of two)")
@@ -261,7 +261,7 @@ def test_units_of_bytes_that_divide_no_power_of_two_are_said(unit, served):
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["msccl", "mscclpp"])
 def test_a_plan_serves_powers_of_two(runtime):
-    """On a DGX-1, whose best allreduce has 6 chunks per rank, the plan has a power of two, and says so."""
+    """On a DGX-1, whose best allreduce has 6 chunks per rank, the plan uses a power of two and says so."""
     plan = brief_plan("dgx1", "allreduce", sizes=["64MB"], runtime=runtime)
     assert plan.ranges[0].program.size_chunks.bit_count() == 1
     assert any("so that files serve powers of two" in note for note in plan.notes)
@@ -269,28 +269,28 @@ def test_a_plan_serves_powers_of_two(runtime):
 
 @pytest.mark.slow
 def test_a_number_of_chunks_of_a_sketch_holds():
-    """A sketch of six chunks per rank has them, and the line of coverage says what that leaves out."""
+    """A sketch's six chunks per rank are kept, and the coverage line names the sizes left out."""
     sketch = taccl.Sketch.from_dict({"schema": 1, "name": "six", "chunks": {"per_rank": 6}})
     plan = brief_plan("ring:4", "broadcast", sketches=[sketch], sizes=["1MB"], baselines=False)
     assert plan.ranges[0].program.size_chunks % 6 == 0
 
 
 def test_chunks_of_each_rank_count_for_collectives_by_rank():
-    """An allgather of 3 ranks in 6 chunks takes 2 ** 20 elements from each rank."""
+    """In an allgather of 3 ranks in 6 chunks, 2 ** 20 elements count per rank."""
     files = [ServedSizes("a", 4000, 64 * 10**6, False, num_chunks=6)]
     text = coverage_text(RUNTIMES["rccl"], plan_of("ring:3", "allgather"), files)
     assert text == "rccl: 4KB to 64MB in 1 file, out of place, multiples of 6 elements"
 
 
 def test_files_that_msccl_does_not_load_serve_nothing():
-    """It loads four."""
+    """Files beyond the four that MSCCL loads serve nothing, which is stated."""
     plan = plan_of("ring:4", "allreduce")
     served = [ServedSizes(str(i), 4000 + 1000 * i, 4999 + 1000 * i, True) for i in range(5)]
     assert coverage_text(RUNTIMES["msccl"], plan, served).startswith("msccl: 4KB to 7.999KB in 4 files")
 
 
 def test_the_folder_of_algorithms_is_replaced_only_as_it_was(tmp_path):
-    """A file of another in it keeps the whole plan."""
+    """If the folder of algorithms contains a foreign file, the saved plan is not replaced."""
     plan = plan_of("mi300x", "allreduce", "rccl")
     folder = tmp_path / "p"
     plan.save(folder)
@@ -301,7 +301,7 @@ def test_the_folder_of_algorithms_is_replaced_only_as_it_was(tmp_path):
 
 
 def test_kernels_of_a_whole_collective_have_their_own_launch():
-    """MSCCL++ launches one kernel; files for MSCCL run in a kernel of NCCL, with its launch and base."""
+    """A single MSCCL++ kernel has its own launch cost; MSCCL files have NCCL's launch and base."""
     fabric, kind = taccl.topologies.dgx_a100(), taccl.collectives.allgather(8)
     launches = {
         name: {float(e.launch_us) for e in under_protocols_of(RUNTIMES[name], fabric, kind, "auto", {})}

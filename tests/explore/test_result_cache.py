@@ -1,4 +1,4 @@
-"""The cache of results: by content, verified when read, shared by processes."""
+"""The cache of results: keyed by content, verified when read, shared by processes."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ from taccl.synthesis import register, unregister
 from tests.hardships import without_privileges
 
 KEY = "0" * 64
-#: The real one, whatever stands in its place.
+#: The real function, also while it is replaced.
 SYNTHESIZE = taccl.synthesize
 
 
@@ -33,7 +33,7 @@ def stored(problem, cache):
 
 
 def refused(cache, key, match):
-    """Whether an entry is a miss, and it is said why."""
+    """True if the entry is a miss with a matching reason."""
     return re.search(match, cache.find(key)) is not None
 
 
@@ -45,7 +45,7 @@ def edit(path, change):
 
 
 def test_a_second_comparison_is_read(problem, cache, stored):
-    """The same call gives the same table, its seconds included, without running anything."""
+    """The same comparison is read from the cache, with its seconds, without a run."""
     again = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache, full=True)
     assert again.from_cache.all()
     expected = stored._replace(from_cache=True)
@@ -60,14 +60,14 @@ def test_an_entry_is_a_schedule_file(problem, cache, stored):
 
 
 def test_a_run_without_a_schedule_has_none(impossible, cache):
-    """Its key is known, and the error says what became of it."""
+    """A run without a schedule has a key, and asking for its schedule gives the run's error."""
     table = taccl.compare(impossible, backends=["greedy"], num_workers=1, cache=cache, full=True)
     with pytest.raises(InputError, match=r"found a run without a schedule \(infeasible\)"):
         cache.schedule(table.key[0])
 
 
 def test_a_schedule_that_is_not_there(cache):
-    """Asking for one says where it was looked for."""
+    """The error for a missing schedule names where it was sought."""
     with pytest.raises(taccl.InputError, match="found nothing in"):
         cache.schedule(KEY)
     with pytest.raises(taccl.InputError, match="64 hexadecimal digits"):
@@ -76,7 +76,7 @@ def test_a_schedule_that_is_not_there(cache):
 
 @pytest.mark.slow
 def test_proofs_of_infeasibility_are_stored(impossible, cache):
-    """That there is no schedule is read like a schedule."""
+    """A proof of infeasibility is stored and read."""
     for known in (False, True):
         (row,) = taccl.compare(
             impossible, backends=["greedy"], num_workers=1, cache=cache, full=True
@@ -86,7 +86,7 @@ def test_proofs_of_infeasibility_are_stored(impossible, cache):
 
 @pytest.mark.parametrize("kind", [taccl.NoSolutionError, taccl.SolverUnavailableError, MemoryError])
 def test_failures_of_the_moment_are_not_stored(problem, cache, monkeypatch, kind):
-    """What more time, a licence or memory would mend is tried again."""
+    """Failures for lack of time, licence or memory are not stored."""
 
     def synthesize(*_, **__):
         raise kind("not now")
@@ -98,7 +98,7 @@ def test_failures_of_the_moment_are_not_stored(problem, cache, monkeypatch, kind
 
 
 def test_interrupted_results_are_not_stored(problem, cache, monkeypatch):
-    """The best so far is in the table, but the search is taken up again."""
+    """Interrupted results are in the table but not stored."""
 
     def synthesize(problem, **options):
         return dataclasses.replace(SYNTHESIZE(problem, **options), stopped="interrupted")
@@ -111,7 +111,7 @@ def test_interrupted_results_are_not_stored(problem, cache, monkeypatch):
 
 
 def test_keys_tell_runs_apart(monkeypatch):
-    """Problem, options and versions each change the key; nothing else does."""
+    """Problem, options and versions change the key; nothing else does."""
     options = {"backend": "greedy", "seed": 0, "time_limit_s": 30.0, "threads": 1}
     key = key_of("a", **options)
     assert key == key_of("a", **dict(reversed(options.items())))
@@ -123,7 +123,7 @@ def test_keys_tell_runs_apart(monkeypatch):
 
 
 def test_a_registered_proposer_changes_the_key():
-    """A run with a user's proposer is not the run without it."""
+    """A registered proposer changes the key."""
 
     class Mine:
         name = "mine"
@@ -155,7 +155,7 @@ def test_a_registered_proposer_changes_the_key():
     ],
 )
 def test_damage_is_a_miss(problem, cache, stored, damage, match):
-    """A file that is cut short or was edited is not used, and says so; the next run replaces it."""
+    """A truncated or edited file is a miss with a reason, and the next run replaces it."""
     damage(cache.path(stored.key))
     assert refused(cache, stored.key, match)
     with pytest.warns(CacheWarning):
@@ -167,7 +167,7 @@ def test_damage_is_a_miss(problem, cache, stored, damage, match):
 
 
 def test_a_wrong_schedule_is_a_miss(cache, stored):
-    """Digests that fit do not help a schedule that the verifier refuses."""
+    """A schedule that the verifier refuses is a miss, even with matching digests."""
     entry = cache.find(stored.key)
     columns = {
         n: getattr(entry.schedule, n)[1:] for n in ("chunk", "link", "start", "end", "group", "reduce")
@@ -187,7 +187,7 @@ def test_a_wrong_schedule_is_a_miss(cache, stored):
     ],
 )  # fmt: skip
 def test_a_row_that_is_not_its_schedules_is_a_miss(cache, stored, said):
-    """Digests that fit do not help a row that says what its schedule, and its bound, do not."""
+    """A row that contradicts its schedule or bound is a miss, even with matching digests."""
     entry = cache.find(stored.key)
     cache.store(entry_document(stored.key, entry.row | said, entry.schedule))
     assert refused(cache, stored.key, "made anew")
@@ -195,7 +195,7 @@ def test_a_row_that_is_not_its_schedules_is_a_miss(cache, stored, said):
 
 @pytest.mark.slow
 def test_the_row_of_a_compact_schedule_is_its_own(cache):
-    """What only the compiled search finds is read as it was stored."""
+    """The row of a compact schedule is read as stored."""
     problem = taccl.make_problem(
         taccl.topologies.torus(7, 7), "alltoall", size_bytes=49_000, chunks_per_rank=1
     )
@@ -207,25 +207,25 @@ def test_the_row_of_a_compact_schedule_is_its_own(cache):
 
 
 def test_the_result_of_another_run_is_a_miss(cache, stored):
-    """A file that was moved to another key is not used."""
+    """A file moved to another key is a miss."""
     cache.path(stored.key).rename(cache.path(KEY))
     assert refused(cache, KEY, "another run")
 
 
 def test_the_result_of_another_problem_is_a_miss(problem, cache, stored):
-    """Nor is one whose problem is not the caller's."""
+    """An entry of another problem is a miss."""
     other = dataclasses.replace(problem, size_bytes=5)
     assert "another problem" in cache.find(stored.key, other)
 
 
 def test_reading_gives_the_callers_problem(problem, cache, stored):
-    """Where the problem is known it is not built anew."""
+    """A schedule read for a known problem refers to that object."""
     assert cache.find(stored.key, problem).schedule.problem is problem
 
 
 @pytest.mark.slow
 def test_what_cannot_be_stored_is_told_once(problem, tmp_path):
-    """A folder that cannot be made costs nothing but the cache."""
+    """A folder that cannot be made gives one warning and no cache."""
     (tmp_path / "file").write_text("")
     with pytest.warns(CacheWarning, match="cannot be stored") as caught:
         table = taccl.compare(
@@ -236,7 +236,7 @@ def test_what_cannot_be_stored_is_told_once(problem, tmp_path):
 
 @pytest.mark.slow
 def test_info_and_clear(problem, cache):
-    """What is counted is what is removed; what others put into the folder stays."""
+    """`info` counts exactly the files that `clear` removes; other files stay."""
     assert cache.info().num_entries == 0
     taccl.compare(problem, backends=["greedy"], seeds=range(3), num_workers=1, cache=cache, full=True)
     key = "ab" * 32
@@ -263,7 +263,7 @@ def test_info_and_clear(problem, cache):
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="the folders of Linux")
 def test_the_users_folder(monkeypatch, environment, expected):
-    """TACCL_CACHE_DIR, or where the platform keeps caches."""
+    """The folder is TACCL_CACHE_DIR, or the platform's cache folder."""
     for name in ("TACCL_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/me")
@@ -274,7 +274,7 @@ def test_the_users_folder(monkeypatch, environment, expected):
 
 @pytest.mark.slow
 def test_processes_share_a_folder(problem, cache):
-    """Two processes store under the same keys while this one reads: never a half-written entry."""
+    """Two processes write the same keys while this one reads: no half-written entry appears."""
     script = textwrap.dedent("""
         import sys, taccl
         from taccl.explore.cache import entry_document
@@ -307,7 +307,7 @@ def test_a_cache_says_where_it_is(tmp_path):
 
 
 def test_a_folder_that_cannot_be_is_told(problem, tmp_path):
-    """A name that is too long: what is found is returned, with a warning; to look into it is bad input."""
+    """A folder name that is too long gives a warning when storing and an error when inspected."""
     cache = Cache(tmp_path / ("a" * 300))
     with pytest.warns(CacheWarning, match="cannot be stored .*too long"):
         table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache, full=True)
@@ -326,19 +326,19 @@ def test_a_file_is_no_cache(tmp_path):
 
 @pytest.mark.parametrize("folder", ["", "a\0b", 3])
 def test_what_is_no_path_is_refused(folder):
-    """An empty path would be the current folder."""
+    """An empty path is refused."""
     with pytest.raises(taccl.InputError, match="expected .* path"):
         Cache(folder)
 
 
 def test_an_unknown_user_stays_as_written(monkeypatch):
-    """A home that nobody has is a folder's name, as in a shell."""
+    """ "~name" of an unknown user is used as a folder name, as in a shell."""
     monkeypatch.setenv("TACCL_CACHE_DIR", "~nobody-has-this-name/x")
     assert cache_folder() == Path("~nobody-has-this-name/x")
 
 
 def test_a_user_without_a_home_has_a_cache(monkeypatch, tmp_path):
-    """Where HOME is unset and the system does not know the user, as in many containers."""
+    """Without HOME and without a known user, as in many containers, the cache is in the temporary folder."""
     for name in ("TACCL_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
@@ -349,7 +349,7 @@ def test_a_user_without_a_home_has_a_cache(monkeypatch, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["a folder in place of an entry", "a file in place of a folder"])
 def test_what_is_in_the_way_is_told(problem, cache, stored, what):
-    """The result comes all the same, with one warning."""
+    """If something blocks the entry's path, the result is returned with one warning."""
     path = cache.path(stored.key)
     if what == "a file in place of a folder":
         path.unlink()
@@ -365,7 +365,7 @@ def test_what_is_in_the_way_is_told(problem, cache, stored, what):
 
 @pytest.mark.slow
 def test_a_cache_without_rights_is_told(read_only):
-    """A folder that may not be written, and entries that may not be read: the same table, with a warning each."""
+    """Unwritable folders and unreadable entries give the same table, with a warning each."""
     script = textwrap.dedent("""
         import os, sys, taccl, warnings
         from taccl.topology.registry import parse

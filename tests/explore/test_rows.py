@@ -1,4 +1,4 @@
-"""The schema of comparisons: documented, and plain."""
+"""The schema of comparison tables."""
 
 import json
 import re
@@ -11,7 +11,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "compare.md"
 
 
 def test_the_page_lists_the_columns():
-    """The table of the documentation is the schema."""
+    """The documentation's table lists the schema."""
     listed = re.findall(r"^\| `(\w+)` \| (\w+) \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert listed == [(column.name, column.dtype, column.meaning) for column in COLUMNS]
 
@@ -24,7 +24,7 @@ def test_names_are_distinct():
 
 
 def test_rows_are_plain(problem):
-    """Rows of a table are JSON, with null for what is missing, and make the same table again."""
+    """Rows are JSON with null for missing values, and make the same table again."""
     table = taccl.compare(
         problem, backends=["greedy", "pulp:MOSEK"], num_workers=1, cache=False, time_limit_s=5, full=True
     )
@@ -34,14 +34,12 @@ def test_rows_are_plain(problem):
 
 
 def test_an_empty_table_has_every_column():
-    """Types do not depend on rows."""
+    """An empty table has the same column types."""
     assert list(frame([]).dtypes) == list(frame([new_row()]).dtypes)
 
 
 def test_the_best_bound_holds_for_all_runs_of_a_problem():
-    """The larger bound of 2 and 4 us holds: a finish of 4 is proven for its chunks, one of 6 has a gap of a
-    half.
-    """
+    """The larger bound of 2 and 4 us counts for all runs: a finish of 4 is proven, 6 has a gap of a half."""
     made = [
         new_row(
             problem_digest=digest,
@@ -60,7 +58,7 @@ def test_the_best_bound_holds_for_all_runs_of_a_problem():
 
 
 def test_the_best_bound_over_all_chunkings_is_in_both_of_its_columns():
-    """Runs of an open problem prove 3 and 4 us: each row shows 4 as its bound and as that over all chunkings."""
+    """If runs of an open problem prove 3 and 4 us, each row shows 4 in both bound columns."""
     made = [
         new_row(problem_digest="a", bound_scope="all chunkings", finish_us=6.0, bound_us=bound, gap=6 / bound - 1,
                 bound_of_every_cut_us=bound, gap_of_every_cut=6 / bound - 1, status="found")

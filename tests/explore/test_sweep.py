@@ -1,4 +1,4 @@
-"""`taccl.sweep`: every combination is a row, whether it makes a problem or not."""
+"""`taccl.sweep`: every combination gives a row, also one that makes no problem."""
 
 import pytest
 
@@ -22,13 +22,13 @@ def sweep(topology, collective, **options):
 
 @pytest.fixture
 def tiny():
-    """A sketch that says sizes and no more."""
+    """A sketch with sizes only."""
     return taccl.Sketch.from_toml(TOML)
 
 
 @pytest.mark.slow
 def test_every_combination_is_a_row(tiny):
-    """Sketches first, then sizes, cuts, backends and seeds."""
+    """Rows are ordered by sketches, sizes, chunks per rank, backends and seeds."""
     table = sweep(
         "ring:4",
         "allgather",
@@ -46,20 +46,20 @@ def test_every_combination_is_a_row(tiny):
 
 
 def test_size_and_cut_default_to_the_sketch(tiny):
-    """The sketch asks for two chunks of 1 MB a rank: 8 MB over four ranks."""
+    """Without a size the sketch's two chunks of 1 MB per rank are used: 8 MB over four ranks."""
     (row,) = sweep("ring:4", "allgather", sketches=tiny).itertuples()
     assert (row.size_bytes, row.chunks_per_rank, row.status) == (8 * 10**6, 2, "proven for its chunks")
 
 
 @pytest.mark.slow
 def test_finish_grows_with_size():
-    """Two hops in one chunk per rank take 2 x (0.5 + 0.02) us for 4 KB, and 2 x (0.5 + 20) us for 4 MB."""
+    """Two hops take 2 x (0.5 + 0.02) us for 4 KB and 2 x (0.5 + 20) us for 4 MB."""
     table = sweep("ring:4", "allgather", sizes=["4KB", "4MB"], chunks_per_rank=[1])
     assert list(table.finish_us) == [1.04, 41.0]
 
 
 def test_a_sketch_of_another_machine_is_a_row(tiny):
-    """It says why, and does not keep the others from running."""
+    """A sketch for another machine gives a row with the reason, and the others run."""
     wrong, right = sweep("ring:4", "allgather", sketches=["ndv2/sk1", tiny], sizes=["4KB"]).itertuples()
     assert (wrong.status, wrong.sketch, wrong.size_bytes) == ("does not fit", "ndv2-sk1", 4000)
     assert "found 'ndv2', but the topology ring:4" in wrong.error
@@ -67,21 +67,21 @@ def test_a_sketch_of_another_machine_is_a_row(tiny):
 
 
 def test_no_size_is_a_row():
-    """Without a sketch that says one, a size is needed."""
+    """Without any size the row states that one is needed."""
     (row,) = sweep("ring:4", "allgather").itertuples()
     assert (row.status, "found no size" in row.error) == ("does not fit", True)
 
 
 @pytest.mark.slow
 def test_root(tiny):
-    """A named broadcast starts where it is told to: three hops at most on a ring of six."""
+    """A broadcast with root 3 takes at most three hops on a ring of six."""
     (row,) = sweep("ring:6", "broadcast", root=3, sizes=["1KB"]).itertuples()
     assert row.status == "proven for its chunks"
     assert "rank 0" in row.bound_limits
 
 
 def test_a_collective_at_hand():
-    """A collective that is made already is swept as it is."""
+    """A given collective object is swept unchanged."""
     ring = taccl.topologies.parse("ring:4")
     collective = taccl.collectives.allgather(4, chunks_per_rank=2)
     (row,) = sweep(ring, collective, sizes=["4KB"]).itertuples()
@@ -97,13 +97,13 @@ def test_a_collective_at_hand():
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_at_all(options, match):
-    """Typing errors are refused before anything runs."""
+    """Wrong types are refused before anything runs."""
     with pytest.raises(taccl.InputError, match=match):
         sweep("ring:4", "allgather", **{"sizes": ["4KB"], **options})
 
 
 def test_unknown_names():
-    """So are unknown topologies and collectives, and a root that is not there."""
+    """Unknown topologies and collectives, and an unknown root, are refused."""
     with pytest.raises(taccl.InputError, match="rong"):
         sweep("rong:4", "allgather", sizes=["4KB"])
     with pytest.raises(taccl.InputError, match="allgthr"):
@@ -113,7 +113,7 @@ def test_unknown_names():
 
 
 def test_cuts_of_a_collective_at_hand():
-    """A collective with a fixed number of chunks cannot be cut otherwise."""
+    """Chunks per rank are refused for a collective with a fixed number."""
     with pytest.raises(taccl.InputError, match="name the collective instead"):
         whole = taccl.collectives.allgather(4, chunks_per_rank=1)
         sweep("ring:4", whole, sizes=["4KB"], chunks_per_rank=[2])
@@ -131,7 +131,7 @@ def test_a_sweep_resumes(cache):
 
 @pytest.mark.slow
 def test_a_reduction_has_a_first_schedule():
-    """An allreduce has one once both of its halves have."""
+    """An allreduce has a first schedule once both phases have."""
     (row,) = sweep("ring:4", "allreduce", sizes=["4MB"], backends=["auto"]).itertuples()
     assert row.verified
     assert 0 < row.first_schedule_s <= row.seconds
@@ -139,7 +139,7 @@ def test_a_reduction_has_a_first_schedule():
 
 @pytest.mark.slow
 def test_the_number_of_chunks_is_chosen_where_nothing_says_it():
-    """A broadcast of 1 GB on a ring goes in pieces, one of 2 B in two at most; numbers that are given hold."""
+    """Open numbers of chunks are chosen: several for a 1 GB broadcast on a ring, at most two for 2 B."""
     options = {"sizes": [2, 10**9], "backends": ["greedy"], "num_workers": 1, "cache": False, "full": True}
     options["parameters"] = [BRIEF]
     chosen = taccl.sweep("ring:4", "broadcast", **options)
@@ -151,7 +151,7 @@ def test_the_number_of_chunks_is_chosen_where_nothing_says_it():
 
 @pytest.mark.slow
 def test_compare_gives_all_backends_the_chunks_of_a_synthesis():
-    """An open number of chunks is chosen alike for each backend; the portfolio may find better ones."""
+    """`compare` gives every backend the same chosen number of chunks."""
     problem = taccl.make_problem(taccl.topologies.ring(4), "broadcast", size_bytes=10**9)
     table = taccl.compare(
         problem, backends=["greedy", "auto"], parameters=[BRIEF], num_workers=1, cache=False, full=True

@@ -1,4 +1,4 @@
-"""What public functions take: what is plainly meant is accepted, and the rest is refused in one sentence."""
+"""Argument checks of public functions: clear values are accepted, others refused in one sentence."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def asked(
     size: Bytes | Sequence[Bytes] | None = None,
     path: str | PathLike[str] = "",
 ) -> dict[str, object]:
-    """What a checked function is given."""
+    """The arguments of a checked function, as it receives them."""
     return dict(locals())
 
 
@@ -61,7 +61,7 @@ def asked(
     ],
 )  # fmt: skip
 def test_what_is_plainly_meant(name, value, expected):
-    """Whole numbers of any kind, sizes and times as text, one where several are asked for."""
+    """Integers of any type, sizes and times as text, and single values in place of lists are accepted."""
     given = asked(**{name: value})[name]
     assert given == expected
     assert type(given) is type(expected)
@@ -89,21 +89,21 @@ def test_what_is_plainly_meant(name, value, expected):
     ],
 )
 def test_what_is_not_meant(name, value, message):
-    """The sentence names the parameter, what was found, and what was expected."""
+    """The error names the parameter, the value found and the expected kind."""
     with pytest.raises(InputError) as caught:
         asked(**{name: value})
     assert str(caught.value) == message
 
 
 def test_further_arguments_are_read_as_well():
-    """What stands behind the asterisk has a name, too."""
+    """Arguments after the asterisk are checked under their name."""
     assert asked(1, np.int64(2), 3.0)["numbers"] == (2, 3)
     with pytest.raises(InputError, match="numbers: found 'x'"):
         asked(1, 2, "x")
 
 
 def test_each_call_reads_its_own_values():
-    """A call whose arguments have the types of an earlier call is checked by its own values."""
+    """Each call is checked by its own values, also if types equal those of an earlier call."""
     assert asked(np.int64(2), kind="send")["count"] == 2
     assert asked(np.int64(3), kind="receive")["count"] == 3
     with pytest.raises(InputError, match="kind"):
@@ -111,7 +111,7 @@ def test_each_call_reads_its_own_values():
 
 
 def test_an_unknown_argument_is_a_type_error_that_names_the_nearest():
-    """As of any function of Python's, and with what was likely meant."""
+    """An unknown argument is a TypeError that suggests the nearest name."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'secnds'; did you mean 'seconds'"):
         asked(secnds=1)
     with pytest.raises(TypeError, match=r"make_problem\(\) got an .* 'size'; did you mean 'size_bytes'"):
@@ -119,11 +119,11 @@ def test_an_unknown_argument_is_a_type_error_that_names_the_nearest():
 
 
 def test_keywords_of_a_record_are_read_by_its_fields():
-    """Those of ``**arguments: Unpack[Record]``; other words are refused as of any function."""
+    """Keywords of ``**arguments: Unpack[Record]`` are checked by the record's fields; others are refused."""
 
     @checked
     def taken(**arguments: Unpack[CollectiveArguments]) -> CollectiveArguments:
-        """The arguments given."""
+        """Return the given arguments."""
         return arguments
 
     assert taken(root=1.0, counts=np.array([2, 0])) == {"root": 1, "counts": (2, 0)}
@@ -135,12 +135,12 @@ def test_keywords_of_a_record_are_read_by_its_fields():
 
 @pytest.mark.parametrize("number", [3, np.int64(3), np.uint8(3), 3.0])
 def test_whole_numbers_of_any_kind(number):
-    """A number of numpy's comes out as Python's."""
+    """Integers of numpy become Python's."""
     assert type(whole_number(number, "seed", at_least=0)) is int
 
 
 def test_what_is_found_stays_short_and_on_one_line():
-    """A long value, one of several lines, a class, and a value of taccl's."""
+    """Quoted values are short and on one line: long text, several lines, a class, and a taccl object."""
     assert len(quoted("x" * 1000)) <= 60
     assert "\n" not in quoted(np.zeros((3, 3)))
     assert quoted(int) == "the class int"
@@ -149,25 +149,25 @@ def test_what_is_found_stays_short_and_on_one_line():
 
 @pytest.mark.slow
 def test_a_result_stands_for_its_schedule(small):
-    """`verify`, `simulate` and `save` take what `synthesize` returns."""
+    """`verify`, `simulate` and `save` accept a result in place of its schedule."""
     assert taccl.verify(small.result).ok
     assert taccl.simulate(small.result).schedule == small.schedule
 
 
 def test_what_is_another_thing_is_named(small):
-    """A sketch is no problem, and the sentence says what makes one."""
+    """The error for a sketch in place of a problem names the function that makes one."""
     with pytest.raises(InputError, match=r"problem: found a sketch; expected a problem \(.*make_problem"):
         taccl.synthesize(small.sketch)
 
 
 def test_bytes_as_text_are_one_size(small):
-    """``"1111"`` was four chunks of one byte."""
+    """``chunk_bytes="1111"`` is one size, not four chunks of 1 B."""
     problem = taccl.make_problem(small.topology, small.collective, chunk_bytes="1111")
     assert problem.chunk_bytes == (1111,) * small.collective.num_chunks
 
 
 def test_what_numpy_counts_can_be_saved(tmp_path):
-    """Numbers of numpy's in a topology, a collective and sizes are Python's in the file."""
+    """Numpy numbers in a topology, a collective and sizes are saved as Python's."""
     builder = TopologyBuilder("two", np.array([0, 0]))
     for ends in np.array([[0, 1], [1, 0]]):
         builder.add_link(*ends, alpha_us=np.float64(0.5), beta_us_per_mb=np.int64(2))
@@ -191,13 +191,13 @@ def test_what_numpy_counts_can_be_saved(tmp_path):
     ],
 )  # fmt: skip
 def test_clauses_name_what_there_is(small, clauses):
-    """A link, a rank or a permutation that the topology lacks."""
+    """Clauses with an unknown link, rank or permutation are refused."""
     with pytest.raises(InputError, match=f"clauses.{next(iter(clauses))}"):
         taccl.make_problem(ring(4), taccl.collectives.allgather(4), chunk_bytes=1, clauses=Clauses(**clauses))
 
 
 def test_chunks_by_hand_have_ranks_of_pythons():
-    """Ranks in a list, and of numpy's; and what is no rank."""
+    """Ranks of chunks may be lists of numpy integers; other values are refused."""
     [chunk] = Collective("mine", 2, (Chunk([np.int64(0)], (np.int64(1),), np.int64(1)),), True).chunks
     assert (chunk.origins, chunk.destinations, chunk.root) == ((0,), (1,), 1)
     assert {type(chunk.origins[0]), type(chunk.destinations[0]), type(chunk.root)} == {int}
@@ -206,7 +206,7 @@ def test_chunks_by_hand_have_ranks_of_pythons():
 
 
 def test_what_json_cannot_hold(small, tmp_path):
-    """Numbers of numpy's are kept, and an object is refused, in what is said of a schedule."""
+    """Numpy numbers in `extra` are saved, and arbitrary objects refused."""
     taccl.save(small.schedule, tmp_path / "kept.json", extra={"seed": np.int64(3)})
     with pytest.raises(InputError, match="extra: found a value that JSON cannot hold"):
         taccl.save(small.schedule, tmp_path / "odd.json", extra={"seed": object()})
@@ -214,14 +214,14 @@ def test_what_json_cannot_hold(small, tmp_path):
 
 @pytest.mark.parametrize("ask", ["may_carry", "is_internode"])
 def test_links_that_do_not_exist(small, ask):
-    """Link 99 of a ring of two, which once was admitted."""
+    """Link 99 of a ring of two is refused."""
     with pytest.raises(InputError, match="link: found 99; expected a number from 0 to 1"):
         small.problem.may_carry(99, 0) if ask == "may_carry" else small.topology.is_internode(99)
 
 
 @pytest.fixture(scope="module")
 def small():
-    """A ring of two, and one of everything on it."""
+    """A ring of two, and one object of each kind on it."""
     topology = ring(2)
     collective = taccl.collectives.allgather(2)
     problem = taccl.make_problem(topology, collective, size_bytes=2000)
@@ -232,7 +232,7 @@ def small():
     )  # fmt: skip
 
 
-#: Public functions with what they are given by default; ``"@topology"`` stands for one that is at hand.
+#: {public function: default arguments}; ``"@topology"`` stands for the object of that name.
 GIVEN: dict[str, dict[str, object]] = {
     **{
         f"collectives.{name}": {"num_ranks": 2, "chunks_per_rank": 1}
@@ -479,14 +479,14 @@ GIVEN: dict[str, dict[str, object]] = {
     },
 }  # fmt: skip
 
-#: What none of them means, or nearly none.
+#: Values that (almost) no parameter accepts.
 ODD: tuple[object, ...] = (
     None, "x", "", 1.5, math.nan, math.inf, -1, 0, True, 2**70, object(), [], {}, b"", int, [None], ["x"],
     {"x": "x"}, (0, 0, 0), np.int64(2), np.float64(1.5), np.array([1, 2]), np.array("x"), Path("x"),
     "@result", "@sketch", lambda *_: None, Fraction(1, 3), range(3), {0, 1},
 )  # fmt: skip
 
-#: Public names that are no function of their caller's making: what the library returns, and errors.
+#: Public names that users do not call: types of results, and errors.
 RETURNED = (
     "Certificate", "Diagnosis", "Dimensions", "Execution", "Explanation", "Fit", "ImplicitResult",
     "ImplicitSchedule", "Interpretation", "Placement", "Plan", "Prediction", "Prices", "Program", "Replan",
@@ -496,7 +496,7 @@ RETURNED = (
 
 
 def public_functions():
-    """Every public function and class by name, those of the namespaces too."""
+    """{name: public function or class}, including namespaces."""
     for name in taccl.__all__:
         found = getattr(taccl, name)
         if inspect.ismodule(found):
@@ -510,7 +510,7 @@ def public_functions():
     ("name", "function"), list(public_functions()), ids=lambda each: each if isinstance(each, str) else ""
 )
 def test_every_public_function_is_checked(name, function):
-    """Its parameters have kinds; no function that takes arguments was forgotten."""
+    """Every public function with arguments checks them."""
     if name in RETURNED or not callable(function) or not inspect.signature(function).parameters:
         return
     called = function.__init__ if inspect.isclass(function) else function
@@ -520,7 +520,7 @@ def test_every_public_function_is_checked(name, function):
 
 @pytest.mark.fuzz
 def test_odd_arguments_are_accepted_or_named(small, tmp_path, monkeypatch):
-    """Thousands of misuses: each is taken for something, or refused in a sentence that names it."""
+    """Thousands of wrong arguments are each accepted or refused in a sentence that names the argument."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("taccl.runtime.execute.execute_job", lambda make, note: None)
     for limit in ("_MOST_DRAWN", "_MOST_REPLAYED"):
@@ -561,7 +561,7 @@ def test_odd_arguments_are_accepted_or_named(small, tmp_path, monkeypatch):
 
 
 def misuse(function, given, part):
-    """What is wrong with how a function takes an odd argument; empty if nothing is."""
+    """Description of a function's wrong reaction to an odd argument; empty if the reaction is right."""
     try:
         function(**given)
     except taccl.TacclError as error:

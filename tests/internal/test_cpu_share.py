@@ -1,4 +1,4 @@
-"""The share of a core that this thread gets, from times that the platform tells."""
+"""The share of a core that this thread gets, from the platform's run and wait times."""
 
 import time
 
@@ -18,7 +18,7 @@ def run_times(tmp_path, monkeypatch):
 
 
 def test_the_busy_factor_is_of_the_last_work(run_times):
-    """A second of work that waits 3 s for a core takes 4 s; the next, without a wait, takes 1 s."""
+    """1 s of work that waits 3 s for a core has a busy factor of 4; later work without waiting, 1."""
     run_times(1.0, 3.0)
     assert deadline.busy_factor() == pytest.approx(4.0)
     run_times(2.0, 3.0)
@@ -26,7 +26,7 @@ def test_the_busy_factor_is_of_the_last_work(run_times):
 
 
 def test_the_busy_factor_stays_until_more_work_is_done(run_times):
-    """A wait right after the last look does not count until some work is measured with it."""
+    """Waiting right after the last reading counts only once more work is measured."""
     run_times(1.0, 3.0)
     deadline.busy_factor()
     run_times(1.05, 9.0)
@@ -34,7 +34,7 @@ def test_the_busy_factor_stays_until_more_work_is_done(run_times):
 
 
 def test_without_run_times_the_load_of_the_machine_counts(tmp_path, monkeypatch):
-    """Eight tasks on two cores make a second of work take 4 s."""
+    """Without run times the load counts: eight tasks on two cores give a busy factor of 4."""
     monkeypatch.setattr(deadline, "_RUN_TIMES", str(tmp_path / "none"))
     monkeypatch.setattr("os.getloadavg", lambda: (8.0, 0.0, 0.0))
     monkeypatch.setattr("os.cpu_count", lambda: 2)
@@ -42,13 +42,13 @@ def test_without_run_times_the_load_of_the_machine_counts(tmp_path, monkeypatch)
 
 
 def test_a_program_began_before_it_ran_and_waited(run_times):
-    """A shell that made way for it after other commands has slept, and neither ran nor waited for a core."""
+    """A program's start is its run and wait time ago, not that of the shell that it replaced."""
     run_times(0.1, 300.0)
     assert time.monotonic() - deadline.process_began_s() == pytest.approx(300.1, abs=5)
 
 
 def test_without_run_times_a_program_began_its_cpu_time_ago(tmp_path, monkeypatch):
-    """The CPU time of the process, where the platform tells no waits."""
+    """Without run times a program's start is its CPU time ago."""
     monkeypatch.setattr(deadline, "_RUN_TIMES", str(tmp_path / "none"))
     monkeypatch.setattr("time.process_time", lambda: 200.0)
     assert time.monotonic() - deadline.process_began_s() == pytest.approx(200.0, abs=5)

@@ -1,4 +1,4 @@
-"""`Deadline`: when to stop, and everything long that looks at it."""
+"""`Deadline`: time limits, and all long work that checks them."""
 
 import contextlib
 import importlib
@@ -50,14 +50,14 @@ def problem():
 
 
 def test_never_comes():
-    """It leaves for ever, and checking it does nothing."""
+    """`NEVER` leaves infinite time and never raises."""
     NEVER.check()
     assert NEVER.left_s == math.inf
     assert not NEVER.has_passed
 
 
 def test_what_has_passed_leaves_nothing():
-    """And checking it raises an error of the search, which says what to do."""
+    """A past deadline leaves no time, and its check raises an error with advice."""
     assert PAST.has_passed
     assert PAST.left_s == 0.0
     with pytest.raises(NoSolutionError, match="give more time"):
@@ -65,7 +65,7 @@ def test_what_has_passed_leaves_nothing():
 
 
 def test_the_sooner_of_two():
-    """A deadline is moved to an earlier time only."""
+    """`sooner` only moves a deadline to an earlier time."""
     far = Deadline.after(1000)
     assert time.monotonic() < far.sooner(10).at_s < far.at_s
     assert far.sooner(10_000) == far
@@ -85,13 +85,13 @@ def test_the_sooner_of_two():
     ids=["quotient", "list scheduler", "search", "shape", "suggestions", "symmetries"],
 )
 def test_long_work_is_given_up(problem, work):
-    """`OutOfTime` stops it early."""
+    """Long work is stopped early with `OutOfTime`."""
     with pytest.raises(OutOfTime):
         work(problem)
 
 
 def test_chunks_are_not_chosen_late():
-    """One a rank is taken, and no sketch, where the time for that is over."""
+    """Without time for the choice one chunk per rank is used, without a sketch."""
     problem = make_problem(topologies.ndv2(2), "allgather", size_bytes=1_000_000)
     chosen, sketches = choose_with_sketches(problem, Options(), PAST, give_up=PAST)
     assert (chosen.collective.chunks_per_rank, sketches) == (1, [])
@@ -99,7 +99,7 @@ def test_chunks_are_not_chosen_late():
 
 @pytest.mark.parametrize(("left_s", "competes"), [(0, False), (60, True)])
 def test_baselines_are_not_begun_late(problem, left_s, competes):
-    """If 256 arrivals over 176 links take longer than is left, no baseline is tried."""
+    """If 256 arrivals over 176 links would take longer than the time left, no baseline is tried."""
     parameters = SearchParameters.from_dict({"portfolio": {"baseline_least_s": 0}})
     search = Search(problem, Options(parameters=parameters), Deadline.after(left_s))
     offer_baselines(search)
@@ -107,7 +107,7 @@ def test_baselines_are_not_begun_late(problem, left_s, competes):
 
 
 def test_a_bound_that_is_cut_is_throughput(problem, monkeypatch):
-    """Volume over rates is a bound however little time there is, where all arguments are much work."""
+    """Without time the bound is volume over rates."""
     monkeypatch.setattr(bounds, "_MAX_BRIEF", 0)
     assert lower_bound(problem, limit_s=0.0).kind == "throughput"
 
@@ -118,7 +118,7 @@ def test_a_bound_that_is_cut_is_throughput(problem, monkeypatch):
     thinned([("fully-connected:32", "allreduce"), ("ring:64", "reduce-scatter"), ("mesh:8x8", "allgather")]),
 )
 def test_a_short_limit_is_kept(topology, collective):
-    """It takes no more than some first schedules, and throughput bounds, which are found past the limit.
+    """A short limit is exceeded only by the first schedule and the throughput bound.
 
     A baseline in Python takes several times as long as the compiled first schedule.
     """
@@ -146,7 +146,7 @@ def _quotient(problem):
 
 @pytest.mark.slow
 def test_a_bound_needs_no_time(problem):
-    """However little there is, one is proven; there may be a better one."""
+    """With a budget of 0 s a proven bound is returned; a longer search may find a larger one."""
     least = lower_bound(problem, budget_s=0.0, limit_s=0.0)
     assert 0 < least.bound <= lower_bound(problem).bound
     assert least.check()
@@ -154,7 +154,7 @@ def test_a_bound_needs_no_time(problem):
 
 @pytest.mark.slow
 def test_without_time_the_first_schedule_is_returned(problem):
-    """It is verified and bounded, and the result says that no other was found."""
+    """Without time the first schedule is returned, verified and bounded, and the result says so."""
     result = taccl.synthesize(problem, time_limit_s=1e-3)
     assert taccl.verify(result.schedule).ok
     assert 0 < result.bound_us <= result.finish_us
@@ -172,19 +172,19 @@ class TestEnforced:
             pass
 
     def test_code_that_checks_nothing_ends(self):
-        """Time is up within an endless loop."""
+        """An endless loop is ended at the deadline."""
         with pytest.raises(OutOfTime), Deadline.after(0.01).enforced():
             self.endless()
 
     def test_handlers_of_exceptions_do_not_hold_it_up(self):
-        """Handlers of every `Exception` do not catch the interrupt."""
+        """Handlers of `Exception` do not catch the interrupt."""
         with pytest.raises(OutOfTime), Deadline.after(0.01).enforced():
             while True:
                 with contextlib.suppress(Exception):
                     self.endless()
 
     def test_what_ends_in_time_is_not_interrupted(self):
-        """Its watch is told to end, though its time is far off."""
+        """The watching thread ends with its work, long before the deadline."""
         with Deadline.after(1000).enforced():
             pass
         watches = [each for each in threading.enumerate() if each.name == "taccl-deadline"]
@@ -193,7 +193,7 @@ class TestEnforced:
         assert not any(each.is_alive() for each in watches)
 
     def test_the_inner_of_two_is_told_from_the_outer(self):
-        """Each raises where it was entered."""
+        """Of two nested deadlines each raises at its own `with`."""
         outer, reached = Deadline.after(0.05), []
         with pytest.raises(OutOfTime), outer.enforced():
             with contextlib.suppress(OutOfTime), outer.sooner(0.01).enforced():
@@ -203,7 +203,7 @@ class TestEnforced:
         assert reached
 
     def test_it_waits_until_it_may_interrupt(self):
-        """Work goes on past the deadline until there is something to return."""
+        """The interrupt waits until there is something to return."""
         found = []
         with pytest.raises(OutOfTime), PAST.enforced(lambda: bool(found)):
             for i in range(1000):
@@ -212,13 +212,13 @@ class TestEnforced:
         assert found == [999]
 
     def test_a_past_deadline_begins_nothing(self):
-        """No work is begun once time is up."""
+        """A past deadline starts no work."""
         with pytest.raises(OutOfTime), PAST.enforced():
             pytest.fail("it began")
 
 
 def kernel_that_waits(limit):
-    """Runs until it is stopped, as a kernel does."""
+    """Run until stopped, as a kernel does."""
     signal = np.zeros(1, np.int64)
     with limit.scope("waiting", done=lambda: 0.25), limit.stopping(signal):
         while not signal[0]:
@@ -227,25 +227,25 @@ def kernel_that_waits(limit):
 
 
 class TestRun:
-    """`Deadline.run` looks after compiled code in a thread of its own."""
+    """`Deadline.run` supervises compiled code in its own thread."""
 
     def test_result_of_what_ends_by_itself(self):
-        """It is returned, and nothing was cancelled."""
+        """The result of work that ends in time is returned, and nothing is cancelled."""
         limit = Deadline()
         assert (limit.run(lambda: 7), limit.cancellation.why) == (7, "")
 
     def test_error_of_what_fails(self):
-        """It is raised where the result is waited for."""
+        """An exception in the work is raised in the waiting thread."""
         with pytest.raises(ZeroDivisionError):
             Deadline().run(lambda: 1 / 0)
 
     def test_time_limit_stops_a_kernel(self):
-        """After a tenth of a second it is told to stop, and what it has is returned."""
+        """At the time limit of 0.1 s a kernel is told to stop, and its result so far is returned."""
         limit = Deadline.after(0.1)
         assert limit.run(lambda: kernel_that_waits(limit), patience_s=AMPLE_S) == "stopped"
 
     def test_time_limit_without_a_result(self):
-        """A kernel that finds nothing in time is `OutOfTime`."""
+        """A kernel without a result at the limit raises `OutOfTime`."""
         limit = Deadline.after(0.1)
 
         def fails():
@@ -256,7 +256,7 @@ class TestRun:
             limit.run(fails, patience_s=AMPLE_S)
 
     def test_what_does_not_end_is_left_behind(self):
-        """Work that never looks at the deadline is not waited for; nothing is thrown into its thread."""
+        """Work that ignores the deadline is abandoned in its thread, without an exception there."""
         ended, limit = threading.Event(), Deadline.after(0.1)
         with pytest.raises(OutOfTime):
             limit.run(lambda: ended.wait(30), patience_s=0.1)
@@ -265,14 +265,14 @@ class TestRun:
         assert "taccl-work" in names
 
     def test_ctrl_c_stops_a_kernel(self):
-        """It reaches the thread that waits, and what the kernel has is returned."""
+        """Ctrl-C reaches the waiting thread, and the kernel's result so far is returned."""
         limit = Deadline()
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         assert limit.run(lambda: kernel_that_waits(limit), patience_s=AMPLE_S) == "stopped"
         assert limit.cancellation.why == "interrupted"
 
     def test_later_kernels_are_stopped_too(self):
-        """One that begins after the limit ends at once."""
+        """A kernel that starts after the limit ends immediately."""
         limit = Deadline.after(0.1)
 
         def two():
@@ -282,7 +282,7 @@ class TestRun:
         assert limit.run(two, patience_s=AMPLE_S) == ("stopped", True)
 
     def test_deadlines_of_one_task_are_cancelled_together(self):
-        """One that is made of another knows that Ctrl-C came; one of another task does not."""
+        """Ctrl-C cancels all deadlines derived from one task, and none of another task."""
         limit = Deadline.after(60)
         sooner, other = limit.sooner(30), Deadline.after(60)
         sooner.cancellation.cancel("interrupted")
@@ -291,7 +291,7 @@ class TestRun:
         assert not other.has_passed
 
     def test_news_of_how_far_it_is(self):
-        """Seconds so far, what the kernel is doing, and the part that it says is done."""
+        """Progress has the seconds so far, the kernel's activity, and the fraction done."""
         told, limit = [], Deadline()
 
         def hear(*what):
@@ -307,7 +307,8 @@ class TestScopes:
     """Progress of a task, by its parts."""
 
     def test_steps_of_scopes_add_up(self):
-        """Half of the first step of four is 1/8; the third of what follows, 1/4 and a third of 3/4."""
+        """Half of the first of four steps is 1/8; a third of the next step, which is the rest, is 1/4 + 3/4 /
+        3."""
         limit = Deadline()
         told = limit.cancellation
         with limit.scope("first", done=lambda: 0.5, steps=1, ahead=3):
@@ -316,12 +317,12 @@ class TestScopes:
             assert (told.doing, told.done) == ("second, pass 1 of 3", 1 / 4 + 3 / 4 / 3)
 
     def test_nothing_is_known_before_the_first_scope(self):
-        """Neither what is done, nor how much of it."""
+        """Before the first scope activity and fraction are unknown."""
         assert (Deadline().cancellation.doing, Deadline().cancellation.done) == ("", None)
 
 
 def test_a_deadline_ends_although_its_end_is_interrupted(monkeypatch):
-    """It sends nothing later if the interrupt of a deadline around it comes just as it ends."""
+    """If an outer interrupt comes while a deadline ends, it sends no later interrupt."""
     end, calls = deadline.Interrupt.end, []
 
     def interrupted(self):
@@ -338,7 +339,7 @@ def test_a_deadline_ends_although_its_end_is_interrupted(monkeypatch):
 
 @pytest.mark.slow
 def test_no_interrupt_while_a_module_is_imported(tmp_path, monkeypatch):
-    """The interrupt waits until a module is whole."""
+    """An interrupt waits until an import is complete."""
     name = "imported_beyond_a_deadline"
     (tmp_path / f"{name}.py").write_text(
         "import time\nuntil = time.monotonic() + 0.2\nwhile time.monotonic() < until:\n    pass\nwhole = True\n"
@@ -352,7 +353,7 @@ def test_no_interrupt_while_a_module_is_imported(tmp_path, monkeypatch):
 
 
 def test_imports_around_a_deadline_do_not_put_it_off(tmp_path, monkeypatch):
-    """A script that is imported itself is interrupted."""
+    """A deadline inside an imported script interrupts it."""
     name = "interrupted_as_it_is_imported"
     (tmp_path / f"{name}.py").write_text(
         "from taccl._internal.deadline import Deadline\n"
@@ -365,7 +366,7 @@ def test_imports_around_a_deadline_do_not_put_it_off(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_an_interrupted_search_leaves_nothing_behind():
-    """Interrupted at any moment, a search of the same problem finds the same schedule afterwards."""
+    """After an interrupt at any time, a search of the same problem finds the same schedule as before."""
     brief = SearchParameters()
     brief = replace(brief, list=replace(brief.list, alone_share=0.001, least_alone_s=0.02))
 
@@ -390,7 +391,7 @@ def test_an_interrupted_search_leaves_nothing_behind():
 
 @pytest.mark.slow
 def test_the_interpreter_waits_for_work_that_was_left_behind():
-    """A thread that ends after the script does ends before its interpreter."""
+    """The interpreter's exit waits for an abandoned thread."""
     script = """
 import os, threading, time
 from contextlib import suppress
@@ -414,7 +415,7 @@ is_left.set()
 
 @pytest.mark.slow
 def test_an_interrupt_waits_until_a_context_is_left():
-    """In `contextlib` a thread may be on its way out of the deadline, which could not catch it there."""
+    """An interrupt waits while a thread leaves a context of `contextlib`, where it could not be caught."""
     with pytest.raises(OutOfTime) as error, Deadline.after(0.05).enforced():
         with contextlib.ExitStack() as stack:
             stack.callback(time.sleep, 0.3)
@@ -427,7 +428,7 @@ def test_an_interrupt_waits_until_a_context_is_left():
 
 
 def test_an_interrupt_that_comes_as_its_deadline_is_left_is_out_of_time():
-    """An exception of a deadline within, which its own handler missed, ends the work of the one around it."""
+    """An inner deadline's exception that its own handler missed ends the outer deadline's work."""
     with pytest.raises(OutOfTime), Deadline.after(1000).enforced():
         inner = deadline.Interrupt(math.inf, None)
         raise inner.kind
@@ -441,7 +442,7 @@ def test_an_interrupt_of_a_deadline_around_passes_the_one_within():
 
 
 def test_an_error_that_replaces_the_interrupt_is_out_of_time():
-    """Compiled code that calls Python may drop the interrupt and raise an error of its own."""
+    """If compiled code replaces the interrupt by its own error, `OutOfTime` is raised."""
 
     def compiled():
         try:
@@ -455,13 +456,13 @@ def test_an_error_that_replaces_the_interrupt_is_out_of_time():
 
 
 def test_an_error_before_time_is_up_stays_what_it_is():
-    """Only an error after the interrupt is taken for it."""
+    """An error before the interrupt is raised unchanged."""
     with pytest.raises(ValueError, match="not an array"), Deadline.after(1000).enforced():
         raise ValueError("not an array")
 
 
 def test_an_interrupt_that_python_drops_is_sent_again_unreported(monkeypatch):
-    """An interrupt that comes while an object is deleted is dropped by Python, and another one follows."""
+    """An interrupt that Python drops during object deletion is sent again."""
     reported = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
 

@@ -1,4 +1,4 @@
-"""Kinds of files: told by content, named in messages, and followed by what helps."""
+"""Kinds of files: detection by content, names in messages, and advice."""
 
 import gzip
 
@@ -17,7 +17,7 @@ ALL = {**TEXTS, **FIELDS}
 
 
 def test_every_kind_has_a_sample():
-    """No kind goes untried."""
+    """Every kind has a sample text."""
     assert {each.name for each in _TEXTS} == TEXTS.keys()
     assert MARKS.keys() | {"topology", "sketch"} == FIELDS.keys()
     assert ALL.keys() | _BINARY.keys() == _ADVICE.keys()
@@ -25,7 +25,7 @@ def test_every_kind_has_a_sample():
 
 @pytest.mark.parametrize("kind", ALL)
 def test_a_kind_is_told_by_its_top_lines(tmp_path, kind):
-    """The first kind that a file is told as is its own."""
+    """A file's first detected kind is its own."""
     path = tmp_path / "file"
     path.write_text(ALL[kind])
     assert kinds_of(path)[0] == kind
@@ -34,13 +34,14 @@ def test_a_kind_is_told_by_its_top_lines(tmp_path, kind):
 @pytest.mark.parametrize("before", ["$ the command\n", "\ufeff", "\n\n", "[1,0]<stdout>:"])
 @pytest.mark.parametrize("kind", ["log of nccl-tests or rccl-tests", "debug log of NCCL (NCCL_DEBUG=INFO)"])
 def test_what_a_shell_puts_before_changes_nothing(kind, before):
-    """A prompt, a byte order mark, empty lines, and a launcher's prefix."""
+    """A shell prompt, a byte order mark, empty lines and a launcher's prefix do not matter."""
     assert kinds_of_text(before + TEXTS[kind]) == [kind]
 
 
 @pytest.mark.parametrize("kind", TEXTS)
 def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
-    """As a topology, a sketch, a schedule and a log: what it is, what was expected, and what to do."""
+    """A known output given as a topology, sketch, schedule or log is named, with what was expected and
+    advice."""
     path = tmp_path / "a file.txt"
     path.write_text(TEXTS[kind])
     are_logs = (*LOGS, "file of logs by pair")
@@ -104,7 +105,7 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
     ],
 )
 def test_other_forms_of_an_output_are_told(text, kind):
-    """Other versions and sub-commands of a tool."""
+    """Outputs of other versions and sub-commands of a tool are recognised."""
     assert kinds_of_text(text) == [kind]
 
 
@@ -115,19 +116,19 @@ def test_other_forms_of_an_output_are_told(text, kind):
 ], ids=["quoted", "indented", "lines of Windows"])  # fmt: skip
 @pytest.mark.parametrize("kind", ALL)
 def test_a_pasted_file_is_told_as_the_file(tmp_path, kind, pasted):
-    """Marks of quotes, indentation and carriage returns change no kind."""
+    """Quote marks, indentation and carriage returns do not matter."""
     path = tmp_path / "file"
     path.write_bytes(pasted(ALL[kind]).encode())
     assert kinds_of(path)[0] == kind
 
 
 def test_advice_holds_paths_as_a_shell_takes_them():
-    """A blank in a path is quoted, so that the command can be pasted."""
+    """Paths in advice are quoted for the shell."""
     assert advice_on("sketch", "a b.toml") == "`taccl show 'a b.toml'` reads it"
 
 
 def test_unknown_text_is_quoted(tmp_path):
-    """A text of no kind is told by how it begins, and not by a fault in TOML that it never was."""
+    """Unknown text is quoted by its beginning, rather than reported as faulty TOML."""
     path = tmp_path / "notes.txt"
     path.write_text("dear reader,\nthis is a letter\n")
     with pytest.raises(InputError, match="found text of unknown kind, which begins 'dear reader,'"):
@@ -136,7 +137,7 @@ def test_unknown_text_is_quoted(tmp_path):
 
 @pytest.mark.parametrize("begins", ["[    0.000000] Linux version 6", "[tuning] 24 SMs: 58.1 GB/s"])
 def test_brackets_before_other_words_are_no_toml(tmp_path, begins):
-    """A table's head is alone on its line."""
+    """A line with brackets and more words is not a TOML table head."""
     path = tmp_path / "log.txt"
     path.write_text(begins + "\n")
     with pytest.raises(InputError, match="found text of unknown kind, which begins "):
@@ -148,7 +149,7 @@ def test_brackets_before_other_words_are_no_toml(tmp_path, begins):
     [(gzip.compress(b"a,b\n"), "an archive"), (b"%PDF-1.7\n", "a PDF"), (b"\x89PNG\r\n", "a picture")],
 )
 def test_files_that_are_no_text_are_named(tmp_path, content, kind):
-    """By how they begin, with what to do."""
+    """Binary files are named by their first bytes, with advice."""
     path = tmp_path / "file.txt"
     path.write_bytes(content)
     with pytest.raises(InputError, match=f"found {kind}; expected UTF-8 text; (unpack it|taccl does not)"):
@@ -160,7 +161,7 @@ def test_files_that_are_no_text_are_named(tmp_path, content, kind):
     "piece", ["\n", ",", "1,", " ", "GPU0 ", "GPU0 X ", "a;1", "\t", "<!-- ", "# \n", "size time "]
 )
 def test_hostile_texts_are_told_in_time_that_grows_with_them(piece):
-    """Four times the text takes far less than sixteen times the CPU, which patterns that start over would."""
+    """Hostile text of four times the size takes far less than sixteen times the CPU."""
     short, long = (piece * (size // len(piece)) for size in (1 << 14, 1 << 16))
     kinds_of_text(short)
     assert cpu_s(lambda: kinds_of_text(long)) < 10 * cpu_s(lambda: kinds_of_text(short)) + 0.05

@@ -1,4 +1,4 @@
-"""Shortest paths, components, orbits and flows, against networkx, each other and cases by hand."""
+"""Shortest paths, components, orbits and flows, against networkx and cases by hand."""
 
 import networkx
 import numpy as np
@@ -19,7 +19,7 @@ SEEDS = range(200 if MANY else 20)
 
 
 def random_graph(seed):
-    """Number of nodes; sources, ends and lengths of arcs, some of them parallel, loops or of length 0."""
+    """(number of nodes, sources, ends, lengths) of random arcs, with parallel arcs, loops and lengths of 0."""
     draw = np.random.default_rng(seed)
     num_nodes, num_arcs = int(draw.integers(2, 12)), int(draw.integers(0, 40))
     ends = draw.integers(0, num_nodes, (2, num_arcs))
@@ -28,7 +28,7 @@ def random_graph(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_shortest_paths_are_those_of_networkx(seed):
-    """Also for arcs of length 0 and parallel arcs; of several starts, the nearest counts."""
+    """Shortest paths equal networkx's, with arcs of length 0, parallel arcs and several starts."""
     num_nodes, src, dst, length = random_graph(seed)
     graph = networkx.MultiDiGraph()
     graph.add_nodes_from(range(num_nodes))
@@ -43,7 +43,7 @@ def test_shortest_paths_are_those_of_networkx(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nodes_of_a_component_reach_each_other(seed):
-    """Two nodes have one number just where each reaches the other."""
+    """Two nodes share a component number exactly if each reaches the other."""
     num_nodes, src, dst, _ = random_graph(seed)
     number = strong_components(num_nodes, src, dst)
     reached = np.isfinite(shortest_paths(num_nodes, src, dst, 1, np.arange(num_nodes)))
@@ -52,7 +52,7 @@ def test_nodes_of_a_component_reach_each_other(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_maximum_flow_fills_its_cut(seed):
-    """The arcs that leave the reached nodes, and never the sink, have the capacity of the flow."""
+    """The capacity of the minimum cut equals the maximum flow."""
     num_nodes, src, dst, width = random_graph(seed)
     apart = src != dst
     src, dst, width = src[apart], dst[apart], width[apart]
@@ -86,7 +86,7 @@ def test_orbits_join_over_several_permutations():
 
 
 def test_parallel_paths_add_up():
-    """0 to 3 over 1 and over 2, 2 and 3 wide, each with one arc of 1: the flow is 1 + 3."""
+    """Paths from 0 to 3 over 1 and over 2, with bottlenecks of 1 and 3, carry a flow of 4."""
     src, dst, width = np.array([0, 1, 0, 2]), np.array([1, 3, 2, 3]), np.array([2, 1, 3, 3])
     value, reached = maximum_flow(4, src, dst, width, 0, 3)
     assert (value, reached.tolist()) == (4, [0, 1])

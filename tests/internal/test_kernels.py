@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept: folders that cannot be written, and files that are damaged."""
+"""The cache of compiled kernels: unwritable folders and damaged files."""
 
 import errno
 import importlib.util
@@ -30,7 +30,7 @@ def scaled(x):
 def shifted(x):
     return x + 1
 """
-#: Prints an answer, how many kernels were not compiled anew, and the warnings.
+#: Prints an answer, the number of kernels loaded from the cache, and the warnings.
 SCRIPT = """
 import sys, warnings
 sys.path.insert(0, sys.argv[1])
@@ -52,7 +52,7 @@ def _no_cache_named(monkeypatch):
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """The kernels of SOURCE as a process sees them that has just begun, without what Python compiled before."""
+    """The kernels of SOURCE as a new process sees them, without bytecode compiled before."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     path = tmp_path / "small.py"
     path.write_text(SOURCE)
@@ -72,7 +72,7 @@ def hits(kernel):
 
 
 def run_small(folder, **environment):
-    """What SCRIPT prints where files keep to their permissions: the first line, and the warnings."""
+    """(first line, warnings) that SCRIPT prints as a process without root privileges."""
     names = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), **environment}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(folder)], capture_output=True, text=True, cwd=folder,
@@ -85,7 +85,7 @@ def run_small(folder, **environment):
 
 @pytest.mark.slow
 def test_what_is_compiled_is_known_before_it_is_loaded(small):
-    """Of a process that has just begun, too; and not of a source that has changed since."""
+    """`is_compiled` is known in a new process before loading, and False for a changed source."""
     scaled = small().scaled
     assert not kernels.is_compiled(scaled)
     scaled(1)
@@ -100,7 +100,7 @@ def test_what_is_compiled_is_known_before_it_is_loaded(small):
 
 @pytest.mark.slow
 def test_numba_is_imported_at_the_first_call_of_a_kernel(tmp_path):
-    """Neither a module of kernels nor the question whether they are compiled imports it."""
+    """numba is imported at a kernel's first call, not by its module or by `is_compiled`."""
     (tmp_path / "small.py").write_text(SOURCE)
     code = (
         "import sys\n"
@@ -117,7 +117,7 @@ def test_numba_is_imported_at_the_first_call_of_a_kernel(tmp_path):
 
 
 def test_a_kernel_is_pickled_by_its_name(monkeypatch, small):
-    """Another process imports it, and compiles or loads it itself."""
+    """A kernel is pickled by name; another process imports, compiles or loads it itself."""
     monkeypatch.setitem(sys.modules, "small", small())
     scaled = sys.modules["small"].scaled
     assert pickle.loads(pickle.dumps(scaled)) is scaled
@@ -125,7 +125,7 @@ def test_a_kernel_is_pickled_by_its_name(monkeypatch, small):
 
 @pytest.mark.slow
 def test_threads_share_one_dispatcher(small):
-    """Threads that call a kernel for the first time at once wait for one of them to prepare it."""
+    """Threads that first call a kernel at the same time prepare it once."""
     scaled, together = small().scaled, threading.Barrier(4)
     found = []
 
@@ -146,7 +146,8 @@ def test_threads_share_one_dispatcher(small):
 def test_kernels_are_kept_in_a_private_folder_where_neither_package_nor_home_can_be_written(
     read_only, tmp_path, home
 ):
-    """The second process compiles nothing; each warns once, and the folder is this user's alone."""
+    """If package and home are read-only, kernels are cached in a private folder, with one warning per
+    process."""
     (read_only / "small.py").write_text(SOURCE)
     read_only.chmod(0o555)
     environment = {"TMPDIR": tmp_path}
@@ -164,7 +165,7 @@ def test_kernels_are_kept_in_a_private_folder_where_neither_package_nor_home_can
 
 @pytest.mark.slow
 def test_kernels_are_compiled_anew_where_no_folder_can_be_trusted(read_only, tmp_path):
-    """Others could put code into a folder that they may write: nothing is kept there, with one warning."""
+    """If no folder can be trusted (others may write there), nothing is cached, with one warning."""
     (read_only / "small.py").write_text(SOURCE)
     read_only.chmod(0o555)
     (tmp_path / f"taccl-kernels-{os.geteuid()}").mkdir(mode=0o777)
@@ -176,7 +177,7 @@ def test_kernels_are_compiled_anew_where_no_folder_can_be_trusted(read_only, tmp
 
 @pytest.mark.slow
 def test_an_ordinary_command_works_where_neither_package_nor_home_can_be_written(read_only, tmp_path):
-    """No word of it where nothing is compiled."""
+    """If package and home are read-only, commands without compilation give no warning."""
     shutil.copytree(
         Path(taccl.__file__).parent, read_only / "taccl", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -196,7 +197,7 @@ def test_an_ordinary_command_works_where_neither_package_nor_home_can_be_written
 
 
 def test_a_folder_of_somebody_else_is_not_used(small, tmp_path, monkeypatch):
-    """Neither a folder of another user nor a link to one holds kernels."""
+    """A folder of another user, or a link to one, holds no kernels."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / f"taccl-kernels-{os.geteuid()}").symlink_to(tmp_path)
     assert kernel_cache._TemporaryLocator.from_function(small().scaled.py_func, str(small.path)) is None
@@ -206,7 +207,7 @@ def test_a_folder_of_somebody_else_is_not_used(small, tmp_path, monkeypatch):
 
 
 def test_kernels_are_kept_beside_the_source_where_it_can_be_written(small, tmp_path):
-    """As numba does, and without a word."""
+    """By default kernels are cached beside their source, as by numba, without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert small().scaled(20) == 40
@@ -228,13 +229,13 @@ def halved(x, by):
 
 @pytest.fixture
 def nested(small):
-    """The same with a kernel that calls an inner function."""
+    """As `small`, with a kernel that calls an inner function."""
     small.path.write_text(INNER)
     return small
 
 
 def test_an_inner_function_has_no_machine_code(nested):
-    """Its code is part of the kernel that calls it, and of nothing else."""
+    """An inner function has no machine code of its own; it is part of the calling kernel."""
     module = nested()
     assert module.halved(40, 2) == 21
     (code,) = module.divided.overloads.values()
@@ -244,7 +245,7 @@ def test_an_inner_function_has_no_machine_code(nested):
 
 
 def test_a_kernel_is_kept_with_the_functions_that_it_calls(nested, tmp_path):
-    """A later process loads one file, and compiles nothing."""
+    """A kernel is cached together with the functions that it calls: a later process compiles nothing."""
     assert nested().halved(40, 2) == 21
     assert [each.name.partition("-")[0] for each in (tmp_path / "__pycache__").glob("*.nbc")] == [
         "small.halved"
@@ -254,7 +255,7 @@ def test_a_kernel_is_kept_with_the_functions_that_it_calls(nested, tmp_path):
 
 
 def test_an_error_in_an_inner_function_is_raised(nested):
-    """Compiled in this process, or loaded."""
+    """An error in an inner function is raised, whether compiled here or loaded."""
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             nested().halved(40, 0)
@@ -265,7 +266,7 @@ def test_an_error_in_an_inner_function_is_raised(nested):
     "content", [b"", b"\0" * 500, b"no pickle", pickle.dumps(3), pickle.dumps((1, 2, 3)), None]
 )
 def test_a_damaged_file_is_compiled_anew_and_mended(small, tmp_path, kind, content):
-    """Empty, garbage, of other types, or cut in half."""
+    """A damaged cache file (empty, garbage, other types, cut) is compiled again and repaired."""
     assert small().scaled(20) == 40
     (path,) = (tmp_path / "__pycache__").glob(f"small.scaled-*.{kind}")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content is None else content)
@@ -277,7 +278,7 @@ def test_a_damaged_file_is_compiled_anew_and_mended(small, tmp_path, kind, conte
 
 @pytest.mark.slow
 def test_code_for_other_types_is_not_run(small, tmp_path):
-    """Two processes that write at once may leave numba's index with the code of the other."""
+    """Code for other types, as after two concurrent writes, is not run."""
     first = small()
     assert (first.scaled(20), first.scaled(2.5)) == (40, 5.0)
     one, two = sorted((tmp_path / "__pycache__").glob("small.scaled-*.nbc"))
@@ -289,7 +290,7 @@ def test_code_for_other_types_is_not_run(small, tmp_path):
 
 
 def test_code_of_an_older_source_is_not_run(small, tmp_path):
-    """A process that is ended once the index is written leaves the code that was there before."""
+    """Code of an older source, as after an interrupted write, is not run."""
     assert small().scaled(20) == 40
     (path,) = (tmp_path / "__pycache__").glob("small.scaled-*.nbc")
     older = path.read_bytes()
@@ -300,7 +301,7 @@ def test_code_of_an_older_source_is_not_run(small, tmp_path):
 
 
 def test_a_full_disk_costs_one_warning(small, monkeypatch):
-    """What cannot be kept runs all the same."""
+    """If the disk is full, kernels run uncached, with one warning."""
 
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -314,7 +315,7 @@ def test_a_full_disk_costs_one_warning(small, monkeypatch):
     ]
 
 
-#: Prints the finish, the seconds of CPU, and the kernels that were compiled while a time limit ran.
+#: Prints the finish, the CPU seconds, and the kernels compiled during the time limit.
 TIMED = """
 import sys, time, traceback
 import taccl
@@ -339,7 +340,7 @@ print(result.finish_us, time.process_time(), *late)
 @pytest.mark.skipif(not MANY, reason="compiles all kernels, for two minutes of CPU; set TACCL_MANY=1")
 @pytest.mark.parametrize("collective", ["allgather", "alltoall"])
 def test_a_cold_start_answers_as_well_as_a_warm_one(collective, tmp_path):
-    """Nothing compiles while the time limit runs; the CPU that a cold start takes is a multiple of a warm one's."""
+    """A cold start compiles nothing during the time limit, and its CPU is a small multiple of a warm one's."""
 
     def run():
         done = subprocess.run(
@@ -356,7 +357,7 @@ def test_a_cold_start_answers_as_well_as_a_warm_one(collective, tmp_path):
     assert cold[1] <= 60 * warm[1]
 
 
-#: Searches by open spreading, and by translations; and whether they were compiled.
+#: Searches by open spreading and by translations, and True if they were compiled.
 SEARCHES = """
 import numba, taccl
 from taccl.synthesis.kernels.fabric import problem_arrays
@@ -376,7 +377,7 @@ print(bool(numba.config.DISABLE_JIT))
 
 @pytest.mark.slow
 def test_searches_are_the_same_uncompiled():
-    """As Python, open spreading gives the same columns, and translations the same patterns."""
+    """Uncompiled searches give the same columns and patterns as compiled ones."""
     answers = []
     for disabled in (False, True):
         environment = os.environ | {"NUMBA_DISABLE_JIT": str(int(disabled))}

@@ -1,4 +1,4 @@
-"""Names as people type them."""
+"""Matching and suggestion of names as users type them."""
 
 import pytest
 
@@ -9,7 +9,7 @@ KNOWN = ("allgather", "reduce-scatter", "broadcast")
 
 @pytest.mark.parametrize("word", ["reduce-scatter", "Reduce_Scatter", "REDUCESCATTER", " reduce scatter"])
 def test_spelling_does_not_matter(word):
-    """Case, dashes, underscores and blanks are left aside."""
+    """Case, dashes, underscores and blanks are ignored."""
     assert matching(word, KNOWN) == "reduce-scatter"
 
 
@@ -35,7 +35,7 @@ def test_spelling_does_not_matter(word):
     ],
 )
 def test_names_as_text(found, expected):
-    """Names that match, are offered, and are shown."""
+    """Names are matched, suggested and displayed."""
     assert found == expected
 
 
@@ -43,5 +43,5 @@ def test_names_as_text(found, expected):
     ("word", "name"), [("h100", "dgx-h100"), ("nvl72", "gb200-nvl72"), ("H-200", "h200")]
 )
 def test_a_name_that_holds_the_word_is_offered_first(word, name):
-    """``h100`` is nearer to ``h200`` by letters, and is another GPU."""
+    """A name that contains the word is suggested first: ``h100`` gives ``dgx-h100``, not ``h200``."""
     assert did_you_mean(word, ("h200", "dgx-h100", "gb200-nvl72")) == f"; did you mean {name!r}?"

@@ -1,4 +1,4 @@
-"""Text of files from outside, TOML and JSON."""
+"""Reading of foreign text files, TOML and JSON."""
 
 import os
 from decimal import Decimal
@@ -19,7 +19,7 @@ from tests.effort import cpu_s
     ("name", "message"), [("none.toml", "none.toml: there is no such file"), ("", "is a folder")]
 )
 def test_what_is_no_file_is_refused(tmp_path, name, message):
-    """A missing file is named, and a folder is told from a file."""
+    """A missing file is named, and a folder is reported as such."""
     with pytest.raises(FormatError, match=message):
         read_text(tmp_path / name)
 
@@ -39,7 +39,7 @@ def test_what_is_no_file_is_refused(tmp_path, name, message):
     ],
 )
 def test_bytes_that_are_no_text_are_refused(tmp_path, content, message):
-    """Empty and binary files are named so; text of another coding is placed, with the way to save it."""
+    """Empty and binary files are named so; text of another encoding is located, with advice."""
     path = tmp_path / "file.toml"
     path.write_bytes(content)
     with pytest.raises(FormatError, match=message):
@@ -47,13 +47,13 @@ def test_bytes_that_are_no_text_are_refused(tmp_path, content, message):
 
 
 def test_byte_order_mark(tmp_path):
-    """Files from editors that write one are read."""
+    """Files with a byte order mark are read."""
     (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbfname = 1\n")
     assert read_text(tmp_path / "a.toml") == "name = 1\n"
 
 
 def test_file_of_just_the_limit(tmp_path):
-    """The limit is inclusive."""
+    """The size limit is inclusive."""
     (tmp_path / "a").write_text("x" * 10)
     assert read_text(tmp_path / "a", 10) == "x" * 10
     with pytest.raises(FormatError, match="larger than 9B"):
@@ -62,7 +62,7 @@ def test_file_of_just_the_limit(tmp_path):
 
 @pytest.mark.parametrize("name", ["a\0b", "n" * 5000, "n/" * 5000, "\ud800", ""])
 def test_impossible_path(name):
-    """Paths that the system refuses are one short sentence."""
+    """Paths that the system refuses give one short sentence."""
     with pytest.raises(FormatError, match="cannot be read|there is no such file") as caught:
         read_text(name)
     assert len(str(caught.value)) < 600
@@ -70,7 +70,7 @@ def test_impossible_path(name):
 
 
 def test_pipe_is_not_waited_for(tmp_path):
-    """A pipe without a writer is refused at once."""
+    """A pipe without a writer is refused without waiting."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FormatError, match="is a pipe or a device"):
         read_text(tmp_path / "pipe")
@@ -78,13 +78,13 @@ def test_pipe_is_not_waited_for(tmp_path):
 
 @pytest.mark.parametrize("name", ["/dev/zero", "/dev/null", "/dev/tty"])
 def test_device_is_not_read(name):
-    """A device that never ends is refused."""
+    """An endless device is refused."""
     with pytest.raises(FormatError, match="is a pipe or a device|cannot be read"):
         read_text(name)
 
 
 def test_links_in_a_circle_and_to_nowhere(tmp_path):
-    """Symbolic links that lead to no file."""
+    """Symbolic links in a circle or to nothing are refused."""
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     (tmp_path / "nowhere").symlink_to(tmp_path / "none")
     with pytest.raises(FormatError, match="cannot be read"):
@@ -104,7 +104,7 @@ def test_large_file(tmp_path):
 
 @pytest.mark.parametrize("text", ["schema = 1\nname = ]", "schema = 1\nname ="])
 def test_toml_error_has_line(text):
-    """A fault in TOML is placed by file and line."""
+    """A TOML error is reported with file and line."""
     with pytest.raises(FormatError, match=r"a\.toml: found text that is not TOML.*line 2"):
         parse_toml(text, source="a.toml")
 
@@ -124,19 +124,19 @@ def test_toml_error_has_line(text):
     ],
 )
 def test_json_that_is_refused(text, message):
-    """Faults in JSON are named, with the file."""
+    """JSON errors are named, with the file."""
     with pytest.raises(FormatError, match=message):
         parse_json(text, source="a.json")
 
 
 def test_json_exact_decimals():
-    """Decimals keep the digits that were written."""
+    """Decimals keep their written digits."""
     assert parse_json('{"a": 0.1}', source="a.json", exact=True)["a"] == Decimal("0.1")
 
 
 @pytest.mark.slow
 def test_json_repeated_key_among_many():
-    """A hundred thousand keys are gone through once: eight times as many take far less than 64 times the CPU."""
+    """A repeated key among a hundred thousand is found in near-linear time."""
 
     def refused(count):
         keys = ", ".join(f'"{key}": 0' for key in range(count))
@@ -149,7 +149,7 @@ def test_json_repeated_key_among_many():
 @pytest.mark.parametrize("number", ["9" * 5000, "NaN", "-Infinity"])
 @pytest.mark.parametrize("exact", [False, True])
 def test_json_number_that_cannot_be_read(number, exact):
-    """Digits without end, and what JSON does not know."""
+    """Endless digits and non-JSON numbers are refused."""
     with pytest.raises(FormatError, match="number that cannot be read"):
         parse_json(f'{{"a": {number}}}', source="a.json", exact=exact)
 
@@ -160,7 +160,7 @@ def test_json_number_that_cannot_be_read(number, exact):
     [("a = ", "[", "]"), ("a", ".a", " = 1"), ("[a", ".a", "]\nb = 1"), ("'a'", ' . "a"', " = 1")],
 )
 def test_toml_nested_deeply(before, inside, after, depth):
-    """Lists and dotted keys: what recursion might not get to the end of is refused where it is read."""
+    """Deeply nested TOML lists and dotted keys are refused on reading."""
     closing = after * depth if inside == "[" else after
     with pytest.raises(FormatError, match="nested too deeply"):
         parse_toml(before + inside * depth + closing, source="a.toml")
@@ -168,7 +168,7 @@ def test_toml_nested_deeply(before, inside, after, depth):
 
 @pytest.mark.parametrize("depth", [100, 900, 20_000])
 def test_json_nested_deeply(depth):
-    """The same limit, whatever Python's own happens to be."""
+    """Deeply nested JSON is refused at the same limit, independent of Python's."""
     with pytest.raises(FormatError, match="nested too deeply"):
         parse_json('{"a":' * depth + "1" + "}" * depth, source="a.json")
 
@@ -188,7 +188,7 @@ def test_json_nested_deeply(depth):
     ],
 )
 def test_a_file_of_another_kind_is_named(tmp_path, text, kind):
-    """Whatever a reader misses in it; one of the right kind is told by what is wrong in it."""
+    """A file of another kind is named as that kind; one of the right kind is reported by its fault."""
     path = tmp_path / "file"
     path.write_text(text)
     readers = {
@@ -203,7 +203,7 @@ def test_a_file_of_another_kind_is_named(tmp_path, text, kind):
 
 
 def test_a_sketch_with_a_strange_field_stays_one(tmp_path):
-    """A file that has fields of both kinds is told by what its reader does not know."""
+    """A sketch with an unknown field is reported by that field, not as another kind."""
     path = tmp_path / "file.toml"
     path.write_text("schema = 1\nfabric = 'ring:4'\n[routing]")
     with pytest.raises(InputError, match="fabric: found an unknown field"):

@@ -1,4 +1,4 @@
-"""Sizes and costs as text: what is read exactly, and what is refused."""
+"""Sizes, times and costs as text: exact parsing, and refusals."""
 
 import math
 from fractions import Fraction
@@ -27,7 +27,7 @@ from taccl.errors import InputError
     ],
 )  # fmt: skip
 def test_sizes_are_whole_bytes(text, expected):
-    """MB is 10**6 bytes and MiB 2**20, whatever the case of the letters."""
+    """MB is 10**6 bytes and MiB 2**20, in any case."""
     assert parse_size(text) == expected
 
 
@@ -45,7 +45,7 @@ _US = Fraction(1)
     ],
 )
 def test_times_are_exact_microseconds(text, expected):
-    """Decimal text is read as the fraction a person means, and a float as its shortest decimal."""
+    """Decimal text is read as an exact fraction, and a float as its shortest decimal."""
     assert parse_time_us(text) == expected
 
 
@@ -54,19 +54,19 @@ def test_times_are_exact_microseconds(text, expected):
     [
         (format_count(0, "chunk"), "0 chunks"), (format_count(1, "chunk"), "1 chunk"),
         (format_count(2, "chunk"), "2 chunks"),
-        # Decimal units with three decimals at most first, then whole binary ones, then four digits.
+        # Decimal units with at most three decimals, then whole binary units, then four digits.
         (format_size(10**6), "1MB"), (format_size(2**20), "1MiB"), (format_size(1500), "1.5KB"),
         (format_size(999), "999B"), (format_size(3 * 2**30), "3GiB"), (format_size(2000), "2KB"),
         (format_size(4_096_000), "4.096MB"), (format_size(1_500_000_000), "1.5GB"), (format_size(1024), "1KiB"),
         (format_size(1_333_334), "1.333MB"), (format_size(2**62), "4294967296GiB"),
-        # At most three decimals, and no trailing zeros.
+        # At most three decimals, without trailing zeros.
         (format_us(Fraction(2539, 5)), "507.8 us"), (format_us(69), "69 us"), (format_us(0.0004), "0 us"),
-        # In percent of the bound; without a bound there is none.
+        # Percent above the bound; "none proven" without a bound.
         (format_gap(0.0), "0.00%"), (format_gap(0.02381), "2.38%"), (format_gap(math.inf), "none proven"),
         (format_gap(None), "none proven"),
-        # Both bandwidths of nccl-tests by their names, and nothing without a size.
+        # Both bandwidths of nccl-tests by name, and empty without a size.
         (format_rates(17.4409, 15 / 16), "algbw 17.44 GB/s, busbw 16.35 GB/s"), (format_rates(None, 1.0), ""),
-        # Neither "the last 1" nor "the last 3 of 3".
+        # Never "the last 1" or "the last 3 of 3".
         (part_of("last", 2, 3, "entry", "entries"), "the last 2 of 3 entries"),
         (part_of("last", 1, 3, "entry", "entries"), "the last of 3 entries"),
         (part_of("last", 3, 3, "entry", "entries"), "all 3 entries"),
@@ -74,7 +74,7 @@ def test_times_are_exact_microseconds(text, expected):
     ],
 )  # fmt: skip
 def test_quantities_are_written_as_a_person_would(formatted, expected):
-    """Counts, sizes, times, gaps, rates and parts of a list."""
+    """Counts, sizes, times, gaps, rates and parts of lists are formatted for readers."""
     assert formatted == expected
 
 
@@ -83,7 +83,7 @@ def test_quantities_are_written_as_a_person_would(formatted, expected):
     ["0", "-1MB", "1.5", "1.0001KB", "1 mega", "", "MB", True, None, "1e6", "nan", math.inf, math.nan, -1.0],
 )
 def test_other_sizes_are_refused(text):
-    """Nothing, parts of bytes, unknown units, signs, truth values, infinity and its like."""
+    """Empty text, fractions of bytes, unknown units, signs, booleans and infinity are refused."""
     with pytest.raises(InputError, match="size"):
         parse_size(text)
 
@@ -99,7 +99,7 @@ def test_other_sizes_are_refused(text):
     ids=range(13),
 )
 def test_other_times_and_costs_are_refused(read, text, message):
-    """Unknown units, negative and infinite times; units that there are, and limits, are said."""
+    """Unknown units, negative and infinite times are refused, with the known units and limits."""
     with pytest.raises(InputError, match=message):
         read(text)
 
@@ -108,14 +108,14 @@ def test_other_times_and_costs_are_refused(read, text, message):
     ("text", "num_bytes"), [("0", "0"), ("0MB", "0"), ("1.5", "1.5"), ("0.0001KB", "0.1")]
 )
 def test_what_it_comes_to_is_shown(text, num_bytes):
-    """Whole numbers are shown as such."""
+    """The error shows the number of bytes that was found."""
     with pytest.raises(InputError, match=f"found '{text}', which is {num_bytes} bytes;"):
         parse_size(text)
 
 
 @pytest.mark.parametrize("size", ["5000000TB", "9" * 5000, 2**62, 10**400, 1e300, "0." + "1" * 5000])
 def test_sizes_beyond_64_bits_are_refused(size):
-    """No schedule could be timed, and the message stays short."""
+    """Sizes above 64 bits are refused with a short message."""
     with pytest.raises(InputError, match="expected less") as caught:
         parse_size(size)
     assert len(str(caught.value)) < 200
@@ -123,7 +123,7 @@ def test_sizes_beyond_64_bits_are_refused(size):
 
 @pytest.mark.parametrize("number", ["1e99999999", "1E-99999999", 10**400, "9" * 5000, 10**5000], ids=range(5))
 def test_endless_numbers_are_refused_at_once(number):
-    """The refusal comes before an integer of millions of digits is made, with a short message."""
+    """Numbers of millions of digits are refused before they are converted, with a short message."""
     with pytest.raises(InputError) as caught:
         exact(number)
     assert len(str(caught.value)) < 200
@@ -131,7 +131,7 @@ def test_endless_numbers_are_refused_at_once(number):
 
 @pytest.mark.parametrize("number", ["1e101", "1e-101", "1" * 102, Fraction(1, 10**101)], ids=range(4))
 def test_what_floats_cannot_show_is_refused(number):
-    """Costs are shown as floats, and their products, too; 0 and what lies between are read."""
+    """Costs must be 0 or between 1e-100 and 1e100, as floats show them."""
     with pytest.raises(InputError, match="expected 0, or a number between 1e-100 and 1e100"):
         exact(number)
     assert exact("1e99") == 10**99
@@ -141,7 +141,7 @@ def test_what_floats_cannot_show_is_refused(number):
 
 @pytest.mark.parametrize("size", ["5Mb", "5 Gb", "1Kib", "2Tb"])
 def test_sizes_in_bits_are_refused(size):
-    """A capital prefix and a small b read as bits, which are an eighth of the bytes."""
+    """Units such as Gb read as bits and are refused."""
     with pytest.raises(InputError, match="whose unit reads as bits; expected bytes, e.g. "):
         parse_size(size)
     assert parse_size(size.lower()) == parse_size(size.upper())

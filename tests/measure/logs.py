@@ -1,4 +1,4 @@
-"""Logs of a machine that does not exist, as benchmarks would print them."""
+"""Invented logs in the formats of benchmarks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ SIZES = tuple(2**power for power in range(3, 34))
 
 
 def time_us(size: int, latency_us: float = 20.0, gb_per_s: float = 200.0) -> float:
-    """What one latency and one bandwidth make of a size."""
+    """Time in us of a size at a latency and a bandwidth."""
     return latency_us + size / gb_per_s / 1000
 
 
@@ -25,6 +25,6 @@ def row(size: int, time: float, *, ranks: int = 8, redop: str = "sum", factor: f
 
 
 def table(*, prefix: str = "", ranks: int = 8, sizes: tuple[int, ...] = SIZES, **given: str) -> str:
-    """A table with its head, every line behind a prefix."""
+    """A table with its head, with a prefix on every line."""
     lines = ["# all_reduce_perf", HEAD, *(row(size, time_us(size), ranks=ranks, **given) for size in sizes)]
     return "".join(f"{prefix}{line}\n" for line in lines)

@@ -1,4 +1,4 @@
-"""Sizes off the curve are found from times alone."""
+"""Outlier sizes are found from times alone."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def series(**times_us):
 
 
 def test_a_smooth_curve_has_none():
-    """A latency and a bandwidth leave no size out."""
+    """A smooth curve of latency and bandwidth has no kinks."""
     times = {f"b{2**power}": 20 + 2**power / 200e3 for power in range(3, 34)}
     assert kinks(series(**times)) == ()
 
@@ -28,12 +28,12 @@ def test_a_smooth_curve_has_none():
     ],
 )
 def test_kinks_have_a_kind_and_a_size(times, kind, size):
-    """One slow size, a protocol kept too long, and one taken too early or too late are told apart."""
+    """One slow size, and a protocol used too long, too early or too late are told apart."""
     assert (kind, size) in [(each.kind, each.size_bytes) for each in kinks(series(**times))]
 
 
 def test_a_slow_middle_exceeds_both_ends():
-    """Ten times as long as expected between ends that are as expected."""
+    """A middle size ten times slower than both ends is found."""
     times = {f"b{2**power}": 10.0 for power in range(3, 20)} | {"b1024": 100.0}
     found = list(slow_middle(series(**times), [10.0] * 17))
     assert [each.size_bytes for each in found] == [1024]

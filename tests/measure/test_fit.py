@@ -1,4 +1,4 @@
-"""Fits find the parameters that times were made of, and claim no others."""
+"""Fits recover the parameters behind invented times, and claim no others."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("_quick_fits")
 
 @pytest.fixture
 def log(tmp_path):
-    """A file of a text."""
+    """A function that writes a text to a log file."""
 
     def written(text, name="a.log"):
         (tmp_path / name).write_text(text)
@@ -29,13 +29,13 @@ def log(tmp_path):
 
 
 def found_in(fit):
-    """Parameters by name."""
+    """{name: parameter} of a fit."""
     return {each.name: each for each in fit.parameters}
 
 
 @pytest.mark.slow
 def test_a_line_is_found(line_fit):
-    """20 us and 200 GB/s of algbw on 8 ranks are 350 GB/s a rank, with hardly an error."""
+    """20 us and 200 GB/s of algbw on 8 ranks are fitted as 350 GB/s per rank with an error below 1 %."""
     assert line_fit.median_error < 0.01
     assert found_in(line_fit)["node_gb_per_s"].value == pytest.approx(350, rel=0.02)
     assert line_fit.predict_us("allreduce", 8, 1, 2**33) == pytest.approx(2**33 / 200e3, rel=0.03)
@@ -43,7 +43,7 @@ def test_a_line_is_found(line_fit):
 
 @pytest.mark.slow
 def test_what_one_node_cannot_tell_stays_at_its_prior(line_fit):
-    """A log of one node says nothing of the network, and the fit says so."""
+    """A log of one node leaves network parameters at their priors, and the fit says so."""
     network = found_in(line_fit)["network_gb_per_s"]
     assert (network.value, network.determined) == (50.0, False)
     assert network.source.startswith("prior, not determined")
@@ -51,7 +51,7 @@ def test_what_one_node_cannot_tell_stays_at_its_prior(line_fit):
 
 @pytest.mark.slow
 def test_large_sizes_claim_no_latency(log):
-    """If every time grows with its size, no latency is fitted."""
+    """If every time grows with size, no latency is fitted."""
     fit = taccl.fit([log(table(sizes=tuple(2**power for power in range(28, 34))))], "dgx-h100")
     determined = {each.name for each in fit.parameters if each.determined}
     assert determined == {"node_gb_per_s"}
@@ -59,20 +59,20 @@ def test_large_sizes_claim_no_latency(log):
 
 @pytest.mark.slow
 def test_intervals_hold_their_values(line_fit):
-    """Every parameter lies in its own interval."""
+    """Every parameter lies in its interval."""
     for each in line_fit.parameters:
         assert each.low <= each.value <= each.high
 
 
 @pytest.mark.slow
 def test_fits_are_the_same_every_time(line_log, line_fit):
-    """The same logs and seed give the same figures."""
+    """The same logs and seed give the same fit."""
     assert taccl.fit([line_log], "dgx-h100").to_dict() == line_fit.to_dict()
 
 
 @pytest.mark.slow
 def test_poor_fits_are_refused_unless_accepted(log):
-    """Times that jump by ten from size to size are no machine's: nothing is written unless it is accepted."""
+    """A poor fit is refused unless accepted."""
     rows = []
     for place, power in enumerate(range(10, 20)):
         time = 100.0 if place % 2 else 1000.0
@@ -86,7 +86,7 @@ def test_poor_fits_are_refused_unless_accepted(log):
 
 
 def test_logs_of_different_machines_are_refused(log):
-    """Two kinds of GPU are two machines."""
+    """Logs of two kinds of GPU are refused."""
     paths = []
     for gpu in ("NVIDIA A", "AMD B"):
         device = f"#  Rank  0 Group 0 Pid 1 on host0 device  0 [0000:05:00] {gpu}\n"
@@ -104,13 +104,13 @@ def test_more_ranks_than_the_machine_has_are_refused(log):
 
 
 def test_fabrics_are_no_machines(log):
-    """A ring has no constants that a profile could be of."""
+    """Fabrics such as a ring cannot be fitted, as they have no profile."""
     with pytest.raises(InputError, match="topology: found 'ring:8'; expected a machine model"):
         taccl.fit([log(table())], "ring:8")
 
 
 def test_the_model_by_hand():
-    """ll on a ring of 8: launch 1.8 us, begin 6.6, 14 hops of 0.6; 1.75 bytes a byte at half of 450 GB/s."""
+    """LL on a ring of 8: launch 1.8 us, base 6.6, 14 hops of 0.6; 1.75 bytes per byte at half of 450 GB/s."""
     logs = np.log([each.value for each in priors(450.0, 50.0, "")])
     assert len(logs) == len(PARAMETERS)
     terms = terms_of(Series("allreduce", 8, 1, (8,), (1.0,), ""), 1)
@@ -122,7 +122,7 @@ def test_the_model_by_hand():
 
 
 def test_sums_in_switches_are_an_algorithm_of_their_own():
-    """A machine whose switch adds at half a link's rate moves a byte there and back in two bytes' time."""
+    """NVLS, at half a link's rate, is a separate algorithm: each byte takes the time of two."""
     logs = np.log([each.value for each in priors(450.0, 50.0, "")])
     asked = Series("allreduce", 8, 1, (8,), (1.0,), "")
     plain, adding = (terms_of(asked, 1, share) for share in (0.0, 0.7))
@@ -133,7 +133,7 @@ def test_sums_in_switches_are_an_algorithm_of_their_own():
 
 @pytest.mark.slow
 def test_an_allgather_says_nothing_of_sums_in_switches(log):
-    """8 H100 are predicted to add up in their switch, whatever a log of another collective says."""
+    """An allgather's log does not change the prediction that 8 H100 use NVLS for sums."""
     text = table(redop="none", sizes=SIZES[::3]).replace("all_reduce", "all_gather")
     fit = taccl.fit([log(text)], "dgx-h100", collective="allgather")
     assert (fit.nvls_share, fit.costs.nvls) == (0.0, True)
@@ -141,7 +141,7 @@ def test_an_allgather_says_nothing_of_sums_in_switches(log):
 
 @pytest.mark.slow
 def test_shares_stop_where_physics_does(log):
-    """Times that grow tenfold within LL's sizes are no bandwidth of LL: a note says so."""
+    """If times grow tenfold within LL's sizes, no LL bandwidth is fitted, and a note says so."""
     small = "".join(f"{2**power} 1 float sum -1 {20 + 2**power / 200:.2f}\n" for power in range(3, 14))
     large = "".join(f"{2**power} 1 float sum -1 {70 + 2**power / 2e5:.2f}\n" for power in range(14, 31))
     fit = taccl.fit(
@@ -154,7 +154,7 @@ def test_shares_stop_where_physics_does(log):
 
 @pytest.mark.slow
 def test_priors_that_times_contradict_are_given_up(tmp_path):
-    """1.2 us in all are less than the 1.8 us of a launch before anything is measured: it is fitted, too."""
+    """Times of 1.2 us contradict the launch prior of 1.8 us, which is then fitted as well."""
     path = tmp_path / "osu.txt"
     sizes = "".join(f"{2**power} {1.2 + 2**power / 25e3:.3f}\n" for power in range(1, 24))
     path.write_text(f"# OSU MPI Latency Test v7.1\n# Size Latency (us)\n{sizes}")
@@ -164,7 +164,7 @@ def test_priors_that_times_contradict_are_given_up(tmp_path):
 
 
 def test_two_sizes_are_no_range():
-    """A size that takes ten times as long, and one beside it, are no protocol of their own; three may be."""
+    """Two slow sizes are no protocol range of their own; three may be."""
     sizes = 2.0 ** np.arange(3, 20)
     for odd, is_range in ((1, False), (2, False), (4, True)):
         times = 10 + sizes / 1e5
@@ -173,7 +173,7 @@ def test_two_sizes_are_no_range():
 
 
 def test_what_is_taken_is_about_the_fastest():
-    """LL up to 512 KiB, 30 us and more beyond: so what was taken first is hardly faster there, either."""
+    """If LL is used up to 512 KiB and the next protocol takes 30 us more, LL's cost there is nearly optimal."""
     terms = terms_of(Series("allreduce", 8, 1, (8,), (1.0,), ""), 1)
     sizes = 2.0 ** np.arange(3, 33)
     truth = np.log([5, 1, 1, 1, 1, 25 / 56, 450, 50, 0.5, 0.9, 1e-6])
@@ -186,7 +186,7 @@ def test_what_is_taken_is_about_the_fastest():
 
 @pytest.mark.slow
 def test_trays_of_a_rack_are_no_nodes(log):
-    """8 ranks on two hosts are two nodes of H100, and two trays of one rack of GB200."""
+    """8 ranks on two hosts are two nodes of H100, but two trays of one GB200 rack."""
     devices = "".join(
         f"#  Rank  {r} Group 0 Pid 1 on host{r // 4} device  {r % 4} [0x01] A GPU\n" for r in range(8)
     )
@@ -198,7 +198,7 @@ def test_trays_of_a_rack_are_no_nodes(log):
 
 @pytest.mark.slow
 def test_bus_bandwidth_alone_is_fitted(log):
-    """A page's table without times: 350 GB/s of busbw on a node of 8 are 350 GB/s of a rank."""
+    """A table with bus bandwidth alone is fitted: 350 GB/s on a node of 8 ranks."""
     text = "# all_reduce_perf\n| Size | busbw (GB/s) |\n| 1G | 350.0 |\n| 4G | 350.0 |\n| 8G | 350.0 |\n"
     fit = taccl.fit([log(text)], "dgx-h100", nodes=1)
     assert found_in(fit)["node_gb_per_s"].value == pytest.approx(350, rel=0.02)
@@ -206,7 +206,7 @@ def test_bus_bandwidth_alone_is_fitted(log):
 
 @pytest.mark.slow
 def test_other_collectives_follow_the_calibrated_library(tmp_path):
-    """A network twice as slow to answer as its class shows in a collective that no log has."""
+    """A network twice as slow as its class also affects collectives without a log."""
     slow = replace(costs_of("dgx-a100"), network_latency=2.0)
     sizes = 2.0 ** np.arange(3, 31, 3)
     times = predicted_us(slow, "allreduce", 16, 2, sizes)
@@ -221,6 +221,6 @@ def test_other_collectives_follow_the_calibrated_library(tmp_path):
 
 
 def test_a_stream_gives_the_rate_of_a_nic():
-    """What perftest states is the wire's rate from then on."""
+    """A stream measured by perftest sets the NIC's rate."""
     stream = Series("point-to-point", 2, 2, (1 << 23,), ((1 << 23) / 20e3,), "", streams=True)
     assert calibrated(costs_of("dgx-a100"), [stream]).nic_gb_per_s == pytest.approx(20)

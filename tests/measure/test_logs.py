@@ -1,4 +1,4 @@
-"""Logs are read as people paste them: prefixes, several runs, columns that are missing, other tools."""
+"""Logs as users paste them: prefixes, several runs, missing columns, other tools."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.measure.logs import SIZES, row, table, time_us
 
 @pytest.fixture
 def read(tmp_path):
-    """Read a text as a log, here or under a name of its own."""
+    """Read a text as a log."""
 
     def read_text(text, name="a.log", **given):
         (tmp_path / name).write_text(text)
@@ -24,7 +24,7 @@ def read(tmp_path):
     "", "0: ", "[1,0]<stdout>:", "node-3: ", "    ", "> ", "2026-01-02T03:04:05.678Z ", "\x1b[32m", "pod/x | ",
 ])  # fmt: skip
 def test_prefixes_are_passed_over(read, prefix):
-    """Whatever a launcher puts before each line, sizes and times are those of the table."""
+    """Prefixes of launchers are ignored."""
     (found,) = read(table(prefix=prefix)).series
     assert found.size_bytes == SIZES
     assert found.times_us[0] == pytest.approx(time_us(8), abs=0.01)
@@ -33,7 +33,7 @@ def test_prefixes_are_passed_over(read, prefix):
 @pytest.mark.parametrize(
     ("text", "collective", "ranks", "sizes", "times"),
     [
-        # Bars between the cells are those of a web page, and a cut row at the end is passed over.
+        # Bars between cells, as on web pages, and a cut last row are ignored.
         (
             "# all_reduce_perf\n"
             + "".join(f"| {' | '.join(row(size, time_us(size)).split())} |\n" for size in SIZES)
@@ -43,7 +43,7 @@ def test_prefixes_are_passed_over(read, prefix):
             SIZES,
             None,
         ),
-        # OSU prints a time for each size, on ranks that it does not tell.
+        # OSU prints a time per size, without the number of ranks.
         (
             "# OSU MPI Allreduce Latency Test v7.1\n# Size  Avg Latency(us)\n4  5.1\n8  5.2\n",
             "allreduce",
@@ -51,7 +51,7 @@ def test_prefixes_are_passed_over(read, prefix):
             (4, 8),
             (5.1, 5.2),
         ),
-        # Old versions print neither a root nor the number of wrong elements: the reading that agrees is taken.
+        # Old versions print neither root nor wrong elements: the consistent interpretation is used.
         (
             "# all_gather_perf\n 1000000 250000 float 10.0 100.00 87.50 10.0 100.00 87.50\n",
             "allgather",
@@ -59,13 +59,13 @@ def test_prefixes_are_passed_over(read, prefix):
             (10**6,),
             (10.0,),
         ),
-        # busbw / algbw of an allreduce is 2 (n - 1) / n: 1.875 means 16 ranks, though no list of devices says so.
+        # busbw / algbw of an allreduce is 2 (n - 1) / n: 1.875 means 16 ranks, even without a device list.
         (table(ranks=16), "allreduce", 16, SIZES, None),
     ],
     ids=["a web page", "OSU", "an old version", "ranks by bandwidths"],
 )
 def test_tables_are_read(read, text, collective, ranks, sizes, times):
-    """A series for each, with ranks where the table tells them, and no number of nodes."""
+    """Each table gives a series, with ranks if stated."""
     (found,) = read(text).series
     assert (found.collective, found.num_ranks, found.num_nodes) == (collective, ranks, 0)
     assert found.size_bytes == sizes
@@ -81,7 +81,7 @@ def test_hosts_are_counted(read):
 
 
 def test_times_in_place_are_the_second_ones(read):
-    """Of a row with both, `in_place` takes the other."""
+    """With `in_place` the in-place times of a row are used."""
     text = table()
     outside, inside = (read(text, in_place=each).series[0].times_us[0] for each in (False, True))
     assert inside == pytest.approx(2 * outside, abs=0.02)
@@ -93,30 +93,30 @@ _SUMS = "# all_reduce_perf\n"
 @pytest.mark.parametrize(
     ("text", "sizes"),
     [
-        # Where 0 bytes are sent, 0.25 us say nothing.
+        # A row of 0 bytes is ignored.
         ("0 0 float none -1 0.25 0.00 0.00 0 0.25 0.00 0.00 0\n" + table(), SIZES),
-        # A paste that ends after the root of a row has no time in it.
+        # A paste cut after the root column has no time in its last row.
         (table() + "8589934592 2147483648 float sum -1", SIZES),
-        # As a playbook quotes lines, and with a remark behind a row.
+        # Lines quoted as by a playbook, and remarks after a row, are accepted.
         ("\n".join(f'    "{line}",' for line in table().splitlines()), SIZES),
         (table().replace("\n", "   # slow\n"), SIZES),
-        # `8M` is 2**23 bytes, as for -b and -e, unless only 8 million agree with the bandwidth.
+        # `8M` is 2**23 bytes, as in -b and -e, unless only 8 million match the bandwidth.
         (f"{_SUMS}8M 2097152 float sum -1 83.89 100.00 175.00 0\n", (2**23,)),
         (f"{_SUMS}8MB 2000000 float sum -1 80.00 100.00 175.00 0\n", (8 * 10**6,)),
     ],
     ids=["nothing is sent", "a cut row", "quoted lines", "remarks", "units", "decimal units"],
 )
 def test_sizes_of_rows(read, text, sizes):
-    """What is no row is passed over, and units are those of the command line."""
+    """Other lines are ignored, and units are those of the command line."""
     assert read(text).series[0].size_bytes == sizes
 
 
 @pytest.mark.parametrize(
     ("text", "times"),
     [
-        # A time that is a whole number, without a root before it, is not taken for one.
+        # An integer time without a root before it is not mistaken for a root.
         (f"{_SUMS} 8000000 2000000 float sum 40 200.00 350.00 0 40 200.00 350.00 0\n", (40.0,)),
-        # Several runs of one size, of 10, 30 and 20 us, are their median.
+        # Several runs of one size, of 10, 30 and 20 us, give their median.
         (
             "".join(f"# all_reduce_perf nThread 1\n{row(10**6, time)}\n" for time in (10.0, 30.0, 20.0)),
             (20.0,),
@@ -125,12 +125,12 @@ def test_sizes_of_rows(read, text, sizes):
     ids=["no root", "several runs"],
 )
 def test_times_of_rows(read, text, times):
-    """One time for each size."""
+    """There is one time per size."""
     assert read(text).series[0].times_us == times
 
 
 def test_rows_that_disagree_are_named_and_left_out(read):
-    """50 GB/s is not 1 MB in 10 us, which is 100: the line is told, and the rest is read."""
+    """A row whose bandwidth (50 GB/s) contradicts 1 MB in 10 us (100) is named and skipped."""
     bad = "1000000 250000 float sum -1 10.0 50.00 87.50 0 10.0 50.00 87.50 0\n"
     log = read(table(sizes=(1024, 2048)) + bad)
     assert log.series[0].size_bytes == (1024, 2048)
@@ -139,7 +139,7 @@ def test_rows_that_disagree_are_named_and_left_out(read):
 
 
 def test_two_per_cent_are_allowed(read):
-    """A rounded bandwidth that is 1.9 % off stays; one that is 3 % off does not."""
+    """A rounded bandwidth 1.9 % off is accepted, one 3 % off is not."""
     near, far = (f"100000000 1 float sum -1 1000.0 {rate} 175.0 0\n" for rate in ("98.10", "97.00"))
     assert read("# all_reduce_perf\n" + near).series
     with pytest.raises(FormatError, match="line 2: found algbw 97"):
@@ -147,7 +147,7 @@ def test_two_per_cent_are_allowed(read):
 
 
 def test_several_collectives_of_one_file_are_apart(read):
-    """Headings say which table is whose."""
+    """Headings separate the collectives of one file."""
     other = row(10**6, 10.0, redop="none", factor=0.875)
     log = read(table() + "\n### NCCL All-to-All\n" + other + "\n")
     assert [each.collective for each in log.series] == ["allreduce", "alltoall"]
@@ -161,13 +161,13 @@ def test_times_must_be_above_0(read, time):
 
 
 def test_texts_without_measurements_are_refused(read):
-    """A file with nothing to read says what would be."""
+    """A text without measurements is refused, with the expected formats."""
     with pytest.raises(FormatError, match="found no usable measurement; expected rows of nccl-tests"):
         read("# A page\n\n| 1 | 2 | float |\n8 bytes were sent\n")
 
 
 def test_unnamed_collectives_are_asked_for(read):
-    """A table without reduction could be of several collectives."""
+    """A table without a reduction and without a name needs the collective's name."""
     text = row(10**6, 10.0, redop="none", factor=0.875)
     with pytest.raises(FormatError, match="give --collective"):
         read(text)
@@ -176,7 +176,7 @@ def test_unnamed_collectives_are_asked_for(read):
 
 
 def test_perftest_is_a_stream(read):
-    """392 Gb/s are 49 GB/s; sizes that have not come to the bandwidth do not tell it."""
+    """392 Gb/s of perftest are 49 GB/s; sizes below that rate do not count."""
     head = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n"
     (found,) = read(head + " 2 5000 0.2 0.19 11.0\n 8388608 5000 392.1 392.0 0.0058\n").series
     assert (found.streams, found.size_bytes, found.num_nodes) == (True, (8388608,), 2)
@@ -184,7 +184,7 @@ def test_perftest_is_a_stream(read):
 
 
 def test_latencies_of_perftest_are_typical_times(read):
-    """`ib_write_lat` prints times one way, between two nodes."""
+    """`ib_write_lat` gives one-way times between two nodes."""
     text = (
         "                    RDMA_Write Latency Test\n"
         " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]\n"
@@ -197,7 +197,7 @@ def test_latencies_of_perftest_are_typical_times(read):
 
 
 def test_mscclpp_test_leaves_one_place_empty(read):
-    """Its header has both places, its rows the one that ran, with or without a check."""
+    """mscclpp-test's header has both places, its rows only one, with or without a check."""
     head = (
         "#       size         count     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong\n"
         "#        (B)    (elements)     (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)\n"
@@ -209,14 +209,14 @@ def test_mscclpp_test_leaves_one_place_empty(read):
 
 @pytest.mark.parametrize("before", ["> ", "    "])
 def test_pasted_tables_with_headers_of_their_own_are_read(read, before):
-    """Marks of quotes and indentation of all lines count for nothing."""
+    """Quote marks and indentation of pasted tables are ignored."""
     text = "# OSU MPI-CUDA Allreduce Latency Test v7.1\n# Size  Avg Latency(us)\n4  5.1\n8  5.2\n"
     (found,) = read("".join(f"{before}{line}\n" for line in text.splitlines())).series
     assert (found.collective, found.times_us) == ("allreduce", (5.1, 5.2))
 
 
 def test_reports_of_runs_are_read(read):
-    """What `taccl run --json` prints, one on each line, is a series over sizes."""
+    """Reports of `taccl run --json`, one per line, form a series over sizes."""
     reports = [
         json.dumps({
             "collective": "allgather", "num_ranks": 4, "num_hosts": 1, "size_bytes": size,
@@ -237,13 +237,13 @@ def test_reports_of_runs_are_read(read):
     '{"collective": "allreduce", "num_ranks": 2, "size_bytes": 8, "times": {"median_us": -1}}',
 ], ids=["long size", "long time", "deep", "ranks", "infinite", "negative"])  # fmt: skip
 def test_hostile_texts_are_refused(read, text):
-    """Numbers without end, objects without bottom, reports of something else: one sentence."""
+    """Endless numbers, deep nesting and other reports are refused in one sentence."""
     with pytest.raises(FormatError, match=r"a\.log"):
         read(text)
 
 
 def _table(head, *rows):
-    """A head and rows, one a line."""
+    """A head and rows as lines."""
     return "\n".join((head, *rows)) + "\n"
 
 
@@ -254,7 +254,7 @@ def _table(head, *rows):
     ("message size   bandwidth min   alg bw (Gb/s)", ("8388608  1  800", "16777216  1  1066.4")),
 ])  # fmt: skip
 def test_tables_with_a_header_of_their_own_are_read(read, head, rows):
-    """A header says which column is what, and its unit."""
+    """A header gives each column's meaning and unit."""
     (found,) = read(_table("all_reduce_perf", head, *rows)).series
     assert found.collective == "allreduce"
     assert found.size_bytes == (2**23, 2**24)
@@ -262,7 +262,7 @@ def test_tables_with_a_header_of_their_own_are_read(read, head, rows):
 
 
 def test_bus_bandwidth_alone_waits_for_the_ranks(read):
-    """350 GB/s on 8 ranks are 200 GB/s of algbw; a log that does not tell the ranks does not tell the time."""
+    """350 GB/s of busbw on 8 ranks are 200 GB/s of algbw; without the number of ranks there are no times."""
     (found,) = read("# all_reduce_perf\n| Size | busbw (GB/s) |\n| 1 GiB | 350.0 |\n").series
     assert (found.counted, found.num_ranks) == ("busbw", 0)
     assert found.on(8, 1).times_us[0] == pytest.approx(2**30 / 200e3)
@@ -279,7 +279,7 @@ def test_bus_bandwidth_alone_waits_for_the_ranks(read):
     ("none", 0.875, -1, "# all_gather_perf\n# gather_perf", ("gather", 8)),
 ])  # fmt: skip
 def test_the_columns_decide_between_names(read, redop, factor, root, named, found):
-    """The last name above a table counts that its columns can be of, and none is taken for another."""
+    """The last name above a table whose columns match it is used."""
     text = f"{named}\n{row(2**28, 2000.0, redop=redop, factor=factor)}\n".replace(" -1 ", f" {root} ")
     (series,) = read(text).series
     assert (series.collective, series.num_ranks) == found
@@ -287,7 +287,7 @@ def test_the_columns_decide_between_names(read, redop, factor, root, named, foun
 
 @pytest.mark.parametrize("redop", ["sum", "none"])
 def test_what_could_be_several_collectives_is_asked_for(read, redop):
-    """Of 8 bytes no bandwidth tells: without a name it may be any."""
+    """Without a name, 8 bytes match several collectives, and the error asks for --collective."""
     with pytest.raises(FormatError, match="give --collective"):
         read(row(8, 20.0, redop=redop))
 
@@ -297,7 +297,7 @@ def test_what_could_be_several_collectives_is_asked_for(read, redop):
     ("Allgather", "allgather", "part"), ("All-to-All Personalized Exchange", "alltoall", "part"),
 ])  # fmt: skip
 def test_osu_counts_a_ranks_part(read, title, collective, counted):
-    """Of allgather and alltoall its sizes are those of one rank's part, of which there are as many as ranks."""
+    """OSU's sizes of allgather and alltoall are those of one rank's part, times the number of ranks."""
     head = f"# OSU MPI-CUDA {title} Latency Test v7.3\n# Datatype: MPI_CHAR.\n# Size       Avg Latency(us)\n"
     (found,) = read(head + "1048576     99.5\n").series
     assert (found.collective, found.counted) == (collective, counted)
@@ -305,7 +305,7 @@ def test_osu_counts_a_ranks_part(read, title, collective, counted):
 
 
 def test_both_directions_are_halved(read):
-    """A test of both directions states the sum of two streams."""
+    """A bidirectional test's sum is halved."""
     bits = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n"
     for text in (
         f"                    RDMA_Write Bidirectional BW Test\n{bits} 8388608 5000 784.1 784.0 0.0058\n",

@@ -1,4 +1,4 @@
-"""Figures of machine models follow from their links."""
+"""Rates of machine models follow from their links."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from taccl.topology.models import MODELS
     ("ndv2", 8, 8, 150.0, 12.5),  # six NVLinks of 25 GB/s; one NIC of 100 Gb/s for all
 ])  # fmt: skip
 def test_promises(name, ranks_per_node, ranks_per_nic, node, network):
-    """GB/s of a rank inside its node and of a NIC, and who shares what."""
+    """GB/s of a rank inside its node and of a NIC, and sharing of NICs."""
     found = find_machine(name)
     assert (found.ranks_per_node, found.ranks_per_nic) == (ranks_per_node, ranks_per_nic)
     assert (found.node_gb_per_s, found.network_gb_per_s) == pytest.approx((node, network))
@@ -29,13 +29,13 @@ def test_promises(name, ranks_per_node, ranks_per_nic, node, network):
     ("AMD Instinct MI325X OAM", "mi300x"),
 ])  # fmt: skip
 def test_gpus_tell_their_machine(gpu, machine):
-    """A board on PCIe is no board behind NVSwitch; two machines of one board are none."""
+    """GPU names identify the machine: PCIe boards are not NVSwitch boards, and ambiguous boards give none."""
     assert machine_by_gpus([gpu]) == machine
 
 
 @pytest.mark.slow
 def test_predictions_know_every_machine():
-    """One table of machines serves predictions, diagnoses and schedules, where a library's costs are known."""
+    """One table of machines serves predictions, diagnoses and schedules."""
     names = known_machines()
     assert set(names) == {name for name in taccl.topologies.machine_names() if MODELS[name].has_library}
     assert all(costs_of(name).node_gb_per_s <= find_machine(name).node_gb_per_s for name in names)
@@ -43,7 +43,7 @@ def test_predictions_know_every_machine():
 
 @pytest.mark.parametrize("name", ["ring:4", "links.toml", "nowhere"])
 def test_only_machine_models_are_fitted(name):
-    """Fabrics and files have no profiles, so that they are not offered."""
+    """Fabrics and files have no profiles and are not offered for fits."""
     with pytest.raises(InputError, match="expected a machine model, by name: ndv2, dgx1") as caught:
         find_machine(name)
     assert "ring:8" not in str(caught.value)

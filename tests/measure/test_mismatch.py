@@ -1,4 +1,4 @@
-"""Logs of another machine than they are fitted to: the difference is said."""
+"""Logs that contradict the machine that they are fitted to are noted."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def _notes(text, *, machine=H100, fitted=()):
 
 
 def test_logs_of_the_machine_need_no_note():
-    """Two full nodes of the GPUs that the machine has."""
+    """Two full nodes of the machine's GPUs give no note."""
     assert _notes(_devices(*["a"] * 8, *["b"] * 8) + table(ranks=16)) == ()
 
 
@@ -45,19 +45,19 @@ def test_logs_of_the_machine_need_no_note():
     ],
 )
 def test_other_gpus_are_named(gpu, found):
-    """The model in the list of devices tells them; names without one are not judged."""
+    """Other GPUs in the device list are named; unknown names are ignored."""
     notes = _notes(_devices(*["a"] * 8, gpu=gpu) + table())
     assert [found in note for note in notes] == ([True] if found else [])
 
 
 def test_unequal_nodes_are_named():
-    """Eight ranks on one host and four on another."""
+    """Nodes of eight and four ranks are noted."""
     notes = _notes(_devices(*["a"] * 8, *["b"] * 4) + table(ranks=12))
     assert notes == ("a.log: the nodes differ, with ranks 8 on a, 4 on b; the model takes nodes to be equal",)
 
 
 def test_a_list_that_was_cut_off_is_not_unequal():
-    """Rank 0 is missing, as where the top of a log was not pasted."""
+    """A device list without rank 0 was cut off and is not unequal."""
     listed = _devices(*["a"] * 8, *["b"] * 8).split("\n")
     assert _notes("\n".join([listed[0], *listed[2:]]) + table(ranks=16)) == ()
 
@@ -73,7 +73,7 @@ def test_a_list_that_was_cut_off_is_not_unequal():
     ],
 )
 def test_buffers_in_host_memory_are_named(title, said):
-    """OSU says in its title where buffers are; and how many ranks there were is assumed, which is said, too."""
+    """Host-memory buffers (from OSU's title) and an assumed number of ranks are noted."""
     notes = _notes(f"{title}\n# Size       Avg Latency(us)\n8 24.0\n1048576 33.0\n")
     assert [note for note in notes if "measured" in note] == [note for note in notes if said and said in note]
     assert any(
@@ -86,7 +86,7 @@ def test_buffers_in_host_memory_are_named(title, said):
     [("# backend: gloo\n", "measured by gloo, which runs on CPUs; the model is for GPUs"), ("", "")],
 )
 def test_times_of_host_memory_are_no_fit(head, said, tmp_path):
-    """A log of gloo is refused unless it is accepted, with the reason; the same times of GPUs are not."""
+    """A log of gloo is refused unless accepted; the same times of GPUs are not."""
     path = tmp_path / "a.log"
     path.write_text(
         f"{head}# OSU NCCL Allreduce Latency Test v7.3\n# Size  Avg Latency(us)\n8 24.0\n1048576 33.0\n"
@@ -96,13 +96,13 @@ def test_times_of_host_memory_are_no_fit(head, said, tmp_path):
 
 
 def test_reports_of_our_own_runs_are_of_cpus():
-    """`taccl run` measures MPI processes."""
+    """`taccl run` measures CPU processes, which is noted."""
     text = '{"collective": "allreduce", "size_bytes": 8000, "times": {"median_us": 9.5}, "num_ranks": 4}'
     assert "measured by MPI processes in host memory" in _notes(text)[0]
 
 
 def test_times_below_a_launch_are_named():
-    """No kernel is launched and done in 1.5 us; a message from one process to another may be."""
+    """1.5 us is less than a kernel launch, which is noted."""
     fast = Series("allreduce", 8, 1, (8, 16), (1.5, 1.6), "a.log: line 3")
     note = "found allreduce on 8 ranks in 1 node in 1.5 us, less than the launch of a GPU kernel"
     assert note in mismatches([Log("a.log", (fast,), frozenset(), ())], [fast], H100, ())[0]
@@ -122,13 +122,13 @@ def test_times_below_a_launch_are_named():
     ],
 )
 def test_rates_beyond_the_data_sheet_are_named(name, value, sheet, is_odd):
-    """More than twice, or a small part of what the machine has; networks differ more than NVLinks."""
+    """Rates more than twice the data sheet's, or a small part of it, are noted; networks get more tolerance."""
     assert bool(mismatches([], [], H100, [(name, value, sheet)])) == is_odd
 
 
 @pytest.mark.slow
 def test_a_fit_says_what_does_not_match(tmp_path):
-    """On the result, and as plain values."""
+    """Notes are in the result's text and plain values."""
     path = tmp_path / "cpu.log"
     path.write_text("# OSU MPI Allreduce Latency Test v7.3\n# Size       Avg Latency(us)\n"
                     + "".join(f"{4**n} {2 + 4**n / 3000:.2f}\n" for n in range(1, 13)))  # fmt: skip
@@ -140,14 +140,14 @@ def test_a_fit_says_what_does_not_match(tmp_path):
 
 
 def test_sendrecv_prints_a_sum_and_has_none():
-    """sendrecv_perf of nccl-tests goes over reductions; its name above the table counts."""
+    """sendrecv_perf is recognised by name though its rows state a reduction."""
     log = log_of_text(f"# sendrecv_perf\n{HEAD}\n{row(2**20, 40.0, factor=1.0)}\n", "a.log")
     assert [each.collective for each in log.series] == ["point-to-point"]
 
 
 @pytest.mark.parametrize("time", ["nan", "NaN", "inf"])
 def test_times_that_are_no_numbers_are_named_by_line_and_column(time):
-    """In a table of a spreadsheet, with what was found."""
+    """A non-numeric time is named by line and column."""
     with pytest.raises(
         FormatError, match=f"a.csv: line 3, column 2: found {time}; expected a number above 0"
     ):

@@ -1,4 +1,4 @@
-"""A fit says which measurement would determine what it does not."""
+"""A fit names the measurements that would determine its undetermined parameters."""
 
 import pytest
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("_quick_fits")
 
 
 def test_every_parameter_has_its_measurement():
-    """Each undetermined parameter is in exactly one sentence; none is needed if all are determined."""
+    """Each undetermined parameter is in exactly one sentence; there is none if all are determined."""
     told = " ".join(missing_measurements(PARAMETERS)).replace(",", " ").split()
     assert all(told.count(name) == 1 for name in PARAMETERS)
     assert missing_measurements([]) == ()
@@ -22,7 +22,7 @@ def test_every_parameter_has_its_measurement():
 
 @pytest.mark.slow
 def test_one_node_lacks_the_network(line_fit):
-    """A log of one node asks for two."""
+    """A log of one node asks for one of two nodes."""
     assert (
         "large sizes (64 MB and more) on two nodes, or ib_write_bw would determine network_gb_per_s"
         in line_fit.missing
@@ -31,7 +31,7 @@ def test_one_node_lacks_the_network(line_fit):
 
 @pytest.mark.slow
 def test_topologies_are_fitted_without_a_profile(tmp_path):
-    """The rates of a topology are the priors; its fit predicts, and has no profile."""
+    """A topology's rates are the priors of its fit, which predicts but has no profile."""
     (tmp_path / "a.log").write_text(table(sizes=SIZES[::3]))
     fit = taccl.fit([str(tmp_path / "a.log")], taccl.topologies.fully_connected(8))
     assert fit.predict_us("allreduce", 8, 1, 2**33) == pytest.approx(2**33 / 200e3, rel=0.05)
@@ -40,7 +40,7 @@ def test_topologies_are_fitted_without_a_profile(tmp_path):
 
 
 def test_a_number_of_nodes_replaces_guessed_racks():
-    """16 ranks of GB200 on 4 racks are 4 nodes if one says so, and half as many ranks are 2."""
+    """A given number of nodes replaces the guess from racks: 16 ranks of GB200 on 4 racks are 4 nodes."""
     log = Series("allreduce", 16, 4, (1,), (1.0,), "a.log")
     assert placed(log, 72, None, 16).num_nodes == 1
     assert placed(log, 72, 4, 16).num_nodes == 4
@@ -49,7 +49,7 @@ def test_a_number_of_nodes_replaces_guessed_racks():
 
 @pytest.mark.slow
 def test_large_errors_at_some_sizes_are_noted(tmp_path):
-    """A 90th percentile above 20 % is a note beside a good median."""
+    """A 90th percentile above 20 % is noted beside a good median."""
     lines = table().splitlines()
     for place in (4, 9, 14, 19, 24):
         cells = lines[place].split()

@@ -1,4 +1,4 @@
-"""Predictions of stock libraries and one-kernel runtimes, by hand and by their physics."""
+"""Predictions of stock libraries and one-kernel runtimes: by hand and by physical limits."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def test_a_small_sum_is_launch_base_and_hops():
 
 
 def test_sums_in_switches_are_slower_by_the_last_channel():
-    """On 8 H100 6 channels of 60 GB/s give 0.85 * 5/6 of 360 GB/s, of which 8/7 count for data."""
+    """NVLS on 8 H100: 6 channels of 60 GB/s at 0.85 * 5/6, with 8/7 for the data."""
     size = 16 << 30
     found = taccl.predict("dgx-h100", "allreduce", size)
     assert found.algorithm == "nvls"
@@ -29,12 +29,12 @@ def test_sums_in_switches_are_slower_by_the_last_channel():
 
 
 def test_nvls_can_be_turned_off():
-    """Without sums in switches a ring carries large messages."""
+    """Without NVLS a ring carries large messages."""
     assert taccl.predict("dgx-h100", "allreduce", "1GB", nvls=False).algorithm == "ring"
 
 
 def test_one_gpu_per_node_takes_parallel_trees():
-    """NCCL's PAT: 8 of base, 4 levels of 14 us over 3.5, 2.8 us a rank; at most 8 ranks take rings."""
+    """NCCL's PAT: base 8 us, 4 levels of 14 us over 3.5, 2.8 us per rank; up to 8 ranks use rings."""
     found = taccl.predict("dgx-h100", "allgather", 8, ranks=16, nodes=16)
     start = 1.8 + costs_of("dgx-h100").network.start_us
     assert found.algorithm == "pat"
@@ -44,7 +44,7 @@ def test_one_gpu_per_node_takes_parallel_trees():
 
 
 def test_sharp_sums_in_the_network():
-    """8 A100 in each of 16 nodes: 2 * (3.7 + 7 * 0.4) us in nodes, 31 between them; trees take longer."""
+    """SHARP on 16 nodes of 8 A100: 2 * (3.7 + 7 * 0.4) us inside and 31 us between nodes, faster than trees."""
     found = taccl.predict("dgx-a100", "allreduce", 8, nodes=16, sharp=True)
     assert found.algorithm == "collnet-direct"
     start = 1.8 + costs_of("dgx-a100").network.start_us
@@ -53,21 +53,21 @@ def test_sharp_sums_in_the_network():
 
 
 def test_sharp_joins_the_sums_of_nodes():
-    """On Hopper NVLS hands the sum of a node to the network: 25 us in nodes and 18 between them."""
+    """On Hopper, NVLS and SHARP combine: 25 us inside and 18 us between nodes."""
     found = taccl.predict("dgx-h100", "allreduce", 8, nodes=16, sharp=True)
     assert found.algorithm == "nvls-sharp"
     assert found.time_us == pytest.approx(1.8 + costs_of("dgx-h100").network.start_us + 25 + 18, rel=1e-3)
 
 
 def test_sharp_carries_what_the_formula_says():
-    """Half of a bus of 8 NICs of 25 GB/s, with what large messages reach of them."""
+    """SHARP's bandwidth is half of 8 NICs of 25 GB/s, times the efficiency of large messages."""
     size = 8 << 30
     rate = 0.5 * 8 * 25e3 * costs_of("dgx-a100").network.efficiency
     assert us("dgx-a100", "allreduce", size, nodes=16, sharp=True) == pytest.approx(size / rate, rel=0.01)
 
 
 def test_switches_copy_in_a_node():
-    """An allgather of 16 MB on 16 GB200 takes NVLS: 25 us, then 8 channels of 90 GB/s, 0.74 * 7/8 * 15/16."""
+    """An allgather of 16 MB on 16 GB200 uses NVLS: 25 us, then 8 channels of 90 GB/s at 0.74 * 7/8 * 15/16."""
     found = taccl.predict("gb200-nvl72", "allgather", 16_000_000, ranks=16)
     assert found.algorithm == "nvls"
     assert found.time_us == pytest.approx(1.8 + 25 + 16e3 / (8 * 90 * 0.74 * 7 / 8 * 15 / 16), rel=1e-3)
@@ -77,24 +77,24 @@ def test_switches_copy_in_a_node():
     ("instance", "network"), [("p4d.24xlarge", 75), ("p5.48xlarge", 75), ("p5en.48xlarge", 35)]
 )
 def test_instances_state_their_latency(instance, network):
-    """The plugin's latency is what NCCL chooses by."""
+    """An instance's network latency is the plugin's, by which NCCL chooses."""
     assert costs_of(instance).network.stated_us == network
 
 
 def test_instances_share_nics():
-    """4 NICs of 100 Gb/s carry half of what 8 of 50 GB/s do for 8 ranks, in every direction: 50 GB/s."""
+    """4 NICs of 100 Gb/s give 8 ranks 50 GB/s in each direction."""
     slow = us("p4de.24xlarge", "allgather", "8GB", nodes=2)
     assert slow == pytest.approx(8e9 * 15 / 16 / (50e3 * 0.86), rel=0.02)
 
 
 def test_the_network_rate_can_be_given():
-    """Twice the rate of a NIC halves the time of a large allgather."""
+    """Twice the given NIC rate halves the time of a large allgather."""
     times = [us("dgx-a100", "allgather", "8GB", nodes=2, network_gb_per_s=rate) for rate in (10, 20)]
     assert times[0] / times[1] == pytest.approx(2, rel=0.02)
 
 
 def test_the_class_of_the_network_can_be_given():
-    """Slingshot's hop is beyond InfiniBand's, and it starts as that does: two hops up and down a tree."""
+    """The network class can be given: Slingshot's hop is slower than InfiniBand's, twice along a tree."""
     small, other = (
         us("dgx-a100", "allreduce", 8, nodes=2, network=name) for name in ("infiniband", "slingshot")
     )
@@ -110,21 +110,21 @@ MSCCL = {
 
 @pytest.mark.parametrize(("collective", "most"), [("allreduce", 0.13), ("allgather", 0.03)])
 def test_msccl_takes_what_its_page_says(collective, most):
-    """Its launch, its steps, and copies through NCCL's buffers; NCCL's own algorithms for large messages."""
+    """MSCCL's predictions match its page: launch, steps, copies, and NCCL's algorithms for large messages."""
     found = {kib: us("nd-h100-v5", collective, kib << 10, runtime="msccl-xml") for kib in MSCCL[collective]}
     off = [abs(found[kib] / time_us - 1) for kib, time_us in MSCCL[collective].items()]
     assert np.median(off) <= most
 
 
 def test_msccl_leaves_calls_without_a_file_to_nccl():
-    """Several nodes and broadcasts take NCCL's algorithms and time."""
+    """Calls without an MSCCL file use NCCL's algorithms and times."""
     for given in ({"nodes": 2, "collective": "allreduce"}, {"collective": "broadcast"}):
         times = [us("dgx-h100", size=1024, runtime=name, **given) for name in ("msccl-xml", "nccl")]
         assert times[0] == times[1]
 
 
 def test_messages_of_mpi_take_turns():
-    """8 bytes to 8 ranks by doubling: three messages of 10 us; its figures are a choice, and say so."""
+    """8 bytes to 8 ranks over MPI take three messages of 10 us, stated as assumed figures."""
     found = taccl.predict("dgx-h100", "broadcast", 8, runtime="mpi")
     assert found.time_us == pytest.approx(3 * 10, rel=1e-3)
     assert "our choice" in found.source
@@ -132,7 +132,7 @@ def test_messages_of_mpi_take_turns():
 
 
 def test_one_kernel_has_no_base():
-    """Two steps of 0.6 us after 4.95 us: 7/4 of the bytes at half of LL's rate."""
+    """A one-kernel runtime takes two steps of 0.6 us after 4.95 us, and 7/4 of the bytes at half LL's rate."""
     size = 8 << 10
     found = taccl.predict("dgx-a100", "allreduce", size, runtime="mscclpp")
     assert found.launch_us == 4.95
@@ -140,7 +140,7 @@ def test_one_kernel_has_no_base():
 
 
 def test_each_remote_peer_of_an_alltoall_costs_a_hop():
-    """A second node adds its start and 8 peers at 3.7 us each."""
+    """A second node adds its start and 3.7 us for each of 8 peers of an alltoall."""
     one, two = (us("dgx-a100", "alltoall", 64, nodes=nodes) for nodes in (1, 2))
     assert two - one == pytest.approx(9 + 8 * 3.7, rel=0.01)
 
@@ -148,7 +148,7 @@ def test_each_remote_peer_of_an_alltoall_costs_a_hop():
 @pytest.mark.parametrize("machine", known_machines())
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "alltoall", "broadcast"])
 def test_larger_messages_never_carry_more_than_the_wire(machine, collective):
-    """No prediction beats a rank's links, on one node or two."""
+    """No prediction exceeds the rate of a rank's links, on one node or two."""
     for nodes in (1, 2):
         costs, num = costs_of(machine), nodes * ranks_per_node(machine)
         sizes = 2.0 ** np.arange(3, 34)
@@ -158,7 +158,7 @@ def test_larger_messages_never_carry_more_than_the_wire(machine, collective):
 
 
 def test_the_library_chooses_by_its_own_model():
-    """On p4d NCCL adds 75 us a hop, twice for simple: LL up to where that pays."""
+    """On p4d NCCL assumes 75 us per hop, twice for Simple, so LL is used up to larger sizes."""
     sizes = np.array([1e6])
     found = candidates(costs_of("p4d.24xlarge"), "allreduce", 16, 2, sizes)
     best = found[int(chosen(found)[0])]
@@ -182,7 +182,7 @@ def test_the_library_chooses_by_its_own_model():
     ],
 )
 def test_what_is_not_known_is_said(machine, collective, options, said):
-    """Errors name what is known instead."""
+    """Errors list the known names."""
     with pytest.raises(InputError, match=said):
         taccl.predict(machine, collective, 8, **options)
 

@@ -1,4 +1,4 @@
-"""Files of runtimes' tests."""
+"""Files for the tests of runtimes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Runtimes as plug-ins: one registered here is planned for, predicted and run; the library's are rows of a table."""
+"""Runtimes as plug-ins: planning, prediction and execution with a registered one, and the table."""
 
 import json
 from dataclasses import replace
@@ -22,12 +22,12 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "runtimes.md"
 
 
 def why_not(runtime, collective, topology, protocol):
-    """Broadcasts have no name there."""
+    """Reason for refusal: the runtime has no broadcast."""
     return f"{runtime.title} has no broadcast" if collective.name == "broadcast" and not protocol else ""
 
 
 def check(runtime, program):
-    """Its files hold programs of few steps."""
+    """Refuse programs with more than 100 steps per threadblock."""
     if max(len(tb.steps) for rank in program.ranks for tb in rank.threadblocks) > 100:
         raise ExportError(f"{runtime.title} holds 100 steps")
 
@@ -38,7 +38,7 @@ def files(runtime, plan):
 
 
 def run(read, *, sizes, **options):
-    """A symbolic run."""
+    """Interpret the program symbolically."""
     found = taccl.interpret(read())
     return RunReport(
         f"ran {sizes[0]} bytes", {"ok": found.ok, **options, "note": None}, "" if found.ok else "wrong"
@@ -94,7 +94,7 @@ def test_a_plan_covers_a_registered_runtime(mine, tmp_path):
     ],
 )
 def test_files_that_a_plan_cannot_hold_are_refused(made, said, tmp_path, plan_of_ring):
-    """A runtime writes nothing outside of the folder, nor over the plan's own files; no folder is left."""
+    """A runtime that writes outside the folder or over the plan's files is refused, and no folder is left."""
     register(Runtime("in-python", "the interpreter", files=lambda runtime, plan: made))
     try:
         with pytest.raises(InputError, match=f"the interpreter: {said}"):
@@ -113,7 +113,7 @@ def test_a_run_without_a_report_is_refused(mine, ring_file, capsys):
 
 @pytest.mark.slow
 def test_a_lowering_and_times_of_its_own(mine, plan_of_ring):
-    """`lower` makes the programs of a plan, and `Launch.predict` the times, with the launch's source."""
+    """A runtime's `lower` makes the programs, and its `Launch.predict` the times, with their source."""
     lowered = []
 
     def lower(schedule, **options):
@@ -131,13 +131,13 @@ def test_a_lowering_and_times_of_its_own(mine, plan_of_ring):
 
 
 def test_its_reason_against_a_collective_is_told(mine):
-    """A collective that it does not take is refused with its own sentence, before any search."""
+    """A collective that the runtime refuses is refused with its sentence, before any search."""
     with pytest.raises(InputError, match="the interpreter has no broadcast; choose allgather"):
         taccl.plan("ring:4", "broadcast", sizes=["1KB"], runtime="in-python", progress=pytest.fail)
 
 
 def test_predict_counts_the_launch_of_a_registered_runtime(mine):
-    """Its launch takes the place of the library's, and the source is its own."""
+    """Predictions use the registered runtime's launch and source."""
     own, stock = (
         taccl.predict("dgx-h100", "allreduce", "1KB", runtime=each) for each in ("in-python", "nccl")
     )
@@ -164,7 +164,7 @@ def test_options_of_other_engines_are_refused(mine, ring_file, capsys):
 
 
 def test_what_is_no_runtime_is_not_registered():
-    """A name with blanks, and another object."""
+    """A name with blanks, and objects of other types, are refused."""
     for thing in (object(), Runtime("My Runtime")):
         with pytest.raises(InputError, match="runtime: found .*; expected a"):
             register(thing)
@@ -197,7 +197,7 @@ def test_functions_of_the_library_exist(name):
 
 
 def test_predict_knows_every_runtime():
-    """Each row has launch costs; the earlier name of MSCCL XML goes on."""
+    """Every runtime has launch costs; the earlier name of MSCCL XML still works."""
     assert set(registered("launch")) == set(RUNTIMES)
     assert runtime_named("msccl-xml", "launch") is RUNTIMES["msccl"]
     for name in sorted(set(RUNTIMES) - {"rccl"}):
@@ -205,7 +205,7 @@ def test_predict_knows_every_runtime():
 
 
 def test_pytorch_has_no_scan():
-    """Its row gives the reason; MPI's has none against any collective."""
+    """PyTorch's row has a reason against scan; MPI's has none against any collective."""
     topology, scan = taccl.topologies.ring(2), taccl.collectives.scan(2)
     assert RUNTIMES["torch"].reason_against(scan, topology) == "PyTorch has no method for scan"
     check_collective(RUNTIMES["mpi"], scan, topology)
@@ -215,7 +215,7 @@ def test_pytorch_has_no_scan():
 
 @pytest.mark.slow
 def test_a_plan_for_pytorch_has_modules(tmp_path):
-    """A module that computes the collective for each range, in place and out of place."""
+    """A plan for PyTorch has a module for each range, in place and out of place."""
     plan = brief_plan(
         "ring:3", "allreduce", sizes=["4KB"], backend="greedy", baselines=False, runtime="torch"
     )

@@ -1,4 +1,4 @@
-"""Tasks that go wrong on purpose, to show that a worker process contains them."""
+"""Tasks that fail on purpose, to test that a worker process contains the failure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["abort", "echo", "exhaust_memory", "fail", "leave", "linger", "overru
 
 
 def echo(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """The payload, and the number of the process that saw it."""
+    """The payload, and the worker's process number."""
     return {"payload": payload, "pid": os.getpid()}
 
 
 def abort(payload: dict[str, Any], control: Control) -> NoReturn:
-    """Die of a signal, as a native library does."""
+    """Abort by a signal, as a native library may."""
     os.abort()
 
 
@@ -57,7 +57,7 @@ def overrun(payload: dict[str, Any], control: Control) -> NoReturn:
 
 
 def print_natively(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """Write to descriptors 1 and 2, as native code does."""
+    """Write to file descriptors 1 and 2, as native code does."""
     os.write(1, b"printed on 1\n")
     os.write(2, b"printed on 2\n")
     return {}

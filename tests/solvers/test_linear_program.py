@@ -1,4 +1,4 @@
-"""Linear programs that are solved in this process: solutions and duals by hand, and against SciPy."""
+"""Linear programs solved in this process: solutions and duals by hand, and against SciPy."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_later_rows_are_equations():
 
 
 def test_values_of_one_place_are_added():
-    """1 x + 1 x <= 4 leaves x = 2."""
+    """Repeated entries of one matrix position are added: 1 x + 1 x <= 4 gives x = 2."""
     found = minimise([-1], ([0, 0], [0, 0], [1, 1]), ([4], []))
     assert found.objective == pytest.approx(-2)
 
@@ -33,14 +33,14 @@ def test_no_solution_is_none(bounds):
 
 
 def test_nothing_is_printed(capfd):
-    """HiGHS says nothing to the standard output, where answers stand."""
+    """HiGHS prints nothing to standard output."""
     assert minimise([1], ([0], [0], [1]), ([1], [])) is not None
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.slow
 def test_objectives_are_those_of_scipy():
-    """Twenty random programs have the same optimum there."""
+    """Optima of twenty random programs equal SciPy's."""
     from scipy.optimize import linprog
 
     draw = np.random.default_rng(0)

@@ -19,7 +19,7 @@ def small():
 
 
 def test_terms_of_one_variable_are_summed():
-    """A variable that comes twice in a row has one nonzero."""
+    """Repeated terms of a variable in a row are summed into one nonzero."""
     arrays = small().arrays()
     assert arrays.coefficient[arrays.row_start[0] : arrays.row_start[1]].tolist() == [1, 2]
 
@@ -44,13 +44,13 @@ def test_rows_have_tags():
 
 
 def test_arrays_are_read_only():
-    """Nobody changes a model by its arrays."""
+    """The arrays of a model are read-only."""
     with pytest.raises(ValueError, match="read-only"):
         small().arrays().cost[0] = 5
 
 
 def test_feasible_point_breaks_nothing():
-    """x = 1, y = 1.5 satisfies x + 2y <= 4 and 3x = 3."""
+    """x = 1, y = 1.5 satisfies all rows."""
     assert small().arrays().violations(np.array([1.0, 1.5])) == []
 
 
@@ -66,13 +66,13 @@ def test_feasible_point_breaks_nothing():
     ],
 )
 def test_violations_name_what_breaks(point, word):
-    """Each fault is named by its variable or its row and tag."""
+    """Each violation is named by its variable or its row and tag."""
     broken = small().arrays().violations(np.array(point))
     assert any(re.search(word, line) for line in broken)
 
 
 def test_message_round_trip():
-    """A model that went over the wire is the same model."""
+    """A model sent as a message is unchanged."""
     before = small().arrays()
     message = decode(encode(before.to_message()))
     after = LinearModel.from_message(message)

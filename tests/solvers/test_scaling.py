@@ -1,4 +1,4 @@
-"""Linear models in whole numbers."""
+"""Scaling of linear models to integers."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.solvers.solver_models import assignment, two_jobs
 
 
 def test_decimals_are_read_as_a_person_means_them():
-    """0.1 x + 0.25 y <= 0.3 times 20 is 2 x + 5 y <= 6."""
+    """0.1 x + 0.25 y <= 0.3 is scaled by 20 to 2 x + 5 y <= 6."""
     model = MilpModel()
     x, y = model.add_variable(0, 9, integer=True), model.add_variable(0, 9, integer=True)
     model.add_row([(0.1, x), (0.25, y)], upper=0.1 + 0.2, tag="a")
@@ -16,20 +16,20 @@ def test_decimals_are_read_as_a_person_means_them():
 
 
 def test_difference_rows_have_an_exact_grid():
-    """Starts with bounds 2.5 and 1.5 lie on halves."""
+    """Difference constraints with 2.5 and 1.5 have an exact grid of halves."""
     whole = to_whole_numbers(two_jobs().arrays())
     assert (whole.grid, whole.exact) == (2, True)
 
 
 def test_other_continuous_rows_have_not():
-    """With x + y <= 1 in continuous variables, an optimum may lie off any grid."""
+    """x + y <= 1 in continuous variables has no exact grid."""
     model = MilpModel()
     model.add_row([(1, model.add_variable(0, 1)), (1, model.add_variable(0, 1))], upper=1, tag="sum")
     assert not to_whole_numbers(model.arrays()).exact
 
 
 def test_whole_models_need_no_grid():
-    """Without continuous variables there is nothing to round."""
+    """Models without continuous variables need no grid."""
     whole = to_whole_numbers(assignment().arrays())
     assert (whole.grid, whole.exact) == (1, True)
 

@@ -1,4 +1,4 @@
-"""Every solver on models with known answers, and on models that are out of reach."""
+"""Every solver on models with known answers, and on models too hard to solve."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ from tests.solvers.solver_models import (
 
 
 def in_fresh_process(text, *, check=True):
-    """What a script does in a process of its own, which finds ``tests`` where this one does."""
+    """Result of a script in a new process that can import ``tests``."""
     return subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, timeout=90, check=check,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -36,7 +36,7 @@ def in_fresh_process(text, *, check=True):
 @pytest.mark.parametrize("solver", [*SOLVERS, "pulp:PULP_CBC_CMD"])
 @pytest.mark.parametrize(("build", "optimum"), [(knapsack, -220), (assignment, 5), (two_jobs, 4)])
 def test_every_solver_proves_the_optimum(solver, build, optimum):
-    """All solvers, in one process one after another, prove the objective worked out by hand."""
+    """All solvers, in one process, prove the objective derived by hand."""
     solution = solve(build(), solver, time_limit_s=AMPLE_S)
     assert solution.status == "optimal", solution.message
     assert solution.objective == pytest.approx(optimum, abs=1e-6)
@@ -52,7 +52,7 @@ def test_infeasible(solver):
 
 
 def test_cpsat_says_when_it_rounded():
-    """x + y <= 10.25 in continuous variables is searched on a grid, so its answer is not called optimal."""
+    """CP-SAT rounds x + y <= 10.25 to a grid, so its answer is not called optimal."""
     model = MilpModel()
     x, y = model.add_variable(0, 3.5, cost=-1), model.add_variable(0, 9, cost=-2)
     model.add_row([(1, x), (1, y)], upper=10.25, tag="sum")
@@ -63,7 +63,7 @@ def test_cpsat_says_when_it_rounded():
 
 
 def split(solver, **options):
-    """Solution of a soft market split, which no solver proves, under a time limit that suffices for a point."""
+    """Solution of a soft market split, which no solver proves, within a time that suffices for a point."""
 
     def attempt(limit_s):
         return solve(market_split(soft=True), solver, time_limit_s=limit_s, **options)
@@ -73,7 +73,7 @@ def split(solver, **options):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_time_limit_with_a_solution(solver):
-    """On a limit with a solution in hand the status is feasible, and the bound is below the objective."""
+    """At the limit with a point the status is "feasible", and the bound is below the objective."""
     solution = split(solver)
     assert solution.status == "feasible", solution.message
     assert solution.objective > 0
@@ -83,7 +83,7 @@ def test_time_limit_with_a_solution(solver):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_time_limit_with_nothing(solver):
-    """On a limit with nothing in hand there are no values, whatever the solver writes."""
+    """At the limit without a point there are no values."""
     solution = solve(market_split(soft=False), solver, time_limit_s=0.5)
     assert (solution.status, solution.values, solution.objective) == ("no-solution", None, None), (
         solution.message
@@ -98,27 +98,27 @@ def known():
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_hint_is_used(solver, known):
-    """With a solution as a hint, no solver returns a worse one, even with little time."""
+    """With a solution as hint no solver returns a worse one, even with little time."""
     solution = split(solver, hint=known.values)
     assert solution.status == "feasible", solution.message
     assert solution.objective <= known.objective
 
 
 def test_hint_may_be_partial():
-    """Where a hint is nan the solver chooses."""
+    """Entries of a hint that are NaN are chosen by the solver."""
     hint = np.array([np.nan, 1.0, np.nan])
     for solver in SOLVERS:
         assert solve(knapsack(), solver, time_limit_s=AMPLE_S, hint=hint).objective == -220
 
 
 def test_hint_that_breaks_the_model_does_no_harm():
-    """A hint that weighs 6 of 5 is only a hint."""
+    """An infeasible hint (weight 6 of 5) does not change the optimum."""
     for solver in SOLVERS:
         assert solve(knapsack(), solver, time_limit_s=AMPLE_S, hint=np.ones(3)).objective == -220
 
 
 def test_values_are_whole_and_read_only():
-    """Whole variables come back whole."""
+    """Integer variables are returned as integers, read-only."""
     values = solve(knapsack()).values
     assert values.tolist() == [0, 1, 1]
     assert not values.flags.writeable
@@ -134,7 +134,7 @@ def test_model_without_rows(solver):
 
 
 def test_crossed_bounds_are_infeasible():
-    """A row whose bounds cross is named without a solver."""
+    """A row with crossed bounds is infeasible without a solver."""
     model = MilpModel()
     model.add_row([(1, model.add_variable(0, 1))], 2, 1, tag="crossed")
     solution = solve(model)
@@ -143,7 +143,7 @@ def test_crossed_bounds_are_infeasible():
 
 
 def test_large_model_is_unlicensed_for_gurobi():
-    """Above the bundled licence's size Gurobi says so, with the limit and the model's size."""
+    """A model above Gurobi's bundled licence gives an error with the limit and the model's size."""
     licence = next(info.licence for info in solver_infos() if info.name == "gurobi")
     if not (licence or "").startswith("size-limited"):
         pytest.skip(f"Gurobi here has the licence {licence!r}, without a size limit")
@@ -157,32 +157,32 @@ def test_large_model_is_unlicensed_for_gurobi():
 
 
 def test_unscalable_model_is_unavailable_for_cpsat():
-    """An irrational coefficient cannot be made whole."""
+    """An irrational coefficient makes CP-SAT unavailable for the model."""
     model = MilpModel()
     model.add_row([(2**0.5, model.add_variable(0, 1, integer=True))], upper=1, tag="irrational")
     assert solve(model, "cpsat").status == "unavailable"
 
 
 def test_unknown_solver_is_refused_with_the_nearest_name():
-    """A typing error gets a suggestion."""
+    """A misspelt solver gets a suggestion."""
     with pytest.raises(InputError, match="did you mean 'gurobi'"):
         solve(knapsack(), "gurobbi")
 
 
 @pytest.mark.parametrize("solver", ["highs", "pulp:HiGHS"])
 def test_the_number_of_threads_may_change(solver):
-    """In one process, from one model to the next."""
+    """The number of threads may change between models of one process."""
     assert [solve(knapsack(), solver, threads=threads).status for threads in (1, 2, 1)] == ["optimal"] * 3
 
 
 def test_unknown_pulp_solver_is_refused():
-    """PuLP's own list is shown."""
+    """The error for an unknown PuLP solver lists PuLP's."""
     with pytest.raises(InputError, match="pulp:GLPK_CMD"):
         solve(knapsack(), "pulp:nonsense")
 
 
 def test_unknown_pulp_solver_is_refused_where_it_was_named():
-    """As any other unknown name, with the nearest one."""
+    """An unknown PuLP solver's error suggests the nearest name."""
     with pytest.raises(InputError, match="did you mean 'pulp:HiGHS'") as caught:
         require_known("pulp:HiGS", where="backend")
     assert caught.value.where == "backend"
@@ -202,7 +202,7 @@ print(solve(knapsack(), "pulp:HiGHS").status)
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
 @pytest.mark.parametrize("solver", thinned([*SOLVERS, "pulp:PULP_CBC_CMD"]))
 def test_without_memory_a_solver_is_not_missing(solver):
-    """Its library is loaded before the limit is set; and what failed for lack of memory is not used again."""
+    """A solver that runs out of memory is not reported as missing, and its worker is not reused."""
     text = SHORT_OF_MEMORY % (solver, solver)
     done = in_fresh_process(text)
     *pairs, other = done.stdout.split()
@@ -213,7 +213,7 @@ def test_without_memory_a_solver_is_not_missing(solver):
 
 @pytest.mark.slow
 def test_scip_without_memory():
-    """SCIP's code for it is told from its status, of which ortools fails to make an exception."""
+    """SCIP's out-of-memory code is recognised, although ortools raises no exception for it."""
     text = """
 from ortools.math_opt.python import mathopt
 from tests.solvers.solver_models import knapsack
@@ -231,13 +231,13 @@ try:
 except MemoryError as error:
     print(error)
 """
-    # what the solver's library does at the end of its process is not the question
+    # ignore the exit code: the library may crash at the end of its process
     done = in_fresh_process(text, check=False)
     assert done.stdout == "SCIP ran out of memory\n", done.stderr
 
 
 def test_missing_pulp_solver_is_unavailable():
-    """A solver that PuLP knows and this machine lacks is a status."""
+    """A PuLP solver that this machine lacks is reported as unavailable."""
     installed = {info.name for info in solver_infos()}
     if "pulp:MIPCL_CMD" in installed:
         pytest.skip("MIPCL is installed here, so nothing is missing")
@@ -245,7 +245,7 @@ def test_missing_pulp_solver_is_unavailable():
 
 
 def test_point_that_breaks_the_model_is_a_crash():
-    """A solver's point is vetted: 1 + 2 + 3 > 5 names the row and its tag."""
+    """A solver's point is checked: 1 + 2 + 3 > 5 is reported with row and tag as a crash."""
     call = _Call(knapsack().arrays(), {"solver": "highs", "log": False}, 1.0)
     solution = call._vetted("optimal", "", np.ones(3))
     assert (solution.status, solution.values) == ("crashed", None)
@@ -255,7 +255,7 @@ def test_point_that_breaks_the_model_is_a_crash():
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", ["highs", "scip", "cbc", "gurobi", "cpsat"])
 def test_a_solver_tells_its_nodes(solver):
-    """The number of nodes of the search tree is part of a solution."""
+    """A solution has the number of nodes of the search tree."""
     found = in_time(
         lambda limit_s: solve(market_split(soft=True), solver, time_limit_s=limit_s),
         lambda found: bool(found.nodes),
@@ -302,7 +302,7 @@ def test_interrupt_returns_the_best_so_far(solver):
 
 @pytest.mark.slow
 def test_nothing_heavy_is_loaded_here():
-    """After solving with every solver, none of their libraries is in the calling process."""
+    """After solving, none of the solvers' libraries is loaded in the calling process."""
     text = """
 import sys
 from tests.solvers.solver_models import SOLVERS, knapsack
@@ -352,7 +352,7 @@ def test_solver_infos():
 
 @pytest.mark.slow
 def test_warnings_as_errors_do_not_take_a_solver_away():
-    """What a solver's library warns of is no reason to call the solver missing."""
+    """Warnings turned into errors do not make a solver unavailable."""
     script = "from tests.solvers.solver_models import knapsack; from taccl.solvers.solver import solve; print(solve(knapsack(), 'cbc', time_limit_s=60).objective)"
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -374,7 +374,7 @@ def test_warnings_as_errors_do_not_take_a_solver_away():
     ],
 )  # fmt: skip
 def test_a_cbc_that_ran_out_of_time_did_not_crash(script, status, message, tmp_path, monkeypatch):
-    """Whatever way it ends once time is up, with no solution written; a crash is one still."""
+    """CBC at its time limit, ending in any way without a solution, is no crash; other endings are."""
     fake = tmp_path / "cbc"
     fake.write_text(f"#!/bin/sh\n{script}\n")
     fake.chmod(0o755)

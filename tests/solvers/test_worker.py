@@ -1,4 +1,4 @@
-"""Tasks in worker processes, above all those that go wrong."""
+"""Tasks in worker processes, especially failing ones."""
 
 import errno
 import logging
@@ -23,12 +23,12 @@ DRILLS = "tests.solvers.faults:"
 
 
 def drill(name, payload=None, *, time_limit_s=20, **options):
-    """Run a drill in the family of workers that loads fastest."""
+    """Run a faulty task in the solver family that loads fastest."""
     return run_task("pulp", DRILLS + name, payload or {}, time_limit_s=time_limit_s, **options)
 
 
 def run_script(text, *, interrupt_after_word=None):
-    """What a Python script prints; interrupted once it has printed a word."""
+    """Output of a Python script, interrupted once it has printed a word."""
     process = subprocess.Popen(
         [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -50,13 +50,13 @@ def test_payload_round_trip():
 
 
 def test_workers_are_reused():
-    """Two tasks, one after another, see the same process."""
+    """Two tasks in sequence use the same process."""
     assert drill("echo").result["pid"] == drill("echo").result["pid"] != os.getpid()
 
 
 @pytest.mark.slow
 def test_tasks_at_once_have_a_process_each():
-    """A second task does not wait for the first."""
+    """Simultaneous tasks have a process each."""
     begun, enough = Event(), Event()
 
     def until_enough(_):
@@ -78,7 +78,7 @@ def test_tasks_at_once_have_a_process_each():
 
 @pytest.mark.slow
 def test_signal_death_is_named_and_the_next_task_works():
-    """A worker that aborts is a status; the next task gets a new worker."""
+    """A worker that aborts gives a status, and the next task gets a new worker."""
     outcome = drill("abort")
     assert (outcome.status, outcome.result) == ("crashed", None)
     assert "SIGABRT" in outcome.message
@@ -87,14 +87,14 @@ def test_signal_death_is_named_and_the_next_task_works():
 
 @pytest.mark.slow
 def test_exit_code_is_named():
-    """A worker that leaves by itself is a crash with its exit code."""
+    """A worker that exits by itself is a crash with its exit code."""
     outcome = drill("leave", {"code": 3})
     assert outcome.status == "crashed"
     assert "exit code 3" in outcome.message
 
 
 def test_exception_is_named(caplog):
-    """A Python exception is a crash with its text; its traceback goes to the debug log."""
+    """A Python exception is a crash with its text; its traceback is logged at debug level."""
     with caplog.at_level(logging.DEBUG, "taccl"):
         outcome = drill("fail")
     assert outcome.status == "crashed"
@@ -105,7 +105,7 @@ def test_exception_is_named(caplog):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
 def test_memory_limit():
-    """A task that asks for more than its limit is out of memory, and the next task works."""
+    """A task above its memory limit has status "out-of-memory", and the next task works."""
     assert drill("exhaust_memory", {"megabytes": 2000}, memory_limit_mb=200).status == "out-of-memory"
     assert drill("echo").status == "done"
 
@@ -113,14 +113,14 @@ def test_memory_limit():
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
 def test_memory_limit_ends_with_its_task():
-    """A worker that lived under a limit has none for the next task."""
+    """A memory limit ends with its task."""
     assert drill("echo", memory_limit_mb=50).status == "done"
     assert drill("exhaust_memory", {"megabytes": 200}).status == "done"
 
 
 @pytest.mark.slow
 def test_worker_that_failed_under_a_memory_limit_is_not_used_again():
-    """Half a library may have been loaded; one that did its task is kept."""
+    """A worker that failed under a memory limit is not reused; one that succeeded is."""
     pid = drill("echo", memory_limit_mb=500).result["pid"]
     assert drill("fail", memory_limit_mb=500).status == "crashed"
     assert drill("echo").result["pid"] != pid
@@ -140,13 +140,13 @@ def test_worker_that_failed_under_a_memory_limit_is_not_used_again():
     ],
 )
 def test_errors_that_tell_of_memory(error, bounded, expected):
-    """Threads and shared objects need address space too, but lack of it is known only where it is bounded."""
+    """Thread and library errors count as out of memory only if the address space is limited."""
     assert tells_of_memory(error, bounded=bounded) is expected
 
 
 @pytest.mark.slow
 def test_task_that_ignores_its_limit_is_killed():
-    """A few seconds past its time limit a task is killed; its last progress is kept."""
+    """A task that exceeds its time limit by a few seconds is killed; its last progress is kept."""
     outcome = drill("overrun", time_limit_s=0.1)
     assert outcome.status == "timed-out"
     assert outcome.last_progress == {"count": 1}
@@ -162,7 +162,7 @@ def test_progress_reaches_the_caller_in_order():
 
 @pytest.mark.slow
 def test_exception_of_the_caller_passes_through():
-    """What `on_progress` raises is the caller's, and the task is ended."""
+    """An exception in `on_progress` reaches the caller, and the task is ended."""
 
     def complain(news):
         raise KeyError("mine")
@@ -173,7 +173,7 @@ def test_exception_of_the_caller_passes_through():
 
 @pytest.mark.slow
 def test_native_output_stays_quiet_unless_asked(capfd):
-    """What native code prints goes nowhere, or to standard error with `log`."""
+    """Native output is discarded, or goes to standard error with `log`."""
     drill("print_natively")
     assert capfd.readouterr() == ("", "")
 
@@ -192,7 +192,7 @@ def test_log_shows_native_output():
     assert done.stderr == "printed on 1\nprinted on 2\n"
 
 
-#: Tells once that a task runs, as an interrupt in the middle of a word would leave half of it.
+#: Prints once when a task runs, so that an interrupt cannot cut a word.
 INTERRUPTED = f"""
 from taccl.solvers import worker
 from taccl.solvers.process import Process
@@ -216,7 +216,7 @@ print(outcome.status)
     ids=["it stops", "it does not listen"],
 )
 def test_interrupt_of_a_task(grace_s, drill, said):
-    """Ctrl-C asks it to stop, and its result comes back; if it does not, its last progress. Nothing is raised."""
+    """Ctrl-C asks a task to stop and returns its result, or its last progress, without an exception."""
     printed = run_script(INTERRUPTED % (grace_s, drill), interrupt_after_word="going")
     assert printed.splitlines()[-2:] == [said, "done"]
 
@@ -239,15 +239,15 @@ print(run_task("pulp", "{DRILLS}echo", {{}}, time_limit_s=30).status)
 @pytest.mark.parametrize(
     ("when", "solver", "numbers"),
     [
-        # A worker that has not read its task yet (here 80 MB) has nothing to lose: it is killed at once.
+        # A worker that has not read its task yet (80 MB) is killed immediately.
         ("threading.Timer(0.15, interrupt).start()", "pulp", 10**7),
-        # HiGHS may be deaf for long, and has told its best: it is killed after a third of a second.
+        # HiGHS may not react for long, and has reported its best: it is killed after a third of a second.
         ("", "highs", 1),
     ],
     ids=["while it loads", "HiGHS"],
 )
 def test_interrupt_of_a_worker_that_need_not_answer(when, solver, numbers):
-    """It is killed without a wait for its answer."""
+    """A worker whose answer is not needed is killed without waiting."""
     printed = run_script(INTERRUPTED_SOON % (when, solver, numbers))
     assert printed.splitlines() == ["interrupted", "done"]
 
@@ -295,7 +295,7 @@ def test_worker_ends_with_its_parent():
 
 
 def is_running(pid):
-    """Whether a process exists and is more than a zombie."""
+    """True if a process exists and is no zombie."""
     if not os.path.exists("/proc/self/stat"):
         found = subprocess.run(
             ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
@@ -309,13 +309,13 @@ def is_running(pid):
 
 
 class Meeting:
-    """A channel whose closing waits a while for another thread to close it as well, as the system's may."""
+    """A channel whose closing waits for another thread to close it as well, as the system may."""
 
     def __init__(self, channel):
         self.channel, self.together, self.is_open = channel, Barrier(2), True
 
     def close(self):
-        """Close the channel; `OSError` if another thread began to close it and ends first."""
+        """Close the channel; `OSError` if another thread closes it at the same time and finishes first."""
         if self.is_open:
             with suppress(BrokenBarrierError):
                 self.together.wait(0.2)
@@ -327,7 +327,7 @@ class Meeting:
 
 @pytest.mark.slow
 def test_two_threads_may_end_a_process():
-    """At exit, the main thread ends what another one listens to: both get its exit code."""
+    """Two threads may end a process at the same time, and both get its exit code."""
     process = Process("pulp", None)
     process._channel = Meeting(process._channel)
     with ThreadPoolExecutor(2) as threads:

@@ -1,4 +1,4 @@
-"""Three ranks, two of which load plans on a group of their own: ``groups.py FOLDER``, as ranks.py."""
+"""Script of three ranks, two of which load plans on a group: ``groups.py FOLDER``, as ranks.py."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import torch.distributed as dist
 import taccl.torch
 from taccl.errors import InputError
 
-#: Lengths within the plan's sizes that no number of chunks divides, and one outside of them.
+#: Element counts in the plan's range that no chunk count divides, and one outside.
 COUNTS = (251, 333, 1023, 9999, 3)
 
 
@@ -22,7 +22,7 @@ def numbers(count, rank):
 
 
 def lengths(folder, group):
-    """Odd lengths, in place and out of place, are summed over the group alone."""
+    """Odd lengths, in place and out of place, are summed over the group only."""
     planned = taccl.torch.load(folder / "allreduce", group)
     for count in COUNTS:
         due = numbers(count, 0) + numbers(count, 2)
@@ -34,7 +34,7 @@ def lengths(folder, group):
 
 
 def waited(folder, group):
-    """Two calls under way at once, in the plan's sizes and outside, each waited for."""
+    """Two asynchronous calls, inside and outside the plan's sizes, are each waited for."""
     planned = taccl.torch.load(folder / "allreduce", group)
     tensors = [numbers(count, dist.get_rank()) for count in COUNTS]
     works = [planned.all_reduce(each, async_op=True) for each in tensors]
@@ -44,7 +44,7 @@ def waited(folder, group):
 
 
 def rooted(folder, group):
-    """The root of a broadcast is a rank of the plan, and `src` one of all ranks."""
+    """The plan's root is a rank of the group, and `src` a global rank."""
     planned = taccl.torch.load(folder / "broadcast", group)
     for count in COUNTS:
         for given in ({}, {"src": 2}):
@@ -54,7 +54,7 @@ def rooted(folder, group):
 
 
 def outside(folder, group):
-    """A rank that is not in the group is told so."""
+    """A rank outside the group gets an error."""
     try:
         taccl.torch.load(folder / "allreduce", group)
     except InputError as error:

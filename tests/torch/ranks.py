@@ -1,4 +1,4 @@
-"""Two ranks that load plans: ``ranks.py FOLDER``; each writes what went wrong to ``found-RANK.json``."""
+"""Script of two ranks that load plans: ``ranks.py FOLDER``; errors go to ``found-RANK.json``."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def network():
 
 
 def trained(model, steps=3):
-    """Parameters after some steps on data of this rank."""
+    """Parameters after some training steps on this rank's data."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(1 + dist.get_rank())
     for _ in range(steps):
@@ -37,7 +37,7 @@ def same(mine, due):
 
 
 def sizes(folder):
-    """A schedule within the plan's sizes, and the stock collective outside, with one warning."""
+    """Within the plan's sizes the schedule runs, outside the stock collective, with one warning."""
     planned = taccl.torch.load(folder / "allreduce")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -54,7 +54,7 @@ def sizes(folder):
 
 
 def data_parallel(folder):
-    """DDP under the hook trains to the same bits as without."""
+    """DDP with the hook trains to the same bits as without."""
     due = trained(DistributedDataParallel(network()))
     model = DistributedDataParallel(network())
     model.register_comm_hook(None, taccl.torch.hook_of(taccl.torch.load(folder / "allreduce")))
@@ -62,7 +62,7 @@ def data_parallel(folder):
 
 
 def sharded(folder):
-    """FSDP2 under plans trains to the same bits as without."""
+    """FSDP2 with plans trains to the same bits as without."""
 
     def shards():
         model = network()

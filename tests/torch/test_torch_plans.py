@@ -1,4 +1,4 @@
-"""Plans in PyTorch, by two ranks of gloo: sizes, DDP, FSDP2, and plans for others."""
+"""Plans in PyTorch on two gloo ranks: sizes, DDP, FSDP2, and plans for other ranks."""
 
 import json
 
@@ -13,7 +13,7 @@ CHECKS = ("sizes", "data_parallel", "sharded", "refused")
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    """What two ranks found; one start for all checks."""
+    """Results of all checks of two ranks, started once."""
     folder = tmp_path_factory.mktemp("plans")
     for name, topology, collective in (
         ("allreduce", "ring:2", "allreduce"), ("allgather", "ring:2", "allgather"),
@@ -28,7 +28,7 @@ def two_ranks(tmp_path_factory):
 @needs_torch
 @pytest.mark.slow
 def test_a_group_of_some_ranks_takes_a_plan(tmp_path):
-    """Ranks 0 and 2 of 3 run plans of 2 ranks at odd lengths, in place and not, also waited for; rank 1 cannot."""
+    """Ranks 0 and 2 of 3 run plans of 2 ranks at odd lengths, in place and not, also asynchronously."""
     for name, given in (("allreduce", {}), ("broadcast", {"root": 1})):
         plan = brief_plan("ring:2", name, sizes=["1KB", "64KB"], max_ranges=2, backend="greedy", **given)
         plan.save(tmp_path / name)
@@ -42,5 +42,5 @@ def test_a_group_of_some_ranks_takes_a_plan(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_ranks_take_a_plan(two_ranks, check):
-    """What `check` of tests/torch/ranks.py says holds at both ranks."""
+    """A check of tests/torch/ranks.py passes at both ranks."""
     assert [found[check] for found in two_ranks] == ["", ""]
