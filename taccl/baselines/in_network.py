@@ -29,7 +29,7 @@ _PAYS = Fraction(999, 1000)
 
 @checked
 def in_network(problem: Problem, *, cut: bool = True) -> Schedule:
-    """Schedule in which switches add up what ranks send, and multicast what one rank sends.
+    """Schedule with reductions and multicasts in switches.
 
     Each sum goes through the switch to one rank. From there, a multicast sends it to all others while the
     next sum is made. The sketch does not apply.

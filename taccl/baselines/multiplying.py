@@ -58,7 +58,7 @@ _PIECES = (1, 4)
 
 @checked
 def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
-    """Schedule in steps; in each step, groups of ranks exchange all that they hold.
+    """Recursive multiplying: in each step, groups of ranks exchange all their data.
 
     Groups have two or more ranks, and any number of ranks is supported. The plans with the least estimated
     times become schedules. An allreduce whose chunks may be cut also mixes plans: some chunks cross between

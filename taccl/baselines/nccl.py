@@ -148,7 +148,7 @@ def _num_channels(gb_per_s: float) -> int:
 
 @checked
 def nccl(problem: Problem, *, cut: bool = True, nvls: bool = True) -> Schedule:
-    """Schedule that NCCL is predicted to choose, on the topology under its protocol.
+    """Predicted choice of NCCL: its algorithm, on the topology under its protocol.
 
     Its `producer` names the algorithm and the protocol; `nccl_choices` returns all candidates.
 

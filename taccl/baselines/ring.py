@@ -40,7 +40,7 @@ _MAX_RINGS = 8
 
 @checked
 def ring(problem: Problem, *, cut: bool = True) -> Schedule:
-    """Schedule in which every chunk goes round a ring of ranks; reductions are the reverse.
+    """Ring schedule: every chunk travels along a ring of ranks; reductions run in reverse.
 
     Four forms are tried, and the `producer` names the fastest. They have one ring, or several to which chunks
     are dealt by the rings' speed. Chunks go all the way round in one direction, or half way in both. Only the

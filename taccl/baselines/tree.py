@@ -25,7 +25,7 @@ Edges = list[tuple[int, int, int]]
 
 @checked
 def tree(problem: Problem, *, cut: bool = True) -> Schedule:
-    """Schedule in which half of the chunks go down one binary tree, and half down another.
+    """Double-tree schedule: half of the chunks use one binary tree, half another.
 
     Inner ranks of one tree are leaves of the other, so that both trees together use every rank's links in
     both directions. Reductions go up the same trees. Two forms are tried, and the `producer` names the

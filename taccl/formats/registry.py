@@ -187,7 +187,7 @@ def format_of_name(path: str | os.PathLike[str]) -> FileFormat:
         if name.endswith(end) and each.dump
     ]
     if not fitting:
-        ends = ", ".join(end for each in FORMATS if each.dump for end in each.extensions)
+        ends = ", ".join(dict.fromkeys(end for each in FORMATS if each.dump for end in each.extensions))
         raise InputError(
             f"its ending names no format; expected one of {ends}, or name the format", where=os.fspath(path)
         )

@@ -175,7 +175,7 @@ def slots_of(names: Sequence[str], hosts: Sequence[str]) -> list[int]:
     said = f"found ranks on {shown(', '.join(dict.fromkeys(names)), 90)}"
     wanted = shown(", ".join(dict.fromkeys(hosts)), 90)
     raise InputError(
-        f"{said}, and the placement is for {wanted}; start one rank for each slot", where="hosts"
+        f"{said}, but the placement is for {wanted}; start one rank for each slot", where="hosts"
     )
 
 

@@ -74,9 +74,9 @@ _NO_ALPHA = "data sheets state no latency, so it is 0"
 _NIC_ALPHA = Constant(
     "nic_alpha_us",
     Fraction(0),
-    "our choice: alpha is time on the way, during which the NIC serves another rank's message",
+    "our choice: alpha is propagation time, during which the NIC serves other messages",
 )
-_OVERHEAD = "our choice: of alpha, at most so much holds a port; the rest is time on the way"
+_OVERHEAD = "our choice: max part of alpha that occupies a port; the rest is propagation time"
 
 
 def _nominal(machine: str, links: Mapping[str, Rate], nic: Rate) -> Profile:

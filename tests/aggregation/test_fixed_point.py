@@ -148,7 +148,10 @@ def test_bits_of_bfloat16_are_numbers():
             lambda: quantise([float("nan")], 1.0, ranks=1),
             "values: found infinite values or NaN",
         ),
-        (lambda: quantise([2.0], 1.0, ranks=1, most=1.0), "most: found a value of 2; expected at most 1"),
+        (
+            lambda: quantise([2.0], 1.0, ranks=1, most=1.0),
+            "most: found a value of 2; expected at most the stated 1",
+        ),
         (lambda: quantise([1.0], 0.0, ranks=1), "scale: found 0.0; expected a finite number above 0"),
         (lambda: quantise([1.0], 1.0, ranks=0), "ranks: found 0"),
         (lambda: largest_scale(0.0, 2), "most: found 0.0"),

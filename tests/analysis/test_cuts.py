@@ -210,8 +210,8 @@ def test_what_limits_is_said_in_words():
     """`limits` names a rank, a node, or the ranks of a set."""
     said = lower_bound(problem_of(barbell(3, bridge=10), collectives.allgather(6)), divisible=True)
     assert said.limits in (
-        "traffic into ranks 0, 1, 2 (3 of them)",
-        "traffic into ranks 3, 4, 5 (3 of them)",
+        "traffic into ranks 0, 1, 2 (3 ranks)",
+        "traffic into ranks 3, 4, 5 (3 ranks)",
     )
     nodes = problem_of(barbell(3, bridge=10, nodes=True), collectives.allgather(6))
     assert lower_bound(nodes, divisible=True).limits == "traffic into node 0, and nodes like it"

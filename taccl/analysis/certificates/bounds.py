@@ -384,4 +384,4 @@ def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
         if some == set(topology.ranks_of_node[node]):
             return f"traffic {direction} node {node}, and nodes like it"
     shown = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"traffic into ranks {shown} ({len(ranks)} of them)"
+    return f"traffic into ranks {shown} ({len(ranks)} ranks)"

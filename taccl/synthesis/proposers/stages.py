@@ -263,7 +263,7 @@ def _too_short(search: Search) -> str:
     """Reason why there is no time to compile the kernels; empty if there is, or if they are compiled."""
     if is_quick(search.limit_s, search.parameters):
         return ""
-    return f"its kernels are not compiled, and {search.limit_s:.2g} s do not suffice for that"
+    return f"its kernels are not compiled, and {search.limit_s:.2g} s are too few to compile them"
 
 
 #: The list scheduler: as a stage of the portfolio, and as a backend. The same for the compiled list

@@ -207,7 +207,7 @@ def _too_short(search: Search) -> str:
     """Reason why there is no time to compile ruin and recreate; empty if there is, or if it is compiled."""
     if is_quick(search.limit_s, search.parameters):
         return ""
-    return f"its kernels are not compiled, and {search.limit_s:.2g} s do not suffice for that"
+    return f"its kernels are not compiled, and {search.limit_s:.2g} s are too few to compile them"
 
 
 def _baselines_first(search: Search) -> None:
