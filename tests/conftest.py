@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C reach tests that send it: a shell has what it starts in the background ignore it."""
+    """Let Ctrl-C reach tests that send it: shells make background processes ignore it."""
     gc.disable()  # until all tests are collected, none of which is garbage
-    # Where images of containers ask for no bytecode, each of many processes would compile all of it.
+    # Write bytecode even in container images that disable it, as many processes would each compile
+    # everything.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -34,20 +35,20 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Have no collection of garbage look through modules and thousands of tests, which stay to the end."""
+    """Exclude modules and collected tests from garbage collection."""
     gc.freeze()
     gc.set_threshold(700, 10, 50)  # nor often through all that tests keep: the last is 10 by default
     gc.enable()
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores: tests wait for solvers and for processes that they start."""
+    """Number of cores plus one, as tests wait for solvers and other processes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores + 1
 
 
 def _quicken_clock(times: float) -> None:
-    """Let time limits pass sooner by a factor, as on a machine that is slower by it."""
+    """Run the clock faster by a factor, as on a slower machine."""
     now, began = time.monotonic, time.monotonic()
     time.monotonic = lambda: began + times * (now() - began)
 
@@ -57,15 +58,15 @@ if float(os.environ.get("TACCL_CLOCK", "1")) != 1:
 
 _LEFT_OUT = pytest.StashKey[int]()
 _BEGAN = pytest.StashKey[float]()
-#: More CPU than this makes a test slow, with what it sets up.
+#: CPU seconds above which a test counts as slow, including its setup.
 _SLOW_S = 0.1
-#: So many tests use all kernels.
+#: Number of selected tests from which all kernels are compiled first.
 _WHOLE_RUN = 2000
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A fuzz is slow; without the real files, one skipped test stands for all that read them (on CI each fails)."""
+    """Mark fuzz tests as slow; without the real files, skip their tests as one (on CI each fails)."""
     for item in items:
         if item.get_closest_marker("fuzz"):
             item.add_marker("slow")
@@ -102,7 +103,7 @@ def _own_cache(tmp_path_factory):
 
 @pytest.fixture
 def read_only(tmp_path: Path):
-    """A folder that can be made read-only while a test lasts: call it when it is filled."""
+    """A folder that is made read-only by a call, once it is filled, for the duration of a test."""
     if os.geteuid() == 0 and sys.platform != "linux":
         pytest.skip("root may write everything here")
     folder = tmp_path / "read-only"
@@ -130,7 +131,7 @@ def compiled_search() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Have workers of a whole run compile each kernel once: who comes second waits, and loads what there is."""
+    """Let workers of a whole run compile each kernel once; later ones wait and load it."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None or request.session.testscollected < _WHOLE_RUN:
         return
@@ -157,7 +158,7 @@ def pytest_runtest_setup(item: pytest.Item):
 
 
 class _Faults(logging.Handler):
-    """Errors that taccl logs: a proposal that the verifier refuses, or a bound above a verified schedule."""
+    """Collect errors that taccl logs: a refused proposal, or a bound above a verified schedule."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -207,7 +208,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 
 def _tell_unmarked(terminalreporter) -> None:
-    """Name the tests to mark as slow, by four times the threshold, as machines and their load differ."""
+    """Name tests to be marked as slow: those above four times the threshold, as machines and load differ."""
     taken = {
         report.nodeid: value
         for report in terminalreporter.stats.get("passed", [])
@@ -222,7 +223,7 @@ def _tell_unmarked(terminalreporter) -> None:
 
 @pytest.fixture(scope="session")
 def exchange():
-    """Two ranks that send each other 1 MB in 1 us, then rank 0 sends chunk 0 once more, in vain: 2 us in all."""
+    """Two ranks exchange 1 MB in 1 us, then rank 0 sends chunk 0 again, redundantly: 2 us."""
     from taccl.problem.collectives import allgather
     from taccl.schedule.schedule import make_schedule
     from tests.synthesis.small_problems import full, problem_of
@@ -265,7 +266,7 @@ def _quick_fits():
 
 @pytest.fixture(scope="session")
 def found():
-    """An allreduce over two nodes of two ranks, searched in two halves."""
+    """Allreduce over two nodes of two ranks, searched in two phases."""
     import taccl
     from tests.effort import brief_synthesis
     from tests.synthesis.small_problems import problem_of, two_nodes

@@ -1,4 +1,4 @@
-"""Effort: how work grows, and searches that end by their work, as no test asserts seconds."""
+"""Measures of work, and searches that end by work, since no test asserts seconds."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Time limit that no search of a test reaches on any machine: what the test asserts does not depend on the clock.
+#: Time limit in seconds that no test's search reaches, so that results do not depend on the clock.
 AMPLE_S = 3600.0
-#: Stages of small problems that end by their work, long before that time; solvers have a second and a half each.
+#: Small problems: stages end by their work, long before the time limit; solvers have 1.5 s each.
 BRIEF = taccl.SearchParameters.from_dict(
     {
         "budget": {"bound_share": 1.5 / AMPLE_S, "most_bound_share": 3 / AMPLE_S},
@@ -32,8 +32,8 @@ BRIEF = taccl.SearchParameters.from_dict(
     }
 )  # fmt: skip
 
-#: The same for large problems, where what is found is not asserted: solvers have about a tenth of a second each, and
-#: suggested sketches are compared by two runs, of which one is searched.
+#: Large problems whose result is not asserted: solvers have about 0.1 s each, and two runs compare suggested
+#: sketches, one of which is searched.
 HASTY = taccl.SearchParameters.from_dict(
     {
         **BRIEF.to_dict(),
@@ -50,17 +50,17 @@ HASTY = taccl.SearchParameters.from_dict(
         "suggesting": {"most_suggest_s": AMPLE_S, "ranking_runs": 2, "sketches": 1},
     }
 )
-#: Wait for a first schedule however late it comes, with the default stages.
+#: Wait for a first schedule without limit, with default stages.
 PATIENT = taccl.SearchParameters.from_dict({"budget": {"late_s": AMPLE_S}})
 
 
 def brief_synthesis(problem: taccl.Problem, **options: Any) -> taccl.Result:
-    """Result of a search that ends by the work of its stages, whatever the clock says."""
+    """Result of a search that ends by the work of its stages."""
     return taccl.synthesize(problem, **{"time_limit_s": AMPLE_S, "parameters": BRIEF, **options})
 
 
 def brief_plan(topology: taccl.Topology | str, collective: str, **options: Any) -> taccl.Plan:
-    """Plan of searches that end by the work of their stages, whatever the clock says."""
+    """Plan of searches that end by the work of their stages."""
 
     def synthesis(
         problem: taccl.Problem, *, time_limit_s: float, parameters: taccl.SearchParameters, **given: Any
@@ -75,7 +75,7 @@ def brief_plan(topology: taccl.Topology | str, collective: str, **options: Any) 
 
 
 def in_time(attempt: Callable[[float], T], enough: Callable[[T], bool]) -> T:
-    """Result of an attempt under the first of growing time limits, in seconds, that is enough on this machine."""
+    """Result of an attempt under the first of growing time limits, in seconds, that suffices here."""
     for limit_s in (0.5, 4.0, 32.0, 256.0):
         found = attempt(limit_s)
         if enough(found):

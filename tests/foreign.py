@@ -1,4 +1,4 @@
-"""Files of other tools: ours, which every clone has, and real ones where they are."""
+"""Files of other tools: our own, in every clone, and real ones where available."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 _PROJECT = Path(__file__).resolve().parents[1]
 
-#: Written by hand for these tests, in the folders that the real files have, too.
+#: Hand-written files for these tests, in the same folders as the real ones.
 OURS = _PROJECT / "tests" / "data" / "foreign"
-#: What the tools themselves, and cloud providers, wrote.
+#: Files written by the tools themselves and by cloud providers.
 REAL = Path(os.environ.get("TACCL_TEST_DATA") or _PROJECT.parent / "shared" / "data")
 
 
 def foreign_files(pattern: str) -> list:
-    """Parameters of a test over all files that match: ours, and the real ones where they are."""
+    """Test parameters for all matching files: ours, and the real ones where available."""
     return [
         pytest.param(path, id=f"{kind}-{path.name}")
         for kind, folder in (("ours", OURS), ("real", REAL))

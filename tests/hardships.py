@@ -1,4 +1,4 @@
-"""Hardships that tests put processes through: folders that they may not write, and files that they cannot fill."""
+"""Conditions for processes under test: read-only folders and full disks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DROP_FROM_BOUNDING_SET, _OVERRIDE_PERMISSIONS, _READ_ANYTHING = 24, 1, 2
 
 
 def without_privileges() -> None:
-    """As `preexec_fn`: permissions of files hold for the new process, even if root starts it."""
+    """For `preexec_fn`: apply file permissions to the new process even if root starts it."""
     if os.geteuid() == 0:
         for capability in (_OVERRIDE_PERMISSIONS, _READ_ANYTHING):
             if ctypes.CDLL(None).prctl(_DROP_FROM_BOUNDING_SET, capability, 0, 0, 0):
@@ -23,9 +23,9 @@ def without_privileges() -> None:
 
 
 def no_file_above(num_bytes: int) -> Callable[[], None]:
-    """As `preexec_fn`: no file grows beyond so much, as on a disk that is full.
+    """For `preexec_fn`: limit the size of files to `num_bytes`, as on a full disk.
 
-    No bytecode is written either: Python 3.11 keeps what it could write of it, which no later process can read.
+    No bytecode is written either: Python 3.11 keeps partial bytecode, which no later process can read.
     """
 
     def limit() -> None:

@@ -1,4 +1,4 @@
-"""Top lines of files of many kinds, by the kind that they are told as; figures and names are invented."""
+"""Top lines of files by kind; figures and names are invented."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ TEXTS = {
     "web page or picture": "<!DOCTYPE html>\n<html>\n<head><title>a log</title></head>\n",
 }  # fmt: skip
 
-#: The least JSON and TOML that has the fields of a kind.
+#: Minimal JSON and TOML with the fields of each kind.
 FIELDS = {
     "schedule": '{"format": "taccl-schedule"}',
     "plan": '{"format": "taccl-plan", "version": 1}',

@@ -1,4 +1,4 @@
-"""PyTorch for tests: an environment of its own, which ``TACCL_TORCH`` names."""
+"""PyTorch for tests, in a separate environment named by ``TACCL_TORCH``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-#: The environment that `pip install -e '.[torch]'` makes; PyTorch takes 5 GB, so tests do without where it is not.
+#: Environment made by `pip install -e '.[torch]'`; PyTorch takes 5 GB, so its tests are skipped without it.
 TORCH = os.environ.get("TACCL_TORCH", "")
 PYTHON = f"{TORCH}/bin/python"
 needs_torch = pytest.mark.skipif(not TORCH, reason="TACCL_TORCH names no environment with PyTorch and taccl")

@@ -11,7 +11,7 @@ import taccl
 
 PACKAGE = Path(taccl.__file__).parent
 
-#: From the ground up; the facade and the command line stand on top.
+#: Lines of layers from bottom to top; the facade and the command line are above.
 LINES = (
     ("_internal.address_space", "_internal.interrupts", "_internal.moved", "_internal.names"),
     ("errors",),
@@ -67,7 +67,7 @@ def tree_of(path):
 
 
 def imported_parts(path):
-    """The parts of taccl that a file imports: also inside functions, and for type checkers only."""
+    """Parts of taccl that a file imports, also inside functions and for type checkers only."""
     parts = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
@@ -106,7 +106,7 @@ def test_imports_point_down():
 
 @pytest.mark.slow
 def test_no_imports_go_round():
-    """No module imports itself by way of others, not even inside functions; types alone may."""
+    """No module imports itself through others, not even inside functions, except for types."""
     modules = {".".join(("taccl", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
     imports = nx.DiGraph()
     for module, path in modules.items():
@@ -141,7 +141,7 @@ def is_look_at_memory(node):
 
 @pytest.mark.slow
 def test_blas_is_loaded_after_a_look_at_the_address_space():
-    """Functions that import it call `require_address_space` first, as it waits without end for memory."""
+    """Functions that import BLAS first call `require_address_space`, as BLAS would hang without memory."""
     wrong = []
     for path in FILES:
         for node in ast.walk(tree_of(path)):
@@ -158,7 +158,7 @@ CERTIFICATES = PACKAGE / "analysis" / "certificates"
 
 
 def names_used(node):
-    """Names that a function or a class refers to; of a witness only its evaluation counts."""
+    """Names that a function or class refers to; for a witness only in its evaluation."""
     if isinstance(node, ast.ClassDef):
         return set().union(*map(names_used, [evaluation(node)] if evaluation(node) else node.body))
     names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
@@ -168,7 +168,7 @@ def names_used(node):
 
 
 def evaluation(node):
-    """The method of a witness that evaluates it."""
+    """The evaluation method of a witness."""
     for each in node.body if isinstance(node, ast.ClassDef) else ():
         if isinstance(each, ast.FunctionDef) and each.name == "holds" and len(each.args.args) == 3:
             return each
@@ -179,7 +179,7 @@ Place = tuple[str, str]
 
 
 def names_in_certificates() -> tuple[dict[Place, ast.AST], dict[Place, Place]]:
-    """Functions and classes of the certificates by (module, name), and imported names with where they are from."""
+    """Functions and classes of the certificates by (module, name), and imported names with their source."""
     defined, imported = {}, {}
     for path in CERTIFICATES.rglob("*.py"):
         module = ".".join(("taccl", *path.relative_to(PACKAGE).with_suffix("").parts))
@@ -194,7 +194,7 @@ def names_in_certificates() -> tuple[dict[Place, ast.AST], dict[Place, Place]]:
 
 
 def used_from(starts: list[Place], *, witnesses: bool) -> dict[Place, Place]:
-    """Functions and classes of the certificates that names lead to from `starts`, each with one that uses it."""
+    """Functions and classes of the certificates reachable from `starts`, each with one that uses it."""
     defined, imported = names_in_certificates()
     queue, seen = list(starts), dict(zip(starts, starts, strict=True))
     for module, name in queue:
@@ -208,7 +208,8 @@ def used_from(starts: list[Place], *, witnesses: bool) -> dict[Place, Place]:
 
 @pytest.mark.slow
 def test_witnesses_are_evaluated_without_what_found_them():
-    """No function serves both an evaluation and a finder, but for readings of the problem, and a job's fields."""
+    """No function serves both an evaluation and a finder, except relaxations of the problem and a job's
+    fields."""
     defined, _ = names_in_certificates()
     evaluations = [place for place, node in defined.items() if evaluation(node)]
     assert len(evaluations) >= 10
@@ -224,7 +225,7 @@ def test_witnesses_are_evaluated_without_what_found_them():
 
 @pytest.mark.slow
 def test_kernels_take_few_arguments():
-    """Eight at most: named tuples of arrays carry the rest, which say what each array is."""
+    """Kernels take at most eight arguments; named tuples of arrays hold the rest."""
     for path in FILES:
         for node in tree_of(path).body:
             if isinstance(node, ast.FunctionDef):

@@ -1,4 +1,4 @@
-"""The pages hold what the code has: a heading for each block of rows, which some model has, and the layers."""
+"""The docs agree with the code: headings for model rows, examples, layers and tables."""
 
 import json
 import re
@@ -24,7 +24,7 @@ TAGS = (*routing.TAGS, *ordering.TAGS)
 
 
 def problems():
-    """Small problems that between them have every block of rows."""
+    """Small problems that together have every block of rows."""
     policy = SwitchPolicy("switch", "min-connections", tuple(range(12)))
     return {
         "links between nodes": problem_of(two_nodes(), collectives.allgather(4)),
@@ -63,12 +63,12 @@ def headings():
 
 
 def test_every_tag_has_a_heading():
-    """Whoever adds a block of rows says in the formulation what it means."""
+    """Every tag of model rows has a heading in the formulation."""
     assert not set(TAGS) - set(headings())
 
 
 def test_every_heading_is_a_tag():
-    """The formulation tells of no block of rows that the code does not have."""
+    """Every heading of the formulation is a tag in the code."""
     assert not set(headings()) - set(TAGS)
 
 
@@ -79,13 +79,13 @@ def test_headings_follow_the_code():
 
 @pytest.mark.parametrize("tag", TAGS)
 def test_every_tag_is_in_a_model(tag):
-    """Some problem has rows of it."""
+    """Every tag has rows in some problem's model."""
     assert any(tag in tags_of_rows(name) for name in problems())
 
 
 @pytest.mark.parametrize("name", problems())
 def test_every_row_has_a_listed_tag(name):
-    """A model has no rows but those of the lists."""
+    """Models have only rows with listed tags."""
     assert tags_of_rows(name) <= set(TAGS)
 
 
@@ -100,7 +100,7 @@ def test_examples_print_what_the_formulation_says(capsys):
 
 
 def test_layers_are_those_of_the_test():
-    """The table of layers in the architecture names the same parts, line by line, as the test of imports."""
+    """The architecture's table of layers equals the test's."""
     page = (FORMULATION.parent / "architecture.md").read_text(encoding="utf-8")
     _, _, section = page.partition("## Which way imports point")
     table = section.split("```")[1].removeprefix("text\n")
@@ -110,7 +110,7 @@ def test_layers_are_those_of_the_test():
 
 
 def test_files_of_how_to_add_exist():
-    """Whatever file a recipe in the architecture names is there, by its whole path or by the end of it."""
+    """Every file that a recipe of the architecture names exists."""
     page = (FORMULATION.parent / "architecture.md").read_text(encoding="utf-8")
     _, _, recipes = page.partition("## How to add")
     root = FORMULATION.parents[1]
@@ -129,7 +129,7 @@ def test_files_of_how_to_add_exist():
 
 @pytest.mark.parametrize(("scope", "column"), [("whole chunks", 4), ("all chunkings", 5)])
 def test_kinds_of_bounds_are_as_measured(scope, column):
-    """How often each kind is the best, and by how much, is what the stored results of `benchmarks.bounds` say."""
+    """Table cells of bound kinds equal the stored results of `benchmarks.bounds`."""
     rows = json.loads((DOCS.parent / "benchmarks" / "results" / "bounds.json").read_text())["kinds"]
     measured = {row["kind"]: shown_as(row) for row in rows if row["scope"] == scope}
     _, _, below = (DOCS / "how-good.md").read_text().partition("| kind | idea |")
@@ -139,6 +139,6 @@ def test_kinds_of_bounds_are_as_measured(scope, column):
 
 
 def shown_as(row):
-    """A row of the results as a cell: problems in which the kind is the best, and the best alone, by its lead."""
+    """A result row as a table cell: problems in which the kind is best, alone best, and by how much."""
     lead = f" ({row['lead']:.1%})".replace("%", " %") if row["lead"] is not None else ""
     return f"{row['best']}, {row['alone']}{lead}"

@@ -1,4 +1,4 @@
-"""What the documentation shows, runs: Python blocks, files, and commands with the exit code they promise.
+"""Documentation examples run: Python blocks, files, and commands with their promised exit code.
 
 On a page, blocks run in their order and share one folder and one set of names:
 
@@ -7,7 +7,8 @@ On a page, blocks run in their order and share one folder and one set of names:
 - in a block of console, each line that starts with ``taccl`` is run. It must exit with 0, or with the code
   that a comment ``# exits with N`` at its end promises.
 
-Time limits and bounds are cut short here, and rows of sizes. Commands that name files of the published tool are run apart, beside copies.
+Time limits, bounds and rows of sizes are shortened here. Commands that name files of the published tool run
+separately, beside copies.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from tests.foreign import OURS, REAL
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-#: Time limit of every documented call, in seconds; a first schedule that takes longer is waited for.
+#: Time limit in seconds of every documented call; a later first schedule is waited for.
 MOST_SECONDS = 0.1
-#: Parameters of every documented search: it waits for a schedule, and not for the bound over all chunkings.
+#: Parameters of every documented search: wait for a schedule, but not for the bound over all chunkings.
 SHORT = taccl.SearchParameters.from_dict(
     {"budget": {**PATIENT.to_dict()["budget"], "least_every_s": 0, "most_every_s": 0}}
 )
-#: Seconds for the bounds of a small problem, which by default have 1.5 s even after the limit.
+#: Seconds for bounds of small problems, which by default take up to 1.5 s after the limit.
 BOUND_SECONDS = 0.02
 
 _FENCE = re.compile(
@@ -54,7 +55,7 @@ _FENCE = re.compile(
 _TITLE = re.compile(r'title="([^"]+)"')
 _EXITS = re.compile(r"#\s*exits with (\d+)")
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
-#: Ours, where there are none of the published tool's own that the pages name.
+#: Our files in place of the published tool's files that pages name, if those are missing.
 _STAND_INS = {"sk1-ndv2-n2.json": "ndv2-n2.json", "topo-ndv2-1MB.json": "ndv2-2MB.json"}
 _UPSTREAM_FILE = re.compile(r"\b((?:sk|topo)[\w-]*-[\w-]*\.json)\b")
 
@@ -88,9 +89,9 @@ def commands_of(block):
 
 @pytest.fixture
 def short_searches(monkeypatch):
-    """Cut searches, bounds and pictures short, as pages promise calls that work and exit codes, not finishes.
+    """Shorten searches, bounds and pictures, as pages promise working calls and exit codes, not finishes.
 
-    Comparisons start no processes, which load all libraries anew: tests of those do.
+    Comparisons start no processes, which would load all libraries again; other tests do.
     """
     bandwidths = taccl.plot.bandwidths
 
@@ -127,13 +128,13 @@ def short_searches(monkeypatch):
 
 
 def run_command(command, where, capsys):
-    """Run one command, and compare its exit code with the one that the page promises."""
+    """Run one command, and compare its exit code with the promised one."""
     promised = _EXITS.search(command)
     # A torus of a million ranks is made in tests/synthesis/symmetry.
     command = command.replace("100x100x100", "20x20x20")
     command = re.sub(r"--budget \S+", f"--budget {MOST_SECONDS}", command)
     command = re.sub(r"--step-s \S+", f"--step-s {MOST_SECONDS}", command)
-    # Named solvers use up what they have.
+    # Named solvers would use their whole time limit.
     command = re.sub(r"^(taccl (?:compare|sweep) .*)--time-limit \S+", r"\1", command)
     command = re.sub(r"^taccl (compare|sweep)", rf"taccl \1 --time-limit {MOST_SECONDS}", command)
     code = main(shlex.split(command, comments=True)[1:])
@@ -162,7 +163,7 @@ def test_examples_run(page, tmp_path, monkeypatch, capsys, short_searches):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_examples_with_upstream_files_run(page, tmp_path, monkeypatch, capsys, short_searches):
-    """So does every command that names files of the published tool, in a folder that holds copies."""
+    """Commands that name files of the published tool run in a folder with copies."""
     commands = [
         command
         for block in blocks_of(page)
@@ -181,7 +182,7 @@ def test_examples_with_upstream_files_run(page, tmp_path, monkeypatch, capsys, s
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_links_lead_somewhere(page):
-    """Every relative link of a page names a file that is there."""
+    """Every relative link of a page names an existing file."""
     targets = [match[1] for match in _LINK.finditer(page.read_text(encoding="utf-8"))]
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert not missing
@@ -242,7 +243,7 @@ def test_list_of_collectives_is_current():
     ],
 )
 def test_lists_of_machines_are_current(page, line):
-    """Where a page lists the machines, it names the models of the registry, and no others."""
+    """Lists of machines on pages equal the registry's models."""
     listed = re.search(line, (ROOT / page).read_text(encoding="utf-8")).group()
     models = set(taccl.topologies.machine_names()) - set(INSTANCES)
     assert set(re.findall(r"\b[a-z][a-z-]*\d[\w-]*", listed)) == models
@@ -287,7 +288,7 @@ def test_instance_types_are_current():
     ],
 )
 def test_lists_of_fabrics_are_current(page, line):
-    """Where a page lists the fabrics, it names every one of the registry."""
+    """Lists of fabrics on pages contain every fabric of the registry."""
     listed = re.search(line, (ROOT / page).read_text(encoding="utf-8")).group().replace(" ", "-")
     assert not [name for name in taccl.topologies.fabric_names() if name not in listed]
 
@@ -302,7 +303,7 @@ def test_machines_with_rails_are_current():
 
 
 def _value(cell, values):
-    """What a cell such as ``2(n - 1) / n`` or ``n k`` comes to."""
+    """Value of a table cell such as ``2(n - 1) / n`` or ``n k``."""
     numerator, _, denominator = cell.strip().partition("/")
 
     def product(text):

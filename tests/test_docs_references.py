@@ -1,4 +1,4 @@
-"""References of the pages: anchors, names in code, files, arXiv numbers, and commands that stand in a sentence."""
+"""References on pages: anchors, names in code, files, arXiv numbers, and commands in sentences."""
 
 import argparse
 import importlib
@@ -62,7 +62,7 @@ def exists(dotted):
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_anchors_lead_to_headings(page):
-    """Every link to a part of a page names a heading of that page."""
+    """Every link to a part of a page names an existing heading."""
     dead = []
     for target, anchor in _ANCHOR.findall(text_of(page)):
         leads_to = (page.parent / target).resolve() if target else page
@@ -72,7 +72,7 @@ def test_anchors_lead_to_headings(page):
 
 
 def is_in_a_file(dotted):
-    """True if a dotted name is a module, or stands in one; modules that moved do not count."""
+    """True if a dotted name is a module or defined in one; moved modules do not count."""
     *folders, name = dotted.split(".")
     path = ROOT.joinpath(*folders)
     files = (path.with_suffix(".py"), path / "__init__.pyi", path / "__init__.py")
@@ -81,7 +81,7 @@ def is_in_a_file(dotted):
 
 
 def test_names_in_the_reference_exist():
-    """Every name of which the reference shows the docstring stands in the module that it names."""
+    """Every name whose docstring the reference shows is in its module."""
     pages = (ROOT / "docs" / "reference").glob("*.md")
     named = [name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)]
     assert len(named) > 50
@@ -91,13 +91,13 @@ def test_names_in_the_reference_exist():
 @pytest.mark.filterwarnings("error::DeprecationWarning")
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_names_in_code_exist(page):
-    """Every dotted name that a page gives in code leads into the package, and by no deprecated alias."""
+    """Every dotted name in code on a page exists and is not deprecated."""
     assert not [name for name in sorted(set(_NAME.findall(text_of(page)))) if not exists(name)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_files_of_the_project_exist(page):
-    """Every file of the project that a page names by its path is there."""
+    """Every project file that a page names exists."""
     assert not [name for name in _FILE.findall(text_of(page)) if not (ROOT / name).exists()]
 
 
@@ -110,7 +110,7 @@ def test_arxiv_numbers_have_their_form(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_commands_in_sentences_have_their_options(page):
-    """A command in a sentence, a table or a block that is not run names a verb, and options that it has."""
+    """A command in a sentence, table or block that is not run has a valid verb and options."""
     shown = [each for block in blocks_of(page) if block.language == "shell" for each in commands_of(block)]
     wrong = []
     for command in _COMMAND.findall(text_of(page)) + shown:
@@ -122,7 +122,7 @@ def test_commands_in_sentences_have_their_options(page):
 
 
 def test_formulas_are_well_formed():
-    """Each formula of the formulation has balanced braces, and no space at its ends, which would leave it text."""
+    """Formulas have balanced braces and no space at their ends, which would leave them text."""
     text = re.sub(r"`[^`]*`", "", text_of(ROOT / "docs" / "formulation.md"))
     formulas = [
         each for pair in re.findall(r"\$\$(.+?)\$\$|\$([^$]+)\$", text, re.DOTALL) for each in pair if each
@@ -133,7 +133,7 @@ def test_formulas_are_well_formed():
 
 
 def test_borrowed_commands_of_the_gallery_run_elsewhere():
-    """Each command of the gallery that is not run there is run on another page, whatever the name of its picture."""
+    """Gallery commands that are not run there are run on another page, except for picture names."""
 
     def lines(pages, languages):
         blocks = (block for page in pages for block in blocks_of(page) if block.language in languages)

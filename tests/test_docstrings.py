@@ -1,4 +1,4 @@
-"""The docstrings of the public API: a section explains parameters wherever there are several."""
+"""Docstrings of the public API, with sections for parameters."""
 
 import inspect
 import re
@@ -9,12 +9,12 @@ import pytest
 
 import taccl
 
-#: A function of so many parameters has a section for them.
+#: Number of parameters from which a function needs a section for them.
 _SEVERAL = 3
 
 
 def _reached(name, thing):
-    """What a public name leads to: functions, classes and their methods, by name."""
+    """Yield (name, object) of functions, classes and their methods below a public name."""
     if isinstance(thing, types.ModuleType):
         for inner in thing.__all__:
             yield from _reached(f"{name}.{inner}", getattr(thing, inner))
@@ -37,7 +37,7 @@ def _parameters(thing):
 
 
 def test_all_have_a_docstring():
-    """Whatever the facade leads to says what it is."""
+    """Every public object has a docstring."""
     assert not [name for name, thing in PUBLIC.items() if not inspect.getdoc(thing)]
 
 
@@ -45,7 +45,7 @@ def test_all_have_a_docstring():
     "name", [name for name, thing in PUBLIC.items() if len(_parameters(thing)) >= _SEVERAL]
 )
 def test_several_parameters_are_explained(name):
-    """Three parameters or more have a section of their own, with shapes and units where there are any."""
+    """Functions with three or more parameters have a section for them."""
     assert "Parameters\n----------\n" in inspect.getdoc(PUBLIC[name])
 
 
@@ -58,6 +58,6 @@ def test_several_parameters_are_explained(name):
     ],
 )
 def test_every_parameter_is_named(name):
-    """A function's docstring leaves out none of them; fields of classes may say enough by their names."""
+    """The section names every parameter of a function; fields of classes may be left out."""
     _, _, explained = inspect.getdoc(PUBLIC[name]).partition("Parameters\n----------\n")
     assert not [each for each in _parameters(PUBLIC[name]) if not re.search(rf"\b{each}\b", explained)]

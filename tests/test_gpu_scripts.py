@@ -1,4 +1,4 @@
-"""Scripts for GPUs: as far as a machine without any can run them."""
+"""GPU scripts, as far as they run without a GPU."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def test_training_runs_on_two_cpus():
 
 @pytest.mark.slow
 def test_the_smoke_test_loads_without_a_gpu():
-    """Its options are shown where neither MSCCL++ nor a GPU is installed; the page says that it was not run."""
+    """The smoke test shows its options without MSCCL++ or a GPU; the page says that it was not run."""
     words = [sys.executable, SCRIPTS / "smoke.py", "--help"]
     found = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
     assert "has not been run" in " ".join(found.stdout.split())
@@ -31,7 +31,7 @@ def test_the_smoke_test_loads_without_a_gpu():
 
 
 def test_the_page_has_the_limits_of_runtimes():
-    """Steps, threadblocks and channels in the table are those that files are checked against."""
+    """The page's table has the steps, threadblocks and channels that files are checked against."""
     page = (ROOT / "docs" / "runtimes.md").read_text(encoding="utf-8")
     names = ("msccl", "msccl-executor", "rccl")
     for head, field in (

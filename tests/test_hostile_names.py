@@ -1,4 +1,4 @@
-"""Names may have any characters: they are shown in full sight, and every format that is read back keeps them."""
+"""Names with any characters are shown escaped, and formats that are read back keep them."""
 
 import csv
 import dataclasses
@@ -25,13 +25,13 @@ NAMES["all"] = "".join(each for each in NAMES.values() if len(each) < 100)
 
 @pytest.fixture(params=NAMES, scope="module")
 def name(request):
-    """A name that nobody should give."""
+    """A hostile name."""
     return NAMES[request.param]
 
 
 @pytest.fixture(scope="module")
 def schedule(name):
-    """A schedule on a topology, of a collective, under a sketch and with notes of that name."""
+    """A schedule whose topology, collective, sketch and notes have that name."""
     builder = taccl.topologies.TopologyBuilder(name, [0, 0, 1])
     for src, dst in ((0, 1), (1, 2), (2, 0)):
         builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=10, name=name)
@@ -44,12 +44,12 @@ def schedule(name):
 
 
 def in_full_sight(text):
-    """Whether a terminal shows every character, and obeys none."""
+    """True if a terminal prints every character and interprets none."""
     return all(line.isprintable() for line in text.split("\n"))
 
 
 def test_reprs(schedule, name):
-    """No repr, text, table or complaint has a control character of a name in it, or a line break more."""
+    """No repr, text, table or error contains a control character or line break of a name."""
     problem = schedule.problem
     simulation = taccl.simulate(schedule)
     overlapping = taccl.verify(dataclasses.replace(schedule, start=schedule.start * 0, end=schedule.end * 0))
@@ -72,7 +72,7 @@ def test_reprs(schedule, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", thinned([*NAMES][::-1], every=4), indirect=True, scope="module")
 def test_pages_and_pictures(schedule, name):
-    """HTML has no control character and no markup of a name, from all of them on; SVG can be parsed."""
+    """HTML contains no control character or markup of a name; SVG can be parsed."""
     simulation = taccl.simulate(schedule)
     shown = [
         each._repr_html_() for each in (schedule, schedule.problem, schedule.problem.topology, simulation)
@@ -88,7 +88,7 @@ def test_pages_and_pictures(schedule, name):
 
 
 def test_files_that_are_read_back(schedule, name, tmp_path):
-    """Schedules, topologies and sketches come back with the very names; TOML refuses half of a character."""
+    """Schedules, topologies and sketches keep their names in files; TOML refuses half a surrogate pair."""
     taccl.save(schedule, tmp_path / "schedule.json")
     again = taccl.load(tmp_path / "schedule.json")
     assert (again, again.producer, again.problem.notes) == (schedule, name, schedule.problem.notes)
@@ -109,7 +109,7 @@ def test_files_that_are_read_back(schedule, name, tmp_path):
 
 
 def test_files_of_other_tools(schedule, tmp_path):
-    """What is written can be parsed: CSV, XML, JSON; names that it cannot hold are escaped."""
+    """Written CSV, XML and JSON can be parsed; names that they cannot hold are escaped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LossyConversionWarning)
         for ending in (".csv", ".xml", ".trace.json", ".et"):
@@ -124,7 +124,7 @@ def test_files_of_other_tools(schedule, tmp_path):
 
 @pytest.mark.parametrize("verb", ["show", "verify", "simulate"])
 def test_commands(schedule, name, verb, tmp_path, capsys):
-    """Neither answer nor complaint has a control character of a name, or of a path, in it."""
+    """Neither output nor errors of commands contain control characters of a name or path."""
     path = tmp_path / f"{name[:20]}.json".replace("/", "").replace("\0", "").replace("\ud800", "\udcff")
     taccl.save(schedule, path)
     assert main([verb, str(path)]) == 0

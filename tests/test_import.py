@@ -1,4 +1,4 @@
-"""``import taccl`` is fast, loads nothing heavy, and every public name can be had from it."""
+"""``import taccl`` is fast, loads no heavy package, and provides every public name."""
 
 import subprocess
 import sys
@@ -14,14 +14,14 @@ HEAVY = (
 
 
 def in_fresh_process(code):
-    """What the code prints in a process of its own."""
+    """Output of code in a new process."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def test_nothing_heavy_is_loaded():
-    """After ``import taccl`` no package that is slow to load is there."""
+    """``import taccl`` loads no slow package."""
     code = f"import sys, taccl; print([name for name in {HEAVY} if name in sys.modules])"
     assert in_fresh_process(code) == "[]"
 
@@ -49,7 +49,7 @@ def test_nothing_heavy_is_loaded_for_topologies_and_collectives():
     ids=lambda words: words[0],
 )
 def test_small_problems_load_no_compiler(words):
-    """The import of numba takes longer than such a problem; a search that needs no kernel starts without it."""
+    """Small problems that need no kernel are solved without importing numba."""
     code = (
         "import contextlib, io, sys\n"
         "from taccl.cli.command import run\n"
@@ -61,7 +61,7 @@ def test_small_problems_load_no_compiler(words):
 
 
 def test_import_is_fast():
-    """It loads next to nothing: no package but taccl, of whose modules but few, and few of the standard library's."""
+    """The import loads only taccl, few of its modules, and few of the standard library."""
     code = "import sys; before = set(sys.modules); import taccl; print(*set(sys.modules) - before)"
     loaded = in_fresh_process(code).split()
     roots = {name.partition(".")[0] for name in loaded} - {"taccl"}
@@ -71,7 +71,7 @@ def test_import_is_fast():
 
 @pytest.mark.parametrize("name", taccl.__all__)
 def test_every_name_loads(name):
-    """What the facade lists, it has."""
+    """Every name that the facade lists exists."""
     assert getattr(taccl, name) is not None
 
 
@@ -88,7 +88,7 @@ def test_unknown_names_are_refused():
 
 
 def test_compact_schedule_is_a_deprecated_name():
-    """It is the one class of schedules, and leads nowhere else."""
+    """`CompactSchedule` is a deprecated alias of `Schedule`."""
     with pytest.warns(DeprecationWarning, match="use taccl.Schedule"):
         assert taccl.CompactSchedule is taccl.Schedule
     assert "CompactSchedule" not in taccl.__all__
@@ -102,7 +102,7 @@ def test_version_is_the_installed_one():
 
 
 def test_modules_are_found_at_their_earlier_places():
-    """For one release, with a warning; `taccl.collectives` stays what it is."""
+    """Modules are found at their earlier places for one release, with a warning."""
     with pytest.warns(DeprecationWarning, match="taccl.problem.collective now"):
         from taccl.collective import Chunk
     with pytest.warns(DeprecationWarning, match="taccl.problem.collectives now"):

@@ -1,4 +1,4 @@
-"""The notebooks run: every cell, in its order, as a notebook runs it, with what it shows formatted."""
+"""Every cell of the notebooks runs in order, and its outputs are formatted."""
 
 import json
 from pathlib import Path
@@ -14,14 +14,14 @@ NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "docs" / "notebooks").
 
 
 def code_of(notebook):
-    """The cells of code of a notebook."""
+    """Code cells of a notebook."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
 @pytest.fixture
 def shell(monkeypatch, tmp_path):
-    """What runs cells inside a notebook's kernel, in this process."""
+    """An IPython shell that runs cells in this process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     matplotlib.use("Agg")
@@ -36,7 +36,7 @@ def shell(monkeypatch, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 def test_notebook_runs(notebook, shell, short_searches):
-    """No cell raises, and what it shows can be shown."""
+    """No cell raises, and its outputs can be shown."""
     for number, source in enumerate(code_of(notebook), 1):
         done = shell.run_cell(source)
         assert done.success, (
@@ -46,6 +46,6 @@ def test_notebook_runs(notebook, shell, short_searches):
 
 @pytest.mark.slow
 def test_a_cell_that_raises_is_no_success(shell):
-    """So the test above can fail."""
+    """A cell that raises is reported, so the test above can fail."""
     assert shell.run_cell("1 + 1").success
     assert not shell.run_cell("1 / 0").success

@@ -16,13 +16,14 @@ from taccl.topologies import ring
     [("Petersen", 2, 3), ("torus 3x5", 3, 3.5), ("GenKautz(2,12)", 3, 7)],
 )
 def test_rounds_of_a_breadth_first_broadcast(name, steps, rounds):
-    """Ranks of the first two receive n - 1 chunks evenly; on the last graph some steps leave links idle."""
+    """Broadcasts on the first two graphs receive n - 1 chunks evenly; on the last some steps leave links
+    idle."""
     assert bfb(GRAPHS[name]) == (steps, pytest.approx(rounds))
 
 
 @pytest.mark.parametrize(("name", "rounds"), [("Q3", 4), ("K4,4", 2.5), ("torus 3x3", 3)])
 def test_rounds_of_a_multicommodity_flow(name, rounds):
-    """On symmetric graphs the total distance from a rank, over its links, is reached."""
+    """On symmetric graphs the rounds equal the total distance from a rank over its number of links."""
     assert multicommodity(GRAPHS[name]) == pytest.approx(rounds)
 
 
@@ -42,7 +43,7 @@ def test_every_comparison_has_a_name_of_its_own(every_comparison):
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_data")
 def test_all_machines_can_be_made(every_comparison):
-    """Files, fabrics and graphs have the ranks that their collectives need."""
+    """Machines of all comparisons have more than one rank."""
     assert all(each.machine().num_ranks > 1 for each in every_comparison)
 
 
@@ -51,7 +52,7 @@ def test_all_machines_can_be_made(every_comparison):
     ("peer_us", "most", "missed"), [(1.0, 1.0, []), (20.5, 1.0, []), (20.5, 0.9, ["finish"])]
 )
 def test_a_figure_below_the_bound_is_of_the_bound(peer_us, most, missed):
-    """An allgather of 2 MB on two ranks takes 20.5 us, which is optimal: no peer can do it in 1 us."""
+    """An allgather of 2 MB on two ranks takes 20.5 us, its bound, so a peer's 1 us counts as the bound."""
     case = Comparison("peer", "pair", lambda: ring(2), "allgather", 2 * 10**6, peer_us, most, 1)
     row = measured(case, limit_s=2.0, seed=0)
     assert row["ours_us"] == row["bound_us"] == 20.5
@@ -60,7 +61,7 @@ def test_a_figure_below_the_bound_is_of_the_bound(peer_us, most, missed):
 
 @pytest.mark.slow
 def test_rows_that_are_not_run_stay(tmp_path, monkeypatch):
-    """With --only, rows of an earlier file are kept, in the order of comparisons; --stored runs nothing."""
+    """With --only, rows of an earlier file are kept in order; --stored runs nothing."""
     pair = [
         Comparison(name, "pair", lambda: ring(2), "allgather", 2000, 9.0, 1.0, 1) for name in ("one", "two")
     ]

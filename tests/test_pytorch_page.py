@@ -1,4 +1,4 @@
-"""The page on PyTorch runs in the environment with PyTorch, as it stands; ranks of torchrun are forks."""
+"""The page on PyTorch runs unchanged in the environment with PyTorch."""
 
 import os
 import re
@@ -20,7 +20,7 @@ cat rank-0
 @needs_torch
 @pytest.mark.slow
 def test_the_way_to_a_comparison_runs(tmp_path):
-    """Every command of the way but the installation does, with less time to search, and training ends at the same parameters."""
+    """Every command of the comparison except installation runs, and training ends at the same parameters."""
     text = PAGE.read_text()
     (tmp_path / "train.py").write_text(re.search(r'title="train.py"\n(.*?)```', text, re.DOTALL)[1])
     [commands] = re.findall(r"```shell\n(.*?)```", text, re.DOTALL)

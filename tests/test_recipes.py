@@ -1,4 +1,4 @@
-"""The recipes of "How to add" in the architecture, each carried out here as it is written there."""
+"""The architecture's "How to add" recipes, each carried out here."""
 
 import inspect
 import re
@@ -51,7 +51,7 @@ RECIPES = dict(
 
 @pytest.mark.slow
 def test_recipes_use_names_that_exist():
-    """A function, table or field that a recipe names is in the package, its tests or its benchmarks."""
+    """Functions, tables and fields named in recipes exist."""
     sources = [
         *(ROOT / "taccl").rglob("*.py"),
         *(ROOT / "tests").rglob("*.py"),
@@ -70,7 +70,7 @@ def test_recipes_use_names_that_exist():
     ],
 )  # fmt: skip
 def test_there_is_a_recipe(name):
-    """Those that are carried out below are on the page."""
+    """Every recipe carried out below is on the page."""
     assert name in RECIPES
 
 
@@ -90,7 +90,7 @@ def line(problem, *, cut=True):
 
 
 def test_a_baseline(monkeypatch):
-    """A function and a row: it is made by name, competes as the best, and has its label in pictures."""
+    """A baseline (function and row) is made by name, competes in `best`, and has its label in plots."""
     row = Baseline(line, "hand to hand", turn=-9)
     monkeypatch.setitem(TABLE, "line", row)
     monkeypatch.setitem(BASELINES, "line", row.make)
@@ -102,7 +102,7 @@ def test_a_baseline(monkeypatch):
 
 
 def test_a_ruin_move(monkeypatch):
-    """A further kind in `ruin`: it takes out the latest send; a search with it alone still completes schedules."""
+    """A ruin move that removes the latest send: a search with it alone still completes schedules."""
     source = inspect.getsource(ruin_kernel.ruin._function).replace("@inner\n", "")
     copy = source.replace("kind = draw(room, 8)", "kind = 8").replace(
         "        if kind < 3:\n",
@@ -134,7 +134,7 @@ def test_a_ruin_move(monkeypatch):
 
 @pytest.mark.slow
 def test_a_stopping_rule():
-    """A function of the state of a search ends it, and the result says so."""
+    """A stopping rule (function of the search state) ends the search, and the result says so."""
     seen = []
 
     def at_first(state):
@@ -164,7 +164,7 @@ def paired(num_ranks, *, counts, chunks_per_rank=None):
 
 
 def test_a_collective_with_arguments(monkeypatch, capsys):
-    """A function in the table: its arguments reach it from Python and from the command line."""
+    """A collective in the table gets its arguments from Python and from the command line."""
     monkeypatch.setitem(collectives.COLLECTIVES, "paired", paired)
     problem = make_problem(ring(3), "paired", counts=[2, 0, 1], size_bytes=2 * MB, chunks_per_rank=1)
     assert problem.collective.num_chunks == 3
@@ -186,7 +186,7 @@ def test_a_collective_with_arguments(monkeypatch, capsys):
 
 
 def test_a_machine():
-    """A row: it is parsed by name and has a profile; predictions refuse it, as no library's costs are known there."""
+    """A machine in the table is parsed by name and has a profile; predictions refuse it without costs."""
     model = Model(
         "Four GPUs on a switch, and a NIC for each.", NodeShape(4, 1), {"nvswitch": (100, "our choice, for a test")},
         (25, "our choice, for a test"),
@@ -206,7 +206,7 @@ def test_a_machine():
 
 @dataclass(frozen=True, slots=True)
 class OneArrival(OfRanks):
-    """Ranks into each of which a chunk must come: by the fastest link, at the earliest."""
+    """Witness: each of the ranks must receive a chunk, over the fastest link."""
 
     kind = proves = "one arrival"
     any_chunking = False
@@ -227,7 +227,7 @@ def one_arrival(demand, *, in_network):
 
 
 def test_a_bound(monkeypatch):
-    """A finder in the list, and a witness that evaluates itself: `lower_bound` finds it and `check` proves it."""
+    """A bound finder and its witness: `lower_bound` uses it and `check` proves it."""
     monkeypatch.setattr(bounds, "WHOLE_CHUNKS", [one_arrival])
     problem = problem_of(full(3), collectives.allgather(3))
     claims = {each.kind: each for each in bounds.claims_of(problem)}
@@ -245,7 +245,7 @@ def lines_of(schedule):
 
 @pytest.mark.slow
 def test_a_file_format(monkeypatch, tmp_path):
-    """An entry in the table: `write` and `convert` know it by name and by its ending."""
+    """A file format in the table is known to `write` and `convert` by name and by file ending."""
     mine = FileFormat(
         "lines", "schedule", "a line for every transfer", (".lines",), dump=f"{__name__}:lines_of"
     )

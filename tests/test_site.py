@@ -1,4 +1,4 @@
-"""The site shows what there is: every page has a place, and every public name is in the reference."""
+"""The site contains every page and every public name."""
 
 import json
 import re
@@ -21,7 +21,7 @@ NAVIGATION = re.findall(r": ([\w/-]+\.(?:md|ipynb))$", (ROOT / "mkdocs.yml").rea
 
 
 def test_every_page_has_a_place():
-    """The navigation names each page and notebook once, and nothing else but what the hooks add."""
+    """The navigation lists each page and notebook once, and otherwise only what the hooks add."""
     pages = [
         path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*") if path.suffix in {".md", ".ipynb"}
     ]
@@ -30,7 +30,7 @@ def test_every_page_has_a_place():
 
 @pytest.mark.parametrize("name", sorted(set(taccl.__all__) - {"__version__"}))
 def test_every_public_name_is_in_the_reference(name):
-    """Each name of the facade, or of a module what is in it, stands on exactly one page of the reference."""
+    """Each public name is on exactly one page of the reference."""
     entry = re.compile(rf"^::: taccl\.{name}(\.\w+)*$", re.MULTILINE)
     pages = [path for path in (DOCS / "reference").glob("*.md") if entry.search(path.read_text())]
     assert len(pages) == 1
@@ -38,7 +38,7 @@ def test_every_public_name_is_in_the_reference(name):
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=[path.name for path in NOTEBOOKS])
 def test_notebooks_hold_no_outputs(notebook):
-    """Notebooks are kept as they are written, not as they ran: no outputs, no counts, no widgets."""
+    """Notebooks contain no outputs, counts or widgets."""
     document = json.loads(notebook.read_text(encoding="utf-8"))
     ran = [
         cell for cell in document["cells"] if cell.get("outputs") or cell.get("execution_count") is not None
@@ -48,12 +48,12 @@ def test_notebooks_hold_no_outputs(notebook):
 
 
 def test_every_notebook_is_there():
-    """There are notebooks to look at, so that the test above is not empty."""
+    """There are at least six notebooks, so the test above is not empty."""
     assert len(NOTEBOOKS) >= 6
 
 
 def test_readme_lists_every_command():
-    """The table of commands in the README names each verb, in the order in which ``taccl --help`` does."""
+    """The README's table lists every verb in the order of ``taccl --help``."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `taccl ([\w-]+)", readme, re.MULTILINE)
     assert tuple(listed) == VERBS
@@ -61,13 +61,13 @@ def test_readme_lists_every_command():
 
 @pytest.mark.parametrize("extra", sorted(EXTRAS))
 def test_readme_lists_every_extra(extra):
-    """What can be installed besides is named in the README."""
+    """The README names every extra."""
     assert f"`{extra}`" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("sketch", SKETCHES, ids=[path.stem for path in SKETCHES])
 def test_shipped_sketches_lead_editors_to_the_schema(sketch):
-    """The first line of a shipped sketch is the way to its schema, from the folder of the sketch."""
+    """The first line of a shipped sketch is the relative path to its schema."""
     line = sketch.read_text(encoding="utf-8").splitlines()[0]
     assert line.startswith("#:schema ")
     assert (

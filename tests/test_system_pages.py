@@ -1,4 +1,4 @@
-"""Pages of published systems: ten features each, with calls that say what the page has."""
+"""Pages of published systems: ten features each, with calls and their results."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ _ROW = re.compile(r"^\| (?P<feature>[^|]+) \| `(?P<call>.+?)` \| `(?P<said>.+?)`
 
 
 def features(page):
-    """(feature, call, what it says) of each row of a page's last table."""
+    """(feature, call, expected text) of each row of a page's last table."""
     text = page.read_text(encoding="utf-8").partition("## Ten features")[2]
     return [tuple(part.replace(r"\|", "|") for part in row.groups()) for row in _ROW.finditer(text)]
 
@@ -31,7 +31,7 @@ def test_there_is_a_page_for_each_system():
 @pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWarning")
 @pytest.mark.parametrize("page", SYSTEMS, ids=[page.stem for page in SYSTEMS])
 def test_features_are_shown_by_their_calls(page, tmp_path, monkeypatch, capsys):
-    """Ten rows: each command succeeds and prints what the page says, and each call gives it."""
+    """Each command succeeds and prints the page's text, and each call returns it."""
     monkeypatch.chdir(tmp_path)
     rows, names = features(page), {"__name__": "page"}
     assert len(rows) == 10

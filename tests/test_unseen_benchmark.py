@@ -1,4 +1,4 @@
-"""The benchmark of unseen logs says which rows judge constants that were taken from them."""
+"""The benchmark of unseen logs marks rows whose constants come from the same log."""
 
 import pytest
 
@@ -11,11 +11,11 @@ TOPOLOGIES = {case.log: case.topology for case in CASES}
 
 @pytest.mark.parametrize("log", SOURCE_OF)
 def test_constants_of_own_logs_are_replaced(log):
-    """Without its log a machine has other figures, and everything else as before."""
+    """Without its own log a machine has other constants."""
     assert costs_without(TOPOLOGIES[log], log) != costs_of(TOPOLOGIES[log])
 
 
 def test_a_network_without_its_log_is_of_other_classes():
-    """EFA of p4d without its log: the 75 us that its plugin states, and medians of the other five."""
+    """EFA of p4d without its log uses the plugin's 75 us and medians of the other five classes."""
     found = costs_without("p4de.24xlarge", "a100_p4de.24xlarge_x2_allreduce_aws").network
     assert (found.hop_us, found.start_us, found.efficiency) == (75, 9, 0.93)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CORPUS = Path(__file__).parents[1] / "data" / "corpus"
 
-#: What a field never holds, or holds at its edges.
+#: Values that no field has, or only at its limits.
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 2**31, 2**62, 2**64, 10**30, 0.5, -0.0, 1e-300, 1e300, "", " ", "x", "0",
     "1/0", "1e99", "1e999999999", "-1", "nan", "1MB", "9" * 4000, "a\nb", "\x1b[31m\x07", "\u202ename", "\ud800",
@@ -127,7 +127,7 @@ def _values(content: bytes, random: random.Random) -> bytes:
 
 
 def _sealed(content: bytes, random: random.Random) -> bytes:
-    """A schedule's file with a value changed, and its digests made anew as far as it is a schedule at all."""
+    """A schedule file with a changed value, and its digests recomputed where it is still a schedule."""
     changed = _values(content, random)
     try:
         document = json.loads(changed)

@@ -111,7 +111,7 @@ class TestSynthesize:
         ],
     )
     def test_unwritable_output_is_refused_first(self, run, monkeypatch, tmp_path, name, said):
-        """What cannot be written is found out by trying, before any work; files stay as they were."""
+        """An unwritable output is refused before any work, and existing files stay unchanged."""
         monkeypatch.setattr(taccl, "synthesize", lambda *_, **__: pytest.fail("the work began"))
         monkeypatch.chdir(tmp_path)
         (tmp_path / "old.json").write_text("old")

@@ -42,7 +42,7 @@ def test_profiles_and_pictures_are_written(log, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_poor_fits_are_accepted_on_request(tmp_path, capsys):
-    """Without --accept a poor fit is a no, with its reason, and writes nothing; with it the file is there."""
+    """A poor fit is refused with its reason and writes nothing; with --accept the file is written."""
     rows = [
         f"{2**power} 1 float sum -1 {time} {2**power / time / 1000:.4f} 0 0"
         for power in range(10, 14)

@@ -12,7 +12,7 @@ from taccl.cli import main
 from tests.cli.mutations import CORPUS, mutated
 from tests.fuzzing import MANY, cases
 
-#: What each kind of file is given to: {f} is the hostile file, {c} the folder of valid ones, {o} of output.
+#: Commands by kind of file: {f} is the hostile file, {c} the folder of valid ones, {o} the output folder.
 _PROBLEM = "--collective allgather --topology {c}/topology.toml"
 _SKETCH = (
     "show {f}",
@@ -141,7 +141,7 @@ _VERBS = tuple({command.split()[0]: command for command in _EVERY}.values())
 @pytest.mark.slow
 @pytest.mark.parametrize("command", _VERBS, ids=lambda command: command.split()[0])
 def test_paths_that_lead_to_no_file(folder, command):
-    """Too long, a pipe that nobody writes to, a device without end, links in a circle: refused at once."""
+    """Too long paths, pipes without a writer, endless devices and circular links are refused immediately."""
     os.mkfifo(folder / "pipe.toml")
     (folder / "circle.json").symlink_to(folder / "circle.json")
     (folder / "nowhere.xml").symlink_to(folder / "none")

@@ -68,7 +68,7 @@ def test_a_baseline_that_is_sooner_is_said(run):
 
 @pytest.mark.slow
 def test_the_best_as_toml(run, tmp_path):
-    """What is printed is a sketch file, and no more."""
+    """With --best only a valid sketch file is printed."""
     code, out, _ = run(*QUICK, "--best")
     assert code == 0
     assert tomllib.loads(out)["machine"] == "ndv2"

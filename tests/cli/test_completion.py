@@ -34,7 +34,7 @@ def test_options_of_one_kind_offer_no_other(tmp_path):
 
 
 def completions(line, folder):
-    """What a line may go on with, in a folder."""
+    """Completions of a command line in a folder."""
     answer = folder / "answer"
     asked = {
         "_ARGCOMPLETE": "1",

@@ -1,4 +1,4 @@
-"""What becomes of an answer that cannot be written, and of Ctrl-C before there is any."""
+"""Answers that cannot be written, and Ctrl-C before any answer."""
 
 import json
 import os

@@ -428,7 +428,7 @@ def test_runs_share_the_time_that_is_left(problem, monkeypatch):
 
 
 def test_a_run_has_an_equal_part_of_what_is_left():
-    """Of 100 s for four rounds, the first has 25 s; past the end a run has the least limit."""
+    """The first of four rounds gets 25 of 100 s; after the end a run has the minimum limit."""
     request = RunRequest(None, {"time_limit_s": 30.0}, "", False)
     assert request.limit_s == 30.0
     shared = request._replace(until_s=time.time() + 100, rounds=4)

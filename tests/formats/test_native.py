@@ -157,7 +157,7 @@ def test_sums_kept_apart_come_back_as_plain_values():
 
 
 def test_columns_are_read_only():
-    """What was loaded is a value like any other schedule."""
+    """Columns of a loaded schedule are read-only."""
     with pytest.raises(ValueError, match="read-only"):
         load_schedule(_document()).chunk[0] = 1
 
@@ -202,7 +202,7 @@ def test_wrong_value_is_refused(path):
 
 @pytest.mark.parametrize("path", _PATHS, ids=lambda p: ".".join(map(str, p)))
 def test_wrong_value_under_a_new_digest_is_a_format_error(path):
-    """What was sealed anew is a schedule that can be shown and judged, or a `FormatError`."""
+    """Wrong values under a new digest give a valid object or a `FormatError`."""
     for wrong in (*_WRONG, None):
         document = _document()
         parent, key = _at(document, path)
@@ -303,13 +303,13 @@ def test_other_version_is_refused(version):
 @pytest.mark.parametrize("value", ["tiny", [0.1], {}])
 @pytest.mark.parametrize("name", ["gap", "bound_us"])
 def test_result_has_numbers(name, value):
-    """What `show` prints as a number is one."""
+    """Fields that `show` prints as numbers must be numbers."""
     with pytest.raises(FormatError, match="bound_us and gap of a result are numbers"):
         load_schedule(_sealed(_document() | {"result": {name: value}}))
 
 
 def test_layout_of_the_file_does_not_matter(tmp_path):
-    """A file that another program laid out anew, with its fields in another order, is the same file."""
+    """Layout and field order of a file do not matter."""
     save(_schedule(), tmp_path / "s.json", extra={"gap": 0.1 + 0.2, "stages": []})
     document = read_document(tmp_path / "s.json")
     (tmp_path / "t.json").write_text(json.dumps(dict(reversed(document.items())), indent=3))

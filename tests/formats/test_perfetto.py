@@ -77,7 +77,7 @@ def test_processes_are_named():
 
 
 def test_overlapping_sends_have_tracks_of_their_own():
-    """Where alpha pipelines, a link's next send starts before the last one ends: it goes to a second track."""
+    """With pipelined alpha, overlapping sends of a link go to a second track."""
     problem = make_problem(
         _problem(alpha_meaning="pipelined").topology, collectives.gather(3, root=2, chunks_per_rank=2),
         chunk_bytes=10**6,

@@ -67,7 +67,7 @@ def test_csv_is_read_as_it_was(tmp_path):
 
 
 def test_every_transfer_is_there():
-    """Of links from one rank to one, every transfer is a row, in the schedule's order."""
+    """Every transfer is a row, in the schedule's order."""
     topology = taccl.topologies.ring(8)
     problem = make_problem(topology, collectives.allgather(8), chunk_bytes=10**6)
     schedule = taccl.baselines.ring(problem)
@@ -102,7 +102,7 @@ def test_existing_file_stays(tmp_path):
 
 
 def test_parquet_holds_the_table(tmp_path):
-    """What pyarrow reads back is the table, with its types."""
+    """The Parquet file, read by pyarrow, equals the table with its types."""
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow, which writes Parquet, is not installed")
     path = tmp_path / "transfers.parquet"
     taccl.write(_schedule(), path)

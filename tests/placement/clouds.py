@@ -8,7 +8,7 @@ from taccl import Probe
 
 
 def cloud(racks, *, seed=None, over=4.0, noise=0.0):
-    """The true fabric of racks of so many hosts, in random order (of a seed), and a probe of latencies."""
+    """The true fabric of racks of hosts, in an order shuffled by `seed`, and a probe of latencies."""
     rng = np.random.default_rng(seed)
     rack = np.repeat(np.arange(len(racks)), racks)
     if seed is not None:

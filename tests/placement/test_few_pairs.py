@@ -42,7 +42,7 @@ def probed(latency):
     [((8,) * 8, 1, [8]), ((8,) * 8, 2, [8, 2]), ((13, 9, 8, 8, 8, 7, 6, 5), 1, [8])],
 )
 def test_racks_and_pods_are_found_from_few_pairs(racks, pods, sizes):
-    """Of 2,016 pairs at most 864 are measured, with 10 % of noise; held-out pairs confirm the clusters."""
+    """At most 864 of 2,016 pairs are measured, with 10 % noise; held-out pairs confirm the clusters."""
     latency, rack = cloud(racks, pods)
     plan, seen, clusters, held = probed(latency)
     assert [max(level) + 1 for level in clusters] == sizes

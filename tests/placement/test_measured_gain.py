@@ -53,7 +53,7 @@ def test_a_gain_is_confirmed_beyond_noise(measured, verdict):
 
 
 def test_the_interval_is_that_of_the_sign_test():
-    """Of 20 ratios the 5th from either end: at most 4 of 20 fair coins fall on one side in 0.6 % of cases."""
+    """The interval of 20 ratios is the 5th from either end, by the sign test (0.6 %)."""
     assert gain(*range(1, 21)).interval == (5, 16)
 
 

@@ -11,14 +11,14 @@ from tests.placement.clouds import cloud
 
 @pytest.fixture(scope="module")
 def placement():
-    """Nine hosts in three racks, numbered anew."""
+    """Nine hosts in three racks, reordered."""
     truth, _, _ = cloud((3, 3, 3), seed=1)
     return taccl.reorder(truth)
 
 
 @pytest.mark.slow
 def test_matrices_show_both_orders(placement):
-    """Beside each other, with the same figures in another order."""
+    """Both matrices are shown side by side, with the same values in different order."""
     ax = matrices(placement, ax=figure())
     shown = np.ma.filled(ax.images[0].get_array(), np.nan)
     before, after = shown[:, :9], shown[:, -9:]

@@ -347,7 +347,8 @@ class TestMatrices:
 
 
 def test_squares_of_cophenetic_distances_rank_dendrograms_as_their_correlation():
-    """By average linkage the correlation is the root of these squares, less a constant, over another."""
+    """Under average linkage the cophenetic correlation is a monotone function of the sum of squared
+    distances."""
     from scipy.cluster.hierarchy import cophenet, linkage
 
     pairs = np.random.default_rng(0).uniform(1, 2, 10 * 9 // 2)

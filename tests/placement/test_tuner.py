@@ -123,7 +123,7 @@ def test_no_call_has_fewer_channels_than_without_the_plugin(plugin, table, machi
     "only", ["ring", "tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain", "pat"]
 )
 def test_an_algorithm_that_the_user_forces_has_channels(plugin, table, only):
-    """NCCL_ALGO leaves one algorithm: where NCCL has it for the collective, it has more than one channel."""
+    """With one algorithm left by NCCL_ALGO, it has more than one channel where NCCL supports it."""
     algorithms = ("ring", "tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain", "pat")
     gone = ",".join(each for each in algorithms if each != only)
     has_it = {

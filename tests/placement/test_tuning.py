@@ -52,9 +52,10 @@ def _measured(**options):
 
 @pytest.mark.slow
 def test_mpich_is_measured(monkeypatch):
-    """Every algorithm at every size; its selection file takes them for so many ranks.
+    """Every MPICH algorithm is measured at every size, and its selection file covers the given ranks.
 
-    One of an allreduce, as each is started anew, and none of an allgather: the page on placement runs those.
+    One algorithm of allreduce runs here, as each is a new start, and none of allgather: the page on placement
+    runs those.
     """
     names = tuning.LIBRARY_NAMES
     few = {"allreduce": dict(list(names["allreduce"].items())[:1]), "alltoall": names["alltoall"]}

@@ -1,4 +1,4 @@
-"""What notebooks show: tables with the figures, in which every name is text."""
+"""Notebook output: tables with figures, and escaped names."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_dark_pages_stay_dark(shown):
 
 
 def test_long_tables_are_cut():
-    """What is left out is counted."""
+    """Long tables are cut, with a count of omitted rows."""
     content = html.table(("a",), [(str(i),) for i in range(9)], limit=2)
     assert content.count("<td") == 2
     assert "... and 7 more" in content

@@ -46,7 +46,7 @@ def test_a_result_has_its_bound_drawn(found):
 
 
 def test_what_is_left_out_is_said(exchange):
-    """Of two links one is shown."""
+    """The axis label says that one of two links is shown."""
     assert "the 1 busiest of 2 links; 1 bar not shown" in taccl.plot.gantt(exchange, max_rows=1).get_xlabel()
 
 
@@ -75,7 +75,7 @@ def test_sixteen_ranks_have_colours_of_their_own(name):
 
 @pytest.mark.slow
 def test_both_keys_are_in_the_picture():
-    """Beside a key to merged sends and reductions the key to ranks has room, to the right of the axes."""
+    """The keys to merged sends and reductions, and to ranks, are both to the right of the axes."""
     problem = problem_of(full(4), collectives.allreduce(4))
     ax = taccl.plot.gantt(taccl.baselines.ring(problem))
     ax.figure.canvas.draw()

@@ -26,7 +26,7 @@ def test_a_curve_rises_by_a_problem_at_the_ratio_to_its_best():
 
 
 def test_a_run_without_a_schedule_keeps_its_curve_below_one():
-    """Of two problems one is solved: the curve ends at a half."""
+    """A backend that solves one of two problems has a curve that ends at a half."""
     found = curves([row("highs", 1.0), row("scip", 1.0), row("highs", None, 2000), row("scip", 1.0, 2000)])
     assert found["highs"][-1][1] == 0.5
     assert found["scip"][-1][1] == 1.0

@@ -42,7 +42,7 @@ def test_halves_are_told_apart(found):
 
 
 def test_a_named_solver_has_its_own_progress():
-    """What the list scheduler found first is not what highs found."""
+    """The progress of a named solver starts from its own schedules, not the list scheduler's."""
     problem = problem_of(ring(3), collectives.allgather(3))
     result = brief_synthesis(problem, backend="highs")
     assert result.trace[-1].finish_us == result.finish_us
@@ -66,7 +66,7 @@ def test_a_result_made_by_hand_has_none(found):
 
 
 def test_plain_values_give_the_same_moments(found):
-    """What a file keeps is what the result had."""
+    """A trace survives a round trip through plain values."""
     assert trace_in(found.to_dict()) == found.trace
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the pat
 
 
 def opened(page, folder):
-    """The document as the browser has it, and what the console says."""
+    """The document as the browser renders it, and its console output."""
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     done = subprocess.run(

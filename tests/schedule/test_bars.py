@@ -1,4 +1,4 @@
-"""Sends become bars in rows: which row, how long, what they carry, and what is left out."""
+"""Bars of a Gantt chart: rows, lengths, contents, and omitted rows."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def test_rows_are_ranks_that_send(exchange):
 
 
 def test_merged_sends_are_one_bar():
-    """Two chunks of 1 MB in one send over a link of 2 us each: one bar of 3 us (alpha 1), of several chunks."""
+    """Two merged chunks of 1 MB over a link of 2 us each are one bar of 3 us (alpha 1) of several chunks."""
     problem = problem_of(ring(2), custom(2, [([0], [1])] * 2), merging=frozenset({0}), max_merge=2)
     ticks = problem.costs.ticks_per_us
     schedule = make_schedule(
@@ -58,7 +58,7 @@ def test_resources_are_held_from_either_end():
 
 
 def test_overlapping_bars_get_lanes_of_their_own():
-    """Rank 0 sends to both others at once: two lanes."""
+    """Rank 0's two simultaneous sends get two lanes."""
     problem = problem_of(full(3), collectives.broadcast(3))
     first = problem.topology.links_between(0, 1)[0], problem.topology.links_between(0, 2)[0]
     schedule = make_schedule(
@@ -70,14 +70,14 @@ def test_overlapping_bars_get_lanes_of_their_own():
 
 
 def test_the_busiest_rows_are_kept(exchange):
-    """Link 0 is busy for 2 us, link 1 for 1 us."""
+    """With one row the busier link is kept: link 0, 2 us, against link 1, 1 us."""
     bars = bars_of(exchange, "link", max_rows=1)
     assert bars.rows == ("0->1",)
     assert (bars.num_rows, bars.num_hidden) == (2, 1)
 
 
 def test_busy_shares_match_the_simulation(found):
-    """They are the utilisation that a simulation reports."""
+    """Busy shares equal the simulation's utilisation."""
     import taccl
 
     shares = busy_shares(found.schedule)

@@ -14,23 +14,23 @@ from tests.schedule.test_schedule import relay
 
 
 def bare(**options):
-    """The relay of two chunks with chunk, link and start alone."""
+    """The relay of two chunks with only chunk, link and start columns."""
     return relay(end=None, group=None, **options)
 
 
 @pytest.mark.parametrize(
     ("name", "values", "kind"),
     [
-        # A send takes 2.5 us, which are five ticks.
+        # A send takes 2.5 us, five ticks.
         ("end", [5, 10, 10, 15], np.int64),
-        # Every transfer is a send, in their order.
+        # Every transfer is a send of its own, in order.
         ("group", [0, 1, 2, 3], np.int32),
         # All are copies.
         ("reduce", [False] * 4, np.bool_),
     ],
 )
 def test_absent_columns_are_derived(name, values, kind):
-    """They are not kept, and are read in full types, as are those that are kept in 16 bits."""
+    """Absent columns are derived on reading, in full types, and not stored."""
     assert getattr(bare().kept, name) is None
     assert (getattr(bare(), name).tolist(), getattr(bare(), name).dtype) == (values, kind)
     assert [getattr(bare(), name).dtype for name in ("chunk", "link", "start")] == [
@@ -42,7 +42,7 @@ def test_absent_columns_are_derived(name, values, kind):
 
 
 def test_the_first_transfers_may_reduce():
-    """A number stands for a column."""
+    """A number in place of the reduce column means that the first transfers reduce."""
     schedule = Schedule(bare().problem, *bare().kept[:3], reduce=2)
     assert schedule.reduce.tolist() == [True, True, False, False]
     assert [each.reduce for each in schedule] == [True, True, False, False]
@@ -55,7 +55,7 @@ def test_a_merged_send_lasts_as_long_as_all_of_its_chunks():
 
 
 def test_narrow_types_hold_all_values():
-    """The narrowest of three."""
+    """Columns use the narrowest of three types."""
     for most, kind in ((2**16 - 1, np.uint16), (2**16, np.int32), (2**31 - 1, np.int32), (2**31, np.int64)):
         assert narrow(np.array([0, most])).dtype == kind
     assert narrow(np.array([-1, 1])).dtype == np.int32
@@ -70,7 +70,7 @@ def test_needed_columns_take_at_most_11_bytes_a_transfer():
 
 
 def test_reading_leaves_what_is_kept():
-    """Full columns are beside it."""
+    """Reading full columns leaves the stored ones unchanged."""
     schedule = bare()
     size = schedule.num_bytes
     assert schedule.columns.keys() > {"end", "group", "reduce"}
@@ -78,7 +78,7 @@ def test_reading_leaves_what_is_kept():
 
 
 def test_a_derived_column_is_computed_once():
-    """And read-only, as it is everyone's."""
+    """A derived column is computed once and is read-only."""
     schedule = bare()
     assert schedule.end is schedule.end
     with pytest.raises(ValueError, match="read-only"):
@@ -86,7 +86,7 @@ def test_a_derived_column_is_computed_once():
 
 
 def test_absent_columns_change_nothing_that_is_said():
-    """Digest, table and transfers are those of the full columns."""
+    """Digest, table and transfers equal those with full columns."""
     assert bare() == relay()
     assert bare().table() == relay().table()
     assert list(bare()) == list(relay())
@@ -94,7 +94,7 @@ def test_absent_columns_change_nothing_that_is_said():
 
 
 def test_another_problem_gets_the_columns_that_are_kept():
-    """So that ends follow its costs."""
+    """Under another problem stored columns are kept, and ends are derived from its costs."""
     problem = dataclasses.replace(bare().problem, release_us=((0, 0, 1),))
     again = bare().under(problem, producer="again")
     assert (again.problem, again.producer, again.kept.end) == (problem, "again", None)
@@ -107,28 +107,28 @@ def test_another_problem_gets_the_columns_that_are_kept():
         ({"start": np.zeros(3)}, "float64 values"),
         ({"chunk": np.zeros(2, int)}, "differ in length"),
         ({"link": np.zeros((3, 1), int)}, "2 dimensions"),
-        # Link and size of what does not exist are unknown, and so is its end.
+        # Transfers of unknown chunks or links are refused, as their ends are unknown.
         ({"chunk": np.array([-1, 0, 0])}, "found chunks"),
         ({"link": np.array([10**6, 0, 0])}, "found links"),
         ({"start": np.array([2**62, 0, 0])}, "found starts"),
     ],
 )
 def test_columns_by_hand_that_are_none(changed, message):
-    """Whole numbers of what exists, and as many in each."""
+    """Columns must be integers of equal length, of existing chunks and links."""
     columns = {name: np.zeros(3, int) for name in ("chunk", "link", "start")} | changed
     with pytest.raises(InputError, match=message):
         _ = Schedule(bare().problem, **columns).end
 
 
 def test_absent_columns_are_verified():
-    """As full ones are: the relay is valid, and one that leaves a tick early is not."""
+    """Schedules with absent columns are verified like full ones."""
     assert taccl.verify(bare()).ok
     early = make_schedule(bare().problem, chunk=[0, 0, 1, 1], link=[0, 1, 0, 1], start=[0, 4, 5, 10])
     assert {each.kind for each in taccl.verify(early).violations} == {"presence"}
 
 
 def test_in_order_gives_the_order_of_make_schedule():
-    """Columns by hand may be in any order."""
+    """`in_order` sorts as `make_schedule` does."""
     kept = [column[::-1] for column in bare().kept[:3]]
     schedule = Schedule(bare().problem, *kept)
     assert schedule != bare()
@@ -136,7 +136,7 @@ def test_in_order_gives_the_order_of_make_schedule():
 
 
 def test_in_order_keeps_what_is_merged_and_named():
-    """Groups and contributions stay with their transfers."""
+    """`in_order` keeps groups and contributions with their transfers."""
     for schedule in (valid.merged(), valid.relay()):
         assert schedule.in_order() == schedule
 
@@ -149,7 +149,7 @@ def test_expand_is_deprecated():
 
 
 def test_a_schedule_too_large_for_full_columns_is_refused(monkeypatch):
-    """A function that lists transfers says how much memory they need; the verifier reads blocks."""
+    """A schedule too large for full columns is refused with the memory needed; the verifier still accepts it."""
     monkeypatch.setattr("taccl.schedule.schedule._LISTED_BYTES", 2 * 10**9)
     with pytest.raises(InputError, match="4 transfers need 8GB as full columns, more than the 4GB allowed"):
         taccl.lower(bare())
@@ -159,7 +159,7 @@ def test_a_schedule_too_large_for_full_columns_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("name", ["chunk", "link", "start"])
 def test_columns_that_nothing_derives_are_required(name):
-    """None in place of one is named, as of any other value that is no column."""
+    """Chunk, link and start columns are required."""
     columns = {"chunk": [0], "link": [0], "start": [0]} | {name: None}
     with pytest.raises(InputError, match=f"schedule.{name}: found"):
         make_schedule(bare().problem, **columns)

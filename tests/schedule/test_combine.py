@@ -1,4 +1,4 @@
-"""Schedules from schedules: each result is judged by the verifier."""
+"""Schedules combined from others; each result is verified."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def line(num_ranks):
 
 
 def test_reduction_half_spreads_from_the_root_over_reversed_links():
-    """A reduce to rank 2 becomes a broadcast from rank 2; link 0 -> 1 becomes 1 -> 0."""
+    """A reduce to rank 2 becomes a broadcast from rank 2 over reversed links."""
     half = reduction_half(problem_of(line(3).build(), collectives.reduce(3, root=2)))
     (chunk,) = half.collective.chunks
     assert (chunk.origins, chunk.destinations, chunk.root) == ((2,), (0, 1, 2), None)
@@ -40,7 +40,7 @@ def test_reduction_half_spreads_from_the_root_over_reversed_links():
 
 
 def test_reduction_half_takes_the_clauses_for_reducing():
-    """What a link may carry to a root becomes what it may carry from it."""
+    """The clause on what a link carries to a root becomes one on what it carries from the root."""
     problem = make_problem(
         line(3).build(),
         collectives.allreduce(3),
@@ -53,14 +53,15 @@ def test_reduction_half_takes_the_clauses_for_reducing():
 
 
 def test_spreading_half_starts_at_the_roots():
-    """Chunk c of an allreduce spreads from rank c."""
+    """In the broadcast phase chunk c of an allreduce starts at rank c."""
     half = spreading_half(problem_of(line(3).build(), collectives.allreduce(3)))
     assert [chunk.origins for chunk in half.collective.chunks] == [(0,), (1,), (2,)]
     assert all(chunk.destinations == (0, 1, 2) for chunk in half.collective.chunks)
 
 
 def test_a_reversed_broadcast_is_a_reduction():
-    """0 -> 1 -> 2 over reversed links, turned round, is 2 -> 1 -> 0 with sums: 4 us again."""
+    """The broadcast 0 -> 1 -> 2 over reversed links, reversed in time, is the reduction 2 -> 1 -> 0: 4 us
+    again."""
     problem = problem_of(line(3).build(), collectives.reduce(3))
     half = reduction_half(problem)
     spread = exact_times(half, chunk=[0, 0], link=[2, 3], starts=[0, 2])
@@ -71,7 +72,7 @@ def test_a_reversed_broadcast_is_a_reduction():
 
 
 def test_reversal_keeps_the_finish_of_an_asymmetric_machine():
-    """Reversed twice the times are the same, receive-side holds included."""
+    """Two reversals restore the times, with receive-side holds."""
     builder = line(3)
     port = builder.add_resource("port")
     for link in (2, 3):
@@ -85,7 +86,7 @@ def test_reversal_keeps_the_finish_of_an_asymmetric_machine():
 
 
 def test_prune_drops_second_arrivals():
-    """Chunk 0 comes to rank 2 over 0 -> 1 -> 2 at 4 and over 0 -> 2 at 9: the later one goes."""
+    """Chunk 0 reaches rank 2 over 0 -> 1 -> 2 at 4 us and over 0 -> 2 at 9 us: the later send is dropped."""
     topology = linked("two ways", [0] * 3, [(0, 1, 1, 1), (1, 2, 1, 1), (0, 2, 8, 1)])
     problem = problem_of(topology, collectives.broadcast(3))
     schedule = prune(exact_times(problem, chunk=[0, 0, 0], link=[0, 1, 2], starts=[0, 2, 0]))
@@ -94,14 +95,14 @@ def test_prune_drops_second_arrivals():
 
 
 def test_prune_drops_what_no_destination_needs_and_closes_the_gap():
-    """Without the useless first send over link 0 the needed one starts at 0."""
+    """Without the useless first send over link 0, the needed one starts at 0."""
     problem = problem_of(line(2).build(), custom(2, [([0], [0]), ([0], [1])]))
     schedule = prune(exact_times(problem, chunk=[0, 1], link=[0, 0], starts=[0, 2]))
     assert [(t.chunk, t.start_ticks) for t in schedule] == [(1, 0)]
 
 
 def test_prune_keeps_the_relays_that_are_needed():
-    """Rank 1 is no destination, but the way to rank 2."""
+    """The send to rank 1, a relay to rank 2, is kept."""
     problem = problem_of(line(3).build(), custom(3, [([0], [2])]))
     schedule = exact_times(problem, chunk=[0, 0], link=[0, 1], starts=[0, 2])
     assert prune(schedule) is schedule
@@ -115,9 +116,9 @@ def test_prune_leaves_reductions_alone():
 
 
 def test_concatenated_halves_overlap_where_they_can():
-    """Allreduce of two chunks on two ranks: both halves use both links, 2 us each, one after the other.
+    """Allreduce of two chunks on two ranks: both phases use both links, 2 us each, in sequence.
 
-    Chunk 0 (root 0) is reduced over 1 -> 0 and spread over 0 -> 1; chunk 1 the other way round.
+    Chunk 0 (root 0) is reduced over 1 -> 0 and copied over 0 -> 1; chunk 1 uses the opposite links.
     """
     problem = problem_of(line(2).build(), collectives.allreduce(2))
     reduction = exact_times(problem, chunk=[0, 1], link=[1, 0], starts=[0, 0], reduce=[True, True])
@@ -128,7 +129,7 @@ def test_concatenated_halves_overlap_where_they_can():
 
 
 def test_concatenated_merged_sends_stay_apart():
-    """Groups of the second schedule do not join those of the first."""
+    """Merged groups of the second schedule stay separate from those of the first."""
     problem = problem_of(line(2).build(), custom(2, [([0], [1])] * 4), merging=frozenset({0}), max_merge=2)
     parts = [
         exact_times(problem, chunk=chunks, link=[0, 0], starts=[0, 0], group=[0, 0])

@@ -1,4 +1,4 @@
-"""Schedules that name the contributions that sends carry: partial sums that ranks keep apart."""
+"""Schedules whose sends name their contributions: partial sums that ranks keep separate."""
 
 import itertools
 import random
@@ -22,13 +22,13 @@ from tests.fuzzing import cases
 
 
 def one_sum(num_ranks, *, wanted=None):
-    """Every rank contributes to one chunk, and the ranks that are wanted get its sum; by default all."""
+    """A sum of all ranks for the given ranks, by default all."""
     ranks = tuple(range(num_ranks))
     return Collective("allreduce", num_ranks, (Chunk(ranks, wanted or ranks, 0),), combining=True)
 
 
 def behind_a_port(num_ranks):
-    """Ranks that send to one another, one message at a time each, for 1 us a megabyte."""
+    """Ranks that send one message at a time each, 1 us/MB."""
     builder = TopologyBuilder("ports", [0] * num_ranks)
     ports = [builder.add_resource(f"out {rank}") for rank in range(num_ranks)]
     for src, dst in itertools.permutations(range(num_ranks), 2):
@@ -38,12 +38,12 @@ def behind_a_port(num_ranks):
 
 
 def exchange():
-    """Three ranks that send their own contribution to both others, one after the other: 2 us."""
+    """Three ranks that send their contribution to both others in sequence: 2 us."""
     return one_shot(make_problem(behind_a_port(3), one_sum(3), chunk_bytes=10**6))
 
 
 def test_own_contributions_go_out_after_others_came():
-    """One-shot behind a port takes a message for every other rank, which no rooted sum does."""
+    """One-shot behind a port takes one message per other rank; no rooted sum does."""
     schedule = exchange()
     assert taccl.verify(schedule).ok
     assert schedule.finish == 2 == taccl.lower_bound(schedule.problem).bound
@@ -51,7 +51,7 @@ def test_own_contributions_go_out_after_others_came():
 
 
 def test_one_buffer_would_count_twice():
-    """The same sends without names carry what ranks hold by then, and contributions come twice."""
+    """Without names the same sends carry accumulated sums, and contributions count twice."""
     named = exchange()
     plain = make_schedule(
         named.problem,
@@ -65,7 +65,7 @@ def test_one_buffer_would_count_twice():
 
 
 def test_a_contribution_is_named_once():
-    """A sum that names rank 0 twice is neither that of rank 0 nor that of rank 1: it is refused."""
+    """A send that names rank 0 twice is refused."""
     schedule = exchange()
     twice = [(0, 0) if ranks == (0,) else ranks for ranks in schedule.contributions]
     with pytest.raises(InputError, match="0, 0, which names one twice"):
@@ -76,7 +76,7 @@ def test_a_contribution_is_named_once():
 
 
 def mutated(schedule, **columns):
-    """The schedule with other columns."""
+    """The schedule with some columns replaced."""
     kept = {name: getattr(schedule, name) for name in ("chunk", "link", "start", "end", "group")}
     given = {"contributions": schedule.contributions} | columns
     return make_schedule(schedule.problem, **kept | given)
@@ -92,7 +92,7 @@ def mutated(schedule, **columns):
     ],
 )
 def test_what_a_rank_does_not_have_is_refused(index, named, kind):
-    """A send carries nothing that its sender could not make up when it starts."""
+    """A send may only carry a sum that its sender can form when it starts."""
     schedule = exchange()
     contributions = schedule.contributions
     contributions[index] = named
@@ -102,7 +102,7 @@ def test_what_a_rank_does_not_have_is_refused(index, named, kind):
 
 
 def test_overlapping_sums_do_not_add_up():
-    """Sums of ranks 0 and 1, and of 1 and 2, make no sum of all three."""
+    """Sums of ranks 0 and 1, and of 1 and 2, do not form the sum of all three."""
     topology = taccl.topologies.fully_connected(4)
     collective = Collective("sum", 4, (Chunk((0, 1, 2), (3,), 3),), combining=True)
     problem = make_problem(topology, collective, chunk_bytes=1)
@@ -116,7 +116,7 @@ def test_overlapping_sums_do_not_add_up():
 
 
 def test_links_that_add_carry_the_union():
-    """A link of two sources carries the sum of what both have."""
+    """A two-source link carries the union of its sources' contributions."""
     builder = TopologyBuilder("in network", [0] * 3)
     builder.add_link((0, 1), 2, alpha_us=0, beta_us_per_mb=1)
     collective = Collective("sum", 3, (Chunk((0, 1), (2,), 2),), combining=True)
@@ -128,7 +128,7 @@ def test_links_that_add_carry_the_union():
 
 
 def test_contributions_need_a_sum():
-    """An allgather carries no contributions."""
+    """An allgather with contributions is refused."""
     problem = make_problem(taccl.topologies.ring(3), taccl.collectives.allgather(3), chunk_bytes=1)
     with pytest.raises(InputError, match="adds nothing up"):
         make_schedule(problem, chunk=[0], link=[0], start=[0], end=[1], contributions=[{0}])
@@ -136,33 +136,33 @@ def test_contributions_need_a_sum():
 
 @pytest.mark.parametrize("ranks", [{5}, {-1}])
 def test_unknown_ranks_contribute_nothing(ranks):
-    """A contribution is of a rank that exists."""
+    """Contributions of unknown ranks are refused."""
     with pytest.raises(InputError, match="contribution of rank"):
         mutated(exchange(), contributions=[ranks] * 6)
 
 
 @pytest.mark.parametrize("contributions", [5, [0] * 6, [{0, "0"}] * 6, [{0.5}] * 6], ids=str)
 def test_contributions_are_ranks_of_each_transfer(contributions):
-    """Neither one number for all nor anything else than ranks."""
+    """Contributions must be given as ranks for each transfer."""
     with pytest.raises(InputError, match="expected the ranks of each transfer|expected a whole number"):
         mutated(exchange(), contributions=contributions)
 
 
 def test_columns_have_one_length():
-    """Every transfer names what it carries."""
+    """Columns of different lengths are refused."""
     with pytest.raises(InputError, match="length"):
         make_schedule(exchange().problem, chunk=[0], link=[0], start=[0], end=[1], contributions=[{0}, {1}])
 
 
 def test_saved_and_read(tmp_path):
-    """A file keeps the names."""
+    """A file keeps the contributions."""
     schedule = exchange()
     taccl.save(schedule, tmp_path / "sums.json")
     assert taccl.load(tmp_path / "sums.json").contributions == schedule.contributions
 
 
 def test_names_are_part_of_the_schedule():
-    """Two schedules that differ in what they carry differ."""
+    """Schedules that differ only in contributions are unequal."""
     schedule = exchange()
     other = [ranks if ranks != (0,) else (0, 1) for ranks in schedule.contributions]
     assert schedule != mutated(schedule, contributions=other)
@@ -172,7 +172,7 @@ def test_names_are_part_of_the_schedule():
 
 @pytest.mark.slow
 def test_replanned():
-    """What did not fail is kept as it is; without a link, a schedule is made anew, and verified."""
+    """Without a failure the schedule is kept; without a link a new one is made, and verifies."""
     problem = make_problem(taccl.topologies.fully_connected(4), one_sum(4), chunk_bytes=1000)
     schedule = one_shot(problem)
     same = taccl.replan(schedule, problem)
@@ -185,7 +185,7 @@ def test_replanned():
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_lowered_and_lifted(in_place):
-    """The program keeps what arrives in scratch, computes the sums, and is the schedule again."""
+    """A lowered program keeps arrivals in scratch and computes the sums; lifted, it is the same schedule."""
     schedule = exchange()
     program = taccl.lower(schedule, in_place=in_place)
     assert taccl.interpret(program).ok
@@ -194,12 +194,12 @@ def test_lowered_and_lifted(in_place):
 
 
 def test_out_of_place_one_shot_needs_no_scratch():
-    """Where every arrival is for the result alone, it is added to the result at once."""
+    """Arrivals needed only for the result are added to it directly, without scratch."""
     assert max(rank.scratch_chunks for rank in taccl.lower(exchange()).ranks) == 0
 
 
 def test_a_ring_of_five_in_two_steps():
-    """Every contribution goes two links each way; a rooted sum takes four steps."""
+    """On a ring of five contributions travel two links each way; a rooted sum takes four steps."""
     topology = taccl.topologies.ring(5)
     problem = make_problem(topology, one_sum(5), chunk_bytes=1000)
     apart = taccl.synthesize(contributions_apart(problem), backend="greedy", sketch="none")
@@ -209,7 +209,7 @@ def test_a_ring_of_five_in_two_steps():
 
 
 def by_brute_force(wanted, known):
-    """Whether some of the known sums have nothing in common and make up one."""
+    """True if some of the known sums are disjoint and add up to `wanted`."""
     return any(
         sum(some) == wanted == np.bitwise_or.reduce(some)
         for count in range(1, len(known) + 1)
@@ -219,7 +219,7 @@ def by_brute_force(wanted, known):
 
 @pytest.mark.fuzz
 def test_sums_are_made_up_where_they_can_be():
-    """The search for disjoint arrivals, and the verifier's, agree with trying all subsets."""
+    """Search and verifier agree with enumeration of subsets on which sums can be formed."""
     topology = taccl.topologies.fully_connected(5)
     found = set()
     for seed in cases("sums of arrivals", few=150, many=3000):
@@ -236,7 +236,7 @@ def test_sums_are_made_up_where_they_can_be():
 
 
 def verifier_accepts(topology, wanted, known):
-    """Whether rank 4, once it has the known sums of ranks 0-3, may send one on."""
+    """True if the verifier lets rank 4 send a sum once it has the known sums of ranks 0-3."""
     contributors = tuple(rank for rank in range(4))
     collective = Collective("sum", 5, (Chunk(contributors, (), 4),), combining=True)
     problem = make_problem(topology, collective, chunk_bytes=1)
@@ -244,7 +244,7 @@ def verifier_accepts(topology, wanted, known):
     duration = problem.costs.duration(0, 1)
     rows = []
     ranks_of = [[rank for rank in range(4) if bits >> rank & 1] for bits in known]
-    # Every rank gets every contribution first, and can then send any sum.
+    # Every rank first receives every contribution, and can then send any sum.
     rows = [(link[src, dst], 0, {src}) for src, dst in itertools.permutations(range(4), 2)]
     rows += [(link[i % 4, 4], duration * (1 + i), ranks) for i, ranks in enumerate(ranks_of)]
     rows.append((link[4, 0], duration * 10, [rank for rank in range(4) if wanted >> rank & 1]))
@@ -259,7 +259,8 @@ def verifier_accepts(topology, wanted, known):
 
 @pytest.mark.fuzz
 def test_random_named_sums_lower_and_come_back():
-    """Random ways to pass sums on: what verifies runs as a program and comes back; what lacks a send does not."""
+    """Random schedules of named sums that verify run as programs and lift back; without a needed send they
+    fail."""
     for seed in cases("named sums, lowered and lifted", few=8, many=200):
         rng = random.Random(seed)
         num_ranks = rng.randrange(2, 6)
@@ -289,7 +290,7 @@ def test_random_named_sums_lower_and_come_back():
 
 
 def random_sums(problem, rng):
-    """Each chunk's ranks send sums that they can make to random ranks, until all can make the whole."""
+    """Random sums: each chunk's ranks send sums to random ranks until all can form the total."""
     topology = problem.topology
     link = {(each.src, each.dst): e for e, each in enumerate(topology.links)}
     chunk, links, named = [], [], []
@@ -316,7 +317,7 @@ def random_sums(problem, rng):
 
 
 def needed_alone(problem, chunk, links, named):
-    """The schedule without sends that no rank needs, one by one."""
+    """The schedule without sends that no rank needs."""
     at = len(chunk) - 1
     while at >= 0:
         rows = [i for i in range(len(chunk)) if i != at]
@@ -334,7 +335,7 @@ def needed_alone(problem, chunk, links, named):
 
 
 def test_sums_of_many_arrivals_are_joined_once():
-    """Three ranks that get a sum of four from rank 0 wait for one join of its three arrivals."""
+    """Three ranks that receive a sum of four from rank 0 wait for one join of its three arrivals."""
     topology = taccl.topologies.fully_connected(4)
     link = {(e.src, e.dst): i for i, e in enumerate(topology.links)}
     ends = [(1, 0), (2, 0), (3, 0), (0, 1), (0, 2), (0, 3)]

@@ -1,4 +1,4 @@
-"""Chunks that are released and due at times of their own: scheduled, verified, bounded, saved."""
+"""Release and due dates of chunks: scheduling, verification, bounds and files."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -17,13 +17,13 @@ from taccl.topology.builder import TopologyBuilder
 
 @pytest.fixture
 def problem():
-    """An allgather over a ring of three, in which 1 MB takes a link 1 + 10 us."""
+    """An allgather over a ring of three; 1 MB takes 1 + 10 us per link."""
     ring = topologies.ring(3, alpha_us=1, bandwidth_gb_per_s=100)
     return taccl.make_problem(ring, "allgather", chunk_bytes=1_000_000, chunks_per_rank=1)
 
 
 def test_nothing_leaves_before_its_release(problem):
-    """Rank 0 has its chunk at 100 us; a hop later, at 111, all is done, which the bound proves best."""
+    """Rank 0's chunk is released at 100 us; the finish is 111 us, which the bound proves optimal."""
     late = replace(problem, release_us=((0, 0, 100),))
     result = taccl.synthesize(late, backend="greedy")
     assert result.finish_us == 111
@@ -34,14 +34,14 @@ def test_nothing_leaves_before_its_release(problem):
 
 
 def test_a_bound_of_a_late_part_is_checked_against_its_moment(problem):
-    """A certificate that claims a microsecond more, or another moment, is not proven by its witness."""
+    """A certificate with a bound 1 us higher, or another release date, is refused."""
     bound = taccl.lower_bound(replace(problem, release_us=((0, 0, 100),)))
     assert not replace(bound, bound=bound.bound + 1).check()
     assert not replace(bound, witness=replace(bound.witness, moment_us=Fraction(101))).check()
 
 
 def test_the_verifier_names_what_leaves_early(problem):
-    """The schedule of the same problem without releases breaks them."""
+    """A schedule made without release dates violates them."""
     schedule = taccl.synthesize(problem, backend="greedy").schedule
     verdict = taccl.verify(replace(schedule, problem=replace(problem, release_us=((0, 0, 5),))))
     assert {each.kind for each in verdict.violations} == {"release"}
@@ -50,7 +50,7 @@ def test_the_verifier_names_what_leaves_early(problem):
 
 @pytest.mark.slow
 def test_a_sum_is_added_to_what_is_there(problem):
-    """A contribution that comes before the rank has its own is named, too."""
+    """A contribution that arrives before the rank's own is released is a violation."""
     sums = taccl.make_problem(problem.topology, "reduce", chunk_bytes=1_000_000, root=0, chunks_per_rank=1)
     schedule = taccl.synthesize(sums, backend="greedy").schedule
     verdict = taccl.verify(replace(schedule, problem=replace(sums, release_us=((0, 0, 500),))))
@@ -61,7 +61,7 @@ def test_a_sum_is_added_to_what_is_there(problem):
 
 @pytest.mark.slow
 def test_what_comes_late_is_named_and_refused(problem):
-    """Nothing can come sooner than a hop of 11 us."""
+    """A due date below a hop's 11 us is a violation and infeasible."""
     due = replace(problem, due_us=((0, 1, 10),))
     schedule = taccl.synthesize(problem, backend="greedy").schedule
     assert [each.kind for each in taccl.verify(replace(schedule, problem=due)).violations] == ["due"]
@@ -71,7 +71,7 @@ def test_what_comes_late_is_named_and_refused(problem):
 
 
 def derived_chunks(origins, first_needed):
-    """A line of three, 2 us a hop: rank 1 makes chunk 1 of chunk 0, which starts at some ranks; rank 2 needs it."""
+    """A line of three, 2 us per hop: rank 1 derives chunk 1 from chunk 0; rank 2 needs it."""
     builder = TopologyBuilder("line", [0, 0, 0])
     for src, dst in ((0, 1), (1, 2)):
         builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
@@ -81,7 +81,7 @@ def derived_chunks(origins, first_needed):
 
 
 def test_what_is_made_of_a_chunk_is_there_no_sooner_than_that():
-    """Rank 1 has chunk 0 at 2 us, and so what it makes of it: it is not there by 1 us."""
+    """Rank 1 has chunk 0, and so the derived chunk, at 2 us: a due date of 1 us is violated."""
     problem = derived_chunks((0,), (1,))
     columns = {"chunk": [0, 1], "link": [0, 1], "start": [0, 2], "end": [2, 4]}
     for due_us, kinds in ((1, ["due"]), (2, [])):
@@ -91,7 +91,7 @@ def test_what_is_made_of_a_chunk_is_there_no_sooner_than_that():
 
 
 def test_what_is_made_of_a_chunk_waits_for_its_release():
-    """Rank 1 has chunk 0 at 100 us: it cannot send before what it makes of it."""
+    """Rank 1 may send the derived chunk only after the release of chunk 0 at 100 us."""
     problem = replace(derived_chunks((1,), (1,)), release_us=((0, 1, 100),))
     for start, kinds in ((0, ["presence"]), (99, ["presence"]), (100, [])):
         schedule = make_schedule(problem, chunk=[1], link=[1], start=[start], end=[start + 2])
@@ -99,7 +99,7 @@ def test_what_is_made_of_a_chunk_waits_for_its_release():
 
 
 def test_what_stays_where_it_is_bounds_nothing(problem):
-    """A chunk that no rank lacks is there late, and nothing is sent of it: the last arrival is sooner."""
+    """The release date of a chunk that no rank lacks does not bound the finish, 11 us."""
     both = collectives.custom(3, precondition={0: [0], 1: [1]}, postcondition={0: [1], 1: [1]})
     late = taccl.make_problem(problem.topology, both, chunk_bytes=1_000_000)
     late = replace(late, release_us=((1, 1, 100),))
@@ -111,7 +111,7 @@ def test_what_stays_where_it_is_bounds_nothing(problem):
 
 @pytest.mark.slow
 def test_due_times_order_sends():
-    """Two chunks share a link; the one that is due goes first, whichever that is."""
+    """Of two chunks on one link the one with the due date goes first."""
     line = topologies.ring(2, alpha_us=1, bandwidth_gb_per_s=100)
     both = collectives.custom(2, precondition={0: [0], 1: [0]}, postcondition={0: [1], 1: [1]})
     for urgent in (0, 1):
@@ -121,7 +121,7 @@ def test_due_times_order_sends():
 
 
 def test_sums_that_are_exchanged_wait_for_a_release():
-    """Two ranks add what they send each other at once; the chunk of rank 1 is there at 5 us."""
+    """Two ranks exchange partial sums; rank 1's contribution is released at 5 us."""
     topology = topologies.fully_connected(2, alpha_us=1, bandwidth_gb_per_s=100)
     problem = taccl.make_problem(topology, "allreduce", chunk_bytes=1_000_000, chunks_per_rank=1)
     links = [topology.links_between(src, 1 - src)[0] for src in (0, 1)]
@@ -136,7 +136,7 @@ def test_sums_that_are_exchanged_wait_for_a_release():
 
 @pytest.mark.slow
 def test_moments_are_kept_in_files(problem, tmp_path):
-    """They are a part of the problem, and of its digest; problems without them keep theirs."""
+    """Release and due dates are stored and part of the digest; problems without them keep theirs."""
     late = replace(problem, release_us=((0, 0, Fraction(1, 3)),), due_us=((1, 2, 50),))
     taccl.save(taccl.synthesize(late, backend="greedy").schedule, tmp_path / "late.json")
     assert taccl.load(tmp_path / "late.json").problem == late
@@ -156,7 +156,7 @@ def test_moments_are_kept_in_files(problem, tmp_path):
     ],
 )
 def test_moments_that_cannot_be_are_refused(problem, moments, said):
-    """One sentence names the chunk, the rank and what to give."""
+    """Invalid dates are refused in one sentence with chunk, rank and remedy."""
     with pytest.raises(taccl.CollectiveError, match=said):
         replace(problem, **moments)
 

@@ -1,4 +1,4 @@
-"""Times of sends in order, by one pass and by their precedence graph."""
+"""Times of ordered sends in a single pass and by their precedence graph."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ TOPOLOGIES = {
 @pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce"])
 @pytest.mark.parametrize("fabric", TOPOLOGIES)
 def test_one_pass_finds_the_times_of_the_precedence_graph(fabric, collective, name, monkeypatch):
-    """Copies, sums in place and named contributions, merged or not."""
+    """The single pass equals the precedence graph for copies, sums and named contributions, merged or not."""
     problem = taccl.make_problem(TOPOLOGIES[fabric], collective, size_bytes=1 << 18)
     try:
         fast = baseline(name, problem, cut=False)
@@ -31,7 +31,7 @@ def test_one_pass_finds_the_times_of_the_precedence_graph(fabric, collective, na
 
 
 def test_one_pass_times_the_orders_of_baselines():
-    """None would send every order to the precedence graph."""
+    """The single pass handles baselines' orders without the precedence graph."""
     problem = taccl.make_problem(TOPOLOGIES["ndv2"], "allgather", size_bytes=1 << 18)
     made = baseline("ring", problem, cut=False)
     places = np.arange(made.num_transfers)
@@ -42,7 +42,7 @@ def test_one_pass_times_the_orders_of_baselines():
 
 
 def test_sends_that_precede_their_data_take_the_precedence_graph():
-    """Rank 1 is to pass on a chunk of rank 0 before it gets there; it waits for the chunk."""
+    """A send listed before its chunk arrives waits for the chunk, through the precedence graph."""
     topology = fabrics.ring(3)
     problem = taccl.make_problem(topology, "broadcast", size_bytes=1000)
     ends = {(link.src, link.dst): e for e, link in enumerate(topology.links)}

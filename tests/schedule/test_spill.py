@@ -1,4 +1,4 @@
-"""Schedules whose columns lie in files, and those of which only the figures are kept."""
+"""Schedules with columns in files, and summaries."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def schedule():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_spilled_schedule_is_the_same(name, tmp_path):
-    """Its columns are read from files, and digest, verdict and figures are those of the one in memory."""
+    """A spilled schedule has the same digest, verdict and figures as in memory."""
     schedule = schedule_large(problem_of(name))
     spilled = spill(schedule, tmp_path / "columns")
     assert isinstance(spilled.kept.chunk, np.memmap)
@@ -45,7 +45,7 @@ def test_spilled_schedule_is_the_same(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_columns_that_are_found_in_files(name, tmp_path):
-    """The scheduler writes into files that have no name: the folder stays empty, the schedule is the same."""
+    """The scheduler writes to unnamed files: the folder stays empty, and the schedule is the same."""
     spilled = schedule_large(problem_of(name), spill_dir=tmp_path)
     assert os.listdir(tmp_path) == []
     assert spilled.digest() == schedule_large(problem_of(name)).digest()
@@ -53,14 +53,14 @@ def test_columns_that_are_found_in_files(name, tmp_path):
 
 @pytest.mark.slow
 def test_spilled_schedule_comes_back(schedule, tmp_path):
-    """What one process left in a folder another one reads."""
+    """A schedule spilled by one process is loaded by another."""
     spill(schedule, tmp_path)
     assert load_spilled(tmp_path).digest() == schedule.digest()
 
 
 @pytest.mark.slow
 def test_large_problem_is_not_written(schedule, tmp_path, monkeypatch):
-    """Then whoever reads the folder gives it, and another one is refused."""
+    """A large problem is not written; the reader must give it, and another problem is refused."""
     monkeypatch.setattr(spilling, "_MOST_PAIRS", 10)
     spill(schedule, tmp_path)
     with pytest.raises(InputError, match="does not contain its large problem"):
@@ -72,7 +72,7 @@ def test_large_problem_is_not_written(schedule, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_changed_columns_are_refused(schedule, tmp_path):
-    """A digest guards the files."""
+    """Changed files are refused by their digest."""
     spill(schedule, tmp_path)
     np.save(tmp_path / "link.npy", np.zeros(len(schedule), np.int32))
     with pytest.raises(FormatError, match="changed after they were written"):
@@ -82,7 +82,7 @@ def test_changed_columns_are_refused(schedule, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["schedule.json", "link.npy"])
 def test_missing_part_is_refused(name, schedule, tmp_path):
-    """A folder that was not finished, or lost a file, holds no schedule."""
+    """A folder with a missing part is refused."""
     spill(schedule, tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(FormatError):
@@ -90,7 +90,7 @@ def test_missing_part_is_refused(name, schedule, tmp_path):
 
 
 def test_index_of_another_kind_is_refused(tmp_path):
-    """JSON that is none of ours."""
+    """An index of another format is refused."""
     (tmp_path / "schedule.json").write_text(json.dumps({"format": "other"}))
     with pytest.raises(FormatError, match="taccl-spilled-schedule"):
         load_spilled(tmp_path)
@@ -98,7 +98,7 @@ def test_index_of_another_kind_is_refused(tmp_path):
 
 @pytest.mark.parametrize("what", ["file", "full", "nowhere"])
 def test_folder_that_cannot_be_used(what, tmp_path):
-    """A file, a folder that holds something, and one in a folder that is not there."""
+    """A file, a non-empty folder and a folder in a missing one are refused."""
     (tmp_path / "file").write_text("")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "something").write_text("")
@@ -108,7 +108,7 @@ def test_folder_that_cannot_be_used(what, tmp_path):
 
 
 def test_disk_that_is_too_small(tmp_path):
-    """An exabyte fits nowhere: said before anything is written."""
+    """Too little disk space is reported before anything is written."""
     with pytest.raises(InputError, match="free; the schedule needs"):
         check_folder(tmp_path, num_bytes=10**18)
     with pytest.raises(InputError, match="cannot be written"):
@@ -117,7 +117,7 @@ def test_disk_that_is_too_small(tmp_path):
 
 @pytest.mark.slow
 def test_failed_spill_leaves_nothing(schedule, tmp_path, monkeypatch):
-    """Neither files nor the folder that was made for them."""
+    """A failed spill leaves neither files nor the folder."""
 
     def fails(*_, **__):
         raise OSError(28, "No space left on device")
@@ -130,7 +130,7 @@ def test_failed_spill_leaves_nothing(schedule, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_summary_has_the_figures(schedule):
-    """Transfers, finish, bandwidth and digest of what was dropped."""
+    """A summary has transfers, finish, bandwidth and digest."""
     summary = summarize(schedule)
     assert summary.num_bytes == 0
     for name in ("num_transfers", "num_sends", "finish_us", "algbw_gb_per_s", "busbw_gb_per_s"):
@@ -141,13 +141,13 @@ def test_summary_has_the_figures(schedule):
 @pytest.mark.slow
 @pytest.mark.parametrize("use", [taccl.verify, list, lambda s: s.end, lambda s: s.table(), taccl.lower])
 def test_summary_has_no_transfers(schedule, use):
-    """Whatever needs them says that only a summary was kept."""
+    """Functions that need transfers say that only a summary was kept."""
     with pytest.raises(InputError, match="only a summary was kept of these 72 transfers"):
         use(summarize(schedule))
 
 
 def test_a_count_of_reductions_that_is_text_is_a_number(tmp_path):
-    """The digest, which is over its text, cannot tell them apart."""
+    """A number of reductions stored as text is read as a number."""
     found = schedule_large(problem_of("allreduce"), num_runs=1)
     left = Schedule(found.problem, *found.kept[:3], reduce=5)
     spill(left, tmp_path / "left")
@@ -158,7 +158,7 @@ def test_a_count_of_reductions_that_is_text_is_a_number(tmp_path):
 
 
 def test_every_column_that_is_kept_is_spilled(tmp_path):
-    """Ends, groups, reductions and contributions come back."""
+    """Ends, groups, reductions and contributions are spilled and restored."""
     sums = valid.allreduce()
     for place, schedule in enumerate((valid.merged(), naming_contributions(sums, sums.problem))):
         spill(schedule, tmp_path / str(place))

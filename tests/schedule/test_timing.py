@@ -1,4 +1,4 @@
-"""Exact times: every send as early as data, resources and the given order let it."""
+"""Exact times: every send as early as data, resources and the given order allow."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def one_link(num_chunks, *, alpha=2, meaning="occupies", **clauses):
 
 
 def pair():
-    """Ranks 0 and 1, joined both ways in 2 us."""
+    """Ranks 0 and 1, linked both ways in 2 us."""
     builder = TopologyBuilder("pair", [0, 0])
     builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
     builder.add_link(1, 0, alpha_us=1, beta_us_per_mb=1)
@@ -27,7 +27,7 @@ def pair():
 
 
 def starts_of(schedule):
-    """(chunk, link) -> start in ticks."""
+    """{(chunk, link): start in ticks}."""
     return {(t.chunk, t.link): t.start_ticks for t in schedule}
 
 
@@ -35,7 +35,7 @@ def starts_of(schedule):
     "order", [{"starts": [9, 5, 7]}, {"sequence": [2, 0, 1]}], ids=lambda order: next(iter(order))
 )
 def test_sends_keep_their_order(order):
-    """Tentative starts 9, 5, 7, or a sequence, put chunk 1 first, then 2, then 0; each takes 3 us."""
+    """Starts of 9, 5, 7, or a sequence, order the chunks 1, 2, 0; each takes 3 us."""
     schedule = exact_times(one_link(3), chunk=[0, 1, 2], link=[0, 0, 0], **order)
     assert starts_of(schedule) == {(1, 0): 0, (2, 0): 3, (0, 0): 6}
 
@@ -48,7 +48,7 @@ def test_exactly_one_order_is_given(orders):
 
 
 def test_an_empty_schedule_has_no_finish():
-    """Nothing sent ends at 0."""
+    """An empty schedule finishes at 0."""
     assert exact_times(one_link(1), chunk=[], link=[], starts=[]).finish_ticks == 0
 
 
@@ -61,7 +61,7 @@ def test_a_merged_send_takes_alpha_once():
 
 
 def test_a_merged_send_waits_for_its_last_chunk():
-    """Chunk 1 comes from rank 2 at 4, so chunks 0 and 1 leave rank 0 together at 4, though 0 is there at 0."""
+    """Chunk 1 arrives from rank 2 at 4, so the merged chunks 0 and 1 leave rank 0 at 4."""
     topology = linked("line", [0, 0, 0], [(0, 1, 2, 1), (2, 0, 3, 1)])
     problem = problem_of(topology, custom(3, [([0], [1]), ([2], [1])]), merging=frozenset({0}), max_merge=2)
     schedule = exact_times(problem, chunk=[0, 1, 1], link=[0, 0, 1], starts=[9, 9, 0], group=[0, 0, 1])
@@ -82,20 +82,20 @@ def ingress():
 @pytest.mark.parametrize(
     ("tentative", "start"),
     [
-        # The short send holds [2, 7), and from 0 [1, 6), before the long one's hold begins: both may start at 0.
+        # The short send holds [1, 6), before the long one's hold begins: both may start at 0.
         (1, 0),
-        # The short send holds from 10, so it is after [7, 12): it holds [12, 17), from 11.
+        # The short send follows [7, 12) and holds [12, 17), so it starts at 11.
         (9, 11),
     ],
 )
 def test_a_receiving_hold_orders_a_later_send(tentative, start):
-    """The long send holds [7, 12) of the port into which both send."""
+    """The long send holds [7, 12) of the common port."""
     schedule = exact_times(ingress(), chunk=[0, 1], link=[0, 1], starts=[0, tentative])
     assert starts_of(schedule) == {(0, 0): 0, (1, 1): start}
 
 
 def test_pipelined_alpha_frees_the_link_early():
-    """The link is busy for beta = 1 us only: starts at 0, 1, 2, and the last arrives at 2 + 3."""
+    """The pipelined link is busy for beta = 1 us: starts at 0, 1, 2, and the last arrives at 2 + 3."""
     schedule = exact_times(one_link(3, meaning="pipelined"), chunk=[0, 1, 2], link=[0] * 3, starts=[0, 1, 2])
     assert starts_of(schedule) == {(0, 0): 0, (1, 0): 1, (2, 0): 2}
     assert schedule.finish_ticks == 5
@@ -109,7 +109,7 @@ def test_pipelined_merged_sends_hold_for_all_their_chunks():
 
 
 def test_a_reduction_waits_for_all_that_it_includes():
-    """Ranks 2 (4 us) and 3 (2 us) add to rank 1, which sends the sum on once both are there, at 4."""
+    """Ranks 2 (4 us) and 3 (2 us) add to rank 1, which sends the sum at 4 us."""
     builder = TopologyBuilder("tree", [0] * 4)
     for src, dst, beta in ((1, 0, 1), (2, 1, 4), (3, 1, 2)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
@@ -122,11 +122,11 @@ def test_a_reduction_waits_for_all_that_it_includes():
 
 
 def test_what_arrives_later_is_not_read():
-    """Rank 1's contribution must leave before the full sum is copied over it, however early that could come.
+    """Rank 1's contribution must leave before the full sum is copied over it.
 
-    Rank 0 holds the sum of 0 and 2 at 1 and could copy at once (1 us, to arrive at 2), but link 1 -> 0 is
-    first busy with chunk 1 for 3 us; rank 1 sends its part of chunk 0 to rank 2 only at 3, so that the
-    copy may not arrive before 4 and so may start at 3.
+    Rank 0 holds the sum of 0 and 2 at 1 and could copy it then (1 us, arrival at 2), but link 1 -> 0 is first
+    busy with chunk 1 for 3 us; rank 1 sends its part of chunk 0 to rank 2 only at 3, so the copy may not
+    arrive before 4, and starts at 3.
     """
     topology = linked("read before write", [0] * 3, [(2, 0, 0, 1), (1, 2, 0, 3), (0, 1, 0, 1)])
     problem = problem_of(topology, custom(3, [([0, 1, 2], [0]), ([1, 2], [2])], combining=True))
@@ -141,7 +141,7 @@ def test_what_arrives_later_is_not_read():
 
 
 def test_two_ranks_may_exchange_one_chunk():
-    """Recursive doubling: both send their contribution at 0, both hold the sum at 2."""
+    """Recursive doubling: both ranks send their contribution at 0 and hold the sum at 2."""
     problem = problem_of(pair().build(), custom(2, [([0, 1], [0, 1])], combining=True))
     valid = make_schedule(problem, chunk=[0, 0], link=[0, 1], start=[0, 0], end=[2, 2], reduce=[True, True])
     assert verify(valid).ok
@@ -149,7 +149,7 @@ def test_two_ranks_may_exchange_one_chunk():
 
 
 def test_a_link_may_hold_one_resource_twice():
-    """Both links hold the port for 1 us when they start and for 1 us before they end, and so in between."""
+    """Both links hold the port for their first and last 1 us, and so a send fits in between."""
     builder = TopologyBuilder("twice", [0] * 3)
     port = builder.add_resource("port")
     for dst in (1, 2):
@@ -163,19 +163,19 @@ def test_a_link_may_hold_one_resource_twice():
 
 
 def own_first(*, meaning="pipelined"):
-    """Rank 0 relays chunk 1 of rank 2 to rank 1, after its own chunk 0; 0 -> 1 takes 2 + 1 us."""
+    """Rank 0 sends its own chunk 0, then relays chunk 1 of rank 2, to rank 1; 0 -> 1 takes 2 + 1 us."""
     topology = linked("own first", [0] * 3, [(0, 1, 2, 1), (2, 0, 0, 1)], alpha_meaning=meaning)
     return problem_of(topology, custom(3, [([0], [1]), ([2], [1])]), own_first=frozenset({0}))
 
 
 def test_own_and_relayed_chunks_are_a_latency_apart():
-    """The pipelined link is free at 1 and chunk 1 there at 1, but it goes at 0 + 2 + 1."""
+    """The pipelined link is free at 1, and chunk 1 arrives at 1, but leaves at 0 + 2 + 1."""
     schedule = exact_times(own_first(), chunk=[0, 1, 1], link=[0, 0, 1], starts=[0, 5, 0])
     assert starts_of(schedule) == {(0, 0): 0, (1, 1): 0, (1, 0): 3}
 
 
 def test_reductions_rooted_at_the_receiver_end_a_latency_after_others():
-    """A reduction's own-first gap is that of the own chunk: 1 + 3 us, not the relayed one's 1 + 1.
+    """For reductions the own-first gap is that of the own chunk: 1 + 3 us, not the relayed one's 1 + 1.
 
     Rank 1 sends chunk 0 (1 MB, bound for rank 2 through 0) and chunk 1 (3 MB, rooted at 0). The link
     pipelines: chunk 0 is sent at 0, ends at 4 + 1 = 5; chunk 1 ends at 5 + (4 + 3) = 12, so starts at 5.
@@ -194,7 +194,7 @@ def test_reductions_rooted_at_the_receiver_end_a_latency_after_others():
 
 
 def test_an_order_that_contradicts_itself_is_refused():
-    """Each merged send carries a chunk that only the other brings."""
+    """Two merged sends that each need the other's chunk are refused."""
     problem = problem_of(
         pair().build(), custom(2, [([0], [1]), ([1], [0])]), merging=frozenset({0, 1}), max_merge=2
     )
@@ -203,7 +203,7 @@ def test_an_order_that_contradicts_itself_is_refused():
 
 
 def test_a_chunk_that_never_came_cannot_be_sent():
-    """Rank 1 has no chunk 0 unless something brings it."""
+    """A send of a chunk that never arrived is refused."""
     problem = problem_of(pair().build(), custom(2, [([0], [1])]))
     with pytest.raises(ValueError, match="rank 1 sends chunk 0, which it never holds"):
         exact_times(problem, chunk=[0], link=[1], starts=[0])
@@ -213,14 +213,14 @@ def test_a_chunk_that_never_came_cannot_be_sent():
     ("columns", "what"), [({"link": [0, 1]}, "link"), ({"link": [0, 0], "reduce": [True, False]}, "reduce")]
 )
 def test_a_merged_send_is_of_one_kind(columns, what):
-    """One group over two links, or of a copy and a reduction, is refused."""
+    """A group over two links, or of a copy and a reduction, is refused."""
     problem = problem_of(pair().build(), custom(2, [([0, 1], [0, 1])] * 2, combining=True))
     with pytest.raises(ValueError, match=f"transfers of group 0 differ in {what}"):
         exact_times(problem, chunk=[0, 1], starts=[0, 0], group=[0, 0], **columns)
 
 
 def test_scan_sends_what_it_derives_when_the_source_is_there():
-    """Rank 1 makes prefix 1 from prefix 0, which comes at 2, and sends it on from 2."""
+    """Rank 1 derives prefix 1 from prefix 0 at 2 us and sends it at 2 us."""
     topology = linked("line", [0] * 3, [(0, 1), (1, 2)], alpha_us=1, beta_us_per_mb=1)
     schedule = exact_times(
         problem_of(topology, collectives.scan(3)), chunk=[0, 1], link=[0, 1], starts=[0, 9]
@@ -267,7 +267,7 @@ def test_two_evaluations_agree_to_the_last_bit(random_schedules):
 
 @pytest.mark.slow
 def test_valid_times_are_never_later_afterwards(random_schedules):
-    """Whatever valid schedule goes in (here: with its second half put off), no send gets later."""
+    """Re-timing a valid schedule (here with its second half delayed) makes no send later."""
     tried = 0
     for schedule in random_schedules:
         for delay in (0, 1, 3):

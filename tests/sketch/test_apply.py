@@ -23,7 +23,7 @@ def apply(text, topology=None, name="allgather", **options):
 
 
 def internode_pairs(problem):
-    """Pairs of ranks that may still talk across nodes."""
+    """Pairs of ranks in different nodes whose links are still allowed."""
     topology = problem.topology
     return {
         (topology.links[e].src, topology.links[e].dst)
@@ -46,7 +46,7 @@ def test_no_sketch_is_the_plain_problem():
 
 @pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce"])
 def test_no_sketch_is_the_plain_problem_on_one_node(collective):
-    """Without nodes between which sends merge, and for sums so small that sends in a node merge."""
+    """On one node, and for sums so small that sends in a node merge, `Sketch()` equals the plain problem."""
     problem = Sketch().apply(dgx2(), collective, size=16_000)
     assert problem == make_problem(dgx2(), collective, size_bytes=16_000)
 
@@ -63,7 +63,7 @@ def test_no_sketch_is_the_plain_problem_on_one_node(collective):
     ],
 )
 def test_sizes_of_chunks(text, nodes, sizes, chunk_bytes):
-    """Sizes are said of all data, of all chunks, or of each, in the file or in the call."""
+    """Sizes are given for all data, all chunks or each chunk, in the file or in the call."""
     problem = read(text).apply(ndv2(nodes), collectives.allgather(8 * nodes), **sizes)
     assert problem.chunk_bytes[0] == chunk_bytes
     assert len(set(problem.chunk_bytes)) == (8 if isinstance(sizes.get("chunk_size"), list) else 1)
@@ -79,7 +79,7 @@ def test_sizes_of_chunks(text, nodes, sizes, chunk_bytes):
     ],
 )
 def test_sizes_that_make_no_problem(ranks, sizes, error, message):
-    """None, two that clash, one that is none, and a collective over other ranks than the topology's."""
+    """No size, two conflicting sizes, an invalid size, and other numbers of ranks are refused."""
     with pytest.raises(error, match=message):
         read("").apply(ndv2(1), collectives.allgather(ranks), **sizes)
 
@@ -94,7 +94,8 @@ def test_sizes_that_make_no_problem(ranks, sizes, error, message):
     ],
 )
 def test_connections_hold_for_every_ordered_pair_of_nodes(connections, pairs, links):
-    """Links inside nodes stay; all of them are no restriction. Chunks cross directly by default."""
+    """Connections apply to every ordered pair of nodes; links inside nodes stay. Direct crossing is the
+    default."""
     problem = apply(f"[internode]\nconnections = {connections}")
     assert (internode_pairs(problem), len(problem.links_allowed)) == (pairs, links)
     assert (problem.clauses.links_allowed is None) == (links == 64 + 128)
@@ -104,7 +105,7 @@ _ONE = "[internode]\nconnections = {0 = [1]}\n"
 
 
 def _names(clauses):
-    """Pairs of ranks of NDv2 x2 whose links a clause names."""
+    """(source, destination) of the NDv2 x2 links that a clause names."""
     links = ndv2(2).links
     return {(links[link].src, links[link].dst) for link in clauses}
 
@@ -162,12 +163,12 @@ def _names(clauses):
     ],
 )
 def test_clauses_of_a_sketch(text, found, expected):
-    """What a field of a file becomes on two nodes of NDv2."""
+    """Each field of a file gives the expected clause on two NDv2 nodes."""
     assert found(apply(text).clauses) == expected
 
 
 def test_relays():
-    """On 1@A -> 0@B go chunks that start at ranks 0 and 1 of A, or are rooted at ranks 0 and 1 of B."""
+    """Link 1@A -> 0@B carries chunks from ranks 0 and 1 of A, or rooted at ranks 0 and 1 of B."""
     relays = "".join(f"{i} = [{i - 1}, {i}]\n" for i in range(1, 16, 2))
     connections = "".join(f"{i} = [{i - 1}]\n" for i in range(1, 16, 2))
     text = f"[internode.connections]\n{connections}[internode.relays]\n{relays}"
@@ -209,14 +210,14 @@ def test_planes_limit_parallel_links():
 
 
 def test_symmetry_is_dropped_for_a_root():
-    """Broadcast has a root, which a swap of nodes would move; the notes say so."""
+    """A broadcast's root is not symmetric under a swap of nodes: the symmetry is dropped, with a note."""
     problem = apply("[[symmetry]]\noffset = 8\ngroup = 16", name="broadcast")
     assert problem.clauses.symmetry == ()
     assert problem.notes == ("symmetry offset 8 in groups of 16 dropped: broadcast has a root",)
 
 
 def test_symmetry_is_narrowed():
-    """Roots 0 and 8 of DGX-2 allow offset 8 of the group that offset 2 generates."""
+    """Roots 0 and 8 of DGX-2 narrow the group of offset 2 to offset 8."""
     problem = apply("[[symmetry]]\noffset = 2\ngroup = 16", dgx2(1), "multi-root-broadcast", roots=(0, 8))
     assert problem.clauses.symmetry == (tuple((r + 8) % 16 for r in range(16)),)
     assert problem.notes[0].startswith("symmetry offset 2 in groups of 16 narrowed to offset 8:")
@@ -248,7 +249,7 @@ def test_symmetry_is_narrowed():
     ],
 )
 def test_symmetries_that_do_not_hold_are_refused(text, name, message):
-    """The message says what is not symmetric."""
+    """The error names what is not symmetric."""
     with pytest.raises(SketchError, match=message):
         apply(text, name=name)
 
@@ -290,14 +291,14 @@ def test_symmetry_that_the_relays_lack():
     ],
 )
 def test_sketch_that_does_not_fit_the_topology(text, message):
-    """The message names the missing part of the topology, with the file and the field."""
+    """The error names the missing part of the topology, with file and field."""
     with pytest.raises(SketchError, match=rf"^a\.toml: {message}"):
         apply(text)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_connections_are_checked_on_one_node_too(nodes):
-    """A wrong local rank does not hide until there are two nodes."""
+    """An unknown local rank in connections is refused on one node, too."""
     with pytest.raises(SketchError, match="rank 9 does not exist; ndv2 has local ranks 0-7"):
         apply("[internode]\nconnections = {9=[1]}", ndv2(nodes))
 
@@ -312,7 +313,7 @@ def test_connection_without_a_link():
 
 
 def test_partitioning_of_the_collective_holds():
-    """A collective that was made with another partitioning is used as it is, and the notes say so."""
+    """A collective object's chunks per rank override the sketch's, with a note."""
     problem = apply("[chunks]\nper_rank = 2", chunks_per_rank=1)
     assert problem.collective.num_chunks == 16
     assert "the sketch asks for 2" in problem.notes[0]

@@ -10,19 +10,19 @@ from taccl.sketch.symmetry import offset_permutation
 
 
 def problem(*symmetry):
-    """An allgather over a line of 3 ranks, whose one symmetry takes it end for end."""
+    """An allgather over a line of 3 ranks, whose only symmetry is its mirror image."""
     clauses = Clauses(symmetry=symmetry)
     return make_problem(topologies.mesh(3), collectives.allgather(3), chunk_bytes=1, clauses=clauses)
 
 
 def everyone(num_ranks, *symmetry):
-    """An allgather where every rank has a link to every other."""
+    """An allgather on a full graph."""
     topology, collective = topologies.fully_connected(num_ranks), collectives.allgather(num_ranks)
     return make_problem(topology, collective, chunk_bytes=1, clauses=Clauses(symmetry=symmetry))
 
 
 def test_generated():
-    """The mirror image and the identity."""
+    """The group has the mirror image and the identity."""
     group = symmetry_group(problem((2, 1, 0)))
     assert (group.order, group.has((2, 1, 0)), group.has((0, 1, 2)), group.has((1, 0, 2))) == (
         2,
@@ -41,17 +41,17 @@ def test_two_offsets_make_the_product_of_their_groups():
 
 
 def test_more_symmetries_than_are_counted():
-    """A swap and a rotation of 16 ranks make all 16! of their renamings: nobody lists those."""
+    """A swap and a rotation of 16 ranks generate all 16! renamings, which are not listed."""
     group = symmetry_group(everyone(16, (1, 0, *range(2, 16)), offset_permutation(16, 1, 16)))
     assert (group.order, group.counted, str(group)) == (None, 4096, "more than 4096")
     assert set(group.ranks) == set(group.links) == {0}
 
 
 def test_what_fixes_a_chunk():
-    """Of all renamings of 4 ranks, those that leave rank 0's chunk are all of the other three ranks.
+    """The stabiliser of rank 0's chunk contains all renamings of the other three ranks.
 
-    So there are two orbits of ranks, and three of links: from rank 0, to it, and among the others. Where a chunk
-    goes over link 0, 0 -> 1, it is its sender's, its receiver's or, of the other two, rank 2's.
+    It has two orbits of ranks, and three of links: from rank 0, to it, and among the others. For a chunk on
+    link 0 -> 1, the three orbits' representatives map it to its sender, its receiver, or rank 2.
     """
     whole = everyone(4, (1, 0, 2, 3), (1, 2, 3, 0))
     links = whole.topology.links
@@ -65,13 +65,13 @@ def test_what_fixes_a_chunk():
 
 @pytest.mark.parametrize("ranks", [(1, 0, 2), (0, 1), (0, 0, 0), (0, 1, 7), (1, 2, 0)])
 def test_no_symmetry(ranks):
-    """What a person wrote by hand and is none is their mistake, not ours."""
+    """A given permutation that is no symmetry is refused as a user's error."""
     with pytest.raises(SketchError, match=r"clauses\.symmetry: .* is no symmetry of"):
         symmetry_group(problem(ranks))
 
 
 def test_no_symmetry_of_the_collective():
-    """A broadcast from rank 0 cannot be turned round."""
+    """The mirror image is no symmetry of a broadcast from rank 0."""
     clauses = Clauses(symmetry=((2, 1, 0),))
     turned = make_problem(topologies.mesh(3), collectives.broadcast(3), chunk_bytes=1, clauses=clauses)
     with pytest.raises(SketchError, match="is no symmetry of broadcast"):

@@ -16,7 +16,7 @@ def test_shipped_names():
 
 @pytest.mark.parametrize("name", shipped_sketches())
 def test_every_shipped_sketch_applies(name):
-    """Each fits the machine that it names, whole symmetry included; `test_every_sketch` has more collectives."""
+    """Each shipped sketch applies to its machine, with its whole symmetry."""
     sketch = load_sketch(name)
     topology = sketch.topology()
     chunks = collectives.make("allgather", topology.num_ranks, chunks_per_rank=sketch.chunks.per_rank)
@@ -35,7 +35,7 @@ def test_shipped_name_follows_from_the_path(name):
     ("machine", "stem"), [("ndv2", "sk1"), ("ndv2", "sk2"), ("dgx2", "sk1"), ("dgx2", "sk2")]
 )
 def test_four_nodes_are_two_rescaled(machine, stem):
-    """The shipped sketch for four nodes is what `with_nodes` makes of the one for two."""
+    """The shipped sketch for four nodes equals the two-node sketch rescaled by `with_nodes`."""
     two, four = (
         load_sketch(f"{machine}/{stem}").with_nodes(4).to_dict(),
         load_sketch(f"{machine}/{stem}-n4").to_dict(),
@@ -44,32 +44,32 @@ def test_four_nodes_are_two_rescaled(machine, stem):
 
 
 def test_path_to_toml_and_json(tmp_path):
-    """Both forms of the schema are read from a path."""
+    """Sketches are read from TOML and JSON paths."""
     (tmp_path / "a.toml").write_text("schema = 1\nname = 'a'")
     (tmp_path / "a.json").write_text('{"schema": 1, "name": "a"}')
     assert load_sketch(tmp_path / "a.toml").to_dict() == load_sketch(str(tmp_path / "a.json")).to_dict()
 
 
 def test_upstream_sketch_is_recognised():
-    """A file of the published tool is known by its content."""
+    """A file of the published tool is recognised by its content."""
     sketch = load_sketch(OURS / "upstream-taccl" / "sketch" / "ndv2-n2.json")
     assert (sketch.name, sketch.nodes) == ("ndv2-n2", 2)
 
 
 def test_unknown_name():
-    """A name near to a shipped one is suggested."""
+    """A misspelt name gets the nearest shipped one as suggestion."""
     with pytest.raises(SketchError, match=r"ndv2/sk9: found no such file .*did you mean 'ndv2/sk"):
         load_sketch("ndv2/sk9")
 
 
 def test_missing_file():
-    """A path is not taken for a name."""
+    """A missing path is reported as a file, not as a name."""
     with pytest.raises(FormatError, match=r"none\.toml: there is no such file"):
         load_sketch("none.toml")
 
 
 def test_message_has_the_path(tmp_path):
-    """A wrong field is told with the path as it was given."""
+    """The error for a wrong field has the path as given."""
     path = tmp_path / "a.toml"
     path.write_text("schema = 1\nmachin = 2")
     with pytest.raises(SketchError) as caught:

@@ -1,4 +1,4 @@
-"""Whether every chunk can reach its destinations, and which clause keeps it from them."""
+"""Reachability of destinations, and the clauses that prevent it."""
 
 from dataclasses import replace
 
@@ -41,13 +41,13 @@ _INSIDE = "[[0,1],[0,2],[0,3],[0,4],[2,6],[3,7],[4,5],[2,0],[3,0],[4,0],[6,2],[7
             "allreduce",
             "contribution of rank 8 to chunk 1 of allreduce .* rank 8 to rank 1:",
         ),
-        # With 0->1 alone inside a node, rank 0's chunk gets nowhere else.
+        # With only 0->1 inside a node, rank 0's chunk reaches no other rank.
         (
             "[intranode]\nlinks = [[0, 1]]",
             "allgather",
             r"a\.toml: intranode\.links: chunk 0 .* rank 0 to rank 2",
         ),
-        # Chunks arrive at local rank 1, from where the links inside a node lead nowhere: both clauses do it.
+        # Chunks arrive at local rank 1, which has no links inside the node: both clauses are named.
         (
             f"[intranode]\nlinks = {_INSIDE}",
             "allgather",
@@ -62,7 +62,7 @@ def test_clauses_that_cut_a_chunk_off_are_named(text, name, message):
 
 
 def test_crossing_that_bans_a_detour():
-    """Nodes 0 -> 1 -> 2 in a row: a chunk for rank 2 would pass through node 1, which has no use for it."""
+    """Nodes 0 -> 1 -> 2 in a row: direct crossing forbids the path to rank 2 through node 1."""
     builder = TopologyBuilder("row", [0, 1, 2])
     for src, dst in ((0, 1), (1, 2)):
         builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
@@ -88,7 +88,7 @@ def test_clauses_that_only_together_forbid():
 
 
 def test_topology_without_a_path():
-    """Where no sketch is to blame, the topology is."""
+    """Without a sketch the error names the topology."""
     topology = linked("line", [0, 0, 0], [(0, 1), (1, 0)], alpha_us=1, beta_us_per_mb=1)
     with pytest.raises(
         TopologyError, match="chunk 0 of allgather cannot get from rank 0 to rank 2: line has no path"
@@ -105,18 +105,18 @@ def test_reduce_needs_no_way_back():
 
 
 def test_scan_starts_where_prefixes_are_made():
-    """A chain 0 -> 1 -> 2 is all that a scan needs."""
+    """A chain 0 -> 1 -> 2 suffices for a scan."""
     topology = linked("chain", [0, 0, 0], [(0, 1), (1, 2)], alpha_us=1, beta_us_per_mb=1)
     Sketch().apply(topology, collectives.scan(3), chunk_size=1)
 
 
 def joined(*more):
-    """Ranks 0 and 1 into rank 2 over one link that waits for both, and other links."""
+    """A link from ranks 0 and 1 to rank 2 that waits for both, and other links."""
     return linked("joined", [0, 0, 0], (((0, 1), 2), *more), alpha_us=1, beta_us_per_mb=1)
 
 
 def test_a_link_of_several_sources_waits_for_all():
-    """Rank 0's chunk goes over it only once rank 1 has it too."""
+    """A chunk crosses a two-source link only if both sources hold it."""
     collective = collectives.custom(3, precondition={0: [0]}, postcondition={0: [2]})
     with pytest.raises(TopologyError, match="chunk 0 of custom cannot get from rank 0 to rank 2"):
         check_reachable(make_problem(joined(), collective, chunk_bytes=1))
@@ -124,13 +124,13 @@ def test_a_link_of_several_sources_waits_for_all():
 
 
 def test_several_origins_can_be_all_sources():
-    """A chunk that ranks 0 and 1 hold goes at once."""
+    """A chunk that both sources hold from the start crosses the link."""
     collective = collectives.custom(3, precondition={0: [0, 1]}, postcondition={0: [2]})
     check_reachable(make_problem(joined(), collective, chunk_bytes=1))
 
 
 def test_strongly_connected_only_if_one_source_would_do():
-    """Rank 1 has links to everyone, rank 0 only the one that waits for rank 1 too."""
+    """Rank 1 has links to all, rank 0 only the two-source link: not strongly connected by single links."""
     topology = joined((1, 0), (2, 1))
     check_reachable(make_problem(topology, collectives.broadcast(3, root=1), chunk_bytes=1))
     with pytest.raises(TopologyError, match="from rank 0 to rank 1"):
@@ -143,7 +143,7 @@ def test_contributions_come_from_any_source():
 
 
 def test_a_sum_that_is_there_needs_no_path():
-    """Of one contribution, wanted where it is, nothing goes to the root, though no link leads back from it."""
+    """A sum of one contribution that is already at its destination needs no path to the root."""
     builder = TopologyBuilder("out", [0, 0])
     builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
     met = Collective("met", 2, (Chunk((0,), (0,), root=1),), combining=True)
@@ -152,7 +152,7 @@ def test_a_sum_that_is_there_needs_no_path():
 
 @pytest.mark.slow
 def test_many_chunks_are_checked_fast():
-    """Chunks that go the same way are checked together: eight times 1,024 chunks take a fraction of eight times the CPU."""
+    """Equal chunks are checked together: eight times as many take far less than eight times the CPU."""
 
     def checked(chunks_per_rank):
         collective = collectives.alltoall(32, chunks_per_rank=chunks_per_rank)

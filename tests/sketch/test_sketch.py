@@ -22,12 +22,12 @@ def test_defaults_are_no_guidance():
 
 
 def test_connections_are_numbers():
-    """Keys of a TOML table are text; ours are local ranks."""
+    """Local ranks in a TOML table, whose keys are text, become integers."""
     assert read("[internode]\nconnections = { 0 = [1, 2] }").internode.connections == {0: (1, 2)}
 
 
 def test_crossing_is_direct_by_default():
-    """A sketch that speaks of nodes bans detours through them."""
+    """A sketch with an internode table crosses directly by default."""
     assert read("[internode]").internode.crossing == "direct"
 
 
@@ -43,7 +43,7 @@ def test_json_is_the_same_schema():
 
 
 def test_toml_round_trip():
-    """What is written reads back the same."""
+    """A written sketch is read back unchanged."""
     text = """
 name = "a \\"b\\""
 machine = "ndv2"
@@ -116,7 +116,7 @@ def test_wrong_field_is_named(text, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        # The first fault leads; the others follow.
+        # The first fault comes first in the message, then the others.
         ("schema = 1\nnodes = 0\n[merging]\nmax = 0", r"^a\.toml: nodes: .*; also merging\.max: "),
         ("name = 'x'", r"a\.toml: schema: .*add 'schema = 1'"),
         ("schema = 2", r"a\.toml: schema: found 2; expected 1"),
@@ -130,7 +130,7 @@ def test_faults_of_a_file(text, message):
 
 
 def test_with_nodes_stretches_what_spans_all_nodes():
-    """Offset 8 in 16 over two nodes of 8 becomes offset 8 in 32 over four; offset 4 in 8 stays."""
+    """Over four nodes offset 8 in 16 becomes offset 8 in 32, while offset 4 in 8 stays."""
     sketch = read(
         "machine = 'ndv2'\nnodes = 2\n"
         "[[symmetry]]\noffset = 8\ngroup = 16\n[[symmetry]]\noffset = 4\ngroup = 8"
@@ -141,7 +141,7 @@ def test_with_nodes_stretches_what_spans_all_nodes():
 
 
 def test_with_nodes_drops_what_moves_nothing():
-    """With one node, moving to the next node moves no rank."""
+    """With one node, a shift to the next node is dropped."""
     one = read("machine = 'ndv2'\nnodes = 2\n[[symmetry]]\noffset = 8\ngroup = 16").with_nodes(1)
     assert one.symmetry == ()
 
@@ -154,7 +154,7 @@ def test_with_nodes_refuses_what_it_cannot_rescale():
 
 
 def test_with_nodes_needs_ranks_per_node():
-    """Without a machine, the caller says how many ranks a node has."""
+    """Without a machine, `with_nodes` requires the ranks per node."""
     sketch = read("nodes = 2\n[[symmetry]]\noffset = 8\ngroup = 16")
     with pytest.raises(SketchError, match="give ranks_per_node"):
         sketch.with_nodes(4)
@@ -168,7 +168,7 @@ def test_topology_of_machine():
 
 
 def test_topology_without_machine():
-    """A sketch that names none cannot."""
+    """A sketch without a machine cannot build a topology."""
     with pytest.raises(SketchError, match=r"a\.toml: machine: found no machine"):
         read("").topology()
 

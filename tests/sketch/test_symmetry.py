@@ -1,4 +1,4 @@
-"""Permutations of ranks, and what they do to links, resources and chunks."""
+"""Permutations of ranks, and their action on links, resources and chunks."""
 
 from fractions import Fraction
 
@@ -140,17 +140,17 @@ def test_dgx2_pairs_share_a_nic(offset, has):
 @pytest.mark.parametrize(
     ("collective", "expected"),
     [
-        # With two chunks a rank, the k-th chunk of a rank goes to the k-th of the next.
+        # With two chunks per rank, the k-th chunk of a rank maps to the k-th of the next.
         (collectives.allgather(3, chunks_per_rank=2), (2, 3, 4, 5, 0, 1)),
         # Chunk 3 s + d goes to the chunk from s + 1 to d + 1.
         (collectives.alltoall(3), (4, 5, 3, 7, 8, 6, 1, 2, 0)),
-        # Origins and destinations are all ranks; the root tells chunks apart.
+        # Origins and destinations are all ranks; only roots distinguish chunks.
         (collectives.allreduce(3), (1, 2, 0)),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_chunks_follow_a_rotation_of_ranks(collective, expected):
-    """Each rank becomes the next of three."""
+    """Chunks follow a rotation of three ranks."""
     assert chunk_permutation(make_problem(ring(3), collective, chunk_bytes=1), (1, 2, 0)) == expected
 
 
@@ -175,13 +175,13 @@ def test_narrow_to_what_the_collective_has():
 
 
 def test_narrow_to_nothing():
-    """With one root, only the identity fits."""
+    """With one root only the identity remains."""
     problem = make_problem(ring(4), collectives.broadcast(4), chunk_bytes=1)
     assert narrow(problem, offset_permutation(4, 1, 4)) == (4, None)
 
 
 def test_permutations_of_a_topology_with_scaled_costs_are_shared(monkeypatch):
-    """Costs times one factor leave the permutations as they are, so they are not looked for again."""
+    """Topologies whose costs differ by one factor share their permutations."""
     topology = ndv2(2)
     shift = offset_permutation(16, 8, 16)
     known = link_permutation(topology, shift)

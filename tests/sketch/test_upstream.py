@@ -16,7 +16,7 @@ from taccl.sketch.upstream import (
 from taccl.topology.machines import dgx2, ndv2
 from tests.foreign import OURS
 
-#: Our files: which sketch applies to which topology file, and under which cost models.
+#: (cost model, sketch, topology file) of our files.
 OURS_TOGETHER = [
     *(("upstream", sketch, "hub-64KB") for sketch in ("hub-n1", "hub-n2", "hub-rails-n2", "hub-n3")),
     ("upstream", "three-n1", "three-by-hand"),
@@ -73,7 +73,7 @@ def published(shared_data):
 
 @pytest.fixture
 def edited(tmp_path):
-    """The problem of ndv2-n2 on ndv2-2MB after an edit to either file."""
+    """The problem of ndv2-n2 on ndv2-2MB with edits to either file."""
 
     def load(*, sketch=None, topology=None, **options):
         paths = []
@@ -90,13 +90,13 @@ def edited(tmp_path):
 
 
 def cost_us(problem, src, dst):
-    """Microseconds of one chunk from src to dst, as the synthesizer will see them."""
+    """Microseconds of one chunk from src to dst in the problem."""
     link = problem.topology.links_between(src, dst)[0]
     return problem.costs.us(problem.costs.duration(link, int(problem.costs.chunk_units[0])))
 
 
 def assert_imports(sketch, topology, cost_model):
-    """The sketch applies to the topology file, for three collectives, with its symmetry."""
+    """Assert that the sketch applies to the topology file, for three collectives, with its symmetry."""
     read = load_sketch(sketch)
     for name, per_rank in (("allgather", 1), ("alltoall", None), ("allreduce", 1)):
         problem = load_problem(sketch, topology, collective=name, cost_model=cost_model)
@@ -157,14 +157,14 @@ PUBLISHED_COSTS = [
 @pytest.mark.parametrize(("sketch", "topology", "src", "dst", "expected"), COSTS)
 @pytest.mark.parametrize("chunk_size", [None, "1MiB", 12345])
 def test_cost_of_a_chunk(sketch, topology, src, dst, expected, chunk_size):
-    """A chunk costs what the published tool makes of the file, whatever the chunk is said to weigh."""
+    """A chunk's cost is the published tool's, for any given chunk size."""
     problem = load_problem(files(sketch), files(topology), chunk_size=chunk_size)
     assert cost_us(problem, src, dst) == Fraction(expected)
 
 
 @pytest.mark.parametrize(("sketch", "topology", "src", "dst", "expected"), PUBLISHED_COSTS)
 def test_cost_of_a_chunk_of_published_files(published, sketch, topology, src, dst, expected):
-    """The same of the tool's own files."""
+    """The same holds for the tool's own files."""
     problem = load_problem(published(sketch), published(topology))
     assert cost_us(problem, src, dst) == Fraction(expected)
 
@@ -180,7 +180,7 @@ def test_six_merged_chunks_pay_alpha_once():
 
 
 def test_unknown_size():
-    """Without a chunk size GB/s are not known; with one they are."""
+    """Without a chunk size GB/s are unknown."""
     sketch, topology = files("ndv2-n2"), files("ndv2-2MB")
     assert load_problem(sketch, topology).size_bytes is None
     assert load_problem(sketch, topology, chunk_size="1MiB").size_bytes == 16 * 2**20
@@ -194,7 +194,7 @@ def test_time_unit():
 
 
 def test_switch_ports():
-    """16 ports out and 16 in beside 240 links, each send holding one of both and its link."""
+    """16 output and 16 input ports beside 240 links; each send holds its link and two ports."""
     topology = load_problem(files("dgx2-n1"), files("dgx2-4KB")).topology
     assert len(topology.resources) == 240 + 32
     assert len(topology.holds) == 3 * 240
@@ -223,7 +223,8 @@ def test_remote_ports_beyond_two_nodes():
 
 
 def test_equal_switches_are_planes(tmp_path):
-    """Two planes are two links a pair, of int(2.5 + 3.75 / 2) = 4 each, with ports of their own."""
+    """Two equal switches are two planes: two links per pair, int(2.5 + 3.75 / 2) = 4 each, with separate
+    ports."""
     content = json.loads(files("dgx2-n1").read_text())
     content["intranode_sketch"]["switches"] *= 2
     content["intranode_sketch"]["switch_hyperedge_strategy"] *= 2
@@ -254,14 +255,14 @@ def test_disjoint_switches(tmp_path):
     ("strategy", "expected"), [("none", "free"), ("minmax", "min-max"), ("maxmin", "max-min")]
 )
 def test_strategies(edited, strategy, expected):
-    """Each word of the published tool has its second objective."""
+    """Each strategy of the published tool gives its second objective."""
     problem = edited(sketch=lambda s: s["intranode_sketch"].update(strategy=strategy))
     assert problem.clauses.link_use == expected
     assert problem.clauses.objective_weight == Fraction(1, 100)
 
 
 def test_sketch_in_our_terms():
-    """dgx2-n2 keeps its relays, its order, its policy, its partitioning."""
+    """dgx2-n2 keeps its relays, order, policy and chunks per rank."""
     sketch = load_sketch(files("dgx2-n2"))
     assert sketch.internode.connections[4] == (7,)
     assert sketch.internode.relays[4] == (4, 5, 6, 7)
@@ -296,7 +297,7 @@ def test_nodes_rescale():
 
 
 def test_physical_machine_and_size():
-    """The file's name stands for the machine and for a chunk of 2 * 2**20 bytes; its costs are set aside."""
+    """The file's name gives machine and chunk size (2 * 2**20 bytes); its costs are ignored."""
     problem = load_problem(files("ndv2-n2"), files("ndv2-2MB"), cost_model="physical")
     assert problem.topology == ndv2(2, profile="taccl")
     assert problem.chunk_bytes[0] == 2 * 2**20
@@ -304,7 +305,7 @@ def test_physical_machine_and_size():
 
 
 def test_physical_size_may_be_given():
-    """A chunk size given beats the file's name."""
+    """A given chunk size overrides the file's name."""
     problem = load_problem(files("ndv2-n2"), files("ndv2-2MB"), cost_model="physical", chunk_size="1MB")
     assert problem.chunk_bytes[0] == 10**6
 
@@ -401,7 +402,7 @@ def test_machine_overrides_the_files_nics(edited):
     ],
 )
 def test_wrong_sketch_file(edited, edit, message):
-    """A wrong field is named as the file calls it."""
+    """The error names a wrong field as in the file."""
     with pytest.raises(SketchError, match=rf"ndv2-n2\.json: (.*)?{message}"):
         edited(sketch=edit)
 
@@ -444,7 +445,7 @@ def test_huge_topology_is_refused(tmp_path):
 
 
 def test_swapped_files():
-    """A sketch given as the topology, and the reverse, is told as such."""
+    """A sketch given as topology, and the reverse, is reported as such."""
     with pytest.raises(TopologyError, match="found an upstream sketch; expected an upstream topology"):
         load_problem(files("ndv2-n2"), files("ndv2-n2"))
     with pytest.raises(SketchError, match="found an upstream topology; expected a sketch"):
@@ -468,13 +469,13 @@ def test_physical_needs_a_machine(edited):
 
 
 def test_physical_needs_a_size(edited):
-    """A name without a size leaves the chunk size to the caller."""
+    """For a name without a size the caller must give the chunk size."""
     with pytest.raises(TopologyError, match="name: found 'NDv2', which states no chunk size"):
         edited(topology=lambda t: t.update(name="NDv2"), cost_model="physical")
 
 
 def test_sketch_without_connections():
-    """Under the upstream cost model the links between nodes come from the sketch."""
+    """Under the upstream cost model the sketch must give the links between nodes."""
     with pytest.raises(SketchError, match="internode: found nothing; expected connections between nodes"):
         load_problem(Sketch(nodes=2), files("ndv2-2MB"))
 

@@ -41,7 +41,7 @@ def load(tmp_path):
 
 
 def ends_and_rates(topology):
-    """Of every link its ends, its costs, and the rates of what it holds."""
+    """(ends, alpha, beta, rates of its holds) of every link, sorted."""
     return sorted(
         (link.ends, link.alpha_us, link.beta_us_per_mb, [h.beta_us_per_mb for h in topology.holds_of_link[e]])
         for e, link in enumerate(topology.links)

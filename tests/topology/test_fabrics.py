@@ -23,7 +23,7 @@ def out_degrees(topology):
 
 
 def reaches_all(topology):
-    """Whether rank 0 reaches every rank, and every rank reaches rank 0."""
+    """True if rank 0 reaches every rank and every rank reaches rank 0."""
     return all(
         len(_reached([[(e.src, e.dst), (e.dst, e.src)][backwards] for e in topology.links]))
         == topology.num_ranks
@@ -146,7 +146,7 @@ def test_costs_are_exact(make):
     ],
 )
 def test_nodes_costs_and_holds(found, expected):
-    """What a fabric has by default, and as asked."""
+    """Fabrics have the expected nodes, costs and holds, by default and with options."""
     assert found == expected
 
 

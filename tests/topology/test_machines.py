@@ -115,7 +115,7 @@ def test_a_switched_send_holds_a_port_out_and_a_port_in():
 
 
 def test_a_pipelined_switch_holds_ports_without_alpha():
-    """Where alpha pipelines, no hold has any."""
+    """With pipelined alpha, holds of ports have no alpha."""
     topology = dgx2(2, alpha_meaning="pipelined")
     assert {hold.alpha_us for hold in topology.holds} == {0}
     assert topology.alpha_meaning == "pipelined"
@@ -203,7 +203,7 @@ def test_a_wrong_number_of_nodes_is_refused(nodes):
 
 
 def test_too_many_nodes_are_refused_at_once():
-    """What would not fit into memory is not begun."""
+    """A number of nodes that would not fit in memory is refused before construction."""
     with pytest.raises(TopologyError, match="expected at most 1000000"):
         dgx_h100(10**6)
 

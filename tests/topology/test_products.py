@@ -168,7 +168,7 @@ def test_a_resource_that_ranks_share_makes_no_product():
 
 
 def test_links_along_lead_to_the_digit():
-    """Of every dimension and rank, the link to each other digit is the topology's."""
+    """Along each dimension, the link to each other digit is the topology's link."""
     topology = parse("multidim:switch4@100,ring5@50")
     dims = dimensions(topology)
     for axis, table in enumerate(links_along(topology, dims)):

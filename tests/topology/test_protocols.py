@@ -42,7 +42,7 @@ def test_costs_are_those_of_the_tables(protocol, alpha_us, network_us, gb_per_s,
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [dgx_a100, dgx_h100, h200, b200, gb200_nvl72, mi300x, mi355x])
 def test_machines_of_today_count_latencies(make):
-    """By default, with three protocols, of which `ll` has the shortest hop but for `ll128` where a log says so."""
+    """Today's machines have latencies and three protocols by default, of which simple has the longest hop."""
     topology = make()
     assert topology.protocols == ("simple", "ll", "ll128")
     alphas = {name: topology.under(name).links[0].alpha_us for name in topology.protocols}
@@ -108,7 +108,8 @@ def test_ports_are_held_for_the_overhead_alone(nodes):
 
 
 def test_an_overhead_is_part_of_alpha():
-    """Where alpha is less than the overhead, all of it holds the port; where it pipelines, none does."""
+    """An overhead above alpha holds the port for alpha only; with pipelined alpha, ports are held for beta
+    only."""
     held = {hold.alpha_us for hold in dgx_h100(constants={"nvswitch_alpha_us": "0.01"}).holds}
     assert held == {Fraction("0.01")}
     assert {hold.alpha_us for hold in dgx_h100(profile="nccl", alpha_meaning="pipelined").holds} == {0}

@@ -48,7 +48,7 @@ def test_partial_sums_cross_the_core_once():
 
 
 def test_groups_sum_apart_and_share_the_slots():
-    """Of 8 workers two groups of four sum at once: 80 us/MB each, or what half of 64 slots let pass: 305."""
+    """Two groups of four workers sum in parallel: 80 us/MB each, or 305 us/MB with half of 64 slots."""
     groups = [range(4), range(4, 8)]
     both = together([allreduce(4, chunks_per_rank=16).among(list(group), num_ranks=8) for group in groups])
     for slots, us_per_mb in ((512, 80), (64, 2 * 10**7 / (64 * 1024))):

@@ -64,7 +64,7 @@ def test_what_it_says_of_its_links(small, found, expected):
 
 
 def test_a_pipelined_link_holds_itself_without_alpha():
-    """Where alpha pipelines, the link is free again after its bytes."""
+    """A pipelined link is held for its bytes alone, without alpha."""
     builder = TopologyBuilder("t", [0, 0], alpha_meaning="pipelined")
     builder.add_link(0, 1, alpha_us=5, beta_us_per_mb=2)
     (hold,) = builder.build().holds
@@ -88,7 +88,7 @@ def test_ranks_know_their_place_in_their_node():
 
 
 def test_reversed_turns_links_and_sides_round(small):
-    """What was held from the start of a send is held until its end, and the other way round."""
+    """Reversal swaps sources with destinations, and send-side with receive-side holds."""
     back = small.reversed()
     assert (back.links[3].srcs, back.links[3].dsts) == ((1, 3), (2,))
     assert [h.side for h in back.holds] == ["receive" if h.side == "send" else "send" for h in small.holds]
@@ -102,7 +102,7 @@ def test_reversed_twice_is_the_same(small):
 
 
 def test_plain_values_round_trip_through_json(small):
-    """What `to_dict` writes, `from_dict` reads back exactly."""
+    """A topology survives a round trip through `to_dict` and JSON."""
     assert Topology.from_dict(json.loads(json.dumps(small.to_dict()))) == small
 
 

@@ -242,7 +242,7 @@ def test_files_are_numbered_by_rank(tmp_path):
 
 
 def test_one_existing_file_stops_all(tmp_path):
-    """Where one of the files exists, none is written."""
+    """If one of the files exists, none is written."""
     (tmp_path / "ring.2.et").write_text("mine")
     with pytest.warns(LossyConversionWarning), pytest.raises(InputError, match=r"ring\.2\.et"):
         taccl.write(_ring("allgather"), tmp_path / "ring", format="chakra")
@@ -250,7 +250,7 @@ def test_one_existing_file_stops_all(tmp_path):
 
 
 def test_failure_half_way_leaves_none(tmp_path, monkeypatch):
-    """Where the third file cannot be written, the first two do not stay."""
+    """If the third file cannot be written, the first two are removed."""
     written = []
     whole = files.write_whole
 

@@ -108,7 +108,7 @@ def test_the_files_are_valid():
 )
 @pytest.mark.parametrize("seed", range(10))
 def test_faults_are_caught(spoil, seed):
-    """By the reader or by the interpreter."""
+    """Random faults in a file are found by the reader or by the interpreter."""
     chance = random.Random(seed)
     text = texts()[seed % len(texts())]
     spoiled = spoil(text, chance)

@@ -151,7 +151,7 @@ def test_what_is_left_over_is_found():
     ],
 )
 def test_what_is_no_plan_is_refused(spoil, words):
-    """By name, not with a traceback."""
+    """A spoilt plan is refused with a message, not a traceback."""
     plan = plan_of()
     spoil(plan)
     with pytest.raises(FormatError, match=words):

@@ -15,7 +15,7 @@ from tests.fuzzing import cases
 
 #: Ways in which an import says that it has less than the server may have.
 _SAID = re.compile(r"only, limited by|over PCIe, limited by|PIX joins|hide them")
-#: What an import says where ranks that used all NICs would send more.
+#: Note of an import in which ranks that used all NICs would send more.
 _BY_ANY = re.compile(r"a node sends (\S+) GB/s, .* would send (\S+) GB/s")
 
 
@@ -159,7 +159,7 @@ def test_receives_are_striped_by_the_rates_towards_the_gpu(tmp_path):
 
 
 def test_nics_are_not_divided_where_that_loses_capacity(tmp_path):
-    """Of two GPUs behind 6 and 24 GB/s, with four NICs of 10 GB/s, the second uses more than two NICs."""
+    """Two GPUs behind 6 and 24 GB/s share four NICs of 10 GB/s, so that the second uses more than two."""
     nics = [_part(f"NIC{i}", 24, (f"p{i}", 10)) for i in range(4)]
     topology = _import(tmp_path, (22, [_part("GPU0", 6), _part("GPU1", 24), *nics]))
     assert _out(topology) == pytest.approx(30)
@@ -226,7 +226,7 @@ def test_drawn_matrices_of_pairs_keep_their_rates(tmp_path):
 @pytest.mark.fuzz
 @pytest.mark.parametrize("collective", ["alltoall", "allgather"])
 def test_bounds_of_drawn_servers_know_what_leaves_a_node(tmp_path, collective):
-    """Of two servers each sends half of its data to the other, or half of the result, at the counted rate."""
+    """Each of two servers sends half of its data, or of the result, at the rate that the cut counts."""
     for seed in cases("bounds of servers as XML", few=10, many=300):
         server = draw(random.Random(seed), is_matrix=False)
         is_guess = any(part.rate is None for _, part in server.parts())

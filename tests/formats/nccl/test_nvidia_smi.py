@@ -291,7 +291,7 @@ def test_sentence_that_begins_with_a_gpu_is_no_header(tmp_path):
 
 
 def test_second_matrix_of_a_file_is_told(tmp_path):
-    """Of the matrices of two hosts, the first one is read, rows and names, and the topology says so."""
+    """The first of two hosts' matrices is read, and a warning and a note say so."""
     legend = "\nNIC Legend:\n\n  NIC0: {}\n\n"
     rows = ["GPU0 X PIX 0-7 0", "NIC0 PIX X"]
     path = _write(tmp_path, *rows, columns=["GPU0", "NIC0"], after=legend.format("mlx5_0"))

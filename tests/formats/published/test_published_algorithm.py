@@ -15,7 +15,7 @@ from taccl.topology.fabrics import ring
 from tests.foreign import OURS
 
 OVERLAPPING = "alltoall-dgx2-n2-overlapping"
-#: Of each name: finish as stated, as the sends really take; transfers, sends; collective.
+#: Figures by name: stated finish, actual finish, transfers, sends, collective.
 FIGURES = ("stated", "real", "transfers", "sends", "collective")
 SAMPLES = [
     ("allgather-ndv2-n2", 968, 968, 240, 234, "allgather"),
@@ -125,7 +125,7 @@ def assert_figures(schedule, stated, real, transfers, sends, collective):
 
 @pytest.mark.parametrize(("name", *FIGURES), OUR_SAMPLES)
 def test_our_samples_have_known_figures(name, stated, real, transfers, sends, collective):
-    """By hand; only the file that overlaps is refused, and in its own order it is right."""
+    """Our samples have the figures derived by hand; the overlapping file is valid only in its own order."""
     assert_figures(ours(name), stated, real, transfers, sends, collective)
 
 
@@ -163,7 +163,7 @@ def test_overlapping_sample_is_refused_with_its_overlaps(samples):
 
 
 def assert_notes(schedule, units):
-    """What was not taken from an allreduce: its buffer maps, and the start of its second half."""
+    """Assert the notes on an allreduce: ignored buffer maps, and the re-timed second phase."""
     notes = " ".join(schedule.problem.notes)
     assert "buffer maps are ignored" in notes
     assert f"{units} units" in notes
@@ -192,7 +192,8 @@ def assert_same_topology(schedule, sketch, topology):
 
 @pytest.mark.parametrize("name", list(OUR_INPUTS))
 def test_topology_is_that_of_our_inputs(name):
-    """Of our files: one link across for each pair of nodes, or one for each rank and ports of a switch."""
+    """The topology equals that of our input files: one link per pair of nodes, or one per rank with switch
+    ports."""
     folder = OURS / "upstream-taccl"
     assert_same_topology(
         ours(name), folder / f"sketch/{OUR_INPUTS[name]}.json", folder / "topo/hub-64KB.json"
@@ -201,7 +202,7 @@ def test_topology_is_that_of_our_inputs(name):
 
 @pytest.mark.parametrize("name", list(INPUTS))
 def test_topology_is_that_of_the_tools_inputs(samples, shared_data, name):
-    """Of the tool's own files."""
+    """The topology equals that of the published tool's input files."""
     sketch, topology = INPUTS[name]
     folder = shared_data / "upstream-taccl"
     assert_same_topology(samples[name], folder / f"sketch/{sketch}.json", folder / f"topo/{topology}.json")
@@ -269,7 +270,7 @@ def test_remote_ports_serialise_beyond_two_nodes(tmp_path):
 
 
 def test_planes_of_a_switch_are_apart(tmp_path):
-    """Of two planes, each carries a send of the same rank at the same time; one plane carries only one."""
+    """Two planes of a switch carry two sends of one rank at the same time; one plane carries one."""
     doubled = {"node_links": [[0, 2], [2, 0]]}
     two = _small(sends=[[[0, 0, 1, 0, 0], [0, 0, 1, 0, 1]]], **doubled, local_switches=[[0, 1], [0, 1]])
     one = _small(sends=[[[0, 0, 1, 0, 0], [0, 0, 1, 0, 1]]], **doubled, local_switches=[[0, 1]])
@@ -288,7 +289,7 @@ def test_starts_cut_to_tenths_are_no_overlaps(tmp_path):
 
 
 def test_a_start_between_ticks_is_kept_within_a_tick(tmp_path):
-    """Where costs are whole units, a start of 3.5 may be met at 3 as well: the exchange is over."""
+    """In whole ticks a start of 3.5 is moved to 3."""
     sends = [[[0, 0, 1, 0, 0]], [[0, 0, 3, 35, 0]]]
     schedule = _load(tmp_path, _small(sends=sends))
     assert set(_kinds(schedule)) == {"postcondition"}

@@ -23,7 +23,7 @@ from tests.synthesis.small_problems import linked
 
 
 def _transfers(schedule):
-    """What is sent when, in exact microseconds and by rank."""
+    """Counts of (chunk, source, destination, start us, end us, reduce)."""
     us, links = schedule.problem.costs.us, schedule.problem.topology.links
     return Counter(
         (t.chunk, links[t.link].src, links[t.link].dst, us(t.start_ticks), us(t.end_ticks), t.reduce)
@@ -67,7 +67,7 @@ SOUND = [each for each in ALGORITHMS if "overlapping" not in each.id]
 
 @pytest.mark.parametrize("path", SOUND)
 def test_algorithms_come_back(path, tmp_path):
-    """What was read from files of others is read again from ours: sends, times, merges and topology."""
+    """Algorithms read from foreign files are written and read back: sends, times, merges and topology."""
     schedule = load_upstream_algorithm(path)
     back, text = _round_trip(schedule, tmp_path)
     assert _transfers(back) == _transfers(schedule)
@@ -78,7 +78,7 @@ def test_algorithms_come_back(path, tmp_path):
 
 
 def assert_comes_back_whole(path, tmp_path):
-    """Of an algorithm that does not combine, nothing is different but what the file never held."""
+    """Assert that a copying algorithm is read back unchanged, except for the chunk size, which is not stored."""
     schedule = load_upstream_algorithm(path)
     back, text = _round_trip(schedule, tmp_path)
     assert back == schedule

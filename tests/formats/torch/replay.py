@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Content of places that are received into, until the message is there; its sum with anything is refused.
+#: Marker in receive buffers until the message arrives; adding to it is an error.
 OVERWRITTEN = None
 
 

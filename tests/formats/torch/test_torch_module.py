@@ -135,7 +135,7 @@ def found_by(folder, num_ranks):
 
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory):
-    """What four ranks found, in a group of all and in groups of two: one start for all cases."""
+    """Results of four ranks, in one group of four and in groups of two, from a single start."""
     folder = tmp_path_factory.mktemp("ranks")
     todo = []
     for size, groups in ((4, [[0, 1, 2, 3]]), (2, [[0, 1], [3, 2]])):

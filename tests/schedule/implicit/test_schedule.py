@@ -1,4 +1,4 @@
-"""Implicit schedules: what they amount to, lazily and written out. A chunk of 1000 bytes takes 2 us a hop."""
+"""Implicit schedules: figures, lazy access and expansion. A chunk of 1000 bytes takes 2 us per hop."""
 
 import json
 from itertools import islice
@@ -21,14 +21,14 @@ COSTS = {"alpha_us": 1, "bandwidth_gb_per_s": 1}
 
 
 def ring3(collective="allgather", **options):
-    """Three ranks: place 0's chunk goes up to 1 over class 0, and down to 2 over class 1, both at once."""
+    """Three ranks: place 0's chunk goes up to 1 over class 0, and down to 2 over class 1, in parallel."""
     shape = translations_of_fabric(parse_named("ring:3", **COSTS))
     pattern = Pattern.sorted([0, 0], [0, 0], [1, 2], [0, 1], [0, 0], [False, False])
     return ImplicitSchedule(shape, collective, 1, 1000, pattern, "test", **options)
 
 
 def test_a_row_is_repeated_for_every_rank():
-    """Chunk g goes from g to g + 1 and to g + 2, for g of 0, 1, 2."""
+    """A row is repeated for every rank: chunk g goes from g to g + 1 and g + 2."""
     found = [(t.chunk, t.src, t.dst) for t in ring3()]
     assert found == [(0, 0, 1), (1, 1, 2), (2, 2, 0), (0, 0, 2), (1, 1, 0), (2, 2, 1)]
 
@@ -46,14 +46,14 @@ def test_finish_is_exact():
 
 
 def test_bandwidth_as_nccl_tests_counts_it():
-    """3000 bytes in 2 us are 1.5 GB/s; two thirds of that pass the bus."""
+    """3000 bytes in 2 us are 1.5 GB/s of algbw, and two thirds of that busbw."""
     schedule = ring3()
     assert schedule.algbw_gb_per_s == pytest.approx(1.5)
     assert schedule.busbw_gb_per_s == pytest.approx(1.0)
 
 
 def test_an_empty_schedule_has_no_bandwidth():
-    """Nothing is sent, in no time."""
+    """An empty schedule has no bandwidth."""
     schedule = ImplicitSchedule(ring3().translations, "allgather", 1, 1000, Pattern.sorted(*[[]] * 6))
     assert (schedule.finish_ticks, schedule.algbw_gb_per_s, schedule.busbw_gb_per_s) == (0, None, None)
 
@@ -83,25 +83,25 @@ def test_one_transfer_by_number():
     ids=["transfers are 0 to 5", "ranks are 0 to 2", "too much is not expanded", "another collective"],
 )
 def test_what_is_not_there_is_refused(ask, error, message):
-    """The message says what there is."""
+    """Unknown transfers and collectives are refused with what exists."""
     with pytest.raises(error, match=message):
         ask()
 
 
 def test_a_slice_is_columns():
-    """Transfers 1 and 2 of row 0."""
+    """A slice gives columns: transfers 1 and 2 of row 0."""
     block = ring3()[1:3]
     assert (block.chunk.tolist(), block.src.tolist(), block.dst.tolist()) == ([1, 2], [1, 2], [2, 0])
     assert (block.end - block.start == ring3().ticks.latency[0]).all()
 
 
 def test_blocks_are_all_transfers():
-    """In blocks of four: four and two."""
+    """Blocks of four contain all six transfers: four and two."""
     assert [len(block.chunk) for block in ring3().blocks(4)] == [4, 2]
 
 
 def test_what_one_rank_sends_and_receives():
-    """Rank 1 sends chunk 1 both ways, and receives chunks 0 and 2."""
+    """Rank 1 sends chunk 1 in both directions, and receives chunks 0 and 2."""
     sends, receives = ring3().sends_of(1), ring3().receives_of(1)
     assert (sends.chunk.tolist(), sends.src.tolist(), sends.dst.tolist()) == ([1, 1], [1, 1], [2, 0])
     assert (sorted(receives.chunk.tolist()), receives.dst.tolist()) == ([0, 2], [1, 1])
@@ -109,7 +109,7 @@ def test_what_one_rank_sends_and_receives():
 
 @pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce", "alltoall"])
 def test_what_ranks_send_is_all_there_is(collective):
-    """Put together, the transfers of every rank are those of the schedule."""
+    """The sends of all ranks together are all transfers."""
     shape = translations_of_fabric(parse_named("torus:3x4", **COSTS))
     schedule = translate(shape, collective, chunk_bytes=1000, chunks_per_rank=2)
     whole = sorted(zip(*(column.tolist() for column in schedule[:]), strict=True))
@@ -119,7 +119,7 @@ def test_what_ranks_send_is_all_there_is(collective):
 
 
 def test_transfers_start_in_order():
-    """Iterating, no transfer starts before the one before it."""
+    """Iteration is in order of start."""
     shape = translations_of_fabric(parse_named("torus:4x5", **COSTS))
     starts = [t.start_ticks for t in translate(shape, chunk_bytes=1000)]
     assert starts == sorted(starts)
@@ -127,7 +127,7 @@ def test_transfers_start_in_order():
 
 @pytest.mark.slow
 def test_a_million_ranks_are_iterated_lazily():
-    """The first transfers, and one out of the middle, of 10**12."""
+    """The first and middle of 10**12 transfers are read lazily."""
     schedule = translate(translations_of_fabric(parse_named("ring:1000000", **COSTS)), chunk_bytes=1000)
     assert schedule.num_transfers == 999_999 * 10**6
     assert [t.src for t in islice(schedule, 3)] == [0, 1, 2]
@@ -136,7 +136,7 @@ def test_a_million_ranks_are_iterated_lazily():
 
 
 def test_expanded_it_is_the_same_schedule():
-    """Written out: as many transfers, the same finish, and valid."""
+    """The expanded schedule has the same transfers and finish, and is valid."""
     schedule = ring3()
     expanded = schedule.expand()
     assert (expanded.num_transfers, expanded.finish, expanded.algbw_gb_per_s) == (6, 2, pytest.approx(1.5))
@@ -145,7 +145,7 @@ def test_expanded_it_is_the_same_schedule():
 
 
 def test_fine_costs_are_those_of_the_problem():
-    """Bandwidths of 23, 29, 31 and 37 GB/s take 2 * 23 * 29 * 31 * 37 ticks per microsecond, 1.5 million."""
+    """Bandwidths of 23, 29, 31 and 37 GB/s need 2 * 23 * 29 * 31 * 37 ticks per us, 1.5 million."""
     fabric = multidim("ring4@23,ring3@29,ring2@31,ring2@37")
     expanded = synthesize_implicit(fabric, chunk_size="1MB").schedule.expand()
     assert expanded.problem.costs.ticks_per_us == 2 * 23 * 29 * 31 * 37
@@ -153,7 +153,7 @@ def test_fine_costs_are_those_of_the_problem():
 
 
 def test_digest_knows_the_pattern_the_costs_and_the_collective():
-    """Two of the same are equal; any change is another schedule."""
+    """Equal schedules have equal digests; any change gives another."""
     first = ring3()
     assert first == ring3() and hash(first) == hash(ring3())
     assert first != ring3("reduce-scatter")
@@ -164,14 +164,14 @@ def test_digest_knows_the_pattern_the_costs_and_the_collective():
 
 
 def test_the_summary_is_json():
-    """It names fabric, collective, counts and times."""
+    """The summary is JSON with fabric, collective, counts and times."""
     found = json.loads(json.dumps(ring3().summary()))
     assert found["topology"]["name"] == "ring:3"
     assert (found["num_transfers"], found["finish_us"], found["digest"]) == (6, 2.0, ring3().digest())
 
 
 def test_repr_is_one_line():
-    """What, where, how much, how long."""
+    """The repr is one line with collective, fabric, size and finish."""
     assert repr(ring3()) == (
         "ImplicitSchedule(allgather on ring:3: 6 transfers as 2 rows under 3 translations, finish 2.000 us)"
     )
@@ -184,7 +184,7 @@ def test_columns_of_different_lengths_are_refused():
 
 
 def test_rows_are_put_in_order_of_start():
-    """Columns are read-only afterwards."""
+    """Rows are sorted by start, and columns are read-only."""
     pattern = Pattern.sorted([0, 1], [0, 0], [1, 2], [0, 1], [5, 3], [False, True])
     assert (pattern.item.tolist(), pattern.reduce.tolist()) == ([1, 0], [True, False])
     with pytest.raises(ValueError, match="read-only"):
@@ -193,7 +193,7 @@ def test_rows_are_put_in_order_of_start():
 
 @pytest.mark.parametrize("size", [1, 1000, 12345, 10**6])
 def test_ticks_are_those_of_the_problem(size):
-    """Written out, costs are on the same grid."""
+    """The expanded schedule has the same tick grid."""
     fabric = parse_named("torus:2x3", bandwidth_gb_per_s=[75, 50], alpha_us="0.7")
     problem = make_problem(fabric.to_topology(), collectives.allgather(6), chunk_bytes=size)
     ticks = ticks_of(translations_of_fabric(fabric).classes, size)
@@ -203,13 +203,13 @@ def test_ticks_are_those_of_the_problem(size):
 
 
 def test_absurd_costs_are_refused():
-    """A send of more than 2**31 ticks."""
+    """A send of more than 2**31 ticks is refused."""
     with pytest.raises(TopologyError, match="smaller costs"):
         ticks_of(translations_of_fabric(parse_named("ring:3", alpha_us="1e99")).classes, 1000)
 
 
 def test_pipelined_links_are_free_before_a_send_ends():
-    """They are held for 1 us of the send's 2 us."""
+    """A pipelined link is held for 1 us of the send's 2 us."""
     classes = translations_of_fabric(parse_named("ring:3", alpha_meaning="pipelined", **COSTS)).classes
     ticks = ticks_of(classes, 1000)
     assert ticks.holds[0] == ((0, ticks.ticks_per_us, 0),)
