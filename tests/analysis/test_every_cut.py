@@ -59,7 +59,7 @@ def test_both_bounds_are_told_where_they_differ():
 
 @pytest.mark.slow
 def test_the_bound_over_all_chunkings_precedes_the_choice_of_chunks():
-    """Where time is short, the bound over all chunkings is computed before chunks are chosen."""
+    """If time is short, the bound over all chunkings is computed before chunks are chosen."""
     problem = taccl.make_problem(RING, "allreduce", size_bytes=4_000_000)
     result = brief_synthesis(problem, parameters=HASTY)
     names = [stage.name for stage in result.stages]

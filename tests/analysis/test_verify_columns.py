@@ -190,7 +190,7 @@ def test_columns_may_be_in_any_order():
 
 @pytest.mark.slow
 def test_a_thousand_violations_of_a_kind_are_listed():
-    """Of 1,100 violations of a kind 1,000 are listed, and the verdict is marked as incomplete."""
+    """1,000 of 1,100 violations of a kind are listed, and the verdict is marked as incomplete."""
     problem, *_ = ring_exchange(MOST_LISTED + 100)
     found = verify(Schedule(problem, *(np.zeros(0, np.int32),) * 3))
     assert (len(found.violations), found.is_complete) == (MOST_LISTED, False)

@@ -174,7 +174,7 @@ _CONTENTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(_CONTENTS)), ids=list(_CONTENTS))
 def test_contents_that_are_no_file_of_ours(folder, place):
-    """Each to every verb, or to every other: one sentence, whatever the file is called."""
+    """Foreign contents, given to every verb (or every second), give one sentence for any file name."""
     content = [*_CONTENTS.values()][place]
     verbs = [*enumerate(_VERBS)]
     for number, command in verbs if MANY else verbs[place % 2 :: 2]:

@@ -343,7 +343,7 @@ def test_without_time_larger_sizes_are_left_to_the_library():
 
 @pytest.mark.slow
 def test_without_time_for_programs_the_best_for_both_ends_get_one(monkeypatch):
-    """Not the smallest schedule serves all sizes, but the best for the largest, and the best for the smallest."""
+    """Without time for all programs, the best schedules for the largest and the smallest size get one."""
 
     def late(*_: object, **__: object) -> object:
         raise OutOfTime("no time")

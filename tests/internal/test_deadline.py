@@ -193,7 +193,7 @@ class TestEnforced:
         assert not any(each.is_alive() for each in watches)
 
     def test_the_inner_of_two_is_told_from_the_outer(self):
-        """Of two nested deadlines each raises at its own `with`."""
+        """Two nested deadlines raise at their own `with` each."""
         outer, reached = Deadline.after(0.05), []
         with pytest.raises(OutOfTime), outer.enforced():
             with contextlib.suppress(OutOfTime), outer.sooner(0.01).enforced():

@@ -207,7 +207,7 @@ def test_a_folder_of_somebody_else_is_not_used(small, tmp_path, monkeypatch):
 
 
 def test_kernels_are_kept_beside_the_source_where_it_can_be_written(small, tmp_path):
-    """By default kernels are cached beside their source, as by numba, without a warning."""
+    """The default cache is beside the source, as numba's, without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert small().scaled(20) == 40

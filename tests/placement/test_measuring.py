@@ -27,7 +27,7 @@ def mpiexec():
 
 @pytest.mark.parametrize("count", [2, 3, 8, 9])
 def test_rounds_have_every_pair_once(count):
-    """n - 1 rounds, n of an odd number, in none of which a rank has two partners."""
+    """n - 1 rounds (n for odd n) pair all ranks once, and each rank at most once per round."""
     rounds = [pairs_of_round(count, number) for number in range(count - 1 + count % 2)]
     for pairs in rounds:
         ranks = [rank for pair in pairs for rank in pair]

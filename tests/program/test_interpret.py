@@ -37,7 +37,7 @@ def test_every_dependency_of_an_allgather_is_needed():
 
 
 def test_overwriting_too_early_is_a_race():
-    """Scratch that is used again while a send may still read it."""
+    """Reusing scratch while a send may still read it is a race."""
     program = program_of("alltoall", "ring:6")
     found = False
     for address, step in program.steps():

@@ -36,7 +36,7 @@ def test_short_threadblocks_stay_as_they_are():
 
 
 def test_only_long_threadblocks_are_cut():
-    """Of two channels with 6 and 1 chunks only the first one's threadblocks are cut in two."""
+    """Two channels carry 6 chunks and 1: only threadblocks of the first are cut in two."""
 
     def rank(peer):
         send = tuple(Step("send", Slot("input", i)) for i in range(6))

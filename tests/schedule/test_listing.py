@@ -111,7 +111,7 @@ def test_what_stays_where_it_is_bounds_nothing(problem):
 
 @pytest.mark.slow
 def test_due_times_order_sends():
-    """Of two chunks on one link the one with the due date goes first."""
+    """The chunk with a due date goes first over a link that two chunks share."""
     line = topologies.ring(2, alpha_us=1, bandwidth_gb_per_s=100)
     both = collectives.custom(2, precondition={0: [0], 1: [0]}, postcondition={0: [1], 1: [1]})
     for urgent in (0, 1):

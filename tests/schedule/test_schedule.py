@@ -162,7 +162,7 @@ def test_columns_built_by_hand_are_checked(column, values, found):  # noqa: ANN0
 
 
 def test_the_table_shows_times_in_us_and_what_it_hides():
-    """Two of four rows, in microseconds."""
+    """A table of two of four rows has times in us and states the omitted rows."""
     text = relay().table(limit=2)
     assert "2.500" in text
     assert text.endswith("... and 2 more")

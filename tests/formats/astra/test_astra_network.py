@@ -50,7 +50,7 @@ def test_allgather_on_every_file_verifies(path):
 
 
 def test_ring():
-    """Both ways round, 25 * 2**30 bytes a second and 250 ns each."""
+    """A ring has links both ways of 25 * 2**30 bytes/s and 250 ns."""
     topology = ours("ring-3")
     assert _pairs(topology) == {(0, 1), (1, 2), (2, 0), (1, 0), (2, 1), (0, 2)}
     assert {link.beta_us_per_mb for link in topology.links} == {GB / 25}
@@ -59,7 +59,7 @@ def test_ring():
 
 
 def test_switch():
-    """Every pair by way of one switch: twice 700.5 ns, bytes once, a port out and in for each of 4 ranks."""
+    """Through the switch a pair takes 2 * 700.5 ns, and bytes once; each of 4 ranks has a port out and in."""
     topology = ours("switch-4")
     assert len(topology.links) == 12
     assert {link.alpha_us for link in topology.links} == {Fraction("1.401")}
@@ -69,7 +69,7 @@ def test_switch():
 
 
 def test_pairs_of_rings():
-    """Ranks 0-2 and 3-5 in rings, at 80 GB/s and 40 ns; 0-3, 1-4 and 2-5 in pairs, at 10 GB/s and 900 ns."""
+    """Ranks 0-2 and 3-5 form rings of 80 GB/s and 40 ns; 0-3, 1-4 and 2-5 pairs of 10 GB/s and 900 ns."""
     topology = ours("pairs-of-rings", ranks_per_node=3)
     found = {(e.src, e.dst): (e.beta_us_per_mb, e.alpha_us) for e in topology.links if e.src == 4}
     ring, pair = (GB / 80, Fraction("0.04")), (GB / 10, Fraction("0.9"))
@@ -100,7 +100,7 @@ def test_real_switch(load):
 
 @pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
 def test_ring_allgather_takes_its_time():
-    """3 ranks: after one round each way all have all. A chunk of 2**30 / 10 bytes takes 4 ms, and 0.25 us."""
+    """On 3 ranks one round each way completes an allgather: 2**30 / 10 bytes take 4 ms and 0.25 us."""
     topology = ours("ring-3", alpha_meaning="occupies")
     problem = taccl.make_problem(topology, taccl.collectives.allgather(3), chunk_bytes=2**30 // 10)
     result = brief_synthesis(problem, backend="greedy")
@@ -124,7 +124,7 @@ def test_dimensions(tmp_path):
 
 
 def test_switches_of_a_dimension(tmp_path):
-    """A ring of 2 in each of 3 nodes, and a switch for each of the two places: ports at every rank."""
+    """A ring of 2 in each of 3 nodes, and a switch for each of the two positions, with ports at every rank."""
     topology = load_astra_network(_write(tmp_path, _file("[Ring, Switch]", "[2, 3]", "[1, 1]", "[0, 0]")))
     assert [switch.ranks for switch in topology.switches] == [(0, 2, 4), (1, 3, 5)]
     assert _pairs(topology) >= {(0, 1), (0, 4), (5, 1)}
@@ -140,7 +140,7 @@ def test_switches_of_a_dimension(tmp_path):
     ids=["by line", "quoted", "other field"],
 )
 def test_ways_to_write_a_list(tmp_path, text):
-    """Lists in brackets, over lines and by dashes; fields of no use are noted."""
+    """Lists may be in brackets, over several lines or dashed; unused fields are noted."""
     topology = load_astra_network(_write(tmp_path, text))
     assert len(topology.links) == 8
     assert {link.alpha_us for link in topology.links} == {Fraction(1, 2)}
@@ -197,7 +197,7 @@ def test_wrong_file_is_named_with_its_field(tmp_path, text, message):
 
 
 def test_nodes_must_divide_the_ranks():
-    """Four ranks make no nodes of three."""
+    """Four ranks cannot be divided into nodes of three."""
     with pytest.raises(TopologyError, match="divisor of the 4 ranks"):
         ours("switch-4", ranks_per_node=3)
     assert ours("switch-4", ranks_per_node=2).num_nodes == 2

@@ -20,7 +20,7 @@ COMP, SEND, RECEIVE = 4, 5, 6
 
 
 def _messages():
-    """The classes of the published messages, as far as a collective needs them: (metadata, node)."""
+    """(metadata, node) classes of the published messages, with the fields that a collective needs."""
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="et.proto", package="chakra", syntax="proto3")
     kinds = {
@@ -58,7 +58,7 @@ METADATA, NODE = _messages()
 
 
 def _decoded(trace):
-    """The metadata and the nodes of a file; nothing in it is unknown to the published messages."""
+    """Metadata and nodes of a file, without fields unknown to the published messages."""
     parts, at = [], 0
     while at < len(trace):
         length = shift = 0
@@ -98,9 +98,9 @@ def _ring(collective, ranks=4):
 
 
 def _run(traces, schedule):
-    """When all is done, if a send takes as long as in the schedule and nothing else takes any time.
+    """Finish if sends take as long as in the schedule and all else takes no time.
 
-    Receives are posted at once, and are over when the send with their source, destination and tag is.
+    Receives are posted at time 0, and end with the send of the same source, destination and tag.
     """
     costs = schedule.problem.costs
     lasts = {t.group: costs.us(t.end_ticks - t.start_ticks) for t in schedule}
@@ -152,7 +152,7 @@ def test_nodes_by_hand():
 
 
 def test_metadata_leads():
-    """Every file starts with the version and what it is."""
+    """Every file starts with its version and metadata."""
     with pytest.warns(LossyConversionWarning):
         metadata, _ = _decoded(next(iter(dump_chakra(_ring("allgather"), "trace").values())))
     assert metadata.version == "0.0.4"
@@ -160,7 +160,7 @@ def test_metadata_leads():
 
 
 def test_ids_are_places():
-    """Ids of a rank run from 0, and a node waits for earlier ones only."""
+    """Node ids of a rank count from 0, and a node depends only on earlier ones."""
     for nodes in _traces(_ring("allreduce")):
         assert [node.id for node in nodes] == list(range(len(nodes)))
         assert all(each < node.id for node in nodes for each in node.data_deps)
@@ -179,7 +179,7 @@ def test_run_takes_as_long_as_the_schedule(collective):
     [("ndv2", "allgather", "hierarchical"), ("ndv2", "alltoall", "pairwise"), ("ndv2", "allreduce", "ring")],
 )
 def test_machines_run_to_their_end(machine, collective, baseline):
-    """With switches and NICs too, nothing waits for ever, and nothing takes longer than in the schedule."""
+    """With switches and NICs, too, traces complete, no later than the schedule."""
     topology = taccl.topologies.parse(machine, nodes=2)
     problem = make_problem(topology, collectives.make(collective, topology.num_ranks), chunk_bytes=10**6)
     schedule = taccl.baselines.baseline(baseline, problem)
@@ -187,7 +187,7 @@ def test_machines_run_to_their_end(machine, collective, baseline):
 
 
 def test_prefix_sums_wait_for_their_source():
-    """In a scan, rank 1 sends on the chunk that it makes from what it received."""
+    """In a scan rank 1 sends the derived chunk after it has received its source."""
     problem = make_problem(taccl.topologies.ring(3), collectives.scan(3), chunk_bytes=1000)
     schedule = brief_synthesis(problem, backend="greedy").schedule
     traces = _traces(schedule)
@@ -203,7 +203,7 @@ def test_sizes_scale_where_chunks_are_alike():
 
 
 def test_rank_without_sends_has_a_node():
-    """A trace without a node to start with is an error to its reader: an idle rank has one that does nothing."""
+    """A rank without sends has one node that does nothing, as readers require a start node."""
     problem = make_problem(
         taccl.topologies.ring(4),
         collectives.custom(4, precondition={0: [0]}, postcondition={0: [1]}),
@@ -216,7 +216,7 @@ def test_rank_without_sends_has_a_node():
 
 
 def test_order_on_shared_resources_is_named_as_lost():
-    """The NICs of a node, which its ranks share, are named."""
+    """A warning names the shared NICs whose order of sends is lost."""
     machine = taccl.topologies.ndv2(nodes=2)
     problem = make_problem(machine, collectives.alltoall(16), chunk_bytes=10**6)
     with pytest.warns(LossyConversionWarning, match=r"order of sends of different ranks .*NIC"):
@@ -224,7 +224,7 @@ def test_order_on_shared_resources_is_named_as_lost():
 
 
 def test_multicast_is_refused():
-    """A send to several ranks at once is none of the trace's."""
+    """A multicast send is refused, as traces have none."""
     topology = linked("switch", [0, 0, 0], [((0,), (1, 2))], alpha_us=0, beta_us_per_mb=1)
     problem = make_problem(topology, collectives.broadcast(3), chunk_bytes=10**6)
     with pytest.raises(ExportError, match="0->1,2 joins more than two ranks"):
@@ -268,7 +268,7 @@ def test_failure_half_way_leaves_none(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**32, 2**63 - 1, -1])
 def test_numbers_are_encoded_as_published(value):
-    """Sizes of one to nine bytes, and a negative one of ten."""
+    """Integers encode to one to nine bytes, negative ones to ten."""
     node = NODE()
     node.attr.add(name="x", int64_val=value)
     [attribute] = NODE.FromString(

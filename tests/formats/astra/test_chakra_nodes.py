@@ -1,4 +1,4 @@
-"""Nodes of Chakra traces, as protobuf's own library writes them, and as chakra_jsonizer does."""
+"""Chakra trace nodes in protobuf's encoding and in chakra_jsonizer's."""
 
 import gzip
 
@@ -30,7 +30,7 @@ def protobuf():
 
 
 def jsonized():
-    """The text of chakra_jsonizer: the messages as JSON, one behind another; `NodeType` is an enumeration."""
+    """Text of chakra_jsonizer: concatenated JSON messages, with `NodeType` as an enumeration."""
     text = "".join(map(MessageToJson, messages()))
     return (
         text.replace('"type": 4', '"type": "COMP_NODE"')
@@ -41,7 +41,7 @@ def jsonized():
 
 @pytest.mark.parametrize("content", [protobuf(), jsonized(), gzip.compress(protobuf())], ids="pjz")
 def test_every_form_gives_the_same_nodes(tmp_path, content):
-    """Ids, names, dependencies, durations and attributes are those of the messages."""
+    """Every encoding gives the messages' ids, names, dependencies, durations and attributes."""
     (tmp_path / "trace.0.et").write_bytes(content)
     gemm, total = load_trace_nodes(tmp_path / "trace.0.et")
     assert (gemm.id, gemm.name, gemm.kind, gemm.after, gemm.duration_us) == (7, "gemm", "COMP_NODE", (), 12)

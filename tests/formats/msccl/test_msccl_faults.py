@@ -30,7 +30,7 @@ def texts():
 
 
 def steps(text, *types, holding=""):
-    """Steps of some types that hold a text."""
+    """Steps of the given types that contain a text."""
     return [m for m in STEP.finditer(text) if m.group(1) in types and holding in m.group()]
 
 
@@ -44,7 +44,7 @@ def drop_send(text, chance):
 
 
 def swap_receives(text, chance):
-    """The offsets of two receives that follow each other in a threadblock."""
+    """Exchange the offsets of two consecutive receives of a threadblock."""
     found = steps(text, "r", "rrc")
     pairs = [
         (a, b)
@@ -63,7 +63,7 @@ def lose_hasdep(text, chance):
 
 
 def wrong_offset(text, chance):
-    """A receive into the slot next to its own."""
+    """Move a receive to the neighbouring slot."""
     found = [m for m in steps(text, "r", "rrc") if _field(m, "dstbuf") == "o"]
     step = chance.choice(found)
     offset = int(_field(step, "dstoff"))
@@ -98,7 +98,7 @@ def _set(step, name, value):
 
 @pytest.mark.slow
 def test_the_files_are_valid():
-    """Before they are spoiled."""
+    """The files are valid before faults are added."""
     for text in texts():
         assert interpret(parse_msccl_xml(text)).ok
 

@@ -1,4 +1,4 @@
-"""MSCCL XML: files of others are judged, programs go out and come back, limits and rules are named."""
+"""MSCCL XML: foreign files are checked, programs round-trip, limits and rules are named."""
 
 import itertools
 import re
@@ -24,7 +24,7 @@ WORK = [each for each in foreign_files("msccl-xml/*.xml") if "deadlock" not in e
 @pytest.mark.slow
 @pytest.mark.parametrize("path", WORK)
 def test_files_that_work(path):
-    """They run right, and so does what is written of them."""
+    """Valid files run correctly, and so do their rewritten forms."""
     program = load_msccl_xml(path)
     interpretation = interpret(program)
     assert interpretation.ok
@@ -36,26 +36,26 @@ def test_files_that_work(path):
 
 @pytest.mark.parametrize("path", foreign_files("msccl-xml/*deadlock.xml"))
 def test_files_that_hang(path):
-    """Ranks 0 and 1 both receive from each other first."""
+    """Ranks 0 and 1 both receive from each other before they send: a deadlock."""
     (fault,) = interpret(load_msccl_xml(path)).faults
     assert (fault.kind, fault.steps) == ("deadlock", (StepAddress(0, 0, 0), StepAddress(1, 0, 0)))
 
 
 @pytest.mark.parametrize("path", foreign_files("reported/allpairs*.xml"))
 def test_all_pairs_in_one_step_work(path):
-    """Each rank sends three chunks in one step before it receives: for all sizes of the file that is one message."""
+    """Three chunks sent in one step are one message at all of the file's sizes, so the program runs."""
     assert interpret(load_msccl_xml(path)).verdict == "ok for all sizes from 6KiB to 192KiB"
 
 
 def test_files_of_a_rooted_collective_are_taken_for_every_root():
-    """No runtime compares roots, which is warned of."""
+    """Files of rooted collectives apply to every root, with a warning."""
     with pytest.warns(LossyConversionWarning, match="take every broadcast for one with root 0"):
         dump_msccl_xml(program_of("broadcast"))
 
 
 @pytest.mark.slow
 def test_files_for_rccl_have_its_names_and_limits():
-    """Reduce-scatter in one word; 64 steps per threadblock; and no custom collectives."""
+    """RCCL's files use "reducescatter", 64 steps per threadblock, and no custom collectives."""
     assert 'coll="reducescatter"' in dump_msccl_xml(program_of("reduce_scatter"), runtime="rccl")
     with pytest.raises(ExportError, match="for RCCL holds at most 64 steps per threadblock"):
         dump_msccl_xml(program_of("allgather", chunks_per_rank=60), split=False, runtime="rccl")
@@ -75,14 +75,14 @@ def test_names_and_limits_of_rccl_are_read(valid):
 
 
 def _without_a_wait(text, line, depends):
-    """The file with a step that only waits made to wait for nothing."""
+    """The file without the dependency of a step that only waits."""
     assert line + depends in text
     return text.replace(line + depends, line + 'depid="-1" deps="-1"', 1)
 
 
 @pytest.mark.parametrize(("block", "other"), [(2, 0), (3, 1)])
 def test_a_missing_dependency_is_a_race(block, other):
-    """The hub's two sends each wait for both receives, one of them in a step that does nothing else."""
+    """Each of the hub's two sends waits for both receives, one through a nop; without it there is a race."""
     text = (OURS / "msccl-xml" / "allgather-3-hub.xml").read_text()
     head, tail = text.split(f'<tb id="{block}"')
     line = '<step s="0" type="nop" srcbuf="i" srcoff="-1" dstbuf="o" dstoff="-1" cnt="0" '
@@ -92,7 +92,7 @@ def test_a_missing_dependency_is_a_race(block, other):
 
 @pytest.mark.slow
 def test_a_missing_dependency_in_a_real_file_is_a_race(shared_data):
-    """A step that only waits, taken out of what waits for two others."""
+    """Removing a waiting step of a real file gives a race."""
     text = (shared_data / "msccl-xml" / "allgather-32-inplace.xml").read_text()
     line = '<step s="4" type="nop" srcbuf="i" srcoff="-1" dstbuf="o" dstoff="-1" cnt="0" '
     spoiled = _without_a_wait(text, line, 'depid="5" deps="1"')
@@ -125,7 +125,7 @@ def test_the_file_by_hand():
 
 @pytest.mark.parametrize(("name", "in_place"), list(itertools.product(COLLECTIVES, (False, True))))
 def test_every_collective_comes_back(name, in_place):
-    """A file that is read does the same; a collective unknown to the format must be named."""
+    """A file that is read runs the same program; a collective unknown to the format must be given."""
     program = program_of(name, chunks_per_rank=2, in_place=in_place)
     try:
         text = dump_msccl_xml(program)
@@ -159,7 +159,7 @@ def test_every_collective_comes_back(name, in_place):
     ),
 )
 def test_round_trip(name, topology, options):
-    """Whatever is lowered, the file's program runs right, and is written as the same text."""
+    """Every lowered program runs from its file, and is written as the same text again."""
     text = dump_msccl_xml(lower(schedule_of_cached(name, topology), **options))
     again = parse_msccl_xml(text)
     assert interpret(again, capacity=1).ok
@@ -177,7 +177,7 @@ def schedule_of_cached(name, topology):
 
 
 def test_several_dependencies_become_steps_that_wait():
-    """A step that waits for two others is preceded by one that waits for the first of them."""
+    """A step with two dependencies is preceded by a waiting step for the first."""
     copy = Step("copy", Slot("input", 0), Slot("scratch", 0))
     blocks = (
         Threadblock((copy,)),
@@ -227,14 +227,14 @@ def steps(count, *, chunks=1, blocks=1):
     ],
 )  # fmt: skip
 def test_limits_are_named_with_a_remedy(program, words):
-    """Nothing is written that the runtime refuses."""
+    """Exceeding a limit of the runtime is refused with a remedy."""
     with pytest.raises(ExportError, match=words):
         dump_msccl_xml(program, split=False)
 
 
 @pytest.mark.parametrize("program", [many(216, wait=127), steps(256), steps(1, chunks=71), peers(32)])
 def test_up_to_the_limits_all_is_well(program):
-    """The last number that fits is written, and read."""
+    """The largest allowed number is written and read."""
     parse_msccl_xml(dump_msccl_xml(program))
 
 
@@ -248,7 +248,7 @@ def test_more_channels_keep_peers_within_the_limit():
 
 
 def test_file_is_for_sizes_about_that_of_its_schedule():
-    """From half to twice the size that the schedule was made for; of an unknown one, up to 128 MiB."""
+    """A file is for half to twice its schedule's size; for an unknown size up to 128 MiB."""
     program = program_of("allgather", "ring:2")
     own = program.sizes_bytes
     assert own[1] == 4 * own[0]
@@ -313,7 +313,7 @@ SPOILED = [
 
 @pytest.mark.parametrize(("old", "new", "words"), SPOILED, ids=[f"{i}" for i in range(len(SPOILED))])
 def test_broken_rules_are_named(valid, old, new, words):
-    """With the line, the element and what was expected."""
+    """A broken rule is reported with line, element and expected value."""
     spoiled, count = re.subn(old, lambda _: new, valid, count=1)
     assert count
     with pytest.raises(FormatError, match=words) as caught:
@@ -330,14 +330,14 @@ def test_broken_rules_are_named(valid, old, new, words):
     ],
 )
 def test_faults_that_show_when_run(valid, old, new, kind):
-    """The file is well-formed, and the program wrong."""
+    """Well-formed files with wrong programs are found by running them."""
     spoiled, count = re.subn(old, new, valid, count=1)
     assert count
     assert kind in kinds(interpret(parse_msccl_xml(spoiled)))
 
 
 def test_a_wait_must_end_at_a_step_that_waits(valid):
-    """The runtime wants the step after steps that only wait to wait itself."""
+    """A step that waits after waiting steps must wait itself."""
     nop = (
         '<step s="0" type="nop" srcbuf="i" srcoff="-1" dstbuf="o" dstoff="-1" cnt="0" depid="1" deps="0" '
         'hasdep="0"/>'
@@ -355,13 +355,13 @@ def test_a_wait_must_end_at_a_step_that_waits(valid):
 
 
 def test_comments_and_unknown_elements_are_fine(valid):
-    """As the runtime ignores them, with whatever they hold."""
+    """Comments and unknown elements are ignored, as by the runtime."""
     text = valid.replace("    <tb", '    <!-- a\tb\n ?> --><copy i_off="0" o_off="0"/>\n    <tb', 1)
     assert interpret(parse_msccl_xml(text)).ok
 
 
 def test_a_custom_file_is_judged_by_what_it_is_said_to_be(valid):
-    """Without that, only what hangs and races shows; over other ranks it does not fit."""
+    """A custom file is checked against a given collective; without one, only deadlocks and races are found."""
     text = valid.replace('coll="allgather"', 'coll="custom"').replace('i_chunks="1"', 'i_chunks="4"')
     assert not interpret(parse_msccl_xml(text)).outputs_checked
     assert interpret(parse_msccl_xml(text, collective=allgather(4))).ok

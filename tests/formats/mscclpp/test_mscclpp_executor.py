@@ -1,4 +1,4 @@
-"""The judge of MSCCL++ plans: spoiled plans are found out, each by what its fault does under the executor."""
+"""The checker of MSCCL++ plans: spoilt plans are found by their effect under the executor."""
 
 import copy
 
@@ -36,7 +36,7 @@ def without(plan, name):
     ],
 )  # fmt: skip
 def test_lost_operations_are_found(name, kind):
-    """Whatever is left out of a reduce-scatter hangs it, spoils it or leaves it unordered."""
+    """Removing any operation of a reduce-scatter gives a deadlock, a wrong result or a race."""
     spoiled = without(plan_of("reduce-scatter"), name)
     assert spoiled
     for plan in spoiled:
@@ -46,7 +46,7 @@ def test_lost_operations_are_found(name, kind):
 
 @pytest.mark.slow
 def test_lost_barriers_are_races():
-    """Without a nop, threads run ahead of the one that waits or tells."""
+    """Without a nop, threads race ahead of the one that waits or signals."""
     spoiled = without(plan_of("reduce-scatter"), "nop")
     assert spoiled
     for plan in spoiled:
@@ -55,7 +55,7 @@ def test_lost_barriers_are_races():
 
 
 def test_a_lost_flush_is_a_race_with_the_user():
-    """A NIC may still read what the user already overwrites."""
+    """Without a flush a NIC may still read a buffer that the user overwrites."""
     plan = plan_of("allgather", in_place=True)
     (spoiled, *_) = without(plan, "flush")
     with pytest.raises(VerificationError, match="race.*user"):
@@ -63,7 +63,7 @@ def test_a_lost_flush_is_a_race_with_the_user():
 
 
 def test_a_flush_without_destination_does_nothing():
-    """The executor counts destinations, not channels."""
+    """A flush without destination does nothing, as the executor counts destinations."""
     plan = plan_of("allgather", in_place=True)
     for gpu in plan["gpus"]:
         for threadblock in gpu["threadblocks"]:
@@ -77,7 +77,7 @@ def test_a_flush_without_destination_does_nothing():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["upkt", "repkt", "ppkt", "nop", "sem_acquire"])
 def test_lost_operations_of_packets_are_found(name):
-    """So it is without signals."""
+    """Removing an operation of a packet plan is found, too."""
     spoiled = without(plan_of("allreduce", protocol="LL"), name)
     assert spoiled
     for plan in spoiled:
@@ -87,7 +87,7 @@ def test_lost_operations_of_packets_are_found(name):
 
 @pytest.mark.parametrize(("field", "value"), [("index", 1), ("index", 99), ("size", 2), ("type", "i")])
 def test_wrong_places_are_found(field, value):
-    """Another chunk, one past the buffer, one too many, another buffer."""
+    """Wrong chunks, indices past the buffer, wrong counts and wrong buffers are found."""
     plan = plan_of("allgather")
     put = next(
         op for tb in plan["gpus"][0]["threadblocks"] for op in tb["ops"]
@@ -99,7 +99,7 @@ def test_wrong_places_are_found(field, value):
 
 
 def test_what_nobody_wrote_is_no_chunk():
-    """Scratch that was never written is not taken for the rank's own chunk of the same number."""
+    """Unwritten scratch is not mistaken for the rank's chunk of the same number."""
     plan = build_mscclpp_plan(program_of("allreduce", "fully-connected:2"))
     for gpu in plan["gpus"]:
         gpu["scratch_chunks"] += 8
@@ -111,7 +111,7 @@ def test_what_nobody_wrote_is_no_chunk():
 
 
 def test_signals_of_swapped_channels_are_found():
-    """Two channels to different ranks, mixed up in a threadblock's list."""
+    """Two channels exchanged in a threadblock's list are found."""
     plan = build_mscclpp_plan(program_of("allgather", "ring:4", chunks_per_rank=2), ranks_per_node=4)
     threadblocks = [tb for tb in plan["gpus"][0]["threadblocks"] if tb["channels"]]
     first, second = (tb["channels"][0] for tb in threadblocks[:2])
@@ -121,7 +121,7 @@ def test_signals_of_swapped_channels_are_found():
 
 
 def test_what_is_left_over_is_found():
-    """A signal too many makes the next call go wrong."""
+    """A signal too many is found, as it breaks the next call."""
     plan = plan_of("allgather")
     ops = next(tb["ops"] for tb in plan["gpus"][0]["threadblocks"] if tb["ops"][-1]["name"] == "signal")
     ops.append(ops[-1])

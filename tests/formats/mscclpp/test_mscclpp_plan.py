@@ -1,4 +1,4 @@
-"""MSCCL++ execution plans: what is written does what the schedule says, under the executor's own rules."""
+"""MSCCL++ plans run as their schedule, under the executor's rules."""
 
 import json
 import warnings
@@ -35,7 +35,7 @@ def ops_of(plan, rank, threadblock):
     "name", ["allgather", "alltoall", "reduce-scatter", "allreduce", "broadcast", "reduce"]
 )
 def test_every_plan_runs_right(name, options):
-    """Within a node and over two: right outputs, no deadlock, nothing unordered, nothing left over."""
+    """Plans within a node and over two give right outputs, without deadlocks, races or leftover signals."""
     program = program_of(name, "mesh:2x3", chunks_per_rank=2, **options)
     for ranks_per_node in (6, 3):
         assert run_plan(build_mscclpp_plan(program, ranks_per_node=ranks_per_node, split=True))
@@ -44,7 +44,7 @@ def test_every_plan_runs_right(name, options):
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "reduce-scatter", "allreduce"])
 def test_every_plan_of_packets_runs_right(name, options):
-    """Protocol LL has packets in two halves of the scratch, and no signals at all."""
+    """LL plans use packets in two halves of the scratch, without signals."""
     program = program_of(name, "mesh:2x3", chunks_per_rank=2, protocol="LL", **options)
     plan = build_mscclpp_plan(program, ranks_per_node=6, split=True)
     assert run_plan(plan)
@@ -95,7 +95,7 @@ def test_two_ranks_by_hand():
 
 
 def test_another_node_is_reached_over_port_channels():
-    """A NIC is asked to put and to signal, and what it reads is the user's again only after a flush."""
+    """Between nodes a NIC puts and signals, and the buffer is reusable only after a flush."""
     plan = build_mscclpp_plan(program_of("allgather", "ring:2", in_place=True), ranks_per_node=1)
     assert ops_of(plan, 0, 1) == ["wait", "put", "signal", "flush"]
     flush = plan["gpus"][0]["threadblocks"][1]["ops"][-1]
@@ -104,7 +104,7 @@ def test_another_node_is_reached_over_port_channels():
 
 
 def test_channels_of_two_ranks_stand_in_one_order():
-    """The executor pairs the channels of two ranks by their order; those of a queue are each other's."""
+    """Channels of two ranks are listed in the same order, by which the executor pairs them."""
     program = program_of("alltoall", "ring:5", channels="round-robin", num_channels=2)
     plan = build_mscclpp_plan(program)
     lists = [gpu["channels"][0]["connected_to"] for gpu in plan["gpus"]]
@@ -114,7 +114,7 @@ def test_channels_of_two_ranks_stand_in_one_order():
 
 
 def test_a_sum_that_is_kept_beside_needs_no_scratch():
-    """Rank 0 adds what comes to its own chunk, out of place: it lands in the output and is added there."""
+    """Out of place rank 0's sum needs no scratch: the arrival is stored in the output and added there."""
     plan = build_mscclpp_plan(program_of("reduce", "ring:2"))
     assert plan["gpus"][0]["scratch_chunks"] == 0
     sums = [op for tb in plan["gpus"][0]["threadblocks"] for op in tb["ops"] if op["name"] == "re"]
@@ -122,7 +122,7 @@ def test_a_sum_that_is_kept_beside_needs_no_scratch():
 
 
 def test_a_sum_in_one_place_lands_beside_it():
-    """In place the sum takes the place of the own chunk, and what is added waits in scratch."""
+    """In place the sum replaces the own chunk, and arrivals wait in scratch."""
     plan = build_mscclpp_plan(program_of("reduce", "ring:2", in_place=True))
     assert plan["gpus"][0]["scratch_chunks"] == 1
 
@@ -143,7 +143,8 @@ def test_nodes_come_from_the_topology():
 
 @pytest.mark.parametrize(("members", "name"), [((0, 1, 2), "allgather"), ((2, 0, 1), "custom")])
 def test_ranks_in_another_order_are_no_collective_of_theirs(members, name):
-    """It would be chosen for one and mix up the parts: rank 2 starts with chunk 0, which stands first in outputs."""
+    """With ranks in another order the plan would be mistaken for an allgather with other parts, so it is
+    refused."""
     collective = taccl.collectives.allgather(3).among(members, num_ranks=3)
     problem = taccl.make_problem(taccl.topologies.ring(3), collective, chunk_bytes=1000)
     plan = build_mscclpp_plan(lower(taccl.synthesize(problem, backend="greedy").schedule))
@@ -154,7 +155,7 @@ def test_ranks_in_another_order_are_no_collective_of_theirs(members, name):
 
 
 def test_unknown_nodes_must_be_told():
-    """A program that came from a file says nothing of nodes."""
+    """For a program from a file the number of nodes must be given."""
     program = replace(program_of("allgather", "ring:4"), node_of_rank=None)
     with pytest.raises(InputError, match="give ranks_per_node"):
         build_mscclpp_plan(program)
@@ -162,7 +163,7 @@ def test_unknown_nodes_must_be_told():
 
 @pytest.mark.slow
 def test_long_threadblocks_are_refused_or_split():
-    """More than 64 operations: an error with a remedy, or threadblocks that take turns and still run right."""
+    """More than 64 operations are refused with a remedy, or split into threadblocks that run in turn."""
     program = program_of("alltoall", "ring:5", chunks_per_rank=8)
     with pytest.raises(ExportError, match=r"at most 64 operations .* leave split=False out"):
         build_mscclpp_plan(program, split=False)
@@ -175,7 +176,7 @@ def test_long_threadblocks_are_refused_or_split():
 
 @pytest.mark.slow
 def test_what_is_split_unasked_is_warned_of():
-    """Without a word on it a long threadblock is split all the same, and nothing is said where none is long."""
+    """By default a long threadblock is split with a warning; there is none if no threadblock is long."""
     program = program_of("alltoall", "ring:5", chunks_per_rank=8)
     with pytest.warns(FallbackWarning, match="at most 64 operations per threadblock: longer ones were split"):
         plan = build_mscclpp_plan(program)
@@ -196,7 +197,7 @@ def test_what_is_split_unasked_is_warned_of():
     ],
 )
 def test_limits_are_named(options, error, words):
-    """Each with what to do."""
+    """Each limit is named with a remedy."""
     with pytest.raises(error, match=words):
         build_mscclpp_plan(program_of("allgather", "ring:4"), **options)
 
@@ -220,7 +221,7 @@ def test_what_plans_do_not_hold_is_named(name, options, plan_options, words):
     [("allgather", {}, "LL"), ("allgather", {"ranks_per_node": 2}, "Simple"), ("broadcast", {}, "Simple")],
 )
 def test_a_program_for_ll128_is_written_for_a_protocol_that_there_is(name, plan_options, instead):
-    """As packets where they are safe, else by Simple, and that is said."""
+    """A program for LL128 is written as packets where safe, else for Simple, with a warning."""
     program = program_of(name, "ring:4", protocol="LL128")
     with pytest.warns(FallbackWarning, match=f"MSCCL\\+\\+ has no LL128: the plan uses {instead}"):
         plan = build_mscclpp_plan(program, **plan_options)
@@ -250,7 +251,7 @@ def test_plan_is_for_sizes_about_that_of_its_schedule():
 
 
 def test_programs_that_need_room_under_way_are_refused():
-    """Two ranks that send before they receive, into places in use: without queues each waits for the other."""
+    """Two ranks that send before they receive would deadlock without queues and are refused."""
 
     def rank(peer):
         steps = (
@@ -266,7 +267,7 @@ def test_programs_that_need_room_under_way_are_refused():
 
 
 def test_a_program_that_is_wrong_is_not_written():
-    """The plan is run first, and its outputs are looked at."""
+    """A plan with wrong outputs is not written."""
     good = program_of("allgather", "ring:3")
     wrong = replace(good, collective=taccl.collectives.allreduce(3), ranks=tuple(
         replace(rank, input_chunks=3) for rank in good.ranks

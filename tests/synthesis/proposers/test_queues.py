@@ -121,7 +121,7 @@ def test_alltoall_of_a_torus_is_near_its_bound():
 
 
 def test_paths_balance_parallel_paths():
-    """Of 8 chunks from 0 to 3 half go through rank 1, half through rank 2."""
+    """Half of 8 chunks from 0 to 3 go through rank 1, half through rank 2."""
     builder = TopologyBuilder("diamond", [0] * 4)
     for src, dst in ((0, 1), (0, 2), (1, 3), (2, 3)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)

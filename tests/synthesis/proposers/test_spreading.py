@@ -265,7 +265,7 @@ def test_search_stops_at_its_target(runs):
 
 @pytest.mark.slow
 def test_time_limit_gives_up_later_runs(runs):
-    """Of ten thousand runs on a mesh, a limit of 0.2 s allows few; the best so far is returned."""
+    """A limit of 0.2 s allows few of ten thousand runs on a mesh; the best so far is returned."""
     problem = problem_of(topologies.mesh(12, 12), collectives.allgather(144))
     solve(problem, num_runs=10_000, until=Deadline.after(0.2))
     assert 1 <= len(runs) < 1000
