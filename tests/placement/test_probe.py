@@ -237,7 +237,7 @@ class TestMatrices:
         ],
     )
     def test_csv_of_latencies(self, tmp_path, text):
-        """With or without names, and whatever stands on the diagonal."""
+        """A CSV of latencies is read with or without names, for any values on the diagonal."""
         path = tmp_path / "m.csv"
         path.write_text(text)
         probe = load_probe(path)

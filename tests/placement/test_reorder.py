@@ -147,7 +147,7 @@ def test_a_schedule_of_other_ranks_is_refused():
 
 @pytest.mark.slow
 def test_what_is_known_is_shown():
-    """As text, as plain values, and in a notebook."""
+    """A placement is shown as text, as plain values, and in a notebook."""
     truth, _, _ = cloud((3, 3), seed=1)
     found = taccl.reorder(truth)
     assert repr(found).startswith("Placement(ring allreduce of 100MB on probe: simulated before ")

@@ -148,7 +148,7 @@ def test_pcie_generation_is_told_by_nvlinks_or_by_the_nic(tmp_path, num_nvlinks,
 
 
 def test_guess_that_limits_a_given_rate_is_told(tmp_path):
-    """Two NICs of 50 GB/s at a GPU whose PCIe is guessed: 100 GB/s are reached at 50."""
+    """Two NICs of 50 GB/s at a GPU whose PCIe rate is guessed: a note says that it limits their 100 GB/s to 50."""
     with pytest.warns(AssumptionWarning, match=r"NIC0 \+ NIC1 \(100 GB/s\) are reached at 50 GB/s only"):
         topology = taccl.topologies.load(_near(tmp_path, 1, 2), nodes=2, nic_gb_per_s=50)
     assert "pcie_gb_per_s=" in topology.assumed[0]
