@@ -43,7 +43,7 @@ def add(verb: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> Answer:
-    """Show what a well-known algorithm, without a sketch, would take."""
+    """Show the schedule of a well-known algorithm, without a sketch."""
     from taccl.baselines.nccl import Considered, nccl_bounded
     from taccl.cli.output import figures_table, result_answer
     from taccl.synthesis.result import Result, Stages

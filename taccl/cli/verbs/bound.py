@@ -37,7 +37,7 @@ def add(verb: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> Answer:
-    """Show a proven lower bound on any schedule's finish, and what limits."""
+    """Show a proven lower bound on any schedule's finish, and its bottleneck."""
     noun = held_by(options.sketch)
     if noun not in _OF_NOUN:
         from taccl.synthesis.suggesting.chunks import merged

@@ -56,7 +56,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Answer:
-    """Show what several backends find for one problem, side by side."""
+    """Compare the results of several backends for one problem."""
     check_table(options)
     problem = problem_from_options(options, reachable=False)  # unreachable destinations become a row
     return table_answer(taccl.compare(problem, full=True, **run_options(options)), options)
@@ -161,7 +161,7 @@ def add_sweep(verb: argparse.ArgumentParser) -> None:
 
 
 def run_sweep(options: argparse.Namespace) -> Answer:
-    """Show what is found for every combination of sketches, sizes and backends."""
+    """Compare the results for all combinations of sketches, sizes and backends."""
     check_table(options)
     topology = topology_from_word(options.topology, **picked(options, "nodes", "profile", "protocol"))
     sketches = [sketch_from_word(None if word == "none" else word) for word in options.sketches]

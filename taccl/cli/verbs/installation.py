@@ -31,7 +31,7 @@ def add_cache(verb: ArgumentParser) -> None:
 
 
 def run_cache(options: Namespace) -> Answer:
-    """Show how much the cache of results holds, or clear it; TACCL_CACHE_DIR names another."""
+    """Show the size of the cache of results, or clear it; TACCL_CACHE_DIR sets its folder."""
     cache = taccl.Cache()
     clear = options.action == "clear"
     info = cache.clear() if clear else cache.info()

@@ -340,10 +340,10 @@ def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float, limit_s: f
         comments["switch"] = (
             "Small chunks: many connections, each carries little, so few sends wait."
             if shape.is_small(sketch.chunk_bytes)
-            else "Large chunks: few connections, each used much."
+            else "Large chunks: few connections, each used heavily."
         )
     comments["symmetry"] = (
-        "What the topology, the clauses above and the collective have in common: rank r behaves as rank "
+        "Symmetry of the topology, the clauses above and the collective: rank r behaves as rank "
         "(r + offset) mod group inside its block. Leave an entry out to give the search more freedom."
     )
     comments["merging"] = (
