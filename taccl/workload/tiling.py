@@ -48,12 +48,13 @@ def tile_axes(workload: Workload, overlap: Overlap) -> tuple[dict[str, int], int
         tensors, out = workload.operands(operation), workload.tensors[operation.name]
         to_axes = [operand_axes(operation, tensors, out, at) for at in range(len(tensors))]
         both = zip(operation.inputs, to_axes, strict=True)
-        read = {name: to_axis[axes[name]] for name, to_axis in both if name in axes}
-        found = set(read.values()) if axes else {overlap.axis}
+        # An operation may read one tensor twice, along different axes: matmul(x, x).
+        read = [(name, to_axis[axes[name]]) for name, to_axis in both if name in axes]
+        found = {each for _, each in read} if axes else {overlap.axis}
         if not found and operation.fused in axes:  # only its kernel connects it with the overlap
             found = {axes[operation.fused]}
         axis = min((each for each in found if each is not None), default=0)
-        whole = next((name for name, each in read.items() if each is None), None)
+        whole = next((name for name, each in read if each is None), None)
         shape = out.shape
         refuse_first(
             operation.name,

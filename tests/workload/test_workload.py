@@ -321,8 +321,8 @@ def test_a_larger_result_than_the_buffer_is_written_for_the_rest(layer):
         (lambda s: overlap(s, ["y", "sum"], tiles=8), "more tiles than chunks"),
         (lambda s: overlap(s, ["y", "sum"], tiles=3), "y: axis 0 of length 4 does not divide into 3 tiles"),
         (lambda s: overlap(s, ["y", "out"], tiles=2), "out: reads no result of the overlap"),
-        (lambda s: slice_state(s, "x"), "x: is no state"),
-        (lambda s: split(overlap(s, ["y", "sum"], tiles=2), "sum"), "sum: overlaps with others already"),
+        (lambda s: slice_state(s, "x"), "x: is not a state of the step"),
+        (lambda s: split(overlap(s, ["y", "sum"], tiles=2), "sum"), "sum: overlaps already"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_operation(layer, make, said):
@@ -337,6 +337,14 @@ def test_norms_of_partial_tiles_are_refused(layer):
     step = layer.then("n", "norm", "out")
     with pytest.raises(WorkloadError, match="n: reads all of out along axis 0"):
         overlap(step, ["out", "n"], tiles=2)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_product_of_a_tensor_with_itself_is_no_tile(axis):
+    """An overlap is refused if an operation reads one tensor twice, and one of the two operands whole."""
+    step = Workload("w", 2).input("x", (4, 4)).then("y", "relu", "x").then("z", "matmul", "y", "y")
+    with pytest.raises(WorkloadError, match=f"z: reads all of y along axis {axis} for each of its tiles"):
+        overlap(step.returning("z"), ["y", "z"], tiles=2, axis=axis)
 
 
 def test_an_overlap_must_not_wait_for_itself():
