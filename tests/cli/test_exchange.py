@@ -49,9 +49,9 @@ def test_layers_are_placed(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--size", "1MB"], "--servers: found none; exchange needs ranks that serve"),
+        (["--size", "1MB"], "--servers: found none; exchange needs server ranks"),
         (["--servers", "4", "--root", "1"], "--root: exchange takes none"),
-        (["--servers", "4", "--layers", "vgg-19", "--size", "1MB"], "--size: --layers say it themselves"),
+        (["--servers", "4", "--layers", "vgg-19", "--size", "1MB"], "--size: --layers sets it"),
         (
             ["--collective", "allgather", "--servers", "4"],
             "--servers: allgather does not take it, only exchange does",

@@ -30,7 +30,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_options(verb, "--nodes", help="number of nodes")
     add_options(verb, "--profile", help="cost profile of a machine, by name or from a file")
     add_options(verb, "--protocol", default=None, help="message protocol (default simple)")
-    rows = reader(int, lambda n: n >= -1, "max number of rows, or -1 for all")
+    rows = reader(int, lambda n: n >= -1, "a number of rows, or -1 for all")
     help = "max rows of transfers or program steps (default 20; -1: all)"
     option(verb, "--transfers N", help, rows, default=20)
 
