@@ -50,7 +50,7 @@ def test_a_message_that_is_stored_and_forwarded_meets_the_bound():
 
 
 def test_sends_shrink_by_the_bytes_of_a_latency():
-    """6 MB leave in sends of 3, 2 and 1 MB at 1 us and 1 us a MB: at 4, 7 and 9 us, 35 / 6 us on average."""
+    """6 MB leave in sends of 3, 2 and 1 MB at 1 us + 1 us per MB: at 4, 7, 9 us, 35 / 6 us on average."""
     mean, price = _mean_ticks([Lane(1, 1, 0)], 6)
     assert mean == Fraction(4 * 3 + 7 * 2 + 9 * 1, 6)
     assert _carried(Lane(1, 1, 0), price)[0] == 6

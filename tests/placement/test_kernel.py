@@ -16,7 +16,7 @@ from tests.fuzzing import cases
 
 
 def racks_of_two():
-    """Hosts 0 and 1, and 2 and 3, each pair behind an uplink as fast as one host: 1 us a MB, no latency."""
+    """Hosts 0 and 1, and 2 and 3, each pair behind an uplink as fast as one host: 1 us per MB, no latency."""
     ones = np.ones((4, 4))
     return Probe(tuple("abcd"), ones * 1e-9, ones * 1000.0, uplinks=(((0, 1), 1000.0), ((2, 3), 1000.0)))
 
@@ -101,7 +101,7 @@ def test_the_simulated_time_is_the_finish_of_a_verified_schedule():
 
 
 def test_steps_of_a_pairwise_exchange_are_in_its_schedule():
-    """Three ranks, 3 MB: each sends 1 MB in each of 2 steps; one link of 5 us a MB holds both steps up."""
+    """Three ranks, 3 MB: each sends 1 MB in each of 2 steps; one link of 5 us per MB holds both steps up."""
     builder = TopologyBuilder("t", [0, 0, 0])
     for src, dst in permutations(range(3), 2):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=5 if (src, dst) == (0, 1) else 1)

@@ -118,7 +118,7 @@ def test_a_probe_makes_a_topology():
 
 
 def test_what_is_shared_follows_the_oversubscription():
-    """Eight hosts of 10 GB/s behind 4:1 share 20 GB/s: 50 us a MB; behind 1:1, nothing."""
+    """Eight hosts of 10 GB/s behind 4:1 share 20 GB/s: 50 us per MB; behind 1:1, nothing."""
     far, _ = distances((8, 8))
     probe = Probe(tuple(map(str, range(16))), far)
     shared = probe.topology(bandwidth_gb_per_s=10)

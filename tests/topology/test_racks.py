@@ -1,4 +1,4 @@
-"""Racks of workers: switches that add, and boxes that serve."""
+"""Racks of workers: switches that reduce, and parameter servers."""
 
 import pytest
 

@@ -118,7 +118,7 @@ def test_pairs_share_a_nic():
 
 
 def test_one_nic_serves_both_cpus():
-    """40 Gb/s are 200 us a MB; rank 1, at CPU 1, comes through 32 GB/s between the CPUs."""
+    """40 Gb/s are 200 us per MB; rank 1, at CPU 1, comes through 32 GB/s between the CPUs."""
     topology = ours("to-itself", nodes=2)
     assert {link.beta_us_per_mb for link in topology.links if link.src < 2 and link.dst > 1} == {200}
     assert _holders(topology, "NIC lan3 of node 0 egress") == {(src, dst) for src in (0, 1) for dst in (2, 3)}
@@ -325,7 +325,7 @@ def _write(tmp_path, *devices):
 
 
 def test_dump_with_nvlinks_between_pairs(tmp_path):
-    """V100: 20 GB/s each. Two links from 0 to 1, one from 1 to 2: 25 and 50 us a MB, no PCIe between ranks."""
+    """V100: 20 GB/s each. Two links 0 to 1, one 1 to 2: 25 and 50 us per MB, no PCIe between ranks."""
     gpu = "0x030200"
     path = _write(
         tmp_path,
@@ -379,7 +379,7 @@ def test_ranks_of_the_file_are_kept_in_order(tmp_path):
 
 
 def test_net_gives_rate_latency_and_name(tmp_path):
-    """200 Gb/s are 40 us a MB; two ports under one PCIe link of 12 GB/s share it."""
+    """200 Gb/s are 40 us per MB; two ports under one PCIe link of 12 GB/s share it."""
     net = '<net name="mlx5_{0}" dev="{0}" speed="200000" port="1" latency="1.5" gdr="1"/>'
     nic = (
         '<pci busid="0:9:0.0" class="0x020700" link_speed="8.0 GT/s PCIe" link_width="16">'

@@ -54,7 +54,7 @@ def _holders(topology, name):
 
 
 def test_nvlinks():
-    """NV3 cells carry 75 GB/s, NV1 cells 25: 40 / 3 and 40 us a MB; SYS pairs have no link. 4 pairs in all."""
+    """NV3 cells carry 75 GB/s, NV1 cells 25: 40 / 3 and 40 us per MB; no link for SYS pairs; 4 pairs."""
     betas = _betas(load_nvidia_smi(SQUARE))
     sides = {(0, 1): Fraction(40, 3), (2, 3): Fraction(40, 3), (0, 2): Fraction(40), (1, 3): Fraction(40)}
     assert betas == sides | {(dst, src): beta for (src, dst), beta in sides.items()}
@@ -107,7 +107,7 @@ def test_every_assumption_is_told():
 
 
 def test_dgx1_nvlinks(dgx1):
-    """NV1 cells carry 25 GB/s, NV2 cells 50: 40 and 20 us a MB; SYS pairs have no link. 16 pairs in all."""
+    """NV1 cells carry 25 GB/s, NV2 cells 50: 40 and 20 us per MB; SYS pairs have no link. 16 pairs in all."""
     betas = _betas(load_nvidia_smi(dgx1))
     assert len(betas) == 32
     assert betas[0, 1] == betas[0, 2] == betas[7, 3] == 40
