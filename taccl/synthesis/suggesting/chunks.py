@@ -15,12 +15,16 @@ from dataclasses import replace
 
 from taccl._internal.arguments import Natural, Seconds, checked
 from taccl._internal.deadline import Deadline, OutOfTime
+from taccl._internal.kernels import is_compiled
 from taccl._internal.units import format_count
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable
+from taccl.synthesis.improve.improvement import improve_schedule, suits_improvement
+from taccl.synthesis.kernels.improvement_kernel import improve
+from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.options import Observer, Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.competing import baseline_us
@@ -35,6 +39,13 @@ from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, q
 _SUGGEST_S_PER_HOP = 1.5e-6
 #: Max ratio of finishes at which chunks are also merged inside nodes.
 _MERGING_PAYS = 0.97
+#: Max ratio of finishes, after and before a short run of ruin and recreate, at which such runs compare the
+#: numbers of chunks: phases of the sums overlap then.
+_OVERLAPS = 0.95
+#: Turns of such a run; max turns times sends (about 0.5 s of CPU).
+_RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
+#: Max ratio of a list scheduler's finish to the earliest one at which a number is compared.
+_FAR = 1.1
 
 
 @checked
@@ -166,6 +177,9 @@ def _soonest(
 
     The compiled list scheduler is fast, so that the choice does not depend on the time limit. The list
     scheduler in Python is better on few hops, and runs if kernels are not compiled and cannot be in time.
+
+    If the phases of sums overlap and the kernels of ruin and recreate are compiled, short runs of it compare
+    the numbers instead.
     """
     suggesting, efforts = options.parameters.suggesting, list(map(effort, problems.values()))
     compiles = max(efforts) > suggesting.few_hops and all(map(suits, problems.values()))
@@ -175,6 +189,7 @@ def _soonest(
         until = give_up  # less than the time to load compiled kernels
     best, best_us = problems[1], math.inf
     untried: list[int] = []
+    first: dict[int, Schedule] = {}
     merging, merging_us = merged(best), math.inf
     if merging is not None:
         merging_us = baseline_us("multiplying", merging, give_up, options.parameters)
@@ -191,21 +206,54 @@ def _soonest(
                 found.append(compiled_schedule(problem, options, until))
             if not compiles or effort(problem) <= suggesting.few_hops:
                 found.append(quick_schedule(problem, options, until))
-        finish_us = min((each.finish_us for each in found if each is not None), default=None)
-        if finish_us is None:
+        made = min((each for each in found if each is not None), key=lambda it: it.finish_us, default=None)
+        if made is None:
             if (until.has_passed or is_cold) and not until.cancellation.why:
                 untried = [each for each in problems if each >= count]
             break
-        if finish_us < best_us:
-            best, best_us = problem, finish_us
+        first[count] = made
+        if made.finish_us < best_us:
+            best, best_us = problem, made.finish_us
     if until.cancellation.why and best_us == math.inf:
         raise KeyboardInterrupt
+    if first:
+        count, best_us = _overlapped(first, options, until)
+        best = problems[count]
     ring_us = baseline_us("ring", problems[1], give_up, options.parameters)
     if ring_us < best_us:
         best, best_us = problems[1], ring_us
     if merging is not None and merging_us < _MERGING_PAYS * best_us:
         best, best_us = merging, merging_us
     return best, best_us, untried
+
+
+def _overlapped(first: Mapping[int, Schedule], options: Options, until: Deadline) -> tuple[int, float]:
+    """(number of chunks with the earliest finish, that finish in us) once the phases of sums overlap.
+
+    A list scheduler times each phase by itself. Finer chunks overlap more, which a short run of ruin and
+    recreate shows. Without such an overlap, the finish of the list scheduler decides.
+
+    - `first`: {number of chunks: the list scheduler's schedule}.
+    """
+    finishes = {count: made.finish_us for count, made in first.items()}
+    best = min(finishes, key=finishes.__getitem__)
+    if not first[best].problem.collective.sums_up or not is_compiled(improve):
+        return best, finishes[best]
+    improved: dict[int, float] = {}
+    for count in sorted(first, key=lambda each: (each != best, each)):
+        made, is_far = first[count], finishes[count] > _FAR * finishes[best]
+        if is_far or _RUN_TURNS * len(made) > _RUN_SENDS or not suits_improvement(made.problem):
+            continue
+        if until.has_passed:
+            break
+        options.observer.report(f"{format_count(count, 'chunk')} per rank, improved", finishes[best])
+        limits = Limits(until, seed=options.seed, parameters=options.parameters)
+        improved[count] = improve_schedule(made, limits, turns=_RUN_TURNS)[0].finish_us
+        if improved.get(best, finishes[best]) > _OVERLAPS * finishes[best]:
+            break
+    compared = {**{best: finishes[best]}, **improved}
+    best = min(sorted(compared), key=compared.__getitem__)
+    return best, compared[best]
 
 
 def merged(problem: Problem) -> Problem | None:

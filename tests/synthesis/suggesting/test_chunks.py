@@ -10,6 +10,7 @@ from taccl._internal.deadline import NEVER, Deadline
 from taccl.errors import CollectiveError
 from taccl.problem.collectives import COLLECTIVES
 from taccl.problem.problem import Clauses, make_problem
+from taccl.synthesis.improve.improvement import compile_improvement, improve_schedule
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers import compiling
 from taccl.synthesis.search import Options
@@ -174,6 +175,23 @@ def test_large_data_is_cut_into_more_chunks_than_small_data():
     assert small.collective.chunks_per_rank == 2
     assert not large.chunks_open
     assert not small.chunks_open
+
+
+@pytest.mark.slow
+def test_sums_are_cut_finer_where_their_phases_overlap(monkeypatch):
+    """An allreduce on a mesh takes more chunks than the list scheduler prefers, which times each phase alone.
+
+    Ruin and recreate then finishes at least 5 % earlier in the same number of turns.
+    """
+    compile_improvement()
+    problem = taccl.make_problem(taccl.topologies.mesh(3, 4), "allreduce", size_bytes=64_000_000)
+    chosen = taccl.choose_chunks(problem, time_limit_s=AMPLE_S)
+    monkeypatch.setattr(chunks, "is_compiled", lambda _: False)
+    listed = taccl.choose_chunks(problem, time_limit_s=AMPLE_S)
+    assert listed.collective.chunks_per_rank < chosen.collective.chunks_per_rank
+    starts = [suggest.compiled_schedule(each, Options(), NEVER) for each in (chosen, listed)]
+    finer, coarser = (improve_schedule(each, turns=1000)[0] for each in starts)
+    assert finer.finish < Fraction(95, 100) * coarser.finish
 
 
 def test_no_chunk_is_less_than_a_byte():
