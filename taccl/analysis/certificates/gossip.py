@@ -182,7 +182,10 @@ def _doubling(costs: GateCosts, links: Ints, num: int) -> list[int]:
 
 
 def _between_nodes(facts: Facts, witness: Gossip, ticks: Fraction) -> bool:
-    """True if links between nodes cannot pass the sends required by shared sums before `ticks`."""
+    """True if links between nodes cannot pass, before `ticks`, the sends of sums that several nodes share.
+
+    A node shares a sum if one of its ranks contributes to the sum, and one of its ranks wants it.
+    """
     node = facts.topology.node_of_rank
     links = [e for e in facts.allowed if facts.topology.is_internode(e)]
     sharing = [_num_sharing(data, node) for data in facts.collective.chunks]
@@ -193,10 +196,10 @@ def _between_nodes(facts: Facts, witness: Gossip, ticks: Fraction) -> bool:
 
 
 def _between_ranks(facts: Facts, ranks: frozenset[int], ticks: Fraction) -> bool:
-    """True if links among the ranks cannot pass the sends required by shared sums before `ticks`.
+    """True if links among the ranks cannot pass, before `ticks`, the sends of sums that several ranks share.
 
-    All other ranks together are one sharer of each sum. Ranks at links that may carry the sum to or from them
-    belong to this sharer.
+    A rank shares a sum if it contributes to the sum and wants it. All ranks outside together count as one
+    sharer. Ranks at links that may carry the sum to or from outside belong to this sharer.
     """
     sends, over = Counter[int](), set[int]()
     for c, (data, units) in enumerate(zip(facts.collective.chunks, facts.units, strict=True)):

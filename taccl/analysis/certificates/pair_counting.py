@@ -38,7 +38,7 @@ from taccl.schedule.combine import reduction_half
 
 #: Max ranks, and max nodes, for which the bound is computed.
 _MOST_SETS = 8
-#: Max steps to which numbers of contributions, and of reached ranks, are rounded up.
+#: Max number of values to which numbers of contributions, and of reached ranks, are rounded up.
 _MOST_STEPS = 12
 #: Max starting ranks for which shortest paths sharpen the times.
 _MOST_RANKS = 256
@@ -129,7 +129,12 @@ def times_of(
 
 
 def steps_of(times: Sequence[int]) -> list[tuple[int, int]]:
-    """(ticks, number) pairs, in few steps: from `ticks` on, at most `number` ranks can hold a chunk."""
+    """[(tick, number), ...]: from each tick until the next one, at most `number` ranks can hold a chunk.
+
+    Long lists of times are thinned out to about `_MOST_STEPS` entries.
+
+    - `times`: Earliest ticks at which 1, 2, ... ranks can hold a chunk.
+    """
     num, times = len(times), [ticks for ticks in times if ticks < FOREVER]
     factor = 1 if len(set(times)) <= _MOST_STEPS else num ** (1 / _MOST_STEPS)
     steps, number = [], 0
@@ -217,7 +222,12 @@ def spans_of(soonest: Mapping[int, int], latest: Mapping[int, int]) -> Iterator[
 
 
 def stepwise(times: list[int]) -> dict[int, int]:
-    """{number: ticks} in few steps: before `ticks`, no more than the previous number can be reached."""
+    """{number: tick}: from each tick until the next one, `number` is an upper bound on the items reached.
+
+    Long lists of times are thinned out to about `_MOST_STEPS` entries.
+
+    - `times`: Earliest ticks at which 1, 2, ... items can be reached.
+    """
     most, times = len(times), [ticks for ticks in times if ticks < NEVER]
     steps: dict[int, int] = {}
     shrink = len(set(times)) > _MOST_STEPS

@@ -162,7 +162,7 @@ def _unpadded(problem: Problem) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Costs of a sketch, of whole chunks and of the search, one by one; see `prices`.
+    """Relative losses due to the sketch, to indivisible chunks, and to the search; see `prices`.
 
     Parameters
     ----------
@@ -211,16 +211,17 @@ class Prices:
 def prices(
     problem: Problem, schedule: Schedule | None = None, *, time_limit_s: Duration | None = None
 ) -> Prices:
-    """Costs of the sketch, of whole chunks, and of the search, as relative differences.
+    """Relative losses due to the sketch, to indivisible chunks, and to the search.
 
-    The first two compare lower bounds: with and without the clauses, and for whole and divisible data.
+    The first two compare lower bounds: with and without the clauses, and for indivisible and divisible
+    chunks. The third is the gap of the schedule to its bound.
 
     Parameters
     ----------
     problem : Problem
-        Its sketch and its chunks are priced.
+        Problem with the sketch and the chunks to be judged.
     schedule : Schedule, optional
-        Its finish is what the search cost.
+        Schedule whose gap to the bound is the loss of the search.
     time_limit_s : float, optional
         Seconds after which the best bounds so far are compared; `OutOfTime` if one is missing.
     """

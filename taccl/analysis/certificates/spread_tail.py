@@ -42,9 +42,10 @@ from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import set_of_rank
 from taccl.problem.problem import Problem
 
-#: Numbers k of last entries to try: every number up to the first value, some up to the second.
+#: Numbers k of last entries (of chunks into the sets) to try: every k up to the first value, then in steps
+#: of a quarter up to the second.
 _EVERY, _MOST = 16, 256
-#: Max thresholds for the number of ranks of a set that want a chunk.
+#: Max number of thresholds `least` tried: chunks count if at least `least` ranks of a set want them.
 _MOST_SIZES = 4
 #: Max product of contributions per rank and other ranks, for bounds with each rank as a set.
 _MOST_BY_RANK = 128

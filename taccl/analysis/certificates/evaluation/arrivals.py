@@ -142,7 +142,7 @@ class Entries:
         self.by = cache(self._by)
 
     def limited_by(self, awake: Labels, inside: Labels, entered: Labels) -> bool:
-        """Limit entries by the numbers of ranks and sets that hold chunks; False if a label is not proven.
+        """Check labels of holders of chunks, and limit the entries by them; False if one may be exceeded.
 
         - `awake`, `inside`, `entered`: Labels of the number of outside ranks, ranks of sets, and sets.
         """
@@ -186,7 +186,10 @@ class Entries:
         return [e for e in self.release if belongs(set_of.get(src[e]), set_of.get(dst[e]))]
 
     def fastest(self, links: list[int], most: int, *, of: Mapping[int, int] | None = None) -> Fastest:
-        """Component-wise fastest sender over these links, of all ranks; or of all groups of ranks in `of`."""
+        """Component-wise fastest sender over these links: the best of all ranks, or of all sets of ranks.
+
+        - `of`: {rank: its set}; the ranks of a set then count as one sender. By default each rank is one.
+        """
         label = [rank if of is None else of.get(rank, -1) for rank in self.facts.src]
         return Fastest(passages_of(self.facts, links, label).values(), most)
 

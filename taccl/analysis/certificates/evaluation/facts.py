@@ -57,7 +57,7 @@ class Facts:
         return ticks if self.divisible else math.ceil(ticks)
 
     def admitted(self, c: int, *, reducing: bool | None) -> list[int]:
-        """Links that may carry a chunk: spreading, reducing, or (None) either."""
+        """Links over which a chunk may be copied (`reducing` False), reduced (True), or either (None)."""
         if not self.clauses.said("chunk", "group"):
             return self.allowed
         modes = (False, True) if reducing is None else (reducing,)
@@ -68,7 +68,7 @@ class Facts:
         return self._admitted[key]
 
     def carried(self, c: int) -> list[int]:
-        """Links that may carry a chunk; for sums, spreading or reducing."""
+        """Links that may carry a chunk, as a copy or (for sums) in a reduction."""
         return self.admitted(c, reducing=None if self.sums else False)
 
     def times(
@@ -85,7 +85,7 @@ class Facts:
         return self._times[key]
 
     def _arcs(self, links: Sequence[int], units: int, backwards: bool) -> Arcs:
-        """Arcs of links; the length of an arc is the duration of a send."""
+        """Graph of ranks over these links; the length of an arc is the duration of a send."""
         key = (id(links), units, backwards)
         if key not in self._out:
             self._out[key] = self.arcs({e: self.took(e, units) for e in links}, backwards=backwards)
@@ -97,7 +97,10 @@ class Facts:
         return took
 
     def arcs(self, lengths: Mapping[int, int], *, backwards: bool = False) -> Arcs:
-        """Arcs of links with the given lengths."""
+        """Graph of ranks: an arc from every source to every destination of a link, reversed if `backwards`.
+
+        - `lengths`: {link: length of its arcs}.
+        """
         out: Arcs = defaultdict(list)
         for e, length in lengths.items():
             for src in self.topology.links[e].srcs:
@@ -141,7 +144,7 @@ class Facts:
         return not (self.multi or self.made_at or len(set(self.units)) != 1 or self.in_network)
 
     def outside(self, ranks: frozenset[int]) -> Iterator[tuple[int, set[int]]]:
-        """Yield (chunk, outside holders) of chunks that `ranks` lack, or of sums that others add to."""
+        """Yield (chunk, outside holders) of chunks that `ranks` lack, or sums with outside contributions."""
         for c, data in enumerate(self.collective.chunks):
             others = set(data.origins) - ranks
             if others and (self.sums or len(others) == len(data.origins)):

@@ -48,10 +48,10 @@ class ChunkKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Crossing:
-    """Links at a border that may carry a chunk, and ticks to and from them, each (num_ranks,).
+    """Links into (or out of) a set of ranks that may carry a chunk, and shortest times to and from them.
 
-    - `to_border`: Least ticks from each rank to the source of some link.
-    - `from_border`: Least ticks from the destination of some link to each rank.
+    - `to_border`, (num_ranks,): Least ticks from each rank to the source of one of the links.
+    - `from_border`, (num_ranks,): Least ticks from the destination of one of the links to each rank.
     - `enters`: Destinations of the links.
     """
 
@@ -65,7 +65,7 @@ class NeededSends:
     """Sends that a problem requires, and their shortest times, in ticks.
 
     - `problem`: Chunks spread, or are summed for all ranks. A sum for one rank must be time-reversed before.
-    - `deadline`: Set by callers; once it has passed, a request for a border raises `OutOfTime`.
+    - `deadline`: Set by callers; once it has passed, `border` raises `OutOfTime`.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -158,7 +158,7 @@ class NeededSends:
         return [sets[i] for i in sorted(set(self.symmetries.sets(sets).tolist()))]
 
     def carried(self, c: int) -> int:
-        """Number of the set of links that may carry a chunk; for sums, unreduced or reducing."""
+        """Index of the set of links that may carry a chunk, as a copy or (for sums) in a reduction."""
         return self.distances.carried(c, reducing=None if self.sums_for_all else False)
 
     def outside(self, ranks: frozenset[int]) -> dict[ChunkKind, set[int]]:
@@ -190,7 +190,7 @@ class NeededSends:
 
     @cached
     def border(self, ranks: frozenset[int], *, entering: bool) -> tuple[BorderJob, ...]:
-        """Jobs at the border of a set of ranks: chunks that must enter (or leave) it; see `BorderJob`."""
+        """Sends that every schedule needs into (or out of) a set of ranks; see `BorderJob`."""
         at = frozenset(crossing_links(self.problem, (ranks,), entering=entering).tolist())
         jobs: list[BorderJob] = []
         kinds = {kind: None for r in sorted(ranks) for kind in self._at_rank[entering][r]}
@@ -245,7 +245,7 @@ class NeededSends:
 
     @cached
     def _crossing(self, over: int, links: int, at: frozenset[int], units: int) -> _Crossing | None:
-        """Border links that belong to a numbered set, with times to and from them; None if there are none."""
+        """Links of `at` in the link set with index `over`, and times to and from them; None if none are."""
         crossing = sorted(at & self.distances.link_set(over))
         if not crossing:
             return None
