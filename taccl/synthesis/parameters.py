@@ -32,7 +32,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceParameters(_Group):
-    """Choice between models and compiled search (``benchmarks.quality``, ``benchmarks.scale``)."""
+    """Limits of solver models and of the compiled search (``benchmarks.quality``, ``benchmarks.scale``)."""
 
     # Max hops, after symmetry reduction, for the models (MILP, job shop); larger problems go to the compiled
     # search. Problems of at most `few_hops` go to the models whatever the time limit.
@@ -94,8 +94,8 @@ class PortfolioParameters(_Group):
     baseline_arrivals: int = 20_000
     baseline_share: float = 0.5
     baseline_least_s: float = 0.1  # baselines that take fewer seconds are tried even after the time limit
-    # Shares of the time for baselines that run before the search, and for the usually best one; max transfers
-    # of each.
+    # Shares of the time for baselines that run before the search, and for the baseline that is usually best;
+    # max transfers of each baseline.
     first_share: float = 0.2
     best_share: float = 0.5
     first_transfers: int = 100_000

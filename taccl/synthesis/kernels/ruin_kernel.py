@@ -142,7 +142,7 @@ def _ruin_send(w: Work, now: SearchState, m: int, whole: bool) -> int:
     if other >= 0:
         gone += _cut(w, now, other, m)
     if other >= 0 and trees.may_reroot and draw(room, 4) == 0:
-        # Neither tree has routes now, so the sum may be completed at another rank.
+        # The sum's reduction tree and broadcast tree are both empty now, so their common root may move.
         r = draw(room, arcs.num_ranks)
         if trees.is_target[t if trees.kind[t] == 1 else other, r]:
             now.root[t] = now.root[other] = r

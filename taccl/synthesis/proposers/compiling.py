@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 #: Name of the kernels of ruin and recreate. The other kernels (list schedulers and verifier) are named after
 #: the collective that they are compiled with.
 IMPROVEMENT = "ruin and recreate"
-#: All kernels, one row per worker; kernels of a row share functions.
+#: Names of all kernels, one tuple per worker process; kernels in a tuple share compiled functions.
 _EVERY = (("allgather", "reduce-scatter", "alltoall"), (IMPROVEMENT,))
 #: Note of a search that ran without kernels.
 COLD = (
@@ -57,7 +57,7 @@ COLD = (
 )
 #: Min seconds of compiling or loading kernels to be recorded as a stage.
 _NOTABLE_S = 0.005
-#: Max seconds of a worker's compilation; seconds between polls of it.
+#: Max seconds of a worker's compilation; seconds between checks whether it has ended.
 _LONGEST_S, _TICK_S = 900.0, 0.05
 #: Nice value of workers: the search has priority.
 _NICE = 5
@@ -77,7 +77,7 @@ def are_kept(problem: Problem) -> bool:
 
 
 def is_kept(name: str) -> bool:
-    """True if the kernels of a name are compiled, in this process or in the cache on disk."""
+    """True if the kernels with this name are compiled, in this process or in the cache on disk."""
     if name == IMPROVEMENT:
         return is_compiled(improve)
     kernels: list[Any] = [send_along, route] if name == "alltoall" else [spread_chunks]
@@ -94,7 +94,7 @@ def compile_kernels(problem: Problem) -> None:
 
 @cache
 def compile_named(name: str, paths: tuple[tuple[str, Any], ...] = ()) -> None:
-    """Compile every kernel of a name by running it once on two ranks.
+    """Compile every kernel with this name by running it once on a problem of two ranks.
 
     - `paths`: Clauses on paths, which need further kernels.
     """
@@ -125,7 +125,7 @@ class Compilation:
         start(threading.Thread(target=self._run, name="taccl-kernels", daemon=True))
 
     def wait(self, deadline: Deadline) -> None:
-        """Wait until it has ended; raises `OutOfTime` at the deadline."""
+        """Wait until the worker process has ended; raises `OutOfTime` at the deadline."""
         while self.outcome is None:
             deadline.check()
             time.sleep(_TICK_S)

@@ -387,10 +387,9 @@ def _make_queues(fabric: Fabric, hops: Hops) -> Queues:
 
 
 def _steps(fabric: Fabric, demand: Demand) -> Ints:
-    """Distance from each chunk's origin to its target, as a number of ranks.
+    """Step of a pairwise exchange in which each chunk is sent: (target - origin) modulo the number of ranks.
 
-    As in a pairwise exchange, every rank first serves the next rank, then the one after: no two serve the
-    same.
+    In step s, every rank sends to the rank s after it, so that no two ranks send to the same one.
     """
     assert demand.target is not None, "chunks go to one rank each"
     ahead = demand.target.astype(np.int64) - demand.origin[demand.origin_of[:-1]]

@@ -327,7 +327,11 @@ def _nets(fabric: Fabric, demand: Demand) -> Nets:
 
 
 def _groups(fabric: Fabric, demand: Demand, num_trees: int) -> tuple[Nets, Paths]:
-    """One net to all ranks for chunks of the same origins, of their mean size; and the paths to fill."""
+    """(a net for each group of chunks with the same origins, empty paths of the chunks).
+
+    A net leads from the origins to all ranks, and has the mean size of its chunks. Later, each group gets
+    `num_trees` trees, and each chunk follows one of them to its target.
+    """
     assert demand.target is not None, "the caller has chunks with one target each"
     if (np.diff(demand.origin_of) == 1).all():
         origin, group = np.unique(demand.origin, return_inverse=True)

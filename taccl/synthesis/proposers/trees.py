@@ -59,8 +59,8 @@ _PAYS = 0.999
 _STEADY = Fraction(1002, 1000)
 #: Number of consecutive chunk counts without gain after which no finer chunks are tried.
 _PATIENCE = 2
-#: Number of slowest sends that take about as long as filling the pipeline; and max ratio to the best
-#: estimated finish at which a number of chunks is tried.
+#: Part of the estimated time to fill the pipeline, in durations of the slowest send; and max ratio of the
+#: estimated finish to the best estimate at which a number of chunks is tried.
 _HOPS, _FAR = 8, Fraction(105, 100)
 #: Relative difference of times caused by rounding to whole bytes.
 _ROUNDED = Fraction(1, 10_000)
@@ -96,7 +96,7 @@ def no_time(search: Search) -> str:
 
 
 def offer_trees(search: Search) -> None:
-    """Propose schedules along trees; if the number of chunks is open, in finer ones while that pays."""
+    """Propose schedules along trees; if the number of chunks is open, in finer chunks while that pays."""
     if not _compiled(search):
         return
     since, left_s = time.monotonic(), search.deadline.left_s
@@ -213,7 +213,10 @@ def _are_compiled(problem: Problem) -> bool:
 
 
 def _compiled(search: Search) -> bool:
-    """Compile the kernels on two ranks if necessary, recorded as a stage; true if they are compiled."""
+    """Compile the kernels, if necessary, by solving a problem of two ranks; true if they are compiled.
+
+    The compilation is recorded as a stage of the search.
+    """
     if _are_compiled(search.problem):
         return True
     since, limit_s = time.monotonic(), _COMPILE_SHARE * search.deadline.left_s

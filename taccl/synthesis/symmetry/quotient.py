@@ -89,7 +89,11 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class HopLimit:
-    """Max links of a chunk's path; for each state, the min to it, and from it to a destination."""
+    """Limit on the number of links of a chunk's path.
+
+    - `least`, `left`: For each state, min links of a path to it, and from it to a destination.
+    - `starts_anew`: Hops with which a path begins; see `Quotient._starts_anew`.
+    """
 
     limit: int
     least: list[int]
@@ -188,7 +192,11 @@ class Quotient:
 
     @cached_property
     def _starts_anew(self) -> frozenset[int]:
-        """Hops of derived chunks from where they are made, a state that they share with their base chunk."""
+        """Hops with which a path of a chunk begins; empty if no chunk is derived.
+
+        A derived chunk and its source share a state at the rank that derives it. Links that the source has
+        passed before do not count for the derived chunk.
+        """
         derives = bool(self.problem.collective.derivations)
         return frozenset(m for m, hop in enumerate(self.hops) if derives and hop.is_own)
 
@@ -210,7 +218,7 @@ class Quotient:
         return [pair for (pair,) in self.group.sends([(self.hops[hop].chunk, self.hops[hop].link)])]
 
     def num_members(self, hop: int) -> int:
-        """Number of members of a hop."""
+        """Number of (chunk, link) pairs in the orbit of a hop."""
         size = self._chunk_orbit_size[int(self.group.chunks[self.hops[hop].chunk])]
         return size * len(self.hops[hop].links)
 
