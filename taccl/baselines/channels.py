@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
     Floats = NDArray[np.float64]
-    #: Local ranks in order; and True if every other node is traversed backwards.
+    #: Ring or chain, a column of the linear program: local ranks in order, the same in every node; and True
+    #: if every other node is traversed backwards.
     Column = tuple[tuple[int, ...], bool]
 
 #: Max ranks of a node for which the cheapest ring is found exactly: 10 * 2**10 states for each first rank.
@@ -59,7 +60,7 @@ class Channels:
 
 
 class _Pattern:
-    """Rings through equal nodes, given by a column: its order of ranks, its links, and pairs of ranks."""
+    """Ring through equal nodes that a column describes: its order of ranks, its links, and pairs of ranks."""
 
     def __init__(self, topology: Topology, ticks: tuple[int, ...]) -> None:
         self.topology, self.routes = topology, ShortestRoutes(topology, ticks)
@@ -199,7 +200,10 @@ def _found(pattern: _Pattern) -> Channels:
 
 
 def _families(pattern: _Pattern) -> Iterator[list[Column]]:
-    """Yield regular sets of columns: ranks in order from each first rank, in reverse, and as zigzags.
+    """Yield regular sets of rings or chains (columns), and two halves of each set.
+
+    Local ranks follow each other in ascending order, in descending order, or as zigzags; the columns of a set
+    start at different ranks.
 
     The zigzags i, i + 1, i - 1, i + 2, ... of an even number of ranks use each directed link of a full mesh
     once; half of them use each pair of ranks once.
@@ -225,7 +229,7 @@ def _rounded(share: Floats) -> Iterator[list[int]]:
 
 
 class _Pool:
-    """Known columns, and us for which a MB on each keeps every resource busy."""
+    """Known columns (rings or chains), and the us for which each keeps every resource busy per MB."""
 
     def __init__(self, pattern: _Pattern) -> None:
         self.pattern = pattern
@@ -266,7 +270,7 @@ class _Pool:
         return sets
 
     def rate(self, chosen: Sequence[int]) -> float:
-        """MB per us that some channels carry together, if each carries the same."""
+        """MB per us that the chosen columns carry together, as channels with equal shares of the data."""
         load = np.sum([self._loads[i] for i in chosen], axis=0)
         return float(len(chosen) / max(load.max(), 1e-12))
 
@@ -320,7 +324,7 @@ class _Pool:
                     yield path, alternates
 
     def searched_sets(self, shuffled: random.Random) -> Iterator[list[int]]:
-        """Yield sets of disjoint columns, each at the rate of a kind of link, found by depth-first search."""
+        """Yield sets of disjoint columns found by depth-first search, one set for each bandwidth of links."""
         betas = {max(beta for _, beta in holds) for holds in self._holds if holds}
         for rate in sorted(1 / beta for beta in betas if beta):
             found = self.add_searched(shuffled, rate=rate)

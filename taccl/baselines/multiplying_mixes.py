@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     #: (ticks of a step, [(resource, ticks for which the step holds it), ...]).
     Step = tuple[float, list[tuple[int, float]]]
 
-#: Max parts of a mix; and numbers of equal parts of one plan from which the search starts.
+#: Max number of parts of a mix; and numbers of parts of the mixes from which the search starts, all parts
+#: with the same plan and of equal size.
 _MOST_PARTS, _EQUAL_PARTS = 12, (1, 2, 4, 8)
-#: A start with another plan gives this fraction of the chunks to it: 1 / 16 or 1 / 8.
+#: Other starts add a small part with another plan: 1 / 16 or 1 / 8 of the chunks.
 _SHARES = (16, 8)
 #: Number of starts of local search, best by estimate; and successive moves without gain that end a search.
 _STARTS, _PATIENCE = 8, 600
@@ -55,7 +56,7 @@ def best_mix(times: StepTimes, *, seed: int = 0) -> StepPlan | None:
     best_ticks = mixes.finish(best)
     if best_ticks == math.inf:
         return None
-    # No better mix has a part that, even if small, would end later by itself.
+    # Leave out plans that, even alone with a small part of the chunks, end no earlier than the best mix.
     least = max(1, num_chunks // _MOST_PARTS)
     pool = mixes.not_worse([part for part in parts if mixes.finish([(part, least)]) < best_ticks], least)
     starts = [best]
@@ -122,7 +123,7 @@ class MixTimes:
     """Estimated finishes of mixes, which consider only resources that can cause delays.
 
     - `resources`: Indices of resources, without those dominated by another one: in every step, the other is
-      held at least as long. One of equal ones remains.
+      held at least as long. One of several equal resources remains.
     """
 
     def __init__(self, times: StepTimes, parts: Iterable[PlanPart]) -> None:

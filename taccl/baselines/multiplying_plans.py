@@ -103,7 +103,7 @@ class StepPlan(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Number of consecutive chunks dealt to a part: that of the ranks among which they are scattered."""
+        """Number of consecutive chunks dealt to a part: max number of ranks among which one is scattered."""
         return max(math.prod(digit.base for digit in part.scattered) for part in self.parts)
 
 
@@ -116,7 +116,7 @@ class PlanStep(NamedTuple):
 
 
 def straight_digit(num_nodes: int, num_local: int) -> Digit:
-    """Digit whose values are the rank itself and all ranks of other nodes."""
+    """Digit of a step in which each rank exchanges directly with all ranks of other nodes."""
     return Digit(True, (num_nodes - 1) * num_local + 1, 0)
 
 

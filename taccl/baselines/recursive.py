@@ -42,7 +42,8 @@ Turns = list[list[int]]
 Partners = list[Turns]
 #: Function (place, step, number of places on a ring) -> place of the partner.
 Partner = Callable[[int, int, int], int]
-#: Function (step, chunks, their ranks, True to keep or False to send there) -> True for each allowed chunk.
+#: Function (step, chunks, a rank for each, keeps) -> True for each chunk that its rank may keep (`keeps` is
+#: True) or receive (False) in the step.
 Bound = Callable[[int, "Ints", "Ints", bool], "Flags"]
 
 

@@ -86,7 +86,7 @@ class Expectation:
         return rescaled(topology, {(True, "beta"): 1 / Fraction(str(share))}, thousandths)
 
     def problem(self, size_bytes: int, topology: Topology | None = None) -> Problem:
-        """The collective at a size."""
+        """Problem of the measured collective at a size."""
         return make_problem(topology or self.topology, self.series.collective, size_bytes=size_bytes)
 
     @cached_property
@@ -95,7 +95,9 @@ class Expectation:
         return tuple(self._choices(self.series.size_bytes[place]) for place in self.places)
 
     def _choices(self, size_bytes: int, *, slowed: bool = False) -> tuple[Choice, ...]:
-        """Algorithms and protocols at a size.
+        """Each algorithm and protocol that the library has at a size, with its predicted time.
+
+        The library's own choice comes first, then the others by time.
 
         - `slowed`: True to slow links between nodes.
         """
@@ -113,7 +115,7 @@ class Expectation:
 
     @property
     def best(self) -> Choice:
-        """The library's choice at the largest size."""
+        """Algorithm and protocol that the library chooses at the largest size."""
         return self.choices[-1][0]
 
     @cached_property

@@ -97,7 +97,7 @@ class Case:
 
     @property
     def topology(self) -> Topology:
-        """The hosts as a topology; that of a probe is built at the first access."""
+        """Topology of the hosts; for hosts measured by a probe, it is built at the first access."""
         return self.hosts.topology if isinstance(self.hosts, ProbedHosts) else self.hosts
 
     def room(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -191,7 +191,7 @@ class Collective:
         object.__setattr__(self, "chunks", read)
 
     def _check_update(self) -> None:
-        """Raise `CollectiveError` unless every chunk is a sum with a root, and the update is 0 or more."""
+        """Raise `CollectiveError` unless chunks are sums with a root, and `update_us_per_mb` is 0 or more."""
         update = Fraction(self.update_us_per_mb or 0)
         object.__setattr__(self, "update_us_per_mb", update)
         if not self.sums_up or any(chunk.root is None for chunk in self.chunks) or update < 0:
@@ -199,7 +199,7 @@ class Collective:
             raise CollectiveError(said, where=self.name)
 
     def _check_roots(self) -> None:
-        """Root sums of one contribution at their origin; raise `CollectiveError` for others without root."""
+        """Root sums of one contribution at their origin; `CollectiveError` for others without a root."""
         if self.update_us_per_mb is None and any(map(_is_whole, self.chunks)):
             chunks = tuple(replace(c, root=c.origins[0]) if _is_whole(c) else c for c in self.chunks)
             object.__setattr__(self, "chunks", chunks)

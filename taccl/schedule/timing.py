@@ -37,7 +37,7 @@ _NEVER = -(2**62)
 
 
 class _Contents(Protocol):
-    """Interface of ranks' contents during the pass over sends in order."""
+    """Interface of a record of what each rank holds, kept during one pass over the sends in order."""
 
     def ready(self, rank: int, chunk: int, transfer: int, place: int) -> int | None:
         """Earliest tick at which a rank can send a chunk; None if its data arrives later in the order."""
@@ -53,7 +53,7 @@ class _Contents(Protocol):
 
 
 class _Copies:
-    """Contents of copied chunks: the first arrival counts."""
+    """Data that ranks hold of chunks that are only copied: a rank has a chunk from its first arrival on."""
 
     def __init__(self, problem: Problem) -> None:
         self._since = {
@@ -74,7 +74,7 @@ class _Copies:
 
 
 class _Sums:
-    """Contents of chunks reduced in place: a send includes all earlier arrivals."""
+    """Data that ranks hold of chunks reduced in place: a send includes all earlier arrivals."""
 
     def __init__(self, reduce: Sequence[bool]) -> None:
         self._reduce = reduce
@@ -101,7 +101,7 @@ class _Sums:
 
 
 class _Named:
-    """Contents of ranks that keep named contributions unreduced."""
+    """Data of ranks that keep received contributions apart, and add up those that a send names."""
 
     def __init__(self, problem: Problem, contributions: Sequence[Collection[int]]) -> None:
         self._bits = all_bits(contributions)

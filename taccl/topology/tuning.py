@@ -87,8 +87,8 @@ TREE_CORRECTION = (
 #: Factor on a ring's latency under simple between nodes, before Ampere and since; bytes per channel and rank
 #: from which it applies.
 RING_PLATEAU, PLATEAU_BYTES = (1.9, 1.4), 64
-#: Time in us in which a host posts a message to a NIC (hosts with Intel processors); messages posted by
-#: simple.
+#: Time in us in which a host posts a message to a NIC (hosts with Intel processors); number of messages
+#: posted under simple.
 NET_POST_US, SIMPLE_POSTS = 1.0, 3
 #: Minimum bytes per channel, below which NCCL uses fewer channels (``src/enqueue.cc``); for rings under LL,
 #: per rank. Then the maximum bytes of a message between two ranks under LL.
@@ -103,8 +103,9 @@ NVLS_BLOCKS = {"Hopper": (16, 16), "Blackwell": (24, 32)}
 #: chunk on one node and on several.
 STEP_BYTES = 512 << 10
 NVLS_CHUNK_BYTES = {"Hopper": (128 << 10, 128 << 10), "Blackwell": (128 << 10, 64 << 10)}
-#: (chunk, n): with fewer than n chunks for all blocks and ranks, chunks are halved to at most this size; on
-#: one node and on several (``src/enqueue.cc``).
+#: (max bytes of an NVLS chunk, n), applied in order: the max holds if the data is less than n chunks, of the
+#: size so far, for each thread block of each rank of a node. On one node and on several
+#: (``src/enqueue.cc``).
 NVLS_CHUNKS = (
     ((64 << 10, 64), (32 << 10, 8), (16 << 10, 2)),
     ((256 << 10, 32), (128 << 10, 16), (64 << 10, 4), (32 << 10, 1)),
