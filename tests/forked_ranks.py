@@ -4,6 +4,7 @@ What rank 0 prints goes to ``rank-0`` of the current folder, and so on. The last
 """
 
 import ast
+import contextlib
 import importlib
 import json
 import os
@@ -15,13 +16,18 @@ import torch.distributed
 
 
 def load_imports_of(script):
-    """Load the modules of import statements that are not indented, and what the first optimizer would load."""
+    """Load the modules of import statements that are not indented, and what the first optimizer would load.
+
+    Modules that a script finds later, in a folder of its own, are left to it.
+    """
     for statement in ast.parse(script).body:
         if isinstance(statement, ast.Import):
             for each in statement.names:
-                importlib.import_module(each.name)
+                with contextlib.suppress(ModuleNotFoundError):
+                    importlib.import_module(each.name)
         elif isinstance(statement, ast.ImportFrom) and statement.module != "__future__":
-            importlib.import_module(statement.module)
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(statement.module)
     if "torch.optim" in script:
         importlib.import_module("torch._dynamo")
 

@@ -253,7 +253,7 @@ def _clauses(expected: Expectation, facts: Facts, bound_us: float | None, factor
         name = best_choice.algorithm.upper() if best_choice.algorithm == "nvls" else best_choice.algorithm
         bound = f", {bound_us / time_us:.0%} of the bound" if bound_us is not None else ""
         bound += " on the rates of the model" if bound_us is not None and bound_us > time_us else ""
-        best_of_all = f"what NCCL's best algorithm can do here ({name},  {most:.4g})"
+        best_of_all = f"what NCCL's best algorithm can do here ({name}, {most:.4g})"
         yield f"{rate} is {facts.share:.0%} of {best_of_all}{bound}"
     small_us, usual_us = _small(expected)
     if small_us is not None and usual_us is not None:

@@ -426,7 +426,7 @@ def test_size_needs_a_known_size():
     problem = two_sends().problem
     unknown = type(problem)(problem.topology, problem.collective, problem.chunk_bytes)
     schedule = make_schedule(unknown, chunk=[0], link=[0], start=[0], end=[2])
-    with pytest.raises(InputError, match="not known"):
+    with pytest.raises(InputError, match="is unknown"):
         simulate(schedule, size="1MB")
 
 

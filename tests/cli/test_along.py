@@ -28,7 +28,7 @@ def test_dimensions_are_counted_from_1():
     [
         (["--collective", "allgather", "--along", "3"], "--along: found 3; expected .* of 1 to 2"),
         (["--collective", "allgather", "--along", "1,1"], "--along: found 1,1; expected different"),
-        (["--collective", "broadcast", "--along", "1", "--root", "0"], "--root: groups along"),
+        (["--collective", "broadcast", "--along", "1", "--root", "0"], "--root: --along does not combine"),
         (["--collective", "exchange", "--along", "1"], "--along: exchange takes none"),
     ],
 )

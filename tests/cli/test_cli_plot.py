@@ -24,7 +24,7 @@ def test_progress_needs_a_search(run, saved, tmp_path):
     """A baseline was not searched for; a synthesis was."""
     code, _, err = run("plot", saved, "--what", "progress", "-o", tmp_path / "p.svg")
     assert code == 2
-    assert "what was known when" in err
+    assert "no progress trace" in err
     found = tmp_path / "found.json"
     assert run("synthesize", *SMALL, "--backend", "greedy", "--time-limit", "1", "-o", found)[0] == 0
     assert run("plot", found, "--what", "progress", "-o", tmp_path / "p.svg")[0] == 0

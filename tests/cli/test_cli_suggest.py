@@ -39,7 +39,7 @@ def test_usual_size(run):
     code, out, err = run("suggest", "ndv2", "--collective", "allgather", "--time-limit", 2)
     assert code == 0
     assert "64MB" in out
-    assert "64MB is taken" in err
+    assert "the size is 64MB" in err
 
 
 @pytest.mark.slow

@@ -160,7 +160,7 @@ def test_gpus_of_another_machine_are_noted(log):
 def test_a_mixed_machine_is_refused(log):
     """One log with two kinds of GPUs is of a mixed machine."""
     text = node_log(NVLS).replace("device 7 [0000:00:00] NVIDIA H100", "device 7 [0000:00:00] NVIDIA A100")
-    with pytest.raises(FormatError, match="found a mixed machine"):
+    with pytest.raises(FormatError, match="found mixed GPUs"):
         taccl.diagnose([log(text)])
 
 

@@ -142,12 +142,12 @@ def test_a_registered_proposer_changes_the_key():
 @pytest.mark.parametrize(
     ("damage", "match"),
     [
-        (lambda path: path.write_text(path.read_text()[:500]), "made anew"),
+        (lambda path: path.write_text(path.read_text()[:500]), "computed again"),
         (lambda path: path.write_bytes(b""), "the file is empty"),
         (lambda path: path.write_bytes(b"\0\1\2"), "binary"),
-        (lambda path: path.write_text("[]"), "made anew"),
+        (lambda path: path.write_text("[]"), "computed again"),
         (lambda path: path.write_text('{"format": "other"}'), "it is no result"),
-        (lambda path: path.write_text('{"format": "taccl-failure"}'), "made anew"),
+        (lambda path: path.write_text('{"format": "taccl-failure"}'), "computed again"),
         (lambda path: edit(path, lambda d: d.update(finish_us=1.0)), "file_digest"),
         (lambda path: edit(path, lambda d: d["result"]["row"].update(gap=9)), "file_digest"),
         (lambda path: edit(path, lambda d: d["transfers"]["end"].reverse()), "digest"),
@@ -175,7 +175,7 @@ def test_a_wrong_schedule_is_a_miss(cache, stored):
     wrong = Schedule(entry.schedule.problem, **columns)
     row = entry.row | {"schedule_digest": wrong.digest()}
     cache.store(entry_document(stored.key, row, wrong))
-    assert refused(cache, stored.key, "made anew")
+    assert refused(cache, stored.key, "computed again")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_row_that_is_not_its_schedules_is_a_miss(cache, stored, said):
     """A row that contradicts its schedule or bound is a miss, even with matching digests."""
     entry = cache.find(stored.key)
     cache.store(entry_document(stored.key, entry.row | said, entry.schedule))
-    assert refused(cache, stored.key, "made anew")
+    assert refused(cache, stored.key, "computed again")
 
 
 @pytest.mark.slow

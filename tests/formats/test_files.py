@@ -10,6 +10,7 @@ import threading
 import pytest
 
 import taccl
+from taccl.baselines.in_network import in_network
 from taccl.baselines.ring import ring
 from taccl.errors import InputError
 from taccl.formats.files import write_whole
@@ -46,6 +47,9 @@ def test_a_full_disk_leaves_no_file(name, kind, tmp_path, full_disk):
     problem = SCHEDULE.problem
     step = taccl.Workload("sum", 4).input("x", (8,), layout="partial").then("y", "allreduce", "x")
     thing = {"topology": problem.topology, "problem": problem, "workload": step}.get(kind, SCHEDULE)
+    if name == "switch-job":  # only for sums that a switch makes
+        topology = taccl.topologies.in_network(4)
+        thing = in_network(taccl.make_problem(topology, "allreduce", size_bytes=4096))
     with pytest.raises(InputError, match="cannot be written .No space left on device."):
         write(thing, tmp_path / "file", format=name)
     assert not list(tmp_path.iterdir())

@@ -173,5 +173,5 @@ def test_large_file_is_not_parsed_for_its_format(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_PARSED_CHARACTERS", 100)
     rest = {"x": "y" * 200}
     assert recognise(_write(tmp_path, json.dumps({"format": "taccl-schedule"} | rest))) == TACCL_SCHEDULE
-    with pytest.raises(FormatError, match="first field"):
+    with pytest.raises(FormatError, match="of unknown kind"):
         recognise(_write(tmp_path, json.dumps(rest | {"format": "taccl-schedule"})))

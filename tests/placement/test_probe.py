@@ -114,7 +114,7 @@ def test_a_probe_makes_a_topology():
     assert links[0, 2] == (9, 80)
     assert topology.ranks_of_node == ((0, 1), (2,))
     assert "uplink of rack 0" in {resource.name for resource in topology.resources}
-    assert "every port 12.5 GB/s; uplinks oversubscribed 4 times" in "; ".join(topology.assumed)
+    assert "every port 12.5 GB/s; uplink oversubscription 4 times" in "; ".join(topology.assumed)
 
 
 def test_what_is_shared_follows_the_oversubscription():

@@ -143,7 +143,7 @@ def test_unknown_sizes_are_refused():
     problem = problem_of(two_nodes(), collectives.allgather(4))
     schedule = taccl.baselines.ring(problem)
     unknown = dataclasses.replace(schedule, problem=dataclasses.replace(problem, size_bytes=None))
-    with pytest.raises(InputError, match="size is not known"):
+    with pytest.raises(InputError, match="size is unknown"):
         taccl.plot.bandwidths(unknown)
     with pytest.raises(InputError, match="sizes"):
         taccl.plot.bandwidths(schedule, sizes=[])

@@ -61,7 +61,7 @@ def test_steps_are_drawn(found):
 
 def test_a_result_made_by_hand_has_none(found):
     """The error says so."""
-    with pytest.raises(InputError, match="what was known when"):
+    with pytest.raises(InputError, match="no progress trace"):
         taccl.plot.progress(dataclasses.replace(found, trace=()))
 
 

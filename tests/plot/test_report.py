@@ -53,7 +53,7 @@ def test_the_witness_is_in_words(page, found):
 
     text = Elements(section(page, "bound")).text
     assert found.bound.witness_text in text
-    assert "by arithmetic alone: it holds" in text
+    assert "from its witness alone: it holds" in text
 
 
 def test_stages_and_versions_are_listed(page, found):

@@ -96,7 +96,7 @@ def test_objects_of_numpy_are_refused(tmp_path):
     """Pickled objects and fractional arrays are refused."""
     np.save(tmp_path / "objects.npy", np.array([[{}]]), allow_pickle=True)
     np.save(tmp_path / "half.npy", np.array([[0.5]]))
-    with pytest.raises(FormatError, match="found no array"):
+    with pytest.raises(FormatError, match="found no NumPy array"):
         load_sizes(tmp_path / "objects.npy")
     with pytest.raises(FormatError, match="a matrix of whole numbers"):
         load_sizes(tmp_path / "half.npy")

@@ -117,7 +117,7 @@ class TestTogether:
         [
             ([], "found no collectives"),
             ([collectives.allgather(3), collectives.allgather(4)], "over 4 ranks, and the first over 3"),
-            ([collectives.scan(3), collectives.allreduce(3)], "schedule them apart"),
+            ([collectives.scan(3), collectives.allreduce(3)], "schedule them separately"),
             (
                 [
                     collectives.allreduce(2),

@@ -171,7 +171,9 @@ def test_a_multicast_goes_to_each():
     """A multicast send becomes one send to each end."""
     topology = linked("multicast", [0] * 3, [(0, (1, 2))], alpha_us=1, beta_us_per_mb=1)
     schedule = timed(problem_of(topology, broadcast(3)), [(0, 0, 0, 0, False)])
-    with pytest.warns(LossyConversionWarning, match="1 of 1 sends have several ends") as warned:
+    with pytest.warns(
+        LossyConversionWarning, match="1 of 1 sends are multicast or reduced by a switch"
+    ) as warned:
         program = lower(schedule, in_place=True)
     assert program.notes == (str(warned[0].message),)
     assert warned[0].filename == __file__

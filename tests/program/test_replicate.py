@@ -58,7 +58,7 @@ def test_as_many_as_the_links_need():
     ("size", "options", "most", "why"),
     [
         ("64MB", {"channels": "by-chunk", "num_channels": 3}, 8, "MSCCL has 32 channels"),
-        ("64KB", {"threadblocks": "relay"}, 4, "parts of chunks have 1024 bytes"),
+        ("64KB", {"threadblocks": "relay"}, 4, "parts of chunks have at least 1024 bytes"),
     ],
 )
 def test_what_limits_instances_is_said(size, options, most, why):

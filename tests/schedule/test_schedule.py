@@ -124,7 +124,7 @@ def test_columns_of_different_length_are_refused():
         ("start", [-(2**62) - 1, 0, 5, 5], "-4611686018427387905; expected"),
         ("end", [2**70, 5, 10, 10], "object values"),
         ("start", [[0, 0], [5, 5]], "2 dimensions"),
-        ("start", [[0], [0, 1], 5, 5], "make no column"),
+        ("start", [[0], [0, 1], 5, 5], "are no column"),
         ("start", 3, "0 dimensions"),
         ("group", [0.5, 1, 2, 3], "float64 values"),
         ("reduce", [0, 1, 0, 1], "int64 values"),

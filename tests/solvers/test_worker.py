@@ -90,7 +90,7 @@ def test_exit_code_is_named():
     """A worker that exits by itself is a crash with its exit code."""
     outcome = drill("leave", {"code": 3})
     assert outcome.status == "crashed"
-    assert "exit code 3" in outcome.message
+    assert "exited with code 3" in outcome.message
 
 
 def test_exception_is_named(caplog):

@@ -108,7 +108,7 @@ def routings(result):
     ]
     return {
         stage.name: stage.bound_us
-        for stage in found
+        for stage in reversed(found)  # the first of a name counts: later rounds have cuts
         if stage.status == "optimal" and stage.bound_us is not None
     }
 

@@ -969,9 +969,7 @@ def one_way(topology):
 def test_time_that_is_kept_for_later_counts_for_the_bound(monkeypatch):
     """The bound of a short search that reserves time for improvement has the limit of a long one."""
     limits = []
-    monkeypatch.setattr(
-        searching, "lower_bound", lambda problem, *, budget_s, limit_s, end_s: limits.append(limit_s)
-    )
+    monkeypatch.setattr(searching, "lower_bound", lambda problem, *, limit_s, **_: limits.append(limit_s))
     problem = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes=4)
     until, budget = Deadline(time.monotonic() + 100), DEFAULTS.budget
     searching.bound_within(problem, until, budget)

@@ -131,7 +131,7 @@ class TestUntilGap:
         problem = replace(problem_of(chunks_per_rank=1), release_us=[(0, 0, 5)])
         found = greedy(problem, until_gap=4)
         assert found.stopped != "gap met"
-        assert any("(400%) was not looked at" in note for note in found.notes)
+        assert any("(400%) was ignored" in note for note in found.notes)
 
     def test_a_gap_that_the_problem_as_asked_does_not_have_is_not_claimed(self, ring):
         """If the result itself does not meet the gap, the result does not claim it."""

@@ -112,7 +112,7 @@ def test_a_node_of_few_lines_may_have_such_a_switch(tmp_path):
         "schema = 1\n[node]\ngpus = 4\nfabric = 'switch'\nbandwidth_gb_per_s = 9\nreduces = 'nvls-hopper'\n"
     )
     assert len(loaded(tmp_path, text).links) == 12 + 8
-    with pytest.raises(TopologyError, match="found reduces in a ring; only a switch adds"):
+    with pytest.raises(TopologyError, match="found reduces in a ring; only a switch reduces"):
         loaded(tmp_path, text.replace("'switch'", "'ring'"))
     machine = "schema = 1\nmachine = 'dgx-h100'\nnvls = true\n"
     assert loaded(tmp_path, machine) == dgx_h100(1, nvls=True)

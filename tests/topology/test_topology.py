@@ -146,7 +146,7 @@ def test_nodes_that_are_none_are_refused(node_of_rank, message):
 def test_every_link_holds_a_resource():
     """One that holds none could carry any number of sends at once."""
     ring = topologies.ring(3)
-    with pytest.raises(TopologyError, match=r"link 0->1 holds no resource, .*; have it hold one of its own"):
+    with pytest.raises(TopologyError, match=r"link 0->1 holds no resource, .*; add one of its own"):
         replace(ring, holds=tuple(hold for hold in ring.holds if hold.link))
 
 

@@ -85,7 +85,7 @@ def test_the_judge_names_what_is_wrong(step, fault):
         changed, said = {
             "early": ((replace(one, start_us=Fraction(-1)),), "starts at -1 us, before the step does"),
             "short": ((replace(one, end_us=one.end_us - 1),), "takes"),
-            "twice": ((one, one), "twice"),
+            "twice": ((one, one), "duplicated"),
             "missing": ((), "is not computed"),
             "busy": ((replace(one, start_us=Fraction(10), end_us=Fraction(30)),), "busy"),
         }[fault]
@@ -147,7 +147,7 @@ def test_sends_on_a_faster_topology_are_refused(plain, change):
 def test_copies_in_place_of_sums_are_refused(plain):
     """A collective that copies in place of summing is refused."""
     collective = replace(plain.schedule.problem.collective, combining=False, groups=())
-    assert "reduces otherwise" in repr(of_other_problem(plain, collective=collective).verify())
+    assert "reduction differs" in repr(of_other_problem(plain, collective=collective).verify())
 
 
 @pytest.mark.slow

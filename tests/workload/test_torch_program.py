@@ -172,5 +172,5 @@ def test_a_topology_transforms_the_step():
 
 def test_unknown_kernels_are_said():
     """A warning names unknown kernels, which are replaced by stand-ins."""
-    with pytest.warns(LossyConversionWarning, match="no kernels for lambda, drawn"):
+    with pytest.warns(LossyConversionWarning, match="lacks kernels for lambda, drawn"):
         dump_torch_step(kernels())

@@ -118,7 +118,7 @@ def _notes(file: _Network, alpha_meaning: AlphaMeaning) -> list[str]:
         notes.append(f"dimensions of one NPU have no links: npus_count[{', '.join(skipped)}] are skipped")
     if "Switch" in file.topology:
         notes.append(
-            "a send through a switch takes two latencies and its bytes once(ASTRA-sim's congestion-aware "
+            "a send through a switch takes two latencies and its bytes once (ASTRA-sim's congestion-aware "
             "backend counts the bytes twice)"
         )
     return notes

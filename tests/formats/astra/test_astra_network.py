@@ -150,7 +150,7 @@ def test_ways_to_write_a_list(tmp_path, text):
 def test_every_assumption_is_a_note():
     """Units, occupation, the switch's two hops, nodes."""
     notes = " ".join(ours("switch-4").told)
-    for part in ("2**30", "pipelined", "stores and forwards", "ranks_per_node="):
+    for part in ("2**30", "pipelined", "counts the bytes twice", "ranks_per_node="):
         assert part in notes
 
 

@@ -166,7 +166,7 @@ def test_nic_far_from_every_gpu_is_left_out_and_named(tmp_path):
     rows = ["GPU0 X NV18 PIX SYS", "GPU1 NV18 X PIX SYS", "NIC0 PIX PIX X SYS", "NIC1 SYS SYS SYS X"]
     topology = _load(_smi(tmp_path, *rows), nodes=2, nic_gb_per_s=20)
     assert _counted(topology)[0] == pytest.approx(20)
-    assert any("NICs NIC1 are left out" in each for each in topology.assumed)
+    assert any("NICs NIC1 are unused" in each for each in topology.assumed)
 
 
 def test_unknown_affinity_joins_no_cpus(tmp_path):

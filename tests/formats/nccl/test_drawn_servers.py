@@ -16,7 +16,7 @@ from tests.fuzzing import cases
 #: Ways in which an import says that it has less than the server may have.
 _SAID = re.compile(r"only, limited by|over PCIe, limited by|PIX joins|hide them")
 #: Note of an import in which ranks that used all NICs would send more.
-_BY_ANY = re.compile(r"a node sends (\S+) GB/s, .* would send (\S+) GB/s")
+_BY_ANY = re.compile(r"a node sends (\S+) GB/s, .*; (\S+) GB/s are possible")
 
 
 def _used(topology):

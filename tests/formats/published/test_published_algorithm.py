@@ -285,7 +285,7 @@ def test_starts_cut_to_tenths_are_no_overlaps(tmp_path):
     schedule = _load(tmp_path, document)
     assert verify(schedule).ok
     assert schedule.finish == Fraction("21.05")
-    assert "cut to tenths" in schedule.problem.notes[-1]
+    assert "rounded down to tenths" in schedule.problem.notes[-1]
 
 
 def test_a_start_between_ticks_is_kept_within_a_tick(tmp_path):

@@ -94,7 +94,7 @@ def test_of_too_many_symmetries_to_count_orbits_tell():
         clauses = taccl.check_sketch(sketch, topology, "allgather", chunk_size="1MB").clauses
         return [each.effect for each in clauses if each.clause.startswith("symmetry")]
 
-    assert effects(3, 4, 12)[2] == "reduces the model further; without binding schedules"
+    assert effects(3, 4, 12)[2] == "reduces the model further, without binding schedules"
     assert effects(3, 4, 12, 6)[3] == "the other symmetries reduce the model as much"
 
 

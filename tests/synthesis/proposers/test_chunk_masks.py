@@ -98,7 +98,7 @@ def test_pipelined_links_and_own_chunks_first():
         chunk_bytes=MB,
         clauses=Clauses(own_first=frozenset({0})),
     )
-    assert "own chunks first" in why_not(problem)
+    assert "local-first priority" in why_not(problem)
 
 
 @pytest.mark.parametrize(
