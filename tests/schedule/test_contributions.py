@@ -71,7 +71,7 @@ def test_a_contribution_is_named_once():
     with pytest.raises(InputError, match="names ranks 0, 0 twice"):
         mutated(schedule, contributions=twice)
     sums = tuple((0, 0) if ranks == (1,) else ranks for ranks in schedule.sums)
-    with pytest.raises(InputError, match="names one twice"):
+    with pytest.raises(InputError, match="names ranks 0, 0 twice"):
         replace(schedule, sums=sums)
 
 
