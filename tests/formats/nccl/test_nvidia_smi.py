@@ -100,7 +100,15 @@ def test_every_assumption_is_told():
     with pytest.warns(AssumptionWarning, match="7 assumptions") as caught:
         topology = load_nvidia_smi(SQUARE, nodes=2, nic_gb_per_s=10)
     assert len(topology.assumed) == 7
-    parts = ("25 GB/s", "12 GB/s", "unlimited", "0.3 us", "2.6 us", "pcie='always'", "the network is non-blocking")
+    parts = (
+        "25 GB/s",
+        "12 GB/s",
+        "unlimited",
+        "0.3 us",
+        "2.6 us",
+        "pcie='always'",
+        "the network is non-blocking",
+    )
     for part in parts:
         assert part in str(caught[0].message)
         assert sum(part in each for each in topology.assumed) == 1
