@@ -141,12 +141,12 @@ def test_what_is_left_over_is_found():
         ),
         (lambda plan: plan["gpus"][0]["threadblocks"][0]["ops"].extend([{"name": "nop"}] * 65), "at most 64"),
         (lambda plan: plan["gpus"][0]["threadblocks"][0].update(id=7), "found id 7"),
-        (lambda plan: plan["gpus"][0]["threadblocks"][0].update(channels=3), "expected one for each rank"),
+        (lambda plan: plan["gpus"][0]["threadblocks"][0].update(channels=3), "expected an MSCCL"),
         (
             lambda plan: plan["gpus"][0]["threadblocks"][0]["ops"].append(
                 {"name": "copy", "src_buff": [], "dst_buff": []}
             ),
-            "expected one for each rank",
+            "expected an MSCCL",
         ),
     ],
 )
