@@ -258,7 +258,7 @@ def load_topology(path: str | os.PathLike[str], **arguments: Any) -> Topology:
     """Load a topology from a file of taccl or of another tool; see `taccl.topologies.load`."""
     found = foreign_topology(path)
     if found is None:
-        if arguments:
+        if arguments and os.path.exists(path):  # else the reader says that there is no such file
             said = f"found a file in taccl's own format, which takes no {', '.join(arguments)}; leave it out"
             raise TopologyError(said, where=os.fspath(path))
         return load_own_topology(path)

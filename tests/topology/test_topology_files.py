@@ -6,6 +6,8 @@ from fractions import Fraction
 
 import pytest
 
+import taccl
+
 from taccl.errors import FormatError, TopologyError
 from taccl.topology.fabrics import torus
 from taccl.topology.files import MAX_FILE_BYTES, load_topology
@@ -278,3 +280,13 @@ def test_mistakes_are_named_by_file_and_field(load, text, message):
         load(text)
     assert "\n" not in str(caught.value)
     assert "mine.toml" in str(caught.value)
+
+
+def test_options_of_a_file_that_is_not_there_do_not_hide_it(tmp_path):
+    """The error for a missing file is the same with options; a file of taccl refuses the options."""
+    with pytest.raises(taccl.InputError, match="there is no such file"):
+        taccl.topologies.load(tmp_path / "dgx2", nodes=8)
+    path = tmp_path / "ring.toml"
+    taccl.save(taccl.topologies.ring(3), path)
+    with pytest.raises(taccl.InputError, match="takes no nodes; leave it out"):
+        taccl.topologies.load(path, nodes=2)
