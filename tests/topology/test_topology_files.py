@@ -7,7 +7,6 @@ from fractions import Fraction
 import pytest
 
 import taccl
-
 from taccl.errors import FormatError, TopologyError
 from taccl.topology.fabrics import torus
 from taccl.topology.files import MAX_FILE_BYTES, load_topology
