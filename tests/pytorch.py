@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Environment made by `pip install -e '.[torch]'`; PyTorch takes 5 GB, so its tests are skipped without it.
@@ -30,6 +35,27 @@ class Rank(NamedTuple):
 def environment() -> dict[str, str]:
     """Environment of a process that finds this checkout; one thread, as ranks share few cores."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that is filled by the first of a run's workers that asks for it; the others wait and read it.
+
+    Tests of one module go to several workers, each of which would start ranks of its own.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        folder = factory.mktemp(name)
+        make(folder)
+        return folder
+    folder = factory.getbasetemp().parent / f"{name}-of-all-workers"
+    folder.mkdir(exist_ok=True)
+    with Path(f"{folder}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (made := Path(f"{folder}.made")).exists():
+            shutil.rmtree(folder)  # what is left of a failure
+            folder.mkdir()
+            make(folder)
+            made.touch()
+    return folder
 
 
 def free_port() -> int:

@@ -11,6 +11,7 @@ from taccl._internal.arguments import checked_as
 from taccl._internal.units import exact
 from taccl.errors import WorkloadError
 from taccl.workload.kernels import bytes_written, is_computed, kernel
+from taccl.workload.kinds import TABLE
 from taccl.workload.meaning import places_read
 from taccl.workload.operations import DTYPE_BYTES
 
@@ -53,7 +54,8 @@ def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
     written, *held = ([*map(range, each.local_shape(ranks))] for each in (out, *tensors))
     read = places_read(operation, out, tensors, held, written)
     size = math.prod(map(len, written))
-    flops = 2.0 * size * len(read[0][-1]) if operation.kind == "matmul" else 0.0
+    lengths = [tuple(map(len, each)) for each in (written, *read)]
+    flops = TABLE[operation.kind].work(operation, lengths[0], lengths[1:]) if operation.kind in TABLE else 0.0
     in_hand = _at_hand(workload, operation)
     is_alone = not operation.fused and not is_computed(workload, operation.name)
     num_bytes = float(size * DTYPE_BYTES[out.dtype] if is_alone else bytes_written(workload, operation))

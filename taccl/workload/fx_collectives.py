@@ -6,6 +6,8 @@ rank and concatenates the pieces along axis 0, or the reverse.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +26,17 @@ def _in_pieces(graph: Graph, given: Arguments) -> Any:
     """Equal pieces of a local tensor, one for each rank, as used for collectives along axes other than 0."""
     source, axis = given["self"], given["dim"]
     if not isinstance(source, (Named, Stacked)):
-        raise graph.refused(f"{graph.node.target} reads {described(source)}; a step has no such tensor")
+        source = Named(graph.name_of(source))
     shape = graph.local_shape(source)
     axis %= max(len(shape), 1)
     parts: Any = graph.node.meta.get("val", graph.node.meta.get("tensor_meta"))
-    count = len(parts)
-    if any(part.shape[axis] * count != shape[axis] for part in parts):
-        said = f"cuts {described(source)} into {[part.shape[axis] for part in parts]} along axis {axis}"
-        raise graph.refused(f"{said}; a step has only equal pieces, one for each rank")
+    count, lengths = len(parts), [part.shape[axis] for part in parts]
+    if any(length * count != shape[axis] for length in lengths):
+        whole = Named(graph.name_of(source))
+        ends = list(itertools.accumulate(lengths, initial=0))
+        return graph.lazily(
+            *(functools.partial(graph.part, whole, axis, *ends[i : i + 2]) for i in range(count))
+        )
     return _all_pieces(Piece(source, axis, 0, count))
 
 
@@ -44,7 +49,7 @@ def _joined(graph: Graph, given: Arguments) -> Any:
     pieces = given["tensors"]
     first = pieces[0] if pieces else None
     if not isinstance(first, Piece) or pieces != _all_pieces(first):
-        raise graph.refused(f"concatenates {described(pieces)}; a step has only all pieces of one tensor")
+        return _concatenated(graph, given)
     source, rank = first.whole, len(graph.tensors[first.whole.name].shape)
     to = given["dim"] % rank
     if to == first.axis:
@@ -56,6 +61,13 @@ def _joined(graph: Graph, given: Arguments) -> Any:
         return Stacked(source.name, first.axis, first.count)
     said = f"concatenates {first.count} pieces of {described(source)} along axis {to}"
     raise graph.refused(f"{said}, cut along axis {first.axis}; a step has no such tensor")
+
+
+def _concatenated(graph: Graph, given: Arguments) -> Any:
+    """Several tensors along an axis that ranks have whole."""
+    values = [Named(graph.name_of(each)) for each in given["tensors"]]
+    axis = given["dim"] % len(graph.local_shape(values[0]))
+    return graph.make("concat", *values, axis=axis)
 
 
 def _all_reduce(graph: Graph, given: Arguments) -> Any:

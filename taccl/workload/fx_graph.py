@@ -8,13 +8,21 @@ graph states. This module does not import PyTorch.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import WorkloadError
 from taccl.workload.layouts import infer
-from taccl.workload.operations import COLLECTIVES, DTYPE_BYTES, Operation, Tensor
+from taccl.workload.operations import (
+    COLLECTIVES,
+    DTYPE_BYTES,
+    POINTWISE,
+    Operation,
+    Tensor,
+    labels_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,6 +47,7 @@ class View:
 
     name: str
     shape: tuple[int, ...]
+    is_squeezed: bool = False  # only axes of length 1 came or went
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,36 @@ class Filled:
     number: float
 
 
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Whole numbers from a start to before a stop, behind some axes of length 1."""
+
+    start: int
+    stop: int
+    ones: int = 0
+
+
+class Deferred:
+    """A value that is made once an operation reads it.
+
+    - `make`: Makes it; None if a step cannot have it.
+    - `what`: What it is, for messages.
+    - `note`: What readers of gradients know of it without making it; one without is made where it is taken.
+    """
+
+    def __init__(self, what: str, make: Callable[[], Any] | None, note: Any = None) -> None:
+        self.what, self.note, self._make, self._made = what, note, make, None
+        self.is_taken = make is not None and note is None
+
+    def value(self, graph: Graph) -> Any:
+        """The value, made at the first call."""
+        if self._make is None:
+            raise graph.refused(f"{graph.node.target} reads {self.what}, which a step does not have")
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+
 class Graph:
     """Step under construction from a graph, node by node.
 
@@ -89,13 +128,17 @@ class Graph:
         self.tensors: dict[str, Tensor] = {}
         self.values: dict[Any, Any] = {}
         self.state: dict[str, str] = {}
+        self.reshaped: dict[View, str] = {}
 
     def refused(self, said: str) -> WorkloadError:
         """Error for the current node."""
         return WorkloadError(said, where=self.node.name)
 
-    def make(self, kind: str, *values: Any, **options: Any) -> Named:
-        """Add an operation and return its result."""
+    def make(self, kind: str, *values: Any, **options: Any) -> Any:
+        """Add an operation; its result, which is a view if point-wise operands are views."""
+        shape = None
+        if kind in POINTWISE and any(isinstance(value, View) for value in values):
+            values, shape = self._unviewed(values)
         names = tuple(self.name_of(value) for value in values)
         operation = Operation(self._fresh(f"{self.node.name}_{kind}"), kind, names, **options)
         try:
@@ -105,22 +148,111 @@ class Graph:
             raise self.refused(error.message + advice) from None
         self.tensors[operation.name] = made
         self.operations.append(operation)
-        return Named(operation.name)
+        return Named(operation.name) if shape is None else View(operation.name, shape)
+
+    def _unviewed(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[int, ...] | None]:
+        """Tensors that point-wise operations may read in place of views of them, and the view of the result.
+
+        All views are alike, and other operands are of the last axis at most, which the views keep.
+        """
+        views = [value for value in values if isinstance(value, View)]
+        shapes = {(view.shape, self.local_shape(Named(view.name))) for view in views}
+        rest = [self.local_shape(Named(self.name_of(value))) for value in values if value not in views]
+        (shape, whole), *others = shapes
+        keeps_rows = bool(shape and whole) and shape[-1] == whole[-1]
+        if others or any(len(each) > 1 or (each and not keeps_rows) for each in rest):
+            return values, None
+        return tuple(Named(each.name) if isinstance(each, View) else each for each in values), shape
 
     def name_of(self, value: Any) -> str:
         """Name of the tensor that a value is; `WorkloadError` if it is no whole tensor of the step."""
         if isinstance(value, Named):
             return value.name
-        if isinstance(value, View) and value.shape == self.local_shape(Named(value.name)):
-            return value.name
+        if isinstance(value, Deferred):
+            return self.name_of(value.value(self))
+        if isinstance(value, Piece) and isinstance(value.whole, Named):
+            length = self.local_shape(value.whole)[value.axis] // value.count
+            start = value.position * length
+            return self.name_of(self.part(value.whole, value.axis, start, start + length))
+        if isinstance(value, View):
+            if value.shape == self.local_shape(Named(value.name)):
+                return value.name
+            if value not in self.reshaped:
+                shape = self._whole_shape(value)
+                self.reshaped[value] = self.name_of(self.make("reshape", Named(value.name), shape=shape))
+            return self.reshaped[value]
         raise self.refused(f"{self.node.target} reads {described(value)}; a step has only whole tensors here")
+
+    def part(self, value: Any, axis: int, start: int, stop: int) -> Any:
+        """A range of local places along an axis; `WorkloadError` if ranks have slices along it."""
+        if self.local_shape(value)[axis] != self.tensor(value).shape[axis]:
+            said = f"{self.node.target} takes {start} to {stop} along axis {axis} of {described(value)}"
+            raise self.refused(f"{said}, of which a rank has a slice; view the axis as two, or slice another")
+        return self.make("narrow", value, axis=axis, start=start, stop=stop)
+
+    def padded(self, value: Any, axis: int, start: int, length: int) -> Any:
+        """A value in zeros of some length along an axis, the gradient of a part."""
+        if self.local_shape(value)[axis] == length:
+            return value
+        return self.make("pad", value, axis=axis, start=start, stop=length)
+
+    def only(self, given: dict[str, Any], **expected: Any) -> None:
+        """Raise `WorkloadError` unless some arguments, where there are any, have the values expected."""
+        for name, value in expected.items():
+            if name in given and given[name] != value:
+                said = f"{self.node.target} has {name}={given[name]!r}; a step has it with {value!r} only"
+                raise self.refused(said)
+
+    def lazily(self, *makers: Callable[[], Any]) -> list[Deferred]:
+        """Results of a node of several, each made when it is taken."""
+        node = self.node
+        return [Deferred(f"result {place} of {node.target}", make) for place, make in enumerate(makers)]
+
+    def first(self, make: Callable[[], Any]) -> list[Deferred]:
+        """Results of a node of several, of which a step has the first."""
+        name = f"of {self.node.target}"
+        return [*self.lazily(make), *(Deferred(f"result {place} {name}", None) for place in range(1, 10))]
+
+    def note_of(self, value: Any, expected: str) -> Any:
+        """What a value that need not be made is known by."""
+        if isinstance(value, Deferred) and value.note is not None:
+            return value.note
+        raise self.refused(f"{self.node.target} reads {described(value)}; expected {expected}")
+
+    def _whole_shape(self, view: View) -> tuple[int, ...]:
+        """Shape of the global array whose local parts a view is."""
+        tensor, local = self.tensors[view.name], view.shape
+        sliced = [axis for axis in range(len(tensor.shape)) if self.mesh.slicing(tensor, axis)]
+        parts = {axis: self.mesh.slices(tensor, axis) for axis in sliced}
+        found: list[tuple[tuple[int, int], tuple[int, ...]]] = []
+        for to in itertools.product(range(len(local)), repeat=len(sliced)):
+            shape = list(local)
+            for axis, place in zip(sliced, to, strict=True):
+                shape[place] *= parts[axis]
+            operation = Operation(view.name, "reshape", (view.name,), shape=tuple(shape))
+            (labels,) = labels_of(operation, [tensor], Tensor(view.name, tuple(shape)))
+            if all(labels[axis] == place for axis, place in zip(sliced, to, strict=True)):
+                moved = sum(abs(axis - place) for axis, place in zip(sliced, to, strict=True))
+                before = self.local_shape(Named(view.name))
+                other = sum(before[a] != local[b] for a, b in zip(sliced, to, strict=True))
+                found.append(((other if view.is_squeezed else 0, moved), tuple(shape)))
+        if not found:
+            said = f"{self.node.target} reads {described(view)}, and {view.name} is {tensor}"
+            raise self.refused(f"{said}; no shape of the whole has these slices: slice an outer axis")
+        return min(found)[1]
 
     def tensor(self, value: Any) -> Tensor:
         """Tensor that a value is."""
         return self.tensors[self.name_of(value)]
 
-    def local_shape(self, value: Named | Stacked | View) -> tuple[int, ...]:
+    def dtype(self, value: Any) -> str:
+        """Element type of a value."""
+        return self.tensors[value.name].dtype if isinstance(value, View) else self.tensor(value).dtype
+
+    def local_shape(self, value: Any) -> tuple[int, ...]:
         """Shape of a value at one rank."""
+        if isinstance(value, (Deferred, Piece)):
+            value = Named(self.name_of(value))
         if isinstance(value, View):
             return value.shape
         shape = list(self.tensors[value.name].local_shape(self.mesh))
@@ -133,8 +265,9 @@ class Graph:
         """Value of a node that calls an operation."""
         self.node = node
         target = str(node.target)
+        first = len(self.operations)
         if getattr(node.target, "__name__", "") == "getitem":
-            return self.values[node.args[0]][node.args[1]]
+            return self._named(self._item(*node.args), first)
         schema = getattr(node.target, "_schema", None)
         reader = self.readers.get(target.rpartition(".")[0].replace("_functional_autograd", "_functional"))
         if node.op != "call_function" or schema is None or reader is None:
@@ -146,11 +279,23 @@ class Graph:
             raise self.refused(f"found {what}, for which a step has no operation; {advice}")
         given = {each.name: each.default_value for each in schema.arguments}
         given |= dict(zip(given, node.args, strict=False)) | dict(node.kwargs)
-        first = len(self.operations)
-        found = reader(self, {name: self.value(each) for name, each in given.items()})
+        return self._named(reader(self, {name: self.value(each) for name, each in given.items()}), first)
+
+    def _item(self, source: Any, place: int) -> Any:
+        """One result of a node of several; messages and names are of that node while it is made."""
+        found, node = self.values[source][place], self.node
+        if not isinstance(found, Deferred) or not found.is_taken:
+            return found
+        self.node = source
+        made = found.value(self)
+        self.node = node
+        return made
+
+    def _named(self, found: Any, first: int) -> Any:
+        """A value, whose operation has the name of the node if it was made last, of those from `first` on."""
         if isinstance(found, (Named, View, Stacked)):
             if len(self.operations) > first and self.operations[-1].name == found.name:
-                found = replace(found, name=self._last_as(self._fresh(node.name)))
+                found = replace(found, name=self._last_as(self._fresh(self.node.name)))
             self._check(found)
         return found
 
@@ -247,4 +392,6 @@ def described(value: Any) -> str:
         return f"piece {value.position} of {value.count} of {value.whole.name} along axis {value.axis}"
     if isinstance(value, list):
         return f"[{', '.join(map(described, value))}]"
+    if isinstance(value, Deferred):
+        return value.what
     return value.name if isinstance(value, Named) else repr(value)

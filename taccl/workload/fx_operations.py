@@ -7,11 +7,16 @@ node's value.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import LossyConversionWarning, warn
+from taccl.workload.fx_attention import ATTENTION_READERS
 from taccl.workload.fx_collectives import COLLECTIVE_READERS
-from taccl.workload.fx_graph import Filled, Named, View, described
+from taccl.workload.fx_gradients import GRADIENT_READERS
+from taccl.workload.fx_graph import Deferred, Filled, Named, Piece, Positions, View, described
+from taccl.workload.fx_ids import ID_READERS
+from taccl.workload.kind_values import EPSILON
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,9 +25,6 @@ if TYPE_CHECKING:
 
     Arguments = dict[str, Any]
     Reader = Callable[[Graph, Arguments], Any]
-
-#: Epsilon of `layernorm`; others are not supported.
-_EPSILON = 1e-5
 
 
 def _number(value: Any) -> float | None:
@@ -77,63 +79,54 @@ def _times(graph: Graph, given: Arguments) -> Any:
 
 
 def _over(graph: Graph, given: Arguments) -> Any:
-    _only(graph, given, rounding_mode=None)
+    graph.only(given, rounding_mode=None)
     b = _number(given["other"])
     if b is not None:
         return graph.make("scale", given["self"], value=1 / b)
     return graph.make("divide", given["self"], given["other"])
 
 
-def _power(graph: Graph, given: Arguments) -> Any:
-    kinds = {2.0: "square", 0.5: "sqrt"}
-    exponent = _number(given["exponent"])
-    if exponent == 1:
-        return given["self"]
-    if exponent not in kinds:
-        said = f"found exponent {described(given['exponent'])}; a step supports 2, 1 and 0.5"
-        raise graph.refused(said)
-    return graph.make(kinds[exponent], given["self"])
+def _power(exponent: float | None = None) -> Reader:
+    """The reader of a power, whose exponent is an argument if it is None."""
 
-
-def _only(graph: Graph, given: Arguments, **expected: Any) -> None:
-    """Raise `WorkloadError` unless the given arguments have the expected values."""
-    for name, value in expected.items():
-        if name in given and given[name] != value:
-            said = f"{graph.node.target} has {name}={given[name]!r}; a step has it with {value!r} only"
+    def read(graph: Graph, given: Arguments) -> Any:
+        number = _number(given["exponent"]) if exponent is None else exponent
+        if number is None:
+            said = f"found exponent {described(given['exponent'])}; a step has exponents that are numbers"
             raise graph.refused(said)
+        if number in (1.0, 2.0, 0.5):
+            kind = {2.0: "square", 0.5: "sqrt"}.get(number)
+            return graph.make(kind, given["self"]) if kind else given["self"]
+        return graph.make("power", given["self"], value=number)
 
-
-def _gelu(graph: Graph, given: Arguments) -> Any:
-    _only(graph, given, approximate="tanh")
-    return graph.make("gelu", given["self"])
-
-
-def _relu_grad(graph: Graph, given: Arguments) -> Any:
-    _only(graph, given, threshold=0)
-    return graph.make("relu_grad", given["grad_output"], given["self"])
+    return read
 
 
 def _matmul(graph: Graph, given: Arguments) -> Any:
-    names = [name for name in ("self", "other", "mat2") if name in given]
-    return _product(graph, *(given[name] for name in names))
+    found = (given[name] for name in ("self", "other", "mat2") if name in given)
+    return _product(
+        graph, *(each if isinstance(each, View) else Named(graph.name_of(each)) for each in found)
+    )
 
 
 def _product(graph: Graph, a: Any, b: Any) -> Any:
-    """Matrix product; rows that a view flattens into one axis keep their separate axes."""
-    if not isinstance(a, View):
+    """A matrix product; rows or matrices that views count along one axis keep the axes that they have."""
+    views = [each if isinstance(each, View) else View(each.name, graph.local_shape(each)) for each in (a, b)]
+    first, second = (graph.local_shape(Named(each.name)) for each in views)
+    one, two = (each.shape for each in views)
+    rows = len(one) == 2 and one[-1] == first[-1] and two == second
+    matrices = len(one) == len(two) == 3 and first[:-2] == second[:-2] and len(first) > 2
+    matrices = matrices and one[-2:] == first[-2:] and two[-2:] == second[-2:]
+    if not (rows or matrices) or (one == first and two == second):
         return graph.make("matmul", a, b)
-    rows = graph.local_shape(Named(a.name))
-    if len(a.shape) != 2 or a.shape[1] != rows[-1]:
-        return graph.make("matmul", a, b)
-    made = graph.make("matmul", Named(a.name), b)
-    return View(made.name, (a.shape[0], graph.local_shape(made)[-1]))
+    made = graph.make("matmul", Named(a.name), Named(b.name))
+    return View(made.name, (*one[:-1], graph.local_shape(made)[-1]))
 
 
 def _biased_product(graph: Graph, given: Arguments) -> Any:
-    _only(graph, given, alpha=1, beta=1)
-    product = _product(graph, given["mat1"], given["mat2"])
-    made = graph.make("add", Named(product.name), given["self"])
-    return View(made.name, product.shape) if isinstance(product, View) else made
+    graph.only(given, alpha=1, beta=1)
+    product = _matmul(graph, {"self": given["mat1"], "mat2": given["mat2"]})
+    return graph.make("add", product, given["self"])
 
 
 def _linear(graph: Graph, given: Arguments) -> Any:
@@ -157,52 +150,126 @@ def _view(graph: Graph, given: Arguments) -> Any:
     """Elements of a value in another local shape."""
     source = given["self"]
     shape, _ = graph.stated()
+    if isinstance(source, Filled):
+        return source
+    if isinstance(source, Positions) and shape and math.prod(shape) == shape[-1]:
+        return replace(source, ones=len(shape) - 1)
+    if isinstance(source, (Deferred, Piece)):
+        source = Named(graph.name_of(source))
     if shape is None or not isinstance(source, (Named, View)):
         raise graph.refused(f"{graph.node.target} reads {described(source)}; a step has no such tensor")
     same = shape == graph.local_shape(Named(source.name))
-    return Named(source.name) if same else View(source.name, shape)
+    squeezed = "squeeze" in str(graph.node.target) and getattr(source, "is_squeezed", True)
+    return Named(source.name) if same else View(source.name, shape, squeezed)
 
 
-def _softmax(graph: Graph, given: Arguments) -> Any:
+def _expanded(graph: Graph, given: Arguments) -> Any:
+    """A value that keeps its shape."""
+    source = given["self"]
+    shape, _ = graph.stated()
+    if isinstance(source, (Filled, Positions)):
+        return source
+    if shape != graph.local_shape(source):
+        said = f"{graph.node.target} repeats {described(source)} as {list(shape or ())}"
+        raise graph.refused(f"{said}; take it out, as point-wise operations repeat by themselves")
+    return source
+
+
+def _sliced(graph: Graph, given: Arguments) -> Any:
+    """A range along an axis."""
+    source, axis = given["self"], given["dim"]
+    start, end = given.get("start") or 0, given.get("end")
+    if isinstance(source, Positions):
+        count = source.ones + 1
+        if axis % count < source.ones:
+            return source
+        places = range(source.start, source.stop)[slice(start, end, given["step"])]
+        if places.step == 1 and places:
+            return replace(source, start=places.start, stop=places.stop)
+    shape = graph.local_shape(Named(graph.name_of(source)))
+    axis %= len(shape)
+    start, stop, step = slice(start, end, given["step"]).indices(shape[axis])
+    if step != 1 or start >= stop:
+        raise graph.refused(
+            f"takes {start} to {stop} by {step} of {described(source)}; a step has it by 1 only"
+        )
+    whole = Named(graph.name_of(source))
+    return whole if (start, stop) == (0, shape[axis]) else graph.part(whole, axis, start, stop)
+
+
+def _selected(graph: Graph, given: Arguments) -> Any:
+    source = Named(graph.name_of(given["self"]))
+    shape = graph.local_shape(source)
+    axis = given["dim"] % len(shape)
+    place = given["index"] % shape[axis]
+    made = graph.part(source, axis, place, place + 1)
+    return View(made.name, (*shape[:axis], *shape[axis + 1 :]), is_squeezed=True)
+
+
+def _slice_grad(graph: Graph, given: Arguments) -> Any:
+    axis = given["dim"] % len(given["input_sizes"])
+    length = given["input_sizes"][axis]
+    start, _, step = slice(given["start"], given["end"], given["step"]).indices(length)
+    if step != 1:
+        raise graph.refused(f"has step {step}; a step has it by 1 only")
+    return graph.padded(given["grad_output"], axis, start, length)
+
+
+def _select_grad(graph: Graph, given: Arguments) -> Any:
+    sizes = given["input_sizes"]
+    axis = given["dim"] % len(sizes)
+    one = View(graph.name_of(given["grad_output"]), (*sizes[:axis], 1, *sizes[axis + 1 :]), is_squeezed=True)
+    return graph.padded(one, axis, given["index"] % sizes[axis], sizes[axis])
+
+
+def _where(graph: Graph, given: Arguments) -> Any:
+    mask, one, two = given["condition"], given["self"], given["other"]
+    if (number := _number(one)) is not None and _number(two) is None:
+        return graph.make("masked_fill", two, mask, value=number)
+    return graph.make("where", mask, one, two)
+
+
+def _softmax(graph: Graph, given: Arguments, kind: str = "softmax") -> Any:
     count = len(graph.tensor(given["self"]).shape)
     if given["dim"] % max(count, 1) != count - 1:
         said = f"is over axis {given['dim']} of {described(given['self'])}; only the last is supported"
         raise graph.refused(f"{said}: transpose it before")
-    _only(graph, given, half_to_float=False)
+    graph.only(given, half_to_float=False)
     found = given["self"]
     if given.get("dtype") is not None:
         found = graph.make("cast", found, dtype=_dtype(given["dtype"]))
-    return graph.make("softmax", found)
+    return graph.make(kind, found)
 
 
 def _layernorm(graph: Graph, given: Arguments) -> Any:
-    _only(graph, given, eps=_EPSILON)
     tensor = graph.tensor(given["input"])
     if list(given["normalized_shape"]) != [tensor.shape[-1]]:
         said = f"is over axes of lengths {given['normalized_shape']}; only the last axis is supported"
         raise graph.refused(said)
-    found = graph.make("layernorm", given["input"])
+    value = None if given["eps"] == EPSILON else given["eps"]
+    found = graph.make("layernorm", given["input"], value=value)
     if given["weight"] is not None:
         found = graph.make("multiply", found, given["weight"])
     return found if given["bias"] is None else graph.make("add", found, given["bias"])
 
 
-def _first_only(reader: Reader) -> Reader:
-    """Reader of an operation with several results, of which only the first is supported."""
-    return lambda graph, given: _First(graph, reader(graph, given))
+def _layernorm_and_moments(graph: Graph, given: Arguments) -> Any:
+    """A layernorm, and the mean and the reciprocal deviation of each row, which gradients know of."""
+    x, last = given["input"], [len(graph.tensor(given["input"]).shape) - 1]
 
+    def mean(value: Any) -> Any:
+        return _mean(graph, {"self": value, "dim": last, "keepdim": True})
 
-class _First:
-    """Results of an operation, of which only the first is a tensor of the step."""
+    def spread() -> Any:
+        varied = mean(graph.make("square", graph.make("subtract", x, mean(x))))
+        return graph.make("power", graph.make("offset", varied, value=given["eps"]), value=-0.5)
 
-    def __init__(self, graph: Graph, value: Any) -> None:
-        self.graph, self.value, self.target = graph, value, graph.node.target
-
-    def __getitem__(self, position: int) -> Any:
-        if position:
-            said = f"reads result {position} of {self.target}; a step supports only the first"
-            raise self.graph.refused(said)
-        return self.value
+    of = f"of {graph.node.name}"
+    return [
+        Deferred(f"the layernorm {of}", lambda: _layernorm(graph, given)),
+        Deferred(f"the mean {of}", lambda: mean(x), given["eps"]),
+        Deferred(f"the reciprocal deviation {of}", spread, given["eps"]),
+    ]
 
 
 def _dtype(given: Any) -> str:
@@ -210,34 +277,39 @@ def _dtype(given: Any) -> str:
 
 
 def _cast(graph: Graph, given: Arguments) -> Any:
-    if given.get("dtype") is None or _dtype(given["dtype"]) == graph.tensor(given["self"]).dtype:
+    if given.get("dtype") is None or _dtype(given["dtype"]) == graph.dtype(given["self"]):
         return given["self"]
     return graph.make("cast", given["self"], dtype=_dtype(given["dtype"]))
 
 
 def _sum(graph: Graph, given: Arguments) -> Any:
-    """Sum over some axes of a local tensor."""
-    found, shape = given["self"], graph.tensor(given["self"]).shape
+    """A sum over some axes of a local tensor."""
+    found = given["self"]
+    local = graph.local_shape(found)
+    count = len(local)
+    axes = {each % max(count, 1) for each in given.get("dim") or range(count)} if count else set()
+    if isinstance(found, View) and not given.get("keepdim"):
+        whole = graph.local_shape(Named(found.name))
+        # Rows of a view are all axes but the last.
+        if axes == {*range(count)} or (axes == {*range(count - 1)} and local[-1] == whole[-1]):
+            found, axes = Named(found.name), {*range(len(whole) - (count - len(axes)))}
     if given.get("dtype") is not None:
         found = _cast(graph, {"self": found, "dtype": given["dtype"]})
-    count = max(len(shape), 1)
-    axes = sorted({each % count for each in given.get("dim") or range(len(shape))}, reverse=True)
-    for axis in axes:
+    for axis in sorted(axes, reverse=True):
         found = graph.make("sum", found, axis=axis)
-    kept = tuple(1 if i in axes else n for i, n in enumerate(graph.local_shape(given["self"])))
-    return View(found.name, kept) if given.get("keepdim") else found
+    kept = tuple(1 if i in axes else n for i, n in enumerate(local))
+    return View(graph.name_of(found), kept, is_squeezed=True) if given.get("keepdim") else found
 
 
 def _mean(graph: Graph, given: Arguments) -> Any:
-    local, count = graph.local_shape(given["self"]), len(graph.tensor(given["self"]).shape)
-    number = math.prod([local[each % count] for each in given.get("dim") or range(count)])
+    local = graph.local_shape(given["self"])
+    number = math.prod([local[each % len(local)] for each in given.get("dim") or range(len(local))])
     total = _sum(graph, given)
-    made = graph.make("scale", Named(total.name), value=1 / number)
-    return View(made.name, total.shape) if isinstance(total, View) else made
+    return graph.make("scale", total, value=1 / number)
 
 
 def _norm(graph: Graph, given: Arguments) -> Any:
-    _only(graph, given, ord=2, dim=None, keepdim=False, dtype=None)
+    graph.only(given, ord=2, dim=None, keepdim=False, dtype=None)
     return graph.make("norm", given["self"])
 
 
@@ -302,14 +374,22 @@ READERS: dict[str, Reader] = {
         ("aten.detach", "aten.alias", "aten.clone", "aten.contiguous", "aten.lift_fresh_copy",
          "aten.lift_fresh", "_c10d_functional.wait_tensor"), _same,
     ),
-    **{f"aten.{kind}": _unary(kind) for kind in ("relu", "tanh", "sqrt", "square", "exp", "sigmoid")},
+    **{f"aten.{kind}": _unary(kind) for kind in ("relu", "tanh", "sqrt", "square", "exp", "sigmoid", "erf")},
     **dict.fromkeys(
-        ("aten.view", "aten.reshape", "aten._unsafe_view", "aten.unsqueeze", "aten.squeeze", "aten.flatten"),
-        _view,
+        ("aten.view", "aten.reshape", "aten._unsafe_view", "aten.unsqueeze", "aten.squeeze", "aten.flatten",
+         "aten.unflatten"), _view,
     ),
     **dict.fromkeys(("aten.mm", "aten.bmm", "aten.matmul"), _matmul),
     **dict.fromkeys(("aten.t", "aten.transpose", "aten.permute"), _transpose),
     **dict.fromkeys(("aten._softmax", "aten.softmax"), _softmax),
+    **dict.fromkeys(
+        ("aten._log_softmax", "aten.log_softmax"), lambda graph, given: _softmax(graph, given, "log_softmax")
+    ),
+    "aten.where": _where, "aten.expand": _expanded, "aten.slice": _sliced, "aten.select": _selected,
+    "aten.slice_backward": _slice_grad, "aten.select_backward": _select_grad,
+    "aten.masked_fill": lambda graph, given: graph.make(
+        "masked_fill", given["self"], given["mask"], value=float(given["value"])
+    ),
     **dict.fromkeys(("aten._to_copy", "aten.to"), _cast),
     **dict.fromkeys(("aten.full", "aten.full_like", "aten.scalar_tensor"), _filled(None)),
     **dict.fromkeys(("aten.ones_like", "aten.ones"), _filled(1.0)),
@@ -317,12 +397,12 @@ READERS: dict[str, Reader] = {
     "aten.add": _plus(1), "aten.sub": _plus(-1), "aten.rsub": _reversed_difference, "aten.mul": _times,
     "aten.div": _over, "aten.neg": lambda graph, given: graph.make("scale", given["self"], value=-1.0),
     "aten.maximum": lambda graph, given: graph.make("maximum", given["self"], given["other"]),
-    "aten.pow": _power, "aten.gelu": _gelu, "aten.threshold_backward": _relu_grad,
+    "aten.pow": _power(), "aten.rsqrt": _power(-0.5), "aten.reciprocal": _power(-1.0),
     "aten.addmm": _biased_product, "aten.linear": _linear, "aten.layer_norm": _layernorm,
-    "aten.native_layer_norm": _first_only(_layernorm), "aten.sum": _sum, "aten.mean": _mean,
+    "aten.native_layer_norm": _layernorm_and_moments, "aten.sum": _sum, "aten.mean": _mean,
     "aten.linalg_vector_norm": _norm, "aten.mse_loss": _squared_error,
     "aten.mse_loss_backward": _squared_error_grad, "aten.dropout": _dropout,
-    "aten.native_dropout": _first_only(_dropout), "aten.copy_": _copy,
-    "aten._assert_tensor_metadata": _nothing,
-    **COLLECTIVE_READERS,
+    "aten.native_dropout": lambda graph, given: graph.first(lambda: _dropout(graph, given)),
+    "aten.copy_": _copy, "aten._assert_tensor_metadata": _nothing,
+    **COLLECTIVE_READERS, **GRADIENT_READERS, **ID_READERS, **ATTENTION_READERS,
 }  # fmt: skip

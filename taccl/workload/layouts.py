@@ -8,11 +8,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from taccl.errors import WorkloadError
+from taccl.workload.kind_rules import refused
+from taccl.workload.kinds import TABLE
 from taccl.workload.mesh import mesh_of
-from taccl.workload.operations import DTYPE_BYTES, REDUCTIONS, ROWWISE, Tensor, operand_axes, permutation
+from taccl.workload.operations import (
+    DTYPE_BYTES,
+    FLOATS,
+    INTEGERS,
+    Tensor,
+    inner_axes,
+    labels_of,
+    operand_axes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,9 +45,8 @@ def infer(operation: Operation, inputs: Sequence[Tensor], ranks: Mesh | int) -> 
     elif operation.is_collective:
         out = inputs[0]
     else:
-        dtype = max((each.dtype for each in inputs), key=lambda name: DTYPE_BYTES[name])
-        dtype = operation.dtype if kind == "cast" else dtype
-        out = Tensor(operation.name, _shape(operation, inputs), dtype)
+        shape = TABLE[kind].shape(operation, [each.shape for each in inputs])
+        out = Tensor(operation.name, shape, _dtype(operation, inputs))
     over = mesh.dims_of(operation.group, where=operation.name)
     along: dict[str, str] = {}
     for dim in mesh.names:
@@ -87,7 +94,7 @@ def _check_order(
         mine = [dim for dim in dims if dim in over]
         if mine and [*dims[-len(mine) :]] != mine:
             said = f"cuts or joins {name} along {'+'.join(mine)}, but {dims[-1]} divides these slices further"
-            raise _refused(operation, f"{said}; put {dims[-1]} before it in the mesh, or slice another axis")
+            raise refused(operation, f"{said}; put {dims[-1]} before it in the mesh, or slice another axis")
     if operation.is_collective:
         return
     pairs = []
@@ -95,49 +102,33 @@ def _check_order(
         for axis, to in enumerate(operand_axes(operation, inputs, out, at)):
             if to is not None:
                 pairs.append((mesh.slicing(each, axis), mesh.slicing(out, to)))
-    if operation.kind == "matmul":
-        summed = sorted((mesh.slicing(inputs[0], len(inputs[0].shape) - 1),
-                         mesh.slicing(inputs[1], len(inputs[1].shape) - 2)), key=len)  # fmt: skip
-        pairs.append((summed[0], summed[1]))
+    for axes in inner_axes(labels_of(operation, inputs, out)).values():
+        met = sorted((mesh.slicing(inputs[at], axis) for at, axis in axes.items()), key=len)
+        pairs += [(each, met[-1]) for each in met[:-1]]
     for few, many in pairs:
         if few != many[: len(few)]:
             said = f"meets slices over {'+'.join(few)} with slices over {'+'.join(many)} on one axis"
-            raise _refused(operation, f"{said}; slice another axis, or name {few[0]} first in the mesh")
+            raise refused(operation, f"{said}; slice another axis, or name {few[0]} first in the mesh")
 
 
-def _refused(operation: Operation, said: str) -> WorkloadError:
-    return WorkloadError(f"{operation.kind} {said}", where=operation.name)
-
-
-def _shape(operation: Operation, inputs: Sequence[Tensor]) -> tuple[int, ...]:
-    shapes = [each.shape for each in inputs]
-    if operation.kind in REDUCTIONS:
-        return ()
-    if operation.kind in ROWWISE and not shapes[0]:
-        raise _refused(operation, "needs an axis; found a scalar")
-    if operation.kind == "sum":
-        axis = operation.axis or 0
-        if axis >= len(shapes[0]):
-            raise _refused(operation, f"is over axis {axis} of {shapes[0]}; name an axis that it has")
-        return (*shapes[0][:axis], *shapes[0][axis + 1 :])
-    if operation.kind == "transpose":
-        count = len(shapes[0])
-        order = permutation(operation, count)
-        if sorted(order) != [*range(count)]:
-            said = f"found axes {order} for {shapes[0]}; name each of its axes once"
-            raise _refused(operation, said)
-        return tuple(shapes[0][axis] for axis in order)
-    if operation.kind == "matmul":
-        a, b = shapes
-        if len(a) >= 2 and len(b) >= 2 and a[-1] == b[-2] and (len(b) == 2 or a[:-2] == b[:-2]):
-            return (*a[:-1], b[-1])
-        said = f"found shapes {a} and {b}; expected (..., m, k) and (k, n), or as many matrices in both"
-        raise _refused(operation, said)
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError:
-        said = f"found shapes {shapes[0]} and {shapes[1]}, which do not fit each other; make them fit"
-        raise _refused(operation, said) from None
+def _dtype(operation: Operation, inputs: Sequence[Tensor]) -> str:
+    """Element type of a result; `WorkloadError` for an operand of a type that the kind does not take."""
+    kind = TABLE[operation.kind]
+    for at, each in enumerate(inputs):
+        known = FLOATS if kind.ids is not None else (inputs[0].dtype,) if each.dtype not in FLOATS else FLOATS
+        if kind.ids is not None and at in kind.ids:
+            known = INTEGERS
+        elif at in kind.masks:
+            known = ("bool",) if kind.pointwise else ("bool", *FLOATS)
+        if operation.kind != "cast" and each.dtype not in known:
+            said = f"reads {each.name}, which is of {each.dtype}; expected {' or '.join(known)}"
+            raise refused(operation, said)
+    if "dtype" in kind.options:
+        if operation.dtype not in FLOATS:
+            raise refused(operation, f"makes {operation.dtype}; expected {' or '.join(FLOATS)}")
+        return operation.dtype
+    computed = [each for at, each in enumerate(inputs) if at not in (*(kind.ids or ()), *kind.masks)]
+    return max((each.dtype for each in computed), key=lambda name: DTYPE_BYTES[name])
 
 
 def _of_compute(operation: Operation, inputs: Sequence[Tensor], layout: str) -> str:
@@ -146,7 +137,7 @@ def _of_compute(operation: Operation, inputs: Sequence[Tensor], layout: str) -> 
     for each in inputs:
         if not each.layout.startswith(fits.get(layout, ("replicated", "sliced"))):
             said = f"makes {layout} of {each.name}, which is {each.layout}"
-            raise _refused(operation, f"{said}; insert a collective first")
+            raise refused(operation, f"{said}; insert a collective first")
     return layout
 
 
@@ -154,9 +145,9 @@ def _of_collective(operation: Operation, given: Tensor) -> str:
     kind, axis = operation.kind, operation.axis
     wanted = "partial" if kind in ("allreduce", "reduce_scatter") else "sliced"
     if not given.layout.startswith(wanted):
-        raise _refused(operation, f"needs a {wanted} tensor; {given.name} is {given.layout}")
+        raise refused(operation, f"needs a {wanted} tensor; {given.name} is {given.layout}")
     if kind == "alltoall" and given.axis == axis:
-        raise _refused(operation, f"found {given.name} sliced along axis {axis} already; name another")
+        raise refused(operation, f"found {given.name} sliced along axis {axis} already; name another")
     if kind in ("reduce_scatter", "alltoall"):
         return f"sliced({axis})"
     return given.layout if kind == "send" else "replicated"
@@ -165,16 +156,11 @@ def _of_collective(operation: Operation, given: Tensor) -> str:
 def _of_partial(operation: Operation, inputs: Sequence[Tensor]) -> str:
     kind, layouts = operation.kind, [each.layout for each in inputs]
     partial = next(each for each in inputs if each.layout == "partial").name
-    both, one = layouts == ["partial", "partial"], "replicated" in layouts
+    letters = "".join({"partial": "p", "replicated": "r"}.get(each, "s") for each in layouts)
     before, after = DTYPE_BYTES[inputs[0].dtype], DTYPE_BYTES.get(operation.dtype, 0)
-    is_linear = {
-        "scale": True, "dropout": True, "add": both, "subtract": both, "multiply": one, "matmul": one,
-        "divide": layouts[-1] == "replicated", "relu_grad": layouts[-1] == "replicated",
-        "transpose": True, "sum": True,
-        # a wider type holds every part exactly
-        "cast": before < after or inputs[0].dtype == operation.dtype,
-    }  # fmt: skip
-    if is_linear.get(kind, False):
+    # A wider type holds every part exactly.
+    is_cast = kind == "cast" and (before < after or inputs[0].dtype == operation.dtype)
+    if is_cast or letters in TABLE[kind].linear or (set(letters) == {"p"} and "p+" in TABLE[kind].linear):
         return "partial"
     said = f"of these is not linear in {partial}, which is partial; reduce it first"
     if kind == "cast":
@@ -182,22 +168,22 @@ def _of_partial(operation: Operation, inputs: Sequence[Tensor]) -> str:
     if kind in ("add", "subtract"):
         said = f"of {partial}, which is partial, and a complete tensor would count the latter "
         said += "once per rank; add it after the reduction"
-    raise _refused(operation, said)
+    raise refused(operation, said)
 
 
 def _of_slices(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> str:
     """Layout of a result from sliced or replicated inputs; partial if it sums over a sliced axis."""
     found = set()
+    labels, whole = labels_of(operation, inputs, out), TABLE[operation.kind].whole
     for at, each in enumerate(inputs):
         if each.axis is not None:
-            axis = operand_axes(operation, inputs, out, at)[each.axis]
-            if axis is None and operation.kind in ("norm", *ROWWISE):
+            label = labels[at][each.axis]
+            if label in whole:
                 said = f"is over axis {each.axis} of {each.name}, of which a rank has a slice"
-                raise _refused(operation, f"{said}; insert a collective first, or split it")
-            found.add("partial" if axis is None else f"sliced({axis})")
+                raise refused(operation, f"{said}; insert a collective first, or split it")
+            found.add(label)
     if len(found) > 1:
         told = " and ".join(f"{each.name} {each.layout}" for each in inputs)
-        raise _refused(
-            operation, f"found {told}, which do not match; alltoall or allgather one of them first"
-        )
-    return found.pop() if found else "replicated"
+        raise refused(operation, f"found {told}, which do not match; alltoall or allgather one of them first")
+    label = found.pop() if found else None
+    return "replicated" if label is None else f"sliced({label})" if label >= 0 else "partial"

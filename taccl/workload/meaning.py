@@ -14,7 +14,15 @@ import numpy as np
 
 from taccl._internal.arguments import checked_as
 from taccl.errors import WorkloadError
-from taccl.workload.operations import REDUCTIONS, ROWWISE, operand_axes, permutation
+from taccl.workload.kind_values import value_of
+from taccl.workload.kinds import TABLE
+from taccl.workload.operations import (
+    FLOATS,
+    free_axes,
+    inner_axes,
+    labels_of,
+    operand_axes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -119,14 +127,26 @@ def given_parts(
 
 @checked_as(WorkloadError)
 def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Array]]:
-    """{input: array of each rank}, normally distributed; partial tensors differ between ranks."""
+    """{input: array of each rank}: normally distributed, ids of rows that there are, and masks.
+
+    Partial tensors differ from rank to rank.
+    """
     source = np.random.default_rng(seed)
+    bounds = bounds_of(workload)
     found = {}
     for tensor in workload.inputs:
         differing = workload.grid.partial(tensor)
         count = workload.grid.size(differing) if differing else 1
-        # Whole arrays are drawn, so that values do not depend on slicing.
-        drawn = [rounded(source.normal(size=tensor.shape), tensor) for _ in range(count)]
+        # Whole arrays are drawn, so values do not depend on slicing.
+        drawn = [
+            rounded(
+                source.normal(size=tensor.shape)
+                if tensor.dtype in FLOATS
+                else source.integers(bounds[tensor.name], size=tensor.shape),
+                tensor,
+            )
+            for _ in range(count)
+        ]
         whole = tuple(np.arange(length) for length in tensor.shape)
         found[tensor.name] = [
             np.array(
@@ -138,6 +158,23 @@ def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Ar
             for rank in range(workload.num_ranks)
         ]
     return found
+
+
+def bounds_of(workload: Workload) -> dict[str, int]:
+    """{input of ids: the number below which they are, as every reader has a row of each}; 2 for masks."""
+    least: dict[str, int] = {}
+    for each in reversed(workload.operations):
+        kind = TABLE.get(each.kind)
+        if kind is None or kind.ids is None:  # moves what it reads
+            for name in each.inputs if each.name in least else ():
+                least[name] = min(least.get(name, least[each.name]), least[each.name])
+            continue
+        shape = workload.tensors[each.inputs[0]].shape if each.inputs else ()
+        rows = {"embedding": shape[:1], "pick": shape[-1:]}.get(each.kind, (each.stop,))
+        for at in kind.ids:
+            name = each.inputs[at]
+            least[name] = min(least.get(name, rows[0]), rows[0])
+    return {each.name: least.get(each.name, 2) for each in workload.inputs if each.dtype not in FLOATS}
 
 
 def places(workload: Workload, name: str, rank: int, tile: int | None = None) -> Places:
@@ -182,9 +219,12 @@ def dtype_of(tensor: Tensor) -> str:
     return "float32" if tensor.dtype == "bfloat16" else tensor.dtype
 
 
-#: {element type: max difference that counts as rounding, relative to the largest value}. Own choice: 256
-#: times the distance of adjacent numbers; for float16 and bfloat16 32 and 8 times.
-TOLERANCE = {"float64": 2.0**-44, "float32": 2.0**-15, "float16": 2.0**-5, "bfloat16": 2.0**-4}
+#: {element type: largest difference that counts as rounding, relative to the largest value}. Own choice: 256
+#: distances of adjacent numbers, and of the short types 32 and 8.
+TOLERANCE = {
+    "float64": 2.0**-44, "float32": 2.0**-15, "float16": 2.0**-5, "bfloat16": 2.0**-4,
+    "int64": 0.0, "int32": 0.0, "bool": 0.0,
+}  # fmt: skip
 
 
 def rounded(values: Any, tensor: Tensor) -> Array:
@@ -220,14 +260,35 @@ def places_read(
     - `held`: Places of each operand that the rank holds.
     - `wanted`: Places of the result.
     """
-    needs = []
+    labels, needs = labels_of(operation, tensors, out), []
     for at, here in enumerate(held):
         axes = operand_axes(operation, tensors, out, at)
-        needs.append([here[i] if axis is None else wanted[axis] for i, axis in enumerate(axes)])
-    if operation.kind == "matmul":
-        # If one operand is sliced along the contracted axis, the same slice of the other is read.
-        needs[0][-1] = needs[1][-2] = min(held[0][-1], held[1][-2], key=len)
+        lengths = [
+            (n, out.shape[to or 0] if out.shape else 1) for n, to in zip(tensors[at].shape, axes, strict=True)
+        ]
+        needs.append(
+            [here[i] if to is None else _blocks(wanted[to], *lengths[i]) for i, to in enumerate(axes)]
+        )
+    for axes_of in inner_axes(labels).values():
+        # If one operand is sliced along an inner axis, the same slice is read of the others.
+        least = min((held[at][axis] for at, axis in axes_of.items()), key=len)
+        for at, axis in axes_of.items():
+            needs[at][axis] = least
     return [tuple(each) for each in needs]
+
+
+def _blocks(wanted: Any, length: int, out_length: int) -> Any:
+    """Places along an operand's axis of the places that are wanted of the result's.
+
+    The axes have the same length, or one has blocks of elements of the other.
+    """
+    if length == out_length:
+        return wanted
+    here = np.asarray(wanted, dtype=np.int64)
+    if length > out_length:
+        block = length // out_length
+        return (here[:, None] * block + np.arange(block)).ravel()
+    return np.unique(here // (out_length // length))
 
 
 def _calculated(
@@ -244,47 +305,16 @@ def _calculated(
         apart = (set(operand_axes(operation, tensors, out, at)) == {None} for at in range(len(read)))
         read = [value.mean() if each else value for value, each in zip(read, apart, strict=True)]
     place = workload.grid.index(rank, workload.grid.partial(out))
-    return Piece(rounded(_value(operation, out, read, place, wanted), out), wanted)
-
-
-def _value(operation: Operation, out: Tensor, read: Sequence[Array], place: int, wanted: Places) -> Any:
-    """Values of an operation.
-
-    - `place`: Position of the rank among those that hold other parts of a partial result.
-    """
-    kind, value = operation.kind, operation.value or 0.0
 
     def drawn(*seed: int) -> Array:
         numbers = np.random.default_rng((operation.seed or 0, *seed)).random(out.shape)
         return numbers[np.ix_(*wanted)] if wanted else np.asarray(numbers)
 
-    if kind == "compute":  # stand-in for an unknown kernel: random numbers plus the operands
-        return sum(read, start=drawn(place))
-    a = read[0]
-    if kind in ROWWISE:
-        rows = _normed(a) if kind == "layernorm" else _softmax(a)
-        # A tile of columns needs whole rows.
-        return rows[..., wanted[-1]]
-    if kind == "gelu":
-        return a / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a**3)))
-    if kind == "transpose":
-        return np.transpose(a, permutation(operation, a.ndim))
-    if kind in REDUCTIONS:
-        total = np.sum(np.square(a))
-        return np.sqrt(total) if kind == "norm" else total
-    simple: dict[str, Any] = {
-        "cast": lambda: a, "relu": lambda: np.maximum(a, 0), "scale": lambda: a * value,
-        "offset": lambda: a + value, "sigmoid": lambda: 1 / (1 + np.exp(-a)),
-        "sum": lambda: np.sum(a, axis=operation.axis), "relu_grad": lambda: np.where(read[1] > 0, a, 0),
-        "dropout": lambda: np.where(drawn() >= value, a / (1 - value), 0),
-    }  # fmt: skip
-    return simple[kind]() if kind in simple else getattr(np, kind)(*read)
-
-
-def _normed(rows: Array) -> Any:
-    return (rows - rows.mean(axis=-1, keepdims=True)) / np.sqrt(rows.var(axis=-1, keepdims=True) + 1e-5)
-
-
-def _softmax(rows: Array) -> Any:
-    powers = np.exp(rows - rows.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
+    if operation.kind == "compute":  # a stand-in for an unknown kernel: random numbers plus the operands
+        return Piece(rounded(sum(read, start=drawn(place)), out), wanted)
+    free = free_axes(operation, tensors, out)
+    shape = tuple(out.shape[axis] if axis in free else len(here) for axis, here in enumerate(wanted))
+    values = value_of(operation, read, needs, shape, drawn)
+    for axis in free:
+        values = np.take(values, wanted[axis], axis=axis)
+    return Piece(rounded(values, out), wanted)

@@ -19,6 +19,7 @@ from zlib import crc32
 
 from taccl._internal.arguments import checked_as, known_word
 from taccl.errors import WorkloadError
+from taccl.workload.kinds import TABLE
 from taccl.workload.mesh import mesh_of, parts_of_layout
 
 if TYPE_CHECKING:
@@ -27,22 +28,20 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Natural
     from taccl.workload.mesh import Mesh
 
-DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-UNARY = (
-    "relu", "gelu", "tanh", "sigmoid", "exp", "square", "sqrt", "scale", "offset", "dropout", "cast",
-)  # fmt: skip
-BINARY = ("add", "subtract", "multiply", "divide", "maximum", "relu_grad")
-POINTWISE = UNARY + BINARY
+#: {element type: bytes}. Whole numbers are ids, and bool masks; nothing is computed with either.
+DTYPE_BYTES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1,
+}  # fmt: skip
+INTEGERS = ("int64", "int32")
+FLOATS = tuple(name for name in DTYPE_BYTES if name not in (*INTEGERS, "bool"))
+POINTWISE = tuple(name for name, kind in TABLE.items() if kind.pointwise)
 REDUCTIONS = ("norm", "sum_of_squares")
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "alltoall", "send")
-#: Kinds that need whole rows: all elements along the last axis.
-ROWWISE = ("layernorm", "softmax")
-KINDS = ("matmul", "compute", *POINTWISE, *ROWWISE, "transpose", "sum", *REDUCTIONS, *COLLECTIVES)
-#: {kind: its options}; options in capitals are required.
+KINDS = ("compute", *TABLE, *COLLECTIVES)
+#: {kind: its options}; those in capitals are required.
 _OPTIONS = {
-    "reduce_scatter": ("AXIS",), "alltoall": ("AXIS",), "sum": ("AXIS",), "send": ("shift",),
-    "scale": ("VALUE",), "offset": ("VALUE",), "dropout": ("VALUE", "seed"),
-    "compute": ("shape", "dtype", "layout", "seed"), "cast": ("dtype",), "transpose": ("axes",),
+    "reduce_scatter": ("AXIS",), "alltoall": ("AXIS",), "send": ("shift",),
+    "compute": ("shape", "dtype", "layout", "seed"), **{name: kind.options for name, kind in TABLE.items()},
 }  # fmt: skip
 _COSTS = ("cost_us", "flops", "memory_bytes")
 
@@ -119,6 +118,8 @@ class Tensor:
                  f"{layouts}"),
                 (axis is not None and axis >= count, f"found {kind} of {count} axes; name an axis that it "
                  "has"),
+                (kind == "partial" and self.dtype not in FLOATS, f"is of {self.dtype}, and partial; whole "
+                 "numbers are no sum of parts"),
             )  # fmt: skip
             named += mesh.dims_of("+".join(dims), where=self.name)
         twice = next((name for name in named if named.count(name) > 1), None)
@@ -146,9 +147,11 @@ class Operation:
     kind : str
         One of `KINDS`.
     axis : int, optional
-        Axis along which `reduce_scatter` and `alltoall` slice their result, or over which `sum` adds.
+        Axis along which `reduce_scatter` and `alltoall` slice their result, `sum` adds, `narrow` cuts or
+        `concat` joins.
     value : float, optional
-        Factor of `scale`, summand of `offset`, or share of elements that `dropout` sets to 0.
+        Number that the kind has: the factor of `scale` or the exponent of `power`, for example (`TABLE` of
+        `taccl.workload.kinds`).
     seed : int, optional
         Seed of `dropout` and `compute`; by default it follows from the name. `dropout` chooses elements by
         their index in the global array.
@@ -158,9 +161,14 @@ class Operation:
         Group of a collective: a dimension of the step's mesh, or some as ``"dp+tp"``; empty for all ranks.
     axes : tuple of int
         Order of the operand's axes in the result of `transpose`; by default the last two are exchanged.
+    start, stop : int
+        Range that `narrow` takes; `stop` is also the number of rows of an `embedding_grad`, and of the
+        elements in a row of a `one_hot`.
+    causal : bool
+        True if queries of `attention` read no key behind their own place.
     shape, dtype, layout
-        Shape, element type and layout of the result of `compute`, a kernel whose function is unknown. `cast`
-        has a `dtype`, too.
+        Shape, element type and layout of the result of `compute`, a kernel whose function is unknown.
+        `reshape` has a `shape`, and `cast` and `one_hot` have a `dtype`, too.
     cost_us : float, optional
         Time of the whole operation at one rank, in microseconds. The default is the longer of its FLOPs and
         its memory bytes at the machine's rates.
@@ -180,6 +188,9 @@ class Operation:
     shift: int = 1
     group: str = ""
     axes: tuple[Natural, ...] = ()
+    start: Natural = 0
+    stop: Natural = 0
+    causal: bool = False
     shape: tuple[Count, ...] = ()
     dtype: str = "float32"
     layout: str = "replicated"
@@ -201,7 +212,8 @@ class Operation:
         """Return the operation; raise `WorkloadError` if its kind, inputs, options or costs are invalid."""
         kind, count = self.kind, len(self.inputs)
         known_word(kind, KINDS, self.name, WorkloadError)
-        takes = {"compute": count, "matmul": 2}.get(kind, 2 if kind in BINARY else 1)
+        takes = TABLE[kind].operands if kind in TABLE else (count,) if kind == "compute" else (1,)
+        told = f"{takes[0]} to {takes[-1]}" if len(takes) > 1 else f"{takes[0]}"
         needed = [name.lower() for name in _OPTIONS.get(kind, ()) if name.isupper()]
         absent = next((name for name in needed if getattr(self, name) is None), "")
         costs = {name: getattr(self, name) for name in _COSTS if getattr(self, name) is not None}
@@ -210,7 +222,7 @@ class Operation:
         said = f"the topology determines the cost of {kind}; leave it out"
         refuse_first(
             self.name,
-            (count != takes, f"found {count} inputs; {kind} takes {takes}"),
+            (count not in takes, f"found {count} inputs; {kind} takes {told}"),
             (absent, f"{kind} needs {absent}; give it"),
             (no_share, f"found a share of {self.value}; expected 0 <= value < 1"),
             (bad, f"found {bad}; expected a number of 0 or more"),
@@ -221,10 +233,24 @@ class Operation:
 
     def __str__(self) -> str:
         options = {name.lower(): getattr(self, name.lower()) for name in _OPTIONS.get(self.kind, ())}
+        options = {name: one for name, one in options.items() if one is not None and one is not False}
         options |= {"group": self.group} if self.group else {}
         options |= {name: getattr(self, name) for name in _COSTS if getattr(self, name) is not None}
         given = [*self.inputs, *(f"{name}={value!r}" for name, value in options.items())]
         return f"{self.name} = {self.kind}({', '.join(given)})"
+
+
+def labels_of(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> list[list[int | None]]:
+    """Label of each axis of each operand of an operation that moves nothing; see `taccl.workload.kinds`."""
+    shapes = [each.shape for each in inputs]
+    if operation.kind in TABLE:
+        return TABLE[operation.kind].labels(operation, shapes, out.shape)
+    return [
+        [None] * len(each.shape)
+        if operation.kind == "compute" and (each.shape != out.shape or _is_sliced_otherwise(each, out))
+        else [*range(len(each.shape))]
+        for each in inputs
+    ]
 
 
 def operand_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor, at: int) -> list[int | None]:
@@ -232,23 +258,24 @@ def operand_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor, at
 
     - `at`: Position of the input among the operation's inputs.
     """
-    shape, places, kind = inputs[at].shape, len(out.shape), operation.kind
-    if kind == "matmul":
-        if at == 0:
-            return [*range(len(shape) - 1), None]
-        return [*(range(places - 2) if len(shape) > 2 else ()), None, places - 1]
-    is_apart = kind == "compute" and (shape != out.shape or _is_sliced_otherwise(inputs[at], out))
-    if kind == "transpose":
-        order = permutation(operation, len(shape))
-        return [order.index(axis) for axis in range(len(shape))]
-    if kind == "sum":
-        at_axis = operation.axis or 0
-        return [None if axis == at_axis else axis - (axis > at_axis) for axis in range(len(shape))]
-    if kind in REDUCTIONS or is_apart:
-        return [None] * len(shape)
-    off = places - len(shape)
-    axes = [axis + off if length == out.shape[axis + off] else None for axis, length in enumerate(shape)]
-    return [*axes[:-1], None] if kind in ROWWISE else axes
+    labels = labels_of(operation, inputs, out)[at]
+    return [None if label is None or label < 0 else label for label in labels]
+
+
+def inner_axes(labels: Sequence[Sequence[int | None]]) -> dict[int, dict[int, int]]:
+    """{inner label: {position of an operand: its axis}}."""
+    found: dict[int, dict[int, int]] = {}
+    for at, each in enumerate(labels):
+        for axis, label in enumerate(each):
+            if label is not None and label < 0:
+                found.setdefault(label, {})[at] = axis
+    return found
+
+
+def free_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> list[int]:
+    """Axes of the result that no operand has: each of its elements needs all of those along them."""
+    made = {label for labels in labels_of(operation, inputs, out) for label in labels}
+    return [axis for axis in range(len(out.shape)) if axis not in made and operation.kind in TABLE]
 
 
 def _is_sliced_otherwise(tensor: Tensor, out: Tensor) -> bool:
@@ -256,8 +283,3 @@ def _is_sliced_otherwise(tensor: Tensor, out: Tensor) -> bool:
     names = {name for each in (tensor, out) for _, dims in parts_of_layout(each.layout) for name in dims}
     pairs = ((tensor.along(name), out.along(name)) for name in names or {""})
     return any(one.startswith("sliced") and one != two for one, two in pairs)
-
-
-def permutation(operation: Operation, count: int) -> tuple[int, ...]:
-    """Axis of the operand for each axis of a transpose's result; `count` is the number of axes."""
-    return operation.axes or (*range(count - 2), count - 1, count - 2)

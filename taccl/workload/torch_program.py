@@ -8,7 +8,6 @@ on a GPU.
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,8 +17,9 @@ from taccl.errors import LossyConversionWarning, WorkloadError, warn
 from taccl.workload.autotransform import autotransform
 from taccl.workload.files import load_workload
 from taccl.workload.kernels import kernel
-from taccl.workload.meaning import TOLERANCE
-from taccl.workload.operations import ROWWISE, operand_axes, permutation
+from taccl.workload.kind_programs import functions_of, text_of
+from taccl.workload.meaning import TOLERANCE, bounds_of
+from taccl.workload.operations import FLOATS, free_axes, inner_axes, labels_of, operand_axes
 from taccl.workload.torch_tables import compared, group_name, local_name, table_of_inputs
 from taccl.workload.torch_template import HEAD, TAIL
 
@@ -32,20 +32,7 @@ if TYPE_CHECKING:
     from taccl.workload.tiling import Overlap, Tiling
     from taccl.workload.workload import Workload
 
-#: {kind: expression of its operands}; `{v}` is the value, `{axis}` the axis.
-_VALUES = {
-    "relu": "torch.relu({0})", "gelu": 'torch.nn.functional.gelu({0}, approximate="tanh")',
-    "tanh": "torch.tanh({0})", "sigmoid": "torch.sigmoid({0})", "exp": "torch.exp({0})",
-    "square": "torch.square({0})", "sqrt": "torch.sqrt({0})",
-    "scale": "{0} * {v}", "offset": "{0} + {v}", "cast": "{0}", "add": "{0} + {1}",
-    "subtract": "{0} - {1}", "multiply": "{0} * {1}", "divide": "{0} / {1}",
-    "maximum": "torch.maximum({0}, {1})", "matmul": "torch.matmul({0}, {1})",
-    "softmax": "torch.softmax({0}, -1)", "sum_of_squares": "torch.square({0}).sum()",
-    "layernorm": "torch.nn.functional.layer_norm({0}, ({0}).shape[-1:])",
-    "norm": "torch.linalg.vector_norm({0})", "sum": "({0}).sum({axis})",
-    "relu_grad": "torch.where({1} > 0, {0}, 0.0)",
-}  # fmt: skip
-#: {kind of collective: function in the generated module}.
+#: {kind of collective: function of the module}.
 _CALLS = {
     "allreduce": "all_reduce", "reduce_scatter": "reduce_scatter", "allgather": "all_gather",
     "alltoall": "all_to_all", "send": "send",
@@ -104,7 +91,9 @@ def dump_torch_step(
         '#: {input: (shape, type, layout)}; a layout is pairs of an axis, or "partial", and a group.',
         f"INPUTS = {table_of_inputs(workload, groups)}",
         f"UNTRANSFORMED_INPUTS = {table_of_inputs(plain, groups)}",
-        "#: {output: (slices made only by the transformed program, group of a partial sum or None)}.",
+        "#: {input of ids: the number below which its random values are}; 2 for masks.",
+        f"BOUNDS = { {local_name(name, plain): most for name, most in bounds_of(plain).items()}!r}",
+        "#: {output: (slices that only the transformed program makes, group of parts of a sum or None)}.",
         f"OUTPUTS = {slices!r}",
     ]  # fmt: skip
     grid = workload.grid
@@ -112,6 +101,7 @@ def dump_torch_step(
     head = HEAD
     for name, text in {**fields, "GROUPS": repr(made)}.items():
         head = head.replace(f"@{name}@", text)
+    head += functions_of({each.kind for each in (*workload.operations, *plain.operations)})
     return "\n".join([head, *programs, "", "", *tables]) + "\n" + TAIL
 
 
@@ -219,10 +209,11 @@ class _Program:
                 operands.append(given.setdefault(self._operand(operation, place), parameter))
             is_drawn = operation.kind in ("dropout", "compute")
             value = self._value(operation, operands)
-            if is_drawn or any(word in value for word in ("mine(", "cut(")):
-                # Random numbers drawn on the host, and slices of this rank, become parameters.
+            if is_drawn:  # numbers drawn on the host enter as a parameter
                 drawn = self._drawn(operation)
                 value = value.replace(drawn, given.setdefault(drawn, f"drawn_{each}"))
+            elif "cut(" in value:  # the head of a kernel needs whole rows, and gives a tile of them
+                given.setdefault("t", "t")
             inner.append(f"    {self._var(each)} = {value}")
         kept = self._kept(unit)
         function = f"kernel_{self.name}_{unit[0]}"
@@ -252,11 +243,11 @@ class _Program:
         text = self._var(name) + ("[t]" if together else "")
         axes = operand_axes(operation, tensors, out, place)
         grid = workload.grid
-        if operation.kind == "matmul":
-            other = tensors[1 - place]
-            summed = len(tensor.shape) - (1 if place == 0 else 2)
-            met = grid.slicing(other, len(other.shape) - (2 if place == 0 else 1))
-            text = self._mine(text, summed, grid.slicing(tensor, summed), met)
+        if not operation.is_collective:
+            for met in inner_axes(labels_of(operation, tensors, out)).values():
+                if place in met:
+                    most = max((grid.slicing(tensors[at], axis) for at, axis in met.items()), key=len)
+                    text = self._mine(text, met[place], grid.slicing(tensor, met[place]), most)
         for axis, to in enumerate(axes):
             if to is None:
                 continue
@@ -266,7 +257,7 @@ class _Program:
                 held = grid.slices(tensor, axis) if operation.is_collective else grid.slices(out, to)
                 text = self._cut(text, axis, held, tiling)
         wanted = out.dtype if operation.kind != "cast" else tensor.dtype
-        if tensor.dtype != wanted and not operation.is_collective:
+        if tensor.dtype != wanted and tensor.dtype in FLOATS and not operation.is_collective:
             text = f"{text}.to(torch.{wanted})"
         return text
 
@@ -302,8 +293,6 @@ class _Program:
         value, to = operation.value or 0.0, f".to(torch.{out.dtype})"
         if operation.is_collective:
             return self._collective(operation, operands[0])
-        if kind == "transpose":
-            return f"{operands[0]}.permute({permutation(operation, len(out.shape))})"
         if kind == "dropout":
             kept = f"{self._drawn(operation)} >= {value!r}"
             return f"torch.where({kept}, {operands[0]} * {1 / (1 - value)!r}, 0.0){to}"
@@ -315,13 +304,44 @@ class _Program:
                 for text, is_apart in zip(operands, apart, strict=True)
             ]  # fmt: skip
             return f"stand_in({self._drawn(operation)}{to}, [{', '.join(terms)}]){to}"
-        if kind == "cast":
-            return f"{operands[0]}{to}"
-        text = _VALUES[kind].format(*operands, v=_number(value), axis=operation.axis)
-        tiling = self.workload.tiling(operation.name)
-        if kind in ROWWISE and tiling.overlap is not None and tiling.axis == len(out.shape) - 1:
-            text = self._cut(f"({text})", tiling.axis, self.workload.grid.slices(out, tiling.axis), tiling)
+        grid, tiling = self.workload.grid, self.workload.tiling(operation.name)
+        free = free_axes(operation, self.workload.operands(operation), out)
+        tiled = [] if tiling.overlap is None else [tiling.axis]
+        shape = tuple(
+            length // (tiling.tiles if axis in tiled and axis not in free else 1)
+            for axis, length in enumerate(out.local_shape(grid))
+        )
+        first = (
+            self._places(operation, 0, -2 if kind != "pick" else -1) if kind in ("embedding", "pick") else ""
+        )
+        queries = 1 if kind.startswith("attention_grad") else 0
+        rows = self._places(operation, queries, -2) if operation.causal else ""
+        text = text_of(operation, operands, shape, first=f"{first}[0]" if first else "0", rows=rows)
+        for axis in {*tiled} & {*free}:
+            text = self._cut(f"({text})", axis, grid.slices(out, axis), tiling)
         return text
+
+    def _places(self, operation: Operation, place: int, axis: int) -> str:
+        """Expression of the places that are read along an axis of an operand; empty if all are.
+
+        - `place`: Position of the operand.
+        - `axis`: The axis, counted from the last.
+        """
+        out, tensors = self.workload.tensors[operation.name], self.workload.operands(operation)
+        tiling, grid = self.workload.tiling(operation.name), self.workload.grid
+        labels = labels_of(operation, tensors, out)
+        label = labels[place][axis]
+        assert label is not None
+        met = {(out.name, label): grid.slicing(out, label)} if label >= 0 else {}
+        for at, along in inner_axes(labels).get(label, {}).items():
+            met[tensors[at].name, along] = grid.slicing(tensors[at], along)
+        dims = max(met.values(), key=len)
+        text = f"torch.arange({tensors[place].shape[axis]}, device=device())"
+        is_cut = tiling.overlap is not None and tiling.axis == label
+        text = self._mine(text, 0, (), dims)
+        if is_cut:
+            text = self._cut(text, 0, grid.slices(out, label), tiling)
+        return text if is_cut or dims else ""
 
     def _collective(self, operation: Operation, operand: str) -> str:
         """Call that starts a collective."""
@@ -335,10 +355,6 @@ class _Program:
         over = group_name(self.workload, dims, self.groups)
         arguments = [operand, *map(repr, given.get(kind, [])), *([repr(over)] if over else [])]
         return f"{_CALLS[kind]}({', '.join(arguments)})"
-
-
-def _number(value: float) -> str:
-    return repr(value) if math.isfinite(value) else f'float("{value}")'
 
 
 def _arranged(workload: Workload, names: Sequence[str], *, whole: bool) -> list[list[str]]:

@@ -6,6 +6,7 @@ import keyword
 import re
 from typing import TYPE_CHECKING
 
+from taccl.workload.kind_programs import FUNCTIONS
 from taccl.workload.torch_template import HEAD
 
 if TYPE_CHECKING:
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     from taccl.workload.operations import Tensor
     from taccl.workload.workload import Workload
 
-#: Names of the generated module's own functions, which tensors must not shadow.
-_TAKEN = frozenset(re.findall(r"^(?:def|class|import) (\w+)", HEAD, re.MULTILINE)) | {
+#: Names of the module's own functions, which tensors may not shadow.
+_TAKEN = frozenset(re.findall(r"^(?:def|class|import) (\w+)", HEAD + FUNCTIONS, re.MULTILINE)) | {
     "dist", "t", "turn", "tuple", "isinstance", "range", "float", "int", "RANKS",
 }  # fmt: skip
 

@@ -165,7 +165,8 @@ def inputs(layouts, seed=0):
         own = zlib.crc32(name.encode()) + 1000003 * seed
         for axis, over in layout:
             own = rank_seed(own, over) if axis == "partial" else own
-        tensor = drawn(shape, own, device()).to(dtype)
+        tensor = drawn(shape, own, device())
+        tensor = ((tensor * BOUNDS[name]).floor() if name in BOUNDS else tensor).to(dtype)
         for axis, over in layout:
             tensor = tensor if axis == "partial" else mine(tensor, axis, over)
         found[name] = tensor.clone()

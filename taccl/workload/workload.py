@@ -14,7 +14,7 @@ from taccl.errors import WorkloadError
 from taccl.workload.kernels import check_kernels, waits
 from taccl.workload.layouts import infer
 from taccl.workload.mesh import Mesh
-from taccl.workload.operations import Operation, Tensor, refuse_first
+from taccl.workload.operations import Operation, Tensor, operand_axes, refuse_first
 from taccl.workload.tiling import Overlap, Tiling, tile_axes
 
 if TYPE_CHECKING:
@@ -214,8 +214,16 @@ class Workload:
         for each in self.overlaps:
             axes, ways = tile_axes(self, each)
             for name, axis in axes.items():
-                length = self.tensors[name].shape[axis]
-                if length % (ways * each.tiles):
+                operation = self.operation[name]
+                tensors, out = self.operands(operation), self.tensors[name]
+                lengths = {out.shape[axis]} | {
+                    tensor.shape[i]
+                    for at, tensor in enumerate(tensors)
+                    for i, to in enumerate(operand_axes(operation, tensors, out, at))
+                    if to == axis
+                }
+                length = next((n for n in sorted(lengths) if n % (ways * each.tiles)), 0)
+                if length:
                     few = "there are more tiles than chunks; " if length < ways * each.tiles else ""
                     pieces = (f"{ways} slices of " if ways > 1 else "") + f"{each.tiles} tiles"
                     said = f"axis {axis} of length {length} does not divide into {pieces}"

@@ -5,6 +5,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import fx_models
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -13,14 +14,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from taccl.workload import from_fx, save_workload
+from taccl.workload import from_fx, load_workload, save_workload
 from taccl.workload.autotransform import fused, overlapped, sharded
 from taccl.workload.meaning import random_inputs
 from taccl.workload.torch_program import dump_torch_step
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
-RANKS = 4
 
 
 class Block(nn.Module):
@@ -54,12 +54,13 @@ def training(w1, b1, w2, x, wanted):
 
 
 def experts(x, w1, w2):
-    """Tokens are exchanged with experts and back."""
-    even = [x.shape[0] // RANKS] * RANKS
+    """Tokens go to experts and back."""
+    ranks = dist.get_world_size()
+    even = [x.shape[0] // ranks] * ranks
     there = functional.all_to_all_single(x, even, even, dist.group.WORLD)
-    there = torch.cat(torch.chunk(there, RANKS, 0), 1)
+    there = torch.cat(torch.chunk(there, ranks, 0), 1)
     made = torch.bmm(torch.sigmoid(torch.bmm(there, w1)), w2)
-    back = torch.cat(torch.chunk(made, RANKS, 1), 0)
+    back = torch.cat(torch.chunk(made, ranks, 1), 0)
     return functional.all_to_all_single(back, even, even, dist.group.WORLD) * 0.5 + 1
 
 
@@ -72,9 +73,31 @@ def stage(x, w1, w2, wanted, mesh):
     return w2 - 0.1 * grad, every, functional.all_reduce((grad * grad).sum(), "sum", mesh["tp"])
 
 
+def options_of(mesh):
+    """The mesh and the groups of a step over dp x tp."""
+    names = {mesh.get_group(name).group_name: name for name in ("dp", "tp")}
+    return {"mesh": tuple(zip(("dp", "tp"), mesh.shape, strict=True)), "groups": names}
+
+
+def cases_of_tokens(mesh):
+    """Transformers on tokens, as `cases`: one that trains over dp x tp, and two forms of a graph of one."""
+    tokens = torch.randint(fx_models.VOCABULARY, (2, fx_models.TOKENS))
+    weights = [torch.randn(shape) for shape in fx_models.shapes(mesh["tp"].size()).values()]
+    trained = make_fx(fx_models.training_of_decoder(mesh))(tokens, tokens, *weights)
+    exported = torch.export.export(fx_models.Encoder(), (tokens,))
+    plain, data = exported.run_decompositions(), {"tokens": "sliced(0)"}
+    return {
+        "decoder": (trained, trained, fx_models.layouts_of_decoder(), options_of(mesh)),
+        "encoder": (plain.graph_module, plain, data, {}),
+        "encoder_as_exported": (exported.graph_module, exported, data, {}),
+    }
+
+
 def cases(mesh):
     """{name: (graph that runs, program to import, layouts, further options)}."""
     torch.manual_seed(1)
+    if dist.get_world_size() == 2:
+        return cases_of_tokens(mesh)
     exported = torch.export.export(Block(), (torch.randn(3, 4, 8),))
     plain = exported.run_decompositions()
     row, column = {"up.weight": "sliced(0)", "up.bias": "sliced(0)"}, {"down.weight": "sliced(1)"}
@@ -89,33 +112,35 @@ def cases(mesh):
     )
     parts = {"w1_1": "sliced(1) over tp", "w2_1": "sliced(0) over tp"}
     parts |= {"x_1": "sliced(0) over dp", "wanted_1": "sliced(0) over dp"}
-    names = {mesh.get_group(name).group_name: name for name in ("dp", "tp")}
-    options = {"mesh": (("dp", 2), ("tp", 2)), "groups": names}
     return {
         "block": (plain.graph_module, plain, {"x": "sliced(1)"} | row | column, {}),
         "training": (traced, traced, data, {}),
         "experts": (routed, routed, expert, {}),
-        "stage": (grouped, grouped, parts, options),
+        "stage": (grouped, grouped, parts, options_of(mesh)),
+        **cases_of_tokens(mesh),
     }
 
 
-def main(folder, rank):
-    """Write each imported step, and the outputs of its graph and of its generated program."""
-    store = dist.FileStore(f"{folder}/store", RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+def main(folder):
+    """Write each step, and the outputs of the graph and of the program that is written of the step."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
     for name, (graph, program, layouts, options) in cases(mesh).items():
-        step = from_fx(program, RANKS, layouts=layouts, name=name, **options)
+        if rank == 0:
+            step = from_fx(program, dist.get_world_size(), layouts=layouts, name=name, **options)
+            tiled = overlapped(fused(sharded(step, [])), 2, 0) or fused(step)
+            Path(folder, f"{name}.py").write_text(dump_torch_step(tiled))
+            save_workload(step, Path(folder, f"{name}.toml"))
+        dist.barrier()
+        step = load_workload(Path(folder, f"{name}.toml"))
         given = {each: torch.from_numpy(arrays[rank]) for each, arrays in random_inputs(step).items()}
         nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
         spare = {node: torch.zeros(node.meta["val"].shape) for node in nodes if not node.users}
         found = torch.fx.Interpreter(graph).run(*(spare.get(n, given.get(n.name)) for n in nodes))
         found = [each.float().numpy() for each in (found if isinstance(found, (list, tuple)) else [found])]
         outputs = [*(new for _, new in step.state), *step.returned]
-        tiled = overlapped(fused(sharded(step, [])), 2, 0) or fused(step)
-        text = dump_torch_step(tiled)
-        Path(folder, f"{name}_{rank}.py").write_text(text)
-        spec = importlib.util.spec_from_file_location(name, f"{folder}/{name}_{rank}.py")
+        spec = importlib.util.spec_from_file_location(name, f"{folder}/{name}.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         ours = module.transformed(**given)
@@ -124,10 +149,8 @@ def main(folder, rank):
             **{f"torch_{key}": value for key, value in zip(outputs, found, strict=True)},
             **{f"ours_{key}": ours[key].float().numpy() for key in outputs},
         )
-        if rank == 0:
-            save_workload(step, Path(folder, f"{name}.toml"))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1])

@@ -1,8 +1,5 @@
 """PyTorch graphs as steps: values equal those of torch, on real gloo processes, also after export."""
 
-import os
-import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,42 +8,35 @@ import pytest
 from taccl.errors import WorkloadError
 from taccl.workload import from_fx, load_workload
 from taccl.workload.meaning import TOLERANCE
+from tests.pytorch import made_once, needs_torch, started
 
-TORCH = os.environ.get("TACCL_TORCH", "")
-needs_torch = pytest.mark.skipif(not TORCH, reason="TACCL_TORCH names no environment with PyTorch")
-CASES = ("block", "training", "experts", "stage")
+TOKENS = ("decoder", "encoder", "encoder_as_exported")
+CASES = [
+    *((4, name) for name in ("block", "training", "experts", "stage", *TOKENS)),
+    *((2, name) for name in TOKENS),
+]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Folder of imported steps, with the outputs of torch and of the written programs on four ranks."""
-    found = tmp_path_factory.mktemp("fx")
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    script = str(Path(__file__).with_name("fx_ranks.py"))
-    running = [
-        subprocess.Popen([f"{TORCH}/bin/python", script, str(found), str(rank)], env=env,
-                         stderr=subprocess.PIPE, text=True)
-        for rank in range(4)
-    ]  # fmt: skip
-    try:
-        for each in running:
-            _, said = each.communicate(timeout=400)
-            assert each.returncode == 0, said
-    finally:
-        for each in running:
-            each.kill()
-    return found
+def folders(tmp_path_factory):
+    """{number of ranks: folder of imported steps, with the outputs of torch and of the written programs}."""
+    return {
+        ranks: made_once(
+            tmp_path_factory, f"fx{ranks}", lambda found: started(ranks, "tests/workload/fx_ranks.py", found)
+        )
+        for ranks in (2, 4)
+    }
 
 
 @needs_torch
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_an_imported_step_has_the_values_of_torch(folder, name):
-    """The reference execution of an imported step gives every output of the graph, on each rank."""
-    step = load_workload(folder / f"{name}.toml")
+@pytest.mark.parametrize(("ranks", "name"), CASES)
+def test_an_imported_step_has_the_values_of_torch(folders, ranks, name):
+    """The reference execution gives every output of the graph, on each rank."""
+    step = load_workload(folders[ranks] / f"{name}.toml")
     values = step.run()
-    for rank in range(4):
-        found = np.load(folder / f"{name}.{rank}.npz")
+    for rank in range(ranks):
+        found = np.load(folders[ranks] / f"{name}.{rank}.npz")
         for each in step.outputs:
             right = found[f"torch_{each}"]
             off = TOLERANCE[step.tensors[each].dtype] * np.abs(right).max()
@@ -55,12 +45,14 @@ def test_an_imported_step_has_the_values_of_torch(folder, name):
 
 @needs_torch
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_a_transformed_step_has_the_values_of_torch(folder, name):
-    """The program generated from a transformed step gives every output of the original graph."""
-    for rank in range(4):
-        found = np.load(folder / f"{name}.{rank}.npz")
-        for each in (key.removeprefix("ours_") for key in found if key.startswith("ours_")):
+@pytest.mark.parametrize(("ranks", "name"), CASES)
+def test_a_transformed_step_has_the_values_of_torch(folders, ranks, name):
+    """The program that is written of it gives every output of the graph that it came from."""
+    for rank in range(ranks):
+        found = np.load(folders[ranks] / f"{name}.{rank}.npz")
+        outputs = [key.removeprefix("ours_") for key in found if key.startswith("ours_")]
+        assert outputs
+        for each in outputs:
             right = found[f"torch_{each}"]
             np.testing.assert_allclose(found[f"ours_{each}"], right, rtol=0, atol=2e-3 * np.abs(right).max())
 
@@ -174,12 +166,67 @@ def test_dynamic_shapes_are_refused():
         from_fx(reduced(shape=("s0", 8)), 2)
 
 
-def test_integers_are_refused_by_their_input():
-    """Integer inputs, such as token ids, are refused by name."""
+def test_arithmetic_on_ids_is_refused():
+    """Token ids are looked up, and nothing else."""
     x = Node("placeholder", "ids", shape=(4,), dtype="torch.int64")
     y = Node("call_function", "y", "aten.relu", (x,), (4,), schema=("self",))
-    with pytest.raises(WorkloadError, match="^ids: found int64; expected a tensor of float64"):
+    with pytest.raises(WorkloadError, match="^y: relu reads ids, which is of int64; expected float64"):
         from_fx(graph(x, y, returned=y), 2)
+
+
+def looked_up():
+    """A graph that looks ids up in a table of four rows."""
+    table = Node("placeholder", "table", shape=(4, 6))
+    ids = Node("placeholder", "ids", shape=(3,), dtype="torch.int64")
+    y = Node("call_function", "y", "aten.embedding", (table, ids), (3, 6), schema=("weight", "indices"))
+    return graph(table, ids, y, returned=y)
+
+
+def test_ids_and_columns_of_tables_may_be_sliced():
+    """Both layouts of an embedding."""
+    step = from_fx(looked_up(), 2, layouts={"ids": "sliced(0)"})
+    assert (step.tensors["y"].shape, step.tensors["y"].layout) == ((6, 6), "sliced(0)")
+    step = from_fx(looked_up(), 2, layouts={"table": "sliced(1)"})
+    assert (step.tensors["y"].shape, step.tensors["y"].layout) == ((3, 12), "sliced(1)")
+
+
+def test_a_table_sliced_along_its_rows_is_refused():
+    """A rank's graph would look ids of the whole table up in its own rows."""
+    with pytest.raises(WorkloadError, match=r"^y: aten\.embedding\.default looks up along axis 0 of table"):
+        from_fx(looked_up(), 2, layouts={"table": "sliced(0)"})
+
+
+def test_attention_with_dropout_is_refused():
+    """The message names the argument and the node."""
+    x = Node("placeholder", "x", shape=(1, 2, 4, 8))
+    schema = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    name, given = "aten.scaled_dot_product_attention", (x, x, x, None, 0.1, False)
+    y = Node("call_function", "y", name, given, (1, 2, 4, 8), schema=schema)
+    with pytest.raises(WorkloadError, match=r"^y: .*attention\.default has dropout_p=0\.1; a step has"):
+        from_fx(graph(x, y, returned=y), 2)
+
+
+def test_a_range_of_slices_is_refused():
+    """A rank's first rows are not the first of all."""
+    x = Node("placeholder", "x", shape=(4, 8))
+    y = Node("call_function", "y", "aten.slice", (x, 0, 0, 2, 1), (2, 8),
+             schema=("self", "dim", "start", "end", "step"))  # fmt: skip
+    with pytest.raises(
+        WorkloadError, match=r"^y: aten\.slice\.default takes 0 to 2 along axis 0 of x, of which"
+    ):
+        from_fx(graph(x, y, returned=y), 2, layouts={"x": "sliced(0)"})
+
+
+def test_views_that_mix_slices_are_refused():
+    """Rows of two axes, of which ranks have slices of the inner one, are no slice of rows."""
+    x = Node("placeholder", "x", shape=(4, 3, 8))
+    y = Node("call_function", "y", "aten.view", (x, [12, 8]), (12, 8), schema=("self", "size"))
+    z = Node("call_function", "z", "aten._softmax", (y, 1, False), (12, 8),
+             schema=("self", "dim", "half_to_float"))  # fmt: skip
+    nodes = graph(x, y, z, returned=z)
+    assert from_fx(nodes, 2, layouts={"x": "sliced(0)"}).tensors["z"].layout == "sliced(0)"
+    with pytest.raises(WorkloadError, match=r"^z: .*no shape of the whole has these slices"):
+        from_fx(nodes, 2, layouts={"x": "sliced(1)"})
 
 
 def test_no_graph_is_refused():

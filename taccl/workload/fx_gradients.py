@@ -1,0 +1,124 @@
+"""Gradients of point-wise functions, softmax and layernorm in PyTorch's graphs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.workload.fx_graph import Graph
+
+    Arguments = dict[str, Any]
+    Reader = Callable[[Graph, Arguments], Any]
+
+
+def _relu_grad(graph: Graph, given: Arguments) -> Any:
+    graph.only(given, threshold=0)
+    return graph.make("relu_grad", given["grad_output"], given["self"])
+
+
+def _tanh_grad(graph: Graph, given: Arguments) -> Any:
+    return graph.make(
+        "multiply", given["grad_output"], _one_minus(graph, graph.make("square", given["output"]))
+    )
+
+
+def _sigmoid_grad(graph: Graph, given: Arguments) -> Any:
+    slope = graph.make("multiply", given["output"], _one_minus(graph, given["output"]))
+    return graph.make("multiply", given["grad_output"], slope)
+
+
+def _one_minus(graph: Graph, value: Any) -> Any:
+    return graph.make("offset", graph.make("scale", value, value=-1.0), value=1.0)
+
+
+def _silu(graph: Graph, given: Arguments) -> Any:
+    return graph.make("multiply", given["self"], graph.make("sigmoid", given["self"]))
+
+
+def _silu_grad(graph: Graph, given: Arguments) -> Any:
+    x, sigmoid = given["self"], graph.make("sigmoid", given["self"])
+    inner = graph.make("offset", graph.make("multiply", x, _one_minus(graph, sigmoid)), value=1.0)
+    return graph.make("multiply", given["grad_output"], graph.make("multiply", sigmoid, inner))
+
+
+def _share(graph: Graph, x: Any) -> Any:
+    """(1 + erf(x / √2)) / 2, the factor of the exact GELU."""
+    found = graph.make("erf", graph.make("scale", x, value=math.sqrt(0.5)))
+    return graph.make("scale", graph.make("offset", found, value=1.0), value=0.5)
+
+
+def _gelu(graph: Graph, given: Arguments) -> Any:
+    if given["approximate"] == "tanh":
+        return graph.make("gelu", given["self"])
+    return graph.make("multiply", given["self"], _share(graph, given["self"]))
+
+
+def _gelu_grad(graph: Graph, given: Arguments) -> Any:
+    x, squares = given["self"], graph.make("square", given["self"])
+    if given["approximate"] == "tanh":
+        factor, cubic = math.sqrt(2 / math.pi), 0.044715
+        inner = graph.make("offset", graph.make("scale", squares, value=factor * cubic), value=factor)
+        tanh = graph.make("tanh", graph.make("multiply", x, inner))
+        share = graph.make("scale", graph.make("offset", tanh, value=1.0), value=0.5)
+        inner = graph.make("scale", squares, value=3 * factor * cubic / 2)
+        inner = graph.make("offset", inner, value=factor / 2)
+        slope = graph.make("multiply", _one_minus(graph, graph.make("square", tanh)), inner)
+    else:
+        share = _share(graph, x)
+        slope = graph.make("exp", graph.make("scale", squares, value=-0.5))
+        slope = graph.make("scale", slope, value=1 / math.sqrt(2 * math.pi))
+    whole = graph.make("add", share, graph.make("multiply", x, slope))
+    return graph.make("multiply", given["grad_output"], whole)
+
+
+def _rows_grad(kind: str) -> Reader:
+    """The reader of the gradient of a softmax."""
+
+    def read(graph: Graph, given: Arguments) -> Any:
+        count = len(graph.tensor(given["output"]).shape)
+        if given["dim"] % count != count - 1:
+            raise graph.refused(
+                f"is over axis {given['dim']}; a step has it over the last: transpose it before"
+            )
+        return graph.make(kind, given["grad_output"], given["output"])
+
+    return read
+
+
+def _layernorm_grad(graph: Graph, given: Arguments) -> Any:
+    """Gradients by the input, the weight and the bias."""
+    epsilon = graph.note_of(given["rstd"], "a layernorm's own rstd")
+    grad, x = given["grad_out"], given["input"]
+    axes = range(len(graph.tensor(x).shape) - 1)
+
+    def by_input() -> Any:
+        weighted = grad if given["weight"] is None else graph.make("multiply", grad, given["weight"])
+        return graph.make("layernorm_grad", weighted, x, value=epsilon)
+
+    def summed(value: Any) -> Any:
+        for _ in axes:
+            value = graph.make("sum", value, axis=0)
+        return value
+
+    def by_weight() -> Any:
+        return summed(graph.make("multiply", grad, graph.make("layernorm", x, value=epsilon)))
+
+    return graph.lazily(by_input, by_weight, lambda: summed(grad))
+
+
+#: {name in a graph, without its overload: reader}.
+GRADIENT_READERS: dict[str, Reader] = {
+    "aten.threshold_backward": _relu_grad,
+    "aten.tanh_backward": _tanh_grad,
+    "aten.sigmoid_backward": _sigmoid_grad,
+    "aten.silu": _silu,
+    "aten.silu_backward": _silu_grad,
+    "aten.gelu": _gelu,
+    "aten.gelu_backward": _gelu_grad,
+    "aten._softmax_backward_data": _rows_grad("softmax_grad"),
+    "aten._log_softmax_backward_data": _rows_grad("log_softmax_grad"),
+    "aten.native_layer_norm_backward": _layernorm_grad,
+}

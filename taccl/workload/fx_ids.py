@@ -1,0 +1,101 @@
+"""Embeddings and cross entropy in PyTorch's graphs: operations that look up by ids, and their gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import LossyConversionWarning, warn
+from taccl.workload.fx_graph import Filled, Positions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.workload.fx_graph import Graph
+
+    Arguments = dict[str, Any]
+    Reader = Callable[[Graph, Arguments], Any]
+
+
+def _positions(graph: Graph, given: Arguments) -> Any:
+    """Numbers from a start on, which embeddings of positions look up."""
+    start, end = given.get("start", 0) or 0, given["end"]
+    if given.get("step", 1) not in (None, 1) or not isinstance(start, int) or not isinstance(end, int):
+        raise graph.refused(f"counts from {start} to {end} by {given.get('step')}; a step has it by 1 only")
+    return Positions(start, end)
+
+
+def _embedding(graph: Graph, given: Arguments) -> Any:
+    table, ids = given["weight"], given["indices"]
+    _only_whole(graph, table, 0)
+    if isinstance(ids, Positions):
+        return graph.make("narrow", table, axis=0, start=ids.start, stop=ids.stop)
+    return graph.make("embedding", table, ids)
+
+
+def _embedding_grad(graph: Graph, given: Arguments) -> Any:
+    if given["scale_grad_by_freq"] or given["padding_idx"] >= 0:
+        said = f"has scale_grad_by_freq or padding_idx {given['padding_idx']}"
+        raise graph.refused(f"{said}; a step's embedding has a gradient for every row, unscaled")
+    grad, ids, rows = given["grad_output"], given["indices"], given["num_weights"]
+    if isinstance(ids, Positions):
+        return graph.padded(grad, 0, ids.start, rows)
+    return graph.make("embedding_grad", grad, ids, stop=rows)
+
+
+def _only_whole(graph: Graph, value: Any, axis: int) -> None:
+    """Raise `WorkloadError` if ranks have slices along an axis that ids are places of."""
+    tensor = graph.tensor(value)
+    if graph.mesh.slicing(tensor, axis % len(tensor.shape)):
+        said = f"{graph.node.target} looks up along axis {axis} of {tensor.name}, of which a rank has a slice"
+        raise graph.refused(f"{said}; each rank would take its own rows for the first: slice another axis")
+
+
+def _cross_entropy(graph: Graph, given: Arguments) -> Any:
+    if given["label_smoothing"]:
+        raise graph.refused(f"has label_smoothing={given['label_smoothing']}; a step has it with 0 only")
+    return _nll(graph, given | {"self": graph.make("log_softmax", given["self"])})
+
+
+def _nll(graph: Graph, given: Arguments) -> Any:
+    """Mean or sum of the negative logarithms of likelihoods that targets have."""
+    _check(graph, given)
+    _only_whole(graph, given["self"], -1)
+    total: Any = graph.make("pick", given["self"], given["target"])
+    number = math.prod(graph.local_shape(total))
+    for _ in graph.tensor(total).shape:
+        total = graph.make("sum", total, axis=0)
+    return graph.make("scale", total, value=-1 / (number if given["reduction"] == 1 else 1))
+
+
+def _nll_grad(graph: Graph, given: Arguments) -> Any:
+    _check(graph, given)
+    _only_whole(graph, given["self"], -1)
+    tensor, count = graph.tensor(given["self"]), math.prod(graph.local_shape(given["self"])[:-1])
+    number, factor = given["grad_output"], -1 / (count if given["reduction"] == 1 else 1)
+    ones = graph.make("one_hot", given["target"], stop=tensor.shape[-1], dtype=tensor.dtype)
+    if isinstance(number, Filled):
+        return graph.make("scale", ones, value=factor * number.number)
+    return graph.make("multiply", graph.make("scale", ones, value=factor), number)
+
+
+def _check(graph: Graph, given: Arguments) -> None:
+    if given["weight"] is not None or given["reduction"] not in (1, 2):
+        said = f"{graph.node.target} has weights, or reduction={given['reduction']}"
+        raise graph.refused(f"{said}; a step has the mean (1) and the sum (2), without weights")
+    ignored = given["ignore_index"]
+    said = f"{graph.node.name} leaves targets of {ignored} out of its mean; the step counts every target"
+    warn(said, LossyConversionWarning)
+
+
+#: {name in a graph, without its overload: reader}.
+ID_READERS: dict[str, Reader] = {
+    "aten.arange": _positions,
+    "aten.embedding": _embedding,
+    "aten.embedding_dense_backward": _embedding_grad,
+    "aten.cross_entropy_loss": _cross_entropy,
+    "aten.nll_loss_forward": lambda graph, given: graph.first(lambda: _nll(graph, given)),
+    "aten.nll_loss": _nll,
+    "aten.nll_loss_nd": _nll,
+    "aten.nll_loss_backward": _nll_grad,
+}

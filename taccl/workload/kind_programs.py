@@ -1,0 +1,159 @@
+"""Text of operations for PyTorch, and the functions of the module that some of them call."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from taccl.workload.kind_rules import permutation
+from taccl.workload.kind_values import EPSILON
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.workload.operations import Operation
+
+#: {kind: expression of its operands}; `{v}` is the option `value`, other fields are options of the same name.
+_VALUES = {
+    "relu": "torch.relu({0})", "gelu": 'torch.nn.functional.gelu({0}, approximate="tanh")',
+    "tanh": "torch.tanh({0})", "sigmoid": "torch.sigmoid({0})", "erf": "torch.erf({0})",
+    "exp": "torch.exp({0})",
+    "square": "torch.square({0})", "sqrt": "torch.sqrt({0})", "power": "torch.pow({0}, {v})",
+    "scale": "{0} * {v}", "offset": "{0} + {v}", "cast": "{0}.to(torch.{dtype})", "add": "{0} + {1}",
+    "subtract": "{0} - {1}", "multiply": "{0} * {1}", "divide": "{0} / {1}",
+    "maximum": "torch.maximum({0}, {1})", "matmul": "torch.matmul({0}, {1})",
+    "relu_grad": "torch.where({1} > 0, {0}, 0.0)", "masked_fill": "({0}).masked_fill({1}, {v})",
+    "where": "torch.where({0}, {1}, {2})",
+    "layernorm": "torch.nn.functional.layer_norm({0}, ({0}).shape[-1:], eps={v})",
+    "layernorm_grad": "layernorm_grad({0}, {1}, {v})",
+    "softmax_grad": "{1} * ({0} - ({0} * {1}).sum(-1, keepdim=True))",
+    "log_softmax_grad": "{0} - torch.exp({1}) * ({0}).sum(-1, keepdim=True)",
+    "pad": "padded({0}, {axis}, {start}, {stop})",
+    "softmax": "torch.softmax({0}, -1)", "log_softmax": "torch.log_softmax({0}, -1)",
+    "transpose": "{0}.permute({order})", "reshape": "({0}).reshape({shape})",
+    "narrow": "({0}).narrow({axis}, {start}, {length})", "concat": "torch.cat([{all}], {axis})",
+    "sum": "({0}).sum({axis})", "norm": "torch.linalg.vector_norm({0})",
+    "sum_of_squares": "torch.square({0}).sum()",
+    "embedding": "looked_up({0}, {1}, {first})", "embedding_grad": "rows_added({0}, {1}, {stop})",
+    "pick": "picked({0}, {1}, {first})", "one_hot": "one_hot({0}, {stop}, torch.{dtype})",
+    "attention": "attention({all}{given})",
+    **{
+        f"attention_grad_{name}": f"attention_grad({at}, {{all}}{{given}})"
+        for at, name in enumerate(("query", "key", "value"))
+    },
+}  # fmt: skip
+
+#: Functions that look up by ids.
+_IDS = '''
+def _place(ids, first, count):
+    """The row of each id among those from `first` on, and whether it is there."""
+    row = ids - first
+    there = (row >= 0) & (row < count)
+    return torch.where(there, row, 0), there
+
+
+def looked_up(table, ids, first=0):
+    """Rows of a table by ids, of which the table may have a slice; 0 for those that it lacks."""
+    row, there = _place(ids, first, table.shape[0])
+    return torch.where(there.unsqueeze(-1), table[row], 0.0)
+
+
+def rows_added(grad, ids, count):
+    """The gradient of `looked_up` by a table of so many rows."""
+    row, there = _place(ids, 0, count)
+    table = grad.new_zeros((count, grad.shape[-1]))
+    given = torch.where(there.unsqueeze(-1), grad, 0.0)
+    return table.index_add_(0, row.flatten(), given.flatten(0, -2))
+
+
+def picked(rows, ids, first=0):
+    """The element of each row at an id, of which rows may have a slice; 0 for one that they lack."""
+    row, there = _place(ids, first, rows.shape[-1])
+    return torch.where(there, rows.gather(-1, row.unsqueeze(-1)).squeeze(-1), 0.0)
+
+
+def one_hot(ids, count, dtype):
+    return (ids.unsqueeze(-1) == torch.arange(count, device=ids.device)).to(dtype)
+'''
+#: Zeros around a tensor, and the gradient of a layernorm.
+_PADDED = '''
+def padded(x, axis, start, stop):
+    """Zeros of length `stop` along an axis, with `x` from `start` on."""
+    whole = x.new_zeros((*x.shape[:axis], stop, *x.shape[axis + 1 :]))
+    whole.narrow(axis, start, x.shape[axis]).copy_(x)
+    return whole
+'''
+_LAYERNORM_GRAD = '''
+def layernorm_grad(grad, x, eps):
+    """The gradient by the input of a layernorm without weights."""
+    spread = torch.rsqrt(x.var(-1, correction=0, keepdim=True) + eps)
+    normed = (x - x.mean(-1, keepdim=True)) * spread
+    along = (grad * normed).mean(-1, keepdim=True)
+    return spread * (grad - grad.mean(-1, keepdim=True) - normed * along)
+'''
+#: Attention and its gradients.
+_ATTENTION = '''
+def attention(query, key, value, mask=None, scale=None, causal=False, rows=None):
+    """`rows` are the places of the queries, where a rank has some of them; keys behind are not read."""
+    if causal and (rows is not None or mask is not None):
+        rows = torch.arange(query.shape[-2], device=query.device) if rows is None else rows
+        seen = torch.arange(key.shape[-2], device=query.device) <= rows.unsqueeze(-1)
+        if mask is None or mask.dtype == torch.bool:
+            mask = seen if mask is None else seen & mask
+        else:
+            mask = torch.where(seen, mask, -torch.inf)
+        causal = False
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scale
+    )
+
+
+def attention_grad(of, grad, query, key, value, mask=None, scale=None, causal=False, rows=None):
+    """The gradient of `attention` by its query (0), key (1) or value (2)."""
+    given = [each.detach() for each in (query, key, value)]
+    given[of].requires_grad_()
+    with torch.enable_grad():
+        made = attention(*given, mask, scale, causal, rows)
+    return torch.autograd.grad(made, given[of], grad)[0]
+'''
+#: Kinds whose text calls these functions.
+_CALLED_BY = {
+    _PADDED: ("pad",),
+    _LAYERNORM_GRAD: ("layernorm_grad",),
+    _IDS: ("embedding", "embedding_grad", "pick", "one_hot"),
+    _ATTENTION: ("attention", "attention_grad_query", "attention_grad_key", "attention_grad_value"),
+}
+#: Text of all functions that a module may have.
+FUNCTIONS = "".join(_CALLED_BY)
+
+
+def functions_of(kinds: set[str]) -> str:
+    """Text of the functions that operations of some kinds call."""
+    return "\n".join(text for text, some in _CALLED_BY.items() if kinds & {*some})
+
+
+def text_of(
+    operation: Operation, operands: Sequence[str], shape: tuple[int, ...], *, first: str = "0", rows: str = ""
+) -> str:
+    """Expression of an operation's value.
+
+    - `operands`: Expressions of the operands.
+    - `shape`: Local shape of the result.
+    - `first`: Expression of the first row or element that the first operand has of all.
+    - `rows`: Expression of the places of attention's queries at this rank; empty if it has all.
+    """
+    default = EPSILON if operation.kind in ("layernorm", "layernorm_grad") else 0.0
+    value = default if operation.value is None else operation.value
+    given = f", scale={operation.value!r}" if operation.value is not None else ""
+    if operation.causal:
+        given += f", causal=True{f', rows={rows}' if rows else ''}"
+    return _VALUES[operation.kind].format(
+        *operands, v=number(value), axis=operation.axis, dtype=operation.dtype, shape=shape, first=first,
+        order=permutation(operation, len(shape)), start=operation.start, stop=operation.stop,
+        length=operation.stop - operation.start, all=", ".join(operands), given=given,
+    )  # fmt: skip
+
+
+def number(value: float) -> str:
+    """A number in Python's words."""
+    return repr(value) if math.isfinite(value) else f'float("{value}")'

@@ -1,0 +1,341 @@
+"""Rules of the kinds of operations: shapes of results, labels of axes, and work.
+
+Functions of shapes take an operation and the shapes of its operands. Functions of labels, whose names begin
+with ``of``, take the result's shape, too. See `taccl.workload.kinds`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taccl.workload.operations import Operation
+
+    Shape = tuple[int, ...]
+    Labels = list[list[int | None]]
+
+
+def refused(operation: Operation, said: str) -> WorkloadError:
+    """The error that names an operation and its kind."""
+    return WorkloadError(f"{operation.kind} {said}", where=operation.name)
+
+
+def permutation(operation: Operation, count: int) -> tuple[int, ...]:
+    """The axis of the operand, of `count` axes, that each axis of a transpose's result is."""
+    return operation.axes or (*range(count - 2), count - 1, count - 2)
+
+
+def groups_of_axes(before: Shape, after: Shape) -> list[tuple[range, range]]:
+    """Groups of axes of two shapes of as many elements, in order, such that each group has as many in both.
+
+    The first axes of a group that are longer than 1 contain the others as blocks.
+    """
+    found, i, j = [], 0, 0
+    while i < len(before) or j < len(after):
+        since, to, one, two = i, j, 1, 1
+        if i < len(before):
+            one, i = before[i], i + 1
+        if j < len(after):
+            two, j = after[j], j + 1
+        while one != two:
+            if one < two:
+                one, i = one * before[i], i + 1
+            else:
+                two, j = two * after[j], j + 1
+        found.append((range(since, i), range(to, j)))
+    return found
+
+
+# Shapes.
+
+
+def broadcast(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape of point-wise operations."""
+    try:
+        return tuple(np.broadcast_shapes(*shapes))
+    except ValueError:
+        told = " and ".join(map(str, shapes))
+        raise refused(operation, f"found shapes {told}, which do not fit each other; make them fit") from None
+
+
+def rows(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape of operations on rows."""
+    if not shapes[0]:
+        raise refused(operation, "needs an axis; found a scalar")
+    return shapes[0]
+
+
+def two_rows(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape of operations on two tensors of the same rows."""
+    if shapes[0] != shapes[1]:
+        raise refused(operation, f"found shapes {shapes[0]} and {shapes[1]}; make them equal")
+    return rows(operation, shapes)
+
+
+def scalar(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape of one number."""
+    return ()
+
+
+def reshaped(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape that the operation states."""
+    if math.prod(shapes[0]) != math.prod(operation.shape):
+        raise refused(operation, f"makes {operation.shape} of {shapes[0]}, which has other many elements")
+    return operation.shape
+
+
+def summed(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape without an axis."""
+    axis = axis_of(operation, shapes[0])
+    return (*shapes[0][:axis], *shapes[0][axis + 1 :])
+
+
+def axis_of(operation: Operation, shape: Shape) -> int:
+    """The axis of an operation; `WorkloadError` if its operand has none such."""
+    axis = operation.axis or 0
+    if axis >= len(shape):
+        raise refused(operation, f"is over axis {axis} of {shape}; name an axis that it has")
+    return axis
+
+
+def permuted(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape with its axes in another order."""
+    order = permutation(operation, len(shapes[0]))
+    if sorted(order) != [*range(len(shapes[0]))]:
+        raise refused(operation, f"found axes {order} for {shapes[0]}; name each of its axes once")
+    return tuple(shapes[0][axis] for axis in order)
+
+
+def product(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape of a product of matrices."""
+    a, b = shapes
+    if len(a) >= 2 and len(b) >= 2 and a[-1] == b[-2] and (len(b) == 2 or a[:-2] == b[:-2]):
+        return (*a[:-1], b[-1])
+    said = f"found shapes {a} and {b}; expected (..., m, k) and (k, n), or as many matrices in both"
+    raise refused(operation, said)
+
+
+def narrowed(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape of a range along an axis."""
+    axis = axis_of(operation, shapes[0])
+    length = shapes[0][axis]
+    if not 0 <= operation.start < operation.stop <= length:
+        said = f"takes {operation.start} to {operation.stop} of axis {axis}, which has length {length}"
+        raise refused(operation, f"{said}; expected a range within")
+    return (*shapes[0][:axis], operation.stop - operation.start, *shapes[0][axis + 1 :])
+
+
+def padded(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape of zeros around the operand."""
+    axis = axis_of(operation, shapes[0])
+    if operation.start + shapes[0][axis] > operation.stop:
+        said = f"puts {shapes[0][axis]} elements from {operation.start} on into {operation.stop}"
+        raise refused(operation, f"{said} along axis {axis}; make it longer")
+    return (*shapes[0][:axis], operation.stop, *shapes[0][axis + 1 :])
+
+
+def joined(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape of tensors joined along an axis."""
+    axis = axis_of(operation, shapes[0])
+    if len({(*each[:axis], *each[axis + 1 :]) for each in shapes}) > 1:
+        told = " and ".join(map(str, shapes))
+        raise refused(operation, f"found shapes {told}; they may differ along axis {axis} only")
+    return (*shapes[0][:axis], sum(each[axis] for each in shapes), *shapes[0][axis + 1 :])
+
+
+def looked_up(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape of rows of a table."""
+    table, ids = shapes
+    if len(table) != 2:
+        raise refused(operation, f"looks up rows of {table}; expected a table of 2 axes")
+    return (*ids, table[1])
+
+
+def table_grad(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape of a table."""
+    grad, ids = shapes
+    if grad[:-1] != ids or not grad:
+        raise refused(operation, f"found shapes {grad} and {ids}; expected a row for each of the latter")
+    return (operation.stop, grad[-1])
+
+
+def picked(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape of one element of each row."""
+    if shapes[0][:-1] != shapes[1] or not shapes[0]:
+        raise refused(
+            operation, f"found shapes {shapes[0]} and {shapes[1]}; expected a row for each of the latter"
+        )
+    return shapes[1]
+
+
+def one_hot(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape of rows for ids."""
+    return (*shapes[0], operation.stop)
+
+
+def attended(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape of attention."""
+    query, key, value = shapes[:3]
+    fits = min(map(len, shapes[:3])) >= 2 and query[:-2] == key[:-2] == value[:-2]
+    if not fits or query[-1] != key[-1] or key[-2] != value[-2]:
+        said = f"found shapes {query}, {key} and {value}; expected (..., m, d), (..., n, d) and (..., n, e)"
+        raise refused(operation, said)
+    return (*query[:-1], value[-1])
+
+
+def attention_grad(at: int) -> Callable[[Operation, Sequence[Shape]], Shape]:
+    """The shape of a gradient of attention's operand number `at`; operands follow the result's gradient."""
+
+    def shape(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+        grad, query, key, value = shapes[:4]
+        if grad != attended(operation, shapes[1:]):
+            raise refused(operation, f"found a gradient of shape {grad}; expected that of the attention")
+        return (query, key, value)[at]
+
+    return shape
+
+
+# Labels.
+
+
+def same_axes(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+    """Axes as in broadcasting, counted from the last."""
+    return [
+        [
+            axis + len(out) - len(each) if n == out[axis + len(out) - len(each)] else None
+            for axis, n in enumerate(each)
+        ]
+        for each in shapes
+    ]
+
+
+def of_rows(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+    """Labels of rows that are read whole."""
+    return [[*range(len(out) - 1), -1]]
+
+
+def of_two_rows(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+    """Labels of two tensors of the same rows."""
+    return 2 * of_rows(operation, shapes, out)
+
+
+def all_inner(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+    """Labels of axes that the result has none of."""
+    return [[-1 - axis for axis in range(len(shapes[0]))]]
+
+
+def of_product(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+    """Labels of a product of matrices."""
+    places = len(out)
+    second = [*(range(places - 2) if len(shapes[1]) > 2 else ()), -1, places - 1]
+    return [[*range(places - 1), -1], second]
+
+
+def of_transpose(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+    """Labels of axes in another order."""
+    order = permutation(operation, len(out))
+    return [[order.index(axis) for axis in range(len(out))]]
+
+
+def of_sum(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+    """Labels of all axes but one, which is summed."""
+    at = operation.axis or 0
+    return [[-1 if axis == at else axis - (axis > at) for axis in range(len(shapes[0]))]]
+
+
+def of_reshape(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+    """The first longer axes of each group match; blocks of one are elements of the other."""
+    labels: list[int | None] = [-1] * len(shapes[0])
+    for before, after in groups_of_axes(shapes[0], out):
+        first = next((axis for axis in before if shapes[0][axis] > 1), None)
+        to = next((axis for axis in after if out[axis] > 1), None)
+        if first is not None and to is not None:
+            one, two = shapes[0][first], out[to]
+            labels[first] = to if one % two == 0 or two % one == 0 else -1
+    return [labels]
+
+
+def but_axis(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+    """All axes match but the operation's own."""
+    at = operation.axis or 0
+    return [
+        [-1 - place if axis == at else axis for axis in range(len(each))] for place, each in enumerate(shapes)
+    ]
+
+
+def of_lookup(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+    """Labels of a table and of ids."""
+    return [[-1, len(out) - 1], [*range(len(out) - 1)]]
+
+
+def of_table_grad(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+    """Labels of the gradient of rows and of ids."""
+    inner: list[int | None] = [-1 - axis for axis in range(len(shapes[1]))]
+    return [[*inner, 1], inner]
+
+
+def of_pick(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+    """Labels of rows and of ids."""
+    return [[*range(len(out)), -1], [*range(len(out))]]
+
+
+def of_one_hot(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+    """Labels of ids."""
+    return [[*range(len(out) - 1)]]
+
+
+#: Inner labels of attention: rows of keys, width of keys, width of values, rows of queries.
+KEYS, WIDTH, VALUE_WIDTH, QUERIES = -1, -2, -3, -4
+
+
+def of_attention(
+    rows: int | None, value_width: int | None, *, grad: bool
+) -> Callable[[Operation, Sequence[Shape], Shape], Labels]:
+    """Labels of attention's operands.
+
+    - `rows`, `value_width`: Places of the axes of queries and of values from the result's end; None if inner.
+    - `grad`: True if the gradient of the result comes before queries, keys and values.
+    """
+
+    def labels(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+        count = len(out)
+        r = QUERIES if rows is None else count + rows
+        e = VALUE_WIDTH if value_width is None else count + value_width
+        s, d = KEYS, WIDTH
+        batch: list[int | None] = [*range(count - 2)]
+        found: Labels = [[*batch, r, d], [*batch, s, d], [*batch, s, e]]
+        found = [[*batch, r, e], *found] if grad else found
+        for mask in shapes[len(found) :]:
+            full = [*batch, r, s]
+            labels = full[len(full) - len(mask) :]
+            found.append([label if n > 1 else None for label, n in zip(labels, mask, strict=True)])
+        return found
+
+    return labels
+
+
+# Work.
+
+
+def product_flops(operation: Operation, out: Shape, read: Sequence[Shape]) -> float:
+    """Products and sums of a product of matrices."""
+    return 2.0 * math.prod(out) * read[0][-1]
+
+
+def attention_flops(products: float, grad: int) -> Callable[[Operation, Shape, Sequence[Shape]], float]:
+    """Products of rows by keys by width; half of the keys if none behind the row is read."""
+
+    def work(operation: Operation, out: Shape, read: Sequence[Shape]) -> float:
+        query, value = read[grad], read[grad + 2]
+        width = (query[-1] + value[-1]) / 2
+        share = 0.5 if operation.causal else 1.0
+        return 2.0 * products * math.prod(query[:-1]) * value[-2] * width * share
+
+    return work

@@ -1,0 +1,194 @@
+"""The kinds of operations that compute: one table of their operands, shapes, slices, work and linearity.
+
+What a kind does on arrays is in `taccl.workload.kind_values`, its text for PyTorch in
+`taccl.workload.kind_programs`. Everything else, such as layouts, tiles, costs and legal moves, follows from
+this table.
+
+An operation is described as an Einstein sum is: each axis of an operand has a *label*. A number of 0 or more
+is an axis of the result, whose slices are those of the operand. A negative one is an *inner* axis, which the
+result does not have; operands with the same inner label are read at the same indices along it. An operation
+over slices of an inner axis gives parts of a sum, unless it needs the axis whole. None is an axis of length 1
+that is repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from taccl.workload import kind_rules as rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taccl.workload.kind_rules import Labels, Shape
+    from taccl.workload.operations import Operation
+
+#: Inner labels of operations that need every inner axis whole.
+EVERY = frozenset(range(-64, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How an operation is laid out.
+
+    - `says`: What it gives, for the table of the documentation.
+    - `shape`: Shape of the result, from the operation and the shapes of its operands.
+    - `labels`: Labels of each operand's axes, from the operation, the operands' shapes and the result's.
+    - `operands`: Numbers of operands that it may have.
+    - `options`: Names of its options; those in capitals are required.
+    - `whole`: Inner labels that it needs whole.
+    - `linear`: Combinations of operands that make parts of a sum, one letter each: ``p`` partial, ``r``
+      replicated; ``p+`` if all are partial.
+    - `work`: Floating-point operations, from the operation and the lengths of its result and operands.
+    - `ids`: Positions of operands of whole numbers; None if operands of any type are moved as they are.
+    - `masks`: Positions of operands that may be of type bool.
+    - `pointwise`: True if an element of the result needs only that element of each operand.
+    """
+
+    says: str
+    shape: Callable[[Operation, Sequence[Shape]], Shape]
+    labels: Callable[[Operation, Sequence[Shape], Shape], Labels]
+    operands: tuple[int, ...] = (1,)
+    options: tuple[str, ...] = ()
+    whole: frozenset[int] = frozenset()
+    linear: tuple[str, ...] = ()
+    work: Callable[[Operation, Shape, Sequence[Shape]], float] = lambda operation, out, read: 0.0
+    ids: tuple[int, ...] | None = ()
+    masks: tuple[int, ...] = ()
+    pointwise: bool = False
+
+
+def _pointwise(
+    says: str, operands: int = 1, options: tuple[str, ...] = (), linear: tuple[str, ...] = ()
+) -> Kind:
+    return Kind(says, rules.broadcast, rules.same_axes, (operands,), options, linear=linear, pointwise=True)
+
+
+def _attention_grads() -> dict[str, Kind]:
+    """Gradients of attention by queries, keys and values.
+
+    PyTorch's kernel gives all three, in five products; the first has those that all need.
+    """
+    names = ("query", "key", "value")
+    linear = ("prrr", "prrrr")
+    options = ("causal", "value")
+    # Weights of keys add up to 1, so that every key is read for each.
+    axes = ((-2, None), (None, None), (None, -1))
+    return {
+        f"attention_grad_{name}": Kind(
+            f"the gradient of `attention` by its {name}", rules.attention_grad(at),
+            rules.of_attention(*axes[at], grad=True), (4, 5), options,
+            whole=frozenset({rules.WIDTH, rules.VALUE_WIDTH, rules.KEYS}), linear=linear, masks=(4,),
+            work=rules.attention_flops(3.0 if at == 0 else 1.0, 1),
+        )
+        for at, name in enumerate(names)
+    }  # fmt: skip
+
+
+#: {kind: how it is laid out}.
+TABLE: dict[str, Kind] = {
+    "matmul": Kind(
+        "the product of matrices", rules.product, rules.of_product, (2,), linear=("pr", "rp"),
+        work=rules.product_flops
+    ),
+    "relu": _pointwise("max(x, 0)"),
+    "gelu": _pointwise("the GELU by tanh"),
+    "tanh": _pointwise("tanh x"),
+    "sigmoid": _pointwise("1 / (1 + exp -x)"),
+    "erf": _pointwise("the error function"),
+    "exp": _pointwise("exp x"),
+    "square": _pointwise("x²"),
+    "sqrt": _pointwise("√x"),
+    "power": _pointwise("x to the power `value`", options=("VALUE",)),
+    "scale": _pointwise("x times `value`", options=("VALUE",), linear=("p",)),
+    "offset": _pointwise("x plus `value`", options=("VALUE",)),
+    "dropout": _pointwise(
+        "x / (1 - `value`), or 0 for a share `value` of the elements", options=("VALUE", "seed"),
+        linear=("p",),
+    ),
+    "cast": _pointwise("x in type `dtype`", options=("dtype",)),
+    "add": _pointwise("a + b", 2, linear=("pp",)),
+    "subtract": _pointwise("a - b", 2, linear=("pp",)),
+    "multiply": _pointwise("a b", 2, linear=("pr", "rp")),
+    "divide": _pointwise("a / b", 2, linear=("pr",)),
+    "maximum": _pointwise("the larger of a and b", 2),
+    "relu_grad": _pointwise("a where b > 0, else 0", 2, linear=("pr",)),
+    "masked_fill": Kind(
+        "a, or `value` where b is true", rules.broadcast, rules.same_axes, (2,), ("VALUE",), masks=(1,),
+        pointwise=True
+    ),
+    "where": Kind(
+        "b where a is true, else c", rules.broadcast, rules.same_axes, (3,), masks=(0,), pointwise=True
+    ),
+    "layernorm": Kind(
+        "rows of mean 0 and variance 1, with `value` added to variances (1e-5)", rules.rows, rules.of_rows,
+        options=("value",), whole=EVERY,
+    ),
+    "softmax": Kind("the softmax of rows", rules.rows, rules.of_rows, whole=EVERY),
+    "log_softmax": Kind("the logarithm of the softmax of rows", rules.rows, rules.of_rows, whole=EVERY),
+    "layernorm_grad": Kind(
+        "the gradient of `layernorm` of b, from that of its result", rules.two_rows, rules.of_two_rows, (2,),
+        ("value",), whole=EVERY, linear=("pr",),
+    ),
+    "softmax_grad": Kind(
+        "the gradient of `softmax`, from that of its result b", rules.two_rows, rules.of_two_rows, (2,),
+        whole=EVERY, linear=("pr",),
+    ),
+    "log_softmax_grad": Kind(
+        "the gradient of `log_softmax`, from that of its result b", rules.two_rows, rules.of_two_rows, (2,),
+        whole=EVERY, linear=("pr",),
+    ),
+    "transpose": Kind(
+        "axes in the order `axes`", rules.permuted, rules.of_transpose, options=("axes",), linear=("p",),
+        ids=None
+    ),
+    "reshape": Kind(
+        "the same elements in shape `shape`", rules.reshaped, rules.of_reshape, options=("shape",),
+        whole=EVERY,
+        linear=("p",), ids=None,
+    ),
+    "narrow": Kind(
+        "`start` to before `stop` along `axis`", rules.narrowed, rules.but_axis, options=("AXIS", "start",
+        "stop"),
+        whole=EVERY, linear=("p",), ids=None,
+    ),
+    "pad": Kind(
+        "zeros of length `stop` along `axis`, with the operand from `start` on", rules.padded, rules.but_axis,
+        options=("AXIS", "start", "stop"), whole=EVERY, linear=("p",),
+    ),
+    "concat": Kind(
+        "tensors joined along `axis`", rules.joined, rules.but_axis, tuple(range(1, 64)), ("AXIS",),
+        whole=EVERY,
+        linear=("p+",), ids=None,
+    ),
+    "sum": Kind("the sum over `axis`", rules.summed, rules.of_sum, options=("AXIS",), linear=("p",)),
+    "norm": Kind("the root of the sum of squares", rules.scalar, rules.all_inner, whole=EVERY),
+    "sum_of_squares": Kind("the sum of squares", rules.scalar, rules.all_inner),
+    "embedding": Kind(
+        "rows of a table by ids; 0 for an id that it lacks", rules.looked_up, rules.of_lookup, (2,),
+        linear=("pr",),
+        ids=(1,),
+    ),
+    "embedding_grad": Kind(
+        "the gradient of `embedding` by its table of `stop` rows", rules.table_grad, rules.of_table_grad,
+        (2,),
+        ("stop",), linear=("pr",), ids=(1,),
+    ),
+    "pick": Kind(
+        "of each row the element at an id; 0 for an id that it lacks", rules.picked, rules.of_pick, (2,),
+        linear=("pr",), ids=(1,),
+    ),
+    "one_hot": Kind(
+        "rows of `stop` elements, 1 at an id and else 0", rules.one_hot, rules.of_one_hot, options=("stop",
+        "dtype"),
+        ids=(0,),
+    ),
+    "attention": Kind(
+        "softmax(q kᵀ `value`) v (`value`: 1/√d); if `causal`, without keys behind a query; with a mask "
+        "to add, or of keys to read", rules.attended, rules.of_attention(-2, -1, grad=False), (3, 4),
+        ("causal", "value"), whole=EVERY, linear=("rrp", "rrpr"), masks=(3,),
+        work=rules.attention_flops(2.0, 0),
+    ),
+    **_attention_grads(),
+}  # fmt: skip

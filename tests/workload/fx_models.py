@@ -1,0 +1,124 @@
+"""Transformers for tests of graphs: a decoder that trains on tokens, over dp x tp, and an encoder."""
+
+import math
+
+import torch
+import torch.distributed._functional_collectives as functional
+from torch import nn
+
+VOCABULARY, WIDTH, HEADS, TOKENS = 12, 8, 4, 6
+
+
+class Copied(torch.autograd.Function):
+    """A tensor that all ranks of a group have, whose gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        """The tensor itself."""
+        ctx.group = group
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        """The sum over the group."""
+        return functional.all_reduce(grad, "sum", ctx.group), None
+
+
+class Summed(torch.autograd.Function):
+    """The sum of what ranks of a group have, whose gradient is the same for all."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        """The sum over the group."""
+        return functional.all_reduce(x, "sum", group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        """The gradient itself."""
+        return grad.clone(), None
+
+
+def _heads(x, count):
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def shapes(tp):
+    """Local shapes of a decoder's weights by name."""
+    part = WIDTH // tp
+    return {
+        "tokens_table": (VOCABULARY, WIDTH), "places_table": (TOKENS + 2, WIDTH),
+        "gain1": (WIDTH,), "shift1": (WIDTH,), "query": (WIDTH, part), "key": (WIDTH, part),
+        "value": (WIDTH, part), "out": (part, WIDTH), "gain2": (WIDTH,), "shift2": (WIDTH,),
+        "up": (WIDTH, 2 * part), "bias": (2 * part,), "down": (2 * part, WIDTH), "head": (WIDTH, VOCABULARY),
+    }  # fmt: skip
+
+
+def decoder(tokens, wanted, weights, mesh):
+    """The loss of a decoder of one block, whose heads and inner features are sliced over tp (Megatron's)."""
+    w, tp = weights, mesh["tp"]
+    local = HEADS // mesh["tp"].size()
+    places = torch.arange(tokens.shape[1])
+    x = nn.functional.embedding(tokens, w["tokens_table"]) + nn.functional.embedding(
+        places, w["places_table"]
+    )
+    normed = Copied.apply(nn.functional.layer_norm(x, (WIDTH,), w["gain1"], w["shift1"]), tp)
+    query, key, value = (_heads(normed @ w[name], local) for name in ("query", "key", "value"))
+    made = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    x = x + Summed.apply(made.transpose(1, 2).flatten(2) @ w["out"], tp)
+    normed = Copied.apply(nn.functional.layer_norm(x, (WIDTH,), w["gain2"], w["shift2"], 1e-6), tp)
+    inner = nn.functional.gelu(normed @ w["up"] + w["bias"])
+    x = x + Summed.apply(inner @ w["down"], tp)
+    logits = x @ w["head"]
+    return nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+
+
+def training_of_decoder(mesh):
+    """A function of a rank's tensors: the loss and the weights after a step of training."""
+    names = list(shapes(1))
+
+    def step(tokens, wanted, *weights):
+        weights = [each.detach().requires_grad_() for each in weights]
+        loss = decoder(tokens, wanted, dict(zip(names, weights, strict=True)), mesh)
+        grads = torch.autograd.grad(loss, weights)
+        grads = [functional.all_reduce(each, "avg", mesh["dp"]) for each in grads]
+        loss = functional.all_reduce(loss.detach(), "avg", mesh["dp"])
+        return [loss, *(w - 0.1 * grad for w, grad in zip(weights, grads, strict=True))]
+
+    return step
+
+
+def layouts_of_decoder():
+    """Layouts by the names that make_fx gives the arguments of a step."""
+    columns, rows = "sliced(1) over tp", "sliced(0) over tp"
+    sliced = {"query": columns, "key": columns, "value": columns, "up": columns, "out": rows, "down": rows,
+              "bias": rows}  # fmt: skip
+    found = dict.fromkeys(("arg0_1", "arg1_1"), "sliced(0) over dp")
+    for place, name in enumerate(shapes(1)):
+        if name in sliced:
+            found[f"arg{place + 2}_1"] = sliced[name]
+    return found
+
+
+class Encoder(nn.Module):
+    """A data-parallel encoder: attention by parts, with one product for queries, keys and values, and a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.places = (
+            nn.Embedding(VOCABULARY, WIDTH),
+            nn.Parameter(torch.randn(TOKENS + 1, WIDTH)),
+        )
+        self.norm, self.all = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("hidden", torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1))
+
+    def forward(self, tokens):
+        """The first token of each sequence, the mean over sequences, and logarithms of shares of tokens."""
+        x = self.table(tokens) + self.places[: tokens.shape[1]]
+        query, key, value = (_heads(each, HEADS) for each in self.all(self.norm(x)).split(WIDTH, dim=-1))
+        scores = (query @ key.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)).masked_fill(self.hidden, -1e9)
+        made = (torch.softmax(scores, -1) @ value).transpose(1, 2).reshape(x.shape)
+        x = x + nn.functional.silu(self.out(made))
+        x = torch.cat([x, made], -1)
+        total = functional.all_reduce(x.mean(0), "avg", torch.distributed.group.WORLD)
+        return x[:, 0], total, torch.log_softmax(x @ x.transpose(1, 2), -1)

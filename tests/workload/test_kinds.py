@@ -1,0 +1,210 @@
+"""Operations of transformers: every layout that is accepted gives the values of the whole arrays."""
+
+import itertools
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from taccl import Workload
+from taccl.errors import WorkloadError
+from taccl.workload import overlap
+from taccl.workload.costs import work_of
+from taccl.workload.fx_operations import READERS
+from taccl.workload.kind_rules import groups_of_axes
+from taccl.workload.kinds import TABLE
+from taccl.workload.meaning import random_inputs
+from taccl.workload.operations import COLLECTIVES, KINDS
+
+RANKS = 2
+ROWS, IDS = (4, 6, 8), (4, 6)
+QUERY, KEY, VALUE, MADE = (4, 2, 6, 8), (4, 2, 4, 8), (4, 2, 4, 2), (4, 2, 6, 2)
+ATTENTION = ([QUERY, KEY, VALUE], {}), ([QUERY, KEY, VALUE, (6, 4)], {"causal": True, "value": 0.5})
+GRADS = (
+    ([MADE, QUERY, KEY, VALUE], {"causal": True}),
+    ([MADE, QUERY, KEY, VALUE, (4, 1, 6, 4)], {"value": 2.0}),
+)
+#: {kind: operands' shapes (ids are named), and options}.
+CASES = {
+    "reshape": [
+        ([ROWS], {"shape": (24, 8)}),
+        ([ROWS], {"shape": (4, 6, 2, 4)}),
+        ([(4, 2, 4)], {"shape": (4, 8)}),
+    ],
+    "narrow": [([ROWS], {"axis": 1, "start": 2, "stop": 5})],
+    "pad": [([ROWS], {"axis": 1, "start": 2, "stop": 9})],
+    "concat": [([ROWS, (4, 2, 8)], {"axis": 1})],
+    "embedding": [([(10, 8), "ids"], {})],
+    "embedding_grad": [([ROWS, "ids"], {"stop": 10})],
+    "pick": [([ROWS, "ids"], {})],
+    "one_hot": [(["ids"], {"stop": 10})],
+    "attention": ATTENTION,
+    **{f"attention_grad_{name}": GRADS for name in ("query", "key", "value")},
+    "layernorm": [([ROWS], {"value": 0.1})],
+    "layernorm_grad": [([ROWS, ROWS], {})],
+    "softmax_grad": [([ROWS, ROWS], {})],
+    "log_softmax": [([ROWS], {})],
+    "log_softmax_grad": [([ROWS, ROWS], {})],
+    "power": [([ROWS], {"value": 2.0})],
+    "erf": [([ROWS], {})],
+    "where": [(["mask", ROWS, (8,)], {})],
+    "masked_fill": [([ROWS, "mask"], {"value": -2.0})],
+}
+
+
+def step_of(kind, shapes, options, layouts):
+    """A step of one operation on inputs in some layouts."""
+    step = Workload("one", RANKS if layouts else 1)
+    for at, shape in enumerate(shapes):
+        dtype = {"ids": "int64", "mask": "bool"}.get(shape, "float64")
+        layout = layouts[at] if layouts else "replicated"
+        step = step.input(f"i{at}", IDS if shape == "ids" else ROWS if shape == "mask" else shape, dtype=dtype,
+                          layout=layout)  # fmt: skip
+    return step.then("out", kind, *(f"i{at}" for at in range(len(shapes))), **options)
+
+
+def whole(step, name, arrays):
+    """The array that ranks hold."""
+    tensor = step.tensors[name]
+    if tensor.layout == "partial":
+        return np.sum(arrays, axis=0)
+    return arrays[0] if tensor.axis is None else np.concatenate(arrays, axis=tensor.axis)
+
+
+def accepted(kind, shapes, options):
+    """Steps in all layouts of the operands that give the result a layout."""
+    choices = []
+    for shape in shapes:
+        count = len({"ids": IDS, "mask": ROWS}.get(shape, shape))
+        is_sum = not isinstance(shape, str)
+        choices.append(["replicated", *(f"sliced({axis})" for axis in range(count)), *["partial"] * is_sum])
+    every = list(itertools.product(*choices))
+    if len(every) > 200:
+        every = [every[0], *random.Random(0).sample(every[1:], 200)]
+    for layouts in every:
+        try:
+            yield step_of(kind, shapes, options, layouts)
+        except WorkloadError:
+            continue
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CASES)
+def test_accepted_layouts_keep_the_values(kind):
+    """Parts of operands give parts of what one rank makes of whole operands."""
+    tried = 0
+    for shapes, options in CASES[kind]:
+        alone = step_of(kind, shapes, options, ())
+        for step in accepted(kind, shapes, options):
+            given = random_inputs(step, seed=3)
+            wanted = alone.run({name: [whole(step, name, arrays)] for name, arrays in given.items()})["out"][
+                0
+            ]
+            np.testing.assert_allclose(
+                whole(step, "out", step.run(given)["out"]), wanted, rtol=1e-9, atol=1e-12
+            )
+            tried += 1
+    assert tried >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CASES)
+def test_tiles_keep_the_values(kind):
+    """An operation run in tiles along any axis that it may be has the same values."""
+    for shapes, options in CASES[kind]:
+        for step in accepted(kind, shapes, options):
+            values = step.run(seed=1)["out"]
+            for axis in range(len(step.tensors["out"].shape)):
+                try:
+                    tiled = overlap(step, ["out"], tiles=2, axis=axis)
+                except WorkloadError:
+                    continue
+                for one, two in zip(values, tiled.run(seed=1)["out"], strict=True):
+                    np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_are_those_of_differences():
+    """Each gradient agrees with differences of the function along random directions."""
+    rng = np.random.default_rng(0)
+    pairs = [("attention", ATTENTION[0][0], {"causal": True}, f"attention_grad_{name}", at)
+             for at, name in enumerate(("query", "key", "value"))]  # fmt: skip
+    pairs += [("layernorm", [ROWS], {}, "layernorm_grad", 0), ("softmax", [ROWS], {}, "softmax_grad", 0),
+              ("log_softmax", [ROWS], {}, "log_softmax_grad", 0)]  # fmt: skip
+    for kind, shapes, options, gradient, at in pairs:
+        step = step_of(kind, shapes, options, ())
+        given = {f"i{i}": [rng.normal(size=shape)] for i, shape in enumerate(shapes)}
+        way, eps = rng.normal(size=shapes[at]), 1e-5
+        out = step.run(given)["out"][0]
+        grad = rng.normal(size=out.shape)
+        ends = [step.run(given | {f"i{at}": [given[f"i{at}"][0] + s * eps * way]})["out"][0] for s in (1, -1)]
+        wanted = np.sum(grad * (ends[0] - ends[1])) / (2 * eps)
+        read = [out] if gradient.endswith("softmax_grad") else [given[f"i{i}"][0] for i in range(len(shapes))]
+        backward = step_of(gradient, [out.shape, *(each.shape for each in read)], options, ())
+        found = backward.run({f"i{i}": [each] for i, each in enumerate((grad, *read))})["out"][0]
+        np.testing.assert_allclose(np.sum(found * way), wanted, rtol=1e-5)
+
+
+def test_the_table_has_every_kind():
+    """All that computes, but a kernel of which nothing is known."""
+    assert {*KINDS} == {*TABLE, *COLLECTIVES, "compute"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "groups"),
+    [
+        ((4, 6, 8), (24, 8), [((0, 1), (0,)), ((2,), (1,))]),
+        ((4, 8), (4, 2, 4), [((0,), (0,)), ((1,), (1, 2))]),
+        ((8,), (1, 8, 1), [((0,), (0, 1)), ((), (2,))]),
+        ((6, 4), (4, 6), [((0, 1), (0, 1))]),
+        ((1,), (), [((0,), ())]),
+    ],
+)
+def test_groups_of_axes_have_as_many_elements(before, after, groups):
+    """The shortest groups, in order."""
+    found = [(tuple(one), tuple(two)) for one, two in groups_of_axes(before, after)]
+    assert found == groups
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "options", "layouts", "said"),
+    [
+        ("reshape", [ROWS], {"shape": (24, 8)}, ("sliced(1)",), "is over axis 1 of i0, of which a rank has a slice"),
+        ("reshape", [ROWS], {"shape": (5, 8)}, ("replicated",), "which has other many elements"),
+        ("embedding", [(10, 8), (4, 6)], {}, ("replicated",) * 2, "is of float64; expected int64 or int32"),
+        ("add", ["ids", "ids"], {}, ("replicated",) * 2, "is of int64; expected float64"),
+        ("attention", [QUERY, KEY, VALUE], {}, ("replicated", "sliced(2)", "sliced(2)"), "axis 2 of i1"),
+        ("narrow", [ROWS], {"axis": 1, "stop": 7}, ("replicated",), "0 to 7 of axis 1, which has length 6"),
+    ],
+)  # fmt: skip
+def test_what_has_no_layout_is_refused(kind, shapes, options, layouts, said):
+    """The message names the operand and what is wrong with it."""
+    with pytest.raises(WorkloadError, match=said):
+        step_of(kind, shapes, options, layouts)
+
+
+def test_ids_are_no_sum():
+    """Parts of token ids, added up, are no ids."""
+    with pytest.raises(WorkloadError, match="ids: is of int64, and partial"):
+        _ = Workload("ids", 2).input("ids", (4,), dtype="int64", layout="partial").tensors
+
+
+def test_work_of_attention_is_that_of_its_products():
+    """Two products forward, five backward; half of each behind a causal mask."""
+    step = step_of("attention", [QUERY, (4, 2, 6, 8), (4, 2, 6, 8)], {}, ())
+    product = 2 * 4 * 2 * 6 * 6 * 8
+    assert work_of(step, step.operation["out"])[0] == 2 * product
+    half = step_of("attention", [QUERY, (4, 2, 6, 8), (4, 2, 6, 8)], {"causal": True}, ())
+    assert work_of(half, half.operation["out"])[0] == product
+    grads = [step_of(f"attention_grad_{name}", 4 * [QUERY], {}, ()) for name in ("query", "key", "value")]
+    assert sum(work_of(each, each.operation["out"])[0] for each in grads) == 5 * product
+
+
+def test_the_page_lists_what_the_table_has():
+    """The rows of kinds, and the names of PyTorch's operations, are those of the code."""
+    page = (Path(__file__).parents[2] / "docs" / "workload.md").read_text(encoding="utf-8")
+    for name, kind in TABLE.items():
+        options = ", ".join(f"`{option.lower()}`" for option in kind.options)
+        assert f"| `{name}` | {options} | {kind.says} |\n" in page
+    names = sorted(name.removeprefix("aten.") for name in READERS if name.startswith("aten."))
+    assert ", ".join(f"`{name}`" for name in names) in " ".join(page.split())
