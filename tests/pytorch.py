@@ -70,14 +70,17 @@ def started(num_ranks: int, script: str, *words: object, check: bool = True) -> 
     start = [PYTHON, ROOT / "tests" / "forked_ranks.py", num_ranks, ROOT / script, *words]
     with TemporaryDirectory() as folder:
         running = subprocess.Popen(
-            [*map(str, start)], env={**environment(), **address}, cwd=folder, stdout=subprocess.PIPE, text=True,
-            start_new_session=True,
+            [*map(str, start)], env={**environment(), **address}, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         try:
-            codes = json.loads(running.communicate(timeout=300)[0])
+            listed, said = running.communicate(timeout=300)
         except subprocess.TimeoutExpired:
             os.killpg(running.pid, signal.SIGKILL)
             raise
+        assert running.returncode == 0, (
+            f"the process that starts ranks ended with {running.returncode}: {said}"
+        )
+        codes = json.loads(listed)
         done = [Rank(code, Path(folder, f"rank-{rank}").read_text()) for rank, code in enumerate(codes)]
     assert not check or not any(each.returncode for each in done), "\n".join(each.said for each in done)
     return done
