@@ -47,11 +47,10 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
         make(folder)
         return folder
     folder = factory.getbasetemp().parent / f"{name}-of-all-workers"
-    folder.mkdir(exist_ok=True)
     with Path(f"{folder}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (made := Path(f"{folder}.made")).exists():
-            shutil.rmtree(folder)  # what is left of a failure
+            shutil.rmtree(folder, ignore_errors=True)  # what is left of a failure
             folder.mkdir()
             make(folder)
             made.touch()
