@@ -9,7 +9,7 @@ from taccl.errors import InputError
 from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.search import Search
-from taccl.synthesis.suggesting.chunks import cut
+from taccl.synthesis.suggesting.chunks import cut, improved_schedules
 
 #: `Result.choice` if the result is the given schedule.
 GIVEN = "the schedule given to start from"
@@ -64,7 +64,14 @@ def begin_with(whole: Search, start: Schedule) -> None:
 
 
 def continue_from(search: Search, whole: Search) -> None:
-    """Start the search from the given schedule if it has the same chunks, and remove it from `others`."""
+    """Start the search from what is known in its own chunks.
+
+    That is the schedule by which the portfolio chose their number, and the given schedule, which is removed
+    from `others`.
+    """
+    if search.backend == "auto" and search.options.keeps_sends:
+        for each in improved_schedules(search.problem):
+            search.offer_whole(each.under(search.problem), producer=each.producer)
     start = search.options.start
     if start is not None and start.problem == search.problem:
         search.offer_whole(start, producer="start", verified=True)

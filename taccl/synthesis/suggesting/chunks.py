@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from taccl._internal.arguments import Natural, Seconds, checked
+from taccl._internal.caching import cached
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.kernels import is_compiled
 from taccl._internal.units import format_count
@@ -120,7 +121,10 @@ def choose_with_sketches(
             sketches = [each for each in found if each.problem.collective == best.collective]
     if all(best is not each for each in problems.values()):  # it merges chunks, unlike these sketches
         sketches = []
-    return _cut_short(told(best), untried), sketches
+    chosen = _cut_short(told(best), untried)
+    if chosen is not best:
+        improved_schedules(chosen).extend(improved_schedules(best))
+    return chosen, sketches
 
 
 def with_chunks(search: Search) -> tuple[Problem, Sequence[SketchProposal]]:
@@ -248,12 +252,20 @@ def _overlapped(first: Mapping[int, Schedule], options: Options, until: Deadline
             break
         options.observer.report(f"{format_count(count, 'chunk')} per rank, improved", finishes[best])
         limits = Limits(until, seed=options.seed, parameters=options.parameters)
-        improved[count] = improve_schedule(made, limits, turns=_RUN_TURNS)[0].finish_us
+        found, _ = improve_schedule(made, limits, turns=_RUN_TURNS)
+        improved[count] = found.finish_us
+        improved_schedules(made.problem).append(found)
         if improved.get(best, finishes[best]) > _OVERLAPS * finishes[best]:
             break
     compared = {**{best: finishes[best]}, **improved}
     best = min(sorted(compared), key=compared.__getitem__)
     return best, compared[best]
+
+
+@cached
+def improved_schedules(problem: Problem) -> list[Schedule]:
+    """Unverified schedules by which the number of chunks was chosen, from which the search goes on."""
+    return []
 
 
 def merged(problem: Problem) -> Problem | None:
