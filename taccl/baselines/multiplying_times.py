@@ -158,23 +158,23 @@ class StepTimes:
         for k, part in enumerate(plan.parts if spreads else ()):
             held_by = len(self.grid.place) if by_node else math.prod(digit.base for digit in part.scattered)
             counts[k] = -(-num_chunks // held_by)
+        alone = 0.0
+        for steps, count in zip(left, counts, strict=True):
+            alone = max(alone, self._alone(steps, count, most))
+            if alone == math.inf:
+                return math.inf, []
+        if len(left) == 1:
+            return alone, [PlanStep(*head, (0,)) for head in left[0]]
         ready, free = [0.0] * len(left), np.zeros(len(self.problem.topology.resources))
 
         def takes(head: tuple[str, Digit], some: Sequence[int]) -> tuple[float, Floats, Ints]:
-            verb, digit = head
-            share = sum(-(-counts[k] // digit.base) if verb == "scatter" else counts[k] for k in some)
-            key = share, digit, verb != "scatter"
-            if key not in self._steps:
-                self._steps[key] = self.step(*key)
-            return self._steps[key]
+            return self._step(head, [counts[k] for k in some])
 
         order = []
         while any(left):
             starts = []
             for k in (k for k, steps in enumerate(left) if steps):
-                ticks, _, used = takes(left[k][0], [k])
-                if ticks == math.inf:
-                    return ticks, []
+                used = takes(left[k][0], [k])[2]
                 starts.append((max(ready[k], float(free[used].max(initial=0))), k))
             since, first = min(starts)
             head, some = left[first][0], [first]
@@ -190,11 +190,28 @@ class StepTimes:
             for k in some:
                 del left[k][0]
                 ready[k] = since + ticks
-                if head[0] != "sum":
-                    base = head[1].base
-                    counts[k] = -(-counts[k] // base) if head[0] == "scatter" else counts[k] * base
+                counts[k] = _after(head, counts[k])
             order.append(PlanStep(*head, tuple(some)))
         return max(ready), order
+
+    def _alone(self, steps: Iterable[tuple[str, Digit]], count: int, most: float) -> float:
+        """Ticks of the steps of one part with `count` chunks, undelayed; infinite beyond `most`."""
+        ticks = 0.0
+        for head in steps:
+            ticks += self._step(head, [count])[0]
+            if ticks > most:
+                return math.inf
+            count = _after(head, count)
+        return ticks
+
+    def _step(self, head: tuple[str, Digit], counts: Sequence[int]) -> tuple[float, Floats, Ints]:
+        """`step` of parts that take a step together; each of them has a rank's number of chunks."""
+        verb, digit = head
+        share = sum(-(-each // digit.base) if verb == "scatter" else each for each in counts)
+        key = share, digit, verb != "scatter"
+        if key not in self._steps:
+            self._steps[key] = self.step(*key)
+        return self._steps[key]
 
     def dealt(self, part: int, plan: StepPlan) -> Ints:
         """Indices of the chunks of a part of a plan."""
@@ -277,6 +294,14 @@ class StepTimes:
             first.sort()
             hop, link = hop[first], link[first]
         return [link[hop == each] for each in range(int(hop.max()) + 1)]
+
+
+def _after(head: tuple[str, Digit], count: int) -> int:
+    """A rank's number of chunks of a part after a step; `count` is the number before."""
+    verb, digit = head
+    if verb == "sum":
+        return count
+    return -(-count // digit.base) if verb == "scatter" else count * digit.base
 
 
 def _distinct(columns: Ints) -> Ints:

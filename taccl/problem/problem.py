@@ -405,9 +405,10 @@ def _default_merging(topology: Topology, collective: Collective, num_bytes: int)
     merging = frozenset(topology.internode_links)
     if not collective.sums_up:
         return Clauses(max_merge=6, merging=merging)
-    # Pairs of integers, as fractions are slow to hash.
-    costs = [(e.alpha_us.as_integer_ratio(), e.beta_us_per_mb.as_integer_ratio()) for e in topology.links]
-    waits = {cost: Fraction(*cost[0]) * 10**6 > Fraction(*cost[1]) * num_bytes for cost in set(costs)}
+    # Most links share the cost objects, whose identities are much faster to hash than fractions.
+    costs = [(id(e.alpha_us), id(e.beta_us_per_mb)) for e in topology.links]
+    one_of = dict(zip(costs, topology.links, strict=True))
+    waits = {cost: e.alpha_us * 10**6 > e.beta_us_per_mb * num_bytes for cost, e in one_of.items()}
     slow = {e for e, cost in enumerate(costs) if waits[cost]}
     return Clauses(max_merge=max(6, collective.num_chunks) if slow else 6, merging=merging | slow)
 

@@ -37,16 +37,21 @@ _NEVER = -(2**62)
 
 
 class _Contents(Protocol):
-    """Interface of a record of what each rank holds, kept during one pass over the sends in order."""
+    """Interface of a record of what each rank holds, kept during one pass over the sends in order.
+
+    - `overwrites`: True if arrivals change data that is there, so that they wait for sends that read it.
+    """
+
+    overwrites: bool
 
     def ready(self, rank: int, chunk: int, transfer: int, place: int) -> int | None:
         """Earliest tick at which a rank can send a chunk; None if its data arrives later in the order."""
 
     def read(self, rank: int, chunk: int, tick: int) -> None:
-        """Record that a rank starts to send a chunk at this tick."""
+        """Record that a rank starts to send a chunk at this tick; called if arrivals overwrite data."""
 
     def changes(self, rank: int, chunk: int, transfer: int) -> int:
-        """Earliest tick at which a transfer may arrive, given what it adds to or replaces."""
+        """Earliest tick at which a transfer may arrive, given what it overwrites."""
 
     def arrive(self, rank: int, chunk: int, transfer: int, place: int, tick: int) -> None:
         """Record that a transfer arrives at this tick."""
@@ -54,6 +59,8 @@ class _Contents(Protocol):
 
 class _Copies:
     """Data that ranks hold of chunks that are only copied: a rank has a chunk from its first arrival on."""
+
+    overwrites = False
 
     def __init__(self, problem: Problem) -> None:
         self._since = {
@@ -75,6 +82,8 @@ class _Copies:
 
 class _Sums:
     """Data that ranks hold of chunks reduced in place: a send includes all earlier arrivals."""
+
+    overwrites = True
 
     def __init__(self, reduce: Sequence[bool]) -> None:
         self._reduce = reduce
@@ -102,6 +111,8 @@ class _Sums:
 
 class _Named:
     """Data of ranks that keep received contributions apart, and add up those that a send names."""
+
+    overwrites = False
 
     def __init__(self, problem: Problem, contributions: Sequence[Collection[int]]) -> None:
         self._bits = all_bits(contributions)
@@ -195,27 +206,30 @@ def _pass(
     carried = list(zip(by_send.tolist(), chunk[by_send].tolist(), strict=True))
     over, lasts = link.tolist(), duration.tolist()
     free, start = [0] * len(problem.topology.resources), [0] * len(link)
+    overwrites, ready, changes = contents.overwrites, contents.ready, contents.changes
+    read, arrive = contents.read, contents.arrive
     for number, s in enumerate(np.argsort(place, kind="stable").tolist()):
         ends, us = links[over[s]], lasts[s]
         srcs, dsts, transfers = ends.srcs, ends.dsts, carried[counts[s] : counts[s + 1]]
         at = 0
         for transfer, c in transfers:
             for rank in srcs:
-                ready = contents.ready(rank, c, transfer, number)
-                if ready is None:
+                since = ready(rank, c, transfer, number)
+                if since is None:
                     return None
-                at = max(at, ready)
-            for rank in dsts:
-                at = max(at, contents.changes(rank, c, transfer) - us)
+                if since > at:
+                    at = since
+            for rank in dsts if overwrites else ():
+                at = max(at, changes(rank, c, transfer) - us)
         for resource, before, _ in uses[s]:
             at = max(at, free[resource] - before)
         for resource, _, after in uses[s]:
             free[resource] = max(free[resource], at + after)
         for transfer, c in transfers:
-            for rank in srcs:
-                contents.read(rank, c, at)
+            for rank in srcs if overwrites else ():
+                read(rank, c, at)
             for rank in dsts:
-                contents.arrive(rank, c, transfer, number, at + us)
+                arrive(rank, c, transfer, number, at + us)
         start[s] = at
     begun = np.array(start, dtype=np.int64)[send]
     return begun, begun + duration[send]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from taccl._internal.arguments import Number
     from taccl.topology.in_network import InNetwork
+    from taccl.topology.parts import LinkCost
 
 _NOTHING = Fraction(0)  # shared object, as equal costs are converted once by identity
 
@@ -132,6 +133,44 @@ class TopologyBuilder:
         """
         costs = self._exact(alpha_us, beta_us_per_mb, "hold of resource ", resource, " by link ", link)
         self._holds.append(Hold(link, resource, *costs, side))
+
+    def add_alike(
+        self,
+        ends: Iterable[tuple[int, int]],
+        ports: Iterable[tuple[int, int]],
+        *,
+        cost: LinkCost,
+        port_alpha_us: Fraction,
+        name: str,
+    ) -> None:
+        """Add links of one cost between two ranks each, whose sends also hold a resource at each end.
+
+        Like `add_link` and two calls of `add_hold` for each link, but without checks, in half the time.
+
+        Parameters
+        ----------
+        ends : iterable of (int, int)
+            Source and destination rank of each link.
+        ports : iterable of (int, int)
+            For each link, the resource that sends hold from their start, and the one held until their end.
+        cost : LinkCost
+            Costs of each link; its beta is that of the ports, too.
+        port_alpha_us : Fraction
+            Alpha of the holds of ports in us.
+        name : str
+            Name of each link.
+        """
+        beta = cost.beta_us_per_mb
+        for (src, dst), (out, into) in zip(ends, ports, strict=True):
+            index, link = len(self.links), Link((src,), (dst,), cost.alpha_us, beta, name)
+            held = link.held_us(self.alpha_meaning, cost.overhead_us)
+            self.links.append(link)
+            self._holds += (
+                Hold(index, len(self._resources), *held),
+                Hold(index, out, port_alpha_us, beta),
+                Hold(index, into, port_alpha_us, beta, "receive"),
+            )
+            self._resources.append(Resource(f"link {link}"))
 
     def _exact(self, alpha_us: Number, beta_us_per_mb: Number, *what: object) -> tuple[Fraction, Fraction]:
         key = id(alpha_us), id(beta_us_per_mb)  # most links share the cost objects

@@ -257,10 +257,14 @@ def add_nodes(
         }
         for way in ("egress", "ingress")
     )
-    for (a, b), (i, j) in product(permutations(range(num_nodes), 2), joined):
-        assert network is not None, "it joins them"
-        link = builder.add_link(a * size + i, b * size + j, **network.cost._asdict(), name=network.name)
-        hold_ends(builder, link, egress[a, nic[i]], ingress[b, nic[j]], alpha_us=network.nic_alpha_us)
+    if network is None:
+        return
+    pairs_of_nodes = list(product(permutations(range(num_nodes), 2), joined))
+    builder.add_alike(
+        ((a * size + i, b * size + j) for (a, b), (i, j) in pairs_of_nodes),
+        ((egress[a, nic[i]], ingress[b, nic[j]]) for (a, b), (i, j) in pairs_of_nodes),
+        cost=network.cost, port_alpha_us=network.nic_alpha_us, name=network.name,
+    )  # fmt: skip
 
 
 def hold_ends(

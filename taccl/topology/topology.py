@@ -232,7 +232,7 @@ class Topology:
     @cached_property
     def internode_links(self) -> tuple[int, ...]:
         """Indices of the links between nodes."""
-        return tuple(link for link in range(len(self.links)) if self.is_internode(link))
+        return tuple(link for link, (srcs, dsts) in enumerate(self.nodes_of_link) if srcs != dsts)
 
     def changed(self, **values: Any) -> Topology:
         """Topology with other values of some fields, without checks."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from taccl._internal.arguments import Number
-    from taccl.topology.topology import Link, Topology
+    from taccl.topology.topology import Hold, Link, Topology
 
 
 @checked_as(TopologyError)
@@ -223,34 +223,34 @@ def rescaled(
     }
     by = [factor[srcs != dsts] for srcs, dsts in topology.nodes_of_link]
 
-    # Most links share the cost objects, so products are cached by identity; the cache keeps them alive.
-    known: dict[tuple[int, int], Fraction] = {}
-    least: dict[tuple[int, int], Fraction] = {}
-
     def times(cost: Fraction, factor: Fraction) -> Fraction:
-        key = id(cost), id(factor)
+        return cost * factor if rounded is None else rounded(cost * factor)
+
+    # Most links share the cost objects, so new costs are cached by the identity of the old ones.
+    known: dict[tuple[int, int, int], tuple[Fraction, Fraction]] = {}
+    held: dict[tuple[int, int, int, int], tuple[Fraction, Fraction]] = {}
+
+    def costs_of_link(link: Link, by: tuple[Fraction, ...]) -> tuple[Fraction, Fraction]:
+        key = id(link.alpha_us), id(link.beta_us_per_mb), id(by)
         if key not in known:
-            known[key] = cost * factor if rounded is None else rounded(cost * factor)
+            known[key] = times(link.alpha_us, by[0]), times(link.beta_us_per_mb, by[1])
         return known[key]
 
-    def no_more(cost: Fraction, most: Fraction) -> Fraction:
-        key = id(cost), id(most)
-        if key not in least:
-            least[key] = min(cost, most)
-        return least[key]
+    def costs_of_hold(hold: Hold, alpha_us: Fraction, by: tuple[Fraction, ...]) -> tuple[Fraction, Fraction]:
+        key = id(hold.alpha_us), id(hold.beta_us_per_mb), id(alpha_us), id(by)
+        if key not in held:
+            held[key] = min(hold.alpha_us, alpha_us), times(hold.beta_us_per_mb, by[1])
+        return held[key]
 
     links = tuple(
-        type(link)(
-            link.srcs, link.dsts, times(link.alpha_us, alpha), times(link.beta_us_per_mb, beta), link.name
-        )
-        for link, (alpha, beta) in zip(topology.links, by, strict=True)
+        type(link)(link.srcs, link.dsts, *costs_of_link(link, each), link.name)
+        for link, each in zip(topology.links, by, strict=True)
     )
     holds = tuple(
         type(hold)(
             hold.link,
             hold.resource,
-            no_more(hold.alpha_us, links[hold.link].alpha_us),
-            times(hold.beta_us_per_mb, by[hold.link][1]),
+            *costs_of_hold(hold, links[hold.link].alpha_us, by[hold.link]),
             hold.side,
         )
         for hold in topology.holds

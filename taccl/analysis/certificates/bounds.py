@@ -61,6 +61,8 @@ _COUNTING_SHARE = 0.5
 #: Min seconds for the first linear programs, and for all arguments of small problems, even beyond the limit.
 #: They are about ten times the usual need, so that a busy machine finds the same bounds.
 _FIRST_S, _SMALL_S = 1.0, 1.5
+#: Max seconds past `end_s` for cuts around nodes, without which only the latency bound is known.
+_BORDER_S = 1.0
 #: Min seconds for the last linear programs, within the limit; also for the bound of one release date.
 _LEAST_S = 1.0
 
@@ -108,7 +110,7 @@ def lower_bound(
         60,000 origins and destinations, the result may then be the latency bound.
     end_s : float, optional
         Hard limit in seconds, also for small problems: the best bound so far is returned. `OutOfTime` is
-        raised if there is none.
+        raised if there is none. Over all chunkings, the bound of cuts around nodes gets up to a second more.
     finish : Fraction, optional
         Finish of a schedule, in microseconds. A bound that meets it is the best possible, and ends the
         search.
@@ -134,8 +136,10 @@ def lower_bound(
     if divisible:
         problem = merging_freely(problem)
     claims: list[Claim] = []
+    end = NEVER if end_s is None else Deadline.after(end_s)
+    at_last, has_border = end.later(_BORDER_S), divisible and problem.topology.num_nodes > 1
     try:
-        with (NEVER if end_s is None else Deadline.after(end_s)).enforced():
+        with end.enforced(lambda: not has_border or len(claims) != 1 or at_last.has_passed):
             for claim in claims_of(
                 problem,
                 divisible=divisible,

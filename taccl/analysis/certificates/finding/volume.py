@@ -13,7 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +28,6 @@ from taccl.analysis.certificates.finding.distances import (
 from taccl.problem.collective import RankSets
 from taccl.problem.costs import hold_columns, wide_links
 from taccl.problem.problem import Problem
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
 
 #: Caps of `Volume.ticks_scale` times beta, for exact sums in double precision; and times alpha, for int64.
 _MOST_OF_BETA, _MOST_OF_ALPHA = 2**31, 2**62
@@ -119,8 +115,8 @@ class Volume:
         return int(self.weight[wants & self._starts.meeting(rest)].sum())
 
     @cached_property
-    def _kinds(self) -> tuple[csr_array, csr_array, NDArray[np.int64]]:
-        """(starts, ends, weights) by kind: 0/1 matrices, (num_kinds, num_ranks), and volumes.
+    def _kinds(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """(starts, ends, weights) by kind, (num_kinds,) each: indices of sets of ranks, and volumes.
 
         Chunks with the same starting ranks and destinations are of one kind.
         """
@@ -130,8 +126,7 @@ class Volume:
         weight = np.zeros(len(kinds), dtype=np.int64)
         np.add.at(weight, kind_of, self.weight)
         start, end = np.divmod(kinds, max(1, len(ends.sets)))
-        num_ranks = self.collective.num_ranks
-        return _members(self._starts, num_ranks)[start], _members(ends, num_ranks)[end], weight
+        return start, end, weight
 
     @property
     def num_kinds(self) -> int:
@@ -143,11 +138,10 @@ class Volume:
 
         - `sides`, (num_sets, num_ranks) bool: The sets.
         """
-        starts, ends, weight = self._kinds
-        inside = sides.T.astype(np.int32)
-        wants = ends @ inside > 0
-        lacks = starts @ inside == 0 if self.spreads else starts @ (1 - inside) > 0
-        needed: NDArray[np.int64] = weight @ (wants & lacks)
+        start, end, weight = self._kinds
+        wants = _meeting(self.collective.destination_sets, sides)[end]
+        starts = _meeting(self._starts, sides if self.spreads else ~sides)[start]
+        needed: NDArray[np.int64] = weight @ (wants & (~starts if self.spreads else starts))
         return needed
 
     def wanted_by(self, rank: int) -> NDArray[np.int64]:
@@ -161,13 +155,19 @@ class Volume:
         return supply
 
 
-def _members(sets: RankSets, num_ranks: int) -> csr_array:
-    """(num_sets, num_ranks) matrix with 1 for the ranks of each set."""
-    from scipy.sparse import csr_array
+def _meeting(sets: RankSets, sides: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(num_sets, num_sides) True if a set of ranks contains at least one rank of a side.
 
-    columns = np.fromiter(chain.from_iterable(sets.sets), np.int64)
-    ends = np.cumsum([0, *map(len, sets.sets)])
-    return csr_array((np.ones(len(columns), np.int32), columns, ends), shape=(len(sets.sets), num_ranks))
+    - `sides`, (num_sides, num_ranks) bool: Ranks of each side.
+    """
+    found = np.zeros((len(sets.sets), len(sides)), bool)
+    filled = [number for number, ranks in enumerate(sets.sets) if ranks]
+    if filled:
+        ranks = np.fromiter(chain.from_iterable(sets.sets), np.int64)
+        first = np.cumsum([0, *(len(sets.sets[number]) for number in filled[:-1])])
+        for side, inside in enumerate(sides):
+            found[filled, side] = np.logical_or.reduceat(inside[ranks], first)
+    return found
 
 
 def largest_piece(problem: Problem, *, divisible: bool) -> int:
