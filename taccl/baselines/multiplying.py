@@ -125,7 +125,9 @@ def _mixed(problem: Problem) -> list[Schedule]:
 
 
 def estimated_us(problem: Problem) -> float:
-    """Estimated finish of `multiplying` in us, over its plans of few steps without parts.
+    """Estimated finish of `multiplying` in us: the least over simple plans; inf if there are none.
+
+    A simple plan treats all chunks alike and has at most two steps in nodes and two between nodes.
 
     Raises `CollectiveError` if it does not support the problem.
     """

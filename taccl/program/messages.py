@@ -238,7 +238,7 @@ def follow_named(
 
 
 class _SumPlan:
-    """Readers of arrivals: parts that are sent on, and results.
+    """Readers of the contributions that arrive at each rank: parts of later messages, and results.
 
     - `readers`: {(rank, chunk): all readers}.
     - `results`: {(rank, chunk): the reader for the result}.

@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 
 
 def refused(operation: Operation, said: str) -> WorkloadError:
-    """The error that names an operation and its kind."""
+    """Error for an invalid operation, with its name and kind; `said` completes the sentence."""
     return WorkloadError(f"{operation.kind} {said}", where=operation.name)
 
 
 def permutation(operation: Operation, count: int) -> tuple[int, ...]:
-    """The axis of the operand, of `count` axes, that each axis of a transpose's result is."""
+    """Axis of the operand that becomes each axis of a transpose's result; `count` is the number of axes."""
     return operation.axes or (*range(count - 2), count - 1, count - 2)
 
 
 def groups_of_axes(before: Shape, after: Shape) -> list[tuple[range, range]]:
-    """Groups of axes of two shapes of as many elements, in order, such that each group has as many in both.
+    """Ranges of axes of two shapes that a reshape maps to each other: (axes before, axes after), in order.
 
-    The first axes of a group that are longer than 1 contain the others as blocks.
+    Both ranges of a pair have equally many elements. In a range, the first axis longer than 1 is the outer
+    one: its indices select blocks of the later axes.
     """
     found, i, j = [], 0, 0
     while i < len(before) or j < len(after):
@@ -57,7 +58,7 @@ def groups_of_axes(before: Shape, after: Shape) -> list[tuple[range, range]]:
 
 
 def broadcast(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape of point-wise operations."""
+    """Shape of a point-wise operation's result, by NumPy's broadcasting."""
     try:
         return tuple(np.broadcast_shapes(*shapes))
     except ValueError:
@@ -66,39 +67,39 @@ def broadcast(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def rows(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape of operations on rows."""
+    """Shape of the result of an operation on each row (last axis), such as softmax: that of its operand."""
     if not shapes[0]:
         raise refused(operation, "needs an axis; found a scalar")
     return shapes[0]
 
 
 def two_rows(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape of operations on two tensors of the same rows."""
+    """Shape of the result of an operation on the rows of two tensors of equal shape."""
     if shapes[0] != shapes[1]:
         raise refused(operation, f"found shapes {shapes[0]} and {shapes[1]}; make them equal")
     return rows(operation, shapes)
 
 
 def scalar(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape of one number."""
+    """Shape of a scalar: no axes."""
     return ()
 
 
 def reshaped(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape that the operation states."""
+    """Shape of a reshape's result, which the operation states."""
     if math.prod(shapes[0]) != math.prod(operation.shape):
         raise refused(operation, f"makes {operation.shape} of {shapes[0]}, which has other many elements")
     return operation.shape
 
 
 def summed(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape without an axis."""
+    """Shape of a sum over an axis: the operand's without that axis."""
     axis = axis_of(operation, shapes[0])
     return (*shapes[0][:axis], *shapes[0][axis + 1 :])
 
 
 def axis_of(operation: Operation, shape: Shape) -> int:
-    """The axis of an operation; `WorkloadError` if its operand has none such."""
+    """Axis of an operation; raises `WorkloadError` if its operand has fewer axes."""
     axis = operation.axis or 0
     if axis >= len(shape):
         raise refused(operation, f"is over axis {axis} of {shape}; name an axis that it has")
@@ -106,7 +107,7 @@ def axis_of(operation: Operation, shape: Shape) -> int:
 
 
 def permuted(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape with its axes in another order."""
+    """Shape of a transpose's result."""
     order = permutation(operation, len(shapes[0]))
     if sorted(order) != [*range(len(shapes[0]))]:
         raise refused(operation, f"found axes {order} for {shapes[0]}; name each of its axes once")
@@ -114,7 +115,7 @@ def permuted(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def product(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape of a product of matrices."""
+    """Shape of a product of (batches of) matrices."""
     a, b = shapes
     if len(a) >= 2 and len(b) >= 2 and a[-1] == b[-2] and (len(b) == 2 or a[:-2] == b[:-2]):
         return (*a[:-1], b[-1])
@@ -123,7 +124,7 @@ def product(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def narrowed(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape of a range along an axis."""
+    """Shape of the part of a tensor from `start` to `stop` along an axis."""
     axis = axis_of(operation, shapes[0])
     length = shapes[0][axis]
     if not 0 <= operation.start < operation.stop <= length:
@@ -133,7 +134,7 @@ def narrowed(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def padded(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape of zeros around the operand."""
+    """Shape of the operand padded with zeros along an axis to the length `stop`."""
     axis = axis_of(operation, shapes[0])
     if operation.start + shapes[0][axis] > operation.stop:
         said = f"puts {shapes[0][axis]} elements from {operation.start} on into {operation.stop}"
@@ -142,7 +143,7 @@ def padded(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def joined(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape of tensors joined along an axis."""
+    """Shape of tensors concatenated along an axis."""
     axis = axis_of(operation, shapes[0])
     if len({(*each[:axis], *each[axis + 1 :]) for each in shapes}) > 1:
         told = " and ".join(map(str, shapes))
@@ -151,7 +152,7 @@ def joined(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def looked_up(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape of rows of a table."""
+    """Shape of an embedding lookup: a row of the table for each id."""
     table, ids = shapes
     if len(table) != 2:
         raise refused(operation, f"looks up rows of {table}; expected a table of 2 axes")
@@ -159,7 +160,7 @@ def looked_up(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def table_grad(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape of a table."""
+    """Shape of the gradient of an embedding table: `stop` rows, as wide as the gradient of the rows."""
     grad, ids = shapes
     if grad[:-1] != ids or not grad:
         raise refused(operation, f"found shapes {grad} and {ids}; expected a row for each of the latter")
@@ -167,7 +168,7 @@ def table_grad(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def picked(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape of one element of each row."""
+    """Shape of a pick of one element per row, at the index that the second operand gives."""
     if shapes[0][:-1] != shapes[1] or not shapes[0]:
         raise refused(
             operation, f"found shapes {shapes[0]} and {shapes[1]}; expected a row for each of the latter"
@@ -176,12 +177,12 @@ def picked(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def one_hot(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape of rows for ids."""
+    """Shape of one-hot rows: one of `stop` elements for each id."""
     return (*shapes[0], operation.stop)
 
 
 def attended(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape of attention."""
+    """Shape of attention's result."""
     query, key, value = shapes[:3]
     fits = min(map(len, shapes[:3])) >= 2 and query[:-2] == key[:-2] == value[:-2]
     if not fits or query[-1] != key[-1] or key[-2] != value[-2]:
@@ -191,7 +192,10 @@ def attended(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def attention_grad(at: int) -> Callable[[Operation, Sequence[Shape]], Shape]:
-    """The shape of a gradient of attention's operand number `at`; operands follow the result's gradient."""
+    """Function for the shape of the gradient of attention's operand `at` (0 query, 1 key, 2 value).
+
+    The operation's operands are the gradient of the result, then query, key and value.
+    """
 
     def shape(operation: Operation, shapes: Sequence[Shape]) -> Shape:
         grad, query, key, value = shapes[:4]
@@ -206,7 +210,7 @@ def attention_grad(at: int) -> Callable[[Operation, Sequence[Shape]], Shape]:
 
 
 def same_axes(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Axes as in broadcasting, counted from the last."""
+    """Each axis has the label of the result's axis at the same place from the end; None if broadcast."""
     return [
         [
             axis + len(out) - len(each) if n == out[axis + len(out) - len(each)] else None
@@ -217,41 +221,44 @@ def same_axes(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labe
 
 
 def of_rows(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of rows that are read whole."""
+    """The last axis is inner, as each row is read whole; all others match the result's."""
     return [[*range(len(out) - 1), -1]]
 
 
 def of_two_rows(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of two tensors of the same rows."""
+    """Labels of two operands of equal shape, each as in `of_rows`."""
     return 2 * of_rows(operation, shapes, out)
 
 
 def all_inner(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of axes that the result has none of."""
+    """All axes are inner: the result is a scalar."""
     return [[-1 - axis for axis in range(len(shapes[0]))]]
 
 
 def of_product(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of a product of matrices."""
+    """Labels of both factors of a matrix product; the axis that is summed over is inner."""
     places = len(out)
     second = [*(range(places - 2) if len(shapes[1]) > 2 else ()), -1, places - 1]
     return [[*range(places - 1), -1], second]
 
 
 def of_transpose(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of axes in another order."""
+    """Each axis of a transpose's operand has the label of the result's axis that it becomes."""
     order = permutation(operation, len(out))
     return [[order.index(axis) for axis in range(len(out))]]
 
 
 def of_sum(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of all axes but one, which is summed."""
+    """The axis that is summed over is inner; all others match the result's."""
     at = operation.axis or 0
     return [[-1 if axis == at else axis - (axis > at) for axis in range(len(shapes[0]))]]
 
 
 def of_reshape(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """The first longer axes of each group match; blocks of one are elements of the other."""
+    """In each group of axes, the outer axes longer than 1 match if one length divides the other.
+
+    A block of indices of the shorter one then corresponds to a block of the longer one.
+    """
     labels: list[int | None] = [-1] * len(shapes[0])
     for before, after in groups_of_axes(shapes[0], out):
         first = next((axis for axis in before if shapes[0][axis] > 1), None)
@@ -263,7 +270,7 @@ def of_reshape(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Lab
 
 
 def but_axis(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """All axes match but the operation's own."""
+    """The operation's own axis is inner; all others match the result's."""
     at = operation.axis or 0
     return [
         [-1 - place if axis == at else axis for axis in range(len(each))] for place, each in enumerate(shapes)
@@ -271,23 +278,23 @@ def but_axis(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Label
 
 
 def of_lookup(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of a table and of ids."""
+    """Labels of an embedding table, whose rows are inner, and of ids."""
     return [[-1, len(out) - 1], [*range(len(out) - 1)]]
 
 
 def of_table_grad(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of the gradient of rows and of ids."""
+    """Labels of the gradient of looked-up rows, and of ids, whose axes are inner: equal ids add up."""
     inner: list[int | None] = [-1 - axis for axis in range(len(shapes[1]))]
     return [[*inner, 1], inner]
 
 
 def of_pick(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of rows and of ids."""
+    """Labels of rows, whose elements are inner, and of the indices picked in them."""
     return [[*range(len(out)), -1], [*range(len(out))]]
 
 
 def of_one_hot(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of ids."""
+    """Labels of the operand of one-hot, the ids: its axes are the first axes of the result."""
     return [[*range(len(out) - 1)]]
 
 
@@ -325,12 +332,16 @@ def of_attention(
 
 
 def product_flops(operation: Operation, out: Shape, read: Sequence[Shape]) -> float:
-    """Products and sums of a product of matrices."""
+    """Floating-point operations of a matrix product: a multiplication and an addition per term."""
     return 2.0 * math.prod(out) * read[0][-1]
 
 
 def attention_flops(products: float, grad: int) -> Callable[[Operation, Shape, Sequence[Shape]], float]:
-    """Products of rows by keys by width; half of the keys if none behind the row is read."""
+    """Function for the floating-point operations of attention; causal attention reads half of the keys.
+
+    - `products`: Number of matrix products.
+    - `grad`: Place of the query among the operands.
+    """
 
     def work(operation: Operation, out: Shape, read: Sequence[Shape]) -> float:
         query, value = read[grad], read[grad + 2]

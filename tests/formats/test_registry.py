@@ -131,7 +131,7 @@ def test_ending_tells_the_format(name, expected):
 
 
 def test_unknown_ending_is_refused():
-    """The message lists the endings that tell a format."""
+    """The message lists the endings that identify a format."""
     with pytest.raises(InputError, match=r"\.csv.*\.et") as caught:
         format_of_name("x.docx")
     assert caught.value.where == "x.docx"
@@ -140,7 +140,7 @@ def test_unknown_ending_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["<!---->" * 2000, "<!--" * 3000, "GPU" + " " * 9000, "\x1b[" + "0;" * 5000])
 def test_telling_a_format_takes_no_time(tmp_path, text):
-    """Text that is nearly of a format is refused about as fast as any other: of both, each character is looked at."""
+    """Text that resembles a format is refused in linear time, as other text is, without backtracking."""
     path, other = tmp_path / "file", tmp_path / "other"
     path.write_text(text)
     other.write_text("words " * (len(text) // 6))
@@ -162,7 +162,7 @@ def test_every_format_is_written(tmp_path, written, quiet, name):
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_nothing_is_replaced_unasked(tmp_path, written, quiet, name):
-    """A second time is refused, and allowed on request; the bytes are the same."""
+    """A second write is refused unless `overwrite` is given, and then writes the same bytes."""
     paths = write(written, tmp_path / "file", format=name)
     before = [path.read_bytes() for path in paths]
     with pytest.raises(InputError, match="exists"):

@@ -51,13 +51,13 @@ def test_other_gpus_are_named(gpu, found):
 
 
 def test_unequal_nodes_are_named():
-    """Nodes of eight and four ranks are noted."""
+    """A log of nodes with eight and four ranks gives a note that the nodes differ."""
     notes = _notes(_devices(*["a"] * 8, *["b"] * 4) + table(ranks=12))
     assert notes == ("a.log: the nodes differ, with ranks 8 on a, 4 on b; the model takes nodes to be equal",)
 
 
 def test_a_list_that_was_cut_off_is_not_unequal():
-    """A device list without rank 0 was cut off and is not unequal."""
+    """A device list that lacks rank 0 is incomplete, so its nodes are not reported as unequal."""
     listed = _devices(*["a"] * 8, *["b"] * 8).split("\n")
     assert _notes("\n".join([listed[0], *listed[2:]]) + table(ranks=16)) == ()
 

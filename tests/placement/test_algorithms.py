@@ -1,4 +1,4 @@
-"""Stock algorithms in rank order: what they send, and that it does the collective."""
+"""Stock algorithms in rank order: their messages, and proof that these carry out the collective."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ KNOWN = [
 
 @pytest.mark.parametrize(("name", "collective", "num_ranks"), KNOWN)
 def test_algorithms_do_their_collective_in_any_order(name, collective, num_ranks):
-    """As a schedule with ranks on other hosts, each passes the verifier, and takes as long as predicted."""
+    """With ranks placed at random, each algorithm's schedule verifies and finishes at the predicted time."""
     topology = taccl.topologies.fully_connected(num_ranks)
     case = Case(topology, collective, name, "1MB")
     order = tuple(np.random.default_rng(0).permutation(num_ranks).tolist())
@@ -29,12 +29,12 @@ def test_algorithms_do_their_collective_in_any_order(name, collective, num_ranks
     schedule = placement.schedule()
     assert taccl.verify(schedule).ok
     if not case.algorithm.in_steps:
-        # Links share nothing here, so that there is one way to time them.
+        # Links share no resource here, so the order of messages determines the times.
         assert schedule.finish_us == case.us(case.ticks(order))
 
 
 def test_ring_sends_to_the_next_rank_alone():
-    """A ring of 4 takes 2 * 3 steps of 4 messages, each to the rank after."""
+    """A ring of 4 takes 2 * 3 steps of 4 messages, each to the next rank."""
     ring = stock("ring", "allreduce", 4)
     assert set(zip(ring.src.tolist(), ring.dst.tolist(), strict=True)) == {(0, 1), (1, 2), (2, 3), (3, 0)}
     assert len(ring.message) == 24
@@ -42,7 +42,7 @@ def test_ring_sends_to_the_next_rank_alone():
 
 
 def test_halving_doubling_sends_half_to_the_nearest():
-    """Among 8 ranks, partners at a distance of 1 exchange 4 chunks each way, at 2 two, at 4 one, twice."""
+    """Among 8 ranks, partners at distance 1, 2 and 4 exchange 4, 2 and 1 chunks each way, in both phases."""
     steps = stock("halving-doubling", "allreduce", 8)
     distance = steps.src ^ steps.dst
     assert {d: int((distance == d).sum()) for d in (1, 2, 4)} == {1: 8 * 4 * 2, 2: 8 * 2 * 2, 4: 8 * 2}

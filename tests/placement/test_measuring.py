@@ -38,7 +38,7 @@ def test_rounds_have_every_pair_once(count):
 
 @pytest.mark.parametrize(("is_crowded", "batches"), [(False, 1), (True, 3)])
 def test_where_cores_are_few_pairs_take_turns(is_crowded, batches):
-    """Three pairs of a round are at it together, or one after another."""
+    """Three pairs of a round are measured simultaneously, or one after another if cores are few."""
     rank, waited = _ProbeRank.__new__(_ProbeRank), []
     done = SimpleNamespace(Test=lambda: True)
     rank.comm = SimpleNamespace(rank=6, Ibarrier=lambda: waited.append("") or done)
@@ -50,7 +50,7 @@ def test_where_cores_are_few_pairs_take_turns(is_crowded, batches):
 
 
 def test_small_messages_that_were_held_up_make_no_link_infinitely_fast():
-    """A large message takes half of there and back at least."""
+    """A large message takes at least half of its own round trip, even if small ones took longer."""
     rank = _ProbeRank.__new__(_ProbeRank)
     rank.comm, rank.small, rank.large = SimpleNamespace(rank=0), np.zeros(1), np.zeros(10**6)
     rank.repetitions = 20

@@ -54,8 +54,8 @@ def _measured(**options):
 def test_mpich_is_measured(monkeypatch):
     """Every MPICH algorithm is measured at every size, and its selection file covers the given ranks.
 
-    One algorithm of allreduce runs here, as each is a new start, and none of allgather: the page on placement
-    runs those.
+    To save time, one algorithm of allreduce runs, and none of allgather: each algorithm starts MPI anew. The
+    examples in docs/placement.md run the others.
     """
     names = tuning.LIBRARY_NAMES
     few = {"allreduce": dict(list(names["allreduce"].items())[:1]), "alltoall": names["alltoall"]}

@@ -150,7 +150,7 @@ def test_unknown_sizes_are_refused():
 
 
 def test_a_sketch_allows_no_more_than_none(monkeypatch):
-    """If the search for the bound under a sketch got less far (9 GB/s), the one without it (5) holds, too."""
+    """A limit of 5 GB/s without the sketch holds under it, too, where the search proved only 9 GB/s."""
     problem = problem_of(full(4), collectives.allgather(4))
     ring = [problem.topology.links_between(r, (r + 1) % 4)[0] for r in range(4)]
     schedule = taccl.synthesize(

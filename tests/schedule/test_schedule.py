@@ -38,7 +38,7 @@ def relay(**options):  # noqa: ANN201
     [
         # Start first, then link.
         ([t[:3] for t in relay()], [(0, 0, 0), (1, 0, 5), (0, 1, 5), (1, 1, 10)]),
-        # Groups 3, 9, 5, 7 are numbered in the order of starts; so 64 bits are valid.
+        # Groups 3, 9, 5, 7 are renumbered from 0 in the order of starts, so ids of 64 bits are accepted.
         ([t.group for t in relay()], [0, 1, 2, 3]),
         (relay(group=[2**40, 1, 2, 3]).num_sends, 4),
         # Every transfer is a send of its own by default.

@@ -234,7 +234,9 @@ def accept(
 def replay_copy(
     sums: Sums, chunks: SumChunks, ends: LinkEnds, c: int, *, us: Callable[[int], str] = str
 ) -> tuple[list[Fault], int]:
-    """Replay copied chunk `c`: (faults, number of redundant copies). The array arguments are `views`.
+    """Replay copied chunk `c`: (faults, number of redundant copies).
+
+    `sums`, `chunks` and `ends` hold memory views instead of arrays, as `loops.views` makes them.
 
     - `us`: Converts ticks to text.
     """
@@ -268,9 +270,10 @@ def replay_copy(
 
 
 def replay_sum(sums: Sums, chunks: SumChunks, ends: LinkEnds, c: int) -> tuple[list[Fault], int, int]:
-    """Replay sum `c` of any form, with buffers as bit masks of ranks. The array arguments are `views`.
+    """Replay sum `c` of any form, with buffers as bit masks of ranks.
 
-    Returns (faults, number of redundant copies, tick from which the root holds the whole sum).
+    Returns (faults, number of redundant copies, tick from which the root holds the whole sum). `sums`,
+    `chunks` and `ends` hold memory views instead of arrays, as `loops.views` makes them.
     """
     low, root, num_redundant = chunks.first[c], chunks.root[c], 0
     mine = slice(low, chunks.first[c + 1])

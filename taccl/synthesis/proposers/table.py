@@ -266,7 +266,8 @@ def _sums_up(problem: Problem) -> bool:
     return problem.collective.sums_up
 
 
-#: The exchange of sums at roots, which runs before ruin and recreate and again after it.
+#: Exchange of partial sums between a sum's root and its last contributor (`transforms/exchange.py`); it runs
+#: before ruin and recreate, and again after it.
 _EXCHANGE = Turn(
     OwnProposer("exchange", offer_exchanged, _sums_up, _exchange_takes_s),
     lambda search: search.backend == "auto",

@@ -1,10 +1,10 @@
-"""Capacities of a topology as a network of ranks and switches; switches are split off into links of ranks.
+"""Topology as a capacitated network of ranks and switches; edge splitting replaces switches by direct arcs.
 
 The network has an arc for each resource that data passes. A link is a path of arcs: resources shared near its
 source, then its own, then those shared near its destination. If all links of a resource continue to another
 one, these two meet in a node that is no rank, such as a switch. The construction applies to any topology.
 
-A switch is split off: capacity is moved from an arc into it and an arc out of it to an arc that bypasses it,
+To split off a switch moves capacity from an arc into it and an arc out of it to an arc that bypasses it,
 as long as every set of nodes retains enough incoming capacity. Maximum flows determine how much. This is
 repeated for every switch, until arcs join ranks only. Each then stands for the path of a link.
 

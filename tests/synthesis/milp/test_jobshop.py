@@ -90,7 +90,7 @@ def test_a_lower_bound_above_the_upper_one_is_cut():
 
 
 def heavy():
-    """A problem too large for some seconds: alltoall on a ring of 12, without symmetry."""
+    """A problem too large to solve in seconds, and its list schedule: alltoall on a ring of 12, no symmetry."""
     quotient = orbits_of(problem_of(ring(12, betas=(0, 1, 3, 2)), collectives.alltoall(12)))
     return quotient, listed(quotient)
 

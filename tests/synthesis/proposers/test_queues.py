@@ -135,7 +135,7 @@ def test_paths_balance_parallel_paths():
 
 
 def test_paths_go_round_what_is_busy():
-    """Of 4 chunks from 0 to 1, over a link or a detour through 2, at least one takes the detour: 30 us."""
+    """Four chunks go from 0 to 1 at 10 us per link: at least one takes the detour through 2, so all need 30 us."""
     builder = TopologyBuilder("triangle", [0] * 3)
     for src, dst in ((0, 1), (0, 2), (2, 1)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=10)

@@ -245,7 +245,12 @@ class NeededSends:
 
     @cached
     def _crossing(self, over: int, links: int, at: frozenset[int], units: int) -> _Crossing | None:
-        """Links of `at` in the link set with index `over`, and times to and from them; None if none are."""
+        """Border links that may carry a chunk, and times to and from them; None if no link may.
+
+        - `over`: Index of the link set that the chunk may cross the border by.
+        - `links`: Index of the link set that it may use before and after.
+        - `at`: Border links.
+        """
         crossing = sorted(at & self.distances.link_set(over))
         if not crossing:
             return None
