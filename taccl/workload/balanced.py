@@ -35,7 +35,7 @@ _MOST_TRANSFERS = 500_000
 def number_of_pieces(topology: Topology, collective: Collective, chunk_bytes: int) -> int:
     """Number of pieces with the earliest planned finish along dimensions; 1 without two dimensions.
 
-    - `collective`: Of one chunk per rank, or of several groups of such.
+    - `collective`: Collective with one chunk per rank, or several groups that each have one.
     - `chunk_bytes`: Size of its chunks.
     """
     from taccl.synthesis.proposers.balanced import (

@@ -47,9 +47,9 @@ _NOTHING = Fraction(0)
 class Transfers(NamedTuple):
     """Lower bounds in us on the transfers of a collective.
 
-    - `all_us`: From all contributions to all results.
-    - `from_us`: By rank, from its contribution to all results that need it.
-    - `to_us`: By rank, from all contributions to its result.
+    - `all_us`: Time from all contributions to all results.
+    - `from_us`: Time by rank, from its contribution to all results that need it.
+    - `to_us`: Time by rank, from all contributions to its result.
     """
 
     all_us: Fraction

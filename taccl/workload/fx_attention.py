@@ -1,4 +1,4 @@
-"""Attention in PyTorch's graphs, whichever kernel they name, and its gradients."""
+"""Attention in PyTorch graphs, under the names of all its kernels, and its gradients."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     Arguments = dict[str, Any]
     Reader = Callable[[Graph, Arguments], Any]
 
-#: Arguments that a step's attention has no word for, with the values that they must have.
+#: {argument that a step's attention lacks: the only value that is accepted}.
 _PLAIN = {"dropout_p": 0, "enable_gqa": False, "return_debug_mask": False, "dropout_mask": None}
 _OPERANDS = ("query", "key", "value")
 
 
 def _options(graph: Graph, given: Arguments) -> tuple[list[Any], dict[str, Any]]:
-    """The mask, if there is one, and the options of a step's attention."""
+    """(masks, options) of a step's attention; at most one mask."""
     for name, value in _PLAIN.items():
         if given.get(name, value) != value:
             said = f"{graph.node.target} has {name}={given[name]!r}"
@@ -33,7 +33,7 @@ def _attention(graph: Graph, given: Arguments) -> Any:
 
 
 def _attention_grad(graph: Graph, given: Arguments) -> Any:
-    """Gradients by queries, keys and values."""
+    """Gradients with respect to queries, keys and values."""
     masks, options = _options(graph, given)
     grad = given.get("grad_out", given.get("grad_out_"))
     operands = [given[name] for name in _OPERANDS]
@@ -45,7 +45,7 @@ def _attention_grad(graph: Graph, given: Arguments) -> Any:
     )
 
 
-#: Names that kernels of attention have behind ``aten._scaled_dot_product_``.
+#: Names of attention kernels in PyTorch, after the prefix ``aten._scaled_dot_product_``.
 _KERNELS = (
     "flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention", "attention_math",
 )  # fmt: skip

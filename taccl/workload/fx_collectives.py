@@ -45,7 +45,7 @@ def _all_pieces(first: Piece) -> list[Piece]:
 
 
 def _joined(graph: Graph, given: Arguments) -> Any:
-    """Tensor whose pieces, all of them, are concatenated along the same or another axis."""
+    """Concatenation of all pieces of one tensor, along any axis, or of several tensors."""
     pieces = given["tensors"]
     first = pieces[0] if pieces else None
     if not isinstance(first, Piece) or pieces != _all_pieces(first):
@@ -64,7 +64,7 @@ def _joined(graph: Graph, given: Arguments) -> Any:
 
 
 def _concatenated(graph: Graph, given: Arguments) -> Any:
-    """Several tensors along an axis that ranks have whole."""
+    """Concatenation of several tensors along an axis that is not sliced over ranks."""
     values = [Named(graph.name_of(each)) for each in given["tensors"]]
     axis = given["dim"] % len(graph.local_shape(values[0]))
     return graph.make("concat", *values, axis=axis)
@@ -82,7 +82,7 @@ def _reduce_scatter(graph: Graph, given: Arguments) -> Any:
 
 
 def _reduced(graph: Graph, given: Arguments, total: Named, size: int) -> Named:
-    """Sum over the ranks of a group; for an average, divided by their number."""
+    """Result of a reduction whose sum is `total`; for an average, divided by `size`, the number of ranks."""
     operation = str(given["reduce_op"]).lower()
     if operation not in ("sum", "avg", "mean"):
         raise graph.refused(f"reduces by {operation!r}; a step has sum and avg")
@@ -104,7 +104,7 @@ def _all_to_all(graph: Graph, given: Arguments) -> Any:
 
 
 def _along(graph: Graph, given: Arguments, size: int) -> tuple[Any, int]:
-    """Operand of a collective, and the axis along which each rank of the group gets a slice."""
+    """(operand of a collective, axis along which each rank of the group gets a slice)."""
     source = given["input"]
     if not isinstance(source, Stacked):
         return source, 0
@@ -121,7 +121,7 @@ def _gathered(graph: Graph, made: Named, source: Any, group: str, size: int) -> 
 
 
 def _each(reader: Reader) -> Reader:
-    """Reader of a collective of several tensors, from the reader of one."""
+    """Reader of a collective over a list of tensors, from the reader for one tensor."""
 
     def read(graph: Graph, given: Arguments) -> Any:
         return [reader(graph, given | {"input": each}) for each in given["inputs"]]

@@ -1,4 +1,4 @@
-"""Gradients of point-wise functions, softmax and layernorm in PyTorch's graphs."""
+"""Gradients of point-wise functions, softmax and layernorm in PyTorch graphs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _gelu_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _rows_grad(kind: str) -> Reader:
-    """The reader of the gradient of a softmax."""
+    """Reader of the gradient of softmax or log-softmax, which becomes an operation of `kind`."""
 
     def read(graph: Graph, given: Arguments) -> Any:
         count = len(graph.tensor(given["output"]).shape)
@@ -89,7 +89,7 @@ def _rows_grad(kind: str) -> Reader:
 
 
 def _layernorm_grad(graph: Graph, given: Arguments) -> Any:
-    """Gradients by the input, the weight and the bias."""
+    """Gradients with respect to the input, the weight and the bias."""
     epsilon = graph.note_of(given["rstd"], "a layernorm's own rstd")
     grad, x = given["grad_out"], given["input"]
     axes = range(len(graph.tensor(x).shape) - 1)

@@ -43,11 +43,11 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor of the step with its elements in another local shape, in the same order."""
+    """A tensor of the step in another local shape, with its elements in the same order."""
 
     name: str
     shape: tuple[int, ...]
-    is_squeezed: bool = False  # only axes of length 1 came or went
+    is_squeezed: bool = False  # True if only axes of length 1 were added or removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Whole numbers from a start to before a stop, behind some axes of length 1."""
+    """Integers from `start` to before `stop` along the last axis, after `ones` axes of length 1."""
 
     start: int
     stop: int
@@ -90,11 +90,12 @@ class Positions:
 
 
 class Deferred:
-    """A value that is made once an operation reads it.
+    """A value whose operations are added to the step only if another operation reads it.
 
-    - `make`: Makes it; None if a step cannot have it.
-    - `what`: What it is, for messages.
-    - `note`: What readers of gradients know of it without making it; one without is made where it is taken.
+    - `make`: Adds the operations and returns the value; None if no step can have it.
+    - `what`: Description of the value, for messages.
+    - `note`: Value that gradients use instead, such as a layernorm's epsilon; None if they need the value.
+      A value without a note is made once a node selects it from several results.
     """
 
     def __init__(self, what: str, make: Callable[[], Any] | None, note: Any = None) -> None:
@@ -135,7 +136,7 @@ class Graph:
         return WorkloadError(said, where=self.node.name)
 
     def make(self, kind: str, *values: Any, **options: Any) -> Any:
-        """Add an operation; its result, which is a view if point-wise operands are views."""
+        """Add an operation; return its result, a view if its point-wise operands are views."""
         shape = None
         if kind in POINTWISE and any(isinstance(value, View) for value in values):
             values, shape = self._unviewed(values)
@@ -151,9 +152,10 @@ class Graph:
         return Named(operation.name) if shape is None else View(operation.name, shape)
 
     def _unviewed(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[int, ...] | None]:
-        """Tensors that point-wise operations may read in place of views of them, and the view of the result.
+        """(operands, shape): tensors without their views, and the local shape for a view of the result.
 
-        All views are alike, and other operands are of the last axis at most, which the views keep.
+        A point-wise operation commutes with a view if all views reshape alike. Other operands may only have
+        the last axis, and only if views leave it unchanged. Otherwise operands stay, and the shape is None.
         """
         views = [value for value in values if isinstance(value, View)]
         shapes = {(view.shape, self.local_shape(Named(view.name))) for view in views}
@@ -165,7 +167,10 @@ class Graph:
         return tuple(Named(each.name) if isinstance(each, View) else each for each in values), shape
 
     def name_of(self, value: Any) -> str:
-        """Name of the tensor that a value is; `WorkloadError` if it is no whole tensor of the step."""
+        """Name of the tensor that a value stands for, added to the step if it is not there yet.
+
+        Raises `WorkloadError` if a step has no such tensor, as for `Stacked` or a number.
+        """
         if isinstance(value, Named):
             return value.name
         if isinstance(value, Deferred):
@@ -184,43 +189,46 @@ class Graph:
         raise self.refused(f"{self.node.target} reads {described(value)}; a step has only whole tensors here")
 
     def part(self, value: Any, axis: int, start: int, stop: int) -> Any:
-        """A range of local places along an axis; `WorkloadError` if ranks have slices along it."""
+        """Range of local indices along an axis; `WorkloadError` if the axis is sliced over ranks."""
         if self.local_shape(value)[axis] != self.tensor(value).shape[axis]:
             said = f"{self.node.target} takes {start} to {stop} along axis {axis} of {described(value)}"
             raise self.refused(f"{said}, of which a rank has a slice; view the axis as two, or slice another")
         return self.make("narrow", value, axis=axis, start=start, stop=stop)
 
     def padded(self, value: Any, axis: int, start: int, length: int) -> Any:
-        """A value in zeros of some length along an axis, the gradient of a part."""
+        """Pad a value with zeros to `length` along an axis, from index `start`: the gradient of `part`."""
         if self.local_shape(value)[axis] == length:
             return value
         return self.make("pad", value, axis=axis, start=start, stop=length)
 
     def only(self, given: dict[str, Any], **expected: Any) -> None:
-        """Raise `WorkloadError` unless some arguments, where there are any, have the values expected."""
+        """Raise `WorkloadError` if an argument is given with another value than the expected one."""
         for name, value in expected.items():
             if name in given and given[name] != value:
                 said = f"{self.node.target} has {name}={given[name]!r}; a step has it with {value!r} only"
                 raise self.refused(said)
 
     def lazily(self, *makers: Callable[[], Any]) -> list[Deferred]:
-        """Results of a node of several, each made when it is taken."""
+        """Results of a node with several, each added to the step once a node selects it."""
         node = self.node
         return [Deferred(f"result {place} of {node.target}", make) for place, make in enumerate(makers)]
 
     def first(self, make: Callable[[], Any]) -> list[Deferred]:
-        """Results of a node of several, of which a step has the first."""
+        """Results of a node with several, of which only the first is supported."""
         name = f"of {self.node.target}"
         return [*self.lazily(make), *(Deferred(f"result {place} {name}", None) for place in range(1, 10))]
 
     def note_of(self, value: Any, expected: str) -> Any:
-        """What a value that need not be made is known by."""
+        """Note of a deferred value; raises `WorkloadError` for any other value.
+
+        - `expected`: Description of the expected value, for the message.
+        """
         if isinstance(value, Deferred) and value.note is not None:
             return value.note
         raise self.refused(f"{self.node.target} reads {described(value)}; expected {expected}")
 
     def _whole_shape(self, view: View) -> tuple[int, ...]:
-        """Shape of the global array whose local parts a view is."""
+        """Shape of the global array whose local parts have the shape of a view."""
         tensor, local = self.tensors[view.name], view.shape
         sliced = [axis for axis in range(len(tensor.shape)) if self.mesh.slicing(tensor, axis)]
         parts = {axis: self.mesh.slices(tensor, axis) for axis in sliced}
@@ -242,7 +250,7 @@ class Graph:
         return min(found)[1]
 
     def tensor(self, value: Any) -> Tensor:
-        """Tensor that a value is."""
+        """Tensor that a value stands for."""
         return self.tensors[self.name_of(value)]
 
     def dtype(self, value: Any) -> str:
@@ -282,7 +290,7 @@ class Graph:
         return self._named(reader(self, {name: self.value(each) for name, each in given.items()}), first)
 
     def _item(self, source: Any, place: int) -> Any:
-        """One result of a node of several; messages and names are of that node while it is made."""
+        """Result number `place` of the node `source`, which names its operations and messages."""
         found, node = self.values[source][place], self.node
         if not isinstance(found, Deferred) or not found.is_taken:
             return found
@@ -292,7 +300,10 @@ class Graph:
         return made
 
     def _named(self, found: Any, first: int) -> Any:
-        """A value, whose operation has the name of the node if it was made last, of those from `first` on."""
+        """Return a value after checking it; its operation gets the node's name.
+
+        - `first`: Number of operations before the node. Earlier operations keep their names.
+        """
         if isinstance(found, (Named, View, Stacked)):
             if len(self.operations) > first and self.operations[-1].name == found.name:
                 found = replace(found, name=self._last_as(self._fresh(self.node.name)))
@@ -300,7 +311,7 @@ class Graph:
         return found
 
     def value(self, argument: Any) -> Any:
-        """Value of an argument: that of a node, or of each list item; constants are unchanged."""
+        """Value of an argument: a node's value, a list of values, or a constant unchanged."""
         if isinstance(argument, (list, tuple)):
             return [self.value(each) for each in argument]
         return self.values[argument] if type(argument).__name__ == "Node" else argument

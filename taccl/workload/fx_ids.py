@@ -1,4 +1,4 @@
-"""Embeddings and cross entropy in PyTorch's graphs: operations that look up by ids, and their gradients."""
+"""Embeddings and cross entropy in PyTorch graphs: lookups by ids, and their gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _positions(graph: Graph, given: Arguments) -> Any:
-    """Numbers from a start on, which embeddings of positions look up."""
+    """Consecutive integers (arange), used as the ids of positional embeddings."""
     start, end = given.get("start", 0) or 0, given["end"]
     if given.get("step", 1) not in (None, 1) or not isinstance(start, int) or not isinstance(end, int):
         raise graph.refused(f"counts from {start} to {end} by {given.get('step')}; a step has it by 1 only")
@@ -44,7 +44,7 @@ def _embedding_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _only_whole(graph: Graph, value: Any, axis: int) -> None:
-    """Raise `WorkloadError` if ranks have slices along an axis that ids are places of."""
+    """Raise `WorkloadError` if the axis that ids index is sliced over ranks."""
     tensor = graph.tensor(value)
     if graph.mesh.slicing(tensor, axis % len(tensor.shape)):
         said = f"{graph.node.target} looks up along axis {axis} of {tensor.name}, of which a rank has a slice"
@@ -58,7 +58,7 @@ def _cross_entropy(graph: Graph, given: Arguments) -> Any:
 
 
 def _nll(graph: Graph, given: Arguments) -> Any:
-    """Mean or sum of the negative logarithms of likelihoods that targets have."""
+    """Negative log-likelihood of the targets, as mean or sum, from logarithms of probabilities."""
     _check(graph, given)
     _only_whole(graph, given["self"], -1)
     total: Any = graph.make("pick", given["self"], given["target"])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def _number(value: Any) -> float | None:
-    """Number that a value is, or is filled with; None for a tensor."""
+    """Value of a constant, or of every element of a `Filled` tensor; None for other tensors."""
     if isinstance(value, Filled):
         return value.number
     return float(value) if isinstance(value, (int, float)) else None
@@ -87,7 +87,7 @@ def _over(graph: Graph, given: Arguments) -> Any:
 
 
 def _power(exponent: float | None = None) -> Reader:
-    """The reader of a power, whose exponent is an argument if it is None."""
+    """Reader of a power; if `exponent` is None, the exponent is an argument of the node."""
 
     def read(graph: Graph, given: Arguments) -> Any:
         number = _number(given["exponent"]) if exponent is None else exponent
@@ -110,7 +110,11 @@ def _matmul(graph: Graph, given: Arguments) -> Any:
 
 
 def _product(graph: Graph, a: Any, b: Any) -> Any:
-    """A matrix product; rows or matrices that views count along one axis keep the axes that they have."""
+    """Matrix product of two values.
+
+    If views only flatten leading axes (of rows, or of a batch of matrices), the tensors themselves are
+    multiplied, and the result is a view.
+    """
     views = [each if isinstance(each, View) else View(each.name, graph.local_shape(each)) for each in (a, b)]
     first, second = (graph.local_shape(Named(each.name)) for each in views)
     one, two = (each.shape for each in views)
@@ -147,7 +151,7 @@ def _transpose(graph: Graph, given: Arguments) -> Any:
 
 
 def _view(graph: Graph, given: Arguments) -> Any:
-    """Elements of a value in another local shape."""
+    """Value in another local shape, with its elements in the same order."""
     source = given["self"]
     shape, _ = graph.stated()
     if isinstance(source, Filled):
@@ -164,7 +168,7 @@ def _view(graph: Graph, given: Arguments) -> Any:
 
 
 def _expanded(graph: Graph, given: Arguments) -> Any:
-    """A value that keeps its shape."""
+    """Value of an expand that keeps the shape; `WorkloadError` for an expand that repeats elements."""
     source = given["self"]
     shape, _ = graph.stated()
     if isinstance(source, (Filled, Positions)):
@@ -176,7 +180,7 @@ def _expanded(graph: Graph, given: Arguments) -> Any:
 
 
 def _sliced(graph: Graph, given: Arguments) -> Any:
-    """A range along an axis."""
+    """Range of a value along an axis, with step 1."""
     source, axis = given["self"], given["dim"]
     start, end = given.get("start") or 0, given.get("end")
     if isinstance(source, Positions):
@@ -254,7 +258,10 @@ def _layernorm(graph: Graph, given: Arguments) -> Any:
 
 
 def _layernorm_and_moments(graph: Graph, given: Arguments) -> Any:
-    """A layernorm, and the mean and the reciprocal deviation of each row, which gradients know of."""
+    """(layernorm, mean of each row, reciprocal deviation of each row), added to the step if read.
+
+    The note of mean and deviation is epsilon, from which gradients compute them.
+    """
     x, last = given["input"], [len(graph.tensor(given["input"]).shape) - 1]
 
     def mean(value: Any) -> Any:
@@ -283,14 +290,14 @@ def _cast(graph: Graph, given: Arguments) -> Any:
 
 
 def _sum(graph: Graph, given: Arguments) -> Any:
-    """A sum over some axes of a local tensor."""
+    """Sum over axes of a local tensor."""
     found = given["self"]
     local = graph.local_shape(found)
     count = len(local)
     axes = {each % max(count, 1) for each in given.get("dim") or range(count)} if count else set()
     if isinstance(found, View) and not given.get("keepdim"):
         whole = graph.local_shape(Named(found.name))
-        # Rows of a view are all axes but the last.
+        # A sum over all rows of a view is the sum over all rows of its tensor.
         if axes == {*range(count)} or (axes == {*range(count - 1)} and local[-1] == whole[-1]):
             found, axes = Named(found.name), {*range(len(whole) - (count - len(axes)))}
     if given.get("dtype") is not None:
@@ -353,7 +360,7 @@ def _filled(number: float | None) -> Reader:
 
 
 def _copy(graph: Graph, given: Arguments) -> Any:
-    """Replacement of an input in place, which becomes state of the step."""
+    """Value that replaces an input in place; the input becomes state of the step."""
     name = graph.name_of(given["self"])
     if name not in {each.name for each in graph.inputs}:
         raise graph.refused(f"writes {name} in place, which is no input; trace the step functionally")

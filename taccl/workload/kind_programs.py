@@ -1,4 +1,4 @@
-"""Text of operations for PyTorch, and the functions of the module that some of them call."""
+"""PyTorch expressions of operations, and the functions of the generated module that some of them call."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _VALUES = {
     },
 }  # fmt: skip
 
-#: Functions that look up by ids.
+#: Source of the functions for lookups by ids.
 _IDS = '''
 def _place(ids, first, count):
     """The row of each id among those from `first` on, and whether it is there."""
@@ -75,7 +75,7 @@ def picked(rows, ids, first=0):
 def one_hot(ids, count, dtype):
     return (ids.unsqueeze(-1) == torch.arange(count, device=ids.device)).to(dtype)
 '''
-#: Zeros around a tensor, and the gradient of a layernorm.
+#: Source of padding, and of the gradient of a layernorm.
 _PADDED = '''
 def padded(x, axis, start, stop):
     """Zeros of length `stop` along an axis, with `x` from `start` on."""
@@ -91,7 +91,7 @@ def layernorm_grad(grad, x, eps):
     along = (grad * normed).mean(-1, keepdim=True)
     return spread * (grad - grad.mean(-1, keepdim=True) - normed * along)
 '''
-#: Attention and its gradients.
+#: Source of attention and its gradients.
 _ATTENTION = '''
 def attention(query, key, value, mask=None, scale=None, causal=False, rows=None):
     """`rows` are the places of the queries, where a rank has some of them; keys behind are not read."""
@@ -116,19 +116,19 @@ def attention_grad(of, grad, query, key, value, mask=None, scale=None, causal=Fa
         made = attention(*given, mask, scale, causal, rows)
     return torch.autograd.grad(made, given[of], grad)[0]
 '''
-#: Kinds whose text calls these functions.
+#: {source of functions: kinds whose expressions call them}.
 _CALLED_BY = {
     _PADDED: ("pad",),
     _LAYERNORM_GRAD: ("layernorm_grad",),
     _IDS: ("embedding", "embedding_grad", "pick", "one_hot"),
     _ATTENTION: ("attention", "attention_grad_query", "attention_grad_key", "attention_grad_value"),
 }
-#: Text of all functions that a module may have.
+#: Source of all functions that a generated module may contain.
 FUNCTIONS = "".join(_CALLED_BY)
 
 
 def functions_of(kinds: set[str]) -> str:
-    """Text of the functions that operations of some kinds call."""
+    """Source of the functions that operations of the given kinds call."""
     return "\n".join(text for text, some in _CALLED_BY.items() if kinds & {*some})
 
 
@@ -139,8 +139,8 @@ def text_of(
 
     - `operands`: Expressions of the operands.
     - `shape`: Local shape of the result.
-    - `first`: Expression of the first row or element that the first operand has of all.
-    - `rows`: Expression of the places of attention's queries at this rank; empty if it has all.
+    - `first`: Expression of the index of the first row (or element) that the rank has of operand 0.
+    - `rows`: Expression of the positions of the rank's queries in attention; empty if it has all queries.
     """
     default = EPSILON if operation.kind in ("layernorm", "layernorm_grad") else 0.0
     value = default if operation.value is None else operation.value
@@ -155,5 +155,5 @@ def text_of(
 
 
 def number(value: float) -> str:
-    """A number in Python's words."""
+    """Python expression of a number."""
     return repr(value) if math.isfinite(value) else f'float("{value}")'

@@ -1,4 +1,4 @@
-"""What operations that compute do on numpy arrays."""
+"""Results of computations on NumPy arrays, by kind of operation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
     Places = Sequence[NDArray[np.int64]]
 
-#: What `layernorm` adds to variances by default.
+#: Default epsilon of `layernorm`, which is added to variances.
 EPSILON = 1e-5
 _erf = np.vectorize(math.erf, otypes=[float])
 
@@ -31,12 +31,12 @@ def value_of(
     shape: tuple[int, ...],
     drawn: Callable[[], Array],
 ) -> Any:
-    """Values of an operation along all of the result's axes that no operand has.
+    """Values of an operation's result; along axes that no operand has, for all indices.
 
-    - `read`: The operands.
-    - `places`: Indices in the whole array of each operand, by axis.
+    - `read`: Operands: the parts that are read.
+    - `places`: Indices of each part in the operand's whole array, by axis.
     - `shape`: Shape of the values.
-    - `drawn`: Gives random numbers from 0 to below 1 for the result.
+    - `drawn`: Returns random numbers in [0, 1) for the result.
     """
     kind, value = operation.kind, operation.value
     if kind in _BY_PLACE:
@@ -85,7 +85,7 @@ def _softmax(rows: Array) -> Any:
 
 
 def _rows_of(ids: Array, held: Array) -> tuple[Array, Array]:
-    """The place of each id among those that are held, and whether it is there."""
+    """(index of each id in the sorted ids `held`, True for each id that is held)."""
     at = np.minimum(np.searchsorted(held, ids), len(held) - 1)
     return at, held[at] == ids
 
@@ -111,7 +111,10 @@ def _picked(operation: Operation, read: Sequence[Array], places: Sequence[Places
 
 
 def _weights(operation: Operation, query: Array, key: Array, masks: Sequence[Array], rows: Array) -> Any:
-    """The softmax of the products of queries and keys; `rows` are the places of queries."""
+    """Softmax of the scaled products of queries and keys.
+
+    - `rows`: Positions of the queries, which a causal mask compares with those of the keys.
+    """
     found = query @ np.swapaxes(key, -1, -2) * attention_scale(operation, query.shape[-1])
     for mask in masks:
         found = np.where(mask, found, -np.inf) if mask.dtype == bool else found + mask
@@ -121,7 +124,7 @@ def _weights(operation: Operation, query: Array, key: Array, masks: Sequence[Arr
 
 
 def attention_scale(operation: Operation, width: int) -> float:
-    """The factor of the products of queries and keys."""
+    """Scale of the products of queries and keys; 1/√width by default."""
     return 1 / math.sqrt(width) if operation.value is None else operation.value
 
 
@@ -147,7 +150,7 @@ _BY_PLACE: dict[str, Callable[[Operation, Sequence[Array], Sequence[Places]], An
     "embedding": _looked_up, "embedding_grad": _table_grad, "pick": _picked, "attention": _attended,
     **{f"attention_grad_{name}": _attention_grad for name in ("query", "key", "value")},
 }  # fmt: skip
-#: By the operands and the option `value`.
+#: {kind: function of the operands and the option `value`}.
 _BY_VALUE: dict[str, Callable[[Sequence[Array], float], Any]] = {
     "cast": lambda read, v: read[0],
     "relu": lambda read, v: np.maximum(read[0], 0),

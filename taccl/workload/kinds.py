@@ -1,14 +1,13 @@
 """The kinds of operations that compute: one table of their operands, shapes, slices, work and linearity.
 
-What a kind does on arrays is in `taccl.workload.kind_values`, its text for PyTorch in
-`taccl.workload.kind_programs`. Everything else, such as layouts, tiles, costs and legal moves, follows from
-this table.
+`taccl.workload.kind_values` computes kinds on arrays, and `taccl.workload.kind_programs` writes them as
+PyTorch expressions. Layouts, tiles, costs and legal transformations follow from this table.
 
-An operation is described as an Einstein sum is: each axis of an operand has a *label*. A number of 0 or more
-is an axis of the result, whose slices are those of the operand. A negative one is an *inner* axis, which the
-result does not have; operands with the same inner label are read at the same indices along it. An operation
-over slices of an inner axis gives parts of a sum, unless it needs the axis whole. None is an axis of length 1
-that is repeated.
+An operation is described like an Einstein sum: each axis of an operand has a *label*. A label of 0 or more is
+the number of an axis of the result, which is sliced as the operand's axis is. A negative label is an *inner*
+axis, which the result lacks; operands with the same inner label are read at the same indices along it. If an
+inner axis is sliced, each rank's result is a partial sum, unless the operation needs the axis whole. The
+label None is an axis of length 1 that is broadcast.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ EVERY = frozenset(range(-64, 0))
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How an operation is laid out.
+    """Description of a kind of operation: its operands, options, result and work.
 
-    - `says`: What it gives, for the table of the documentation.
+    - `says`: The result in words, for the table in the documentation.
     - `shape`: Shape of the result, from the operation and the shapes of its operands.
     - `labels`: Labels of each operand's axes, from the operation, the operands' shapes and the result's.
-    - `operands`: Numbers of operands that it may have.
+    - `operands`: Allowed numbers of operands.
     - `options`: Names of its options; those in capitals are required.
-    - `whole`: Inner labels that it needs whole.
+    - `whole`: Inner labels of axes that may not be sliced.
     - `linear`: Combinations of operands that make parts of a sum, one letter each: ``p`` partial, ``r``
       replicated; ``p+`` if all are partial.
     - `work`: Floating-point operations, from the operation and the lengths of its result and operands.
@@ -66,14 +65,15 @@ def _pointwise(
 
 
 def _attention_grads() -> dict[str, Kind]:
-    """Gradients of attention by queries, keys and values.
+    """Gradients of attention with respect to queries, keys and values.
 
-    PyTorch's kernel gives all three, in five products; the first has those that all need.
+    PyTorch's kernel computes all three in five matrix products. Three of them count as work of the first
+    gradient, as it includes those that the gradients share.
     """
     names = ("query", "key", "value")
     linear = ("prrr", "prrrr")
     options = ("causal", "value")
-    # Weights of keys add up to 1, so that every key is read for each.
+    # Softmax normalises over all keys, so each weight depends on every key.
     axes = ((-2, None), (None, None), (None, -1))
     return {
         f"attention_grad_{name}": Kind(
@@ -86,7 +86,7 @@ def _attention_grads() -> dict[str, Kind]:
     }  # fmt: skip
 
 
-#: {kind: how it is laid out}.
+#: {kind: its description}.
 TABLE: dict[str, Kind] = {
     "matmul": Kind(
         "the product of matrices", rules.product, rules.of_product, (2,), linear=("pr", "rp"),

@@ -112,7 +112,7 @@ def _check_order(
 
 
 def _dtype(operation: Operation, inputs: Sequence[Tensor]) -> str:
-    """Element type of a result; `WorkloadError` for an operand of a type that the kind does not take."""
+    """Element type of a result; `WorkloadError` if the kind does not support an operand's type."""
     kind = TABLE[operation.kind]
     for at, each in enumerate(inputs):
         known = FLOATS if kind.ids is not None else (inputs[0].dtype,) if each.dtype not in FLOATS else FLOATS

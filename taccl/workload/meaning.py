@@ -127,7 +127,7 @@ def given_parts(
 
 @checked_as(WorkloadError)
 def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Array]]:
-    """{input: array of each rank}: normally distributed, ids of rows that there are, and masks.
+    """{input: array of each rank}: normally distributed numbers, valid ids, and random masks.
 
     Partial tensors differ from rank to rank.
     """
@@ -161,7 +161,7 @@ def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Ar
 
 
 def bounds_of(workload: Workload) -> dict[str, int]:
-    """{input of ids: the number below which they are, as every reader has a row of each}; 2 for masks."""
+    """{input of integers: exclusive upper bound}: the fewest rows of a table that it indexes; 2 for masks."""
     least: dict[str, int] = {}
     for each in reversed(workload.operations):
         kind = TABLE.get(each.kind)
@@ -193,7 +193,7 @@ def places(workload: Workload, name: str, rank: int, tile: int | None = None) ->
 
 
 def taken(part: Piece, wanted: Places) -> Array:
-    """Values of a piece at some of its places."""
+    """Values of a piece at the wanted places, all of which it must hold."""
     array = part.array
     for axis, (held, want) in enumerate(zip(part.places, wanted, strict=True)):
         if len(held) != len(want) or not np.array_equal(held, want):
@@ -220,7 +220,7 @@ def dtype_of(tensor: Tensor) -> str:
 
 
 #: {element type: largest difference that counts as rounding, relative to the largest value}. Own choice: 256
-#: distances of adjacent numbers, and of the short types 32 and 8.
+#: machine epsilons (float64 and float32), 32 (float16) and 8 (bfloat16).
 TOLERANCE = {
     "float64": 2.0**-44, "float32": 2.0**-15, "float16": 2.0**-5, "bfloat16": 2.0**-4,
     "int64": 0.0, "int32": 0.0, "bool": 0.0,
@@ -254,7 +254,7 @@ def _whole(workload: Workload, operation: Operation, parts: Sequence[Piece]) -> 
 def places_read(
     operation: Operation, out: Tensor, tensors: Sequence[Tensor], held: Sequence[Any], wanted: Any
 ) -> list[tuple[Any, ...]]:
-    """Places of each operand that a rank reads to compute some places of the result.
+    """Places of each operand that a rank reads to compute the wanted places of the result.
 
     - `out`, `tensors`: The result and the operands.
     - `held`: Places of each operand that the rank holds.
@@ -278,9 +278,11 @@ def places_read(
 
 
 def _blocks(wanted: Any, length: int, out_length: int) -> Any:
-    """Places along an operand's axis of the places that are wanted of the result's.
+    """Places along an operand's axis that correspond to the wanted places along the result's axis.
 
-    The axes have the same length, or one has blocks of elements of the other.
+    The axes have the same length, or each index of the shorter one corresponds to a block of the longer one.
+
+    - `length`, `out_length`: Lengths of the operand's and the result's axis.
     """
     if length == out_length:
         return wanted

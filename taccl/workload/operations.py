@@ -241,7 +241,7 @@ class Operation:
 
 
 def labels_of(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> list[list[int | None]]:
-    """Label of each axis of each operand of an operation that moves nothing; see `taccl.workload.kinds`."""
+    """Label of each axis of each operand of a computation; see `taccl.workload.kinds`."""
     shapes = [each.shape for each in inputs]
     if operation.kind in TABLE:
         return TABLE[operation.kind].labels(operation, shapes, out.shape)
@@ -273,7 +273,7 @@ def inner_axes(labels: Sequence[Sequence[int | None]]) -> dict[int, dict[int, in
 
 
 def free_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> list[int]:
-    """Axes of the result that no operand has: each of its elements needs all of those along them."""
+    """Axes of the result that no operand has; along them, ranks compute all elements and keep their own."""
     made = {label for labels in labels_of(operation, inputs, out) for label in labels}
     return [axis for axis in range(len(out.shape)) if axis not in made and operation.kind in TABLE]
 

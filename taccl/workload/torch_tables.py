@@ -41,7 +41,11 @@ def _layout(workload: Workload, tensor: Tensor, groups: set[str]) -> tuple[tuple
 
 
 def compared(workload: Workload, plain: Workload, name: str, groups: set[str]) -> tuple[object, str | None]:
-    """Slices of an output that only the transformed step makes; group over which it is partial, or None."""
+    """Differences between an output of a transformed step and that of the plain one, for their comparison.
+
+    Returns pairs (axis, group) over which only the transformed step slices it, and the group over which it is
+    partial (None if it is not).
+    """
     grid, ours, theirs = workload.grid, workload.tensors[name], plain.tensors[name]
     slices = []
     for axis in range(len(ours.shape)):

@@ -351,9 +351,9 @@ def _mover(workload: Workload, name: str, made: Tensor, wanted: Tensor, moved: O
 
 
 def _asked(workload: Workload) -> tuple[str, ...]:
-    """Names of the returned tensors, made explicit.
+    """Names of the tensors that the step returns, also if it does not list them.
 
-    By default they are the results without readers, which a transformation may change.
+    By default a step returns the results without readers, and a transformation may change which these are.
     """
     new = {name for _, name in workload.state}
     return workload.returned or tuple(name for name in workload.outputs if name not in new)
