@@ -1,4 +1,4 @@
-"""One command at a time, and files for it."""
+"""Fixtures that run one command in this process, and input files for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def run(capsys):
-    """Run one command; gives the exit code, stdout and stderr."""
+    """Function that runs one command and returns (exit code, stdout, stderr)."""
 
     def command(*words: object) -> tuple[int, str, str]:
         code = main([str(word) for word in words])
@@ -29,7 +29,7 @@ def run(capsys):
 
 @pytest.fixture
 def run_json(run):
-    """Run one command with ``--json``; gives the exit code and the one object on stdout."""
+    """Function that runs one command with ``--json`` and returns (exit code, JSON object from stdout)."""
 
     def command(*words: object) -> tuple[int, dict]:
         code, out, _ = run(*words, "--json")
@@ -41,7 +41,7 @@ def run_json(run):
 
 @pytest.fixture
 def saved(tmp_path, run) -> Path:
-    """A schedule file."""
+    """Path of a schedule file."""
     path = tmp_path / "schedule.json"
     assert run("baseline", "ring", *SMALL, "-o", path)[0] == 0
     return path
@@ -49,7 +49,7 @@ def saved(tmp_path, run) -> Path:
 
 @pytest.fixture
 def sketch_file(tmp_path) -> Path:
-    """A sketch file for two NDv2 nodes."""
+    """Path of a sketch file for two NDv2 nodes."""
     path = tmp_path / "sketch.toml"
     path.write_text(SKETCH)
     return path
@@ -57,5 +57,5 @@ def sketch_file(tmp_path) -> Path:
 
 @pytest.fixture
 def upstream() -> Path:
-    """Our folder of upstream files."""
+    """Folder of our own files in the published tool's format."""
     return OURS / "upstream-taccl"

@@ -1,4 +1,4 @@
-"""Valid files of every format that is read, and hostile ones made of them: by structure, by line, by byte."""
+"""Random mutations of valid files of every input format: by structure, by line, by byte."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CORPUS = Path(__file__).parents[1] / "data" / "corpus"
 
-#: Values that no field has, or only at its limits.
+#: Values that no field accepts, or only as extremes.
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 2**31, 2**62, 2**64, 10**30, 0.5, -0.0, 1e-300, 1e300, "", " ", "x", "0",
     "1/0", "1e99", "1e999999999", "-1", "nan", "1MB", "9" * 4000, "a\nb", "\x1b[31m\x07", "\u202ename", "\ud800",
@@ -36,7 +36,7 @@ _TOML_VALUES = (
 
 
 def mutated(path: Path, random: random.Random) -> bytes:
-    """The content of a file after one to three changes."""
+    """Content of a file after one to three random changes."""
     content = path.read_bytes()
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         content = random.choice(_WAYS.get(path.suffix, _WAYS[".txt"]))(content, random)
@@ -44,7 +44,7 @@ def mutated(path: Path, random: random.Random) -> bytes:
 
 
 def _bytes(content: bytes, random: random.Random) -> bytes:
-    """Some bytes changed, swapped, cut out, doubled or put in."""
+    """Change, swap, delete, duplicate or insert some bytes."""
     if not content:
         return random.choice(_BYTES)
     a, b = sorted(random.randrange(len(content)) for _ in range(2))
@@ -60,7 +60,7 @@ def _bytes(content: bytes, random: random.Random) -> bytes:
 
 
 def _lines(content: bytes, random: random.Random) -> bytes:
-    """A line left out, doubled or moved; or what is behind its equals sign or colon changed."""
+    """Delete, duplicate or move a line, or change the text after its equals sign or colon."""
     lines = content.split(b"\n")
     at, to = random.randrange(len(lines)), random.randrange(len(lines))
     kind = random.randrange(5)
@@ -77,7 +77,7 @@ def _lines(content: bytes, random: random.Random) -> bytes:
 
 
 def _cells(content: bytes, random: random.Random) -> bytes:
-    """A word or an attribute's value exchanged for another of the file, or for a hostile one."""
+    """Replace a word or an attribute's value by another one of the file, or by a hostile value."""
     words = list(re.finditer(rb'"[^"]*"|[^\s"<>=,]+', content))
     if not words:
         return content
@@ -89,7 +89,7 @@ def _cells(content: bytes, random: random.Random) -> bytes:
 
 
 def _elements(content: bytes, random: random.Random) -> bytes:
-    """An element without children left out, doubled, or moved."""
+    """Delete, duplicate or move an XML element without children."""
     found = list(re.finditer(rb"<\w+[^<>]*/>", content))
     if not found:
         return content
@@ -99,7 +99,7 @@ def _elements(content: bytes, random: random.Random) -> bytes:
 
 
 def _values(content: bytes, random: random.Random) -> bytes:
-    """A value of a JSON file left out, doubled, renamed, or exchanged."""
+    """Delete, duplicate, rename or replace a value of a JSON file."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
@@ -127,7 +127,7 @@ def _values(content: bytes, random: random.Random) -> bytes:
 
 
 def _sealed(content: bytes, random: random.Random) -> bytes:
-    """A schedule file with a changed value, and its digests recomputed where it is still a schedule."""
+    """Change a value of a schedule file; if it is still a schedule, recompute its digests."""
     changed = _values(content, random)
     try:
         document = json.loads(changed)
@@ -148,7 +148,7 @@ def _sealed(content: bytes, random: random.Random) -> bytes:
 
 
 def _places(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to every value inside, and to itself."""
+    """Path of keys and indices to every nested value, including the value itself."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [here, *(place for key, each in inside for place in _places(each, (*here, key)))]
 

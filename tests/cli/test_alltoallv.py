@@ -1,4 +1,4 @@
-"""``--collective alltoallv --matrix FILE|SKEW``: exchanges with given bytes of each pair."""
+"""``--collective alltoallv --matrix FILE|SKEW``: exchanges with a given number of bytes per pair of ranks."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ WORDS = ["--topology", "ring:3", "--collective", "alltoallv"]
 
 @pytest.fixture
 def matrix(tmp_path):
-    """A file with 1 MB from rank 0 to rank 1, and 10 bytes back."""
+    """Path of a matrix with 1 MB from rank 0 to rank 1, and 10 bytes back."""
     path = tmp_path / "sizes.csv"
     path.write_text("0,1MB,0\n10,0,0\n0,0,0\n")
     return path
 
 
 def test_the_bound_of_a_matrix(run_json, matrix):
-    """1 MB has two ways to rank 1 and each takes half of it: 10 us, and 0.5 us of latency."""
+    """1 MB has two paths to rank 1, each of which carries half: 10 us, plus 0.5 us of latency."""
     code, found = run_json("bound", *WORDS, "--matrix", matrix)
     assert code == 0
     assert found["prices"]["divisible"]["bound_us"] == 10.5
 
 
 def test_the_bound_of_a_skew(run_json):
-    """The mean of a rank is the size: 2 MB to each of the two others, over a link each, and 0.5 us of latency."""
+    """The size is a rank's mean: 2 MB to each of the two others, over a link each, plus 0.5 us of latency."""
     code, found = run_json("bound", *WORDS, "--matrix", "zipf:0", "--size", "4MB")
     assert code == 0
     assert found["prices"]["divisible"]["bound_us"] == 40.5
@@ -36,7 +36,7 @@ def test_the_bound_of_a_skew(run_json):
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["FILE"], ["hot:3", "--size", "1MB"]], ids=["file", "skew"])
 def test_a_comparison_of_a_matrix(run_json, matrix, words):
-    """Backends are compared on the exchange."""
+    """``taccl compare`` accepts a matrix."""
     words = [matrix if word == "FILE" else word for word in words]
     common = ["--backends", "greedy", "--time-limit", "0.3", "--no-cache"]
     code, found = run_json("compare", *WORDS, "--matrix", *words, *common)
@@ -47,7 +47,9 @@ def test_a_comparison_of_a_matrix(run_json, matrix, words):
 
 @pytest.mark.slow
 def test_a_plan_of_a_matrix(run, matrix):
-    """A size scales all pairs, in chunks of one size, which programs need; a note says so."""
+    """``taccl plan`` scales all pairs to a size, in chunks of equal size, as programs require; a note says
+    so.
+    """
     words = ["--matrix", matrix, "--sizes", "1MB,2MB", "--time-limit", "4", "--runtime", "msccl", "--json"]
     code, out, err = run("plan", *WORDS, *words)
     assert code == 0
@@ -58,7 +60,7 @@ def test_a_plan_of_a_matrix(run, matrix):
 
 @pytest.mark.slow
 def test_a_schedule_of_a_matrix(run_json, matrix, tmp_path):
-    """The schedule has chunks of at most 100 KB of each pair, and verifies."""
+    """The schedule has chunks of at most 100 KB for each pair, and verifies."""
     path = tmp_path / "schedule.json"
     words = ["--matrix", matrix, "--chunk-size", "100KB", "--time-limit", "2", "-o", path]
     assert run_json("synthesize", *WORDS, *words)[0] == 0
@@ -81,7 +83,7 @@ def test_a_schedule_of_a_matrix(run_json, matrix, tmp_path):
     ids=["no matrix", "no skew", "another collective", "a size", "another number of ranks"],
 )
 def test_what_does_not_fit_is_refused(run, matrix, words, said):
-    """One sentence names the option."""
+    """A matrix that does not fit is refused in one sentence that names the option."""
     code, _, err = run("bound", *(matrix if word == "FILE" else word for word in words))
     assert code != 0
     assert said in err

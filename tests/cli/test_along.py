@@ -1,4 +1,4 @@
-"""``--along K,K``: a collective in each group of ranks that differ in some dimensions alone."""
+"""``--along K,K``: a collective in each group of ranks that differ only in the given dimensions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ WORDS = ["synthesize", "--topology", "multidim:ring4@100,switch2@50", "--size", 
 
 
 def problem_of(*words):
-    """The problem that these options describe."""
+    """Problem that the given options describe."""
     return problem_from_options(build_parser().parse_args([*WORDS, *words]))
 
 
 def test_dimensions_are_counted_from_1():
-    """The groups along dimension 2 have the ranks r and r + 4; the number of chunks is left open."""
+    """Groups along dimension 2 are the ranks r and r + 4; the number of chunks stays open."""
     problem = problem_of("--collective", "allgather", "--along", "2")
     assert [group.ranks for group in problem.collective.groups] == [(0, 4), (1, 5), (2, 6), (3, 7)]
     assert (problem.chunks_open, problem.size_bytes) == (True, 10**6)
@@ -33,6 +33,6 @@ def test_dimensions_are_counted_from_1():
     ],
 )
 def test_options_that_do_not_fit(words, said):
-    """A dimension that there is not, a root, and an exchange are refused."""
+    """A dimension that does not exist, a root and an exchange are refused."""
     with pytest.raises(InputError, match=said):
         problem_of(*words)

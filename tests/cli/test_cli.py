@@ -1,4 +1,4 @@
-"""The command line: what it prints where, and what it exits with."""
+"""The command line: its output on stdout and stderr, and its exit codes."""
 
 import json
 import os
@@ -29,7 +29,7 @@ class TestSynthesize:
 
     @pytest.mark.slow
     def test_summary(self, run):
-        """A person reads finish, bound and gap; a pipe gets nothing on stderr."""
+        """The text has finish, bound and gap; in a pipe nothing is on stderr."""
         code, out, err = run("synthesize", *SMALL, "--backend", "greedy")
         assert (code, err) == (0, "")
         assert out.startswith("allgather on ring:4, 4KB\n  finish")
@@ -37,13 +37,13 @@ class TestSynthesize:
         assert "gap" in out
 
     def test_a_person_does_not_wait_for_the_digest(self, run, monkeypatch):
-        """The hash of all transfers, which takes long for many, is made for ``--json`` alone."""
+        """The digest, which is slow for many transfers, is computed for ``--json`` only."""
         monkeypatch.setattr(taccl.Schedule, "digest", lambda _: pytest.fail("made"))
         assert run("synthesize", *SMALL, "--backend", "greedy")[0] == 0
 
     @pytest.mark.slow
     def test_json(self, run_json):
-        """The object has every figure that scripts rely on."""
+        """The JSON object has every documented figure."""
         code, values = run_json("synthesize", *SMALL, "--backend", "greedy")
         assert code == 0
         assert set(values) >= KEYS
@@ -52,14 +52,14 @@ class TestSynthesize:
 
     @pytest.mark.slow
     def test_output_verifies(self, run, tmp_path):
-        """``taccl verify`` accepts the output of ``-o``."""
+        """``taccl verify`` accepts the file that ``-o`` writes."""
         path = tmp_path / "out.json"
         assert run("synthesize", *SMALL, "--backend", "greedy", "-o", path)[0] == 0
         assert run("verify", path)[0] == 0
 
     @pytest.mark.slow
     def test_shipped_sketch(self, run_json):
-        """A shipped name is a sketch."""
+        """A sketch may be given by its shipped name."""
         name = "ndv2/sk1-n1"
         assert name in taccl.shipped_sketches()
         words = ("synthesize", name, "--collective", "allgather", "--size", "16MB", "--backend", "greedy")
@@ -67,18 +67,18 @@ class TestSynthesize:
         assert (code, values["verified"]) == (0, True)
 
     def test_upstream_files(self, run_json, upstream):
-        """Two upstream files are compared under upstream's cost model, whose GB/s are not known."""
+        """A topology and a sketch of the published tool use its cost model, in which GB/s are unknown."""
         code, values = run_json(
             "synthesize", upstream / "sketch" / "hub-n2.json", "--topology",
             upstream / "topo" / "hub-64KB.json", "--collective", "allgather", "--backend", "greedy",
             "--time-limit", 60,
         )  # fmt: skip
         assert (code, values["cost_model"], values["algbw_gb_per_s"]) == (0, "upstream", None)
-        # Two chunks one after the other to the other node, 7.5 + 12 each, and 5 from rank to rank there.
+        # Two chunks cross to the other node in sequence, 7.5 + 12 us each, and one more hop there takes 5 us.
         assert values["bound_us"] == 44
 
     def test_options_are_passed_on(self, run, monkeypatch):
-        """Every option of the search arrives in its unit."""
+        """Every option of the search is passed on in its unit."""
         passed = {}
 
         def fake(problem, **options):
@@ -121,7 +121,7 @@ class TestSynthesize:
 
     @pytest.mark.slow
     def test_result_of_a_file_that_failed(self, run, run_json, tmp_path, monkeypatch):
-        """If the file fails after all, the result is shown nevertheless, and the code is 2."""
+        """If writing the file fails at the end, the result is shown nevertheless, with exit code 2."""
 
         def full(*_, **__):
             raise errors.InputError("the disk is full", where="out.json")
@@ -138,7 +138,7 @@ class TestSynthesize:
     @pytest.mark.slow
     @pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
     def test_ctrl_c(self, tmp_path):
-        """Ctrl-C in a long search leaves either the best schedule so far, or code 130; no traceback."""
+        """Ctrl-C in a long search gives the best schedule so far, or exit code 130, without traceback."""
         command = [
             sys.executable, "-m", "taccl", "synthesize", "--topology", "dgx2", "--nodes", "2", "--collective",
             "allreduce", "--size", "1MB", "--time-limit", "60", "--json",
@@ -168,19 +168,19 @@ class TestVerify:
         ],
     )
     def test_program(self, run, name, code, word):
-        """A program for a runtime is run: a good one is ok, one that hangs is refused with its cycle."""
+        """A program is run: a correct one passes; one that deadlocks is refused with its cycle."""
         found, out, _ = run("verify", OURS / "msccl-xml" / f"{name}.xml")
         assert found == code
         assert word in out
 
     def test_valid(self, run, saved):
-        """A valid file is named with what was checked."""
+        """For a valid file the output names the file and the checks."""
         code, out, _ = run("verify", saved)
         assert code == 0
         assert out == f"{saved}: ok: 12 transfers in 12 sends, finish 1.04 us\n"
 
     def test_invalid(self, run, run_json, tmp_path):
-        """A schedule that breaks a rule is named with its violations, and the code is 1."""
+        """For an invalid schedule the output lists its violations, with exit code 1."""
         from taccl.schedule.schedule import make_schedule
 
         problem = taccl.make_problem(
@@ -199,7 +199,7 @@ class TestVerify:
     @pytest.mark.parametrize("verb", ["verify", "show"])
     @pytest.mark.parametrize("field", ["gap", "start"])
     def test_edited_file(self, run, saved, verb, field):
-        """A file that was edited is bad input, and neither a failed check nor shown as a fact."""
+        """A file that was edited is bad input, neither a failed check nor shown as valid."""
         document = json.loads(saved.read_text())
         if field == "gap":
             document["result"]["gap"] = 0.5
@@ -211,7 +211,7 @@ class TestVerify:
         assert "digest" in err and "was edited after it was saved" in err
 
     def test_upstream_algorithms(self, run_json, upstream):
-        """Output of the published tool is judged too."""
+        """Algorithms of the published tool are verified, too."""
         path = min((upstream / "algorithm").rglob("*.json"), key=lambda each: each.stat().st_size)
         code, values = run_json("verify", path)
         assert code == (0 if values["ok"] else 1)
@@ -241,7 +241,7 @@ class TestVerify:
         ],
     )
     def test_other_files(self, run, tmp_path, verb, name, content, word):
-        """A file that holds nothing to judge or to show is refused in one sentence."""
+        """A file that holds nothing to verify or show is refused in one sentence."""
         path = tmp_path / name
         path.write_bytes(content)
         code, out, err = run(verb, path)
@@ -254,14 +254,14 @@ class TestShow:
     """``taccl show``."""
 
     def test_schedule(self, run, saved):
-        """A schedule file shows its figures and first transfers."""
+        """``taccl show`` prints a schedule's figures and first transfers."""
         code, out, _ = run("show", saved, "--transfers", 2)
         assert code == 0
         assert "finish    1.04 us" in out
         assert "... and 10 more" in out
 
     def test_constants_that_a_file_replaces(self, run_json, tmp_path):
-        """A constant that a topology file gives is shown with its value, as the user's own."""
+        """A constant that a topology file replaces is shown with its value, as given by the user."""
         path = tmp_path / "slow.toml"
         path.write_text('schema = 1\nname = "slow"\nmachine = "ndv2"\n[constants]\nnvlink_alpha_us = 2.5\n')
         code, values = run_json("show", path)
@@ -270,14 +270,14 @@ class TestShow:
         assert "user" not in values["constants"]["nvlink_beta_us_per_mb"]["source"]
 
     def test_machine_constants_have_sources(self, run_json):
-        """Every constant of a machine comes with where it is from."""
+        """Every constant of a machine is shown with its source."""
         code, values = run_json("show", "ndv2", "--profile", "nominal")
         assert (code, values["kind"]) == (0, "topology")
         assert values["constants"]
         assert all(constant["source"] for constant in values["constants"].values())
 
     def test_fabric(self, run):
-        """A fabric shows its links by cost."""
+        """``taccl show`` lists a fabric's links by cost."""
         code, out, _ = run("show", "torus:4x4")
         assert code == 0
         assert "64     inside nodes" in out
@@ -292,7 +292,7 @@ class TestShow:
         ids=["a fabric", "a machine and no more", "a sketch"],
     )
     def test_a_file_is_known_by_its_content(self, run_json, tmp_path, text, kind, name):
-        """Topologies and sketches have the same ending."""
+        """Topologies and sketches, which share an ending, are told apart by their fields."""
         path = tmp_path / "mine.toml"
         path.write_text(text)
         code, values = run_json("show", path)
@@ -300,14 +300,14 @@ class TestShow:
 
     @pytest.mark.slow
     def test_upstream_files(self, run_json, upstream):
-        """Every upstream file is shown as what it is."""
+        """Each file of the published tool is shown as what it is: a topology or a sketch."""
         for path in sorted((upstream / "sketch").iterdir()):
             assert run_json("show", path)[1]["kind"] == "sketch"
         for path in sorted((upstream / "topo").iterdir()):
             assert run_json("show", path)[1]["kind"] == "topology"
 
     def test_rows_are_a_number(self, run, saved):
-        """Rows are counted, or -1 for all."""
+        """``--rows`` is a number of rows, or -1 for all."""
         assert "expected a number of rows" in run("show", saved, "--transfers", "x")[2]
         code, out, _ = run("show", saved, "--transfers", "-1")
         assert (code, "... and" in out) == (0, False)
@@ -319,47 +319,51 @@ class TestBaseline:
 
     @pytest.mark.parametrize("name", ["best", "ring"])
     def test_the_fastest_by_the_limit_is_the_answer(self, run, monkeypatch, name):
-        """Once the schedule's share of the time has passed, the answer says that faster ones were not sought."""
+        """A baseline verified by the end of its share of the time is returned, and a message says that others
+        were not tried.
+        """
         monkeypatch.setattr("taccl.cli.verbs.baseline._SCHEDULE_SHARE", 0.0)
         code, out, err = run("baseline", name, *SMALL)
         assert (code, "verified" in out) == (0, True)
         assert "stopped by the time limit; this is the fastest baseline so far" in err
 
     def test_without_any_baseline_by_the_limit_more_time_is_asked_for(self, run):
-        """The exit code is 1: no schedule was found."""
+        """If no baseline ends within the limit, the exit code is 1, and the message advises more time."""
         code, _, err = run("baseline", "ring", *SMALL, "--time-limit", "0.000001")
         assert (code, "give more time" in err) == (1, True)
 
     def test_json(self, run_json):
-        """A baseline has the figures of a synthesized result."""
+        """The JSON object of a baseline has the figures of a synthesized result."""
         code, values = run_json("baseline", "ring", *SMALL)
-        # Two hops each way at best: 0.5 us + 1000 B / (50 GB/s) each.
+        # At least two hops each way: 0.5 us + 1000 B / (50 GB/s) each.
         assert (code, values["finish_us"], values["gap_in_chunks"]) == (0, 1.04, 0)
-        # Cut at will, half of the bytes go each way in each hop, in 1.02 us; that scope was asked for.
+        # Over all chunkings, half of the bytes go each way in each hop, in 1.02 us; this scope was requested.
         assert values["gap"] == values["gap_of_every_cut"] == pytest.approx(2 / 102)
         assert set(values) >= KEYS
 
     @pytest.mark.slow
     def test_of_a_sketch(self, run_json, sketch_file):
-        """A sketch gives the machine, its nodes and the chunk size."""
+        """A sketch gives the machine, its nodes and the chunk size of a baseline."""
         code, values = run_json("baseline", "hierarchical", sketch_file, "--collective", "allgather")
         assert (code, values["topology"], values["size_bytes"]) == (0, "ndv2 x2", 16_000_000)
 
     @pytest.mark.slow
     def test_nodes_rescale_the_sketch(self, run_json, sketch_file):
-        """``--nodes`` rescales a sketch."""
+        """``--nodes`` rescales a sketch to another number of nodes."""
         code, values = run_json("baseline", "ring", sketch_file, "--collective", "allgather", "--nodes", 3)
         assert (code, values["topology"]) == (0, "ndv2 x3")
 
     def test_list(self, run, run_json):
-        """``--list`` names every baseline, with a sentence on it."""
+        """``--list`` names every baseline, with a sentence about it."""
         assert list(run_json("baseline", "--list")[1]["baselines"]) == [*taccl.baselines.BASELINES, "nccl"]
         rows = run("baseline", "--list")[1].splitlines()
         assert all(row.split(maxsplit=1)[1].endswith(".") for row in rows)
 
     @pytest.mark.slow
     def test_what_nccl_considered_is_shown(self, run_json, run):
-        """A table of all algorithms and protocols with their times, and why there is no NVLS."""
+        """The answer has a table of all NCCL algorithms and protocols with times, and why NVLS is
+        unavailable.
+        """
         words = ("nccl", "dgx-h100", "--profile", "nccl", "--collective", "allreduce", "--size", "1KB")
         every = {(a, p) for a in ("ring", "tree") for p in ("ll", "ll128", "simple")}
         for added, sums in (((), {("nvls", "simple")}), (("--no-nvls",), set())):
@@ -371,7 +375,7 @@ class TestBaseline:
 
 
 def test_backends(run, run_json):
-    """Each backend is available, or says why not, and has a row for a person."""
+    """Each backend is available or has a reason why not, and a line in the text."""
     code, values = run_json("backends")
     assert (code, "greedy" in [row["name"] for row in values["backends"]]) == (0, True)
     assert all(row["available"] or row["why_not"] for row in values["backends"])
@@ -380,17 +384,21 @@ def test_backends(run, run_json):
 
 
 class TestProblem:
-    """Options that make a problem."""
+    """Options that describe the problem."""
 
     @pytest.mark.parametrize("name", ["all_gather", "All-Gather", "ALLGATHER", "all gather"])
     def test_spelling_of_a_collective(self, run_json, name):
-        """Case, dashes and underscores do not matter, nor the case of a baseline."""
+        """Case, dashes and underscores in a collective's name do not matter, nor does case in a
+        baseline's.
+        """
         code, values = run_json("baseline", "Ring", *RING, "--size", "4KB", "--collective", name)
         assert (code, values["collective"]) == (0, "allgather")
 
     @pytest.mark.parametrize("name", taccl.collectives.COLLECTIVES)
     def test_chunks_are_counted_before_they_are_made(self, name):
-        """N pieces of each rank's part make N times the chunks, for every collective."""
+        """With N chunks per rank, every collective has N times the chunks, which are counted before they are
+        made.
+        """
         one, five = (
             taccl.collectives.make(name, 3, chunks_per_rank=k, **arguments_for(name, 3)).num_chunks
             for k in (1, 5)
@@ -400,7 +408,7 @@ class TestProblem:
     @pytest.mark.slow
     @pytest.mark.parametrize("verb", ["bound", "synthesize", "compare"])
     def test_usual_size(self, run, verb):
-        """Without a sketch and a size 64 MB are taken, and stderr says so."""
+        """Without a sketch and a size, the size is 64 MB, and stderr says so."""
         words = ("--backends", "greedy", "--no-cache", "--time-limit", 1) if verb == "compare" else ()
         code, out, err = run(verb, "--topology", "ring:4", "--collective", "allgather", *words)
         assert code == 0
@@ -417,7 +425,9 @@ class TestProblem:
 
     @pytest.mark.slow
     def test_upstream_cost_models(self, run_json, upstream):
-        """Two upstream files mean upstream's costs, unless the physical model is asked for."""
+        """A topology and a sketch of the published tool use its costs, unless the physical model is
+        requested.
+        """
         words = (
             "bound", upstream / "sketch" / "ndv2-n2.json", "--topology",
             upstream / "topo" / "ndv2-2MB.json", "--collective", "allgather",
@@ -427,7 +437,9 @@ class TestProblem:
 
     @pytest.mark.slow
     def test_upstream_topology_with_another_sketch(self, run_json, upstream, sketch_file):
-        """With a sketch of ours an upstream topology stands for its machine."""
+        """With a sketch of taccl's own, a topology file of the published tool stands for the machine that it
+        names.
+        """
         _, values = run_json(
             "bound", sketch_file, "--topology", upstream / "topo" / "ndv2-2MB.json",
             "--collective", "allgather",
@@ -436,7 +448,7 @@ class TestProblem:
 
     @pytest.mark.slow
     def test_topology_file_keeps_its_nodes(self, run, tmp_path):
-        """``--nodes`` cannot contradict a topology file."""
+        """``--nodes`` is refused if it contradicts a topology file."""
         path = tmp_path / "mine.toml"
         path.write_text('schema = 1\nmachine = "ndv2"\nnodes = 2\n')
         words = ("bound", "--topology", path, "--collective", "allgather", "--size", "16MB", "--nodes")
@@ -463,7 +475,7 @@ class TestErrors:
         ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
     )
     def test_exit_codes(self, run, run_json, monkeypatch, error, code):
-        """Each kind of error has its code, one line on stderr, and one object under ``--json``."""
+        """Each kind of error has its exit code, one line on stderr, and one object under ``--json``."""
 
         def fail(*_, **__):
             raise error
@@ -479,14 +491,14 @@ class TestErrors:
         assert (values["exit_code"], values["where"]) == (code, where)
 
     def test_traceback_on_demand(self, run, monkeypatch):
-        """With TACCL_TRACEBACK=1 an error shows where it is from, and keeps its code."""
+        """With TACCL_TRACEBACK=1 an error has a traceback, and the same exit code."""
         monkeypatch.setenv("TACCL_TRACEBACK", "1")
         code, _, err = run("show", "nosuch")
         assert code == 2
         assert "Traceback" in err
 
     def test_warnings(self, run, tmp_path):
-        """A warning of ours is one line on stderr, and no error."""
+        """A warning is one line on stderr, and does not change the exit code."""
         path = tmp_path / "fine.toml"
         path.write_text('schema = 1\nfabric = "ring:4"\nalpha_us = 0.00000000001\n')
         code, out, err = run("bound", "--topology", path, "--collective", "allgather", "--size", "4MB")
@@ -495,7 +507,7 @@ class TestErrors:
         assert out.startswith("allgather on ring:4")
 
     def test_argument_errors_under_json(self, run, run_json):
-        """A wrong argument is one object too."""
+        """Under ``--json`` a wrong argument is reported as one object, too."""
         code, values = run_json("bound", *SMALL, "--nodes", "x")
         assert (code, values["exit_code"]) == (2, 2)
         said = json.loads(run("--json", "show", "ring:4")[1])["error"]
@@ -503,7 +515,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_help_of_verbs(self, run, verb):
-        """Every verb is in the help of all, and has one of its own, which ends with two commands that it takes."""
+        """Every verb is in the general help, and its own help ends with two commands that work."""
         code, out, _ = run("--help")
         assert (code, verb in out.split()) == (0, True)
         code, out, _ = run(verb, "--help")
@@ -515,13 +527,13 @@ class TestErrors:
             build_parser().parse_args(shlex.split(example)[1:])
 
     def test_help_under_json(self, run):
-        """Help and version are objects too."""
+        """Under ``--json`` help and version are objects, too."""
         assert "usage" in json.loads(run("--help", "--json")[1])["help"]
         assert json.loads(run("--version", "--json")[1]) == {"version": taccl.__version__}
 
 
 class TestProcess:
-    """The command as a process."""
+    """The command as a separate process."""
 
     @pytest.mark.slow
     def test_version(self):
@@ -531,14 +543,14 @@ class TestProcess:
 
     @pytest.mark.slow
     def test_quiet_in_a_pipe(self):
-        """In a pipe nothing but the answer is written."""
+        """In a pipe only the answer is written."""
         done = in_process("baseline", "best", *SMALL)
         assert (done.returncode, done.stderr) == (0, "")
 
     @pytest.mark.slow
     @pytest.mark.skipif(sys.platform == "win32", reason="closes a POSIX pipe")
     def test_broken_pipe(self):
-        """A reader that goes away is no error."""
+        """If the reader closes the pipe, the command ends without an error."""
         reader, writer = os.pipe()
         os.close(reader)
         command = [sys.executable, "-m", "taccl", "show", "ndv2"]
@@ -555,11 +567,11 @@ class TestProcess:
 
 
 class TestOneRank:
-    """Topologies of one rank, without any send."""
+    """Topologies of one rank, whose schedules have no sends."""
 
     @pytest.fixture
     def alone(self, tmp_path):
-        """A topology file without links."""
+        """Path of a topology file without links."""
         path = tmp_path / "alone.toml"
         path.write_text('schema = 1\nname = "alone"\nnodes = 1\nranks_per_node = 1\nlink = []\n')
         return path
@@ -579,7 +591,7 @@ class TestOneRank:
         ],
     )
     def test_synthesize(self, run_json, alone, name):
-        """The empty schedule, which is the best."""
+        """The result is the empty schedule, which is optimal."""
         code, values = run_json(
             "synthesize", alone, "--collective", name, "--size", "1MB", "--time-limit", "2"
         )
@@ -587,7 +599,7 @@ class TestOneRank:
         assert values["algbw_gb_per_s"] is None
 
     def test_plan(self, run, alone):
-        """One range of sizes, which all take no time."""
+        """The plan has one range of sizes, all of which take no time."""
         code, out, _ = run(
             "plan", alone, "--collective", "allreduce", "--sizes", "1KB,1MB", "--time-limit", "1"
         )
@@ -596,7 +608,7 @@ class TestOneRank:
 
 
 def test_the_limit_of_the_command_counts_from_the_start_of_its_process(monkeypatch):
-    """Words in hand are a call, whose limit counts from the call."""
+    """The time limit counts from the start of the process, or from the call if arguments are passed."""
     given = []
     monkeypatch.setattr("taccl.cli.command.run", lambda *_, began_s: given.append(began_s) or 0)
     monkeypatch.setattr("taccl.cli.process_began_s", lambda: -5.0)

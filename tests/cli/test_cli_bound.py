@@ -1,4 +1,4 @@
-"""``taccl bound``, ``taccl explain`` and ``taccl simulate``: what they say, and what they exit with."""
+"""``taccl bound``, ``taccl explain`` and ``taccl simulate``: output and exit codes."""
 
 from types import SimpleNamespace
 
@@ -15,9 +15,9 @@ class TestBound:
     """``taccl bound``."""
 
     def test_json(self, run_json):
-        """The bound comes with what limits, its witness, and the bounds that it is set beside."""
+        """The JSON object has the bound, its bottleneck, its witness, and the other bounds for comparison."""
         code, values = run_json("bound", *SMALL)
-        # Two hops of 0.5 us + 1000 B / (50 GB/s) each; of divisible data, which was asked for, half goes each way.
+        # Two hops of 0.5 us + 1000 B / (50 GB/s) each; for divisible data, as requested, half goes each way.
         assert (code, values["bound_us"], values["kind"]) == (0, 1.02, "mean flow time")
         assert (values["scope"], values["prices"]["bound"]["bound_us"]) == ("all chunkings", 1.04)
         assert values["bound_limits"]
@@ -28,7 +28,9 @@ class TestBound:
         assert (values["in_switches"], values["checked"]) == (None, None)
 
     def test_text(self, run):
-        """A person reads the bound, the most GB/s, what limits, and the three prices."""
+        """The text has the bound, the highest bandwidths, the bottleneck, and the bound for 1 chunk per
+        rank.
+        """
         code, out, _ = run("bound", *SMALL)
         assert code == 0
         for words in (
@@ -43,7 +45,7 @@ class TestBound:
 
     @pytest.mark.slow
     def test_show_names_the_scope_of_bound_and_gap(self, run, tmp_path):
-        """A saved schedule shows the bound and gap that the synthesis printed, with the same words."""
+        """``taccl show`` prints a saved schedule's bound and gap in the words of the synthesis."""
         file = tmp_path / "found.json"
         _, found, _ = run("synthesize", "ndv2/sk1", "--collective", "allgather", "-o", file)
         _, out, _ = run("show", file)
@@ -52,7 +54,7 @@ class TestBound:
         assert f"gap       {gap}\n" in out
 
     def test_a_passed_limit_is_said(self, run, monkeypatch):
-        """The bound that was found by then is shown, with a warning."""
+        """If the time limit passes, the best bound so far is shown, with a warning."""
         monkeypatch.setattr(taccl, "prices", lambda problem, time_limit_s: prices(problem))
         code, out, err = run("bound", *SMALL, "--time-limit", "0.000001")
         assert (code, "1.02 us over all chunkings" in out) == (0, True)
@@ -60,13 +62,13 @@ class TestBound:
 
     @pytest.mark.slow
     def test_price_of_a_sketch_is_shown(self, run):
-        """Under a sketch it is said what that costs."""
+        """Under a sketch the output states the sketch's cost."""
         _, out, _ = run("bound", "ndv2/sk1", "--collective", "scatter")
         assert "without sketch  " in out and "; the sketch costs +" in out
 
     @pytest.mark.slow
     def test_saved_schedule(self, run, run_json, saved):
-        """The problem in a schedule's file is bounded, and the schedule set beside it."""
+        """The problem of a schedule file is bounded, and compared with the schedule."""
         code, values = run_json("bound", saved)
         assert (code, values["bound_us"]) == (0, 1.04)
         assert (values["schedule"]["finish_us"], values["schedule"]["gap"]) == (1.04, 0.0)
@@ -79,7 +81,7 @@ class TestBound:
 
     @pytest.mark.slow
     def test_algorithm_of_the_published_tool(self, run, run_json, saved, tmp_path):
-        """So is that of an algorithm, whose chunks the command line may size."""
+        """The problem of a published tool's algorithm is bounded, too; an option may give its chunk size."""
         path = tmp_path / "algorithm"
         assert run("convert", saved, path, "--to", "upstream-algorithm")[0] == 0
         code, values = run_json("bound", path, "--chunk-size", "1KB", "--time-unit-us", "1/10")
@@ -88,7 +90,7 @@ class TestBound:
 
     @pytest.mark.slow
     def test_price_of_a_sketch(self, run_json, sketch_file):
-        """A sketch that leaves a link between nodes costs something."""
+        """A sketch that removes a link between nodes has a cost."""
         _, values = run_json("bound", sketch_file, "--collective", "allgather")
         assert values["prices"]["sketch"] > 0
 
@@ -96,12 +98,12 @@ class TestBound:
         ("collective", "is_shared"), [("allreduce", True), ("reduce", False), ("alltoall", False)]
     )
     def test_sums_in_switches(self, run_json, collective, is_shared):
-        """If all ranks need one sum, reduction inside switches is bounded too."""
+        """If all ranks need one sum, the bound covers reduction in switches, too."""
         _, values = run_json("bound", *RING, "--collective", collective)
         assert (values["in_switches"] is not None) == is_shared
 
     def test_check(self, run, run_json):
-        """``--check`` works the proof out again."""
+        """``--check`` evaluates the certificate again."""
         code, values = run_json("bound", *SMALL, "--check")
         assert (code, values["checked"]) == (0, True)
         assert "the witness proves the bound" in run("bound", *SMALL, "--check")[1]
@@ -119,14 +121,14 @@ class TestExplain:
 
     @pytest.mark.slow
     def test_feasible(self, run_json, sketch_file):
-        """Each clause of a feasible sketch has its cost."""
+        """Each clause of a feasible sketch is listed with its cost."""
         code, values = run_json("explain", sketch_file, "--collective", "allgather")
         assert (code, values["feasible"]) == (0, True)
         assert any("internode.connections" in cost["clause"] for cost in values["costs"])
 
     @pytest.mark.slow
     def test_infeasible(self, run, run_json, tmp_path):
-        """An infeasible sketch names the clashing clauses and a change, with code 1."""
+        """For an infeasible sketch the output names the clashing clauses and a remedy, with exit code 1."""
         path = tmp_path / "none.toml"
         path.write_text(SKETCH.replace("{ 0 = [1] }", "{}"))
         code, out, err = run("explain", path, "--collective", "allgather")
@@ -140,14 +142,14 @@ class TestSimulate:
     """``taccl simulate``."""
 
     def test_own_assumptions(self, run_json, saved):
-        """Under its own assumptions a schedule finishes when it says."""
+        """Under the topology's own assumptions the simulated finish is the schedule's."""
         code, values = run_json("simulate", saved)
         assert (code, values["finish_us"], values["sizes"][0]["finish_us"]) == (0, 1.04, 1.04)
-        # Three chunks go into each rank over two links: some link takes two, and is then never idle.
+        # Three chunks enter each rank over two links: some link carries two, and is never idle.
         assert values["sizes"][0]["interval_us"] == pytest.approx(1.04)
 
     def test_sizes(self, run, run_json, saved):
-        """One row for each size, whose alpha and beta are those of the topology."""
+        """There is one row for each size; alpha and beta are those of the topology."""
         words = ("simulate", saved, "--sizes", "4KB,4MB")
         # Two hops of 0.5 us + 1 MB / (50 GB/s) = 20.5 us.
         assert [row["finish_us"] for row in run_json(*words)[1]["sizes"]] == [1.04, 41.0]
@@ -156,7 +158,7 @@ class TestSimulate:
         assert "41 us" in out
 
     def test_options_are_passed_on(self, run_json, saved, monkeypatch):
-        """Every option arrives in its type."""
+        """Every option is passed on with its type."""
         from taccl.analysis.simulation import simulate as module
 
         whole, passed = module.simulate, []
@@ -178,7 +180,7 @@ class TestSimulate:
         )
 
     def test_size_that_is_not_known(self, run, upstream):
-        """A parameter of the function called is named as the option that it came from."""
+        """If a parameter of the called function is at fault, the message names the option that set it."""
         path = min((upstream / "algorithm").rglob("*.json"), key=lambda each: each.stat().st_size)
         code, _, err = run("simulate", path, "--sizes", "1MB")
         assert code == 2
@@ -197,7 +199,7 @@ def test_a_topology_may_stand_where_a_sketch_does(run):
 
 @pytest.mark.slow
 def test_chunks_that_may_merge_are_bounded_so(run_json):
-    """If the number of chunks is open, small ones merge in a node, and no schedule is below the bound."""
+    """If the number of chunks is open, small chunks merge in a node, and no schedule is below the bound."""
     words = ("dgx2", "--nodes", 1, "--collective", "allgather", "--size", "16KB")
     code, values = run_json("bound", *words)
     assert code == 0
@@ -206,7 +208,7 @@ def test_chunks_that_may_merge_are_bounded_so(run_json):
 
 
 def test_the_bound_beside_a_schedule_is_worked_out_once(run_json, saved, monkeypatch):
-    """Its gap is to the bound on the same screen, and not to one that another budget found."""
+    """A schedule's gap refers to the bound shown with it, not to one found with another budget."""
     monkeypatch.setattr(taccl, "lower_bound", None)
     code, values = run_json("bound", saved)
     assert code == 0

@@ -12,7 +12,7 @@ from taccl.cli.verbs import compare
 from tests.fuzzing import MANY
 from tests.hardships import without_privileges
 
-#: With as many chunks as are said, as choosing their number takes longer than the runs.
+#: With a given number of chunks, as choosing it would take longer than the runs.
 RUNS = (
     "--collective", "allgather", "--chunks-per-rank", "1", "--backends", "greedy", "--time-limit", "5", "--workers", "1",
 )  # fmt: skip
@@ -22,12 +22,12 @@ SWEEP = ("sweep", "ring:4", *RUNS)
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A cache of its own for each test."""
+    """Cache folder of the test's own."""
     monkeypatch.setenv("TACCL_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path
 
 
-#: Titles of a table of runs of one seed.
+#: Column titles of a table with one seed.
 COLUMNS = [
     "backend",
     "chunks/rank",
@@ -42,7 +42,7 @@ COLUMNS = [
 
 @pytest.mark.slow
 def test_compare_as_text(run):
-    """A line for each run, with what tells them apart."""
+    """The text has a line for each run, with the properties in which runs differ."""
     code, out, err = run(*SMALL, "--seeds", "0:2")
     assert (code, err) == (0, "")
     title, head, *rows = out.splitlines()
@@ -63,7 +63,7 @@ def test_details_are_columns(run):
 
 @pytest.mark.slow
 def test_a_run_that_was_not_begun_leaves_the_title(run_json):
-    """After Ctrl-C nothing is known of the first run: the title is that of the others."""
+    """After Ctrl-C nothing is known of the run that did not start; the title comes from the others."""
     known = run_json(*SMALL)[1]["rows"]
     asked = {name: known[0][name] for name in ("sketch", "seed")} | {"backend": "highs", "status": "not run"}
     title, head, *rows = compare._text([dict.fromkeys(known[0]) | asked, *known]).splitlines()
@@ -74,7 +74,7 @@ def test_a_run_that_was_not_begun_leaves_the_title(run_json):
 
 @pytest.mark.slow
 def test_modules_of_the_current_folder_are_left_alone(run, monkeypatch):
-    """Processes that are started for runs import nothing that is called like a library's, such as json.py."""
+    """Worker processes import no module of the current folder that has a library's name, such as json.py."""
     monkeypatch.setenv("PYTHONSAFEPATH", "")
     run(*SMALL)
     assert os.environ["PYTHONSAFEPATH"] == "1"
@@ -82,7 +82,7 @@ def test_modules_of_the_current_folder_are_left_alone(run, monkeypatch):
 
 @pytest.mark.slow
 def test_compare_as_json(run_json):
-    """Every column of every run."""
+    """The JSON has every column of every run."""
     code, values = run_json(*SMALL)
     (row,) = values["rows"]
     # Two hops of 0.5 us + 1000 B / (50 GB/s).
@@ -105,7 +105,7 @@ def test_a_second_call_says_that_it_read(run):
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["csv", "json"])
 def test_the_table_in_a_file(run, folder, ending):
-    """Each format gives back what was found; a file is not replaced unasked."""
+    """Each file format returns the same table; an existing file is replaced only on request."""
     import pandas as pd
 
     path = folder / f"table.{ending}"
@@ -120,7 +120,7 @@ def test_the_table_in_a_file(run, folder, ending):
 
 @pytest.mark.slow
 def test_no_schedule_at_all(run):
-    """The answer is no: exit code 1, with the reason."""
+    """Without any schedule the exit code is 1, with the reason."""
     code, out, err = run(
         "compare", "ring:4", "--collective", "allgather", "--size", "1KB", "--backends", "pulp:MOSEK"
     )
@@ -130,7 +130,7 @@ def test_no_schedule_at_all(run):
 
 @pytest.mark.slow
 def test_sweep(run_json):
-    """Sketches, sizes and cuts make rows in the order they are named."""
+    """Sketches, sizes and numbers of chunks give rows in the order of the arguments."""
     code, values = run_json(*SWEEP, "--sizes", "1KB:100KB", "--chunks-per-rank", "1,2")
     found = [(row["size_bytes"], row["chunks_per_rank"]) for row in values["rows"]]
     assert (code, found) == (0, [(s, k) for s in (1000, 10_000, 100_000) for k in (1, 2)])
@@ -138,7 +138,7 @@ def test_sweep(run_json):
 
 @pytest.mark.slow
 def test_sweep_as_text(run):
-    """Only what differs between runs has a column; a sketch that does not fit says why."""
+    """Only properties in which runs differ have a column; a sketch that does not fit has the reason."""
     code, out, _ = run(*SWEEP, "--sizes", "1KB,4KB", "--sketches", "none,ndv2/sk1")
     assert code == 0
     assert out.splitlines()[1].split()[:3] == ["sketch", "size", "backend"]
@@ -156,7 +156,7 @@ def test_sweep_as_text(run):
     ],
 )
 def test_sizes(run_json, text, sizes):
-    """One, several, or from one to another by a factor."""
+    """``--sizes`` is one size, a list, or a range with a factor."""
     _, values = run_json(*SWEEP, "--sizes", text)
     assert [row["size_bytes"] for row in values["rows"]] == sizes
 
@@ -183,7 +183,7 @@ def test_cache_info_and_clear(run, run_json, folder):
 
 
 def changed(*keys, **values):
-    """A file of a result in which something was changed."""
+    """Text of a stored result with some fields changed."""
 
     def change(path):
         document = inner = json.loads(path.read_text())
@@ -214,7 +214,7 @@ def holds(text):
     return lambda path: path.write_bytes(text)
 
 
-#: Damage to stored results: a name and a change of one file each.
+#: {name of a damage: function that applies it to a stored file}.
 DAMAGE = {
     "cut short": cut_short, "garbage": holds(bytes(range(256))), "empty": holds(b""),
     **{text.decode(): holds(text) for text in (
@@ -236,7 +236,7 @@ DAMAGE = {
 
 @pytest.fixture
 def stored(run_json, folder):
-    """The answers of two commands, and the two results that each left in the cache."""
+    """(answers of two commands, cached files of their two results)."""
     found = {}
     for words in ((*SMALL, "--seeds", "0:2"), (*SWEEP, "--sizes", "4KB,8KB")):
         rows = run_json(*words)[1]["rows"]
@@ -248,7 +248,7 @@ def stored(run_json, folder):
 
 
 def is_made_anew(run, words, rows):
-    """True if a command repeats its earlier results in runs of its own, and warns once."""
+    """True if a command computes its earlier results again, with one warning."""
     code, out, err = run(*words, "--json")
     measured = ("finish_us", "bound_us", "gap", "status", "num_transfers", "schedule_digest")
     again = json.loads(out)["rows"]
@@ -262,7 +262,7 @@ def is_made_anew(run, words, rows):
 
 @pytest.mark.slow
 def test_damaged_results_are_made_anew(run, stored):
-    """Whatever is in the files of two results: the right figures, and one warning for both."""
+    """Whatever two damaged results contain, the figures are right, with one warning for both."""
     for words, (rows, paths) in stored.items():
         whole = [path.read_bytes() for path in paths]
         for damage in list(DAMAGE.values())[:: 1 if MANY else 4 if words[0] == "compare" else 7]:
@@ -277,7 +277,7 @@ def test_damaged_results_are_made_anew(run, stored):
 
 @pytest.mark.slow
 def test_results_of_each_other_are_made_anew(run, stored):
-    """Two files that changed places are right in themselves, and wrong where they are."""
+    """Results swapped between their files are valid in themselves, but refused under their new keys."""
     for words, (rows, (first, second)) in stored.items():
         contents = first.read_bytes(), second.read_bytes()
         second.write_bytes(contents[0])
@@ -287,7 +287,7 @@ def test_results_of_each_other_are_made_anew(run, stored):
 
 @pytest.mark.slow
 def test_a_file_in_place_of_the_cache(run, folder, stored, monkeypatch):
-    """Nothing can be stored, which is said once."""
+    """If a file is in place of the cache folder, nothing is stored, and one message says so."""
     (folder / "file").touch()
     monkeypatch.setenv("TACCL_CACHE_DIR", str(folder / "file"))
     for words, (rows, _) in stored.items():
@@ -327,7 +327,7 @@ def test_a_user_without_rights(stored, folder):
 
 @pytest.mark.parametrize("index", [b"", b"[]", b"{}", b"\xff\xfe", b'{"format": 3}'])
 def test_a_plan_whose_index_is_damaged_is_not_replaced(run, folder, index):
-    """`plan` reads no results; a folder that it cannot tell for a plan stays as it is."""
+    """`plan` reads no results; a folder whose index is damaged is not replaced."""
     (folder / "plan").mkdir()
     (folder / "plan" / "plan.json").write_bytes(index)
     code, _, err = run("plan", "ring:4", "--collective", "allgather", "-o", folder / "plan", "--force")

@@ -1,4 +1,4 @@
-"""``taccl convert``: from file to file, with what is lost on stderr."""
+"""``taccl convert``: from file to file, with losses reported on stderr."""
 
 import json
 
@@ -30,7 +30,7 @@ def test_ending_tells_the_format(run, saved, tmp_path, target):
 
 
 def test_traces_are_files_of_ranks(run_json, saved, tmp_path):
-    """Four ranks are four files, and the JSON names them, and what is lost."""
+    """A trace of four ranks is four files; the JSON lists them, and what they omit."""
     code, values = run_json("convert", saved, tmp_path / "x.et")
     assert (code, values["from"], values["to"]) == (0, "taccl-schedule", "chakra")
     assert values["files"] == [str(tmp_path / f"x.{rank}.et") for rank in range(4)]
@@ -39,7 +39,7 @@ def test_traces_are_files_of_ranks(run_json, saved, tmp_path):
 
 @pytest.mark.slow
 def test_instances_as_needed_are_told(run, run_json, saved, tmp_path):
-    """Chunks of 1000 bytes are not cut any further, and the answer says so; as do ranges of a plan."""
+    """Chunks of 1000 bytes are not cut further, and the answer says so; ranges of a plan behave alike."""
     words = ("--set", "instances=auto")
     code, values = run_json("convert", saved, tmp_path / "x.xml", *words)
     assert (code, values["notes"][0][:13]) == (0, "instances: 1,")
@@ -54,7 +54,7 @@ def test_instances_as_needed_are_told(run, run_json, saved, tmp_path):
 
 
 def test_there_and_back(run, saved, tmp_path):
-    """A schedule goes to the published tool's format, and comes back with its size and times."""
+    """A schedule converted to the published tool's format and back keeps its size and times."""
     there, back = tmp_path / "there", tmp_path / "back.json"
     assert run("convert", saved, there, "--to", "upstream-algorithm", "--set", "time-unit-us=1/5")[0] == 0
     words = ("--time-unit-us", "1/5", "--set", "chunk_size=1000")
@@ -65,7 +65,7 @@ def test_there_and_back(run, saved, tmp_path):
 
 
 def test_other_topology_times_anew(run, run_json, saved, tmp_path):
-    """An algorithm of the published tool is re-timed on another ring, whose hops take 0.52 us, too."""
+    """An algorithm of the published tool is re-timed on another ring, whose hops also take 0.52 us."""
     there = tmp_path / "there"
     run("convert", saved, there, "--to", "upstream-algorithm")
     code, values = run_json(
@@ -77,7 +77,7 @@ def test_other_topology_times_anew(run, run_json, saved, tmp_path):
 
 @pytest.mark.slow
 def test_schedule_that_does_not_fit_is_the_answer_no(run, tmp_path):
-    """A scan has no place in an algorithm of the published tool: exit code 1."""
+    """A scan cannot be written as an algorithm of the published tool: exit code 1."""
     words = [*SMALL]
     words[words.index("allgather")] = "scan"
     path = tmp_path / "scan.json"
@@ -88,7 +88,7 @@ def test_schedule_that_does_not_fit_is_the_answer_no(run, tmp_path):
 
 
 def test_program_is_for_sizes_about_that_of_its_schedule(run, saved, tmp_path):
-    """A schedule of 4 KB is for 2 KB to 8 KB, as long as ``--set`` says nothing else, with units too."""
+    """A program of a 4 KB schedule is for 2 KB to 8 KB, unless ``--set`` gives a range, also with units."""
     path = tmp_path / "x.xml"
     assert run("convert", saved, path)[0] == 0
     assert 'minBytes="2000" maxBytes="8000"' in path.read_text()
@@ -101,7 +101,7 @@ def test_program_is_for_sizes_about_that_of_its_schedule(run, saved, tmp_path):
 
 @pytest.mark.slow
 def test_long_threadblocks_are_split_with_a_word(run, tmp_path):
-    """A plan for MSCCL++ of more than 64 operations a threadblock is written, and stderr says how."""
+    """An MSCCL++ plan with more than 64 operations per threadblock is split, and stderr says so."""
     words = ("--topology", "ring:5", "--collective", "alltoall", "--chunks-per-rank", 8, "--size", "40KB")
     path, plan = tmp_path / "alltoall.json", tmp_path / "x.plan.json"
     assert run("baseline", "pairwise", *words, "-o", path)[0] == 0

@@ -1,4 +1,4 @@
-"""``taccl diagnose``: one page on the terminal, plain values, and a page in HTML."""
+"""``taccl diagnose``: text on the terminal, plain values, and an HTML page."""
 
 import json
 
@@ -10,7 +10,7 @@ from tests.explore.degraded import RINGS, node_log
 
 @pytest.fixture
 def log(tmp_path):
-    """A log of eight H100 without sums in the switch."""
+    """Path of a log of eight H100 without in-switch sums."""
     path = tmp_path / "a.log"
     path.write_text(node_log(RINGS))
     return str(path)
@@ -18,7 +18,7 @@ def log(tmp_path):
 
 @pytest.mark.slow
 def test_a_page_on_the_terminal_has_verdict_limits_causes_and_sizes(log, capsys):
-    """The verdict comes first; every cause has its evidence and what to try."""
+    """The text begins with the verdict; every cause has its evidence and a remedy."""
     assert run(["diagnose", log, "--budget", "0.01"]) == 0
     out = capsys.readouterr().out
     assert (
@@ -31,7 +31,7 @@ def test_a_page_on_the_terminal_has_verdict_limits_causes_and_sizes(log, capsys)
 
 @pytest.mark.slow
 def test_plain_values_and_a_page_are_written(log, tmp_path, capsys):
-    """JSON has the series with verdict and causes; the page holds its picture and loads nothing."""
+    """The JSON has each series with verdict and causes; the page contains its picture and loads nothing."""
     page = tmp_path / "a.html"
     assert run(["diagnose", log, "--budget", "0.01", "--json", "-o", str(page)]) == 0
     (found,) = json.loads(capsys.readouterr().out)["series"]
@@ -44,7 +44,7 @@ def test_plain_values_and_a_page_are_written(log, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_ranks_that_take_part_are_renumbered(capsys):
-    """`--ranks` and `--without-rank` leave some GPUs of a machine, and the note says which."""
+    """`--ranks` and `--without-rank` select GPUs of a machine, and the note names them."""
     words = ["bound", "dgx-a100", "--collective", "allgather", "--size", "1MB", "--json"]
     found = []
     for subset in (["--ranks", "0-2,5"], ["--without-rank", "3,4,6-7"]):

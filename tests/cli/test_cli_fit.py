@@ -1,4 +1,4 @@
-"""``taccl fit``: what it prints, what it writes, and when it writes nothing."""
+"""``taccl fit``: its output and files, and when it writes none."""
 
 import json
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("_quick_fits")
 
 @pytest.fixture
 def log(tmp_path):
-    """A log of eight ranks."""
+    """Path of a log of eight ranks."""
     path = tmp_path / "a.log"
     path.write_text(table(sizes=SIZES[::3]))
     return str(path)
@@ -31,7 +31,7 @@ def test_json_has_errors_and_parameters(log, capsys):
 
 @pytest.mark.slow
 def test_profiles_and_pictures_are_written(log, tmp_path, capsys):
-    """The profile is shown with sources and intervals; the picture is a file."""
+    """The profile is shown with sources and intervals, and the picture is written to a file."""
     profile, picture = str(tmp_path / "mine.toml"), tmp_path / "mine.svg"
     assert run(["fit", log, "--topology", "dgx-h100", "-o", profile, "--plot", str(picture)]) == 0
     assert picture.read_text().startswith("<?xml")

@@ -1,4 +1,4 @@
-"""No file from outside ends a command in a fault of taccl's own, or in more than a sentence."""
+"""No input file makes a command fail with an internal error, or with more than one sentence."""
 
 import contextlib
 import io
@@ -74,7 +74,7 @@ _EVERY = tuple(dict.fromkeys(_SKETCH + _TOPOLOGY + _SCHEDULE + _PROGRAM))
 
 
 def ended(words):
-    """The exit code of one command in this process, and what it printed."""
+    """(exit code, output) of one command in this process."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(words)
@@ -82,7 +82,9 @@ def ended(words):
 
 
 def check(words):
-    """Assert that a command ended with a documented code, and that a complaint is one line without control."""
+    """Assert that a command ends with a documented exit code, and an error with one line of printable
+    text.
+    """
     code, out, err = ended(words)
     said = f"taccl {' '.join(words)}\n{err}"
     assert code in (0, 1, 2, 3), said
@@ -96,14 +98,14 @@ def check(words):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder for hostile files, with one for output in it; results are cached beside."""
+    """Folder for hostile files, with an output folder in it and a result cache beside it."""
     monkeypatch.setenv("TACCL_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "output").mkdir()
     return tmp_path
 
 
 def _words(command, file, folder):
-    """The words of a command, the last run's output removed."""
+    """Arguments of a command, after removal of the last run's output."""
     for old in (folder / "output").iterdir():
         shutil.rmtree(old) if old.is_dir() else old.unlink()
     return [word.format(f=file, c=CORPUS, o=folder / "output") for word in command.split()]
@@ -111,7 +113,7 @@ def _words(command, file, folder):
 
 @pytest.mark.parametrize("name", _COMMANDS)
 def test_corpus_is_valid(folder, name):
-    """Every file that is mutated is one that is read, or that is told apart from those."""
+    """Every file that is mutated is valid input, or recognised as another tool's."""
     unread = ("program.plan.json", "timeline.trace.json", "transfers.csv")
     command = "verify {f}" if name == "algorithm.json" else "show {f}"
     assert check(_words(command, str(CORPUS / name), folder)) == (2 if name in unread else 0)
@@ -119,7 +121,7 @@ def test_corpus_is_valid(folder, name):
 
 @pytest.mark.fuzz
 def test_mutated_files(folder):
-    """Changed by structure, by line and by byte, and given to every verb that takes such a file, or to any."""
+    """Files mutated by structure, line or byte are given to every verb that reads such files, or any."""
     for seed in cases("hostile files on the command line", few=40, many=3_000):
         chance = random.Random(seed)
         name = chance.choice(list(_COMMANDS))
@@ -129,7 +131,7 @@ def test_mutated_files(folder):
         check(_words(command, str(path), folder))
 
 
-#: Paths that are no file, or none that may be read to its end.
+#: Paths that are not regular files, or cannot be read to their end.
 _PATHS = (
     "n" * 5000, "n" * 5000 + ".toml", "d/" * 3000 + "x.json", "a\0b.toml", "a\udcff.toml", "\x1b[31mx\n.json", "", "-", ".",
     "/dev/zero", "{folder}/pipe.toml", "{folder}/circle.json", "{folder}/nowhere.xml", "{folder}",
@@ -174,7 +176,7 @@ _CONTENTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(_CONTENTS)), ids=list(_CONTENTS))
 def test_contents_that_are_no_file_of_ours(folder, place):
-    """Foreign contents, given to every verb (or every second), give one sentence for any file name."""
+    """For foreign contents under any file name, every verb (or every second) prints one sentence."""
     content = [*_CONTENTS.values()][place]
     verbs = [*enumerate(_VERBS)]
     for number, command in verbs if MANY else verbs[place % 2 :: 2]:
@@ -192,7 +194,7 @@ def test_contents_that_are_no_file_of_ours(folder, place):
     "plan --collective allgather --topology ring:4 --sizes 1KB --backend greedy --time-limit 0.1 -o",
 ], ids=lambda command: command.split()[0])  # fmt: skip
 def test_output_that_cannot_be_written(folder, command):
-    """A path too long, one with a null character, one under a file: refused by every verb that writes."""
+    """Every verb that writes refuses a path that is too long, has a null character, or is under a file."""
     (folder / "file").touch()
     ending = {"plot": ".svg", "report": ".html", "compare": ".csv", "convert": ".csv"}.get(
         command.split()[0], ""

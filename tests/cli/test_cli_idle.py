@@ -1,4 +1,4 @@
-"""Time limits of ``taccl synthesize`` that are given, and that are not."""
+"""``taccl synthesize`` with and without a given time limit."""
 
 import pytest
 
@@ -10,7 +10,7 @@ import taccl
     ("words", "share"), [((), 1 / 3), (("--time-limit", "5"), None), (("--time-limit=5",), None)]
 )
 def test_a_time_limit_that_is_given_may_be_used_up(words, share, run, monkeypatch):
-    """Without one, improvement ends that finds nothing for a third of the time."""
+    """Without a given limit, improvement ends once it finds nothing for a third of the time."""
     seen, found = [], taccl.synthesize
 
     def noted(problem, **options):

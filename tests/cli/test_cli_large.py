@@ -1,4 +1,4 @@
-"""``taccl synthesize`` at sizes that fit nowhere, or only in a summary or in files: said before any work."""
+"""``taccl synthesize`` at sizes beyond memory: refused before any work, or as a summary, or in files."""
 
 import json
 
@@ -12,14 +12,14 @@ GREEDY = ("--chunk-size", "1MB", "--backend", "greedy")
 
 @pytest.mark.parametrize("name", ["alltoall", "allgather"])
 def test_absurd_numbers_of_chunks(name):
-    """10**12 chunks are refused before any is made."""
+    """10**12 chunks are refused before any is created."""
     with pytest.raises(CollectiveError, match="expected at most 5000000"):
         taccl.collectives.make(name, 4, chunks_per_rank=10**12)
 
 
 @pytest.mark.slow
 def test_summary(run):
-    """The figures, without transfers."""
+    """A summary has the figures, without transfers."""
     words = [
         "synthesize",
         "--topology",
@@ -38,7 +38,7 @@ def test_summary(run):
 
 @pytest.mark.slow
 def test_spill(run, tmp_path):
-    """The columns are left in the folder; a second run does not write over them."""
+    """The columns stay in the folder, and a second run does not overwrite them."""
     words = ["synthesize", "--topology", "mesh:17x17", "--collective", "allgather", *GREEDY]
     words += ["--spill", tmp_path / "columns"]
     assert run(*words)[0] == 0

@@ -1,4 +1,4 @@
-"""``taccl plot`` and ``taccl report``: files that are written, and what is refused."""
+"""``taccl plot`` and ``taccl report``: files written, and refusals."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.cli.words import SMALL
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["gantt", "topology", "bandwidth"])
 def test_pictures_are_written(run, saved, tmp_path, what):
-    """Each kind of picture of a schedule's file; the answer says where."""
+    """Each kind of picture of a schedule file is written, and the answer names its path."""
     path = tmp_path / f"{what}.svg"
     log = tmp_path / "allgather.log"
     log.write_text("# all_gather_perf\n 1000000 250000 float none -1 10.0 100.00 75.00 0\n")
@@ -21,7 +21,7 @@ def test_pictures_are_written(run, saved, tmp_path, what):
 
 @pytest.mark.slow
 def test_progress_needs_a_search(run, saved, tmp_path):
-    """A baseline was not searched for; a synthesis was."""
+    """A progress picture requires a synthesis; a schedule of a baseline has no trace."""
     code, _, err = run("plot", saved, "--what", "progress", "-o", tmp_path / "p.svg")
     assert code == 2
     assert "no progress trace" in err
@@ -32,7 +32,7 @@ def test_progress_needs_a_search(run, saved, tmp_path):
 
 @pytest.mark.slow
 def test_a_topology_by_name_is_drawn(run, tmp_path):
-    """It needs no schedule."""
+    """A topology given by name is drawn without a schedule."""
     path = tmp_path / "ndv2.png"
     assert run("plot", "ndv2", "--nodes", "2", "--what", "topology", "-o", path)[0] == 0
     assert path.read_bytes().startswith(b"\x89PNG")
@@ -40,7 +40,7 @@ def test_a_topology_by_name_is_drawn(run, tmp_path):
 
 @pytest.mark.slow
 def test_a_report_is_written(run_json, saved, tmp_path):
-    """The page has the command that made the schedule, and the one that made the page."""
+    """The page contains the commands that made the schedule and the page."""
     path = tmp_path / "report.html"
     code, values = run_json("report", saved, "-o", path, "--budget", "1")
     assert code == 0
@@ -52,7 +52,7 @@ def test_a_report_is_written(run_json, saved, tmp_path):
 
 @pytest.mark.slow
 def test_a_report_of_a_broken_schedule_answers_no(run, tmp_path):
-    """The page is written, and the exit code is 1."""
+    """For an invalid schedule the page is written, with exit code 1."""
     import taccl
     from taccl.schedule.schedule import make_schedule
 

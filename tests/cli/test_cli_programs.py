@@ -1,4 +1,4 @@
-"""Programs on the command line: simulated, bounded, shown and turned into schedules; and plans."""
+"""Programs on the command line: simulated, bounded, shown, and converted to schedules; and plans."""
 
 import json
 
@@ -6,38 +6,38 @@ import pytest
 
 from tests.foreign import OURS
 
-#: Three ranks, of which two wait for each other.
+#: Three ranks, two of which wait for each other.
 HANGING = OURS / "msccl-xml" / "allgather-3-deadlock.xml"
 
 
 @pytest.fixture
 def direct():
-    """An allgather of four ranks, everything at once."""
+    """Path of an allgather program of four ranks that sends everything in one step."""
     return OURS / "msccl-xml" / "allgather-4-direct.xml"
 
 
 def test_simulate_says_finish_bound_and_utilisation(direct, run_json):
-    """1 MB in chunks of 250 KB over links of 50 GB/s: 0.5 + 5 us, which is the bound, and links are never idle."""
+    """1 MB in chunks of 250 KB over links of 50 GB/s takes 0.5 + 5 us, the bound; links are never idle."""
     code, found = run_json("simulate", direct, "--topology", "fully-connected:4", "--size", "1MB")
     [row] = found["sizes"]
     assert (code, row["finish_us"], row["gap"], row["utilisation"]) == (0, 5.5, 0.0, 1.0)
 
 
 def test_simulate_takes_several_sizes(direct, run):
-    """A row for each size."""
+    """With several sizes there is a row for each."""
     code, out, _ = run("simulate", direct, "--topology", "fully-connected:4", "--sizes", "1KB,1MB")
     assert code == 0
     assert "0.505 us" in out and "5.5 us" in out
 
 
 def test_bound_of_a_program(direct, run):
-    """The bound of its problem, and how near the program comes."""
+    """The output has the bound of the program's problem, and the program's gap to it."""
     code, out, _ = run("bound", direct, "--topology", "fully-connected:4", "--size", "1MB")
     assert (code, "a gap of 0.00% to the bound" in out) == (0, True)
 
 
 def test_show_says_what_a_program_does(run):
-    """Steps, threadblocks, and that it hangs."""
+    """``taccl show`` prints a program's steps and threadblocks, and that it deadlocks."""
     code, out, _ = run("show", HANGING, "--transfers", "2")
     assert code == 0
     assert "12, of them 0 within ranks" in out
@@ -46,7 +46,7 @@ def test_show_says_what_a_program_does(run):
 
 
 def test_verify_says_for_which_sizes_a_program_runs(run_json):
-    """A program that hangs at every size of its file: the sizes, and from which on, by library."""
+    """For a program with deadlocks at every size of its file, the output gives the first size by library."""
     code, found = run_json("verify", HANGING)
     assert (code, found["ok"], found["sizes_bytes"]) == (1, False, [0, 2**27])
     assert found["hangs_from_bytes"] == {"NCCL": 0, "RCCL": 0}
@@ -54,21 +54,21 @@ def test_verify_says_for_which_sizes_a_program_runs(run_json):
 
 @pytest.fixture
 def execution_plan(direct, run, tmp_path):
-    """The same as an MSCCL++ plan."""
+    """Path of the same program as an MSCCL++ plan."""
     target = tmp_path / "direct.plan.json"
     assert run("convert", direct, target, "--set", "ranks_per_node=4")[0] == 0
     return target
 
 
 def test_verify_runs_an_execution_plan(execution_plan, run, run_json):
-    """MSCCL++'s plan is judged by the executor's rules, its outputs included."""
+    """An MSCCL++ plan is verified by the executor's rules, including its outputs."""
     assert ": ok: an MSCCL++ plan of " in run("verify", execution_plan)[1]
     code, found = run_json("verify", execution_plan)
     assert (code, found["ok"], found["outputs_checked"], found["num_ranks"]) == (0, True, True, 4)
 
 
 def test_verify_names_the_fault_of_an_execution_plan(execution_plan, run):
-    """A wait that is left out is a race."""
+    """Removing a wait from a plan is reported as a race."""
     execution_plan.write_text(execution_plan.read_text().replace('"wait"', '"nop"', 1))
     code, out, error = run("verify", execution_plan)
     assert code == 1
@@ -77,7 +77,7 @@ def test_verify_names_the_fault_of_an_execution_plan(execution_plan, run):
 
 
 def test_a_plan_that_cannot_be_run_names_one_remedy(run, tmp_path):
-    """`verify` names the missing ranks; verbs that cannot read such plans name `verify` and the program."""
+    """`verify` names the missing ranks; verbs that cannot read such plans advise `verify` or the program."""
     path = tmp_path / "plan.json"
     path.write_text(
         '{"name": "x", "collective": "allreduce", "protocol": "Simple", "inplace": true, "gpus": []}'
@@ -89,7 +89,7 @@ def test_a_plan_that_cannot_be_run_names_one_remedy(run, tmp_path):
 
 @pytest.mark.slow
 def test_verify_checks_all_files_of_a_plan(run, run_json, tmp_path):
-    """The index of a folder that ``taccl plan`` wrote; a program that is spoiled afterwards is found."""
+    """All programs in the index of a plan's folder are checked; one that was spoiled afterwards is found."""
     words = ("--topology", "fully-connected:2", "--collective", "allgather", "--sizes", "4KB,64KB")
     assert run("plan", *words, "--time-limit", "0.5", "-o", tmp_path / "p")[0] == 0
     index = tmp_path / "p" / "plan.json"
@@ -103,7 +103,9 @@ def test_verify_checks_all_files_of_a_plan(run, run_json, tmp_path):
 
 @pytest.mark.slow
 def test_a_plan_says_what_each_runtime_gets(run, run_json, tmp_path):
-    """A line each, and how to register the files; with --runtime there is one."""
+    """The text states the sizes that each runtime's files cover; with --runtime only those of that
+    runtime.
+    """
     words = ("--topology", "fully-connected:2", "--collective", "allreduce", "--sizes", "4KB,64KB")
     code, out, _ = run("plan", *words, "--time-limit", "0.5", "-o", tmp_path / "p")
     assert code == 0
@@ -119,7 +121,7 @@ def test_a_plan_says_what_each_runtime_gets(run, run_json, tmp_path):
 
 @pytest.mark.parametrize(("collective", "in_place"), [("allreduce", True), ("allgather", False)])
 def test_converted_plans_are_for_the_calls_of_pytorch(collective, in_place, run, tmp_path):
-    """In place for sums of all, which is said, unless told otherwise."""
+    """Plans for sums of all ranks are in place, and a note says so, unless the user chooses otherwise."""
     source, target = tmp_path / "ring.json", tmp_path / "ring.plan.json"
     assert (
         run("baseline", "ring", "ring:4", "--collective", collective, "--size", "64KB", "-o", source)[0] == 0
@@ -133,7 +135,9 @@ def test_converted_plans_are_for_the_calls_of_pytorch(collective, in_place, run,
 
 @pytest.mark.slow
 def test_a_schedule_for_ll128_is_converted(run, tmp_path):
-    """1 MB on MI300X is best sent by LL128, which MSCCL++ has not: the plan is for another, with a warning."""
+    """1 MB on MI300X is fastest with LL128, which MSCCL++ lacks: the plan uses another protocol, with a
+    warning.
+    """
     source, target = tmp_path / "s.json", tmp_path / "s.plan.json"
     words = ("--topology", "mi300x", "--collective", "allreduce", "--size", "1MB", "--protocol", "ll128")
     assert run("baseline", "pairwise", *words, "-o", source)[0] == 0
@@ -143,7 +147,7 @@ def test_a_schedule_for_ll128_is_converted(run, tmp_path):
 
 
 def test_a_program_becomes_a_schedule(direct, run, tmp_path):
-    """Converted on a topology, it is a file that verifies."""
+    """A program converted on a topology is a schedule file that verifies."""
     target = tmp_path / "schedule.json"
     words = ("--topology", "fully-connected:4", "--size", "1MB")
     assert run("convert", direct, target, *words)[0] == 0
@@ -151,7 +155,7 @@ def test_a_program_becomes_a_schedule(direct, run, tmp_path):
 
 
 def test_topology_files_of_other_tools_are_converted(run, tmp_path):
-    """The matrix of nvidia-smi as a topology file that is shown like the matrix."""
+    """The nvidia-smi matrix converted to a topology file is shown like the matrix."""
     source, target = OURS / "nvidia-smi" / "square.txt", tmp_path / "square.toml"
     code, _, err = run("convert", source, target)
     assert (code, "cannot hold" in err) == (0, True)
@@ -159,14 +163,14 @@ def test_topology_files_of_other_tools_are_converted(run, tmp_path):
 
 
 def test_a_program_that_hangs_is_not_simulated(run):
-    """The answer is no, with the cycle."""
+    """A program that deadlocks is not simulated: exit code 1, with the cycle."""
     code, _, err = run("simulate", HANGING, "--topology", "fully-connected:3", "--size", "3MB")
     assert (code, "wait for each other" in err) == (1, True)
 
 
 @pytest.mark.slow
 def test_plan_writes_a_folder(run, tmp_path):
-    """One line a size on stderr, the ranges on stdout, the files in the folder; a second run needs --force."""
+    """Sizes go to stderr, ranges to stdout, files to the folder; a second run requires --force."""
     folder = tmp_path / "plan"
     words = (
         "ring:4",
@@ -190,7 +194,7 @@ def test_plan_writes_a_folder(run, tmp_path):
 
 @pytest.mark.slow
 def test_plan_of_sketches_takes_their_topology(run_json):
-    """Two sketches of one machine, and no topology: the sketch's own, rescaled."""
+    """Two sketches of one machine need no topology: the plan uses the sketch's machine, rescaled."""
     code, found = run_json(
         "plan", "ndv2/sk1", "ndv2/sk2", "--nodes", "2", "--collective", "allgather", "--sizes", "1MB",
         "--backend", "greedy", "--time-limit", "2", "--no-baselines",
@@ -201,7 +205,7 @@ def test_plan_of_sketches_takes_their_topology(run_json):
 
 @pytest.mark.slow
 def test_plan_takes_some_ranks(run, tmp_path):
-    """Two of four GPUs, renumbered from 0; a note says which."""
+    """A plan for two of four GPUs renumbers them from 0, and a note names them."""
     words = ("--collective", "allgather", "--sizes", "1MB", "--backend", "greedy", "--time-limit", "2")
     code, out, err = run("plan", "fully-connected:4", "--ranks", "1,3", *words, "--no-baselines")
     assert code == 0

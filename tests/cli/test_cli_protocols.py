@@ -11,7 +11,7 @@ H100 = ("--topology", "dgx-h100", "--collective", "allreduce")
 
 @pytest.fixture
 def made(monkeypatch):
-    """Names and problems of the baselines that a command makes, in order."""
+    """(name, problem) of the baselines that a command builds, in order."""
     found = []
     make = taccl.baselines.baseline
     monkeypatch.setattr(
@@ -23,7 +23,9 @@ def made(monkeypatch):
 
 @pytest.mark.slow
 def test_the_protocol_that_promises_least_is_taken_and_said(run):
-    """8 bytes by ll, 1 GB by simple; what each promises is a note, and the answer says launch and prediction."""
+    """The protocol with the least predicted time is used: ll for 8 bytes, simple for 1 GB; a note has each
+    prediction.
+    """
     for size, protocol in (("8B", "ll"), ("1GB", "simple")):
         code, out, err = run("baseline", "best", *H100, "--size", size)
         assert code == 0
@@ -33,7 +35,7 @@ def test_the_protocol_that_promises_least_is_taken_and_said(run):
 
 @pytest.mark.slow
 def test_baselines_are_made_once_for_all_protocols(run, made):
-    """They are re-timed under each, which takes a fraction of the time."""
+    """Baselines are built once and re-timed under each protocol, in a fraction of the time."""
     code, _, err = run("bound", *H100, "--size", "1MB")
     assert (code, "is predicted to be the fastest" in err) == (0, True)
     assert sorted(name for name, _ in made) == sorted(taccl.baselines.BASELINES)
@@ -41,7 +43,7 @@ def test_baselines_are_made_once_for_all_protocols(run, made):
 
 @pytest.mark.slow
 def test_estimates_compare_protocols_if_bounds_would_end_late(run, monkeypatch):
-    """At 64 KB the estimates of recursive multiplying name the protocol that bounds name."""
+    """At 64 KB the estimates of recursive multiplying select the same protocol as the bounds."""
     monkeypatch.setattr("taccl.cli.problems._BOUND_S_PER_LINK", 1e9)
     words = ("--topology", "dgx-h100", "--nodes", "8", "--collective", "allgather", "--size", "64KB")
     code, _, err = run("baseline", "pairwise", *words)
@@ -51,7 +53,7 @@ def test_estimates_compare_protocols_if_bounds_would_end_late(run, monkeypatch):
 
 @pytest.mark.slow
 def test_no_protocols_are_compared_if_estimates_would_end_late(run, monkeypatch):
-    """The machine's own protocol is used at once, and a note says so."""
+    """If even estimates would end late, the machine's default protocol is used, and a note says so."""
     monkeypatch.setattr("taccl.cli.problems._BOUND_S_PER_LINK", 1e9)
     monkeypatch.setattr("taccl.cli.problems._ESTIMATE_S_PER_LINK", 1e9)
     words = ("--topology", "dgx-h100", "--nodes", "8", "--collective", "allgather", "--size", "64KB")
@@ -61,7 +63,7 @@ def test_no_protocols_are_compared_if_estimates_would_end_late(run, monkeypatch)
 
 @pytest.mark.slow
 def test_a_protocol_can_be_asked_for(run_json):
-    """One step of 3.4 us under simple, and 10.2 us before it."""
+    """A protocol may be requested: under simple one step takes 3.4 us, and the launch 10.2 us."""
     code, found = run_json("baseline", "one-shot", *H100, "--size", "8B", "--protocol", "Simple")
     assert (code, found["protocol"], found["launch_us"]) == (0, "simple", 10.2)
     assert found["predicted_us"] == pytest.approx(10.2 + found["finish_us"])
@@ -69,7 +71,7 @@ def test_a_protocol_can_be_asked_for(run_json):
 
 @pytest.mark.slow
 def test_show_names_constants_launch_and_protocols(run, line_fit, tmp_path):
-    """Each with its source; those of a fit with the interval."""
+    """Each constant is shown with its source; constants of a fit also with their intervals."""
     profile = tmp_path / "mine.toml"
     profile.write_text(line_fit.to_toml())
     code, out, _ = run("show", "dgx-h100", "--profile", profile)
@@ -86,7 +88,7 @@ def test_show_names_constants_launch_and_protocols(run, line_fit, tmp_path):
 
 
 def test_topology_files_of_a_machine_take_a_protocol(run, tmp_path):
-    """In the file, or over it."""
+    """A topology file of a machine may name a protocol, and an option overrides it."""
     path = tmp_path / "mine.toml"
     path.write_text('schema = 1\nmachine = "dgx-h100"\nprotocol = "ll"\n')
     assert taccl.topologies.load(path) == taccl.topologies.dgx_h100(protocol="ll")
@@ -97,7 +99,7 @@ def test_topology_files_of_a_machine_take_a_protocol(run, tmp_path):
 
 @pytest.mark.slow
 def test_a_plan_names_the_protocol_of_each_range(run_json, tmp_path):
-    """Small sums by ll, large ones by simple; the programs are for the same, and ranges follow one another."""
+    """Ranges of small sums use ll, those of large ones simple; programs match, and ranges are contiguous."""
     words = ("--collective", "allreduce", "--sizes", "1KB,256MB", "--time-limit", "60", "--backend", "greedy")
     code, found = run_json("plan", "dgx-h100", *words, "-o", tmp_path / "plan")
     assert code == 0
@@ -116,7 +118,7 @@ def test_a_plan_names_the_protocol_of_each_range(run_json, tmp_path):
 
 @pytest.mark.slow
 def test_a_plan_takes_no_other_protocol_than_asked(run_json):
-    """LL128 alone."""
+    """With LL128 requested, every range of the plan uses it."""
     words = ("--collective", "allgather", "--sizes", "1KB,1MB", "--time-limit", "30", "--protocol", "LL128")
     code, found = run_json("plan", "dgx-h100", *words)
     assert (code, {each["protocol"] for each in found["ranges"]}) == (0, {"ll128"})
@@ -124,7 +126,7 @@ def test_a_plan_takes_no_other_protocol_than_asked(run_json):
 
 @pytest.mark.slow
 def test_a_protocol_that_is_chosen_has_its_own_default_clauses(run, made):
-    """Messages of simple merge in an allreduce of 256 KB, and those of ll, which is chosen, do not."""
+    """In an allreduce of 256 KB, sends merge under simple, but not under ll, which is chosen."""
     code, _, err = run("baseline", "pairwise", *H100, "--size", "256KB")
     assert (code, "protocol ll is predicted to be the fastest" in err) == (0, True)
     plain = {

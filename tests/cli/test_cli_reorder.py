@@ -1,4 +1,4 @@
-"""``taccl probe`` and ``taccl reorder`` as a person types them."""
+"""``taccl probe`` and ``taccl reorder`` from the command line."""
 
 import json
 import re
@@ -13,7 +13,7 @@ MATRIX = "us,a,b,c,d\na,0,20,10,20\nb,20,0,20,10\nc,10,20,0,20\nd,20,10,20,0\n"
 
 @pytest.fixture
 def matrix(tmp_path):
-    """Two racks of two hosts, in turns."""
+    """Path of a latency matrix of two racks of two hosts, listed alternately."""
     path = tmp_path / "latency.csv"
     path.write_text(MATRIX)
     return path
@@ -21,7 +21,7 @@ def matrix(tmp_path):
 
 @pytest.mark.slow
 def test_an_order_and_its_files(matrix, tmp_path, capsys):
-    """The racks follow one another, and every requested file exists."""
+    """Hosts of a rack are adjacent in the new order, and every requested file exists."""
     files = {name: tmp_path / name for name in ("hosts", "ranks", "rules", "tuner", "out.json")}
     words = ["reorder", matrix, "--size", "8MB", "--hostfile", files["hosts"], "--rankfile", files["ranks"]]
     words += ["--openmpi-rules", files["rules"], "--nccl-tuner", files["tuner"], "-o", files["out.json"]]
@@ -43,7 +43,7 @@ def test_an_order_and_its_files(matrix, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_text_says_what_is_gained(matrix, capsys):
-    """Before, after, the bound, why, what was assumed, and the hosts in the order of ranks."""
+    """The text has times before and after, the bound, the reason, assumptions, and hosts in rank order."""
     assert run(["reorder", str(matrix), "--size", "8MB"]) == 0
     out = capsys.readouterr().out
     assert "times as fast; proven: no order is simulated faster" in out
@@ -53,7 +53,7 @@ def test_text_says_what_is_gained(matrix, capsys):
 
 @pytest.mark.slow
 def test_slots_of_a_host_are_told_apart(tmp_path, capsys):
-    """Two ranks of each host: the second one is called so."""
+    """With two ranks per host, the second slot of a host has a name of its own."""
     path = tmp_path / "latency.csv"
     path.write_text(MATRIX.replace("us,a,b,c,d", "us,a,b,a,b"))
     assert run(["reorder", str(path), "--size", "8MB"]) == 0
@@ -63,7 +63,7 @@ def test_slots_of_a_host_are_told_apart(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_switches_of_slurm_place_the_hosts_of_a_job(tmp_path, capsys):
-    """Hosts of a job that alternate between two leaves follow one another in the ring: it leaves each twice."""
+    """Hosts that alternate between two leaf switches become adjacent: the ring leaves each leaf twice."""
     fabric, hosts, new = OURS / "slurm" / "topology.conf", tmp_path / "job", tmp_path / "new"
     hosts.write_text("node01\nnode05\nnode02\nnode06\nnode03\nnode09\n")
     words = ["reorder", fabric, "--hosts", hosts, "--hostfile", new, "--launcher", "slurm"]

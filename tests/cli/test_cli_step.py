@@ -1,4 +1,4 @@
-"""``taccl run`` of a step of operations, as a person types it."""
+"""``taccl run`` of a step file, from the command line."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.workload.test_replay import block
 
 @pytest.fixture
 def step(tmp_path):
-    """A product of slices, its sum and what follows, each with a cost."""
+    """Path of a step: a product of slices, its sum and the following operations, each with a cost."""
     path = tmp_path / "step.toml"
     save_workload(block(), path)
     lines = path.read_text().replace('kind = "matmul"', 'kind = "matmul"\ncost_us = 20')
@@ -20,7 +20,7 @@ def step(tmp_path):
 
 @pytest.mark.slow
 def test_a_step_is_transformed_and_executed(run_json, step):
-    """Every output is that of the program as it stands; float64, so within 256 times 2.2e-16."""
+    """Outputs equal those of the untransformed program within rounding: 256 times 2.2e-16 for float64."""
     pytest.importorskip("mpi4py")
     code, values = run_json("run", step, "--topology", "fully_connected:4", "--step-s", 1)
     assert code == 0

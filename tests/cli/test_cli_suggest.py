@@ -11,13 +11,13 @@ import taccl
 
 @pytest.fixture(scope="module")
 def known():
-    """Sketches that were suggested, by the words of the call."""
+    """Cache of suggested sketches, {arguments of the call: sketches}."""
     return {}
 
 
 @pytest.fixture(autouse=True)
 def _suggested_once(known, monkeypatch):
-    """One answer to one question, for all tests here."""
+    """Compute each suggestion once for all tests of this module."""
     suggest = taccl.suggest_sketches
 
     def once(*words, progress=None, **options):
@@ -35,7 +35,7 @@ QUICK = (*SMALL, "--size", "1MB", "--chunks-per-rank", "1", "--time-limit", "20"
 
 @pytest.mark.slow
 def test_usual_size(run):
-    """Without a size 64 MB are taken, and stderr says so."""
+    """Without a size, the size is 64 MB, and stderr says so."""
     code, out, err = run("suggest", "ndv2", "--collective", "allgather", "--time-limit", 2)
     assert code == 0
     assert "64MB" in out
@@ -44,7 +44,7 @@ def test_usual_size(run):
 
 @pytest.mark.slow
 def test_a_table_of_sketches(run):
-    """Every sketch with its finish, its bound and why."""
+    """The table has every sketch with its finish, its bound and its reason."""
     code, out, _ = run(*QUICK)
     assert code == 0
     head, symmetries, baseline, *_ = out.splitlines()
@@ -60,7 +60,7 @@ def test_a_table_of_sketches(run):
 
 @pytest.mark.slow
 def test_a_baseline_that_is_sooner_is_said(run):
-    """800 bytes are soonest summed while they cross, in turns, which is no sketch."""
+    """If a baseline is faster than every sketch, as for 800 bytes, the output says so."""
     words = ("suggest", "dgx-a100", "--nodes", 2, "--collective", "allreduce", "--size", "800B")
     _, out, _ = run(*words, "--time-limit", 60)
     assert re.search(r"best baseline +multiplying.*, before every sketch", out)
@@ -79,7 +79,7 @@ def test_the_best_as_toml(run, tmp_path):
 
 @pytest.mark.slow
 def test_files_of_a_folder(run, tmp_path):
-    """A file for each sketch, which synthesize takes, and the schema beside them."""
+    """The folder gets a file for each sketch, which `synthesize` reads, and the JSON Schema."""
     folder = tmp_path / "sketches"
     assert run(*QUICK, "-o", folder)[0] == 0
     files = sorted(folder.glob("*.toml"))
@@ -94,7 +94,7 @@ def test_files_of_a_folder(run, tmp_path):
 
 @pytest.mark.slow
 def test_files_are_not_replaced(run, tmp_path):
-    """A second time the files are there already."""
+    """A second call refuses to replace the files."""
     assert run(*QUICK, "-o", tmp_path)[0] == 0
     code, _, err = run(*QUICK, "-o", tmp_path)
     assert code == 2
@@ -104,7 +104,7 @@ def test_files_are_not_replaced(run, tmp_path):
 
 @pytest.mark.slow
 def test_json_has_the_toml(run_json):
-    """Plain values hold each sketch as text."""
+    """The JSON has the TOML text of each sketch."""
     code, values = run_json(*QUICK, "--most", "1")
     assert code == 0
     (proposal,) = values["proposals"]
@@ -114,7 +114,7 @@ def test_json_has_the_toml(run_json):
 
 @pytest.mark.slow
 def test_a_sketch_is_checked(run):
-    """A sketch that fits is told clause by clause."""
+    """For a sketch that fits, the check reports each clause."""
     code, out, _ = run(*SMALL, "--check", "ndv2/sk1")
     assert code == 0
     assert "internode.connections  binds   costs at least" in out
@@ -122,7 +122,7 @@ def test_a_sketch_is_checked(run):
 
 @pytest.mark.slow
 def test_a_wrong_sketch_fails_its_check(run, tmp_path):
-    """Exit code 1, and what is wrong."""
+    """For a wrong sketch the check has exit code 1 and the reason."""
     path = tmp_path / "wrong.toml"
     path.write_text("schema = 1\n[[symmetry]]\noffset = 1\ngroup = 16\n")
     code, out, err = run(*SMALL, "--chunk-size", "1MB", "--check", path)
@@ -138,7 +138,7 @@ BOTH_WAYS = ("synthesize", "ring:4", "--collective", "broadcast", "--size", "1KB
 
 @pytest.mark.slow
 def test_synthesize_cuts_the_data_as_suggested(run_json):
-    """A size alone leaves the number of chunks to the suggestion, and the result says so."""
+    """With a size alone the suggestion chooses the number of chunks, and the result says so."""
     code, values = run_json(*BOTH_WAYS)
     assert (code, values["num_chunks"]) == (0, 2)
     assert any("--chunks-per-rank" in note for note in values["notes"])
@@ -146,14 +146,14 @@ def test_synthesize_cuts_the_data_as_suggested(run_json):
 
 @pytest.mark.slow
 def test_synthesize_keeps_chunks_that_were_given(run_json):
-    """With --chunks-per-rank the data is cut so."""
+    """With --chunks-per-rank the given number of chunks is kept."""
     code, values = run_json(*BOTH_WAYS, "--chunks-per-rank", "1")
     assert (code, values["num_chunks"]) == (0, 1)
 
 
 @pytest.mark.slow
 def test_synthesize_without_suggestions(run_json):
-    """--no-sketch leaves no word of a sketch."""
+    """With --no-sketch the output does not mention sketches."""
     code, values = run_json(*WITHOUT, "--size", "16MB", "--no-sketch")
     assert code == 0
     assert not any("sketch" in note for note in values["notes"])

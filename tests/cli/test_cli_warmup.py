@@ -8,7 +8,7 @@ from taccl.synthesis.proposers import compiling
 
 
 def test_what_was_compiled_and_where_it_is_kept(run, run_json, monkeypatch):
-    """The CPU that it took; or that nothing was left to do."""
+    """The output has the CPU time of compilation, or says that all kernels were compiled already."""
     monkeypatch.setattr(compiling, "compile_every", lambda: 18.25)
     code, values = run_json("warmup")
     assert (code, values["cpu_s"]) == (0, 18.25)
@@ -18,7 +18,7 @@ def test_what_was_compiled_and_where_it_is_kept(run, run_json, monkeypatch):
 
 
 def test_bytecode_is_kept_where_python_keeps_none(run_json, monkeypatch):
-    """A module without bytecode on disk gets it, and is counted."""
+    """A module without bytecode on disk is compiled and counted."""
     monkeypatch.setattr(compiling, "compile_every", lambda: 0.0)
     run_json("warmup")
     kept = Path(importlib.util.cache_from_source(taccl.cli.verbs.installation.__file__))

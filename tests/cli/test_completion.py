@@ -1,4 +1,4 @@
-"""Tab completion: what a shell is told that a line may go on with."""
+"""Tab completion: the candidates that a shell gets for a partial command line."""
 
 import os
 import subprocess
@@ -21,20 +21,20 @@ import pytest
     ],
 )
 def test_a_line_is_completed(tmp_path, line, word):
-    """Verbs, options, and the names of sketches, collectives, backends and topologies."""
+    """Verbs, options, and names of sketches, collectives, backends and topologies are completed."""
     assert word in completions(line, tmp_path)
 
 
 @pytest.mark.slow
 def test_options_of_one_kind_offer_no_other(tmp_path):
-    """After --backend come backends, and neither sketches nor files."""
+    """After --backend only backends are candidates, neither sketches nor files."""
     (tmp_path / "file").touch()
     offered = completions("taccl synthesize --backend ", tmp_path)
     assert {"auto", "highs"} <= {*offered} and not {"ndv2/sk1", "torus:", "allgather", "file"} & {*offered}
 
 
 def completions(line, folder):
-    """Completions of a command line in a folder."""
+    """Candidates for a partial command line in a folder."""
     answer = folder / "answer"
     asked = {
         "_ARGCOMPLETE": "1",

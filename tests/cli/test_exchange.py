@@ -12,12 +12,12 @@ WORDS = ["synthesize", "--topology", "star:5", "--collective", "exchange"]
 
 
 def problem_of(*words):
-    """The problem that these options describe."""
+    """Problem that the given options describe."""
     return problem_from_options(build_parser().parse_args([*WORDS, *words]))
 
 
 def test_all_but_the_servers_work():
-    """Ranks 3 and 4 serve, and ranks 0 to 2 contribute; the number of chunks is left open."""
+    """Ranks 3 and 4 serve, and ranks 0 to 2 contribute; the number of chunks stays open."""
     problem = problem_of("--servers", "3-4", "--size", "1MB", "--update-us-per-mb", "2")
     collective = problem.collective
     assert {chunk.root for chunk in collective.chunks} == {3, 4}
@@ -31,7 +31,7 @@ def test_all_work_where_all_serve():
 
 
 def test_the_number_of_chunks_of_a_server():
-    """``--chunks-per-rank`` says how many chunks each server keeps."""
+    """``--chunks-per-rank`` is the number of chunks that each server keeps."""
     assert problem_of("--servers", "3-4", "--chunks-per-rank", "3").collective.num_chunks == 6
 
 
@@ -59,14 +59,16 @@ def test_layers_are_placed(tmp_path):
     ],
 )
 def test_options_that_do_not_fit(words, said):
-    """An option that is missing, or of another collective, is named."""
+    """A missing option, or one of another collective, is named."""
     with pytest.raises(InputError, match=said):
         problem_of(*words)
 
 
 @pytest.mark.slow
 def test_a_schedule_of_an_exchange(run_json):
-    """A server sums 1 MB of 4 workers in 8 chunks: 4 pushes of 3 us each (0.5 of them latency), and 4 last pulls."""
+    """A server sums 1 MB from 4 workers in 8 chunks: 4 pushes of 3 us each (0.5 us latency), and 4 last
+    pulls.
+    """
     code, found = run_json(*WORDS, "--servers", "4", "--size", "1MB", "--time-limit", "5")
     assert code == 0
     assert found["verified"]

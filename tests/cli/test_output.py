@@ -1,4 +1,4 @@
-"""Answers that cannot be written, and Ctrl-C before any answer."""
+"""Output that cannot be written, and Ctrl-C before any output."""
 
 import json
 import os
@@ -21,7 +21,7 @@ TACCL = f"{sys.executable} -m taccl"
 
 
 def shell(command):
-    """Run a command line of bash, where ``taccl`` is this taccl."""
+    """Run a bash command line in which ``taccl`` is this installation."""
     whole = f'set -o pipefail; taccl() {{ {TACCL} "$@"; }}; {command}'
     return subprocess.run(["bash", "-c", whole], capture_output=True, text=True, timeout=60)
 
@@ -30,25 +30,25 @@ def shell(command):
     "words", thinned(["--version", "--help", "show ring:4", "bound --help", "show ring:4 --json"], every=2)
 )
 class TestStdout:
-    """An answer that cannot be written."""
+    """Answers that stdout does not accept."""
 
     @pytest.mark.slow
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
     def test_full(self, words):
-        """A full disk is one sentence and the code of bad input."""
+        """On a full disk there is one sentence, and the exit code of bad input."""
         done = shell(f"taccl {words} >/dev/full")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert done.stderr.startswith("taccl: error: stdout: the answer cannot be written (No space left")
 
     @pytest.mark.slow
     def test_closed(self, words):
-        """So is no stdout at all."""
+        """The same holds if stdout is closed."""
         done = shell(f"taccl {words} >&-")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
     @pytest.mark.slow
     def test_gone(self, words):
-        """A reader that has gone away is no error."""
+        """If the reader has closed the pipe, there is no error."""
         done = shell(f"taccl {words} | true")
         assert (done.returncode, done.stderr) == (0, "")
 
@@ -56,7 +56,7 @@ class TestStdout:
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", "2>/dev/full >/dev/full"])
 def test_stderr_that_cannot_be_written(where):
-    """Nobody can be told, but the code still says it."""
+    """If stderr cannot be written, the exit code still reports the error."""
     done = shell(f"taccl show nosuch {where}")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
@@ -72,7 +72,9 @@ def test_closed_descriptors_are_not_reused(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("delay_s", [0.02, 0.05, 0.1, 0.2])
 def test_ctrl_c_while_it_starts(delay_s):
-    """Ctrl-C before the verb begins leaves no traceback of ours, and the code or signal of an interrupt."""
+    """Ctrl-C before the verb begins leaves no traceback of taccl, and the exit code or signal of an
+    interrupt.
+    """
     code = (
         "import sys\n"
         "from taccl.cli import main\n"
@@ -87,7 +89,7 @@ def test_ctrl_c_while_it_starts(delay_s):
     time.sleep(delay_s)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
-    # Python ends itself by the signal where a library's own code was interrupted; to a shell both are 130.
+    # Python ends by the signal if it was interrupted in a library's code; a shell reports both as 130.
     assert process.returncode in (130, -signal.SIGINT)
     assert "Traceback" not in err or err.startswith("Exception ignored in: <function _get_module_lock")
 
@@ -96,7 +98,7 @@ def test_ctrl_c_while_it_starts(delay_s):
     "error", [ImportError("numpy is damaged"), KeyboardInterrupt()], ids=["other", "itself"]
 )
 def test_ctrl_c_during_an_import(monkeypatch, error):
-    """An import that Ctrl-C ends in is not taken for a fault of taccl's own, whatever the library says."""
+    """An import that Ctrl-C interrupts is reported as an interrupt, whatever error the library raises."""
     import builtins
 
     from taccl.cli import main
@@ -118,7 +120,7 @@ def test_ctrl_c_during_an_import(monkeypatch, error):
     "error", [ImportError("numpy is damaged"), KeyboardInterrupt()], ids=["other", "itself"]
 )
 def test_ctrl_c_that_became_another_error(capsys, monkeypatch, error):
-    """A library that Ctrl-C finds half imported may say anything: it was Ctrl-C all the same."""
+    """An error of a library that Ctrl-C left half imported is reported as an interrupt."""
     import taccl
     from taccl.cli import main
 
@@ -135,7 +137,7 @@ def test_ctrl_c_that_became_another_error(capsys, monkeypatch, error):
 
 
 def test_environment_is_left_alone():
-    """Running a command changes no descriptor of the process that it runs in."""
+    """Running a command changes no file descriptor of its process."""
     from taccl.cli import main
 
     before = sorted(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else []
@@ -143,7 +145,7 @@ def test_environment_is_left_alone():
     assert (sorted(os.listdir("/proc/self/fd")) if before else []) == before
 
 
-#: The command, with a Ctrl-C as the process ends, and a word of whether its last collection goes over objects.
+#: Run the command with a Ctrl-C as the process ends, and print if a last garbage collection ran.
 ENDS = """
 import atexit, gc, signal, sys
 from taccl.cli import main
@@ -155,7 +157,9 @@ sys.exit(main())
 
 @pytest.mark.slow
 def test_ctrl_c_once_all_is_said():
-    """The process ends as it would without, silently, and goes over none of its objects for that."""
+    """Ctrl-C at the end of the process changes nothing: it ends silently, without a final garbage
+    collection.
+    """
     done = subprocess.run(
         [sys.executable, "-c", ENDS, "show", "ring:4"], capture_output=True, text=True, timeout=60
     )
@@ -163,7 +167,7 @@ def test_ctrl_c_once_all_is_said():
     assert done.stdout.endswith("\nTrue\n")
 
 
-#: Runs commands one after another, each of which replaces a file, and prints code and file and complaint.
+#: Run several commands, each of which replaces a file; print exit code, file and message of each.
 REPLACES = """
 import contextlib, io, json, sys
 from taccl.cli import main
@@ -178,7 +182,7 @@ for name, words in json.loads(sys.argv[1]):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files as Linux does")
 def test_a_disk_that_fills_keeps_old_files(tmp_path, run):
-    """One sentence with the path that was given, exit code 2, and the old file as it was."""
+    """On a full disk the message names the given path, the exit code is 2, and the old file stays."""
     schedule, plan = tmp_path / "schedule.json", tmp_path / "plan"
     assert run("baseline", "ring", *SMALL, "-o", schedule)[0] == 0
     once = ("--collective", "allgather", "--sizes", "1KB:2KB", "--time-limit", "1", "--backend", "greedy")

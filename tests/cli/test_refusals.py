@@ -19,7 +19,7 @@ NDV2 = "suggest ndv2 --nodes 2 --collective allgather"
 SUITED = f"{GATHER} 4KB --chunks-per-rank 1 --backends greedy"
 DGX2 = "--topology dgx2"
 
-#: Commands in a folder with the files of `folder` below, and a part of the sentence that refuses each.
+#: {title: (command, part of its error message)}; commands run in a folder with the files of `folder` below.
 REFUSED = {
     "no verb, or an unknown one": [
         ("", "required: VERB"),
@@ -167,7 +167,7 @@ REFUSED = {
         ("reorder latency.csv --oversubscription 0", "expected a number of at least 1"),
         ("reorder latency.csv --plot x.txt", "x.txt"),
         ("reorder latency.csv --hostfile few", "the file exists"),
-        # Two slots on each measured host would put the figures of b on the second slot of a.
+        # Two slots on each measured host would give b's figures to the second slot of a.
         ("reorder latency.csv --hosts twice", "found slot 1 on a, and row 1 of the figures is of b"),
         ("reorder ring:4 --hostfile hosts", "found no names of hosts; give them with --hosts"),
         ("reorder ring:4 --bandwidth 3", "--bandwidth: a topology contains it"),
@@ -207,7 +207,7 @@ REFUSED = {
         ),
     ],
 }  # fmt: skip
-#: Refused with the count and the most that goes, before it is begun.
+#: Refused before any work, with the number found and the limit.
 ENDLESS = [
     *(
         (f"synthesize --topology {fabric} --chunk-size 1MB --backend greedy --memory-limit 20GB", message)
@@ -228,7 +228,7 @@ ENDLESS = [
         "5290000 in all; expected at most 5000000",
     ),
     (f"baseline pairwise --topology ring:2300 {GATHER} 1MB", "needs at least 5287700 transfers"),
-    # 300 * 300 chunks go 75 links on the average.
+    # 300 * 300 chunks travel 75 links each on average.
     (
         "baseline pairwise --topology ring:300 --collective alltoall --size 1MB",
         "needs at least 6750000 transfers",
@@ -245,7 +245,7 @@ ENDLESS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A schedule, a sketch, a topology, a program, a matrix of latencies, lists of hosts, a step, and old files."""
+    """Folder with valid input files of each kind, and existing output files."""
     folder = tmp_path_factory.mktemp("files")
     problem = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes=4000)
     taccl.save(taccl.baselines.baseline("ring", problem), folder / "schedule.json")
@@ -274,7 +274,7 @@ def folder(tmp_path_factory):
     ],
 )
 def test_it_is_refused_in_one_sentence(run, folder, monkeypatch, words, message):
-    """Nothing is on stdout, one warning of assumptions may come before, and all files are as they were."""
+    """Stdout is empty, stderr has one sentence (after at most one warning), and no file changes."""
     monkeypatch.chdir(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     code, out, err = run(*shlex.split(words))

@@ -1,4 +1,4 @@
-"""Words on the command line: a file is told by its fields, and named by its kind."""
+"""Input files of any kind, recognised by their fields and named by their kind in messages."""
 
 import pytest
 
@@ -20,8 +20,8 @@ def _fields(*schemas):
 
 
 def test_a_field_that_only_one_kind_has_tells_it():
-    """Topologies and sketches have such fields; constants and a protocol also occur in profiles and MSCCL++
-    plans.
+    """A field that only topologies or sketches have identifies the kind; constants and protocols do not, as
+    profiles and MSCCL++ plans have them, too.
     """
     topologies, sketches = _fields(MachineFile, FabricFile, NodeFile, LinksFile), _fields(Sketch)
     assert topologies - sketches == _FIELDS["topology"] | {"constants", "protocol"}
@@ -30,7 +30,7 @@ def test_a_field_that_only_one_kind_has_tells_it():
 
 
 def test_a_topology_by_node_stands_where_a_sketch_may(run, tmp_path):
-    """It is not taken for a sketch with unknown fields."""
+    """A topology file with `node` is not read as a sketch with unknown fields."""
     path = tmp_path / "mine.toml"
     path.write_text(BY_NODE)
     assert run("bound", str(path), "--collective", "allgather", "--size", "1MB")[0] == 0

@@ -41,19 +41,19 @@ VERBS = {
     "--algorithm": "reorder ring:4 --algorithm {file} --time-limit 0.1",
     "--measured": "report {schedule} --measured {file} -o {out}.html --overwrite --budget 0.1",
 }
-#: Commands that would search, or start processes, for long; their own tests run them.
+#: Verbs that search or start processes for long; tests of their own run them.
 _NOT_RUN = ("taccl run", "taccl probe")
 
 
 @pytest.fixture(scope="module")
 def tried():
-    """Commands that messages named, each of which is run once."""
+    """Commands named in messages; each is run once."""
     return set()
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A whole file of each kind that taccl reads or writes, and the top of each that it does not."""
+    """A complete file of each kind that taccl reads or writes, and the first lines of each other kind."""
     folder = tmp_path_factory.mktemp("kinds")
     problem = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes=4_000_000)
     schedule = taccl.baselines.baseline("ring", problem)
@@ -99,7 +99,7 @@ def files(tmp_path_factory):
 
 
 def _advised(err):
-    """Commands between backticks, with names in place of what a reader would choose."""
+    """Commands between backticks in a message, with placeholders replaced."""
     for command in re.findall(r"`(taccl [^`]*)`", err):
         if not command.startswith(_NOT_RUN) and "FILE" not in command:
             command = command.replace("--collective NAME", "--collective allreduce")
@@ -108,7 +108,8 @@ def _advised(err):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_kind_is_read_or_named_with_advice_that_works(run, files, tried, tmp_path, monkeypatch, verb):
-    """No kind ends in a fault of ours, or without the file's name; commands in messages succeed.
+    """For any kind of file a verb ends without an internal error, names the file, and gives advice that
+    works.
 
     Verbs take turns over the kinds, a sixth each; with ``TACCL_MANY=1`` each verb gets all.
     """
@@ -127,7 +128,7 @@ def test_every_kind_is_read_or_named_with_advice_that_works(run, files, tried, t
             if command not in tried:
                 tried.add(command)
                 advised = run(*shlex.split(command.replace("OUT.json", "OUT.json --overwrite"))[1:])
-                # A fit that reads the log may still find that no such machine can have written it.
+                # A fit may read the log and find that no machine of that kind can have produced it.
                 if advised[0] != 0 and not (command.startswith("taccl fit") and advised[0] == 1):
                     wrong.append(f"{kind}: {command}: {advised[2].strip()}")
     assert "\n".join(wrong) == ""
@@ -136,7 +137,7 @@ def test_every_kind_is_read_or_named_with_advice_that_works(run, files, tried, t
 @pytest.mark.parametrize("verb", ["show", "--topology", "convert", "fit", "reorder", "verify", "--measured"])
 @pytest.mark.parametrize("kind", [kind for kind in TEXTS if kind.startswith(("output", "debug", "graph"))])
 def test_outputs_of_other_tools_are_named_by_every_verb(run, files, tmp_path, verb, kind):
-    """The tool, wherever its output is not read."""
+    """Every verb that does not read a file of another tool names the tool."""
     place = {"file": files[kind], "out": tmp_path / "out", "schedule": files["schedule"]}
     code, _, err = run(*(word.format(**place) for word in shlex.split(VERBS[verb])))
     assert code == 0 or f"found {a(kind)}" in err

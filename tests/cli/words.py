@@ -1,11 +1,11 @@
-"""Words that many commands of the tests share."""
+"""Command lines shared by the tests."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-#: A ring of 4 ranks, on which 4 chunks of 1000 bytes take 0.52 us a hop.
+#: A ring of 4 ranks, on which 4 chunks of 1000 bytes take 0.52 us per hop.
 SMALL = ("--topology", "ring:4", "--collective", "allgather", "--size", "4KB")
 
 SKETCH = """
@@ -24,6 +24,6 @@ group = 16
 
 
 def in_process(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run one command in a process of its own."""
+    """Run one command in a separate process."""
     command = [sys.executable, "-m", "taccl", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)

@@ -1,4 +1,4 @@
-"""A small problem, whose best finish is known by hand, and a cache of its own for each test."""
+"""A small problem with an optimum derived by hand, and an empty cache for each test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def problem():
 
 @pytest.fixture
 def impossible(problem):
-    """The same with a sketch that leaves no link."""
+    """The problem with a sketch that forbids all links."""
     return problem.with_clauses(name="no links", links_allowed=frozenset())
 
 

@@ -1,20 +1,24 @@
-"""Logs of machines with one fault each, by a small model that shares nothing with the package.
+"""Logs of machines with one fault each, by a small model that is independent of the package.
 
-A collective takes a latency, and its bytes over the slowest of the resources that carry equal parts: the NIC
-of each rail, and the links of a node. Times have noise of 1.5 %.
+A collective takes a latency, plus the time of its bytes over the slowest of the resources that carry equal
+parts: the NIC of each rail, and the links of a node. Times have noise of 1.5 %.
 """
 
 import random
 
 SIZES = tuple(2**power for power in range(10, 34, 3))
-#: Bus bandwidths in GB/s of sums on 8 H100, with and without sums in the switch (published logs: 481, 362 to 370).
+#: Bus bandwidths in GB/s of sums on 8 H100, with and without in-switch sums (published logs: 481, 362 to
+#: 370).
 NVLS, RINGS = 478.0, 365.0
-#: GB/s of messages on NICs of 200 Gb/s (published logs: 23 of 25), and on one in a slot with half the lanes of PCIe 4.0.
+#: GB/s of messages on NICs of 200 Gb/s (published logs: 23 of 25), and on one in a slot with half of the PCIe
+#: 4.0 lanes.
 NIC, HALF_SLOT = 23.3, 13.2
 
 
 def network_log(rails, *, seed=0, latency_us=30.0):
-    """Allgather on two nodes of eight A100: 15 of 16 parts leave each node, over rails of given GB/s."""
+    """Log of an allgather on two nodes of eight A100: 15 of 16 parts leave each node, over rails of given
+    GB/s.
+    """
     slowest = min(rails)
     return _log(
         "all_gather", "none", "NVIDIA A100-SXM4-80GB", 2, 15 / 16, latency_us, slowest * len(rails), seed
@@ -22,7 +26,7 @@ def network_log(rails, *, seed=0, latency_us=30.0):
 
 
 def node_log(busbw, *, seed=0, latency_us=15.0):
-    """Allreduce on eight H100 in a node."""
+    """Log of an allreduce on eight H100 in a node, with the given bus bandwidth in GB/s."""
     return _log("all_reduce", "sum", "NVIDIA H100 80GB HBM3", 1, 14 / 8, latency_us, busbw, seed)
 
 
@@ -41,7 +45,7 @@ def _log(name, redop, gpu, nodes, factor, latency_us, busbw, seed):
     return "\n".join(lines) + "\n"
 
 
-#: {fault: logs of machines that have it}; a NIC that is lost costs its part, or the GPU shares another one.
+#: {fault: logs of machines with it}; a lost NIC removes its part, or its GPU shares another NIC.
 FAULTS = {
     "none": [network_log([NIC] * 8), network_log([NIC] * 8, seed=3), node_log(NVLS)],
     "nic-unused": [network_log([NIC * 7 / 8] * 8), network_log([*[NIC] * 6, NIC / 2, NIC / 2], seed=1)],

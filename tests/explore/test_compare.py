@@ -1,4 +1,4 @@
-"""`taccl.compare`: a row for each run, whatever becomes of it."""
+"""`taccl.compare`: a row for each run, also for runs that fail."""
 
 import dataclasses
 import os
@@ -20,14 +20,14 @@ from taccl.solvers.process import WORKERS
 from taccl.synthesis.result import Stage
 from tests.fuzzing import MANY
 
-#: The real one, whatever stands in its place.
+#: The real function, also while it is replaced.
 SYNTHESIZE = taccl.synthesize
-#: Columns that differ from one run to the next.
+#: Columns that differ from run to run.
 TIMES = [c.name for c in COLUMNS if c.name.endswith("_s") and c.name != "time_limit_s"] + ["seconds"]
 
 
 def compare(problem, **options):
-    """A quick comparison in this process, without a cache."""
+    """Compare backends quickly, in this process and without a cache."""
     return taccl.compare(
         problem, **{"num_workers": 1, "cache": False, "time_limit_s": 5, "full": True, **options}
     )
@@ -35,7 +35,7 @@ def compare(problem, **options):
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Let `synthesize` raise an error."""
+    """Function that makes `synthesize` raise an error."""
 
     def fail(error):
         def synthesize(*_, **__):
@@ -49,7 +49,7 @@ def failing(monkeypatch):
 
 @pytest.mark.slow
 def test_twelve_columns_unless_all_are_asked_for(problem):
-    """A table shows ten columns, and seeds besides where there are several; `full` shows all."""
+    """A table shows ten columns, and a column of seeds if there are several; `full` shows all."""
     assert tuple(compare(problem, backends=["greedy"], full=False).columns) == SHORT
     seeds = compare(problem, backends=["greedy"], seeds=[0, 1], full=False)
     assert set(seeds.columns) == {*SHORT, "seed"}
@@ -60,7 +60,7 @@ def test_twelve_columns_unless_all_are_asked_for(problem):
 
 @pytest.mark.slow
 def test_rows_are_in_the_order_asked(problem):
-    """Backends come first, then seeds."""
+    """Rows are ordered by backend, then by seed."""
     table = compare(problem, backends=["greedy", "auto"], seeds=[2, 0])
     assert list(zip(table.backend, table.seed, strict=True)) == [
         ("greedy", 2), ("greedy", 0), ("auto", 2), ("auto", 0),
@@ -68,7 +68,7 @@ def test_rows_are_in_the_order_asked(problem):
 
 
 def test_figures_are_those_derived_by_hand(problem):
-    """Two hops of 20.5 us are the best there is: 4 MB in 41 us; buses count 3/4 of it."""
+    """The optimum is two hops of 20.5 us: 4 MB in 41 us; the bus bandwidth counts 3/4 of it."""
     (row,) = compare(problem, backends=["greedy"]).itertuples()
     assert (row.status, row.finish_us, row.bound_us, row.gap) == ("proven for its chunks", 41.0, 41.0, 0.0)
     assert row.algbw_gb_per_s == pytest.approx(4e6 / 41e-6 / 1e9)
@@ -79,7 +79,7 @@ def test_figures_are_those_derived_by_hand(problem):
 
 @pytest.mark.slow
 def test_a_milp_has_a_size_and_times(problem):
-    """A MILP backend tells its model's size, its proof and its version; the list scheduler has none."""
+    """A MILP backend has a model size, a proof and a version; the list scheduler has none."""
     milp, greedy = compare(problem, backends=["highs", "greedy"]).itertuples()
     assert min(milp.model_columns, milp.model_rows, milp.model_nonzeros) > 0
     assert 0 < milp.model_first_feasible_s <= milp.model_proof_s <= milp.routing_s
@@ -101,7 +101,7 @@ def test_details_say_what_a_backend_did(problem):
 
 
 def test_stages_add_up_to_the_run(problem):
-    """No second is counted twice."""
+    """The times of stages add up to the run's time."""
     (row,) = compare(problem, backends=["highs"]).itertuples()
     stages = [getattr(row, c.name) for c in COLUMNS if c.meaning.startswith("part: ")]
     assert sum(stages) == pytest.approx(row.seconds, abs=1e-3)
@@ -109,7 +109,7 @@ def test_stages_add_up_to_the_run(problem):
 
 @pytest.mark.slow
 def test_columns_do_not_depend_on_what_came_out(problem, impossible):
-    """Names, order and dtypes are those of the schema, also if every run fails."""
+    """The columns' names, order and dtypes are those of the schema, even if every run fails."""
     expected = {column.name: column.dtype for column in COLUMNS}
     for each in (problem, impossible):
         table = compare(each, backends=["greedy"])
@@ -117,7 +117,7 @@ def test_columns_do_not_depend_on_what_came_out(problem, impossible):
 
 
 def test_infeasible_is_a_row(impossible):
-    """A sketch that leaves no way is a row with the reason."""
+    """An infeasible sketch gives a row with the reason."""
     (row,) = compare(impossible, backends=["greedy"]).itertuples()
     assert (row.status, row.verified, row.sketch) == ("infeasible", False, "no links")
     assert "chunk" in row.error
@@ -134,7 +134,7 @@ def test_infeasible_is_a_row(impossible):
     ],
 )
 def test_failures_are_rows(problem, failing, error, status):
-    """Whatever is raised becomes a row that says what happened."""
+    """An exception gives a row with its status and message."""
     failing(error)
     (row,) = compare(problem, backends=["greedy"]).itertuples()
     assert row.status == status
@@ -150,7 +150,7 @@ def test_a_solver_that_is_not_installed_is_a_row(problem):
 
 @pytest.mark.parametrize(("stage", "status"), [("unlicensed", "unlicensed"), ("no-solution", "no schedule")])
 def test_a_fallback_is_not_the_backends_own(problem, monkeypatch, stage, status):
-    """A schedule from another solver is not listed under the backend's name."""
+    """A schedule from another solver is not attributed to the backend."""
 
     def fallen_back(problem, **options):
         found = SYNTHESIZE(problem, **{**options, "backend": "greedy"})
@@ -166,7 +166,7 @@ def test_a_fallback_is_not_the_backends_own(problem, monkeypatch, stage, status)
 
 
 def test_what_a_solver_started_from_may_be_the_better_one(problem, monkeypatch):
-    """If the list scheduler's schedule is better than the solver's, it is the row's, and the notes say so."""
+    """If the list scheduler's schedule is better than the solver's, the row has it, and the notes say so."""
 
     def outdone(problem, **options):
         found = SYNTHESIZE(problem, **{**options, "backend": "greedy"})
@@ -182,7 +182,7 @@ def test_what_a_solver_started_from_may_be_the_better_one(problem, monkeypatch):
 
 
 def test_unknown_backends_are_refused_at_once(problem):
-    """A typing error is no row."""
+    """An unknown backend is refused before any run."""
     with pytest.raises(taccl.InputError, match="did you mean 'highs'"):
         compare(problem, backends=["greedy", "hihgs"])
 
@@ -199,21 +199,21 @@ def test_unknown_backends_are_refused_at_once(problem):
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense(problem, options, where):
-    """Each names the argument at fault."""
+    """The error for an invalid option names the argument."""
     with pytest.raises(taccl.InputError) as caught:
         compare(problem, **options)
     assert caught.value.where == where
 
 
 def test_what_is_compared_is_a_problem():
-    """The name of a sketch is none."""
+    """The name of a sketch is refused in place of a problem."""
     with pytest.raises(taccl.InputError, match="expected a problem"):
         taccl.compare("ndv2/sk1")
 
 
 @pytest.mark.slow
 def test_workers_find_the_same(problem):
-    """Two workers give the table that one gives, in the same order, but for its times."""
+    """Two workers give the same table as one, in the same order, except for times."""
     options = {"backends": ["greedy", "highs"], "seeds": range(2)}
     both = compare(problem, **options, num_workers=2).drop(columns=TIMES)
     assert both.equals(compare(problem, **options).drop(columns=TIMES))
@@ -221,7 +221,7 @@ def test_workers_find_the_same(problem):
 
 @pytest.mark.slow
 def test_runs_are_counted(problem, cache):
-    """Every run counts once, whether it is cached or not."""
+    """Every run counts once in the progress, cached or not."""
     seen = []
     options = {
         "backends": ["greedy"],
@@ -235,21 +235,21 @@ def test_runs_are_counted(problem, cache):
 
 
 def test_the_bar_is_on_stderr(problem, capfd):
-    """A bar that is asked for says how many runs there are, and leaves stdout alone."""
+    """A requested progress bar shows the number of runs on stderr, and writes nothing to stdout."""
     compare(problem, backends=["greedy"], seeds=range(2), progress=True)
     out, err = capfd.readouterr()
     assert (out, "2/2" in err) == ("", True)
 
 
 def test_no_bar_in_a_pipe(problem, capfd):
-    """Without a terminal nothing is written."""
+    """Without a terminal no progress bar is written."""
     compare(problem, backends=["greedy"])
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done(problem, cache, monkeypatch):
-    """The rest are rows that were not run; the same call again resumes."""
+    """After Ctrl-C the remaining runs are rows with a status of their own, and a repeated call runs them."""
     numbers = iter(range(9))
 
     def interrupted(problem, **options):
@@ -269,7 +269,7 @@ def test_ctrl_c_keeps_what_is_done(problem, cache, monkeypatch):
 
 
 def test_ctrl_c_before_anything_is_done(problem, monkeypatch):
-    """There is nothing to keep: the KeyboardInterrupt goes on."""
+    """Ctrl-C before the first result raises KeyboardInterrupt."""
     monkeypatch.setattr("taccl.explore.many.perform", lambda run: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         compare(problem, backends=["greedy"])
@@ -295,7 +295,9 @@ SCRIPT = """
 
 @pytest.mark.slow
 def test_ctrl_c_ends_every_process(tmp_path):
-    """Ctrl-C while workers run: no run is begun any more, a table comes back, and no solver stays, nor its files."""
+    """Ctrl-C while workers run: no further run starts, a table is returned, and no solver or its files
+    remain.
+    """
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     folder = tmp_path / "tmp"
@@ -321,13 +323,13 @@ def test_ctrl_c_ends_every_process(tmp_path):
 
 
 def dying(index, run, parent):
-    """One of the runs ends whatever process it runs in."""
+    """Function whose first run ends its own process."""
     return os._exit(1) if index == 1 else (index, *run_module.perform(run))
 
 
 @pytest.mark.slow
 def test_a_run_that_ends_its_worker_is_a_row(problem, monkeypatch):
-    """The others go on; which it was is found by running it alone."""
+    """The other runs continue; the failing one is identified by running it alone."""
     monkeypatch.setattr("taccl.explore.many._numbered", dying)
     table = taccl.compare(problem, backends=["greedy"], seeds=range(3), num_workers=2, cache=False, full=True)
     assert [*table.status] == ["proven for its chunks", "crashed", "proven for its chunks"]
@@ -350,7 +352,7 @@ TERMINATED = """
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, *([signal.SIGHUP] if MANY else [])])
 def test_a_signal_to_end_ends_it_without_a_word(tmp_path, number):
-    """Nothing that workers shared is left, so that joblib has nothing to warn of."""
+    """If a signal ends the process, no shared resource remains that joblib would warn about."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(TERMINATED))
     done = subprocess.run(
@@ -373,7 +375,7 @@ KILLED = """
 
 @pytest.mark.slow
 def test_workers_end_with_who_compares(tmp_path):
-    """No worker of a killed process survives; it would keep its pipes open for minutes."""
+    """If the process is killed, its workers end, too, instead of holding its pipes for minutes."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(KILLED))
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE) as process:
@@ -383,7 +385,7 @@ def test_workers_end_with_who_compares(tmp_path):
 
 @pytest.mark.slow
 def test_pool_workers_end_their_solvers(problem, monkeypatch):
-    """In a process that was started for runs, solver processes end soon after the last run."""
+    """In a worker process, solver processes end soon after the last run."""
     monkeypatch.setattr(run_module, "_LINGER_S", 0.05)
     compare(problem, backends=["highs"])
     assert WORKERS._idle["highs"]
@@ -396,7 +398,9 @@ def test_pool_workers_end_their_solvers(problem, monkeypatch):
 
 @pytest.mark.slow
 def test_every_table_says_into_how_many_chunks_a_run_cut_the_data(tmp_path):
-    """Given or chosen, by a run or from the cache, the number is a column, and so is the gap over all chunkings."""
+    """The number of chunks and the gap over all chunkings are columns, for given and chosen numbers, cached
+    or not.
+    """
     ring = taccl.topologies.ring(4)
     asked = taccl.make_problem(ring, taccl.collectives.broadcast(4), size_bytes=1000)
     given = taccl.make_problem(ring, taccl.collectives.broadcast(4, chunks_per_rank=1), size_bytes=1000)
@@ -413,7 +417,7 @@ def test_every_table_says_into_how_many_chunks_a_run_cut_the_data(tmp_path):
 
 
 def test_runs_share_the_time_that_is_left(problem, monkeypatch):
-    """Three runs one after another have a third, half and all of what is left when each begins."""
+    """Three consecutive runs may use a third, half and all of the time that is left when each starts."""
     rounds, limits = [], []
 
     def perform(request):
@@ -428,7 +432,7 @@ def test_runs_share_the_time_that_is_left(problem, monkeypatch):
 
 
 def test_a_run_has_an_equal_part_of_what_is_left():
-    """The first of four rounds gets 25 of 100 s; after the end a run has the minimum limit."""
+    """In the first of four rounds a run gets 25 of 100 s; after the time limit it gets the minimum."""
     request = RunRequest(None, {"time_limit_s": 30.0}, "", False)
     assert request.limit_s == 30.0
     shared = request._replace(until_s=time.time() + 100, rounds=4)

@@ -1,4 +1,4 @@
-"""The same call on a Dask cluster gives the same table."""
+"""`compare` on a Dask cluster gives the same table as without."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ TIMES = [c.name for c in COLUMNS if c.name.endswith("_s") and c.name != "time_li
 
 @pytest.fixture(scope="module")
 def client():
-    """A local cluster of two worker processes."""
+    """Client of a local cluster of two worker processes."""
     cluster = distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
     )
@@ -34,7 +34,9 @@ def client():
 
 
 def test_the_table_is_the_same(client, problem, impossible):
-    """Schedules, failures and all, but for times; and it was the cluster that worked."""
+    """Schedules and failures equal those without a cluster, except for times, and the cluster computed
+    them.
+    """
     for each in (problem, impossible):
         with joblib.parallel_config(backend="dask"):
             table = taccl.compare(each, **OPTIONS)
@@ -44,7 +46,7 @@ def test_the_table_is_the_same(client, problem, impossible):
 
 
 def test_the_cache_is_here(client, problem, cache):
-    """Workers need no folder in common: who compares stores and reads."""
+    """The calling process stores and reads results, so workers need no common folder."""
     options = {**OPTIONS, "backends": ["greedy"], "cache": cache}
     with joblib.parallel_config(backend="dask"):
         assert not taccl.compare(problem, **options).from_cache.any()
@@ -52,12 +54,12 @@ def test_the_cache_is_here(client, problem, cache):
 
 
 def dying(index, run, parent):
-    """One of the runs ends whatever process it runs in."""
+    """Function whose first run ends its own process."""
     return os._exit(1) if index == 1 else (index, *perform(run))
 
 
 def test_a_run_that_ends_its_worker_is_a_row(client, problem, monkeypatch):
-    """joblib would wait for it without end; the others go on."""
+    """A run that ends its worker, for which joblib would wait forever, becomes a row; the others continue."""
     monkeypatch.setattr(client.cluster.scheduler, "allowed_failures", 0)
     monkeypatch.setattr("taccl.explore.many._numbered", dying)
     with joblib.parallel_config(backend="dask"):
@@ -67,12 +69,12 @@ def test_a_run_that_ends_its_worker_is_a_row(client, problem, monkeypatch):
 
 
 def where(index, run, parent):
-    """In which process a run lands."""
+    """Id of the process in which a run executes."""
     return index, run.row | {"error": str(os.getpid())}, None
 
 
 def test_a_cluster_of_one_core_does_the_work(client, problem, monkeypatch):
-    """joblib would run it all in this process, which a run that fails badly would end."""
+    """A cluster of one core runs all, while joblib would use this process, which a bad failure would end."""
     monkeypatch.setattr("taccl.explore.many._numbered", where)
     monkeypatch.setattr("joblib._dask.DaskDistributedBackend.effective_n_jobs", lambda self, n_jobs: 1)
     with joblib.parallel_config(backend="dask"):

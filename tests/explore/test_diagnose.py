@@ -1,4 +1,4 @@
-"""Diagnoses name the fault of a machine, and no other; what figures cannot tell is said."""
+"""Diagnoses name the fault of a machine and no other, and state what the figures cannot decide."""
 
 import pytest
 
@@ -11,7 +11,7 @@ GPU = "#  Rank {} Group 0 Pid 1 on host0 device {} [0000:00:00] {}\n"
 
 @pytest.fixture
 def log(tmp_path):
-    """A file of a text."""
+    """Function that writes a text to a log file."""
 
     def written(text, name="a.log"):
         (tmp_path / name).write_text(text)
@@ -21,20 +21,20 @@ def log(tmp_path):
 
 
 def judged(path, *more, **given):
-    """The one series of a log, diagnosed without a search for better schedules."""
+    """Diagnosis of a log with one series, without a search for better schedules."""
     (found,) = taccl.diagnose([path, *more], budget_s=0, **given).series
     return found
 
 
 def rates(found, grade="likely"):
-    """Names of causes of slow large messages."""
+    """Names of causes of slow large messages, with the given grade."""
     return {each.name for each in found.causes if each.of == "rate" and each.grade == grade}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "text"), CASES, ids=[f"{fault}-{i}" for i, (fault, _) in enumerate(CASES)])
 def test_no_fault_is_judged_another(log, fault, text):
-    """The fault is among the causes, and whatever is called likely is the fault."""
+    """The fault is among the causes, and every cause graded likely is the fault."""
     on = "dgx-h100" if "H100" in text else "dgx-a100"
     found = judged(log(text), topology=on)
     assert rates(found) <= {fault}
@@ -43,7 +43,7 @@ def test_no_fault_is_judged_another(log, fault, text):
 
 @pytest.mark.slow
 def test_a_switch_that_does_not_add_is_named(log):
-    """365 GB/s of busbw on 8 H100 are those of rings: NVLS is off, and is the only likely cause."""
+    """365 GB/s of busbw on 8 H100 is the rate of rings: NVLS is off, which is the only likely cause."""
     found = judged(log(node_log(RINGS)))
     assert rates(found) == {"nvls-off"}
     assert "large messages: likely NVLS is off" in found.verdict
@@ -51,14 +51,14 @@ def test_a_switch_that_does_not_add_is_named(log):
 
 @pytest.mark.slow
 def test_a_healthy_network_is_as_expected(log):
-    """23.3 of 25 GB/s of every NIC are no fault."""
+    """23.3 of 25 GB/s on every NIC is as expected."""
     found = judged(log(network_log([NIC] * 8)), topology="dgx-a100")
     assert found.share > 0.93
     assert not rates(found, "possible")
 
 
 def perftest(gb_per_s):
-    """A log of ib_write_bw."""
+    """Log of ib_write_bw."""
     head = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]"
     rate = 8 * gb_per_s
     return f"                    RDMA_Write BW Test\n{head}\n 8388608    5000    {rate:.2f}    {rate:.2f}    0.01\n"
@@ -66,7 +66,7 @@ def perftest(gb_per_s):
 
 @pytest.mark.slow
 def test_logs_of_single_nics_tell_a_slow_rail(log):
-    """A NIC that is slow alone is the cause, and lanes of all NICs are not."""
+    """If one NIC is slow in a log of single NICs, that rail is the cause, not the PCIe lanes of all NICs."""
     text = network_log([*[NIC] * 7, HALF_SLOT])
     nics = [log(perftest(rate), f"{rate}.log") for rate in (NIC, HALF_SLOT)]
     assert rates(judged(log(text), *nics, topology="dgx-a100")) == {"slow-rail"}
@@ -74,7 +74,9 @@ def test_logs_of_single_nics_tell_a_slow_rail(log):
 
 @pytest.mark.slow
 def test_logs_of_single_nics_exclude_lanes(log):
-    """If each NIC alone reaches its rate, neither lanes nor one rail explain half of it in a collective."""
+    """If each NIC alone reaches its rate, neither PCIe lanes nor one rail explain half of it in a
+    collective.
+    """
     text = network_log([*[NIC] * 6, NIC / 2, NIC / 2])
     nic = log(perftest(NIC), "nic.log")
     causes = {each.name for each in judged(log(text), nic, topology="dgx-a100").causes}
@@ -84,7 +86,7 @@ def test_logs_of_single_nics_exclude_lanes(log):
 
 @pytest.mark.slow
 def test_an_assumed_network_is_not_judged(log):
-    """Without --topology the network is a guess: no cause in it is likely, and the guess is said."""
+    """Without --topology the network is assumed: no cause in it is likely, and the assumption is stated."""
     found = judged(log(network_log([HALF_SLOT] * 8)))
     assert not rates(found)
     assert "other-network" in rates(found, "possible")
@@ -93,13 +95,13 @@ def test_an_assumed_network_is_not_judged(log):
 
 @pytest.mark.slow
 def test_host_memory_instead_of_nvlink_is_named(log):
-    """12 GB/s of busbw in a node of NVSwitch are those of host memory."""
+    """12 GB/s of busbw in a node with NVSwitch is the rate of host memory."""
     assert rates(judged(log(node_log(12.0)))) == {"p2p-disabled"}
 
 
 @pytest.mark.slow
 def test_small_sizes_alone_judge_no_bandwidth(log):
-    """Up to 1 MB the bandwidth is not judged, and the verdict says from which size on it would be."""
+    """Up to 1 MB the bandwidth is not judged, and the verdict states the size from which it would be."""
     lines = [line for line in node_log(NVLS).splitlines() if len(line.split()[0]) <= len("1048576")]
     text = "\n".join(lines)
     found = judged(log(text))
@@ -109,7 +111,7 @@ def test_small_sizes_alone_judge_no_bandwidth(log):
 
 @pytest.mark.slow
 def test_limits_are_resources_with_rate_and_use(log):
-    """On two nodes the NICs, 25 GB/s each, limit an allgather, and are used by what was measured."""
+    """On two nodes the NICs, 25 GB/s each, limit an allgather; the log gives their utilisation."""
     limits = judged(log(network_log([NIC] * 8)), topology="dgx-a100").limits
     assert limits[0].resource.startswith("NIC ")
     assert limits[0].gb_per_s == 25
@@ -118,7 +120,7 @@ def test_limits_are_resources_with_rate_and_use(log):
 
 @pytest.mark.slow
 def test_better_schedules_come_with_error_and_command(log):
-    """A gain has a runtime, the factor by which the model misses NCCL's own time, and a command."""
+    """A predicted gain is given with its runtime, the model's error for NCCL's own time, and a command."""
     (found,) = taccl.diagnose([log(node_log(NVLS))]).series
     assert {each.runtime for each in found.gains} == {"msccl", "mscclpp"}
     for each in found.gains:
@@ -128,7 +130,7 @@ def test_better_schedules_come_with_error_and_command(log):
 
 @pytest.mark.slow
 def test_ranks_that_take_part_are_chosen(log):
-    """Four of eight GPUs are those of `ranks`, or all but `without_ranks`; their number is that of the log."""
+    """`ranks` or `without_ranks` select four of eight GPUs, the number of ranks in the log."""
     lines = node_log(240.0).replace("all_reduce", "all_gather").splitlines()
     text = "\n".join(line for line in lines if "Rank" not in line or int(line.split()[2]) < 4)
     text = text.replace(" sum ", " none ")
@@ -152,26 +154,26 @@ def test_logs_of_several_machines_are_refused(log):
 
 @pytest.mark.slow
 def test_gpus_of_another_machine_are_noted(log):
-    """A log of H100 on a topology of A100 is judged, and the note says that GPUs differ."""
+    """A log of H100 on a topology of A100 is diagnosed, with a note that the GPUs differ."""
     notes = taccl.diagnose([log(node_log(NVLS))], "dgx-a100", budget_s=0).notes
     assert any("found GPUs NVIDIA H100 80GB HBM3; dgx-a100 has A100" in note for note in notes)
 
 
 def test_a_mixed_machine_is_refused(log):
-    """One log with two kinds of GPUs is of a mixed machine."""
+    """A log with two kinds of GPUs is refused, as its machine is mixed."""
     text = node_log(NVLS).replace("device 7 [0000:00:00] NVIDIA H100", "device 7 [0000:00:00] NVIDIA A100")
     with pytest.raises(FormatError, match="found mixed GPUs"):
         taccl.diagnose([log(text)])
 
 
 def test_times_of_cpus_are_refused(log):
-    """A log of gloo is of CPUs."""
+    """A log of gloo is refused, as it measures CPUs."""
     with pytest.raises(FormatError, match="measured by gloo, which runs on CPUs; expected a log of GPUs"):
         taccl.diagnose([log("backend gloo\n" + node_log(NVLS))])
 
 
 def test_another_collective_is_refused(log):
-    """NCCL's model has no gather."""
+    """A collective that NCCL's model lacks, gather, is refused."""
     text = node_log(NVLS).replace("all_reduce", "gather").replace(" sum ", " none ")
     rows = [line.split() for line in text.splitlines()]
     for cells in rows:
@@ -188,21 +190,21 @@ def test_unknown_gpus_ask_for_a_topology(log):
 
 
 def test_another_number_of_ranks_is_refused(log):
-    """A log of 8 ranks is not of a topology of 6."""
+    """A log of 8 ranks is refused for a topology of 6."""
     with pytest.raises(InputError, match="found 8 ranks; dgx-h100 x1 has 6 here"):
         taccl.diagnose([log(node_log(NVLS))], without_ranks=[6, 7])
 
 
 @pytest.mark.slow
 def test_better_schedules_are_for_the_ranks_of_the_log(log):
-    """A log of eight GPUs of a rack of 72: the command plans for these eight."""
+    """For a log of eight GPUs in a rack of 72, the suggested command plans for these eight."""
     text = node_log(830.0).replace("NVIDIA H100 80GB HBM3", "NVIDIA GB200")
     found = taccl.diagnose([log(text)], budget_s=5).series[0]
     assert found.gains
     assert all("--ranks 0-7 " in each.command for each in found.gains)
 
 
-#: {published log: (arguments, part of its verdict)}. Verdicts that change with NCCL's model are not here.
+#: {published log: (arguments, part of its verdict)}; without verdicts that change with NCCL's model.
 PUBLISHED = {
     "unseen/mi300x_azure_x1_allreduce": ({}, "small messages: likely NUMA balancing"),
     "mi300x_x1_allreduce_rccl": ({}, "off the curve"),
@@ -215,6 +217,9 @@ PUBLISHED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_logs_are_judged_as_their_threads_do(shared_data, name):
-    """NUMA balancing on the virtual machine, a late protocol on L40S, and healthy nodes elsewhere."""
+    """Published logs are diagnosed as in their threads: NUMA balancing on the VM, a late protocol switch on
+    L40S,
+    and healthy nodes elsewhere.
+    """
     given, said = PUBLISHED[name]
     assert said in judged(str(shared_data / "nccl-tests" / f"{name}.txt"), **given).verdict

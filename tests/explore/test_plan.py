@@ -1,4 +1,4 @@
-"""Plans: ranges without a gap, the best of what was found at every size, and folders that are whole."""
+"""Plans: contiguous ranges, the best known schedule at every size, and complete folders."""
 
 import json
 import os
@@ -24,27 +24,27 @@ from taccl.topology.transform import without
 from tests.effort import brief_plan, brief_synthesis
 from tests.fuzzing import MANY
 
-#: Two ranks of each of two NDv2 nodes: small messages go straight, larger ones once into each node.
+#: Two ranks of each of two NDv2 nodes: small messages go directly, larger ones enter each node once.
 FOUR = without(taccl.topologies.ndv2(nodes=2), ranks=[*range(2, 8), *range(10, 16)])
 GRID = [1000, 10**6]
-#: Nothing but that a rank's data stays in one piece.
+#: Sketch whose only clause keeps a rank's data in one chunk.
 WHOLE = taccl.Sketch.from_dict({"schema": 1, "name": "whole", "chunks": {"per_rank": 1}})
 
 
 @cache
 def four_plan():
-    """Allgather among four ranks, by the list scheduler and with the baselines."""
+    """Plan of an allgather among four ranks, by the list scheduler and with the baselines."""
     return brief_plan(FOUR, "allgather", sizes=GRID, backend="greedy")
 
 
 @cache
 def ring_plan():
-    """A small one."""
+    """A small plan on a ring."""
     return brief_plan("ring:4", "allgather", sketches=[WHOLE], sizes=GRID, backend="greedy")
 
 
 def baselines_only():
-    """Baselines of `four_plan`, without syntheses."""
+    """Plan of the same problem as `four_plan` from baselines alone, without syntheses."""
     search = planning.PlanSearch(GRID, lambda _: None, [FOUR])
     problems = [taccl.make_problem(FOUR, "allgather", size_bytes=size) for size in GRID]
     search.add_baselines([("no sketch", problems)], NEVER)
@@ -62,7 +62,7 @@ def test_ranges_tile_all_sizes():
 
 @pytest.mark.slow
 def test_neighbours_cross_where_the_plan_says():
-    """At the end of a range its schedule is no slower than the next one, and a byte later it is slower."""
+    """At the end of a range its schedule is no slower than the next one's, and a byte later it is slower."""
     ranges = four_plan().ranges
     assert len(ranges) > 1
     for before, after in zip(ranges, ranges[1:], strict=False):
@@ -79,7 +79,7 @@ def test_neighbours_cross_where_the_plan_says():
 
 @pytest.mark.slow
 def test_no_candidate_is_better():
-    """At each size that was synthesized at, no schedule that was found is faster than the plan's."""
+    """At each synthesized size, no schedule found is faster than the plan's."""
     candidates = baselines_only().candidates
     for size in GRID:
         finish = taccl.simulate(four_plan().range_of(size).schedule, size=size).finish
@@ -87,7 +87,7 @@ def test_no_candidate_is_better():
 
 
 def test_few_simulations_find_the_winner():
-    """The winner that bounds by convexity lead to is the one that simulating every candidate finds."""
+    """The search by convexity bounds finds the same fastest schedule as simulation of every candidate."""
     lazy, thorough = baselines_only().candidates, baselines_only().candidates
     for size in (10**6, 250_000, 1000, 60_000, 15_000, 4000):
         assert winner_at(lazy, size).finish(size) == min(each.finish(size) for each in thorough)
@@ -95,7 +95,9 @@ def test_few_simulations_find_the_winner():
 
 
 def test_every_range_is_verified_and_bounded():
-    """Schedules verify at the size they are timed at, which is in their range, and are no faster than the bound."""
+    """Schedules verify at the size at which they are timed, which is in their range, and do not beat the
+    bound.
+    """
     for each in four_plan().ranges:
         assert taccl.verify(each.schedule).ok
         assert each.min_bytes <= each.schedule.problem.size_bytes <= each.max_bytes
@@ -105,7 +107,7 @@ def test_every_range_is_verified_and_bounded():
 
 @pytest.mark.slow
 def test_scratch_is_in_proportion():
-    """A program with 3 chunks of scratch, of 4 in the buffer, needs three quarters of the largest size."""
+    """With 3 chunks of scratch and 4 in the buffer, a program needs scratch of 3/4 of the largest size."""
     [each] = ring_plan().ranges
     ranks = tuple(replace(rank, scratch_chunks=3) for rank in each.program.ranks)
     assert replace(each, program=replace(each.program, ranks=ranks)).scratch_bytes == 750_000
@@ -113,7 +115,9 @@ def test_scratch_is_in_proportion():
 
 @pytest.mark.slow
 def test_a_ring_needs_one_range():
-    """In one piece on a ring of four the ring algorithm is the best at every size: 3 steps over links of 50 GB/s both ways."""
+    """In one piece on a ring of four, the ring algorithm is optimal at every size: 3 steps over links of
+    50 GB/s in both directions.
+    """
     sizes = "4KB:1MB"
     plan = brief_plan("ring:4", "allgather", sketches=[WHOLE], sizes=sizes, backend="greedy")
     assert [(each.min_bytes, each.max_bytes) for each in plan.ranges] == [(4000, 10**6)]
@@ -121,14 +125,14 @@ def test_a_ring_needs_one_range():
 
 
 def test_fewer_ranges_keep_the_least_loss():
-    """With one range only, one schedule is for all sizes, and what that costs is noted."""
+    """With a limit of one range, one schedule serves all sizes, and a note states the loss."""
     ranges, notes = baselines_only().ranges(1, {}, NEVER)
     assert [(each.min_bytes, each.max_bytes) for each in ranges] == [(1000, 10**6)]
     assert any("with so few ranges" in note for note in notes)
 
 
 def test_programs_of_the_ends_are_made_first(monkeypatch):
-    """If time ends before the last program, the smallest and the largest sizes have one of their own."""
+    """If time ends before the last program, the programs for the smallest and the largest sizes exist."""
     search, made = baselines_only(), []
     first, middle, last = search.candidates[:3]
     tiles = [(1000, 1999, first), (2000, 2999, middle), (3000, 10**6, last)]
@@ -140,7 +144,9 @@ def test_programs_of_the_ends_are_made_first(monkeypatch):
 
 @pytest.mark.slow
 def test_files_are_what_the_plan_says(tmp_path):
-    """Programs with their byte ranges, schedules that load, and an index that names them all."""
+    """The folder has programs with their byte ranges, loadable schedules, and an index that names them
+    all.
+    """
     plan, folder = four_plan(), tmp_path / "plan"
     files = plan.save(folder)
     assert {path.name for path in files} == {path.name for path in folder.iterdir()}
@@ -148,7 +154,7 @@ def test_files_are_what_the_plan_says(tmp_path):
     assert [row["min_bytes"] for row in index["ranges"]] == [each.min_bytes for each in plan.ranges]
     for row, each in zip(index["ranges"], plan.ranges, strict=True):
         text = (folder / row["files"]["msccl_xml"]).read_text()
-        # The runtime takes sizes below maxBytes.
+        # In the runtime maxBytes is exclusive.
         assert f'minBytes="{each.min_bytes}" maxBytes="{each.max_bytes + 1}"' in text
         assert taccl.interpret(load_msccl_xml(folder / row["files"]["msccl_xml"])).ok
         assert taccl.load(folder / row["files"]["schedule"]) == each.schedule
@@ -159,7 +165,7 @@ def test_files_are_what_the_plan_says(tmp_path):
 
 
 def test_the_environment_names_existing_files(tmp_path):
-    """A shell that reads environment.sh, wherever it is, registers the programs of the plan."""
+    """After reading environment.sh from any folder, a shell has the plan's programs registered."""
     folder = tmp_path / "a plan"
     ring_plan().save(folder)
     done = subprocess.run(
@@ -172,7 +178,7 @@ def test_the_environment_names_existing_files(tmp_path):
 
 
 def test_a_folder_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
-    """A disk that is full at the last file leaves nothing, and an older plan as it was."""
+    """If the disk is full at the last file, no new folder remains, and an older plan stays unchanged."""
     import taccl.explore.plan_xml as files
 
     folder = tmp_path / "plan"
@@ -203,7 +209,7 @@ def test_a_disk_that_is_full_at_a_schedule_names_the_plan(tmp_path, monkeypatch)
 
 
 def test_only_plans_are_replaced(tmp_path):
-    """A folder with something else in it is never replaced; one with a plan only when that is asked for."""
+    """A folder with foreign contents is never replaced, and a folder with only a plan on request."""
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="something other than a plan"):
         ring_plan().save(tmp_path, overwrite=True)
@@ -215,7 +221,7 @@ def test_only_plans_are_replaced(tmp_path):
 
 
 def test_a_folder_with_more_than_a_plan_is_kept(tmp_path):
-    """Somebody's own file beside a plan's is not removed with it."""
+    """A folder that holds a foreign file beside a plan is not replaced."""
     folder = tmp_path / "plan"
     ring_plan().save(folder)
     (folder / "notes.txt").write_text("mine")
@@ -225,7 +231,7 @@ def test_a_folder_with_more_than_a_plan_is_kept(tmp_path):
 
 
 def test_a_stop_between_two_renames_keeps_the_older_plan(tmp_path, monkeypatch):
-    """Ctrl-C when the older plan is out of the way, and the new one not in its place: the older one returns."""
+    """Ctrl-C between the two renames that replace a plan restores the older plan."""
     folder = tmp_path / "plan"
     ring_plan().save(folder)
     real = os.replace
@@ -243,7 +249,7 @@ def test_a_stop_between_two_renames_keeps_the_older_plan(tmp_path, monkeypatch):
 
 
 def test_names_end_no_comment(tmp_path):
-    """A line break in a topology's name adds no command to the environment file."""
+    """A line break in a topology's name adds no command to environment.sh."""
     name = "ring\ntouch pwned"
     plan = replace(ring_plan(), topology=replace(taccl.topologies.ring(4), name=name))
     plan.save(tmp_path / "plan")
@@ -253,14 +259,14 @@ def test_names_end_no_comment(tmp_path):
 
 @pytest.mark.parametrize("folder", ["a" * 300, "a\0b"])
 def test_paths_that_no_folder_has_are_said(folder, tmp_path):
-    """A name that is too long, or has a null in it, is bad input."""
+    """A folder name that is too long, or has a null character, is bad input."""
     with pytest.raises(InputError, match="cannot be used"):
         ring_plan().save(tmp_path / folder)
 
 
 @pytest.mark.slow
 def test_interrupts_keep_what_there_is(monkeypatch):
-    """Ctrl-C in the second synthesis makes a plan of the first and the baselines."""
+    """Ctrl-C in the second synthesis gives a plan from the first one and the baselines."""
     real, calls = planning.synthesize, []
 
     def interrupted(*args, **options):
@@ -276,7 +282,7 @@ def test_interrupts_keep_what_there_is(monkeypatch):
 
 
 def test_an_interrupt_among_baselines_keeps_those_before(monkeypatch):
-    """Ctrl-C in the second baseline, which is the slower to build, makes a plan of the first."""
+    """Ctrl-C in the second baseline, which is slower to build, gives a plan from the first one."""
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt
@@ -287,7 +293,7 @@ def test_an_interrupt_among_baselines_keeps_those_before(monkeypatch):
 
 
 def test_an_interrupt_before_any_schedule_is_passed_on(monkeypatch):
-    """With nothing in hand there is no plan."""
+    """Ctrl-C before the first schedule raises KeyboardInterrupt."""
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt
@@ -312,7 +318,7 @@ def test_lowering_obeys_the_time_limit(monkeypatch):
 
 @pytest.mark.slow
 def test_baselines_obey_the_time_limit(monkeypatch):
-    """One that takes longer than its share is left out, and the plan says so."""
+    """A baseline that exceeds its share of the time is omitted, and the plan says so."""
 
     def endless(*_, **__):
         while True:
@@ -332,7 +338,7 @@ def test_the_time_limit_still_gives_a_plan():
 
 
 def test_without_time_larger_sizes_are_left_to_the_library():
-    """A schedule that was made for 1 KB alone serves no larger size where time ended."""
+    """If time ends after 1 KB, its schedule does not serve larger sizes, which are left to the library."""
     search = planning.PlanSearch(GRID, lambda _: None, [FOUR])
     problem = taccl.make_problem(FOUR, "allgather", size_bytes=GRID[0])
     search.add(taccl.baselines.ring(problem), "baseline ring, for 1KB")
@@ -343,7 +349,9 @@ def test_without_time_larger_sizes_are_left_to_the_library():
 
 @pytest.mark.slow
 def test_without_time_for_programs_the_best_for_both_ends_get_one(monkeypatch):
-    """Without time for all programs, the best schedules for the largest and the smallest size get one."""
+    """Without time for all programs, the best schedules for the largest and the smallest size get one
+    each.
+    """
 
     def late(*_: object, **__: object) -> object:
         raise OutOfTime("no time")
@@ -358,13 +366,13 @@ def test_without_time_for_programs_the_best_for_both_ends_get_one(monkeypatch):
 
 @pytest.mark.parametrize(("count", "order"), [(1, [0]), (2, [0, 1]), (5, [0, 4, 2, 1, 3])])
 def test_sizes_are_visited_far_apart_first(count, order):
-    """The ends, the middle, the middles of the halves."""
+    """Sizes are visited in bisection order: both ends, the middle, then the middles of the halves."""
     assert planning._spread(count) == order
 
 
 @pytest.mark.slow
 def test_what_no_file_holds_is_left_out():
-    """A runtime with an option that makes every program too large: an error that says the limit."""
+    """If an option makes every program too large for the runtime, the error states the limit."""
     with pytest.raises(ExportError, match="at most 32 channels"):
         brief_plan("ring:4", "allgather", sizes=["1MB"], backend="greedy", lowering={"instances": 40})
 
@@ -390,21 +398,23 @@ def test_what_no_file_holds_is_left_out():
     ids=str,
 )
 def test_bad_input_is_said(options, kind, message):
-    """Sizes, sketches and options that cannot be used, each with a sentence."""
+    """Each invalid size, sketch or option is refused in one sentence."""
     given = {"sizes": ["1MB"], "backend": "greedy", "time_limit_s": 5} | options
     with pytest.raises(kind, match=message):
         taccl.plan("ring:4", "allgather", **given)
 
 
 def test_a_size_outside_the_plan_is_said():
-    """Asked for a size that it is not for, a plan says what it is for."""
+    """For a size outside its range, a plan's error states the range."""
     with pytest.raises(InputError, match="1KB to 1MB"):
         four_plan().range_of("1GB")
 
 
 @pytest.mark.slow
 def test_each_size_is_cut_into_as_many_chunks_as_are_best():
-    """1 GB is passed on around a ring in pieces, as `synthesize` would: one piece takes two hops in turn."""
+    """1 GB is sent around a ring in several chunks, as by `synthesize`, since one chunk would take two hops
+    in turn.
+    """
     topology = taccl.topologies.ring(4)
     (only,) = brief_plan(topology, "broadcast", sizes=["1GB"], backend="greedy", baselines=False).ranges
     count = only.schedule.problem.collective.chunks_per_rank
@@ -415,7 +425,7 @@ def test_each_size_is_cut_into_as_many_chunks_as_are_best():
 
 
 def test_a_sketch_that_says_how_many_chunks_is_obeyed():
-    """``per_rank`` holds at every size; a sketch that does not say it leaves the number open."""
+    """``per_rank`` of a sketch holds at every size; without it, the number of chunks is open."""
     ring = taccl.topologies.ring(4)
     said = taccl.Sketch.from_dict({"schema": 1, "chunks": {"per_rank": 3}})
     for sketch, per_rank, is_open in ((said, 3, False), (taccl.Sketch(), 1, True), (None, 1, True)):
@@ -427,9 +437,9 @@ def test_a_sketch_that_says_how_many_chunks_is_obeyed():
 @pytest.mark.parametrize(
     ("topology", "at_most_us"),
     [
-        # One-shot: 1 KB over every link, 0.5 us and 20 us/MB.
+        # One-shot: 1 KB over every link, at 0.5 us plus 20 us/MB.
         (taccl.topologies.fully_connected(4), "0.52"),
-        # No latency there: all that counts is the data.
+        # Without latency only the amount of data counts.
         (taccl.topologies.dgx_a100(nodes=1, profile="nominal"), "0.006"),
         # Doubling: four exchanges inside nodes and one across.
         *([(taccl.topologies.dgx2(nodes=2), "4.05")] if MANY else []),
@@ -437,14 +447,14 @@ def test_a_sketch_that_says_how_many_chunks_is_obeyed():
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_small_sums_are_made_by_few_sends(topology, at_most_us):
-    """Baselines that add at several ranks compete, and their programs fit the format."""
+    """Baselines that reduce at several ranks compete for small sums, and their programs fit the format."""
     (only,) = brief_plan(topology, "allreduce", sizes=["1KB"], backend="greedy").ranges
     assert only.finish_max <= Fraction(at_most_us)
 
 
 @pytest.mark.slow
 def test_few_sizes_are_simulated(monkeypatch):
-    """Between sizes on one straight line the finish is known, and is what a simulation says."""
+    """Where simulated sizes lie on a straight line, sizes between them are interpolated, exactly."""
 
     problem = taccl.make_problem(taccl.topologies.ndv2(nodes=2), "allgather", size_bytes="1MB")
     schedule = taccl.baselines.baseline("ring", problem)
@@ -466,7 +476,7 @@ def test_few_sizes_are_simulated(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
 def test_a_killed_plan_leaves_no_folder_behind(tmp_path):
-    """SIGTERM while files are written removes the draft, and the exit code tells of the signal."""
+    """SIGTERM while files are written removes the draft, and the exit code is that of the signal."""
     script = (
         "import os, signal, sys\n"
         "from taccl import cli\n"

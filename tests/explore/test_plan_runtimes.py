@@ -1,4 +1,4 @@
-"""Plans for runtimes: which files there are, how a shell tells of them, and which calls get them."""
+"""Plans for runtimes: their files, the shell variables that register them, and the calls that use them."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 @cache
 def plan_of(topology, collective, runtime=None, **lowering):
-    """A plan of what the list scheduler finds for small and large messages."""
+    """Plan from list schedules for small and large messages."""
     return brief_plan(
         topology, collective, sizes=["4KB", "64MB"], backend="greedy", baselines=False,
         runtime=runtime, lowering=lowering,
@@ -34,13 +34,13 @@ def plan_of(topology, collective, runtime=None, **lowering):
 
 
 def saved(plan, folder):
-    """The index of a plan that was saved."""
+    """Index of a saved plan."""
     save_plan(plan, folder)
     return json.loads((folder / "plan.json").read_text())
 
 
 def variables(folder, *names):
-    """Variables of a shell that read the environment file from elsewhere."""
+    """Values of shell variables after reading environment.sh from another folder."""
     told = " ".join(f'"${name}"' for name in names)
     words = ["bash", "-c", f'cd / && . "$1" && printf "%s\\n" {told}', "sh", folder / "environment.sh"]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -227,7 +227,7 @@ def test_gaps_are_said():
 
 @pytest.mark.parametrize(("num_chunks", "served"), [(8, True), (4, True), (6, False), (12, False)])
 def test_chunks_that_divide_no_power_of_two_are_said(num_chunks, served):
-    """A file of 6 chunks is skipped for 2 ** 20 elements, which the coverage line says."""
+    """A file of 6 chunks is skipped for 2 ** 20 elements, which the coverage line states."""
     files = [ServedSizes("a", 4000, 64 * 10**6, True, num_chunks=num_chunks)]
     text = coverage_text(RUNTIMES["rccl"], plan_of("ring:4", "allreduce"), files)
     told = "" if served else " (which leaves out powers of two)"

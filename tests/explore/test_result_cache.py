@@ -27,7 +27,7 @@ SYNTHESIZE = taccl.synthesize
 
 @pytest.fixture
 def stored(problem, cache):
-    """The row of a run that the cache holds."""
+    """Row of a run whose result is in the cache."""
     table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache, full=True)
     return next(table.itertuples())
 
@@ -38,7 +38,7 @@ def refused(cache, key, match):
 
 
 def edit(path, change):
-    """Change the document in a file."""
+    """Apply a change to the JSON document in a file."""
     document = json.loads(path.read_text())
     change(document)
     path.write_text(json.dumps(document))
@@ -225,7 +225,7 @@ def test_reading_gives_the_callers_problem(problem, cache, stored):
 
 @pytest.mark.slow
 def test_what_cannot_be_stored_is_told_once(problem, tmp_path):
-    """A folder that cannot be made gives one warning and no cache."""
+    """If the cache folder cannot be made, there is one warning and no cache."""
     (tmp_path / "file").write_text("")
     with pytest.warns(CacheWarning, match="cannot be stored") as caught:
         table = taccl.compare(
@@ -302,7 +302,7 @@ def test_processes_share_a_folder(problem, cache):
 
 
 def test_a_cache_says_where_it_is(tmp_path):
-    """Its representation makes the same cache."""
+    """The `repr` of a cache is an expression that creates the same cache."""
     assert repr(Cache(tmp_path)) == f"Cache({str(tmp_path)!r})"
 
 
@@ -317,7 +317,7 @@ def test_a_folder_that_cannot_be_is_told(problem, tmp_path):
 
 
 def test_a_file_is_no_cache(tmp_path):
-    """A file in place of the folder is not taken for an empty cache."""
+    """A file in place of the cache folder is an error, not an empty cache."""
     path = tmp_path / "file"
     path.write_text("")
     with pytest.raises(taccl.InputError, match="not a folder"):
@@ -332,7 +332,7 @@ def test_what_is_no_path_is_refused(folder):
 
 
 def test_an_unknown_user_stays_as_written(monkeypatch):
-    """ "~name" of an unknown user is used as a folder name, as in a shell."""
+    """"~name" of an unknown user is used as a folder name, as a shell does."""
     monkeypatch.setenv("TACCL_CACHE_DIR", "~nobody-has-this-name/x")
     assert cache_folder() == Path("~nobody-has-this-name/x")
 

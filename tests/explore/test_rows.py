@@ -17,7 +17,7 @@ def test_the_page_lists_the_columns():
 
 
 def test_names_are_distinct():
-    """All columns differ, and labels are columns."""
+    """Column names are unique, and labels are names of columns."""
     names = [column.name for column in COLUMNS]
     assert len(set(names)) == len(names)
     assert set(LABELS) <= set(names)
@@ -34,7 +34,7 @@ def test_rows_are_plain(problem):
 
 
 def test_an_empty_table_has_every_column():
-    """An empty table has the same column types."""
+    """A table without rows has the same column types."""
     assert list(frame([]).dtypes) == list(frame([new_row()]).dtypes)
 
 

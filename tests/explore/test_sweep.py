@@ -1,4 +1,4 @@
-"""`taccl.sweep`: every combination gives a row, also one that makes no problem."""
+"""`taccl.sweep`: a row for every combination, also for those that give no valid problem."""
 
 import pytest
 
@@ -15,14 +15,14 @@ per_rank = 2
 
 
 def sweep(topology, collective, **options):
-    """A quick sweep in this process, without a cache."""
+    """Run a quick sweep in this process, without a cache."""
     quick = {"num_workers": 1, "cache": False, "time_limit_s": 5, "backends": ["greedy"], "full": True}
     return taccl.sweep(topology, collective, **{**quick, **options})
 
 
 @pytest.fixture
 def tiny():
-    """A sketch with sizes only."""
+    """A sketch that gives only sizes."""
     return taccl.Sketch.from_toml(TOML)
 
 
@@ -81,7 +81,7 @@ def test_root(tiny):
 
 
 def test_a_collective_at_hand():
-    """A given collective object is swept unchanged."""
+    """A `Collective` object is swept unchanged."""
     ring = taccl.topologies.parse("ring:4")
     collective = taccl.collectives.allgather(4, chunks_per_rank=2)
     (row,) = sweep(ring, collective, sizes=["4KB"]).itertuples()
@@ -131,7 +131,7 @@ def test_a_sweep_resumes(cache):
 
 @pytest.mark.slow
 def test_a_reduction_has_a_first_schedule():
-    """An allreduce has a first schedule once both phases have."""
+    """An allreduce has a first schedule once both of its phases have one."""
     (row,) = sweep("ring:4", "allreduce", sizes=["4MB"], backends=["auto"]).itertuples()
     assert row.verified
     assert 0 < row.first_schedule_s <= row.seconds

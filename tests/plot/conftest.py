@@ -1,4 +1,4 @@
-"""Pictures without a screen."""
+"""Fixtures for pictures without a screen."""
 
 from __future__ import annotations
 

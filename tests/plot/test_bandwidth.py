@@ -17,7 +17,7 @@ def rates(found):
 
 @pytest.mark.slow
 def test_key_is_beside_the_lines(exchange):
-    """It begins where the axes end, so that it covers no curve."""
+    """The legend begins to the right of the axes, so that it covers no curve."""
     ax = taccl.plot.bandwidth(exchange)
     ax.figure.canvas.draw()
     assert ax.get_legend().get_window_extent().x0 >= ax.bbox.x1
@@ -25,13 +25,13 @@ def test_key_is_beside_the_lines(exchange):
 
 @pytest.mark.slow
 def test_at_its_own_size_a_schedule_has_its_own_bandwidth(found, rates):
-    """4 MB is what it was made for."""
+    """At 4 MB, the schedule's own size, the curve has the schedule's bandwidth."""
     assert rates["this schedule"].iloc[1] == pytest.approx(found.schedule.busbw_gb_per_s)
 
 
 @pytest.mark.slow
 def test_a_log_is_drawn_as_points(found, tmp_path, monkeypatch):
-    """1 MB summed on 4 ranks in 10 us are 100 GB/s, and 150 of bus bandwidth."""
+    """1 MB summed on 4 ranks in 10 us is drawn at 100 GB/s of algbw, or 150 GB/s of busbw."""
     log = tmp_path / "allreduce.log"
     log.write_text("# all_reduce_perf\n 1000000 250000 float sum -1 10.0 100.00 150.00 0\n")
     ax = taccl.plot.bandwidth(found, sizes=["1MB", "4MB"], measured=[str(log)])
@@ -43,7 +43,7 @@ def test_a_log_is_drawn_as_points(found, tmp_path, monkeypatch):
 
 
 def test_a_log_of_something_else_is_refused(found, tmp_path):
-    """Eight ranks are not four."""
+    """A log of eight ranks is refused for a schedule of four."""
     log = tmp_path / "other.log"
     log.write_text("# all_gather_perf\n 1000000 250000 float none -1 10.0 100.00 87.50 0\n")
     said = r"other\.log: found allgather on 8 ranks; expected allreduce on 4 ranks in 2 nodes"
@@ -54,14 +54,14 @@ def test_a_log_of_something_else_is_refused(found, tmp_path):
 
 @pytest.mark.slow
 def test_no_line_passes_the_bound(rates):
-    """Neither the schedule nor a baseline."""
+    """Neither the schedule's curve nor a baseline's exceeds the bound."""
     for name in ("this schedule", *rates.attrs["baselines"]):
         assert (rates[name] <= rates["bound"] * (1 + 1e-12)).all()
 
 
 @pytest.mark.slow
 def test_the_sketch_is_left_aside_for_baselines():
-    """A sketch that leaves a ring of links binds the schedule, and no baseline."""
+    """A sketch that allows only a ring of links restricts the schedule, not the baselines."""
     from taccl.sketch.reachability import check_reachable
 
     problem = problem_of(full(4), collectives.allgather(4))
@@ -70,7 +70,7 @@ def test_the_sketch_is_left_aside_for_baselines():
     check_reachable(bound)
     schedule = brief_synthesis(bound, backend="greedy").schedule
     rates = taccl.plot.bandwidths(schedule, sizes=["4MB"])
-    # Round a ring each rank receives 3 chunks over one link of 1 us each: 3 us; over three links, 1 us.
+    # Around a ring each rank receives 3 chunks over one link of 1 us each: 3 us; over three links, 1 us.
     aside = rates["bound, sketch aside"].iloc[0]
     assert aside == pytest.approx(3 * rates["bound under the sketch"].iloc[0])
     assert rates["best of baselines"].iloc[0] == pytest.approx(aside)
@@ -80,7 +80,7 @@ def test_the_sketch_is_left_aside_for_baselines():
 
 @pytest.mark.slow
 def test_baselines_are_timed_at_their_best(rates):
-    """At its own size each is as fast as the baseline made for it."""
+    """At the schedule's own size, each baseline is as fast as the one built for that size."""
     named = {label_of(name): name for name in taccl.baselines.BASELINES}
     assert rates.attrs["baselines"]
     for called in rates.attrs["baselines"]:
@@ -89,14 +89,14 @@ def test_baselines_are_timed_at_their_best(rates):
 
 
 def test_the_best_baseline_is_the_best_at_each_size(rates):
-    """It is one of them, and nothing is above it."""
+    """The curve of the best baseline is one of the baselines' at each size, and the highest."""
     for _, row in rates.iterrows():
         assert row["best of baselines"] == max(row[name] for name in rates.attrs["baselines"])
 
 
 def test_baselines_that_are_not_defined_are_said():
-    """Halving-doubling needs a power of two, others nodes, dimensions or switches that add, and some sums:
-    all are missing.
+    """Baselines that do not apply are listed: halving-doubling needs a power of two, and others need nodes,
+    dimensions, in-network reduction or sums.
     """
     problem = problem_of(full(3), collectives.allgather(3))
     schedule = taccl.baselines.ring(problem)
@@ -111,14 +111,14 @@ def test_baselines_that_are_not_defined_are_said():
 
 
 def test_without_time_baselines_are_left_out(found):
-    """A budget of nothing leaves every baseline out, and says so."""
+    """A budget of 0 s omits every baseline, and the table says so."""
     rates = taccl.plot.bandwidths(found, sizes=["4MB"], budget_s=0)
     assert rates.attrs["baselines"] == []
     assert "not timed" in rates.attrs["undefined"]["ring"]
 
 
 def test_usual_sizes_have_its_own(found):
-    """From 1 KiB to 1 GiB, and 4 MB in place of 4 MiB."""
+    """Default sizes are 1 KiB to 1 GiB, with the schedule's own 4 MB in place of 4 MiB."""
     from taccl.plot.sizes import usual_sizes
 
     sizes = usual_sizes(4_000_000)
@@ -129,7 +129,7 @@ def test_usual_sizes_have_its_own(found):
 
 @pytest.mark.slow
 def test_every_line_has_a_name(rates):
-    """The schedule, the bound, each baseline and the best of them."""
+    """The schedule, the bound, each baseline and the best baseline have names in the legend."""
     ax = taccl.plot.bandwidth(rates)
     words = {text.get_text() for text in ax.get_legend().get_texts()}
     assert words == {"this schedule", "bound", "best of baselines", *rates.attrs["baselines"]}
@@ -167,7 +167,7 @@ def test_a_sketch_allows_no_more_than_none(monkeypatch):
 
 
 def test_other_tables_are_no_bandwidths():
-    """A table that says nothing of a problem is refused."""
+    """A table that is not from `bandwidths` is refused."""
     import pandas as pd
 
     with pytest.raises(InputError, match="found another table"):
@@ -176,7 +176,9 @@ def test_other_tables_are_no_bandwidths():
 
 @pytest.mark.slow
 def test_beside_a_log_stands_the_bound_of_any_protocol(tmp_path, monkeypatch):
-    """A library takes LL for small sizes, which comes sooner than the bound of the schedule's own protocol."""
+    """With a log, the bound of any protocol is drawn: NCCL uses LL for small sizes, faster than the bound of
+    the schedule's protocol.
+    """
     problem = taccl.make_problem(taccl.topologies.dgx_h100(profile="nccl"), "allgather", size_bytes="4MB")
     schedule = taccl.baselines.ring(problem)
     log = tmp_path / "allgather.log"

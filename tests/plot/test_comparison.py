@@ -1,4 +1,4 @@
-"""The picture of a comparison: a mark for every run, also for those without a schedule."""
+"""The picture of a comparison: a mark for every run, also for runs without a schedule."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from taccl.explore.rows import frame, new_row
 
 
 def row(backend, gap, **known):
-    """A run on one problem; without a gap it has no schedule."""
+    """Row of a run on one problem; without a gap it has no schedule."""
     if gap is None:
         known |= {"status": "unavailable", "error": "it is not installed"}
     else:
@@ -17,7 +17,7 @@ def row(backend, gap, **known):
 
 
 def test_every_run_has_a_mark():
-    """Two runs with a schedule, one without."""
+    """Two runs with a schedule and one without have a mark each."""
     ax = taccl.plot.comparison(frame([row("greedy", 0.2), row("highs", 0.0), row("scip", None)]))
     assert len(ax.collections) == 2
     assert [line.get_marker() for line in ax.lines] == ["x"]
@@ -25,19 +25,19 @@ def test_every_run_has_a_mark():
 
 
 def test_failures_say_why():
-    """The key has the status of runs without a schedule."""
+    """The legend shows the status of runs without a schedule."""
     ax = taccl.plot.comparison(frame([row("greedy", 0.2), row("scip", None)]))
     assert "scip (x: unavailable)" in [text.get_text() for text in ax.get_legend().get_texts()]
 
 
 def test_failures_alone_make_a_picture():
-    """No schedule at all is no error."""
+    """Runs without any schedule are drawn without an error."""
     ax = taccl.plot.comparison(frame([row("scip", None)]))
     assert "1 run, 0 with a schedule" in ax.get_title(loc="left")
 
 
 def test_shapes_tell_sizes_apart():
-    """Two sizes of one sketch: the key has both."""
+    """For two sizes of one sketch the legend shows both."""
     ax = taccl.plot.comparison(
         frame([row("greedy", 0.2, size_bytes=10**6), row("greedy", 0.1, size_bytes=10**9)])
     )
@@ -47,7 +47,7 @@ def test_shapes_tell_sizes_apart():
 
 @pytest.mark.slow
 def test_no_two_kinds_of_runs_look_alike():
-    """Twelve backends at ten sizes are 120 pairs of a colour and a mark."""
+    """Twelve backends at ten sizes have 120 different pairs of colour and mark."""
     runs = [row(f"pulp:{b}", 0.1, size_bytes=10**s) for b in range(12) for s in range(10)]
     ax = taccl.plot.comparison(frame(runs))
     looks = {
@@ -57,7 +57,9 @@ def test_no_two_kinds_of_runs_look_alike():
 
 
 def test_equal_gaps_are_bars():
-    """Runs of one gap lie on each other over time, and have a bar of the same length each; a failure says why."""
+    """Runs of equal gaps, whose marks would overlap, are bars of the same length; a failure has its
+    reason.
+    """
     ax = taccl.plot.backends(frame([row("highs", 0.25), row("greedy", 0.25), row("scip", None)]))
     assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(1.0, 0.25)] * 2
     assert [text.get_text() for text in ax.get_yticklabels()] == ["greedy", "highs", "scip"]
@@ -65,7 +67,7 @@ def test_equal_gaps_are_bars():
 
 
 def test_bars_of_sizes_and_seeds_are_told_apart():
-    """The name of a bar has what differs besides the backend."""
+    """The name of a bar contains the properties that differ besides the backend."""
     runs = [row("greedy", 0.0, size_bytes=10**6, seed=0), row("greedy", 0.5, size_bytes=10**9, seed=1)]
     ax = taccl.plot.backends(frame(runs))
     assert [text.get_text() for text in ax.get_yticklabels()] == [
@@ -77,7 +79,7 @@ def test_bars_of_sizes_and_seeds_are_told_apart():
 
 
 def test_other_tables_are_refused():
-    """A table without the columns, or without rows, is no comparison."""
+    """A table without the required columns, or without rows, is refused."""
     import pandas as pd
 
     with pytest.raises(InputError, match="without backend"):

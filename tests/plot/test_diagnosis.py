@@ -8,7 +8,7 @@ from tests.explore.degraded import RINGS, SIZES, node_log
 
 @pytest.mark.slow
 def test_measured_expected_and_bound_are_drawn(tmp_path):
-    """One point a size, a curve through as many, and a line at the bound of the largest size."""
+    """One point per size, a curve through the expected times at these sizes, and a line at the bound."""
     (tmp_path / "a.log").write_text(node_log(RINGS))
     (found,) = taccl.diagnose([str(tmp_path / "a.log")], budget_s=0).series
     expected, measured, bound = taccl.plot.diagnosis(found).lines

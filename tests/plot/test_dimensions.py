@@ -23,7 +23,7 @@ def test_use_by_hand():
 
 @pytest.mark.parametrize("dims", ["switch4@100,ring3@50", "ring4@100,fully-connected3@50"])
 def test_use_is_the_load(dims):
-    """Listed or implicit, the time for which a dimension is busy is what the data loads it with."""
+    """For listed and implicit schedules, the busy time of a dimension equals the load on it."""
     topology = parse(f"multidim:{dims}")
     size = 48 * 12 * 10**4
     listed = taccl.baselines.hierarchical(
@@ -40,7 +40,7 @@ def test_use_is_the_load(dims):
 
 
 def test_a_picture_has_a_row_for_each_dimension():
-    """Named with how busy it is; what is no product has none."""
+    """Each row has the dimension's name and utilisation; other topologies are refused."""
     fixed = taccl.baselines.hierarchical(taccl.dimensions("multidim:switch4@100,ring3@50"), chunks=4)
     ax = taccl.plot.dimensions(fixed)
     assert [label.get_text().split("\n")[0] for label in ax.get_yticklabels()] == ["switch4@100", "ring3@50"]

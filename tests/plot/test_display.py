@@ -14,7 +14,7 @@ HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)>&\"'"
 
 
 class Elements(HTMLParser):
-    """The names of all elements, and whether each was closed."""
+    """Parser that collects the names of all elements, and checks that each is closed."""
 
     def __init__(self, content):
         super().__init__()
@@ -38,7 +38,7 @@ class Elements(HTMLParser):
 
 @pytest.fixture
 def shown(found):
-    """Everything that has a display, of one result."""
+    """HTML of every object of one result that has a notebook display."""
     problem = found.schedule.problem
     return {
         "Topology": problem.topology,
@@ -64,7 +64,7 @@ def shown(found):
     ],
 )
 def test_the_figures_are_there(shown, kind, words):
-    """Each names what it is of, in elements that close."""
+    """Each display names its object and has its figures, in closed elements."""
     elements = Elements(shown[kind]._repr_html_())
     assert elements.open == []
     assert "script" not in elements.names
@@ -73,7 +73,7 @@ def test_the_figures_are_there(shown, kind, words):
 
 
 def test_names_are_text(shown, found):
-    """A name that would be a script is shown as it is written."""
+    """A name that contains a script is shown as text."""
     problem = found.schedule.problem
     link = dataclasses.replace(problem.topology.links[0], name=HOSTILE)
     topology = dataclasses.replace(
@@ -95,7 +95,7 @@ def test_names_are_text(shown, found):
 
 
 def test_dark_pages_stay_dark(shown):
-    """No colour is set but greys that show on both."""
+    """The only colours set are greys that are visible on dark and light pages."""
     for each in shown.values():
         content = each._repr_html_()
         assert "color:inherit" in content
@@ -111,12 +111,12 @@ def test_long_tables_are_cut():
 
 
 def test_facts_without_a_value_are_left_out():
-    """An empty value has no row."""
+    """Facts with an empty value have no row."""
     assert html.facts([("a", "1"), ("b", "")]).count("<tr") == 1
 
 
 def test_a_broken_schedule_is_shown(exchange):
-    """A link that does not exist is named, and is no error."""
+    """A schedule with a link that does not exist is shown, and the link is named."""
     import numpy as np
 
     wrong = dataclasses.replace(exchange, link=np.array([9, 0, 1], dtype=np.int32))
@@ -124,7 +124,7 @@ def test_a_broken_schedule_is_shown(exchange):
 
 
 def test_a_notebook_shows_every_figure():
-    """A backend that turns interactive while the first figure loads it stays so; else only that one is shown."""
+    """A notebook shows every figure if loading the first one makes the backend interactive, else one only."""
     import matplotlib
 
     from taccl.plot.style import drawing

@@ -1,4 +1,4 @@
-"""The Gantt chart shows every send, says what it leaves out, and is quick with many."""
+"""The Gantt chart shows every send, states what it omits, and is fast for many sends."""
 
 import numpy as np
 import pytest
@@ -11,13 +11,13 @@ from tests.synthesis.small_problems import full, problem_of
 
 
 def shapes(ax):
-    """The number of bars drawn."""
+    """Number of bars drawn."""
     return sum(len(each.get_paths()) for each in ax.collections if each.get_gid() in ("copies", "reductions"))
 
 
 @pytest.mark.parametrize("by", ["link", "resource", "rank"])
 def test_every_bar_is_drawn(exchange, by):
-    """Three sends, each over a link that holds itself only: three bars in each view."""
+    """Three sends, each over a link that holds only its own resource, give three bars in each view."""
     ax = taccl.plot.gantt(exchange, by)
     assert shapes(ax) == 3
     assert ax.get_xlabel() == "time in us"
@@ -25,13 +25,15 @@ def test_every_bar_is_drawn(exchange, by):
 
 
 def test_it_draws_where_it_is_told(exchange):
-    """The axes given are the axes returned."""
+    """The axes that are given are returned."""
     ax = Figure().subplots()
     assert taccl.plot.gantt(exchange, ax=ax) is ax
 
 
 def test_reductions_are_apart(found):
-    """An allreduce over 4 ranks reduces and then copies: both kinds of bars, and a key to the hatching."""
+    """An allreduce over 4 ranks has bars of both kinds, reductions and copies, and a legend for the
+    hatching.
+    """
     ax = taccl.plot.gantt(found)
     kinds = {each.get_gid(): each.get_hatch() for each in ax.collections}
     assert kinds["copies"] is None
@@ -40,7 +42,7 @@ def test_reductions_are_apart(found):
 
 
 def test_a_result_has_its_bound_drawn(found):
-    """The title gives finish and bound."""
+    """The title has finish and bound."""
     assert "bound" in taccl.plot.gantt(found).get_title(loc="left")
     assert "bound" not in taccl.plot.gantt(found.schedule).get_title(loc="left")
 
@@ -53,7 +55,9 @@ def test_what_is_left_out_is_said(exchange):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fully-connected:16", "dgx2", "ndv2"])
 def test_sixteen_ranks_have_colours_of_their_own(name):
-    """Hues tell ranks of a node and shades nodes: no two of 16 are near each other, and all are in the key."""
+    """Hues distinguish ranks of a node, and shades the nodes: all 16 colours differ clearly, and are in the
+    legend.
+    """
     from matplotlib.colors import to_rgb
 
     topology = taccl.topologies.parse(name, nodes=2) if name == "ndv2" else taccl.topologies.parse(name)
@@ -75,7 +79,7 @@ def test_sixteen_ranks_have_colours_of_their_own(name):
 
 @pytest.mark.slow
 def test_both_keys_are_in_the_picture():
-    """The keys to merged sends and reductions, and to ranks, are both to the right of the axes."""
+    """The legends of merged sends and reductions, and of ranks, are both to the right of the axes."""
     problem = problem_of(full(4), collectives.allreduce(4))
     ax = taccl.plot.gantt(taccl.baselines.ring(problem))
     ax.figure.canvas.draw()
@@ -86,7 +90,7 @@ def test_both_keys_are_in_the_picture():
 
 @pytest.mark.slow
 def test_names_are_no_formulas(exchange):
-    """A dollar in a name is a dollar."""
+    """A dollar sign in a name is shown as such, not as a formula."""
     import dataclasses
 
     topology = dataclasses.replace(exchange.problem.topology, name="$\\frac{$")
@@ -97,7 +101,7 @@ def test_names_are_no_formulas(exchange):
 
 @pytest.mark.slow
 def test_tens_of_thousands_of_transfers_are_one_image():
-    """40000 sends over 90 links are drawn, and the 48 busiest links of them become one image in SVG."""
+    """Of 40000 sends over 90 links, those of the 48 busiest links are drawn, as one image in SVG."""
     problem = problem_of(full(10), collectives.allgather(10))
     count, num_links = 40_000, len(problem.topology.links)
     ticks = problem.costs.ticks_per_us
@@ -116,6 +120,6 @@ def test_tens_of_thousands_of_transfers_are_one_image():
 
 
 def test_an_empty_schedule_is_drawn(exchange):
-    """Nothing to send makes a picture without bars."""
+    """A schedule without sends gives a picture without bars."""
     empty = make_schedule(exchange.problem, chunk=[], link=[], start=[], end=[])
     assert shapes(taccl.plot.gantt(empty)) == 0

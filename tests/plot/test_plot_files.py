@@ -1,4 +1,4 @@
-"""Pictures become files that are the same bytes every time, whole or not at all."""
+"""Picture files are reproducible to the byte, and written whole or not at all."""
 
 import dataclasses
 from xml.dom import minidom
@@ -12,7 +12,7 @@ from taccl.errors import InputError
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["svg", "png", "pdf"])
 def test_the_same_picture_is_the_same_bytes(exchange, format):
-    """No date, no random identifier."""
+    """Picture files contain no date and no random identifier."""
     first, second = (taccl.plot.render(taccl.plot.gantt(exchange), format) for _ in range(2))
     assert first == second
 
@@ -20,20 +20,20 @@ def test_the_same_picture_is_the_same_bytes(exchange, format):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "begins"), [("a.svg", b"<?xml"), ("a.PNG", b"\x89PNG"), ("a.pdf", b"%PDF")])
 def test_the_ending_says_the_format(exchange, tmp_path, name, begins):
-    """SVG, PNG and PDF, in upper case, too."""
+    """The ending selects SVG, PNG or PDF, also in upper case."""
     taccl.plot.save(taccl.plot.gantt(exchange), tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(begins)
 
 
 def test_other_endings_are_refused(exchange, tmp_path):
-    """The error lists those that go."""
+    """The error for another ending lists the supported ones."""
     with pytest.raises(InputError, match=r"\.svg, \.png, \.pdf"):
         taccl.plot.save(taccl.plot.gantt(exchange), tmp_path / "a.gif")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_files_are_kept(exchange, tmp_path):
-    """A file that exists is replaced only when asked for."""
+    """An existing file is replaced only on request."""
     path = tmp_path / "a.svg"
     path.write_text("mine")
     with pytest.raises(InputError, match="exists"):
@@ -53,7 +53,7 @@ def test_a_part_of_a_figure_will_do(exchange):
 
 
 def test_nothing_is_left_open(exchange):
-    """Pictures for files keep no figure of pyplot alive."""
+    """After a picture is written to a file, pyplot keeps no figure open."""
     from matplotlib import pyplot
 
     from taccl.plot.style import figure
@@ -64,7 +64,7 @@ def test_nothing_is_left_open(exchange):
 
 @pytest.mark.slow
 def test_names_that_no_xml_holds(exchange):
-    """A control, and half of a character, stand in a picture as a replacement: it can be read."""
+    """Control characters and lone surrogates in names are replaced, so that the SVG is valid XML."""
     name = "bell \x07 half \ud800 none \ufffe"
     links = tuple(dataclasses.replace(link, name=name) for link in exchange.problem.topology.links)
     topology = dataclasses.replace(exchange.problem.topology, name=name, links=links)
@@ -76,7 +76,7 @@ def test_names_that_no_xml_holds(exchange):
 
 
 def test_links_with_an_underscore_are_in_the_key(exchange):
-    """matplotlib leaves out of a key what begins so."""
+    """Links whose names begin with an underscore are in the legend, although matplotlib omits such labels."""
     links = tuple(dataclasses.replace(link, name="_x") for link in exchange.problem.topology.links)
     topology = dataclasses.replace(exchange.problem.topology, links=links)
     key = taccl.plot.topology(topology).get_legend()

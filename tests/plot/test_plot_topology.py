@@ -1,4 +1,4 @@
-"""The picture of a topology: where ranks are, what lines stand for, and how busy they are."""
+"""The picture of a topology: positions of ranks, meaning of lines, and utilisation."""
 
 import numpy as np
 import pytest
@@ -22,23 +22,23 @@ def test_every_link_has_a_line():
 
 
 def test_switches_have_ports():
-    """A DGX-A100 has a switch with a way in and out for 8 ranks; two of them have 16 links between nodes."""
+    """A DGX-A100 has a switch with two ports for each of 8 ranks; two nodes have 16 links between them."""
     assert lines_by_kind(taccl.topologies.dgx_a100(nodes=2, profile="nominal")) == {"port": 32, "link": 16}
 
 
 def test_many_links_between_nodes_are_one_line():
-    """Two NDv2 have 64 pairs of ranks between nodes: one line each way, and 32 NVLinks one way in each."""
+    """Two NDv2 have 64 pairs of ranks between nodes, drawn as one line each way, and 32 NVLinks each."""
     assert lines_by_kind(taccl.topologies.ndv2(nodes=2)) == {"link": 64, "between nodes": 2}
 
 
 def test_borders_of_a_torus_lead_round():
-    """A 4x4 torus: 16 links cross the border (2 ways in each of 4 rows and 4 columns), 48 do not."""
+    """In a 4x4 torus 16 links wrap around (2 directions in each of 4 rows and 4 columns), and 48 do not."""
     assert lines_by_kind(taccl.topologies.parse("torus:4x4")) == {"link": 48, "wrap-around link": 16}
 
 
 @pytest.mark.slow
 def test_many_ranks_are_drawn_by_node():
-    """With 264 ranks in 33 nodes a dot is a node, and a line a way of each pair: 33 * 32."""
+    """With 264 ranks in 33 nodes a dot is a node, and each ordered pair of nodes has a line: 33 * 32."""
     topology = taccl.topologies.dgx_a100(nodes=33, profile="nominal")
     assert lay_out(topology).by_node
     assert lines_by_kind(topology) == {"between nodes": 1056}
@@ -49,7 +49,7 @@ def test_many_ranks_are_drawn_by_node():
     ["ndv2", "dgx2", "hypercube:3", "hypercube:4", "torus:3x3x3", "mesh:3x5", "star:6", "fully-connected:5"],
 )
 def test_ranks_are_apart(name):
-    """No two ranks are at one place."""
+    """No two ranks are at the same place."""
     place = lay_out(taccl.topologies.parse(name)).place
     distance = np.linalg.norm(place[:, None] - place[None, :], axis=2) + 9 * np.eye(len(place))
     assert distance.min() > 0.1
@@ -58,7 +58,7 @@ def test_ranks_are_apart(name):
 @pytest.mark.parametrize("name", ["ndv2", "dgx2", "dgx-a100"])
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_few_nodes_are_on_one_line(name, nodes):
-    """Their centres are level, and no two ranks of a node are, so that level lines pass over no other rank."""
+    """Centres of nodes are level, but no two ranks of a node are, so level lines cross no other rank."""
     topology = taccl.topologies.parse(name, nodes=nodes)
     layout = lay_out(topology)
     assert len({y for _, y in layout.centre.tolist()}) == 1
@@ -67,7 +67,7 @@ def test_few_nodes_are_on_one_line(name, nodes):
 
 
 def test_loads_are_those_of_the_schedule(exchange):
-    """Link 0 is busy all the time, link 1 half of it; the colour bar is in per cent."""
+    """Link 0 is busy all the time, and link 1 half of it; the colour bar is in percent."""
     ax = taccl.plot.topology(exchange.problem.topology, exchange)
     widths = sorted(float(w) for each in ax.collections for w in np.ravel(each.get_linewidths()))
     assert widths[-1] == pytest.approx(0.7 + 2.1)
@@ -75,7 +75,7 @@ def test_loads_are_those_of_the_schedule(exchange):
 
 
 def test_without_a_schedule_kinds_are_told():
-    """The key names links and their bandwidth."""
+    """Without a schedule the legend names the kinds of links and their bandwidth."""
     ax = taccl.plot.topology(taccl.topologies.ndv2(nodes=2))
     words = " ".join(text.get_text() for text in ax.get_legend().get_texts())
     assert "NVLink" in words
@@ -84,6 +84,6 @@ def test_without_a_schedule_kinds_are_told():
 
 
 def test_another_topology_is_refused(exchange):
-    """Loads of one topology are not drawn on another."""
+    """Loads of a schedule on another topology are refused."""
     with pytest.raises(InputError, match="schedule"):
         taccl.plot.topology(taccl.topologies.parse("ring:8"), exchange)

@@ -8,31 +8,31 @@ from taccl.explore.rows import frame, new_row
 
 
 def row(backend, finish_us, size_bytes=1000):
-    """A run; without a finish it has no schedule."""
+    """Row of a run; without a finish it has no schedule."""
     return new_row(backend=backend, sketch="none", seconds=2.0, finish_us=finish_us, size_bytes=size_bytes)
 
 
 def curves(rows):
-    """The points of each curve by backend."""
+    """{backend: points of its curve}."""
     ax = taccl.plot.performance_profile(frame(rows))
     return {line.get_label(): [tuple(map(float, point)) for point in line.get_xydata()] for line in ax.lines}
 
 
 def test_a_curve_rises_by_a_problem_at_the_ratio_to_its_best():
-    """One backend is the best at the first size and twice the best at the second; the other the reverse."""
+    """One backend is best at the first size and takes twice the best at the second; the other the reverse."""
     rows = [row("highs", 1.0), row("scip", 2.0), row("highs", 4.0, 2000), row("scip", 2.0, 2000)]
     for points in curves(rows).values():
         assert points[:3] == [(1.0, 0.0), (1.0, 0.5), (2.0, 1.0)]
 
 
 def test_a_run_without_a_schedule_keeps_its_curve_below_one():
-    """A backend that solves one of two problems has a curve that ends at a half."""
+    """A backend that solves one of two problems has a curve that ends at 1/2."""
     found = curves([row("highs", 1.0), row("scip", 1.0), row("highs", None, 2000), row("scip", 1.0, 2000)])
     assert found["highs"][-1][1] == 0.5
     assert found["scip"][-1][1] == 1.0
 
 
 def test_a_table_without_a_schedule_is_an_error():
-    """There is no best to compare with."""
+    """A table without any schedule is refused, as there is no best to compare with."""
     with pytest.raises(InputError, match="no run with a schedule"):
         curves([row("highs", None)])

@@ -1,4 +1,4 @@
-"""The progress of a search: what a result keeps of it, and its picture."""
+"""The progress of a search: the trace in its result, and its picture."""
 
 import dataclasses
 
@@ -15,14 +15,16 @@ from tests.synthesis.small_problems import problem_of, relayed, ring
 
 @pytest.mark.slow
 def test_key_is_beside_the_lines(found):
-    """It begins where the axes end, so that it covers no curve."""
+    """The legend begins to the right of the axes, so that it covers no curve."""
     ax = taccl.plot.progress(found)
     ax.figure.canvas.draw()
     assert ax.get_legend().get_window_extent().x0 >= ax.bbox.x1
 
 
 def test_a_result_keeps_its_progress():
-    """In order of time, each finish better than the last, none under the bound; the last is what is returned."""
+    """Entries are in order of time; finishes improve, none is below the bound, and the last is the
+    result's.
+    """
     result = brief_synthesis(relayed(), backend="greedy")
     assert relayed().collective.combining is False
     times = [entry.seconds for entry in result.trace]
@@ -36,7 +38,7 @@ def test_a_result_keeps_its_progress():
 
 
 def test_halves_are_told_apart(found):
-    """An allreduce is searched in two halves, and the last entry is of the whole."""
+    """Entries of an allreduce belong to one of its two phases, and the last one to the whole."""
     assert {entry.half for entry in found.trace} == {"", "reduce", "spread"}
     assert found.trace[-1].half == ""
 
@@ -51,7 +53,7 @@ def test_a_named_solver_has_its_own_progress():
 
 
 def test_steps_are_drawn(found):
-    """A line for finish and one for the bound, of each half and of the whole."""
+    """The picture has a line for the finish and one for the bound, of each phase and of the whole."""
     ax = taccl.plot.progress(found)
     words = [text.get_text() for text in ax.get_legend().get_texts()]
     assert "whole: best finish so far" in words
@@ -60,7 +62,7 @@ def test_steps_are_drawn(found):
 
 
 def test_a_result_made_by_hand_has_none(found):
-    """The error says so."""
+    """The error for a result without a trace says so."""
     with pytest.raises(InputError, match="no progress trace"):
         taccl.plot.progress(dataclasses.replace(found, trace=()))
 
@@ -76,10 +78,10 @@ def test_plain_values_give_the_same_moments(found):
      [{"seconds": 1, "finish_us": True}]],
 )  # fmt: skip
 def test_what_is_not_in_order_is_left_out(trace):
-    """A file may say anything."""
+    """Invalid or unordered entries of a file's trace are left out."""
     assert trace_in({"trace": trace}) == ()
 
 
 def test_moments_need_only_seconds():
-    """Neither finish nor bound need be known."""
+    """An entry of a trace may lack finish and bound."""
     assert trace_in({"trace": [{"seconds": 1}]}) == (TraceEntry(1, None, None),)

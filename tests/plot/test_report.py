@@ -1,4 +1,4 @@
-"""The report: one page with every section and the right numbers, whatever is in the schedule."""
+"""The report: one page with every section and the right figures, for any schedule."""
 
 import dataclasses
 import re
@@ -24,13 +24,13 @@ def page(found):
 
 
 def section(page, name):
-    """The content of a section."""
+    """Content of a section."""
     return re.search(f'<section id="{name}">(.*?)</section>', page, re.DOTALL)[1]
 
 
 @pytest.mark.slow
 def test_every_section_is_there(page):
-    """In the order of the contents."""
+    """Sections are in the order of the table of contents."""
     assert tuple(re.findall(r'<section id="(\w+)"', page)) == SECTIONS
 
 
@@ -49,7 +49,7 @@ def test_the_figures_are_those_of_the_result(page, found):
 
 @pytest.mark.slow
 def test_the_witness_is_in_words(page, found):
-    """The certificate was checked again."""
+    """The page describes the witness in words, and says that the certificate was checked again."""
 
     text = Elements(section(page, "bound")).text
     assert found.bound.witness_text in text
@@ -57,7 +57,7 @@ def test_the_witness_is_in_words(page, found):
 
 
 def test_stages_and_versions_are_listed(page, found):
-    """As the result has them, and the command."""
+    """Stages and versions are those of the result, and the command is shown."""
     text = Elements(section(page, "search")).text
     for stage in found.stages:
         assert stage.name in text
@@ -67,7 +67,7 @@ def test_stages_and_versions_are_listed(page, found):
 
 @pytest.mark.slow
 def test_the_verdict_and_three_actions_come_first(page, found, exchange):
-    """Validity, finish and gap, as in the table below; and what to do next."""
+    """Validity, finish and gap come first, as in the table below, followed by what to do next."""
     said = section(page, "verdict")
     assert said.startswith('<p class="verdict">This schedule is valid. It finishes after ')
     assert format_us(found.finish_us) in said
@@ -79,7 +79,7 @@ def test_the_verdict_and_three_actions_come_first(page, found, exchange):
 
 @pytest.mark.slow
 def test_a_faster_baseline_is_the_first_advice():
-    """A ring of 1 KB on 8 ranks is later than a baseline of few steps."""
+    """For a ring of 1 KB on 8 ranks, the first advice is a baseline of fewer steps."""
     problem = taccl.make_problem(taccl.topologies.fully_connected(8), "allgather", size_bytes=1000)
     said = section(taccl.report(taccl.baselines.ring(problem), budget_s=60), "verdict")
     assert re.search(r"The baseline \S.*, in the same chunks, is [\d.]+ times as fast\.", said)
@@ -88,7 +88,7 @@ def test_a_faster_baseline_is_the_first_advice():
 
 @pytest.mark.slow
 def test_a_page_of_many_bars_is_small(monkeypatch, found):
-    """Views of more bars than a page has shapes for are images, without a text for each bar."""
+    """A view with more bars than the limit of shapes is an image, without a title for each bar."""
     from taccl.plot import report as sections
 
     monkeypatch.setattr(sections, "_MOST_SHAPES", 0)
@@ -99,7 +99,7 @@ def test_a_page_of_many_bars_is_small(monkeypatch, found):
 
 @pytest.mark.slow
 def test_a_report_of_thousands_of_transfers_is_below_a_megabyte(monkeypatch):
-    """3,840 transfers between 16 GPUs, in three timelines and a picture of links."""
+    """The report of 3,840 transfers between 16 GPUs, with three timelines and a topology, is below 1 MB."""
     monkeypatch.setattr("taccl.plot.report._MOST_REPLAYED", 0)  # no bandwidths over size, which take long
     problem = taccl.make_problem(taccl.topologies.ndv2(2), "allgather", size_bytes=10**6, chunks_per_rank=16)
     page = taccl.report(taccl.baselines.ring(problem, cut=False), budget_s=120)
@@ -108,7 +108,7 @@ def test_a_report_of_thousands_of_transfers_is_below_a_megabyte(monkeypatch):
 
 
 def test_every_bar_has_a_text(page, found):
-    """Each shape of each picture has a title, with the chunks, the link and the times of its send."""
+    """Each shape of each picture has a title with the chunks, the link and the times of its send."""
     links, us = found.schedule.problem.topology.links, found.schedule.problem.costs.us
     for by in ("rank", "link", "resource"):
         groups = re.findall(rf'<g id="gantt-{by}-(copies|reductions)">(.*?)</g>', page, re.DOTALL)
@@ -142,13 +142,13 @@ def test_nothing_is_fetched(page):
 
 @pytest.mark.slow
 def test_the_same_schedule_is_the_same_page(exchange):
-    """No date and no random identifier."""
+    """The page has no date and no random identifier."""
     assert taccl.report(exchange, budget_s=1e-9) == taccl.report(exchange, budget_s=1e-9)
 
 
 @pytest.mark.slow
 def test_a_schedule_that_breaks_rules_gets_a_page_that_says_which(found):
-    """The last arrival is left out: something never arrives."""
+    """For a schedule without its last arrival, the page says that a chunk never arrives."""
     columns = {
         name: getattr(found.schedule, name)[:-1]
         for name in ("chunk", "link", "start", "end", "group", "reduce")
@@ -161,7 +161,7 @@ def test_a_schedule_that_breaks_rules_gets_a_page_that_says_which(found):
 
 @pytest.mark.slow
 def test_a_file_keeps_which_gap_was_asked_for(monkeypatch):
-    """A problem with an open number of chunks has the same rows from its result as from what a file keeps of it."""
+    """With an open number of chunks, the page from a saved file has the same rows as from the result."""
     for most in ("_MOST_DRAWN", "_MOST_REPLAYED"):  # no pictures
         monkeypatch.setattr(f"taccl.plot.report.{most}", 0)
     result = brief_synthesis(taccl.make_problem(taccl.topologies.dgx1(), "allgather", size_bytes="8MB"))
@@ -175,7 +175,7 @@ def test_a_file_keeps_which_gap_was_asked_for(monkeypatch):
 
 
 def test_links_that_do_not_exist_are_no_obstacle(exchange):
-    """The page says what is wrong, and leaves the pictures out."""
+    """For links that do not exist, the page names the fault and omits the pictures."""
     wrong = dataclasses.replace(exchange, link=np.array([0, 9, 1], dtype=np.int32))
     page = taccl.report(wrong)
     assert "not valid" in page
@@ -185,7 +185,7 @@ def test_links_that_do_not_exist_are_no_obstacle(exchange):
 
 @pytest.mark.slow
 def test_names_are_text(found):
-    """No name of a file becomes an element or an attribute."""
+    """No name from a file becomes an element or an attribute."""
     problem = found.schedule.problem
     bad = HOSTILE + "</script><script>alert(2)</script>"
     links = tuple(dataclasses.replace(link, name=bad) for link in problem.topology.links)
@@ -208,7 +208,7 @@ def test_names_are_text(found):
 
 @pytest.mark.slow
 def test_very_large_schedules_get_figures_and_a_word(monkeypatch, exchange):
-    """Above the limits pictures are left out, and the page says so."""
+    """Above the size limits the page omits the pictures and says so."""
     from taccl.plot import report as sections
 
     monkeypatch.setattr(sections, "_MOST_REPLAYED", 2)
@@ -225,7 +225,7 @@ def test_very_large_schedules_get_figures_and_a_word(monkeypatch, exchange):
 
 @pytest.mark.slow
 def test_many_transfers_are_cut(monkeypatch, exchange):
-    """The table says how many are not shown."""
+    """The table of transfers is cut, and states the number of those omitted."""
     from taccl.plot import report as sections
 
     monkeypatch.setattr(sections, "_MOST_TRANSFERS", 1)
@@ -235,7 +235,7 @@ def test_many_transfers_are_cut(monkeypatch, exchange):
 
 @pytest.mark.slow
 def test_schedules_without_ends_have_a_page(found):
-    """They are drawn like any other."""
+    """Schedules without stored ends have a page like any other."""
     import taccl.baselines as baselines
 
     made = baselines.ring(found.schedule.problem)
@@ -245,7 +245,7 @@ def test_schedules_without_ends_have_a_page(found):
 
 @pytest.mark.slow
 def test_pages_are_written_whole_or_not_at_all(tmp_path, exchange):
-    """A file that exists is kept, unless it is to be replaced."""
+    """An existing file is kept, unless replacement is requested."""
     path = tmp_path / "report.html"
     path.write_text("mine")
     with pytest.raises(InputError, match="exists"):

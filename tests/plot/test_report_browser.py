@@ -1,4 +1,4 @@
-"""The report in a real browser: no complaint in its console, and nothing that could run."""
+"""The report in a real browser: no error in its console, and no script that could run."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the pat
 
 
 def opened(page, folder):
-    """The document as the browser renders it, and its console output."""
+    """(document as rendered by the browser, console output)."""
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     done = subprocess.run(
@@ -36,7 +36,7 @@ def opened(page, folder):
 
 @pytest.fixture(scope="module")
 def hostile(found):
-    """A result in which every name would like to be a script."""
+    """A result whose names all contain scripts."""
     problem = found.schedule.problem
     links = tuple(dataclasses.replace(link, name=HOSTILE) for link in problem.topology.links)
     topology = dataclasses.replace(problem.topology, name=HOSTILE, links=links)
@@ -49,7 +49,7 @@ def hostile(found):
 
 @pytest.mark.slow
 def test_the_page_opens_without_a_complaint(hostile, tmp_path):
-    """Sections and numbers are there, every bar has its text, and names are text."""
+    """Sections and figures are shown, every bar has its title, and names are text."""
     page = taccl.report(hostile, budget_s=1e-9)
     document, console = opened(page, tmp_path)
     assert console == []
@@ -64,7 +64,7 @@ def test_the_page_opens_without_a_complaint(hostile, tmp_path):
 
 @pytest.mark.slow
 def test_a_script_that_got_in_would_not_run(found, tmp_path):
-    """The policy admits no script; the browser says that it refused one."""
+    """The page's policy admits no script; the browser reports that it refused one."""
     page = taccl.report(found, budget_s=1e-9)
     page = page.replace("<main>", "<main><script>document.title = 'taken'</script>")
     document, console = opened(page, tmp_path)
@@ -72,7 +72,7 @@ def test_a_script_that_got_in_would_not_run(found, tmp_path):
     assert any("Content Security Policy" in line for line in console)
 
 
-#: Script that puts into the page's title: the words of pictures that are cut off, the excess width in pixels,
+#: Script that writes into the page's title: texts of pictures that are cut off, the excess width in pixels,
 #: and the number of tables without a cell.
 LOOK = """<script>
 const cut = [];
@@ -92,7 +92,7 @@ document.title = JSON.stringify([cut, main.scrollWidth - main.clientWidth, empty
 
 @pytest.mark.slow
 def test_nothing_is_cut_off_or_empty(found, tmp_path):
-    """Captions end within their pictures, a page is no wider than a phone or a screen, and tables have rows."""
+    """No caption is cut off, the page fits the width of phones and screens, and no table is empty."""
     page = taccl.report(found, budget_s=20).replace("<details>", "<details open>")
     page = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
     for width in (350, 1120):
