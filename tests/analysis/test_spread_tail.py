@@ -220,7 +220,7 @@ def test_a_chunk_alone_merges_with_none():
     ids=["one node", "made of others", "two sizes"],
 )
 def test_where_the_argument_does_not_hold_nothing_is_claimed(problem):
-    """Where the argument does not hold, there is no claim."""
+    """Without the assumptions of the proof there is no claim."""
     assert tails(problem) == []
 
 

@@ -323,7 +323,7 @@ def test_ctrl_c_ends_every_process(tmp_path):
 
 
 def dying(index, run, parent):
-    """Function whose first run ends its own process."""
+    """Perform a run; run 1 ends its own process instead."""
     return os._exit(1) if index == 1 else (index, *run_module.perform(run))
 
 

@@ -54,7 +54,7 @@ def test_the_cache_is_here(client, problem, cache):
 
 
 def dying(index, run, parent):
-    """Function whose first run ends its own process."""
+    """Perform a run; run 1 ends its own process instead."""
     return os._exit(1) if index == 1 else (index, *perform(run))
 
 
@@ -74,7 +74,9 @@ def where(index, run, parent):
 
 
 def test_a_cluster_of_one_core_does_the_work(client, problem, monkeypatch):
-    """A cluster of one core runs all, while joblib would use this process, which a bad failure would end."""
+    """A cluster of one core performs the runs, although joblib alone would use this process, which a crash
+    would end.
+    """
     monkeypatch.setattr("taccl.explore.many._numbered", where)
     monkeypatch.setattr("joblib._dask.DaskDistributedBackend.effective_n_jobs", lambda self, n_jobs: 1)
     with joblib.parallel_config(backend="dask"):

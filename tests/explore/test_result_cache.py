@@ -332,7 +332,7 @@ def test_what_is_no_path_is_refused(folder):
 
 
 def test_an_unknown_user_stays_as_written(monkeypatch):
-    """"~name" of an unknown user is used as a folder name, as a shell does."""
+    """A folder name ``~name`` of an unknown user is used unchanged, as by a shell."""
     monkeypatch.setenv("TACCL_CACHE_DIR", "~nobody-has-this-name/x")
     assert cache_folder() == Path("~nobody-has-this-name/x")
 

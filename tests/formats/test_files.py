@@ -1,4 +1,4 @@
-"""Files are there whole or not at all: on a full disk, after a kill, and where several write at once."""
+"""Files are written whole or not at all: on a full disk, when killed, and with simultaneous writers."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ SCHEDULE = ring(taccl.make_problem(parse("ring:4"), allgather(4), size_bytes=4))
 
 @pytest.fixture
 def full_disk(monkeypatch):
-    """No file can be brought to the disk any more."""
+    """Make every write of a file fail as on a full disk."""
 
     def fail(_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -43,7 +43,7 @@ def full_disk(monkeypatch):
 @pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWarning")
 @pytest.mark.parametrize(("name", "kind"), [(each.name, each.holds) for each in FORMATS if each.dump])
 def test_a_full_disk_leaves_no_file(name, kind, tmp_path, full_disk):
-    """Every format: one sentence, and neither a partial file nor a draft."""
+    """For every format there is one sentence, and neither a partial file nor a draft remains."""
     problem = SCHEDULE.problem
     step = taccl.Workload("sum", 4).input("x", (8,), layout="partial").then("y", "allreduce", "x")
     thing = {"topology": problem.topology, "problem": problem, "workload": step}.get(kind, SCHEDULE)
@@ -56,7 +56,7 @@ def test_a_full_disk_leaves_no_file(name, kind, tmp_path, full_disk):
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, full_disk):
-    """The old file is unchanged."""
+    """On a full disk the old file stays unchanged."""
     (tmp_path / "file").write_text("old")
     with pytest.raises(InputError, match="No space left"):
         write_whole(tmp_path / "file", "new", overwrite=True)
@@ -65,7 +65,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, full_disk):
 
 @pytest.mark.slow
 def test_a_full_disk_leaves_no_plan(tmp_path, full_disk):
-    """No folder of a plan, nor of a draft of it."""
+    """On a full disk neither a plan's folder nor a draft of it remains."""
     plan = brief_plan("ring:2", "allgather", sizes=("1KB", "2KB"), backend="greedy")
     with pytest.raises(InputError, match="No space left"):
         plan.save(tmp_path / "plan")
@@ -74,7 +74,7 @@ def test_a_full_disk_leaves_no_plan(tmp_path, full_disk):
 
 @pytest.mark.slow
 def test_a_kill_leaves_the_old_file(tmp_path):
-    """A process that is killed while it writes leaves at most a hidden draft, which blocks no later write."""
+    """A process killed while writing leaves at most a hidden draft, which blocks no later write."""
     (tmp_path / "file").write_text("old")
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "file")])
     assert done.returncode == -signal.SIGKILL
@@ -86,7 +86,7 @@ def test_a_kill_leaves_the_old_file(tmp_path):
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_of_many_who_write_at_once_one_is_read(tmp_path, overwrite):
-    """The file is whole and of one of them; where it may not be replaced, of the only one who succeeds."""
+    """The file is complete and from one of the writers; without overwrite from the only one that succeeds."""
     start, done = threading.Barrier(8), []
 
     def put(number):

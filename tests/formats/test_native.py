@@ -1,4 +1,4 @@
-"""Schedules as files: what is saved comes back, and nothing else is accepted."""
+"""Schedule files: round trips, and refusal of anything else."""
 
 import json
 import os
@@ -60,12 +60,12 @@ def _schedule(*, alpha_us="0.7", producer="by hand"):
 
 
 def _document():
-    """A document as it comes from a file."""
+    """Document of the example, as read from a file."""
     return json.loads(json.dumps(dump_schedule(_schedule())))
 
 
 def _sealed(document):
-    """The document with the digest of its content as it is now, as someone would write it who means harm."""
+    """Document with a recomputed digest, as an attacker would write it."""
     return document | {"file_digest": _file_digest(document)}
 
 
@@ -77,7 +77,7 @@ def _at(document, path):
 
 
 def _paths(value, path=()):
-    """Every field of a document, however deep; of a list its first entry."""
+    """Paths of every field of a document; in a list, of the first entry."""
     items = value.items() if isinstance(value, dict) else list(enumerate(value))[:1]
     for key, inner in items:
         yield (*path, key)
@@ -90,12 +90,12 @@ _WRONG = (None, "x", -7, 2.5, [], {}, [[]], True, 10**30, 2**31 - 1)
 
 
 def test_example_is_valid():
-    """The schedule that these tests save is one that verifies."""
+    """The example schedule verifies."""
     assert verify(_schedule()).ok
 
 
 def test_round_trip_keeps_everything(tmp_path):
-    """Digest, producer, finish and notes come back from the file."""
+    """Digest, producer, finish and notes survive a round trip."""
     schedule = _schedule()
     save(schedule, tmp_path / "s.json")
     found = load(tmp_path / "s.json")
@@ -107,7 +107,7 @@ def test_round_trip_keeps_everything(tmp_path):
 
 
 def test_saving_what_was_loaded_gives_the_same_bytes(tmp_path):
-    """The file is a function of the schedule."""
+    """Saving a loaded schedule gives the same bytes."""
     save(_schedule(), tmp_path / "a.json")
     save(load(tmp_path / "a.json"), tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
@@ -117,7 +117,7 @@ def test_saving_what_was_loaded_gives_the_same_bytes(tmp_path):
     "name", ["allgather", "allgatherv", "alltoall", "allreduce", "scan", "multi-root-broadcast"]
 )
 def test_collectives_round_trip_through_json(name):
-    """Chunks, roots and derivations come back; an empty schedule has a digest too."""
+    """Chunks, roots and derivations survive a round trip; an empty schedule has a digest, too."""
     topology = TopologyBuilder("pair", [0, 1])
     topology.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
     collective = collectives.make(name, 2, chunks_per_rank=2, **arguments_for(name, 2))
@@ -130,7 +130,7 @@ def test_collectives_round_trip_through_json(name):
 
 
 def test_faulty_schedule_round_trips():
-    """A file may hold a schedule that does not verify: groups that disagree come back as they were."""
+    """A schedule that does not verify, with inconsistent groups, survives a round trip."""
     problem = _schedule().problem
     schedule = make_schedule(
         problem, chunk=[0, 0, 0], link=[0, 1, 1], start=[0, 5, 5], end=[9, 9, 9], group=[5, 3, 5]
@@ -141,7 +141,7 @@ def test_faulty_schedule_round_trips():
 
 
 def test_rounded_costs_round_trip():
-    """A grid that costs were rounded to is the same grid after reading."""
+    """A problem with rounded costs has the same tick grid after reading."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericsWarning)
         schedule = _schedule(alpha_us=Fraction(1, 3_000_017))
@@ -149,7 +149,9 @@ def test_rounded_costs_round_trip():
 
 
 def test_sums_kept_apart_come_back_as_plain_values():
-    """Each send of a reduction to rank 0 names the one rank whose contribution it carries."""
+    """In a reduction of unreduced contributions, each send names the one rank whose contribution it
+    carries.
+    """
     schedule = _schedule()
     columns = {name: getattr(schedule, name) for name in ("chunk", "link", "start", "end", "group", "reduce")}
     apart = make_schedule(schedule.problem, **columns, contributions=[(1,), (2,)])
@@ -163,7 +165,7 @@ def test_columns_are_read_only():
 
 
 def test_how_it_was_found_is_kept(tmp_path):
-    """The caller's `extra` is the field result, untouched."""
+    """The caller's `extra` is stored unchanged in the field `result`."""
     extra = {"stages": [{"name": "greedy", "seconds": 0.1}], "bound_us": None}
     save(_schedule(), tmp_path / "s.json", extra=extra)
     document = read_document(tmp_path / "s.json")
@@ -173,7 +175,7 @@ def test_how_it_was_found_is_kept(tmp_path):
 
 @pytest.mark.parametrize("path", _PATHS, ids=lambda p: ".".join(map(str, p)))
 def test_missing_field_is_refused(path):
-    """A document without one of its fields, however deep, is a `FormatError` and no other error."""
+    """A document that lacks any one field, at any depth, gives a `FormatError`."""
     document = _document()
     parent, key = _at(document, path)
     del parent[key]
@@ -183,7 +185,7 @@ def test_missing_field_is_refused(path):
 
 @pytest.mark.parametrize("path", _PATHS, ids=lambda p: ".".join(map(str, p)))
 def test_wrong_value_is_refused(path):
-    """A document with one field of another type or value is a `FormatError` and no other error."""
+    """A document with one field of another type or value gives a `FormatError`."""
     for wrong in _WRONG:
         document = _document()
         parent, key = _at(document, path)
@@ -221,7 +223,7 @@ def test_wrong_value_under_a_new_digest_is_a_format_error(path):
 
 @pytest.mark.parametrize("path", [(), ("problem",), ("problem", "clauses"), ("transfers",)])
 def test_unknown_field_is_refused(path):
-    """A field that the format does not have was not written by taccl."""
+    """A document with an unknown field is refused."""
     document = _document()
     parent, key = _at(document, (*path, "surprise"))
     parent[key] = 1
@@ -246,7 +248,7 @@ def _without_links(document):
     ids=["a missing column", "columns of unequal length", "a problem that cannot be"],
 )
 def test_a_document_that_makes_no_schedule_is_refused(edit, message):
-    """Though its digest is right, the message says which file and field."""
+    """If the content is invalid but the digest right, the message names file and field."""
     document = _document()
     edit(document)
     with pytest.raises(FormatError, match=message):
@@ -267,7 +269,7 @@ def test_a_document_that_makes_no_schedule_is_refused(edit, message):
     ids=lambda value: str(value),
 )
 def test_any_edit_is_refused(path, value):
-    """The digest of the file covers what `Schedule.digest` leaves out, too; the message says what to do."""
+    """The file's digest also covers what `Schedule.digest` omits; the message gives a remedy."""
     extra = {"gap": 0.5, "bound_us": 1.0, "stages": [{"seconds": 1}]}
     document = json.loads(json.dumps(dump_schedule(_schedule(), extra=extra)))
     parent, key = _at(document, path)
@@ -278,7 +280,7 @@ def test_any_edit_is_refused(path, value):
 
 @pytest.mark.parametrize("reduce", [None, 1, np.array([True, False])], ids=str)
 def test_a_bare_schedule_is_saved_without_derived_columns(reduce, monkeypatch, tmp_path):
-    """Two copies over a line, as if they were very many: what is loaded keeps as little, and is equal."""
+    """Two copies over a line, saved as if very many: the loaded schedule has as few columns, and is equal."""
     monkeypatch.setattr("taccl.schedule.schedule.MANY", 1)
     columns = np.array([0, 0], np.uint16), np.array([0, 1], np.int32), np.array([0, 9], np.int32)
     schedule = Schedule(load_schedule(_document()).problem, *columns, reduce=reduce)
@@ -318,7 +320,7 @@ def test_layout_of_the_file_does_not_matter(tmp_path):
 
 @pytest.mark.parametrize("text", ['{"format": ' + "9" * 5000 + "}", '{"a":' * 5000])
 def test_json_that_python_cannot_hold(tmp_path, text):
-    """Numbers of 5000 digits, and nests as deep, are one sentence each."""
+    """Numbers of 5000 digits and nesting as deep give one sentence each."""
     (tmp_path / "s.json").write_text(text)
     with pytest.raises(FormatError, match=r"s\.json: found (a number that cannot|values nested too deeply)"):
         load(tmp_path / "s.json")
@@ -326,14 +328,14 @@ def test_json_that_python_cannot_hold(tmp_path, text):
 
 @pytest.mark.parametrize("document", [[], 3, "text", None, {}, {"format": "another"}])
 def test_other_documents_are_refused(document):
-    """JSON that is no schedule is told apart before its fields are looked at."""
+    """JSON of something else is recognised before its fields are checked."""
     with pytest.raises(FormatError, match="expected the file of a schedule"):
         load_schedule(document)
 
 
 @pytest.mark.slow
 def test_file_cut_short_at_any_byte_is_refused(tmp_path):
-    """No prefix of a file is taken for the whole."""
+    """A file cut at any byte is refused."""
     path = tmp_path / "s.json"
     save(_schedule(), path)
     whole = path.read_bytes()
@@ -358,7 +360,7 @@ def test_file_that_is_no_schedule_is_refused(tmp_path, content):
 
 
 def test_huge_file_is_refused_at_once(tmp_path):
-    """More than 1 GB is not read (the file is sparse: it takes no room)."""
+    """A (sparse) file of more than 1 GB is refused without being read."""
     path = tmp_path / "s.json"
     path.write_bytes(b"{" + b" " * (1 << 20))
     os.truncate(path, 10**9 + 1)
@@ -370,7 +372,7 @@ def test_huge_file_is_refused_at_once(tmp_path):
     ("name", "message"), [("none.json", r"none\.json: there is no such file"), (".", "is a folder")]
 )
 def test_what_is_no_file_is_an_input_error(tmp_path, name, message):
-    """The message names the path of a file that is missing, and a folder is not read."""
+    """The message names the missing path, and a folder is refused."""
     with pytest.raises(InputError, match=message):
         load(tmp_path / name)
 
@@ -382,7 +384,7 @@ def test_what_is_no_file_is_an_input_error(tmp_path, name, message):
 )
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_path_that_cannot_be_written_is_an_input_error(tmp_path, name, message, overwrite):
-    """One sentence says why, and nothing is left behind."""
+    """One sentence gives the reason, and no file remains."""
     with pytest.raises(InputError, match=message):
         write_whole(tmp_path / name, "text", overwrite=overwrite)
     assert os.listdir(tmp_path) == []
@@ -390,7 +392,7 @@ def test_a_path_that_cannot_be_written_is_an_input_error(tmp_path, name, message
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_an_existing_file_is_replaced_when_asked(tmp_path, overwrite):
-    """Without overwrite the file stays as it is; nothing is left beside it."""
+    """Without `overwrite` an existing file stays; no draft remains in either case."""
     path = tmp_path / "s.json"
     path.write_text("mine")
     if overwrite:
@@ -423,7 +425,7 @@ def test_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_write_without_hard_links(tmp_path, monkeypatch):
-    """File systems that have no hard links are written to all the same."""
+    """Files are also written on file systems without hard links."""
 
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
@@ -436,7 +438,7 @@ def test_write_without_hard_links(tmp_path, monkeypatch):
 
 
 def test_only_one_of_many_writers_wins(tmp_path):
-    """Without overwrite, two that write at once do not both think that they did."""
+    """Without `overwrite`, only one of two simultaneous writers succeeds."""
     done = []
 
     def write(number):
@@ -465,14 +467,14 @@ def test_symbolic_link_stays_one(tmp_path):
 
 
 def test_new_file_has_an_ordinary_mode(tmp_path):
-    """The umask decides who may read the file, as with any other."""
+    """A new file's mode follows the umask."""
     write_whole(tmp_path / "a", "text")
     Path(tmp_path / "b").write_text("text")
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
 
 
 def test_replaced_file_keeps_its_mode(tmp_path):
-    """Overwriting does not open a private file to others."""
+    """Overwriting keeps the mode of a private file."""
     path = tmp_path / "s.json"
     path.write_text("old")
     path.chmod(0o600)

@@ -1,4 +1,4 @@
-"""Timelines for Perfetto: tracks, times and what an event says."""
+"""Timelines for Perfetto: tracks, times and arguments of events."""
 
 import json
 from collections import defaultdict
@@ -29,7 +29,7 @@ def _schedule():
 
 
 def _events(document):
-    """Events by (process, thread) as a person reads them, and every thread's name."""
+    """({(process, thread) by name: events}, names of all threads)."""
     names = {
         (each["pid"], each["tid"]): each["args"]["name"]
         for each in document["traceEvents"]
@@ -90,7 +90,7 @@ def test_overlapping_sends_have_tracks_of_their_own():
 
 @pytest.mark.slow
 def test_no_two_events_of_a_track_overlap():
-    """On a machine with switches and NICs, what shares a track follows one another, as viewers expect."""
+    """On a machine with switches and NICs, events of one track follow one another, as viewers expect."""
     machine = taccl.topologies.dgx2(nodes=2)
     problem = make_problem(machine, collectives.allgather(32), chunk_bytes=10**6)
     for spans in _events(trace(taccl.baselines.hierarchical(problem))).values():
@@ -108,6 +108,6 @@ def test_file_is_json_as_viewers_read_it(tmp_path):
 
 
 def test_empty_schedule_has_no_events(tmp_path):
-    """Without transfers the trace is empty, and JSON still."""
+    """Without transfers the trace is empty, but valid JSON."""
     taccl.write(make_schedule(_problem(), chunk=[], link=[], start=[], end=[]), tmp_path / "empty.trace")
     assert json.loads((tmp_path / "empty.trace").read_text())["traceEvents"] == []

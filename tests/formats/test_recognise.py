@@ -1,4 +1,4 @@
-"""Formats by content: what a file is, whatever it is called."""
+"""Recognition of formats by content, whatever the file's name."""
 
 import json
 
@@ -44,7 +44,7 @@ def _write(tmp_path, text):
     ],
 )
 def test_format_is_recognised_by_its_mark(tmp_path, text, name):
-    """The mark may stand anywhere at the top, and a file that is cut short after it is still its format's."""
+    """The mark may be anywhere at the top, and a file cut after it is still recognised."""
     assert recognise(_write(tmp_path, text)) == name
 
 
@@ -66,7 +66,7 @@ def test_format_is_recognised_by_its_mark(tmp_path, text, name):
     ],
 )
 def test_other_files_are_refused_with_what_is_known(tmp_path, text, found):
-    """The message says what was found, and names every format that would do."""
+    """The message states what was found, and lists the accepted formats."""
     path = _write(tmp_path, text)
     with pytest.raises(FormatError) as caught:
         recognise(path)
@@ -87,7 +87,7 @@ def test_other_files_are_refused_with_what_is_known(tmp_path, text, found):
     ],
 )
 def test_files_of_known_kinds_are_named(tmp_path, text, found):
-    """The message says what the file is and what to do with it, in place of the list of formats."""
+    """For a known kind the message names it and the next step, instead of the list of formats."""
     path = _write(tmp_path, text)
     with pytest.raises(FormatError) as caught:
         recognise(path)
@@ -100,7 +100,7 @@ def test_files_of_known_kinds_are_named(tmp_path, text, found):
     ["schema = 1\n[node]\ngpus = 8\n", '{"schema": 1, "fabric": "ring:4"}', "schema = 1\n[constants]\n"],
 )
 def test_every_topology_of_ours_is_recognised(tmp_path, text):
-    """Any field that only topologies have tells them, in TOML and in JSON."""
+    """Any field that only topologies have identifies them, in TOML and JSON."""
     assert recognise(_write(tmp_path, text)) == "taccl-topology"
 
 
@@ -115,7 +115,7 @@ def test_every_topology_of_ours_is_recognised(tmp_path, text):
     ],
 )
 def test_a_matrix_is_told_from_prose(tmp_path, text, is_matrix):
-    """A matrix has a cell that is a number, or nan, in one of its first two rows."""
+    """A matrix has a number or nan in a cell of its first two rows."""
     path = _write(tmp_path, text)
     if is_matrix:
         assert recognise(path) == "pair-matrix"
@@ -139,7 +139,7 @@ def test_a_matrix_is_told_from_prose(tmp_path, text, is_matrix):
     ids=["nested", "long number", "NaN", "huge exponent", "key twice", "cut short", "empty", "binary"],
 )
 def test_hostile_files_are_refused(tmp_path, text):
-    """Files that no tool writes end in one sentence."""
+    """Files that no tool writes are refused in one sentence."""
     with pytest.raises(FormatError):
         recognise(_write(tmp_path, text))
 
@@ -155,21 +155,21 @@ def test_hostile_files_are_refused(tmp_path, text):
     ],
 )
 def test_topologies_of_other_tools_are_told_from_the_rest(tmp_path, text, name):
-    """With the function that reads them; taccl's own topologies are not among them."""
+    """Topology files of other tools are recognised with their reader; taccl's own are not among them."""
     found = foreign_topology(_write(tmp_path, text))
     assert (found and found[0]) == name
     assert found is None or callable(found[1])
 
 
 def test_missing_file_is_an_input_error(tmp_path):
-    """A path to nothing, and a folder, are named."""
+    """A missing path and a folder are refused by name."""
     for path in (tmp_path / "nothing", tmp_path):
         with pytest.raises(InputError, match=str(path)):
             recognise(path)
 
 
 def test_large_file_is_not_parsed_for_its_format(tmp_path, monkeypatch):
-    """Beyond a size, the first field must say what a file is."""
+    """Above a size limit, only the first field is used to recognise a file."""
     monkeypatch.setattr(module, "_PARSED_CHARACTERS", 100)
     rest = {"x": "y" * 200}
     assert recognise(_write(tmp_path, json.dumps({"format": "taccl-schedule"} | rest))) == TACCL_SCHEDULE

@@ -1,4 +1,4 @@
-"""The table of formats: told by content and ending, read, written and converted."""
+"""The table of formats: recognised by content and ending, read, written and converted."""
 
 import contextlib
 import inspect
@@ -32,14 +32,14 @@ WRITTEN = [each.name for each in FORMATS if each.dump and each.holds == "schedul
 
 @pytest.fixture
 def schedule():
-    """A ring of 4 ranks, whose 4 chunks take 0.52 us a hop."""
+    """Schedule of a ring of 4 ranks, whose 4 chunks take 0.52 us per hop."""
     problem = make_problem(taccl.topologies.ring(4), collectives.allgather(4), size_bytes=4000)
     return taccl.baselines.ring(problem)
 
 
 @pytest.fixture
 def written(name, schedule):
-    """A schedule that a format can hold: sums by a switch where it is about these."""
+    """A schedule that the format can hold: with in-network sums for formats of these."""
     if name != "switch-job":
         return schedule
     problem = make_problem(taccl.topologies.in_network(4), "allreduce", size_bytes=40_000)
@@ -48,7 +48,7 @@ def written(name, schedule):
 
 @pytest.fixture
 def saved(tmp_path, schedule):
-    """A schedule in taccl's own format, under a name that does not tell it."""
+    """Path of a schedule in taccl's own format, under a name without its ending."""
     path = tmp_path / "schedule.txt"
     taccl.save(schedule, path)
     return path
@@ -56,7 +56,7 @@ def saved(tmp_path, schedule):
 
 @pytest.fixture
 def quiet():
-    """Losses are what other tests look at."""
+    """Suppress warnings of losses, which other tests cover."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LossyConversionWarning)
         yield
@@ -64,7 +64,7 @@ def quiet():
 
 @pytest.mark.parametrize("each", FORMATS, ids=NAMES)
 def test_functions_of_the_table_are_there(each):
-    """Every reader takes a path; every writer a thing, and perhaps a path, which the registry writes to."""
+    """Every reader takes a path; every writer takes an object, and some a path, which the registry passes."""
     assert each.load or each.dump
     if each.load:
         assert next(iter(inspect.signature(resolve_name(each.load)).parameters)) == "path"
@@ -75,7 +75,7 @@ def test_functions_of_the_table_are_there(each):
 
 
 def test_kinds_and_ways_of_the_table_are_there():
-    """Kinds of formats, and of conversions, have a class."""
+    """Kinds of formats and conversions name existing classes."""
     assert {each.holds for each in FORMATS if each.dump} <= set(KINDS)
     assert {kind for way in WAYS for kind in way} <= set(KINDS)
     assert all(callable(resolve_name(name)) for name in (*KINDS.values(), *WAYS.values()))
@@ -91,7 +91,7 @@ ODD_OPTIONS = [
 
 @pytest.mark.parametrize(("name", "option"), ODD_OPTIONS)
 def test_odd_options_are_bad_input(name, option, tmp_path, schedule, quiet):
-    """An option that makes no sense, as `--set` may hand it on, is a sentence and never a fault of Python's."""
+    """An invalid option, as `--set` may pass it, is refused in one sentence, without a Python error."""
     each = format_named(name)
     folder = next((folder for folder, known in FOLDERS if known == name), None)
     odd = ("0x", -3, object())
@@ -111,7 +111,7 @@ def test_odd_options_are_bad_input(name, option, tmp_path, schedule, quiet):
 
 
 def test_names_are_unique():
-    """No two formats share a name, however it is typed."""
+    """No two formats share a name, regardless of case and dashes."""
     assert len({name.replace("-", "") for name in NAMES}) == len(NAMES)
 
 
@@ -126,7 +126,7 @@ def test_names_are_unique():
     ],
 )
 def test_ending_tells_the_format(name, expected):
-    """The longest ending wins, whatever its case."""
+    """The longest matching ending decides, regardless of case."""
     assert format_of_name(name).name == expected
 
 
@@ -154,7 +154,7 @@ def test_telling_a_format_takes_no_time(tmp_path, text):
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_every_format_is_written(tmp_path, written, quiet, name):
-    """A format chosen by name is written, whatever the path; the paths exist."""
+    """A format given by name is written to any path, and the returned paths exist."""
     paths = write(written, tmp_path / "file", format=name)
     assert paths
     assert all(path.stat().st_size for path in paths)
@@ -174,9 +174,10 @@ def test_nothing_is_replaced_unasked(tmp_path, written, quiet, name):
 
 @pytest.mark.parametrize("name", [each.name for each in FORMATS if each.load and each.name in WRITTEN])
 def test_what_is_written_is_read(tmp_path, schedule, quiet, name):
-    """Formats that are read and written keep every transfer at its time."""
+    """Formats with a reader and a writer keep every transfer and its time."""
     write(schedule, tmp_path / "file", format=name)
-    # A finish of 1.04 us is no whole tenth of 1 us: the published tool's file is in units of 0.1 us.
+    # A finish of 1.04 us needs units of 0.1 us in the published tool's file, which has integer tenths of
+    # units.
     options = {"time_unit_us": "0.1"} if name == "upstream-algorithm" else {}
     back = read(tmp_path / "file", **options)
     assert back.finish == schedule.finish
@@ -184,13 +185,13 @@ def test_what_is_written_is_read(tmp_path, schedule, quiet, name):
 
 
 def test_extension_tells_write_the_format(tmp_path, schedule):
-    """Without a format the ending decides."""
+    """Without a format argument the file ending decides."""
     write(schedule, tmp_path / "x.csv")
     assert format_of_content(tmp_path / "x.csv").name == "csv"
 
 
 def test_simulation_is_the_schedule_that_it_makes(tmp_path, schedule):
-    """A table takes the schedule of a simulation; of several tiles there is none."""
+    """A simulation is written as its schedule; with several tiles it is refused."""
     write(taccl.simulate(schedule, size="8KB"), tmp_path / "x.csv")
     # 0.5 us and 2000 bytes at 20 us per MB.
     assert "0.54" in (tmp_path / "x.csv").read_text()
@@ -199,7 +200,7 @@ def test_simulation_is_the_schedule_that_it_makes(tmp_path, schedule):
 
 
 def test_other_things_are_refused(tmp_path, schedule):
-    """Neither a problem nor a topology is a table of transfers."""
+    """A problem or topology is refused for a table of transfers."""
     with pytest.raises(InputError, match="found csv, which cannot hold a problem"):
         write(schedule.problem, tmp_path / "x.csv")
     with pytest.raises(
@@ -216,7 +217,7 @@ FOLDERS = [
 
 
 def test_every_reader_of_others_has_files_of_ours():
-    """Nobody needs files of other tools to test what reads them."""
+    """Each reader of another tool's format is tested with our own files."""
     assert {name for _, name in FOLDERS} == {
         each.name for each in FORMATS if each.load and not each.name.startswith("taccl-")
     }
@@ -225,14 +226,14 @@ def test_every_reader_of_others_has_files_of_ours():
 
 @pytest.mark.parametrize(("folder", "name"), FOLDERS)
 def test_files_of_others_are_told_apart(folder, name):
-    """Every file is recognised, whatever it is called."""
+    """Every file is recognised by content, under any name."""
     files = [each.values[0] for each in foreign_files(f"{folder}/*")]
     assert files
     assert [format_of_content(path).name for path in files] == [name] * len(files)
 
 
 def test_programs_are_lowered_on_the_way(tmp_path, schedule):
-    """Options reach the lowering as well as the writer, and what is read back is a program."""
+    """Options reach both lowering and writer, and the file read back is a program."""
     write(schedule, tmp_path / "x.xml", instances=2, max_bytes=2**20)
     text = (tmp_path / "x.xml").read_text()
     assert 'maxBytes="1048576"' in text
@@ -243,7 +244,7 @@ def test_programs_are_lowered_on_the_way(tmp_path, schedule):
     ("name", "message"), [("perfeto", "did you mean 'perfetto'"), ("upstream_Algorithm", None)]
 )
 def test_formats_are_named_as_people_type(name, message):
-    """Case and dashes do not matter, and a near miss is told."""
+    """Case and dashes do not matter, and a misspelling gets a suggestion."""
     if message is None:
         assert format_named(name).name == "upstream-algorithm"
     else:
@@ -252,7 +253,7 @@ def test_formats_are_named_as_people_type(name, message):
 
 
 def test_unknown_options_are_refused(tmp_path, schedule):
-    """An option that the format's writer does not have is named, with those that it has."""
+    """An option that the format's writer lacks is named, with those that it has."""
     with pytest.raises(InputError, match=r"no option 'time_unit'.*time_unit_us"):
         write(schedule, tmp_path / "x", format="upstream-algorithm", time_unit=1)
     assert not list(tmp_path.iterdir())
@@ -266,14 +267,14 @@ def test_options_reach_the_writer(tmp_path, schedule, quiet):
 
 
 def test_formats_that_are_only_written_are_not_read(tmp_path, schedule):
-    """A table says that it is one, and what would do."""
+    """For a write-only table, the message says so and names an alternative."""
     write(schedule, tmp_path / "x.csv")
     with pytest.raises(InputError, match="found a table of transfers; the format is write-only"):
         read(tmp_path / "x.csv")
 
 
 def test_convert_there_and_back(tmp_path, saved, schedule):
-    """Through the published tool's format and back: the same times."""
+    """A schedule converted to the published tool's format and back has the same times."""
     with pytest.warns(LossyConversionWarning, match="size of a chunk") as warned:
         there = convert(saved, tmp_path / "there", to="upstream-algorithm")
     assert warned[0].filename == __file__  # and no line of taccl's own
@@ -286,14 +287,14 @@ def test_convert_there_and_back(tmp_path, saved, schedule):
 
 
 def test_convert_says_what_a_view_leaves_out(tmp_path, saved):
-    """A table is no schedule any more, and the warning says so."""
+    """A warning says that a table of transfers is not a schedule."""
     with pytest.warns(LossyConversionWarning, match="the collective and the sketch") as warned:
         convert(saved, tmp_path / "x.csv")
     assert warned[0].filename == __file__
 
 
 def test_convert_without_loss_is_silent(tmp_path, saved, schedule):
-    """From taccl's own format to itself nothing is lost."""
+    """Conversion from taccl's own format to itself gives no warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", LossyConversionWarning)
         convert(saved, tmp_path / "copy.json")
@@ -312,7 +313,7 @@ def test_convert_says_that_files_leave_out_powers_of_two(tmp_path, quiet, chunks
 
 
 def test_convert_refuses_before_it_reads(tmp_path, saved, monkeypatch):
-    """A target that exists, or an option that is none, is refused before the long work of reading."""
+    """An existing target or an unknown option is refused before the file is read."""
 
     def too_late(*_, **__):
         raise AssertionError("the work began")
@@ -325,7 +326,7 @@ def test_convert_refuses_before_it_reads(tmp_path, saved, monkeypatch):
 
 
 def test_an_option_of_the_writer_is_none_of_the_reader(schedule, tmp_path):
-    """Given as one of the reader's, it is refused in the reader's name, and not asked for again."""
+    """An option given for the reader is refused in the reader's name, even if the writer has it."""
     taccl.save(schedule, tmp_path / "s.json")
     with pytest.raises(InputError, match="taccl-schedule has no option 'split'; there are none"):
         convert(tmp_path / "s.json", tmp_path / "s.xml", load_options={"split": True})
@@ -333,7 +334,7 @@ def test_an_option_of_the_writer_is_none_of_the_reader(schedule, tmp_path):
 
 
 def test_failed_conversion_leaves_nothing(tmp_path, schedule):
-    """If a format cannot hold the schedule, no file exists afterwards."""
+    """If a format cannot hold the schedule, no file is written."""
     problem = make_problem(taccl.topologies.ring(4), collectives.scan(4), chunk_bytes=1000)
     scan = brief_synthesis(problem, backend="greedy").schedule
     taccl.save(scan, tmp_path / "scan.json")
@@ -343,7 +344,7 @@ def test_failed_conversion_leaves_nothing(tmp_path, schedule):
 
 
 def test_format_more_is_an_entry_more(tmp_path, saved, monkeypatch):
-    """A format whose things a schedule cannot become is refused; with a way it is written."""
+    """A new format of a new kind is refused for schedules, and accepted once a conversion is added."""
     entry = FileFormat(
         "finish", "number", "the finish in text", (".finish",), dump=f"{__name__}:_dump_number"
     )
@@ -365,7 +366,7 @@ def _dump_number(number, *, unit="us"):
 
 @pytest.mark.parametrize("name", [each.name for each in FORMATS if each.dump and not each.load])
 def test_formats_that_are_only_written_say_so(name, tmp_path):
-    """No advice to read a file that nothing reads, such as Parquet, which is no text."""
+    """For a file of a write-only format, such as Parquet, the message gives no advice to read it."""
     path = tmp_path / "file"
     path.write_bytes(b"PAR1\x00\xff")
     with pytest.raises(InputError, match=f"{name} .* is write-only"):

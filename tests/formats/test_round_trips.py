@@ -28,7 +28,7 @@ BOTH_WAYS = [each.name for each in FORMATS if each.load and each.dump]
 
 
 def there_and_back(thing, kind, **options):
-    """The file's content twice: of the thing, and of what was read from that; and what was read."""
+    """(content of the file, content of the file written again after reading, object that was read)."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", TacclWarning)
         first, second = Path(folder, "first"), Path(folder, "second")
@@ -40,7 +40,7 @@ def there_and_back(thing, kind, **options):
 
 
 def test_every_format_is_here():
-    """A format more that is read and written needs a property more."""
+    """Every format with a reader and a writer has a property here."""
     own = {"taccl-schedule", "taccl-topology", "taccl-topology-json", "taccl-problem"}
     assert set(BOTH_WAYS) == own | {"upstream-algorithm", "msccl-xml"}
 
@@ -49,7 +49,7 @@ def test_every_format_is_here():
     ("kind", "name"), [("taccl-topology-json", "topology"), ("taccl-problem", "problem")]
 )
 def test_topologies_and_problems_come_back(kind, name):
-    """The same file, to the byte, and an equal thing."""
+    """The file written again is equal to the byte, and the object is equal."""
     problem = schedule("alltoall", "mesh:2x3", chunks_per_rank=2).problem
     before = problem if name == "problem" else problem.topology
     first, second, again = there_and_back(before, kind)
@@ -61,7 +61,7 @@ def test_topologies_and_problems_come_back(kind, name):
 @settings(max_examples=some(5, 15), deadline=None)
 @given(SCHEDULES)
 def test_schedules_come_back(which):
-    """The same file, to the byte, and the same digest."""
+    """The file written again is equal to the byte, and the digest is equal."""
     name, topology, chunks = which
     before = schedule(name, topology, chunks_per_rank=chunks)
     first, second, again = there_and_back(before, "taccl-schedule")
@@ -73,7 +73,7 @@ def test_schedules_come_back(which):
 @settings(max_examples=some(4, 10), deadline=None)
 @given(SCHEDULES)
 def test_upstream_algorithms_come_back(which):
-    """With as many transfers, as late, and as right."""
+    """The number of transfers, the finish and the verdict are equal."""
     name, topology, chunks = which
     before = schedule(name, topology, chunks_per_rank=chunks)
     _, _, again = there_and_back(before, "upstream-algorithm")
@@ -85,7 +85,7 @@ def test_upstream_algorithms_come_back(which):
 @settings(max_examples=some(5, 15), deadline=None)
 @given(SCHEDULES, st.sampled_from(["Simple", "LL", "LL128"]), st.booleans(), st.integers(1, 2))
 def test_programs_come_back(which, protocol, in_place, instances):
-    """The same file, of a program that runs right."""
+    """The file written again is equal, and the program that was read runs correctly."""
     name, topology, chunks = which
     program = lower(
         schedule(name, topology, chunks_per_rank=chunks),
@@ -113,7 +113,7 @@ def test_programs_come_back(which, protocol, in_place, instances):
     st.integers(1, 8),
 )
 def test_plans_run_right(which, options, ranks_per_node):
-    """Plans are not read back: here they are run, on as many nodes as one likes."""
+    """Plans are not read back, but run, on any number of nodes."""
     name, topology, chunks = which
     program = lower(schedule(name, topology, chunks_per_rank=chunks), **options)
     assert run_plan(build_mscclpp_plan(program, ranks_per_node=ranks_per_node, split=True))
@@ -123,7 +123,7 @@ def test_plans_run_right(which, options, ranks_per_node):
 @settings(max_examples=some(4, 10), deadline=None)
 @given(st.sampled_from(["ring:3", "mesh:2x3", "torus:3x3", "star:4", "ndv2", "dgx1"]), st.integers(1, 2))
 def test_topologies_come_back(name, nodes):
-    """The same links and costs."""
+    """Links and costs are equal."""
     if name in ("ndv2", "dgx1"):
         before = taccl.topologies.parse(name, nodes=nodes)
     else:
@@ -137,7 +137,7 @@ def test_topologies_come_back(name, nodes):
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "reduce-scatter", "allreduce"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_what_xml_says_of_itself(name, in_place):
-    """Collective, place, protocol, sizes and instances stand in the file, and are read from it."""
+    """Collective, placement, protocol, sizes and instances are stored in the file, and read from it."""
     program = lower(schedule(name, "ring:3"), in_place=in_place, protocol="LL", instances=2)
     first, _, again = there_and_back(program, "msccl-xml", min_bytes=5, max_bytes=4096)
     head = first.splitlines()[0]
@@ -147,6 +147,6 @@ def test_what_xml_says_of_itself(name, in_place):
     ):  # fmt: skip
         assert text in head
     assert again.in_place == in_place
-    # Out of place, a rank's own chunk of an output is copied there by steps of its own.
+    # Out of place, separate steps copy a rank's own chunk to the output.
     if name == "allgather":
         assert (' type="cpy"' in first) == (not in_place)

@@ -1,4 +1,4 @@
-"""Schedules, topologies, problems and sketches come back from the files that one function writes."""
+"""Schedules, topologies, problems and sketches survive `taccl.save` and `taccl.load`."""
 
 import json
 import warnings
@@ -17,7 +17,7 @@ from tests.foreign import OURS, foreign_files
 
 
 def _twins():
-    """Parallel links of two kinds, one of which holds a port twice, in nodes that are not in order."""
+    """Parallel links of two kinds, one of which holds a port twice, in nodes with ranks out of order."""
     builder = TopologyBuilder("twins", [1, 0])
     first = builder.add_link(0, 1, alpha_us=Fraction(1, 3), beta_us_per_mb=1, name="a")
     builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1, name="a")
@@ -47,7 +47,7 @@ TOPOLOGIES = {
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_every_topology_returns(name, tmp_path):
-    """Links, resources, holds, notes and assumptions, whatever a TOML file could not hold."""
+    """Links, resources, holds, notes and assumptions are equal, including those that TOML cannot hold."""
     topology = TOPOLOGIES[name]()
     path = tmp_path / "t.json"
     taccl.save(topology, path)
@@ -57,7 +57,7 @@ def test_every_topology_returns(name, tmp_path):
 
 
 def test_topology_is_toml_by_its_ending(tmp_path):
-    """A file that people can edit; where it cannot hold a topology, the message names the one that can."""
+    """With the ending .toml a topology is saved as TOML; if TOML cannot hold it, the message names JSON."""
     path = tmp_path / "t.toml"
     taccl.save(_matrix(), path)
     assert taccl.load(path).links == _matrix().links
@@ -66,7 +66,7 @@ def test_topology_is_toml_by_its_ending(tmp_path):
 
 
 def test_problem_returns(tmp_path):
-    """Topology, chunks, clauses, releases, notes, and whether the number of chunks is open."""
+    """Topology, chunks, clauses, release dates, notes, and an open number of chunks are equal."""
     topology = taccl.topologies.ring(4)
     collective = taccl.collectives.allgather(4)
     problem = taccl.make_problem(topology, collective, chunk_bytes=1000, notes=["padded"])
@@ -83,7 +83,9 @@ def test_problem_returns(tmp_path):
 @pytest.mark.parametrize("ending", ["json", "toml"])
 @pytest.mark.parametrize("name", ["", *taccl.shipped_sketches()])
 def test_every_sketch_returns(name, ending, tmp_path):
-    """As JSON and as TOML, for `load_sketch` too; also one that only names its machine."""
+    """Every sketch survives as JSON and TOML, also one that only names its machine, and `load_sketch` reads
+    it.
+    """
     sketch = taccl.load_sketch(name) if name else taccl.Sketch(schema=1, machine="ndv2")
     path = tmp_path / f"sketch.{ending}"
     taccl.save(sketch, path)
@@ -101,7 +103,9 @@ def test_schedule_returns(tmp_path):
 
 
 def test_narrow_and_implicit_schedules_are_saved(tmp_path):
-    """Narrow columns, a schedule of a symmetric fabric, and its result come back listed."""
+    """Schedules with narrow columns, of a symmetric fabric, and its result are read with all transfers
+    listed.
+    """
     result = taccl.synthesize_implicit("ring:4")
     listed = result.schedule.expand()
     sends = sorted(zip(listed.chunk, listed.link, listed.start, strict=True))
@@ -115,7 +119,7 @@ def test_narrow_and_implicit_schedules_are_saved(tmp_path):
 
 @pytest.fixture(scope="module")
 def savable():
-    """Objects that other calls save, by name."""
+    """{name: object that another call saves}."""
     topology = taccl.topologies.ring(2)
     workload = taccl.Workload("w", 2).input("x", (4,), layout="sliced(0)").then("g", "allgather", "x")
     schedule = taccl.baselines.best(taccl.make_problem(topology, "allgather", size_bytes=2000))
@@ -128,7 +132,7 @@ def savable():
 
 @pytest.mark.parametrize("name", ["program", "step", "workload"])
 def test_other_objects_are_refused_with_the_call_that_saves_them(name, savable, tmp_path, monkeypatch):
-    """The call that the message names writes a file; no step is saved as its sends alone."""
+    """The message names the call that does write the object; no step is saved as its sends alone."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as refused:
         taccl.save(savable[name], "x.json")
@@ -146,7 +150,7 @@ def test_published_topologies_are_read_as_the_command_line_reads_them(path):
 
 
 def test_other_files_are_loaded_as_what_they_hold(tmp_path):
-    """A program, a machine by name, and another tool's matrix."""
+    """A program, a machine by name, and another tool's matrix are loaded."""
     assert isinstance(taccl.load(OURS / "msccl-xml" / "allgather-4-direct.xml"), taccl.Program)
     (tmp_path / "m.toml").write_text('schema = 1\nmachine = "ndv2"\n')
     assert taccl.load(tmp_path / "m.toml").machine == "ndv2"
@@ -154,7 +158,7 @@ def test_other_files_are_loaded_as_what_they_hold(tmp_path):
 
 
 def test_text_of_no_kind_is_refused(tmp_path):
-    """The message lists what is read."""
+    """The message lists the formats that are read."""
     (tmp_path / "x.txt").write_text("hello\n")
     with pytest.raises(FormatError, match="expected one of"):
         taccl.load(tmp_path / "x.txt")
@@ -164,7 +168,7 @@ def test_text_of_no_kind_is_refused(tmp_path):
     "change", [{"version": 9}, {"topology": {}}, {"topology": 3}, {"notes": None}], ids=str
 )
 def test_changed_topology_is_refused(change, tmp_path):
-    """A version that is not known, a field that is missing or of another kind, with the file's name."""
+    """An unknown version, and a missing or ill-typed field, are refused with the file's name."""
     path = tmp_path / "t.json"
     taccl.save(taccl.topologies.ring(3), path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -173,7 +177,7 @@ def test_changed_topology_is_refused(change, tmp_path):
 
 
 def test_wrong_arguments_of_save_are_named(tmp_path):
-    """An extra without a schedule, a problem as TOML, and a thing of no kind."""
+    """An `extra` without a schedule, a problem as TOML, and an object of another kind are refused."""
     ring = taccl.topologies.ring(3)
     with pytest.raises(InputError, match="extra without a schedule"):
         taccl.save(ring, tmp_path / "t.json", extra={})
@@ -185,7 +189,7 @@ def test_wrong_arguments_of_save_are_named(tmp_path):
 
 
 def test_save_names_what_writes_other_objects(tmp_path):
-    """A program is written by taccl.write, and no other format's ending stands on a schedule's JSON."""
+    """For a program the message names taccl.write; a schedule's JSON may not have another format's ending."""
     schedule = taccl.baselines.ring(
         taccl.make_problem(taccl.topologies.ring(3), "allgather", size_bytes=3000)
     )
@@ -198,7 +202,7 @@ def test_save_names_what_writes_other_objects(tmp_path):
 
 @pytest.mark.slow
 def test_large_schedules_are_saved_transfer_by_transfer(tmp_path):
-    """Schedules that list no transfers are expanded: a compact one, an implicit one and its result."""
+    """Compact and implicit schedules, and results of the latter, are saved with all transfers listed."""
     problem = taccl.make_problem(taccl.topologies.torus(3, 3), "allgather", size_bytes=9000)
     implicit = taccl.synthesize_implicit("torus:3x3", "allgather", chunk_size=1000)
     for each in (schedule_large(problem, num_runs=1), implicit, implicit.schedule):
@@ -209,7 +213,9 @@ def test_large_schedules_are_saved_transfer_by_transfer(tmp_path):
 
 @pytest.mark.slow
 def test_a_saved_result_shows_the_gap_that_it_printed(tmp_path):
-    """An open number of chunks keeps its bound over all chunkings; a schedule alone says which chunks it is best for."""
+    """A result saved with an open number of chunks keeps its bound over all chunkings; a schedule states its
+    chunks.
+    """
     result = brief_synthesis(taccl.make_problem(taccl.topologies.dgx1(), "allgather", size_bytes="8MB"))
     saved = {}
     for name, each in (("result", result), ("schedule", result.schedule)):

@@ -20,7 +20,9 @@ COLUMNS = [
 
 
 def _schedule():
-    """Rank 1 of node 0 adds its chunk to rank 0's in 1/4 + 1 us; then 0 sends it to both of node 1 at once, in 2 us."""
+    """Rank 1 of node 0 adds its chunk to rank 0's in 1/4 + 1 us; then 0 sends it to both ranks of node 1 in 2
+    us.
+    """
     builder = TopologyBuilder("two nodes", [0, 0, 1, 1])
     builder.add_link(1, 0, alpha_us="1/4", beta_us_per_mb=1, name="up, fast")
     builder.add_link((0,), (2, 3), alpha_us=0, beta_us_per_mb=2)
@@ -55,7 +57,7 @@ def test_rows_by_hand():
 
 
 def test_csv_is_read_as_it_was(tmp_path):
-    """A reader of CSV finds the table: names, numbers, and text with commas."""
+    """A CSV reader gets the same names, numbers, and texts with commas."""
     path = tmp_path / "transfers.csv"
     taccl.write(_schedule(), path)
     with path.open(newline="") as file:
@@ -78,14 +80,14 @@ def test_every_transfer_is_there():
 
 
 def test_empty_schedule_is_a_line_of_names(tmp_path):
-    """Without transfers there are names only."""
+    """Without transfers the table has only the line of column names."""
     problem = make_problem(taccl.topologies.ring(2), collectives.allgather(2), chunk_bytes=1)
     taccl.write(make_schedule(problem, chunk=[], link=[], start=[], end=[]), tmp_path / "empty.csv")
     assert (tmp_path / "empty.csv").read_text() == ",".join(COLUMNS) + "\n"
 
 
 def test_unknown_links_are_refused():
-    """A transfer over a link that does not exist has no ranks to show."""
+    """A transfer over a link that does not exist is refused, as it has no ranks."""
     schedule = _schedule()
     wrong = make_schedule(schedule.problem, chunk=[0], link=[7], start=[0], end=[1])
     with pytest.raises(ExportError, match="link outside 0-1"):
@@ -93,7 +95,7 @@ def test_unknown_links_are_refused():
 
 
 def test_existing_file_stays(tmp_path):
-    """A file is replaced only on request."""
+    """An existing file is replaced only on request."""
     path = tmp_path / "transfers.csv"
     path.write_text("mine")
     with pytest.raises(InputError, match="exists"):

@@ -1,6 +1,6 @@
-"""Every file that is written for another program, read as its documentation says, by nothing of taccl's.
+"""Every file written for another program, read by independent code after its documentation.
 
-Programs for runtimes and files for launchers have readers of their own beside their modules.
+Programs for runtimes and files for launchers have such readers in the tests of their modules.
 """
 
 import csv
@@ -20,7 +20,7 @@ from tests.formats.astra.test_chakra import RECEIVE, SEND, _attributes, _decoded
 
 pytestmark = pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWarning")
 
-#: Formats of taccl itself, and those whose readers stand in other tests: runtimes load what they stand for.
+#: Formats of taccl itself, and formats with readers in other tests, as runtimes load them.
 _ELSEWHERE = {
     "taccl-schedule": "tests/formats/test_native.py",
     "taccl-topology-json": "tests/formats/test_saved.py",
@@ -53,10 +53,11 @@ def _sends(schedule):
 
 
 def _trace_events(text):
-    """Complete events of a file in Trace Event Format, checked as the format's document asks.
+    """Complete events of a file in Trace Event Format, checked against the format's document.
 
-    An object with ``traceEvents``; ``ph`` M names processes and threads and sorts them; ``ph`` X has ``ts`` and
-    ``dur`` in microseconds. Events of one thread nest: two that overlap partly are shown wrongly.
+    A file is an object with ``traceEvents``. Events with ``ph`` M name and sort processes and threads; those
+    with ``ph`` X have ``ts`` and ``dur`` in microseconds. Events of one thread nest, as viewers show partial
+    overlaps wrongly.
     """
     document = json.loads(text)
     assert document["displayTimeUnit"] in ("ms", "ns")
@@ -118,7 +119,7 @@ def test_tables_are_read_by_pandas_and_csv(schedule, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_parquet_is_read_by_pandas(schedule, tmp_path):
-    """Its reader of Parquet finds the same rows as the CSV."""
+    """pandas reads the same rows from Parquet as from CSV."""
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow", reason="pyarrow, which writes Parquet, is not installed")
     write(schedule, tmp_path / "a.parquet")
@@ -130,7 +131,7 @@ def test_parquet_is_read_by_pandas(schedule, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_traces_hold_each_send_at_both_ends(schedule, tmp_path):
-    """Protobuf, under the published schema, reads ASTRA-sim's custom collective of a node.
+    """Protobuf with the published schema reads the traces as ASTRA-sim's custom collective.
 
     A send has a destination, a receive a source; both have the same tag and size, and a tag is used once.
     """
@@ -152,9 +153,9 @@ def test_traces_hold_each_send_at_both_ends(schedule, tmp_path):
 
 @pytest.mark.parametrize("schedule", SCHEDULES[:2])
 def test_algorithms_of_the_published_tool_are_replayed(schedule, tmp_path):
-    """Steps in order: a rank sends addresses that it has, and ends with those of ``output_map``.
+    """Steps in order: a rank sends only addresses that it has, and ends with those of ``output_map``.
 
-    An object names its class in ``sccl_type``; a send is (address, source, destination, time, step of it).
+    An object names its class in ``sccl_type``; a send is (address, source, destination, time, step).
     """
     write(schedule, tmp_path / "a.json", format="upstream-algorithm")
     data = json.loads((tmp_path / "a.json").read_text())
@@ -173,7 +174,7 @@ def test_algorithms_of_the_published_tool_are_replayed(schedule, tmp_path):
 
 
 def _png_rows(data):
-    """Bytes of the image data of a PNG, its chunks' checksums checked (RFC 2083)."""
+    """Rows of a PNG's image data, after a check of the checksums of its chunks (RFC 2083)."""
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     at, found, kinds = 8, b"", []
     while at < len(data):
@@ -189,7 +190,9 @@ def _png_rows(data):
 
 @pytest.mark.slow
 def test_pictures_are_read_by_their_formats(exchange, tmp_path):
-    """SVG is XML with a size; a PNG's chunks have their checksums; a PDF's table is where its end says."""
+    """SVG is XML with a size; a PNG's chunks have valid checksums; a PDF's trailer gives the position of its
+    table.
+    """
     for ending in ("svg", "png", "pdf"):
         taccl.plot.save(taccl.plot.gantt(exchange), tmp_path / f"a.{ending}")
     root = ElementTree.parse(tmp_path / "a.svg").getroot()
@@ -202,6 +205,6 @@ def test_pictures_are_read_by_their_formats(exchange, tmp_path):
 
 
 def test_every_written_format_has_a_reader_in_the_tests():
-    """A format that is added is named here, with the test that reads it."""
+    """Every written format is listed here, with the test that reads it."""
     here = {"perfetto", "csv", "parquet", "chakra", "upstream-algorithm"}
     assert {each.name for each in FORMATS if each.dump} == here | _ELSEWHERE.keys()

@@ -7,7 +7,7 @@ from taccl.formats.xml_elements import parse_xml
 
 
 def test_elements_have_lines_and_places():
-    """The second element begins in the second line."""
+    """Elements have line numbers: the second one begins in the second line."""
     top = parse_xml('<a x="1">\n  <b y="&lt;2"/>\n  <c/>\n</a>', where="f.xml")
     (inner,) = top.all("b")
     assert (top.tag, inner.line, inner.attributes) == ("a", 2, {"y": "<2"})
@@ -34,7 +34,7 @@ BOMB = "".join(f'<!ENTITY a{i + 1} "{f"&a{i};" * 10}">' for i in range(9))
     ],
 )
 def test_hostile_and_broken_text(text, words):
-    """One sentence with the line; nothing is expanded or fetched."""
+    """The error is one sentence with the line; entities are neither expanded nor fetched."""
     with pytest.raises(FormatError, match=words) as caught:
         parse_xml(text, where="f.xml")
     assert caught.value.where == "f.xml: line 1"

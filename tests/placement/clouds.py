@@ -1,4 +1,4 @@
-"""Simulated clouds for tests: hosts in racks, with uplinks that they share."""
+"""Simulated clouds for tests: hosts in racks, which share uplinks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from taccl import Probe
 
 
 def cloud(racks, *, seed=None, over=4.0, noise=0.0):
-    """The true fabric of racks of hosts, in an order shuffled by `seed`, and a probe of latencies."""
+    """(true fabric of racks of hosts, in an order shuffled by `seed`; probe of its latencies)."""
     rng = np.random.default_rng(seed)
     rack = np.repeat(np.arange(len(racks)), racks)
     if seed is not None:

@@ -1,4 +1,4 @@
-"""Searches for orders of hosts, cut short by work."""
+"""Fixtures that shorten searches for orders of hosts."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_halving_doubling_sends_half_to_the_nearest():
 
 
 def test_a_message_waits_for_what_it_carries():
-    """In a ring, each message after the first step waits for the one that brought its chunk."""
+    """In a ring, each message after the first step waits for the one that delivers its chunk."""
     ring = stock("ring", "allgather", 3)
     waiting, earlier = ring.waits()
     sent = {m: (s, d) for m, s, d in zip(ring.message.tolist(), ring.src, ring.dst, strict=True)}
@@ -59,7 +59,7 @@ def test_a_message_waits_for_what_it_carries():
 
 
 def test_a_schedule_of_one_step_is_placed():
-    """On two ranks, no send of an allgather waits for another, and every order is as good."""
+    """On two ranks, no send of an allgather waits for another, and all orders are equally fast."""
     topology = taccl.topologies.ring(2)
     problem = taccl.make_problem(topology, taccl.collectives.allgather(2), size_bytes=2000)
     schedule = taccl.baselines.ring(problem, cut=False)
@@ -94,13 +94,15 @@ def test_large_sums_get_more_pieces():
 
 
 def test_steps_wait_for_the_step_before():
-    """Pairwise, a rank sends on once it has sent and received in the step before: 2 waits a message."""
+    """In a pairwise exchange a rank sends once it has sent and received in the previous step: 2 waits per
+    message.
+    """
     waiting, _ = stock("pairwise", "alltoall", 4).waits()
     assert np.bincount(waiting).tolist() == [0] * 4 + [2] * 8
 
 
 def test_a_schedule_of_ours_is_an_algorithm():
-    """A schedule as messages takes as long on its own topology as its exact times say, where nothing is shared."""
+    """On its own topology, a schedule as messages takes its exact finish if links share no resource."""
     topology = taccl.topologies.fully_connected(4)
     schedule = taccl.baselines.ring(taccl.make_problem(topology, "allreduce", size_bytes=4_000_000))
     case = Case(topology, "allreduce", schedule, 4_000_000)
@@ -125,6 +127,6 @@ def test_a_schedule_of_ours_is_an_algorithm():
     ],
 )
 def test_what_cannot_be_done_is_said(name, collective, num_ranks, complaint):
-    """One sentence says what was found and what is expected."""
+    """The error states what was found and what is expected."""
     with pytest.raises(InputError, match=complaint):
         stock(name, collective, num_ranks)

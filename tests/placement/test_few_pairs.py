@@ -1,4 +1,4 @@
-"""Probes of few pairs: which pairs are measured, which clusters they show, and what held-out pairs say."""
+"""Probes of few pairs: the pairs measured, the clusters found, and their test on held-out pairs."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from taccl.placement.probe_work import probe_work
 
 
 def cloud(racks, pods=1, noise=0.1, seed=0):
-    """Latencies of 10 us in racks, 20 between them, 30 between pods; and the rack of each host."""
+    """(latencies in us: 10 in racks, 20 between them, 30 between pods, with noise; rack of each host)."""
     rng = np.random.default_rng(seed)
     rack = rng.permutation(np.repeat(np.arange(len(racks)), racks))
     pod = rack * pods // len(racks)
@@ -23,7 +23,7 @@ def cloud(racks, pods=1, noise=0.1, seed=0):
 
 
 def probed(latency):
-    """Plan, figures measured, clusters and held-out pairs of a probe of these latencies."""
+    """(plan, measured figures, clusters, held-out pairs) of a probe of these latencies."""
     plan, seen = FewPairs(len(latency)), np.full(latency.shape, np.nan)
 
     def measure(pairs):
@@ -52,7 +52,7 @@ def test_racks_and_pods_are_found_from_few_pairs(racks, pods, sizes):
 
 
 def test_hosts_that_are_alike_are_in_no_clusters():
-    """Six rounds of pairs at random end the probe."""
+    """For equal hosts the probe ends after six random rounds, without clusters."""
     plan, seen, clusters, held = probed(cloud((64,))[0])
     assert clusters == ()
     assert plan.num_rounds == 6
@@ -61,13 +61,15 @@ def test_hosts_that_are_alike_are_in_no_clusters():
 
 @pytest.mark.slow
 def test_pairs_that_are_used_up_are_said():
-    """32 flat racks of 4 need more comparisons than 2 n log2 n: what is left open is said."""
+    """32 flat racks of 4 need more than 2 n log2 n comparisons: a note states what remains open."""
     plan, seen, clusters, held = probed(cloud((4,) * 32)[0])
     assert "may be one, as no pairs are left" in verdict(plan, seen, held, clusters)
 
 
 def test_clusters_that_do_not_predict_are_said():
-    """Distances on a line have no clusters: two halves of hosts explain less than half of the variance."""
+    """Distances on a line have no clusters: two halves explain less than half of the variance, and a note
+    says so.
+    """
     place = np.arange(32)
     latency = np.exp(np.random.default_rng(0).standard_normal((32, 32)))
     latency = (latency + latency.T) / 2
@@ -80,7 +82,7 @@ def test_clusters_that_do_not_predict_are_said():
 
 
 def test_rank_0_chooses_the_rounds_of_a_probe(monkeypatch):
-    """The first pass follows the plan, the later ones repeat its rounds, and the probe states its clusters."""
+    """The first pass follows the plan, later passes repeat its rounds, and the probe states its clusters."""
     latency, _ = cloud((8,) * 5)
     rank = _ProbeRank.__new__(_ProbeRank)
     rank.comm, rank.rounds, rank.note = SimpleNamespace(rank=0, size=40), [], lambda _: None
@@ -99,14 +101,14 @@ def test_rank_0_chooses_the_rounds_of_a_probe(monkeypatch):
 
 
 def test_the_work_is_that_of_the_messages():
-    """Two ranks, 4 repetitions in 4 passes: 1 + 3 small and 3 + 3 large messages each way, with answers."""
+    """Two ranks, 4 repetitions in 4 passes: 1 + 3 small and 3 + 3 large messages each way, with replies."""
     work = probe_work(2, rounds=1, size=100, repetitions=4, few=False)
     assert (work.passes, work.pairs, work.rounds) == (4, 1, 1)
     assert work.num_bytes == 4 * 2 * (4 * 2 + 6 * 101)
 
 
 def test_work_is_said_beforehand(capsys, tmp_path):
-    """Nothing is measured or written."""
+    """The amount of work is stated without measuring or writing anything."""
     path = tmp_path / "probe.json"
     assert run(["probe", "-n", "256", "--few", "--dry-run", "-o", str(path)]) == 0
     out = capsys.readouterr().out

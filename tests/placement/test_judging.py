@@ -1,4 +1,4 @@
-"""Gains judged on repetitions that an order was not chosen on."""
+"""Gains judged on repetitions other than those from which an order was chosen."""
 
 import json
 
@@ -14,12 +14,14 @@ from tests.fuzzing import MANY, cases
 
 NAMES = tuple("abcdefgh")
 GIVEN = tuple(range(8))
-#: Latency decides at this size; a wall-clock limit that no loaded machine comes to.
+#: Latency dominates at this size; a time limit that no loaded machine reaches.
 SMALL = {"size": "1KB", "time_limit_s": 3600}
 
 
 def probed(seed, *, racks=1, passes=0, directed=True):
-    """Eight hosts, 10 us apart or 20 us between racks, in random order, each figure with 20 % of noise."""
+    """Probe of eight hosts, 10 us apart or 20 us between racks, in random order, with 20 % noise on each
+    figure.
+    """
     rng = np.random.default_rng(seed)
     rack = rng.permutation(GIVEN) % racks
     base = np.where(rack[:, None] == rack, 10.0, 20.0)
@@ -37,7 +39,7 @@ def probed(seed, *, racks=1, passes=0, directed=True):
 @pytest.mark.slow
 @pytest.mark.parametrize("passes", [4, 0], ids=["passes", "two directions"])
 def test_noise_between_equal_hosts_is_no_gain(passes):
-    """Whatever the noise, the given order is kept, and said to be."""
+    """For equal hosts with noise the given order is kept, and the verdict says so."""
     for seed in cases("placement: noise is no gain", few=1, many=60):
         found = taccl.reorder(probed(seed, passes=passes), **SMALL)
         assert found.order == GIVEN
@@ -61,7 +63,7 @@ def test_racks_are_a_gain_in_the_same_noise(passes):
 @pytest.mark.parametrize("passes", [4, 0] if MANY else [4])
 @pytest.mark.parametrize("size", ["1KB", "1MB"] if MANY else ["1KB"])
 def test_latencies_of_racks_are_a_gain_where_steps_cross_less(passes, size):
-    """Halving and doubling in rack order leaves a rack in one step of three: a gain at small sizes."""
+    """In rack order, halving and doubling leaves a rack in one step of three: a gain at small sizes."""
     for seed in cases("placement: small messages gain in noise", few=1, many=20):
         probe = probed(seed, racks=2, passes=passes)
         found = taccl.reorder(probe, algorithm="halving-doubling", size=size, time_limit_s=3600)
@@ -71,7 +73,9 @@ def test_latencies_of_racks_are_a_gain_where_steps_cross_less(passes, size):
 
 @pytest.mark.slow
 def test_the_slowest_of_many_equal_pairs_is_no_gain():
-    """A ring waits for its slowest crossing: six crossings of 20 us take as long as two, but for noise."""
+    """A ring waits for its slowest crossing, so six crossings of 20 us take as long as two, except for
+    noise.
+    """
     rack = np.random.default_rng(1).permutation(GIVEN) % 2
     truth = taccl.reorder(Probe(NAMES, np.where(rack[:, None] == rack, 10.0, 20.0)), **SMALL)
     assert truth.gain == 1
@@ -82,7 +86,9 @@ def test_the_slowest_of_many_equal_pairs_is_no_gain():
 
 @pytest.mark.slow
 def test_one_figure_a_pair_cannot_be_judged():
-    """Without repetitions that is said; equal hosts keep their order, and racks that are apart do not."""
+    """Without repetitions the verdict says that gains cannot be judged; clearly separate racks are
+    reordered.
+    """
     equal = taccl.reorder(probed(0, directed=False), **SMALL)
     assert equal.order == GIVEN
     assert "not judged against noise: the probe has one value per pair" in equal.why
@@ -95,7 +101,7 @@ def test_one_figure_a_pair_cannot_be_judged():
 
 @pytest.mark.slow
 def test_an_order_within_noise_is_had_for_the_asking():
-    """With its verdict beside it."""
+    """On request an order within noise is returned, with its verdict."""
     found = taccl.reorder(probed(0, passes=4), within_noise=True, **SMALL)
     assert found.order != GIVEN
     assert "within noise" in found.why
@@ -104,7 +110,9 @@ def test_an_order_within_noise_is_had_for_the_asking():
 
 @pytest.mark.slow
 def test_no_file_for_launchers_or_libraries_is_written_within_noise(tmp_path, monkeypatch, capsys):
-    """Unless asked; the answer names each file, says why, and how to ask."""
+    """Within noise files are written only on request; the answer names each file, the reason and the
+    option.
+    """
     monkeypatch.chdir(tmp_path)
     probed(0, passes=4).save("probe.json")
     words = ["reorder", "probe.json", "--size", "1KB", "--time-limit", "3600", "--hostfile", "hosts"]
@@ -123,7 +131,7 @@ def test_no_file_for_launchers_or_libraries_is_written_within_noise(tmp_path, mo
 
 
 def test_passes_are_read_back(tmp_path):
-    """Files keep them, and files of before have none."""
+    """Files keep the passes; older files have none."""
     path = tmp_path / "probe.json"
     probe = probed(0, passes=3)
     probe.save(path)
@@ -145,7 +153,7 @@ def test_passes_are_read_back(tmp_path):
     ],
 )
 def test_bad_passes_are_named(tmp_path, passes, complaint):
-    """In one sentence, with the file."""
+    """The error names the fault and the file."""
     path = tmp_path / "probe.json"
     path.write_text(json.dumps(probed(0).to_dict() | {"latency_repeats_us": passes}))
     with pytest.raises(FormatError, match=complaint):

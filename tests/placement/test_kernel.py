@@ -1,4 +1,4 @@
-"""The compiled core: times by hand, a bound on schedules, and the proof beside brute force."""
+"""The compiled simulation: times by hand, bounds on schedules, and proofs compared with brute force."""
 
 from itertools import permutations
 
@@ -16,13 +16,15 @@ from tests.fuzzing import cases
 
 
 def racks_of_two():
-    """Hosts 0 and 1, and 2 and 3, each pair behind an uplink as fast as one host: 1 us per MB, no latency."""
+    """Probe of hosts 0 and 1, and 2 and 3, each pair behind an uplink as fast as one host: 1 us per MB, no
+    latency.
+    """
     ones = np.ones((4, 4))
     return Probe(tuple("abcd"), ones * 1e-9, ones * 1000.0, uplinks=(((0, 1), 1000.0), ((2, 3), 1000.0)))
 
 
 def random_probe(rng, count):
-    """Hosts in two racks, with latencies and bandwidths of their own."""
+    """Probe of hosts in two racks, with random latencies and bandwidths."""
     rack = np.arange(count) % 2
     inside = rack[:, None] == rack
     latency = np.where(inside, 5.0, 9.0) * rng.uniform(0.8, 1.2, inside.shape)
@@ -33,13 +35,15 @@ def random_probe(rng, count):
 
 @pytest.mark.parametrize(("order", "us"), [((0, 1, 2, 3), 6), ((0, 2, 1, 3), 12), ((0, 1, 3, 2), 6)])
 def test_messages_share_uplinks(order, us):
-    """A ring of 4 MB: 6 steps of 1 MB; where racks alternate, two messages share each uplink in every step."""
+    """A ring of 4 MB takes 6 steps of 1 MB; if racks alternate, two messages share each uplink in every
+    step.
+    """
     case = Case(racks_of_two(), "allreduce", "ring", 4_000_000)
     assert case.us(case.ticks(order)) == us
 
 
 def test_python_and_the_kernel_agree():
-    """A small case is timed by Python, so that nothing is compiled for it: to the same tick."""
+    """A small case is timed in Python, without compilation, and to the same tick as by the kernel."""
     case = Case(racks_of_two(), "allreduce", "halving-doubling", 4_000_000)
     order = (3, 1, 0, 2)
     assert case.ticks(order, compiled=False) == case.ticks(order)
@@ -47,7 +51,7 @@ def test_python_and_the_kernel_agree():
 
 @pytest.mark.slow
 def test_cutoff_gives_up():
-    """An order that takes 12 us is too long for 11 us, and not for 12."""
+    """With a cutoff of 11 us an order that takes 12 us is rejected, with 12 us it is not."""
     case = Case(racks_of_two(), "allreduce", "ring", 4_000_000)
     order, ticks = np.array((0, 2, 1, 3)), case.ticks_per_us
 
@@ -59,7 +63,9 @@ def test_cutoff_gives_up():
 
 
 def uneven(rng, count):
-    """Links of three rates and latencies, some of which share one more resource: nothing hides a wrong hold."""
+    """Topology with links of three rates and latencies, some with a shared resource, so that wrong holds
+    show.
+    """
     builder = TopologyBuilder("uneven", [0] * count)
     out, into = ([builder.add_resource(f"{way} {r}") for r in range(count)] for way in ("out", "in"))
     shared = builder.add_resource("shared")
@@ -74,7 +80,7 @@ def uneven(rng, count):
 
 
 def placed(case, order):
-    """The placement of a case in an order, without figures."""
+    """Placement of a case in an order, without figures."""
     return Placement(case.topology, case.algorithm, case.size_bytes, tuple(order), 0.0, 0.0, 0.0)
 
 
@@ -87,7 +93,9 @@ STOCK = [
 
 @pytest.mark.slow
 def test_the_simulated_time_is_the_finish_of_a_verified_schedule():
-    """On fabrics that hide nothing, to the tick; the relaxed time is never later."""
+    """On such irregular fabrics times equal the schedule's finish to the tick; relaxed times are never
+    later.
+    """
     for seed in cases("placement: the simulated time is the finish of a schedule", few=14, many=400):
         rng = np.random.default_rng(seed)
         name, collective = STOCK[seed % len(STOCK)]
@@ -101,13 +109,13 @@ def test_the_simulated_time_is_the_finish_of_a_verified_schedule():
 
 
 def test_steps_of_a_pairwise_exchange_are_in_its_schedule():
-    """Three ranks, 3 MB: each sends 1 MB in each of 2 steps; one link of 5 us per MB holds both steps up."""
+    """Three ranks exchange 3 MB, 1 MB in each of 2 steps; one link of 5 us per MB delays both steps."""
     builder = TopologyBuilder("t", [0, 0, 0])
     for src, dst in permutations(range(3), 2):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=5 if (src, dst) == (0, 1) else 1)
     case = Case(builder.build(), "alltoall", "pairwise", 3_000_000)
     schedule = placed(case, range(3)).schedule()
-    # Rank 0 and rank 1 end their first step after 5 us, and their second after 6; the links alone allow 5.
+    # Ranks 0 and 1 end their first step after 5 us, and their second after 6; the links alone would allow 5.
     assert schedule.finish_us == case.us(case.ticks(range(3))) == 6
     assert verify(schedule).ok
 
@@ -115,7 +123,7 @@ def test_steps_of_a_pairwise_exchange_are_in_its_schedule():
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "collective"), [("pairwise", "alltoall"), ("rings:2", "allreduce")])
 def test_no_schedule_of_another_order_refutes_a_proof(name, collective):
-    """No schedule of any of 24 orders of 4 hosts finishes before the proven one, nor before the bound."""
+    """No schedule of any of the 24 orders of 4 hosts finishes before the proven optimum or the bound."""
     for seed in range(3):
         topology = uneven(np.random.default_rng(seed), 4)
         found = taccl.reorder(topology, collective, name, "100KB", seed=seed)
@@ -127,7 +135,7 @@ def test_no_schedule_of_another_order_refutes_a_proof(name, collective):
 
 
 def test_proof_is_the_best_of_all():
-    """Branch and bound finds the best of all 120 orders of 5 hosts, and says so."""
+    """Branch and bound finds the best of all 120 orders of 5 hosts, and reports it as proven."""
     for seed in cases("placement: proof is the best of all", few=4, many=100):
         rng = np.random.default_rng(seed)
         case = Case(random_probe(rng, 5), "allreduce", ("ring", "halving-doubling")[seed % 2], "1MB")
@@ -139,7 +147,7 @@ def test_proof_is_the_best_of_all():
 
 
 def test_open_hosts_bound_all_choices():
-    """With some hosts open, the time is no later than with any choice of them."""
+    """With some hosts open, the time is at most that of each choice of them."""
     for seed in cases("placement: open hosts bound all choices", few=4, many=200):
         rng = np.random.default_rng(seed)
         case = Case(random_probe(rng, 5), "allreduce", ("ring", "double-tree")[seed % 2], "1MB")
@@ -154,7 +162,7 @@ def test_open_hosts_bound_all_choices():
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ring", "double-tree:4", "halving-doubling"])
 def test_loads_that_are_compared_first_change_no_search(monkeypatch, algorithm):
-    """An order is rejected by its busiest resource only where its makespan rejects it, too."""
+    """An order is rejected by its busiest resource only if its makespan would reject it, too."""
     found = []
     for fewest in (0, 10**9):
         monkeypatch.setattr("taccl.placement.fabric._FEW_FLOWS", fewest)

@@ -25,20 +25,20 @@ from taccl.placement.launchers import (
 from taccl.placement.placement import Placement
 from tests.placement.test_files import OPENMPI, ROOT, needs_openmpi, said
 
-#: Prints a rank, its local rank, its host, and the cores that it may run on.
+#: Print a rank, its local rank, its host, and the cores that it may run on.
 TELL = """
 import os
 names = ("PMI_RANK", "OMPI_COMM_WORLD_RANK"), ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK"), ("PMI_HOSTNAME",)
 words = [next((os.environ[each] for each in some if each in os.environ), "-") for some in names]
 os.write(1, (" ".join(words) + " " + ",".join(map(str, sorted(os.sched_getaffinity(0)))) + "\\n").encode())
 """
-#: Hosts of four slots: each once, each twice in a row, and in turns. The order is (2, 0, 3, 1).
+#: Hosts of four slots: each once, each twice in a row, and alternately. The order is (2, 0, 3, 1).
 HOSTS = {"once": "abcd", "in a row": "aabb", "in turns": "abab"}
 
 
 @pytest.fixture(scope="module")
 def placement():
-    """Four ranks on slots 2, 0, 3 and 1."""
+    """Placement of four ranks on slots 2, 0, 3 and 1."""
     topology = taccl.topologies.ring(4)
     case = Case(topology, "allreduce", "ring", "1MB")
     return Placement(topology, case.algorithm, 10**6, (2, 0, 3, 1), 2.0, 1.0, 1.0)
@@ -46,7 +46,7 @@ def placement():
 
 @pytest.fixture(scope="module")
 def mpiexec():
-    """Hydra's launcher."""
+    """Path of Hydra's launcher."""
     from taccl.runtime.environment import find_mpiexec
 
     try:
@@ -56,21 +56,21 @@ def mpiexec():
 
 
 def placed(placement, hosts):
-    """The host of every rank."""
+    """Host of every rank."""
     return [hosts[slot] for slot in placement.order]
 
 
 class TestHosts:
-    """The hosts in their present order."""
+    """Host files in the present order."""
 
     def test_hosts_are_read(self, tmp_path):
-        """Names with slots; comments and empty lines count for nothing."""
+        """Names and slots are read; comments and empty lines are ignored."""
         path = tmp_path / "hosts"
         path.write_text("# ours\na:2\n\nb  # the other\n")
         assert read_hosts(path) == ["a", "a", "b"]
 
     def test_slots_of_open_mpi_are_read(self, tmp_path):
-        """Host files of Open MPI and DeepSpeed say `slots=`, and may say at most how many."""
+        """Host files of Open MPI and DeepSpeed have `slots=`, optionally with a maximum."""
         path = tmp_path / "hosts"
         path.write_text("a slots=2\nb slots = 1 max_slots=4  # the other\n")
         assert read_hosts(path) == ["a", "a", "b"]
@@ -84,7 +84,7 @@ class TestHosts:
         ],
     )
     def test_bad_hosts_are_named(self, tmp_path, text, complaint):
-        """With their line."""
+        """The error names the line."""
         path = tmp_path / "hosts"
         path.write_text(text)
         with pytest.raises(FormatError, match=complaint):
@@ -95,7 +95,7 @@ class TestHosts:
         [(["a"], "found 1 slots for 4 ranks"), (["a", "b", "c", "d e"], "found 'd e'")],
     )
     def test_hosts_that_will_not_do(self, placement, hosts, complaint):
-        """Too few, or no names."""
+        """Too few hosts, or none, are refused."""
         with pytest.raises(InputError, match=complaint):
             hostfile(placement, hosts)
 
@@ -104,7 +104,7 @@ class TestAsLaunched:
     """Orders that a launcher can start."""
 
     def test_slots_of_a_host_are_taken_in_turn(self, placement):
-        """Hosts of ranks stay; on each host the first rank has the first slot."""
+        """Ranks keep their hosts; on each host they get the slots in ascending order."""
         started = as_launched(placement, list("aabb"))
         assert placed(started, "aabb") == placed(placement, "aabb")
         assert started.order == (2, 0, 3, 1)
@@ -112,14 +112,14 @@ class TestAsLaunched:
         assert as_launched(slow, list("abba")).order == (1, 0, 3, 2)
 
     def test_slots_of_one_host_are_no_gain(self, placement):
-        """If all ranks share a host, no launcher makes another order: the one given is kept."""
+        """If all ranks share a host, no launcher can change the order, so the given one is kept."""
         started = as_launched(placement, ["vm"] * 4)
         assert started.order == (0, 1, 2, 3)
         assert started.after_us == started.before_us
         assert "nothing to gain" in started.why
 
     def test_figures_are_those_of_the_order_started(self, placement):
-        """They are simulated again."""
+        """The figures are simulated again for the order that is started."""
         case = Case(placement.topology, "allreduce", "ring", "1MB")
         slow = replace(placement, before_us=1e9)
         started = as_launched(slow, list("abba"))
@@ -130,19 +130,21 @@ class TestHydra:
     """MPICH's launcher."""
 
     def test_ranks_of_a_host_share_a_line(self, placement):
-        """Rank 0 first; ranks of one host that follow one another are counted."""
+        """Rank 0 comes first; consecutive ranks of one host are counted in one line."""
         assert hostfile(placement, list("abcd")) == "c:1\na:1\nd:1\nb:1\n"
         assert hostfile(placement, list("abbb")) == "b:1\na:1\nb:2\n"
 
     def test_local_ranks_that_repeat_are_said(self, placement):
-        """Two lines of one host are two proxies; a rank map has one, in the same order."""
+        """A host in two lines has two proxies, so local ranks repeat; a rank map with one proxy keeps the
+        order.
+        """
         assert not caveats(placement, list("abcd"), "mpich")
         assert "hosts b:2, a:2 and -rankmap 0,1,0,1" in caveats(placement, list("aabb"), "mpich")[0]
 
     @pytest.mark.slow
     @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
     def test_ranks_start_in_that_order(self, placement, mpiexec, tmp_path, hosts):
-        """Real ranks, each of which says for which host it was started."""
+        """Real ranks report the host for which they were started."""
         path = tmp_path / "hosts"
         path.write_text(hostfile(placement, list(hosts)))
         words = shlex.split(command(placement, list(hosts), "mpich", str(path)))
@@ -152,7 +154,7 @@ class TestHydra:
 
     @pytest.mark.slow
     def test_a_rank_map_keeps_local_ranks(self, mpiexec, placement, tmp_path):
-        """The caveat's command starts the same hosts, with local ranks 0 and 1 on each."""
+        """The command in the caveat starts the same hosts, with local ranks 0 and 1 on each."""
         hosts = list("aabb")
         advice = re.search(r"hosts (.*) and -rankmap (\S+)", caveats(placement, hosts, "mpich")[0])
         path = tmp_path / "hosts"
@@ -177,7 +179,7 @@ class TestHydra:
 
     @pytest.mark.slow
     def test_cores_are_as_without_the_file(self, mpiexec, placement, tmp_path):
-        """Ranks may run wherever they might have."""
+        """Ranks may run on the same cores as without the file."""
         path = tmp_path / "hosts"
         path.write_text(hostfile(placement, ["localhost"] * 4))
         tell = ("-n", 4, sys.executable, "-c", TELL)
@@ -202,11 +204,11 @@ class TestOpenMpi:
         assert "--bind-to none" in caveats(placement, list("aabb"), "openmpi")[0]
 
     def test_a_rank_file_names_no_core(self, placement):
-        """The number after `slot` is that of a core."""
+        """The number after `slot` in a rank file is a core."""
         assert rankfile(placement, list("abbb")) == "rank 0=b\nrank 1=a\nrank 2=b\nrank 3=b\n"
 
     def mapped(self, *words):
-        """The host of every rank, as Open MPI maps them without starting any."""
+        """Host of every rank, as Open MPI maps them, without starting any."""
         out = said(
             f"{OPENMPI}/bin/mpirun", *words, "--display", "map", "--rtos", "donotlaunch", "true", **ROOT
         )
@@ -222,7 +224,7 @@ class TestOpenMpi:
     @needs_openmpi
     @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
     def test_ranks_are_mapped_in_that_order(self, placement, tmp_path, hosts):
-        """The host file with its command, and the rank file."""
+        """Open MPI maps ranks in the order of the host file with its command, and of the rank file."""
         path, ranks = tmp_path / "hosts", tmp_path / "ranks"
         path.write_text(hostfile(placement, list(hosts), "openmpi"))
         ranks.write_text(rankfile(placement, list(hosts)))
@@ -233,7 +235,7 @@ class TestOpenMpi:
     @pytest.mark.slow
     @needs_openmpi
     def test_torn_ranks_have_the_cores_of_a_usual_host_file(self, placement, tmp_path):
-        """On servers of two packages with four cores each, rank by rank of a host."""
+        """On servers with two packages of four cores each, cores follow the ranks of a host in order."""
         torn, usual = tmp_path / "torn", tmp_path / "usual"
         torn.write_text(hostfile(placement, list("aabb"), "openmpi"))
         usual.write_text("a slots=2\nb slots=2\n")
@@ -256,7 +258,7 @@ class TestOpenMpi:
     @pytest.mark.slow
     @needs_openmpi
     def test_cores_are_as_without_the_file(self, tmp_path):
-        """Two real ranks here may run where they might have; those of a rank file on all cores."""
+        """Two real ranks may run on the same cores as without the file; those of a rank file on all cores."""
         topology = taccl.topologies.ring(2)
         case = Case(topology, "allreduce", "ring", "1MB")
         swapped = Placement(topology, case.algorithm, 10**6, (1, 0), 1.0, 1.0, 1.0)
@@ -283,7 +285,9 @@ class TestSlurm:
 
     @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
     def test_each_task_has_its_line(self, placement, hosts):
-        """Without counts or comments; and srun is not given the number of nodes, which it would refuse."""
+        """The file has a line for each task, without counts or comments; srun gets no number of nodes, which
+        it refuses.
+        """
         assert hostfile(placement, list(hosts), "slurm").split("\n") == [*placed(placement, hosts), ""]
         words = shlex.split(command(placement, list(hosts), "slurm", "my hosts"))
         assert words == ["SLURM_HOSTFILE=my hosts", "srun", "-n", "4", "--distribution=arbitrary"]
@@ -303,7 +307,9 @@ class TestTorchrun:
         return parser.parse_args(done.stdout.split())
 
     def test_nodes_are_ranked_in_the_new_order(self, placement, tmp_path):
-        """Ranks follow from the options: those of a host in a row, and all meet at the host of rank 0."""
+        """Ranks follow from the options: those of a host are consecutive, and the rendezvous is rank 0's
+        host.
+        """
         pairs = Placement(placement.topology, placement.algorithm, 10**6, (2, 3, 0, 1), 2.0, 1.0, 1.0)
         path = tmp_path / "nodes.sh"
         path.write_text(hostfile(pairs, list("aabb"), "torchrun"))
@@ -318,14 +324,14 @@ class TestTorchrun:
 
     @pytest.mark.parametrize("spelled", ["vm1", "vm1.cluster", "vm1.cluster.example"])
     def test_hosts_are_known_with_and_without_domain(self, placement, tmp_path, spelled):
-        """As `hostname` may print either."""
+        """Hosts match with and without domain, as `hostname` prints either."""
         path = tmp_path / "nodes.sh"
         hosts = [f"vm{number}.cluster" for number in range(4)]
         path.write_text(hostfile(placement, hosts, "torchrun"))
         assert self.options(path, spelled).node_rank == 3
 
     def test_a_host_that_is_not_there_gets_none(self, placement, tmp_path):
-        """The script fails, and names it."""
+        """The script fails on a host that is not in its list, and names it."""
         path = tmp_path / "nodes.sh"
         path.write_text(hostfile(placement, list("abcd"), "torchrun"))
         done = subprocess.run(["sh", path, "e"], capture_output=True, text=True, check=False)
@@ -333,7 +339,9 @@ class TestTorchrun:
         assert "e is not one of the hosts" in done.stderr
 
     def test_ranks_in_turns_are_refused(self, placement):
-        """torchrun numbers the ranks of a host in a row."""
+        """Ranks that alternate between hosts are refused, as torchrun numbers the ranks of a host
+        consecutively.
+        """
         with pytest.raises(
             InputError, match="found non-consecutive ranks of a host, but torchrun numbers them"
         ):

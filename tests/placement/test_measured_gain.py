@@ -1,4 +1,4 @@
-"""A placement checked by real ranks: which ranks are which slots, and what counts as a gain."""
+"""A placement measured by real ranks: the mapping of ranks to slots, and the criterion of a gain."""
 
 import json
 
@@ -10,7 +10,7 @@ from taccl.placement.measured_gain import MeasuredGain, measure_gain, slots_of
 
 
 def gain(*ratios):
-    """A measurement with these ratios of a call before to the one after, of 100 us each."""
+    """Measurement of calls of 100 us, with the given ratios of times before to times after."""
     return MeasuredGain(
         "MPICH", "allreduce", "ring", 10**6, tuple(100 * r for r in ratios), (100.0,) * len(ratios)
     )
@@ -26,12 +26,12 @@ def gain(*ratios):
     ],
 )
 def test_ranks_are_slots_by_the_names_of_their_machines(names, hosts, slots):
-    """Whatever order the launcher started them in; those of a host take its slots in turn."""
+    """Whatever the order in which they start, ranks of a host get its slots in turn."""
     assert slots_of(names, hosts) == slots
 
 
 def test_ranks_on_other_hosts_are_refused():
-    """One rank too many on a host is another placement."""
+    """If a host has one rank too many, the run is refused, as it is another placement."""
     with pytest.raises(InputError, match="found ranks on a, but the placement is for a, b; start one rank"):
         slots_of(["a", "a"], ["a", "b"])
 
@@ -47,18 +47,20 @@ def test_ranks_on_other_hosts_are_refused():
     ],
 )
 def test_a_gain_is_confirmed_beyond_noise(measured, verdict):
-    """Its interval excludes 1 and it exceeds 1 %; six calls confirm nothing, as (1/2)^6 is above 1 %."""
+    """A gain is confirmed if its interval excludes 1 and it exceeds 1 %; six calls confirm none, as (1/2)^6 >
+    1 %.
+    """
     assert measured.verdict == verdict
     assert str(measured).startswith(f"{verdict}: allreduce by MPICH takes ")
 
 
 def test_the_interval_is_that_of_the_sign_test():
-    """The interval of 20 ratios is the 5th from either end, by the sign test (0.6 %)."""
+    """The interval of 20 ratios ends at the 5th from either end, by the sign test (0.6 %)."""
     assert gain(*range(1, 21)).interval == (5, 16)
 
 
 def test_a_placement_without_hosts_is_refused():
-    """`Placement.to_dict` alone does not name them."""
+    """A placement read from `Placement.to_dict` is refused, as it names no hosts."""
     with pytest.raises(InputError, match="without hosts; write it with `taccl reorder -o`"):
         measure_gain(
             {"order": [0, 1], "collective": "allreduce", "algorithm": "ring", "size_bytes": 8}, ranks=2
@@ -67,7 +69,7 @@ def test_a_placement_without_hosts_is_refused():
 
 @pytest.mark.slow
 def test_both_orders_are_run_by_real_ranks(tmp_path, capsys):
-    """Three ranks here: twenty calls in each order, by the algorithm of the placement."""
+    """Three real ranks make twenty calls in each order, by the placement's algorithm."""
     path = tmp_path / "placement.json"
     order = {
         "order": [2, 0, 1],

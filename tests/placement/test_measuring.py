@@ -1,4 +1,4 @@
-"""A probe by real MPI ranks: rounds, what is measured, and going on after a break."""
+"""A probe by real MPI ranks: rounds, measurements, and continuation after an interruption."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from taccl.placement.measuring import _ProbeRank, pairs_of_round
 
 @pytest.fixture(scope="module")
 def mpiexec():
-    """The launcher of this environment's MPI."""
+    """Path of the MPI launcher of this environment."""
     from taccl.runtime.environment import find_mpiexec
 
     try:
@@ -63,14 +63,16 @@ def test_small_messages_that_were_held_up_make_no_link_infinitely_fast():
 
 @pytest.fixture(scope="module")
 def probed(mpiexec, tmp_path_factory):
-    """A probe of three ranks, its file, and what it told."""
+    """(probe of three ranks, its file, its notes)."""
     path, told = tmp_path_factory.mktemp("probe") / "probe.json", []
     return taccl.probe(ranks=3, path=path, size="64KB", note=told.append), path, told
 
 
 @pytest.mark.slow
 def test_a_probe_of_real_ranks(probed):
-    """Every pair has a latency and a bandwidth, both ways; the file is whole, and makes a topology."""
+    """Every pair has a latency and a bandwidth in both directions; the file is complete, and gives a
+    topology.
+    """
     found, path, told = probed
     off = ~np.eye(3, dtype=bool)
     assert (found.latency_us[off] > 0).all()
@@ -86,7 +88,7 @@ def test_a_probe_of_real_ranks(probed):
 
 @pytest.mark.slow
 def test_a_probe_goes_on_where_it_was_broken_off(probed, tmp_path):
-    """Rounds that are in the part are not measured again: their figures stay to the last digit."""
+    """Rounds in the partial file are not measured again: their figures stay to the last digit."""
     whole, path, told = probed[0], tmp_path / "probe.json", []
     known = whole.to_dict() | {"sampled": True, "uplinks": []}
     for a, b in pairs_of_round(3, 0):
@@ -102,7 +104,7 @@ def test_a_probe_goes_on_where_it_was_broken_off(probed, tmp_path):
 
 @pytest.mark.slow
 def test_a_sample_joins_a_launcher(mpiexec, tmp_path):
-    """Two rounds of three under the user's own mpiexec: 4 of 6 pairs, and a topology of all ranks."""
+    """Two of three rounds under the user's own mpiexec give 4 of 6 pairs, and a topology of all ranks."""
     path = tmp_path / "probe.json"
     words = ["probe", "-o", str(path), "--rounds", "2", "--size", "4KB", "--repetitions", "4", "--json"]
     done = subprocess.run(
@@ -118,7 +120,7 @@ def test_a_sample_joins_a_launcher(mpiexec, tmp_path):
 
 
 def test_what_cannot_be_probed_is_said(tmp_path, monkeypatch):
-    """Fewer than two ranks, an existing file, and a missing MPI."""
+    """Fewer than two ranks, an existing file and a missing MPI are refused."""
     with pytest.raises(InputError, match="ranks: found none; expected two ranks or more"):
         taccl.probe()
     with pytest.raises(InputError, match="ranks: found 1;"):

@@ -11,7 +11,7 @@ from tests.placement.clouds import cloud
 
 @pytest.fixture(scope="module")
 def placement():
-    """Nine hosts in three racks, reordered."""
+    """Placement of nine hosts in three racks, reordered."""
     truth, _, _ = cloud((3, 3, 3), seed=1)
     return taccl.reorder(truth)
 
@@ -29,12 +29,12 @@ def test_matrices_show_both_orders(placement):
 
 @pytest.mark.slow
 def test_ring_counts_steps_between_racks(placement):
-    """In the new order as many as there are racks."""
+    """In the new order, a ring has as many steps between racks as there are racks."""
     texts = [text.get_text() for text in ring(placement, ax=figure()).texts]
     assert "new order: 3 steps leave a rack" in texts
 
 
 @pytest.mark.slow
 def test_pictures_are_the_same_each_time(placement):
-    """To the byte."""
+    """Pictures are reproducible to the byte."""
     assert render(matrices(placement, ax=figure()), "svg") == render(matrices(placement, ax=figure()), "svg")

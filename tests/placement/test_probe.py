@@ -1,4 +1,4 @@
-"""Probes: which matrices are refused, which topologies they make, and files of them."""
+"""Probes: matrices that are refused, topologies that they give, and their files."""
 
 import json
 
@@ -18,7 +18,7 @@ NAMES = ("a", "b", "c")
 
 
 def distances(racks, *, noise=0.0, pods=None, seed=0):
-    """10 inside racks, 20 between them, 30 between pods, and noise."""
+    """Distances with noise: 10 inside racks, 20 between them, 30 between pods."""
     rng = np.random.default_rng(seed)
     rack = rng.permutation(np.repeat(np.arange(len(racks)), racks))
     pod = np.zeros_like(rack) if pods is None else np.array(pods)[rack]
@@ -27,36 +27,38 @@ def distances(racks, *, noise=0.0, pods=None, seed=0):
 
 
 class TestClusters:
-    """Racks and pods in distances."""
+    """Racks and pods found in distances."""
 
     @pytest.mark.parametrize("racks", [(8,) * 8, (13, 9, 8, 8, 8, 7, 6, 5), (2,) * 4, (2, 2), (4, 1, 1)])
     def test_racks_are_found_in_noise(self, racks):
-        """With 10 % noise, the hosts of one rack, and no others, are together."""
+        """With 10 % noise, clusters are exactly the racks."""
         far, rack = distances(racks, noise=0.1)
         found = levels(far)[0]
         assert len(set(zip(found.tolist(), rack.tolist(), strict=True))) == len(racks)
 
     def test_pods_are_a_level_of_their_own(self):
-        """Racks inside, pods outside: two levels, of 4 and of 2 clusters."""
+        """Racks in pods give two levels, of 4 and of 2 clusters."""
         far, _ = distances((4,) * 4, noise=0.05, pods=(0, 0, 1, 1))
         assert [int(labels.max()) + 1 for labels in levels(far)] == [4, 2]
 
     @pytest.mark.parametrize("num_hosts", [6, 8, 16, 150])
     @pytest.mark.parametrize("noise", [0.0, 0.05, 0.3])
     def test_hosts_that_are_alike_are_in_no_racks(self, num_hosts, noise):
-        """Differences by chance make clusters by chance: at most in two of ten matrices."""
+        """Random differences between equal hosts give clusters in at most two of ten matrices."""
         rng = np.random.default_rng(1)
         times = 10 if num_hosts < 100 else 1
         matrices = 10 * np.exp(noise * rng.standard_normal((times, num_hosts, num_hosts)))
         assert sum(bool(levels(each)) for each in matrices) <= times // 5
 
     def test_the_order_keeps_racks_together(self):
-        """Larger ones first."""
+        """Larger racks come first in the order."""
         far, rack = distances((2, 5, 3))
         assert [rack[host] for host in nested_order(far)] == [1] * 5 + [2] * 3 + [0] * 2
 
     def test_a_sample_is_completed(self):
-        """The distances that both ends of an unknown pair have in common determine its own."""
+        """An unknown distance is estimated from the distances that its two hosts have to the same other
+        hosts.
+        """
         far, _ = distances((3, 3))
         holes = far.copy()
         holes[0, 1] = holes[1, 0] = holes[2, 5] = holes[5, 2] = np.nan
@@ -77,26 +79,26 @@ class TestClusters:
     ],
 )  # fmt: skip
 def test_bad_matrices_are_named(matrix, complaint):
-    """With row, column and hosts."""
+    """The error names row, column and hosts."""
     with pytest.raises(InputError, match=complaint):
         Probe(NAMES, matrix)
 
 
 def test_nothing_measured_is_refused():
-    """Latencies or bandwidths, at least."""
+    """A probe must have latencies or bandwidths."""
     with pytest.raises(InputError, match="neither latency_us nor bandwidth_gb_per_s"):
         Probe(NAMES)
 
 
 @pytest.mark.parametrize("level", [(0, 1), (0, 1, -1)])
 def test_clusters_that_are_no_numbers_of_hosts_are_refused(level):
-    """Each level has a number from 0 on for each host."""
+    """Each level of clusters must have a number from 0 on for each host."""
     with pytest.raises(InputError, match="clusters: found a level"):
         Probe(NAMES, OURS, clusters=(level,))
 
 
 def test_clusters_stated_stand_for_those_in_distances(tmp_path):
-    """Hosts 0 and 2 are a rack whatever their distance; holes get the median of pairs like them."""
+    """Hosts 0 and 2 are a given rack at any distance; missing figures get the median of similar pairs."""
     holes = [[0, 5, None], [5, 0, 7], [None, 7, 0]]
     probe = Probe(NAMES, holes, sampled=True, clusters=((0, 1, 0),), assumed=("a guess",))
     assert probe.topology().ranks_of_node == ((0, 2), (1,))
@@ -107,7 +109,7 @@ def test_clusters_stated_stand_for_those_in_distances(tmp_path):
 
 
 def test_a_probe_makes_a_topology():
-    """Links have the latencies measured; a rack of two shares an uplink no slower than a host, as assumed."""
+    """Links have the measured latencies; a rack of two shares an uplink, assumed as fast as a host."""
     topology = Probe(NAMES, OURS).topology()
     links = {(e.src, e.dst): (float(e.alpha_us), float(e.beta_us_per_mb)) for e in topology.links}
     assert links[0, 1] == (5, 80)
@@ -118,7 +120,7 @@ def test_a_probe_makes_a_topology():
 
 
 def test_what_is_shared_follows_the_oversubscription():
-    """Eight hosts of 10 GB/s behind 4:1 share 20 GB/s: 50 us per MB; behind 1:1, nothing."""
+    """Eight hosts of 10 GB/s share 20 GB/s at 4:1, or 50 us per MB; at 1:1 they share nothing."""
     far, _ = distances((8, 8))
     probe = Probe(tuple(map(str, range(16))), far)
     shared = probe.topology(bandwidth_gb_per_s=10)
@@ -133,7 +135,9 @@ def test_what_is_shared_follows_the_oversubscription():
 
 
 def test_measured_uplinks_stand_for_assumed_ones():
-    """If simultaneous messages revealed a shared path, the topology has that path only."""
+    """If simultaneous messages revealed a shared path, the topology has that one instead of assumed
+    uplinks.
+    """
     probe = Probe(NAMES, OURS, np.full((3, 3), 10.0), uplinks=(((0, 1), 10.0),))
     names = {resource.name for resource in probe.topology().resources}
     assert {"uplink of ranks 0-1", "downlink of ranks 0-1"} <= names
@@ -147,7 +151,7 @@ SERVER = [[0, 100, 20, 20], [100, 0, 20, 20], [20, 20, 0, 100], [20, 20, 100, 0]
     "names", [("GPU 0", "GPU 1", "GPU 2", "GPU 3"), ("cuda:0", "cuda:1", "cuda:2", "cuda:3"), ("a",) * 4]
 )
 def test_gpus_of_one_server_are_one_node_without_uplinks(names):
-    """However near some are to each other, no rack is made of them."""
+    """GPUs of one server form no racks, however different their distances."""
     topology = Probe(names, bandwidth_gb_per_s=SERVER).topology()
     assert topology.num_nodes == 1
     assert not any("link of" in resource.name for resource in topology.resources)
@@ -155,7 +159,9 @@ def test_gpus_of_one_server_are_one_node_without_uplinks(names):
 
 
 def test_links_of_one_kind_share_a_port():
-    """NVLinks of 100 GB/s and a slot of 20 are busy at once; two sends through the slot take turns."""
+    """Links of 100 GB/s (NVLink) and 20 GB/s (PCIe) work concurrently; two sends through one slot are
+    sequential.
+    """
     topology = Probe(("GPU 0", "GPU 1", "GPU 2", "GPU 3"), bandwidth_gb_per_s=SERVER).topology()
 
     def port(dst):
@@ -166,7 +172,7 @@ def test_links_of_one_kind_share_a_port():
 
 
 def test_links_of_a_slot_share_it_within_a_socket_and_across():
-    """PCIe at 20 GB/s inside a socket and 10 across: a GPU sends no more than 20 GB/s in all."""
+    """With PCIe at 20 GB/s inside a socket and 10 across, a GPU sends at most 20 GB/s in total."""
     rates = np.where(np.array(SERVER) == 100, 20.0, 10.0)
     topology = Probe(("GPU 0", "GPU 1", "GPU 2", "GPU 3"), bandwidth_gb_per_s=rates).topology()
     ports = {topology.holds_of_link[link][1].resource for link in topology.links_from[0]}
@@ -174,7 +180,7 @@ def test_links_of_a_slot_share_it_within_a_socket_and_across():
 
 
 def test_links_with_wires_of_their_own_hold_no_port():
-    """As xGMI between every two: all links of a GPU are busy at once."""
+    """If every pair has wires of its own, as with xGMI, all links of a GPU work concurrently."""
     probe = Probe(("GPU 0", "GPU 1", "GPU 2"), bandwidth_gb_per_s=np.full((3, 3), 48.0))
     topology = probe.topology(ports="none")
     assert {len(holds) for holds in topology.holds_of_link} == {1}
@@ -182,13 +188,13 @@ def test_links_with_wires_of_their_own_hold_no_port():
 
 
 def test_clusters_and_ports_that_are_guessed_are_told():
-    """Racks are found by clustering, rates assumed: a warning says both."""
+    """A warning states that racks are found by clustering and that rates are assumed."""
     with pytest.warns(AssumptionWarning, match=r"3 hosts are in 2 clusters.*every port 12\.5 GB/s"):
         Probe(NAMES, OURS).topology()
 
 
 def test_matrix_of_a_server_allows_what_its_wires_do(shared_data):
-    """Two bridged pairs: 32 MB into each pair through two slots of 21 GB/s take 762 us."""
+    """With two bridged pairs, 32 MB into each pair through two slots of 21 GB/s take 762 us."""
     topology = taccl.topologies.load(shared_data / "reported" / "logs" / "p2p-two-bridges.txt")
     problem = taccl.make_problem(topology, "allgather", size_bytes=64 * 10**6)
     bound = taccl.lower_bound(problem, divisible=True)
@@ -196,7 +202,7 @@ def test_matrix_of_a_server_allows_what_its_wires_do(shared_data):
 
 
 def test_probes_are_read_back(tmp_path):
-    """A saved probe is equal when read, and makes a topology."""
+    """A saved probe is equal when read, and gives a topology."""
     probe = Probe(NAMES, OURS, np.full((3, 3), 10.0), uplinks=(((0, 1), 10.0),), latency_spread=0.1)
     path = tmp_path / "probe.json"
     probe.save(path)
@@ -217,7 +223,7 @@ def test_probes_are_read_back(tmp_path):
     ],
 )
 def test_damaged_files_are_refused(tmp_path, change, complaint):
-    """In one sentence, with the file."""
+    """The error names the fault and the file."""
     path = tmp_path / "probe.json"
     path.write_text(json.dumps(Probe(NAMES, OURS).to_dict() | change))
     with pytest.raises(FormatError, match=complaint):
@@ -225,7 +231,7 @@ def test_damaged_files_are_refused(tmp_path, change, complaint):
 
 
 class TestMatrices:
-    """Matrices that other tools write."""
+    """Matrices written by other tools."""
 
     @pytest.mark.parametrize(
         "text",
@@ -247,7 +253,7 @@ class TestMatrices:
 
     @pytest.mark.parametrize("cell", ["nan", "NaN", "NA", "n/a", "None", "x", "-", "", "0"])
     def test_the_first_cell_may_be_no_number(self, tmp_path, cell):
-        """It is on the diagonal, as pandas and numpy write it, and no head of the columns."""
+        """The first cell may be a diagonal entry, as pandas and numpy write it, instead of a header."""
         path = tmp_path / "m.csv"
         path.write_text(f"{cell},5,9\n5,{cell},9\n9,9,{cell}\n")
         probe = load_probe(path)
@@ -255,7 +261,7 @@ class TestMatrices:
 
     @pytest.mark.parametrize(("unit", "factor"), [("GB/s", 1), ("Gb/s", 8)])
     def test_csv_of_bandwidths(self, tmp_path, unit, factor):
-        """The first cell or a comment names the unit."""
+        """The first cell or a comment gives the unit."""
         path = tmp_path / "m.csv"
         path.write_text(f"{unit},a,b\na,0,16\nb,16,0\n")
         probe = load_probe(path)
@@ -274,14 +280,14 @@ class TestMatrices:
         ],
     )
     def test_bad_csv_is_named(self, tmp_path, text, complaint):
-        """With its line, or row and column."""
+        """The error names the line, or row and column."""
         path = tmp_path / "m.csv"
         path.write_text(text)
         with pytest.raises(FormatError, match=complaint):
             load_probe(path)
 
     def test_cuda_sample(self, tmp_path):
-        """The matrices for one way, with peers enabled, are read."""
+        """The unidirectional matrices with peer access enabled are read."""
         path = tmp_path / "p2p.txt"
         path.write_text(
             "[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]\n"
@@ -296,7 +302,7 @@ class TestMatrices:
 
     @pytest.mark.parametrize(("arrow", "from_0_to_1"), [("->", 26.5), ("<-", 26.0)])
     def test_nvbandwidth(self, tmp_path, arrow, from_0_to_1):
-        """Its first matrix of GPUs; the arrow says which way the data goes."""
+        """The first matrix of GPUs is read; the arrow gives the direction of the data."""
         path = tmp_path / "nvbandwidth.txt"
         path.write_text(
             "nvbandwidth Version: v0.8\n\nRunning host_to_device_memcpy_ce.\n"
@@ -311,7 +317,7 @@ class TestMatrices:
 
     @pytest.mark.parametrize("name", ["latency.csv", "p2p.txt", "pairs.txt"])
     def test_quoted_matrices_are_read(self, tmp_path, name):
-        """As mails and forums show them: behind marks of quotes, between fences of code."""
+        """Matrices are read from quotes of mails (``>``) and code fences."""
         text = (FOREIGN / "pair-matrix" / name).read_text()
         path = tmp_path / name
         path.write_text("```\n" + "".join(f"> {line}\n" for line in text.splitlines()) + "```\n")
@@ -321,14 +327,16 @@ class TestMatrices:
         assert np.array_equal(quoted.distance, plain.distance, equal_nan=True)
 
     def test_a_sample_that_is_cut_short_is_named(self, tmp_path):
-        """The second of two rows is missing."""
+        """A sample that lacks the second of two rows is refused."""
         path = tmp_path / "p2p.txt"
         path.write_text("P2P=Enabled Latency Matrix (us)\n   GPU 0 1\n 0 1.2 2.1\n")
         with pytest.raises(FormatError, match="found 1 x 3 entries for 3 hosts; expected a square"):
             load_probe(path)
 
     def test_logs_of_pairs(self, tmp_path):
-        """A direction that was not measured is that of the other; a pair that is missing is named."""
+        """A direction that was not measured gets the figure of the other; a missing pair is an error that
+        names it.
+        """
         latency = "# pair {} {}\n# OSU MPI Latency Test v7.3\n# Size Latency (us)\n1 {}\n8 9.0\n"
         bandwidth = (
             "# pair {} {}\n #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n"

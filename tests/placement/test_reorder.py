@@ -1,4 +1,4 @@
-"""reorder: what is gained on clouds, what is said where nothing is, and what is refused."""
+"""`reorder`: gains on clouds, notes where there is none, and refusals."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tests.placement.clouds import cloud
 
 
 def crossings(order, rack):
-    """Steps of the ring that leave a rack."""
+    """Number of the ring's steps that leave a rack."""
     places = [rack[host] for host in order]
     return sum(a != b for a, b in zip(places, [*places[1:], places[0]], strict=True))
 
@@ -21,7 +21,7 @@ def crossings(order, rack):
 @pytest.mark.slow
 @pytest.mark.parametrize("racks", [(7, 4, 3, 2), *([(4, 4, 4, 4)] if MANY else [])])
 def test_a_ring_leaves_each_rack_once(racks):
-    """From latencies with 10 % noise the racks are found, and the ring goes through one after the other."""
+    """From latencies with 10 % noise the racks are found, and the ring visits them one after another."""
     truth, probe, rack = cloud(racks, seed=1, noise=0.1)
     found = taccl.reorder(probe, "allreduce", "ring", "100MB", time_limit_s=3600)
     assert crossings(found.order, rack) == len(racks)
@@ -47,7 +47,7 @@ def test_the_gain_is_recovered_from_latencies(algorithm, racks):
 
 @pytest.mark.parametrize("name", ["fully-connected:8", "dgx2"])
 def test_nothing_to_gain_where_all_are_alike(name):
-    """A fabric that is the same from everywhere: the order given is proven the best."""
+    """On a symmetric fabric the given order is proven optimal."""
     found = taccl.reorder(taccl.topologies.parse(name))
     assert found.order == tuple(range(len(found.order)))
     assert found.proven
@@ -57,7 +57,7 @@ def test_nothing_to_gain_where_all_are_alike(name):
 
 @pytest.mark.slow
 def test_the_order_given_is_never_made_worse():
-    """If hosts are numbered in its own order, reorder keeps that, or finds a better one."""
+    """If the given order is good, it is kept or improved."""
     truth, _, _ = cloud((3, 3, 3), seed=2)
     first = taccl.reorder(truth)
     again = taccl.reorder(relabel(truth, np.argsort(first.order).tolist()))
@@ -86,7 +86,7 @@ def test_one_seed_gives_one_order():
 
 @pytest.mark.slow
 def test_renaming_hosts_renames_the_order():
-    """The time found does not depend on how the hosts are numbered, where it is proven."""
+    """If the optimum is proven, the time does not depend on the numbering of hosts."""
     truth, _, _ = cloud((3, 2, 3), seed=4)
     moved = relabel(truth, np.random.default_rng(0).permutation(8).tolist())
     assert taccl.reorder(moved).after_us == taccl.reorder(truth).after_us
@@ -94,7 +94,7 @@ def test_renaming_hosts_renames_the_order():
 
 @pytest.mark.slow
 def test_a_schedule_of_ours_is_placed():
-    """A schedule for racks in order is put on hosts out of order, and is as fast there as at home."""
+    """A schedule for racks in order, placed on shuffled hosts, is as fast there as on its own topology."""
     home, _, rack = cloud((2, 2, 2, 2))
     schedule = taccl.baselines.ring(taccl.make_problem(home, "allreduce", size_bytes="8MB"), cut=False)
     away, _, _ = cloud((2, 2, 2, 2), seed=0)
@@ -107,7 +107,9 @@ def test_a_schedule_of_ours_is_placed():
 
 @pytest.mark.slow
 def test_an_alltoall_is_bounded_by_its_uplinks():
-    """Whichever ranks are in a rack of 4 of 8, 16 of 64 pieces leave it: the bound, and pairwise is near it."""
+    """For any choice of 4 of 8 ranks in a rack, 16 of 64 pieces leave it: the bound, nearly met by
+    pairwise.
+    """
     truth, _, _ = cloud((4, 4))
     found = taccl.reorder(truth, "alltoall", "pairwise", "64MB")
     # 16 MB through an uplink of 12.5 GB/s take 1280 us.
@@ -116,7 +118,7 @@ def test_an_alltoall_is_bounded_by_its_uplinks():
 
 
 def test_a_time_limit_still_gives_an_answer():
-    """However short it is."""
+    """Under any time limit an order is returned."""
     truth, _, _ = cloud((4, 4, 4), seed=1)
     found = taccl.reorder(truth, time_limit_s=1e-6)
     assert sorted(found.order) == list(range(12))
@@ -131,13 +133,13 @@ def test_a_time_limit_still_gives_an_answer():
     ],
 )
 def test_bad_input_is_said_in_a_sentence(options, complaint):
-    """With what was found and what is expected."""
+    """The error states what was found and what is expected."""
     with pytest.raises(InputError, match=complaint):
         taccl.reorder(taccl.topologies.ring(4), **options)
 
 
 def test_a_schedule_of_other_ranks_is_refused():
-    """Eight ranks have no place on four hosts."""
+    """A schedule of eight ranks is refused for four hosts."""
     schedule = taccl.baselines.ring(
         taccl.make_problem(taccl.topologies.ring(8), "allgather", size_bytes="1MB")
     )
@@ -156,7 +158,7 @@ def test_what_is_known_is_shown():
 
 
 def two_pods():
-    """Four racks of two, of which the first and the third share an uplink, as the others do."""
+    """Probe of four racks of two hosts; the first and third rack share an uplink, and so do the others."""
     rack = np.repeat(np.arange(4), 2)
     inside, pod = rack[:, None] == rack, rack % 2
     groups = [np.flatnonzero(rack == each) for each in range(4)] + [np.flatnonzero(pod == p) for p in (0, 1)]
@@ -177,14 +179,14 @@ def test_our_ring_keeps_pods_together():
 
 @pytest.mark.slow
 def test_our_own_schedule_loses_to_no_ring():
-    """For large sums the ring competes before the search, in as many chunks as are searched."""
+    """For large sums the ring competes before the search, in the number of chunks that is searched."""
     problem = taccl.make_problem(two_pods(), taccl.collectives.allreduce(8), size_bytes="100MB")
     ours = brief_synthesis(problem, backend="greedy", seed=0)
     assert ours.schedule.finish_us <= taccl.baselines.ring(problem, cut=False).finish_us
 
 
 def test_hosts_of_a_probe_are_placed_without_their_topology():
-    """Costs come from the probe's arrays; a topology of a link for each pair is made once it is asked for."""
+    """Costs come from the probe's arrays; the topology, with a link for each pair, is built on demand."""
     _, probe, _ = cloud((2, 2), seed=0)
     found = taccl.reorder(probe, size="8MB", time_limit_s=3600)
     assert "topology" not in vars(found.hosts)
@@ -193,7 +195,7 @@ def test_hosts_of_a_probe_are_placed_without_their_topology():
 
 @pytest.mark.parametrize("name", ["ring", "halving-doubling", "double-tree:4"])
 def test_costs_as_arrays_are_those_of_the_topology(name):
-    """Any order takes as long on the arrays of a probe as on the links of its topology."""
+    """Any order takes the same time on a probe's arrays as on the links of its topology."""
     _, probe, _ = cloud((3, 3, 2), seed=0, noise=0.1)
     arrays, links = (Case(probe, "allreduce", name, "1MB", on_links=on) for on in (False, True))
     for seed in range(3):

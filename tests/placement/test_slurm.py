@@ -1,4 +1,4 @@
-"""Fabrics from SLURM's files: host lists, switches, blocks, and the clusters that these make."""
+"""Fabrics from SLURM's files: host lists, switches, blocks, and the clusters that they give."""
 
 import numpy as np
 import pytest
@@ -32,18 +32,18 @@ class TestHostLists:
         ],
     )
     def test_lists_are_expanded(self, expression, hosts):
-        """Numbers keep the width of the first of their range; brackets multiply."""
+        """Numbers keep the width of the first one of their range; several brackets give all combinations."""
         assert list(expand_hosts(expression)) == hosts
 
     @pytest.mark.parametrize("expression", ["n[1-", "n[3-1]", "n[a-b]", "n[]", "n]1[", "n[0-9999][0-9999]"])
     def test_bad_lists_are_refused(self, expression):
-        """Open brackets, falling ranges, letters, and more names than a cluster has."""
+        """Open brackets, falling ranges, letters in ranges, and lists longer than any cluster are refused."""
         with pytest.raises(InputError, match="found"):
             list(expand_hosts(expression))
 
 
 def test_switches_make_clusters():
-    """Keys in any case, comments, link speeds: two leaves of four hosts."""
+    """Keys in any case, comments and link speeds are read: two leaves of four hosts."""
     probe = load_slurm(CONF)
     assert probe.hosts[4:] == ("node05", "node06", "node09", "node10")
     assert probe.clusters == ((0, 0, 0, 0, 1, 1, 1, 1),)
@@ -51,7 +51,9 @@ def test_switches_make_clusters():
 
 
 def test_blocks_are_grouped_by_their_sizes():
-    """Four blocks of two; block sizes 2 and 4 group two blocks each, and the path between these is assumed."""
+    """Four blocks of two hosts; block sizes 2 and 4 group two blocks each, and the path between groups is
+    assumed.
+    """
     probe = load_slurm(BLOCKS)
     assert probe.clusters == ((0, 0, 1, 1, 2, 2, 3, 3), (0, 0, 0, 0, 1, 1, 1, 1))
     assert any("a path between 2 parts" in each for each in probe.assumed)
@@ -59,28 +61,32 @@ def test_blocks_are_grouped_by_their_sizes():
 
 @pytest.mark.parametrize(("topology", "note"), [(None, True), ("fat", False), ("blocks", False)])
 def test_one_topology_of_several_is_read(topology, note):
-    """The cluster's default, or the one named; the choice is said. Both have two groups of two."""
+    """The cluster's default topology, or the named one, is read, and a note says which. Both have two groups
+    of two.
+    """
     probe = load_slurm(YAML, topology=topology)
     assert probe.clusters == ((0, 0, 1, 1),)
     assert any("topology fat of the file is read, of 3" in each for each in probe.assumed) == note
 
 
 def test_the_reader_agrees_with_yaml_itself():
-    """Names in the YAML and in the conf notation of one fabric are the same."""
+    """One fabric in YAML and in conf notation gives the same names."""
     tree = yaml.safe_load(YAML.read_text())[1]["tree"]["switches"]
     hosts = [host for each in tree for host in expand_hosts(each.get("nodes", ""))]
     assert load_slurm(YAML).hosts == tuple(hosts)
 
 
 def test_a_switch_below_two_others_joins_them(tmp_path):
-    """Each leaf hangs on both spines: hosts of two leaves are one level apart, whichever spine is read."""
+    """Each leaf is below both spines: hosts of two leaves are one level apart, whichever spine is read
+    first.
+    """
     text = "SwitchName=a Nodes=n[0-1]\nSwitchName=b Nodes=n[2-3]\n"
     text += "SwitchName=s1 Switches=a,b\nSwitchName=s2 \\\n Switches=a,b\n"
     assert load_slurm(written(tmp_path, text)).clusters == ((0, 0, 1, 1),)
 
 
 def test_hosts_of_a_job_are_chosen():
-    """Rows are the hosts named, in their order; the levels that no longer part any are left out."""
+    """Rows are the named hosts, in their order; levels that separate none of them are omitted."""
     probe = load_slurm(BLOCKS, hosts=["gpu8", "gpu1", "gpu7"])
     assert probe.hosts == ("gpu8", "gpu1", "gpu7")
     assert probe.clusters == ((0, 1, 0),)
@@ -105,13 +111,13 @@ def test_hosts_of_a_job_are_chosen():
     ],
 )  # fmt: skip
 def test_bad_files_are_named(tmp_path, text, complaint):
-    """With the line or the topology, and what to correct."""
+    """The error names the line or the topology, and the correction."""
     with pytest.raises(FormatError, match=complaint):
         load_slurm(written(tmp_path, text))
 
 
 def test_what_was_assumed_is_said():
-    """No file of SLURM has a rate or a latency."""
+    """Rates and latencies, which no file of SLURM has, are noted as assumed."""
     with pytest.warns(AssumptionWarning, match="latencies 10 us inside the innermost switch or block"):
         topology = taccl.topologies.load(CONF)
     assert topology.num_nodes == 2

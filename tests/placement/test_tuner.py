@@ -1,4 +1,6 @@
-"""NCCL's table, judged by a plugin of our own that follows the documented rules of NVIDIA's example."""
+"""NCCL's tuning table, judged by a plugin written for the test after the documented rules of NVIDIA's
+example.
+"""
 
 import shutil
 import subprocess
@@ -15,13 +17,13 @@ from tests.fuzzing import thinned
 
 COLLECTIVES = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
 SIZES = [0, 1, *(size for power in range(3, 36) for size in ((1 << power) - 1, 1 << power))]
-#: (nodes, ranks) of communicators: all of them, however they are spread over servers, and others.
+#: (nodes, ranks) of communicators: all ranks, over any number of servers, and smaller ones.
 COMMUNICATORS = ((1, 8), (2, 8), (8, 8), (1, 2), (3, 6), (8, 64))
 
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory):
-    """The plugin, compiled."""
+    """Path of the compiled plugin."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler is here to compile the plugin with")
@@ -33,14 +35,14 @@ def plugin(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hosts():
-    """Eight hosts in two racks, as a matrix of latencies says."""
+    """Probe of eight hosts in two racks, from a matrix of latencies."""
     rack = np.arange(8) // 4
     return taccl.Probe(tuple("abcdefgh"), np.where(rack[:, None] == rack, 10.0, 20.0)).topology()
 
 
 @pytest.fixture(scope="module")
 def table(hosts):
-    """Their table."""
+    """Tuning table of the hosts."""
     return nccl_tuner(hosts)
 
 
@@ -57,14 +59,16 @@ def answers(plugin, table, queries):
 
 
 def every(gone=("none",)):
-    """Every collective, size, communicator, and protocol that is not available."""
+    """Queries for every collective, size, communicator, and unavailable protocol."""
     return [
         (c, size, *comm, none) for c, size, comm, none in product(COLLECTIVES, SIZES, COMMUNICATORS, gone)
     ]
 
 
 def test_a_rule_without_channels_leaves_one(plugin):
-    """The judge is as strict as the plugin: -1 channels, and no rule, are one channel."""
+    """The test's plugin is as strict as NVIDIA's: a rule with -1 channels, and a missing rule, give one
+    channel.
+    """
     table = "allreduce,0,1023,ring,ll,-1,-1,-1\n"
     queries = [("allreduce", 8, 1, 8, "none"), ("allreduce", 1024, 1, 8, "none")]
     assert [*answers(plugin, table, queries).values()] == [("ring", "ll", 1), ("none", "none", 1)]
@@ -72,7 +76,7 @@ def test_a_rule_without_channels_leaves_one(plugin):
 
 @pytest.mark.slow
 def test_every_call_has_a_rule_with_channels(plugin, table):
-    """This holds for every collective, size and communicator; also if a protocol is not available."""
+    """Every collective, size and communicator has a rule, also if a protocol is unavailable."""
     found = answers(
         plugin,
         table,
@@ -87,7 +91,7 @@ def test_every_call_has_a_rule_with_channels(plugin, table):
     ("machine", "nodes"), thinned([("ndv2", 2), ("dgx-a100", 2), ("mi300x", 1), ("dgx-h100", 1)], every=2)
 )
 def test_machines_have_a_rule_for_every_call(plugin, machine, nodes):
-    """Whatever protocols their profiles have."""
+    """Machines have a rule for every call, whatever protocols their profiles have."""
     topology = taccl.topologies.parse(machine, nodes=nodes)
     found = answers(plugin, nccl_tuner(topology), every(("none", "ll128")))
     assert min(channels for _, _, channels in found.values()) >= 2
@@ -98,7 +102,9 @@ THREADS = {"ll": (8, 512), "ll128": (8, 640), "simple": (64, 256)}
 
 
 def default_channels(algorithm, protocol, size, ranks):
-    """Channels of rings and trees that NCCL takes at a size, of 64: until each thread has its fewest bytes."""
+    """Channels of rings and trees that NCCL uses at a size, of 64: fewer until each thread has its minimum of
+    bytes.
+    """
     least, threads = THREADS[protocol]
     if (algorithm, protocol) == ("ring", "ll"):
         least *= ranks
@@ -111,7 +117,7 @@ def default_channels(algorithm, protocol, size, ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", ["", "dgx-h100"])
 def test_no_call_has_fewer_channels_than_without_the_plugin(plugin, table, machine):
-    """The same algorithm and protocol, at every size, of communicators of all ranks and others."""
+    """For all communicators and sizes, the number of channels is at least that of NCCL without the plugin."""
     told = nccl_tuner(taccl.topologies.parse(machine)) if machine else table
     for query, (algorithm, protocol, channels) in answers(plugin, told, every()).items():
         if algorithm in ("ring", "tree"):
@@ -123,7 +129,7 @@ def test_no_call_has_fewer_channels_than_without_the_plugin(plugin, table, machi
     "only", ["ring", "tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain", "pat"]
 )
 def test_an_algorithm_that_the_user_forces_has_channels(plugin, table, only):
-    """With one algorithm left by NCCL_ALGO, it has more than one channel where NCCL supports it."""
+    """With one algorithm left by NCCL_ALGO, it has more than one channel if NCCL supports it."""
     algorithms = ("ring", "tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain", "pat")
     gone = ",".join(each for each in algorithms if each != only)
     has_it = {
@@ -137,7 +143,7 @@ def test_an_algorithm_that_the_user_forces_has_channels(plugin, table, only):
 @pytest.mark.slow
 @pytest.mark.parametrize("forced", ["none", "ring", "tree,nvls,nvls_tree,collnet_direct,collnet_chain"])
 def test_simple_is_not_forced_on_small_messages(plugin, table, forced):
-    """Up to 16 KiB rings and trees use LL, also if the user excludes the other of the two."""
+    """Up to 16 KiB rings and trees use LL, also if the user excludes one of these algorithms."""
     sizes = [size for size in SIZES if size <= 1 << 14]
     queries = [(c, s, *comm, forced) for c, s, comm in product(COLLECTIVES, sizes, COMMUNICATORS)]
     found = answers(plugin, table, queries).values()
@@ -156,14 +162,14 @@ def test_small_messages_go_by_ll_and_large_ones_by_simple(plugin, table):
 
 @pytest.mark.slow
 def test_only_allreduces_go_along_trees(plugin, table):
-    """NCCL has no tree for the other collectives: a rule for one would be skipped, and leave one channel."""
+    """NCCL has no trees for other collectives: a rule for one would be skipped, and leave one channel."""
     found = answers(plugin, table, every())
     assert {query[0] for query, (algorithm, _, _) in found.items() if algorithm == "tree"} == {"allreduce"}
 
 
 @pytest.mark.slow
 def test_servers_are_not_counted_by_clusters(plugin, table):
-    """Answers depend on the ranks of a communicator, and not on how many servers NCCL finds them on."""
+    """Answers depend on a communicator's number of ranks, not on the number of servers that NCCL finds."""
     found = answers(
         plugin,
         table,
@@ -174,6 +180,6 @@ def test_servers_are_not_counted_by_clusters(plugin, table):
 
 
 def test_one_rank_is_refused():
-    """It sends nothing, and has no slowest link."""
+    """A topology of one rank is refused, as it sends nothing."""
     with pytest.raises(InputError, match="found one rank"):
         nccl_tuner(taccl.topologies.TopologyBuilder("one", [0]).build())

@@ -1,4 +1,4 @@
-"""A library's algorithms measured with real ranks, and the rules that follow."""
+"""Measurement of a library's algorithms with real ranks, and the rules derived from it."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.fuzzing import MANY
 
 
 def test_each_size_has_the_fastest():
-    """From a size on, up to the next that has another; what is within noise stays as it was."""
+    """Each range of sizes has its fastest algorithm; differences within noise do not end a range."""
     times = {"ring": [9.0, 5.0, 1.0, 1.02], "doubling": [1.0, 4.9, 2.0, 1.0]}
     found = fastest("allreduce", (1, 4, 16, 64), times, noise=0.05)
     assert [(each.least_bytes, each.most_bytes, each.algorithm) for each in found] == [
@@ -25,13 +25,13 @@ def test_each_size_has_the_fastest():
 
 
 def test_rules_are_those_of_the_library():
-    """Open MPI's numbers for what was the fastest."""
+    """Rules contain Open MPI's numbers of the fastest algorithms."""
     found = Tuning("openmpi", 4, (1024,), {"alltoall": {"bruck": [1.0], "pairwise": [2.0]}})
     assert "0 3 0 0  # bruck" in found.rules().splitlines()
 
 
 def test_what_cannot_be_measured_is_said(monkeypatch):
-    """No ranks, a launcher that is not there, and ranks that a launcher has started already."""
+    """Too few ranks, a missing launcher, and ranks that a launcher already started are refused."""
     with pytest.raises(InputError, match="ranks: found none; expected two ranks or more"):
         measure_collectives()
     with pytest.raises(ExecutionError, match="no-such-launcher cannot be started"):
@@ -72,7 +72,7 @@ def test_mpich_is_measured(monkeypatch):
     "TACCL_OPENMPI" not in os.environ, reason="TACCL_OPENMPI names no environment with Open MPI"
 )
 def test_open_mpi_is_measured(monkeypatch):
-    """Under a launcher of the user's own, whose library mpi4py is told to load; all algorithms with TACCL_MANY=1."""
+    """The user's own launcher is used, and mpi4py loads its library. With TACCL_MANY=1 all algorithms run."""
     folder = os.environ["TACCL_OPENMPI"]
     ours = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     for name, value in {

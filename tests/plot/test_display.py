@@ -124,7 +124,9 @@ def test_a_broken_schedule_is_shown(exchange):
 
 
 def test_a_notebook_shows_every_figure():
-    """A notebook shows every figure if loading the first one makes the backend interactive, else one only."""
+    """If drawing the first figure makes the backend interactive, it stays so; else later figures are not
+    shown.
+    """
     import matplotlib
 
     from taccl.plot.style import drawing

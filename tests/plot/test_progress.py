@@ -78,7 +78,7 @@ def test_plain_values_give_the_same_moments(found):
      [{"seconds": 1, "finish_us": True}]],
 )  # fmt: skip
 def test_what_is_not_in_order_is_left_out(trace):
-    """Invalid or unordered entries of a file's trace are left out."""
+    """A trace with an invalid entry is ignored."""
     assert trace_in({"trace": trace}) == ()
 
 

@@ -86,7 +86,7 @@ def test_a_derived_column_is_computed_once():
 
 
 def test_absent_columns_change_nothing_that_is_said():
-    """Digest, table and transfers equal those with full columns."""
+    """Digest, table and transfers equal those with all columns."""
     assert bare() == relay()
     assert bare().table() == relay().table()
     assert list(bare()) == list(relay())
@@ -142,7 +142,7 @@ def test_in_order_keeps_what_is_merged_and_named():
 
 
 def test_expand_is_deprecated():
-    """It returns the schedule itself."""
+    """`expand` is deprecated, and returns the schedule itself."""
     schedule = bare()
     with pytest.warns(DeprecationWarning, match="does nothing"):
         assert schedule.expand() is schedule

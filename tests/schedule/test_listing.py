@@ -174,7 +174,7 @@ def test_the_most_urgent_task_goes_first():
 
 
 def test_tasks_that_wait_for_each_other_are_refused():
-    """They would never start."""
+    """A cycle of precedences is refused, as its tasks could never start."""
     tasks = Tasks()
     tasks.after = [[(1, 0)], [(0, 0)]]
     tasks.duration, tasks.holds = [1, 1], [[], []]

@@ -16,12 +16,12 @@ MB = 10**6
 
 
 def line():  # noqa: ANN201
-    """0 -> 1 -> 2, 2.5 us each: two ticks make a microsecond."""
+    """Links 0 -> 1 -> 2 of 2.5 us each; a microsecond has two ticks."""
     return linked("line", [0] * 3, [(0, 1), (1, 2)], alpha_us="0.5", beta_us_per_mb=2)
 
 
 def relay(**options):  # noqa: ANN201
-    """Two chunks from 0 to 2, given in no order."""
+    """Schedule of two chunks from 0 to 2, with rows in no particular order."""
     problem = problem_of(line(), custom(3, [([0], [2]), ([0], [2])]))
     columns = {
         "chunk": [1, 0, 1, 0],
@@ -51,7 +51,7 @@ def relay(**options):  # noqa: ANN201
     ids=["order", "groups", "groups of 64 bits", "no groups", "finish", "a transfer", "repr"],
 )
 def test_what_a_schedule_says(found, expected):
-    """Two chunks are relayed in four sends, which were given in no order."""
+    """Order, groups, finish and text of a schedule of two chunks in four sends, given in no order."""
     assert found == expected
 
 
@@ -62,7 +62,7 @@ def test_merged_transfers_count_as_one_send():
 
 
 def test_an_empty_schedule_finishes_at_once():
-    """No transfers, no finish, no bandwidth."""
+    """Without transfers a schedule has no finish, sends or bandwidth."""
     schedule = relay(chunk=[], link=[], start=[], end=[], group=[])
     assert (len(schedule), schedule.finish_ticks, schedule.num_sends) == (0, 0, 0)
     assert schedule.algbw_gb_per_s is None
@@ -77,7 +77,7 @@ def test_bandwidths_are_those_of_nccl_tests():
 
 
 def test_equal_schedules_have_one_digest_whatever_their_order():
-    """Permuted rows and renumbered groups make the same schedule."""
+    """Permuted rows and renumbered groups give the same digest."""
     one = relay()
     other = relay(
         chunk=[0, 1, 0, 1], link=[1, 0, 0, 1], start=[5, 5, 0, 10], end=[10, 10, 5, 15], group=[1, 2, 0, 4]
@@ -93,19 +93,19 @@ def test_equal_schedules_have_one_digest_whatever_their_order():
     ids=["times", "operation", "merging"],
 )
 def test_another_schedule_has_another_digest(change):
-    """A time, an operation or a merge tells schedules apart."""
+    """Another time, operation or merging gives another digest."""
     assert relay(**change) != relay()
 
 
 def test_columns_are_read_only():
-    """Nobody changes a schedule."""
+    """Columns are read-only arrays."""
     schedule = relay()
     with pytest.raises(ValueError, match="read-only"):
         schedule.start[0] = 1
 
 
 def test_columns_of_different_length_are_refused():
-    """The message says which."""
+    """Columns of unequal length are refused."""
     with pytest.raises(ValueError, match="differ in length"):
         relay(start=[0, 0, 0])
 

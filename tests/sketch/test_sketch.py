@@ -124,7 +124,7 @@ def test_wrong_field_is_named(text, message):
     ids=["all faults are told", "no version", "a later version"],
 )
 def test_faults_of_a_file(text, message):
-    """Each is named by file and field."""
+    """The error names file and field."""
     with pytest.raises(SketchError, match=message):
         Sketch.from_toml(text, source="a.toml")
 
@@ -181,6 +181,6 @@ def test_topology_without_machine():
     ],
 )
 def test_topology_of_unknown_machine(text, message):
-    """The file and the field are named."""
+    """The error names file and field."""
     with pytest.raises(SketchError, match=message):
         read(text).topology()

@@ -1,4 +1,4 @@
-"""Topology files of a few lines: a node, its network cards, and the network."""
+"""Topology files of a few lines: a node, its NICs, and the network."""
 
 from fractions import Fraction
 
@@ -30,7 +30,7 @@ rails = true
 
 @pytest.fixture
 def load(tmp_path):
-    """Writes a text to a file and loads it."""
+    """Function that writes a text to a file and loads it as a topology."""
 
     def load_text(text):
         path = tmp_path / "mine.toml"
@@ -41,7 +41,7 @@ def load(tmp_path):
 
 
 def ends_and_rates(topology):
-    """(ends, alpha, beta, rates of its holds) of every link, sorted."""
+    """Sorted (ends, alpha, beta, rates of its holds) of every link."""
     return sorted(
         (link.ends, link.alpha_us, link.beta_us_per_mb, [h.beta_us_per_mb for h in topology.holds_of_link[e]])
         for e, link in enumerate(topology.links)
@@ -49,39 +49,41 @@ def ends_and_rates(topology):
 
 
 def on_switch(text):
-    """The same servers with a switch in each."""
+    """Text of the same servers with a switch in each."""
     return text.replace('"mesh"', '"switch"').replace("= 64", "= 450")
 
 
 def test_two_servers_of_a_full_mesh(load):
-    """Two servers of eight GPUs and a card for each take at most 15 lines, and are the machine of that name."""
+    """Two servers of eight GPUs and eight NICs take at most 15 lines, and equal the machine of that name."""
     assert len(TWO_SERVERS.splitlines()) <= 15
     assert ends_and_rates(load(TWO_SERVERS)) == ends_and_rates(mi300x(2, profile="nominal"))
 
 
 def test_servers_behind_switches(load):
-    """A switch gives every GPU a port out and one in, as NVSwitch does."""
+    """A switch gives every GPU a port out and a port in, as NVSwitch does."""
     topology = load(on_switch(TWO_SERVERS))
     assert ends_and_rates(topology) == ends_and_rates(dgx_h100(2, profile="nominal"))
     assert [switch.ranks for switch in topology.switches] == [tuple(range(8)), tuple(range(8, 16))]
 
 
 def test_the_hybrid_cube_mesh(load):
-    """`hybrid` is that of DGX-1, with the rate of one link."""
+    """`hybrid` is the hybrid cube mesh of DGX-1, with the given rate per link."""
     topology = load('schema = 1\n[node]\ngpus = 8\nfabric = "hybrid"\nbandwidth_gb_per_s = 25\n')
     assert ends_and_rates(topology) == ends_and_rates(dgx1(profile="nominal"))
 
 
 @pytest.mark.parametrize(("gpus", "links"), [(1, 0), (2, 2), (3, 6), (5, 10)])
 def test_a_ring_joins_neighbours_both_ways(load, gpus, links):
-    """Each GPU has a link to the next and to the last, and none to itself."""
+    """Each GPU has a link to the next and to the previous one, and none to itself."""
     topology = load(f'schema = 1\n[node]\ngpus = {gpus}\nfabric = "ring"\nbeta_us_per_mb = 1\n')
     assert len(topology.links) == links
     assert {(link.dst - link.src) % gpus for link in topology.links} <= {1, gpus - 1}
 
 
 def test_latencies_are_those_of_links(load):
-    """`alpha_us` of the node is that of its links, of cards that of links between nodes."""
+    """The node's `alpha_us` is that of links inside nodes, and that of `nic` is that of links between
+    nodes.
+    """
     text = TWO_SERVERS.replace("= 64\n", "= 64\nalpha_us = 1.5\n").replace("= 50\n", "= 50\nalpha_us = 5\n")
     topology = load(text)
     alphas = {(topology.is_internode(e), link.alpha_us) for e, link in enumerate(topology.links)}
@@ -89,7 +91,7 @@ def test_latencies_are_those_of_links(load):
 
 
 def test_without_rails_the_network_joins_all(load):
-    """8 * 8 pairs each way."""
+    """Without rails there are 8 * 8 links between two nodes in each direction."""
     assert len(load(TWO_SERVERS.replace("rails = true\n", "")).internode_links) == 128
 
 
@@ -102,7 +104,7 @@ def test_without_rails_the_network_joins_all(load):
     ],
 )
 def test_gpus_share_cards(load, nics, nic_of_gpu):
-    """In order and evenly, or as `gpus` says; a GPU without a card has no link to other nodes."""
+    """GPUs share NICs evenly in order, or as `gpus` says; a GPU without a NIC has no link to other nodes."""
     topology = load(TWO_SERVERS.replace("count = 8", nics))
     names = [resource.name for resource in topology.resources]
     for gpu, nic in enumerate(nic_of_gpu):
@@ -113,25 +115,28 @@ def test_gpus_share_cards(load, nics, nic_of_gpu):
 
 
 def test_cards_of_one_gpu_count_as_one(load):
-    """Thirty-two cards of 12.5 GB/s for eight GPUs are one of 50 GB/s for each."""
+    """Thirty-two NICs of 12.5 GB/s for eight GPUs are one NIC of 50 GB/s for each."""
     text = TWO_SERVERS.replace("count = 8\nbandwidth_gb_per_s = 50", "count = 32\nbandwidth_gb_per_s = 12.5")
     assert ends_and_rates(load(text)) == ends_and_rates(load(TWO_SERVERS))
 
 
 @pytest.mark.parametrize(("times", "crossed_us"), [(1, 20), (2, 7 * 5 + 20), (16, 8 * 40)])
 def test_an_oversubscribed_network_carries_less(load, times, crossed_us):
-    """Eight cards of 50 GB/s at once, or behind an uplink of 200 GB/s, or one of 25 GB/s, slower than a card."""
+    """Eight NICs of 50 GB/s send at once, or through an uplink of 200 GB/s, or of 25 GB/s, slower than a
+    NIC.
+    """
     topology = load(on_switch(TWO_SERVERS).replace("nodes = 2", f"nodes = 2\noversubscription = {times}"))
     problem = make_problem(topology, collectives.allgather(16), chunk_bytes=10**6)
     schedule = BASELINES["hierarchical"](problem, cut=False)
     verify(schedule).raise_if_failed()
-    # 1 MB takes 20 us at a card. Eight leave at once; or hold the uplink for 5 us, one after another; or 40 us.
+    # 1 MB takes 20 us at a NIC. Eight leave at once; or hold the uplink for 5 us, one after another; or 40
+    # us.
     crossings = schedule.end[np.isin(schedule.link, topology.internode_links)]
     assert problem.costs.us(int(crossings.max())) == crossed_us
 
 
 def test_what_a_few_lines_say_is_written_link_by_link(load, tmp_path):
-    """`dump_topology` lists the links, uplinks included, and reading it makes the same costs."""
+    """`dump_topology` lists every link and uplink; reading the file gives the same costs."""
     topology = load(TWO_SERVERS.replace("nodes = 2", "nodes = 2\noversubscription = 4"))
     path = tmp_path / "written.toml"
     path.write_text(dump_topology(topology))
@@ -169,7 +174,7 @@ def test_what_a_few_lines_say_is_written_link_by_link(load, tmp_path):
     ],
 )
 def test_mistakes_are_named(load, old, new, said):
-    """Each by its field, with what was found and what to do."""
+    """The error names the field, what was found, and the remedy."""
     assert old in TWO_SERVERS
     text = TWO_SERVERS.replace(old, new)
     if said is None:
@@ -191,13 +196,13 @@ def test_mistakes_are_named(load, old, new, said):
     ],
 )
 def test_a_multicast_is_said_to_be_one(load, fields, said):
-    """A list of destinations is refused without `multicast = true`, and that without a list."""
+    """A list of destinations requires `multicast = true`, and the reverse."""
     with pytest.raises(TopologyError, match=said):
         load(f"schema = 1\nranks_per_node = 3\n[[link]]\n{fields}\nbeta_us_per_mb = 1\n")
 
 
 def test_a_multicast_beside_links_of_its_own_is_one(load):
-    """With links 0 -> 1 and 0 -> 2 in the file, a third to both can only be one that multicasts."""
+    """Beside links 0 -> 1 and 0 -> 2 of the file, a third link to both ranks is a multicast."""
     cost = "beta_us_per_mb = 1\n"
     single = [f"[[link]]\nsrc = 0\ndst = {dst}\n{cost}" for dst in (1, 2)]
     text = f"schema = 1\nranks_per_node = 3\n{{}}[[link]]\nsrc = 0\ndst = [1, 2]\n{cost}"
@@ -209,7 +214,7 @@ def test_a_multicast_beside_links_of_its_own_is_one(load):
 
 
 def test_alpha_holds_no_port_for_longer_than_the_overhead(load):
-    """Ports, cards and links are busy for 0.02 us, or what the file says, beside the bytes; alpha is on the way."""
+    """Ports, NICs and links are held for the bytes plus an overhead, by default 0.02 us; not for alpha."""
     text = (
         on_switch(TWO_SERVERS)
         .replace("= 450", "= 450\nalpha_us = 2")
@@ -225,7 +230,7 @@ def test_alpha_holds_no_port_for_longer_than_the_overhead(load):
 
 
 def test_overheads_and_launch_are_written_back(load, tmp_path):
-    """A topology file lists them link by link."""
+    """Overheads and launch are in a written topology file, overheads link by link."""
     text = (
         on_switch(TWO_SERVERS)
         .replace("= 450", "= 450\nalpha_us = 2")
@@ -243,7 +248,7 @@ def test_overheads_and_launch_are_written_back(load, tmp_path):
 
 @pytest.mark.parametrize("name", ["ndv2x4", "ndv2x4-multicast", "dgx2x2"])
 def test_machines_of_other_experiments_are_read(shared_data, name):
-    """Four NDv2 nodes, with sends that reach several of them and without, and two DGX-2."""
+    """Files with four NDv2 nodes, with and without multicasts, and with two DGX-2 are read."""
     topology = load_topology(shared_data / "te-ccl" / f"{name}.toml")
     assert (topology.num_ranks, topology.num_nodes) == ((32, 2) if name == "dgx2x2" else (32, 4))
     assert any(len(link.dsts) > 1 for link in topology.links) == name.endswith("multicast")

@@ -1,4 +1,4 @@
-"""Fabrics: who is joined to whom, at what cost."""
+"""Fabrics: their links and costs."""
 
 import math
 from collections import Counter
@@ -62,14 +62,16 @@ _ROWS = [(0, 1), (1, 2), (3, 4), (4, 5), (0, 3), (1, 4), (2, 5)]
     ],
 )
 def test_links_of_small_fabrics(topology, expected):
-    """Every link once, in both directions unless told otherwise."""
+    """Every link exists once, in both directions by default."""
     assert edges(topology) == expected
 
 
 @given(dims=DIMS)
 @settings(max_examples=40, deadline=None)
 def test_torus_degrees(dims):
-    """Each axis of 3 or more gives a rank two links, an axis of 2 one, an axis of 1 none; no link twice."""
+    """A rank has two links along an axis of 3 or more, one along an axis of 2, none along 1, without
+    duplicates.
+    """
     topology = torus(*dims)
     assert set(out_degrees(topology)) == {sum(min(dim - 1, 2) for dim in dims)}
     assert max(Counter(edges(topology)).values()) == 1
@@ -79,7 +81,7 @@ def test_torus_degrees(dims):
 @given(dims=DIMS)
 @settings(max_examples=40, deadline=None)
 def test_mesh_links(dims):
-    """Each axis of d ranks has d - 1 pairs on each of its lines, linked both ways; no link twice."""
+    """An axis of d ranks has d - 1 pairs on each of its lines, linked both ways, without duplicates."""
     topology = mesh(*dims)
     ranks = math.prod(dims)
     assert len(topology.links) == sum(2 * (dim - 1) * ranks // dim for dim in dims)
@@ -89,7 +91,7 @@ def test_mesh_links(dims):
 
 @given(dimension=st.integers(1, 6))
 def test_hypercube_degrees(dimension):
-    """Every rank has one link for every bit, to the rank that differs in it."""
+    """Every rank has one link for each bit, to the rank that differs in it."""
     topology = hypercube(dimension)
     assert set(out_degrees(topology)) == {dimension}
     assert all((link.src ^ link.dst).bit_count() == 1 for link in topology.links)
@@ -98,12 +100,12 @@ def test_hypercube_degrees(dimension):
 
 @pytest.mark.parametrize("make", [fully_connected, star])
 def test_all_pairs_are_linked(make):
-    """One link for every ordered pair."""
+    """There is one link for every ordered pair."""
     assert edges(make(4)) == [(a, b) for a in range(4) for b in range(4) if a != b]
 
 
 def test_links_of_a_star_share_ports():
-    """Three sends may leave by rank 0's port, and three may come in by it."""
+    """Three sends share rank 0's port out, and three its port in."""
     topology = star(4)
     by_name = Counter(topology.resources[hold.resource].name for hold in topology.holds)
     assert (by_name["port out 0 (switch)"], by_name["port in 0 (switch)"]) == (3, 3)
@@ -112,7 +114,7 @@ def test_links_of_a_star_share_ports():
 
 @pytest.mark.parametrize("make", [ring, mesh, torus, fully_connected, star])
 def test_costs_are_exact(make):
-    """30 GB/s is 1000 / 30 us per MB."""
+    """At 30 GB/s beta is exactly 1000 / 30 us per MB."""
     topology = make(4, bandwidth_gb_per_s=30, alpha_us=0.7, alpha_meaning="pipelined")
     costs = {(link.alpha_us, link.beta_us_per_mb) for link in topology.links}
     assert costs == {(Fraction(7, 10), Fraction(100, 3))}
@@ -170,6 +172,6 @@ def test_nodes_costs_and_holds(found, expected):
     ],
 )
 def test_what_makes_no_fabric_is_refused(make, message):
-    """Sizes, costs and cuts are checked before anything is built."""
+    """Invalid sizes, costs and numbers of nodes are refused before anything is built."""
     with pytest.raises(TopologyError, match=message):
         make()

@@ -10,7 +10,7 @@ from taccl.topology.builder import from_networkx
 
 
 def test_an_undirected_edge_is_a_link_each_way():
-    """Attributes are read by name; alpha is 0 where it is not given."""
+    """Edge attributes are read by name; alpha is 0 by default."""
     graph = nx.Graph()
     graph.add_edge("a", "b", bandwidth_gb_per_s=25)
     graph.add_edge("b", "c", beta_us_per_mb=0.1, alpha_us="0.3")
@@ -24,7 +24,7 @@ def test_an_undirected_edge_is_a_link_each_way():
 
 
 def test_numbered_vertices_keep_their_number():
-    """Whatever order the graph was drawn in."""
+    """Vertices that are numbers keep them, in any order of the graph."""
     graph = nx.DiGraph()
     graph.add_edge(1, 0, beta_us_per_mb=1)
     assert [(link.src, link.dst) for link in from_networkx(graph).links] == [(1, 0)]
@@ -42,7 +42,7 @@ def test_numbered_vertices_keep_their_number():
     ],
 )
 def test_edges_without_a_cost_are_refused(attributes, message):
-    """An edge has one rate, and it is positive."""
+    """An edge must have one rate, which must be positive."""
     graph = nx.DiGraph()
     graph.add_edge(0, 1, **attributes)
     with pytest.raises(TopologyError, match=message):
@@ -50,13 +50,13 @@ def test_edges_without_a_cost_are_refused(attributes, message):
 
 
 def test_an_empty_graph_is_refused():
-    """There must be a rank."""
+    """A graph without vertices is refused."""
     with pytest.raises(TopologyError, match="found no vertices"):
         from_networkx(nx.DiGraph())
 
 
 def test_a_vertex_in_no_numbered_node_is_refused():
-    """Nodes are numbers."""
+    """A node that is not a number is refused."""
     graph = nx.DiGraph()
     graph.add_node(0, node="left")
     with pytest.raises(TopologyError, match="graph: node of 0: found 'left'"):

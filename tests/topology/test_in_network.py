@@ -1,4 +1,4 @@
-"""Switches that add: what they hold, and how they are written."""
+"""Switches that reduce: their links and holds, and their files."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -20,14 +20,16 @@ SWITCH = "schema = 1\nranks_per_node = 4\n[[switch]]\nranks = [0, 1, 2, 3]\nband
 
 
 def loaded(folder, text):
-    """The topology of a file of that text."""
+    """Topology of a file with the given text."""
     path = folder / "mine.toml"
     path.write_text(text)
     return load_topology(path)
 
 
 def summed_at_rank_0(topology, *, num_chunks=1, megabytes=1):
-    """An allreduce: each chunk added by the switch on its way to rank 0, and multicast from there."""
+    """Schedule of an allreduce: the switch adds each chunk on its way to rank 0, and multicasts it from
+    there.
+    """
     into, out = (e for e, link in enumerate(topology.links) if len(link.ends) > 5 and 0 in (link.src, link.dst)
                  and (link.dsts == (0,) or link.srcs == (0,)))  # fmt: skip
     collective = collectives.allreduce(topology.num_ranks).split(num_chunks)
@@ -40,7 +42,9 @@ def summed_at_rank_0(topology, *, num_chunks=1, megabytes=1):
 
 
 def test_a_link_of_several_ends_shares_the_port_of_each():
-    """Into rank 0 from 1, 2, 3: their ports out and 0's port in, beside the link itself."""
+    """A reduction of ranks 1, 2, 3 into rank 0 holds their ports out, 0's port in, and the link's
+    resource.
+    """
     topology = dgx_h100(1, nvls=True)
     into, out = topology.switches[0].links[-16], topology.switches[0].links[-15]
     assert (topology.links[into].ends, topology.links[out].ends) == ("1,2,3,4,5,6,7->0", "0->1,2,3,4,5,6,7")
@@ -51,7 +55,9 @@ def test_a_link_of_several_ends_shares_the_port_of_each():
 
 
 def test_sums_pass_at_the_efficiency_of_the_switch():
-    """0.85 of 450 GB/s on 5 of 6 channels on Hopper: a MB takes 1/0.45 us of an ordinary send, over both."""
+    """On Hopper in-switch sums have 0.85 of 450 GB/s on 5 of 6 channels: 1/0.45 times an ordinary send per
+    MB.
+    """
     topology = dgx_h100(1, nvls=True, profile="nominal", constants={"nvswitch_alpha_us": 0})
     assert topology.links[-1].beta_us_per_mb == Fraction(1000, 450) / (Fraction("0.85") * Fraction(5, 6))
     assert topology.links[-1].alpha_us == 0
@@ -60,14 +66,16 @@ def test_sums_pass_at_the_efficiency_of_the_switch():
 
 @pytest.mark.slow
 def test_blackwell_adds_too_and_ampere_does_not():
-    """Racks of 72 have 72 links in and 72 out; DGX-A100 takes no nvls."""
+    """Racks of 72 have 72 reduction and 72 multicast links; DGX-A100 refuses nvls."""
     assert sum(len(link.srcs) > 1 for link in gb200_nvl72(1, nvls=True).links) == 72
     with pytest.raises(TopologyError, match="dgx-a100: nvls: found True, but dgx-a100 has none"):
         parse("dgx-a100", nvls=True)
 
 
 def test_the_pool_is_what_all_sums_share(tmp_path):
-    """4 slots of 1,000 bytes for 10 us each: 0.4 GB/s, 2,500 us/MB; multicasts pass at the port's 10 GB/s."""
+    """4 slots of 1,000 bytes for 10 us each give 0.4 GB/s, or 2,500 us/MB; multicasts have the port's 10
+    GB/s.
+    """
     text = SWITCH + "[switch.reduces]\nslots = 4\npayload_bytes = 1000\nrtt_us = 10\n"
     topology = loaded(tmp_path, text)
     into = [e for e, link in enumerate(topology.links) if len(link.srcs) > 1]
@@ -83,7 +91,9 @@ def test_the_pool_is_what_all_sums_share(tmp_path):
 
 
 def test_sums_of_a_switch_verify_and_take_what_they_hold(tmp_path):
-    """Four chunks of 1 MB at 10 GB/s: 100 us each into rank 0, one behind another, and 100 more to get out."""
+    """Four chunks of 1 MB at 10 GB/s enter rank 0 in sequence, 100 us each, and the last leaves in 100
+    more.
+    """
     schedule = summed_at_rank_0(loaded(tmp_path, SWITCH + "reduces = {}\n"))
     verify(schedule).raise_if_failed()
     assert schedule.finish_us == 5 * 100
@@ -97,7 +107,7 @@ def test_two_ranks_have_nothing_to_add_on_the_way(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(PROFILES))
 def test_files_keep_what_a_switch_adds(tmp_path, name):
-    """A topology file, and plain values, of every known switch say the same again."""
+    """Topology files and plain values of every known switch give the same topology again."""
     topology = loaded(tmp_path, SWITCH + f"reduces = '{name}'\n")
     assert topology.switches[0].reduces == PROFILES[name]
     again = loaded(tmp_path, dump_topology(topology))
@@ -107,7 +117,7 @@ def test_files_keep_what_a_switch_adds(tmp_path, name):
 
 
 def test_a_node_of_few_lines_may_have_such_a_switch(tmp_path):
-    """A node's switch adds, and only a switch does."""
+    """`reduces` of a node is accepted only if its fabric is a switch."""
     text = (
         "schema = 1\n[node]\ngpus = 4\nfabric = 'switch'\nbandwidth_gb_per_s = 9\nreduces = 'nvls-hopper'\n"
     )
@@ -119,13 +129,13 @@ def test_a_node_of_few_lines_may_have_such_a_switch(tmp_path):
 
 
 def test_another_profile_of_a_machine_keeps_its_switch():
-    """Simulated under the profile that it has, a schedule over NVLink SHARP takes as long."""
+    """Simulated under the same profile, a schedule over NVLink SHARP takes as long."""
     schedule = summed_at_rank_0(dgx_h100(1, nvls=True))
     assert simulate(schedule, profile=schedule.problem.topology.profile).finish_us == schedule.finish_us
 
 
 def test_a_switch_loses_what_its_lost_ranks_took_part_in():
-    """Without rank 7 no link of several ends is left, as each had it."""
+    """Without rank 7 no reduction or multicast link remains, as each included it."""
     left = dgx_h100(1, nvls=True).without(ranks=[7])
     assert not any(len(link.srcs) + len(link.dsts) > 2 for link in left.links)
 
@@ -143,7 +153,7 @@ def test_a_switch_loses_what_its_lost_ranks_took_part_in():
     ],
 )
 def test_what_no_switch_can_do_is_refused(said, error):
-    """Each with the field, what was found, and what is expected."""
+    """The error names the field, what was found, and what is expected."""
     with pytest.raises(TopologyError, match=error):
         InNetwork(**said)
     with pytest.raises(TopologyError, match=error):
@@ -163,7 +173,7 @@ def test_what_no_switch_can_do_is_refused(said, error):
     ],
 )
 def test_files_say_where_a_switch_is_wrong(tmp_path, text, error):
-    """File, field and what to write instead."""
+    """The error names file and field, and what to write instead."""
     with pytest.raises(TopologyError, match=error) as caught:
         loaded(tmp_path, SWITCH + text)
     assert "mine.toml: switch[0].reduces" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Machine models: who is joined to whom, at what cost, and which NIC and port a send holds."""
+"""Machine models: links, costs, and the NICs and ports that each send holds."""
 
 import json
 from fractions import Fraction
@@ -26,13 +26,13 @@ MACHINES = (ndv2, dgx1, dgx2, *RAILED)
 
 
 def holds_between(topology, src, dst):
-    """Holds of the one link from `src` to `dst`, by the resource's name."""
+    """{resource name: hold} of the one link from `src` to `dst`."""
     (link,) = topology.links_between(src, dst)
     return {topology.resources[hold.resource].name: hold for hold in topology.holds_of_link[link]}
 
 
 def ingress_gb_per_s(topology, rank):
-    """Rate of all links into a rank together."""
+    """Total rate of all links into a rank, in GB/s."""
     return sum((1000 / topology.links[link].beta_us_per_mb for link in topology.links_to[rank]), Fraction(0))
 
 
@@ -61,14 +61,14 @@ def test_dgx1_has_the_links_that_nvidia_smi_prints(shared_data):
 
 @pytest.mark.parametrize("make", [ndv2, dgx1])
 def test_a_v100_has_six_nvlinks(make):
-    """Two double and two single links of 25 GB/s come to 150 GB/s into every rank."""
+    """Two double and two single links of 25 GB/s give 150 GB/s into every rank."""
     topology = make(profile="nominal")
     assert {ingress_gb_per_s(topology, rank) for rank in range(8)} == {150}
 
 
 @pytest.mark.parametrize(("make", "machine", "size"), [(ndv2, "ndv2", 8), (dgx2, "dgx2", 16)])
 def test_profile_taccl_is_what_taccl_published(make, machine, size, shared_data):
-    """Alphas and betas of the 1MB topology files."""
+    """Alphas and betas equal those of TACCL's published 1MB topology files."""
     published = json.loads((shared_data / "upstream-taccl" / "topo" / f"topo-{machine}-1MB.json").read_text())
     topology = make(2, profile="taccl")
     assert size == published["gpus_per_node"]
@@ -96,7 +96,7 @@ def test_profile_taccl_is_what_taccl_published(make, machine, size, shared_data)
     ],
 )
 def test_nominal_rates_are_those_of_the_data_sheet(make, port_gb_per_s, nic_gb_per_s):
-    """A rank's port at the switch, or its link to another, and its NIC."""
+    """Rates of a rank's port (or of a link between ranks) and of its NIC are those of the data sheet."""
     topology = make(2, profile="nominal")
     size = topology.num_ranks // 2
     (inner,), (outer,) = topology.links_between(0, 1), topology.links_between(0, size)
@@ -105,7 +105,9 @@ def test_nominal_rates_are_those_of_the_data_sheet(make, port_gb_per_s, nic_gb_p
 
 
 def test_a_switched_send_holds_a_port_out_and_a_port_in():
-    """Ports are held as long as the link: on the sending side at the source, on the receiving side beyond."""
+    """The source's port and the destination's port are held as long as the link, on the send and receive
+    side.
+    """
     holds = holds_between(dgx2(), 3, 5)
     assert {name: (h.side, h.alpha_us, h.beta_us_per_mb) for name, h in holds.items()} == {
         "link 3->5 (NVSwitch)": ("send", Fraction(3, 10), 8),
@@ -129,7 +131,7 @@ def test_every_node_of_a_switched_machine_has_a_switch():
 
 
 def test_a_send_across_nodes_holds_egress_and_ingress():
-    """A NIC is held for the bytes only, and its alpha is left to the link."""
+    """A NIC is held for the bytes only, while alpha counts on the link alone."""
     holds = holds_between(ndv2(2), 0, 9)
     assert {name: (h.side, h.alpha_us, h.beta_us_per_mb) for name, h in holds.items()} == {
         "link 0->9 (InfiniBand)": ("send", Fraction(26, 10), 105),
@@ -143,7 +145,9 @@ def test_a_send_across_nodes_holds_egress_and_ingress():
     ("make", "nics"), [(ndv2, 1), (dgx1, 4), (dgx2, 8), *((make, None) for make in RAILED)]
 )
 def test_ranks_share_nics_as_built(make, nics):
-    """Consecutive ranks of a node share one NIC, or have one each: as many egress resources as NICs in every node."""
+    """Consecutive ranks of a node share a NIC, or have one each: a node has as many egress resources as
+    NICs.
+    """
     topology = make(2)
     nics = nics or topology.num_ranks // 2
     names = [resource.name for resource in topology.resources]
@@ -165,7 +169,7 @@ def test_every_pair_of_ranks_of_two_nodes_is_linked():
 
 @pytest.mark.parametrize(("make", "gb_per_s"), [(mi300x, 448), (mi355x, "537.6")])
 def test_a_rank_of_a_full_mesh_has_seven_links(make, gb_per_s):
-    """One to each of the seven others, which come to seven times the rate of one."""
+    """A rank has a link to each of seven others, with seven times the rate of one in total."""
     topology = make(profile="nominal")
     assert [len(links) for links in topology.links_to] == [7] * 8
     assert ingress_gb_per_s(topology, 3) == Fraction(gb_per_s)
@@ -197,7 +201,7 @@ def test_machines_have_the_nodes_asked_for(make, nodes):
 
 @pytest.mark.parametrize("nodes", [0, -1, 1.5, True, "2", None])
 def test_a_wrong_number_of_nodes_is_refused(nodes):
-    """Nodes are a positive whole number."""
+    """The number of nodes must be a positive integer."""
     with pytest.raises(TopologyError, match="nodes: found .*; expected a whole number of at least 1"):
         ndv2(nodes)
 
@@ -217,7 +221,7 @@ def test_an_unknown_profile_is_refused_with_the_known_ones():
 
 
 def test_a_constant_can_be_replaced():
-    """A person's own measurement takes the place of a profile's."""
+    """A user's constant replaces that of a profile."""
     topology = ndv2(2, constants={"internode_beta_us_per_mb": 100.5, "nic_alpha_us": "0.1"})
     holds = holds_between(topology, 0, 8)
     nic = holds["NIC 0 of node 0 egress"]
@@ -233,14 +237,14 @@ def test_a_constant_can_be_replaced():
     ],
 )
 def test_wrong_constants_are_refused(constants, message):
-    """A constant must be one of the profile's, and a cost."""
+    """A replaced constant must exist in the profile, and be a valid cost."""
     with pytest.raises(TopologyError, match=message):
         ndv2(constants=constants)
 
 
 @pytest.mark.parametrize("machine", PROFILES)
 def test_every_constant_names_its_source(machine):
-    """No number without a source; the nominal profile exists for all machines."""
+    """Every constant has a source; all machines have a nominal profile."""
     assert "nominal" in [profile.name for profile in PROFILES[machine]]
     for profile in PROFILES[machine]:
         assert profile.machine == machine
@@ -255,6 +259,6 @@ def test_a_profile_is_found_by_name():
 
 @pytest.mark.slow
 def test_four_nodes_of_dgx2_are_quick():
-    """4032 links and their holds are made one by one: four times as many as for two nodes take no 16 times the CPU."""
+    """Four DGX-2 nodes have over four times the links of two, and take less than 12 times the CPU."""
     assert len(dgx2(4).links) == 4 * 240 + 12 * 256 == 4 * len(dgx2(2).links) + 64
     assert cpu_s(lambda: dgx2(4)) < 12 * cpu_s(lambda: dgx2(2))

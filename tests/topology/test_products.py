@@ -13,21 +13,23 @@ from taccl.topology.recognise import dimensions, links_along
 
 
 def test_ranks_are_numbered_with_the_first_digit_fastest():
-    """Rank 1 is the next along the first dimension, rank 4 along the second, of 4 by 3."""
+    """In 4 by 3 ranks, rank 1 follows rank 0 along the first dimension, and rank 4 along the second."""
     topology = multidim([("switch", 4, 100), ("ring", 3, 50)])
     to = {topology.links[e].dst for e in topology.links_from[0]}
     assert to == {1, 2, 3, 4, 8}
 
 
 def test_a_bandwidth_is_a_ranks_over_all_its_links():
-    """At 60 GB/s a ring's two links have 30 each, a group's five 12, and a switch's port all 60."""
+    """At 60 GB/s per rank, a ring's two links have 30 GB/s each, a group's five links 12, and a switch's port
+    60.
+    """
     for kind, each in (("ring", 30), ("fully-connected", 12), ("switch", 60)):
         topology = multidim([(kind, 6, "60GB/s")])
         assert {link.beta_us_per_mb for link in topology.links} == {Fraction(1000, each)}
 
 
 def test_text_units_and_numbers_say_the_same():
-    """800 Gbps, 100 GB/s and 100 are one rate; 500 ns, 0.5 us and the default one latency."""
+    """800 Gbps, 100 GB/s and 100 are the same rate; 500 ns, 0.5 us and the default are the same latency."""
     forms = [
         [("switch", 4, "800Gbps", "500ns")], [("Switch", "4", "100GB/s", "0.5us")], [("switch", 4, 100)],
         "switch4@100", "switch-4@100@0.5",
@@ -36,14 +38,14 @@ def test_text_units_and_numbers_say_the_same():
 
 
 def test_latency_does_not_occupy_links_unless_asked():
-    """As in ASTRA-sim a link is free once the bytes have left."""
+    """As in ASTRA-sim, a link is free once the bytes have left."""
     assert multidim("ring4@50").alpha_meaning == "pipelined"
     assert multidim("ring4@50", alpha_meaning="occupies").alpha_meaning == "occupies"
 
 
 @pytest.mark.parametrize("name", ["multidim:switch4@100,ring3@50@0.7", "multidim:fully-connected3@1/3"])
 def test_a_name_is_read_back(name):
-    """A topology's name makes it again, listed or described."""
+    """Parsing a topology's name gives the same topology, listed or described."""
     topology = parse(name)
     assert topology.name == name and parse(topology.name) == topology
     named = parse_named(name)
@@ -51,7 +53,7 @@ def test_a_name_is_read_back(name):
 
 
 def test_a_described_product_has_the_links_of_the_listed_one():
-    """`NamedFabric.axis` finds just the links that `multidim` lists, along their dimension."""
+    """`NamedFabric.axis` returns exactly the links that `multidim` lists, with their dimension."""
     topology = parse("multidim:ring4@50,switch3@100,fully-connected4@60,ring2@10")
     fabric = parse_named(topology.name)
     src, dst = (each.ravel() for each in np.indices((96, 96)))
@@ -68,7 +70,7 @@ def test_nodes_cut_the_ranks():
 
 
 def test_a_topology_file_names_a_product(tmp_path):
-    """``fabric = "multidim:..."`` in a file."""
+    """A topology file may contain ``fabric = "multidim:..."``."""
     path = tmp_path / "network.toml"
     path.write_text('schema = 1\nfabric = "multidim:switch4@100,ring3@50"\n')
     assert taccl.topologies.load(path) == parse("multidim:switch4@100,ring3@50")
@@ -100,7 +102,7 @@ def test_what_is_no_product_is_refused_in_a_sentence(dims, said):
 
 
 def test_another_number_of_ranks_is_refused():
-    """4 x 3 is not 16."""
+    """A product of 4 x 3 is refused for 16 ranks."""
     with pytest.raises(TopologyError, match=r"4 x 3 = 12 ranks; expected .* 16"):
         multidim("switch4@100,ring3@50", num_ranks=16)
 
@@ -116,20 +118,20 @@ def test_another_number_of_ranks_is_refused():
     ],
 )  # fmt: skip
 def test_fabrics_are_products(name, expected):
-    """Their dimensions are found in the links, as from the definition."""
+    """The dimensions found in the links of a fabric are those of its definition."""
     assert [str(each) for each in taccl.dimensions(parse(name))] == expected.split()
     assert [str(each) for each in taccl.dimensions(name)] == expected.split()
 
 
 @pytest.mark.slow
 def test_nodes_with_rails_are_products():
-    """Eight GPUs behind NVSwitch by four nodes; 72 by two racks."""
+    """Four servers of eight GPUs behind NVSwitch are a product of 8 and 4; two racks of 72 likewise."""
     assert taccl.dimensions(dgx_h100(4)).sizes == (8, 4)
     assert taccl.dimensions(gb200_nvl72(2)).sizes == (72, 2)
 
 
 def test_network_files_of_astra_sim_are_products(tmp_path):
-    """A file's bandwidth is a link's: 50 of 2**30 bytes on each of a ring's two links."""
+    """The bandwidth in an ASTRA-sim file is per link: 50 * 2**30 bytes/s on each of a ring's two links."""
     path = tmp_path / "network.yml"
     path.write_text(
         "topology: [ Ring, Switch ]\nnpus_count: [ 5, 4 ]\nbandwidth: [ 50, 25 ]\nlatency: [ 500, 250 ]\n"

@@ -1,4 +1,4 @@
-"""Profiles in files stand wherever a profile's name does."""
+"""Profile files are accepted in place of a profile's name."""
 
 import pytest
 
@@ -10,13 +10,13 @@ from taccl.program.runtimes import RUNTIMES
 
 @pytest.fixture(scope="module")
 def fitted(line_fit):
-    """The profile that a fit writes, as text."""
+    """Text of the profile that a fit writes."""
     return line_fit.to_toml()
 
 
 @pytest.fixture
 def profile(fitted, tmp_path):
-    """A file of that profile."""
+    """Path of a file with that profile."""
     path = tmp_path / "mine.toml"
     path.write_text(fitted)
     return path
@@ -24,7 +24,7 @@ def profile(fitted, tmp_path):
 
 @pytest.mark.slow
 def test_a_runtime_has_its_own_launch(profile):
-    """The file says which library was measured; a launch that it gives for MSCCL++ takes the place of 4.95 us."""
+    """The file names the library that was measured; its launch replaces the 4.95 us of MSCCL++."""
     assert 'runtime = "nccl"' in profile.read_text()
     topology = taccl.topologies.parse("dgx-h100", profile=str(profile))
     assert float(under_launch(RUNTIMES["mscclpp"], topology).launch_us) == 4.95
@@ -37,7 +37,7 @@ def test_a_runtime_has_its_own_launch(profile):
 
 @pytest.mark.slow
 def test_fitted_bandwidths_are_those_of_the_links(profile):
-    """200 GB/s of algbw on 8 ranks are 350 GB/s a rank, behind NVSwitch."""
+    """200 GB/s of algbw on 8 ranks behind NVSwitch are 350 GB/s per rank."""
     topology = taccl.topologies.parse("dgx-h100", nodes=2, profile=str(profile))
     assert float(1000 / topology.links[0].beta_us_per_mb) == pytest.approx(350, rel=0.02)
     assert float(topology.links[0].alpha_us) > 0
@@ -52,7 +52,7 @@ def test_fitted_bandwidths_are_those_of_the_links(profile):
     ("[protocol.simple]", "[protocol.ll3]", "protocol.ll3: found 'll3'; expected 'simple', 'll' or 'll128'"),
 ])  # fmt: skip
 def test_wrong_files_are_named(profile, old, new, said):
-    """A profile of another machine, without a constant, with one too many, with an unknown protocol."""
+    """A profile of another machine, with a missing or extra constant, or an unknown protocol, is refused."""
     profile.write_text(profile.read_text().replace(old, new, 1))
     with pytest.raises(TopologyError, match=said) as caught:
         taccl.topologies.parse("dgx-h100", profile=str(profile))
@@ -63,7 +63,9 @@ def test_wrong_files_are_named(profile, old, new, said):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("size", [1, 10**6 + 3, 2**30 + 1])
 def test_fitted_costs_fit_a_grid_of_ticks(profile, size):
-    """Whatever digits a fit comes to, no time has to be rounded, under any protocol and for any chunk."""
+    """Fitted costs, with any number of digits, need no rounding of times, under any protocol and for any
+    chunk.
+    """
     topology = taccl.topologies.parse("dgx-h100", nodes=2, profile=str(profile))
     for protocol in topology.protocols:
         problem = taccl.make_problem(topology.under(protocol), "allgather", chunk_bytes=size)

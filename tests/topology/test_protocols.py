@@ -1,4 +1,4 @@
-"""Protocols of a machine: latencies, shares of bandwidth, and what a collective takes before its first step."""
+"""Protocols of a machine: latencies, shares of bandwidth, and the launch before the first step."""
 
 from fractions import Fraction
 
@@ -29,7 +29,7 @@ from taccl.topology.registry import parse
     ],
 )
 def test_costs_are_those_of_the_tables(protocol, alpha_us, network_us, gb_per_s, nic_gb_per_s, base_us):
-    """18 NVLinks of 20.6 GB/s, and each protocol's share of them and of the NIC."""
+    """18 NVLinks of 20.6 GB/s have each protocol's share of bandwidth, and so has the NIC."""
     topology = dgx_h100(2, profile="nccl", protocol=protocol)
     inner, outer = (topology.links[topology.links_between(0, dst)[0]] for dst in (1, 8))
     assert (inner.alpha_us, outer.alpha_us) == (Fraction(alpha_us), Fraction(network_us))
@@ -42,7 +42,7 @@ def test_costs_are_those_of_the_tables(protocol, alpha_us, network_us, gb_per_s,
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [dgx_a100, dgx_h100, h200, b200, gb200_nvl72, mi300x, mi355x])
 def test_machines_of_today_count_latencies(make):
-    """Today's machines have latencies and three protocols by default, of which simple has the longest hop."""
+    """Current machines have latencies and three protocols by default; simple has the longest hop."""
     topology = make()
     assert topology.protocols == ("simple", "ll", "ll128")
     alphas = {name: topology.under(name).links[0].alpha_us for name in topology.protocols}
@@ -51,7 +51,7 @@ def test_machines_of_today_count_latencies(make):
 
 
 def test_a_topology_goes_over_to_another_protocol():
-    """As if it had been made under it."""
+    """`under` gives the topology that is made with the other protocol."""
     simple = dgx_h100(2, profile="nccl")
     assert simple.protocols == ("simple", "ll", "ll128")
     for protocol in simple.protocols:
@@ -60,20 +60,20 @@ def test_a_topology_goes_over_to_another_protocol():
 
 
 def test_what_is_slow_stays_so():
-    """Half of a link's bandwidth is half under any protocol."""
+    """A link with half the bandwidth keeps half under any protocol."""
     slow = dgx_h100(profile="nccl").degraded({(0, 1): "1/2"})
     assert slow.under("ll") == dgx_h100(profile="nccl", protocol="ll").degraded({(0, 1): "1/2"})
 
 
 def test_what_a_user_gave_stays():
-    """A constant that was replaced holds under any protocol."""
+    """A constant replaced by the user is the same under any protocol."""
     given = {"nvswitch_alpha_us": "1.5"}
     topology = dgx_h100(profile="nccl", constants=given).under("ll")
     assert topology == dgx_h100(profile="nccl", protocol="ll", constants=given)
 
 
 def test_protocol_and_launch_are_kept_in_files():
-    """`to_dict` holds both; what was written without them has none."""
+    """`to_dict` has protocol and launch; older values without them are read with neither."""
     topology = dgx_h100(profile="nccl", protocol="ll")
     assert Topology.from_dict(topology.to_dict()) == topology
     assert not {"protocol", "launch_us"} & set(dgx2().to_dict())
@@ -95,14 +95,14 @@ def test_protocol_and_launch_are_kept_in_files():
     ],
 )
 def test_a_protocol_that_a_machine_lacks(make, said):
-    """The error names those that there are."""
+    """The error lists the protocols of the machine."""
     with pytest.raises(TopologyError, match=said):
         make()
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_ports_are_held_for_the_overhead_alone(nodes):
-    """Alpha is on the way: a port, a NIC and the link itself are free again after 0.02 us and the bytes."""
+    """A port, a NIC and the link are held for 0.02 us plus the bytes, not for alpha."""
     topology = dgx_h100(nodes, profile="nccl")
     assert {hold.alpha_us for hold in topology.holds} == {Fraction("0.02")}
 

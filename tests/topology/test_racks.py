@@ -12,7 +12,7 @@ from taccl.topologies import in_network, rack
 
 
 def held(topology, link):
-    """The names of what a link holds beside itself, with the microseconds a MB takes."""
+    """{other resource that a link holds: us per MB}."""
     return {
         topology.resources[hold.resource].name: float(hold.beta_us_per_mb)
         for hold in topology.holds_of_link[link]
@@ -21,7 +21,7 @@ def held(topology, link):
 
 
 def test_one_switch_adds_for_all_workers():
-    """Three workers: six links between them, three that add, three that multicast; 12.5 GB/s is 80 us/MB."""
+    """Three workers have six links, three reductions and three multicasts; 12.5 GB/s is 80 us/MB."""
     topology = in_network(3)
     assert (len(topology.links), topology.switches[0].reduces.slots) == (12, 512)
     # 512 slots of 1,024 B for 10 us each: 52.4 GB/s, faster than a port.
@@ -32,7 +32,9 @@ def test_one_switch_adds_for_all_workers():
 
 
 def test_partial_sums_cross_the_core_once():
-    """Two racks of two: into rank 0 goes one sum of the other rack, over an uplink of 2 * 12.5 / 4 GB/s."""
+    """Of two racks of two, one partial sum enters rank 0 from the other rack, over an uplink of 2 * 12.5 / 4
+    GB/s.
+    """
     topology = in_network(2, racks=2, core_oversubscription=4)
     into, out = (topology.switches[-1].links[i] for i in (0, 1))
     assert topology.links[into].ends == "1,2,3->0"
@@ -48,7 +50,7 @@ def test_partial_sums_cross_the_core_once():
 
 
 def test_groups_sum_apart_and_share_the_slots():
-    """Two groups of four workers sum in parallel: 80 us/MB each, or 305 us/MB with half of 64 slots."""
+    """Two groups of four workers sum in parallel: 80 us/MB each, or 305 us/MB with half of 64 slots each."""
     groups = [range(4), range(4, 8)]
     both = together([allreduce(4, chunks_per_rank=16).among(list(group), num_ranks=8) for group in groups])
     for slots, us_per_mb in ((512, 80), (64, 2 * 10**7 / (64 * 1024))):
@@ -61,7 +63,9 @@ def test_groups_sum_apart_and_share_the_slots():
 
 
 def test_workers_come_before_the_cards_of_boxes():
-    """Two racks of three workers and a box of two cards each: ranks 0-5, then 6-7 and 8-9; boxes are nodes."""
+    """Two racks have three workers and a box with two NICs each: workers 0-5, NICs 6-7 and 8-9; boxes are
+    nodes.
+    """
     topology = rack(3, 2, 2, 2)
     assert topology.node_of_rank == (0, 1, 2, 3, 4, 5, 6, 6, 7, 7)
     inside, across = (topology.links_between(src, dst)[0] for src, dst in ((0, 6), (0, 8)))
@@ -70,7 +74,7 @@ def test_workers_come_before_the_cards_of_boxes():
 
 
 def test_one_rack_has_no_core():
-    """Nothing is oversubscribed in one rack."""
+    """A single rack has no oversubscribed uplink."""
     assert not any("uplink" in each.name for each in rack(4, 2, 1, 8).resources)
 
 
@@ -92,14 +96,16 @@ def test_one_rack_has_no_core():
     ],
 )
 def test_what_is_no_rack_is_refused(make, error):
-    """Each in a sentence that names the argument."""
+    """The error names the argument in one sentence."""
     with pytest.raises(TopologyError, match=error):
         make()
 
 
 @pytest.mark.slow
 def test_the_cores_of_a_box_limit_what_it_adds():
-    """Eight workers push to ten cards at 12.5 GB/s each; cores that add 50 GB/s take 8 * 20 = 160 us/MB, not 80."""
+    """Eight workers push to ten NICs at 12.5 GB/s; cores that add 50 GB/s take 8 * 20 = 160 us/MB instead of
+    80.
+    """
     topology = rack(8, 10, box_gb_per_s=50)
     problem = make_problem(topology, exchange(8, 10), chunk_bytes=10**6)
     schedule = servers(problem, cut=False)
@@ -110,7 +116,7 @@ def test_the_cores_of_a_box_limit_what_it_adds():
 
 
 def test_cores_slower_than_a_card_slow_every_push():
-    """One card of 12.5 GB/s whose cores add 10: a MB takes 100 us in, and 80 out."""
+    """With one NIC of 12.5 GB/s and cores that add 10 GB/s, a MB takes 100 us in and 80 us out."""
     topology = rack(2, 1, box_gb_per_s=10)
     there, back = topology.links_between(0, 2)[0], topology.links_between(2, 0)[0]
     assert [topology.links[e].beta_us_per_mb for e in (there, back)] == [100, 80]

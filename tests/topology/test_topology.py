@@ -1,4 +1,4 @@
-"""The value type: what a builder makes, what is refused, and what a round trip keeps."""
+"""The topology value: results of the builder, refusals, and round trips."""
 
 import json
 from dataclasses import replace
@@ -14,7 +14,7 @@ from taccl.topology.topology import Hold, Link, Resource, Switch, Topology
 
 @pytest.fixture
 def small():
-    """Links 0->1, 0->2 and 1->3 in two nodes, the last two of which share a NIC, and a multicast."""
+    """Links 0->1, 0->2 and 1->3 in two nodes, of which the last two share a NIC, and a multicast."""
     builder = TopologyBuilder("small", [0, 0, 1, 1], profile="mine", machine="")
     builder.add_link(0, 1, alpha_us="0.3", beta_us_per_mb=8)
     across = [builder.add_link(src, dst, alpha_us=2.6, beta_us_per_mb=105) for src, dst in ((0, 2), (1, 3))]
@@ -59,7 +59,7 @@ def small():
     ],
 )
 def test_what_it_says_of_its_links(small, found, expected):
-    """Ends, holds and nodes of links."""
+    """Properties of links: ends, holds and nodes."""
     assert found(small) == expected
 
 
@@ -72,7 +72,7 @@ def test_a_pipelined_link_holds_itself_without_alpha():
 
 
 def test_decimal_costs_are_exact():
-    """A float is read as the decimal that a person wrote."""
+    """A float is read as the decimal that was written."""
     builder = TopologyBuilder("t", [0, 0])
     builder.add_link(0, 1, alpha_us=0.1, beta_us_per_mb="0.7")
     (link,) = builder.build().links
@@ -80,7 +80,7 @@ def test_decimal_costs_are_exact():
 
 
 def test_ranks_know_their_place_in_their_node():
-    """A local rank counts the ranks of the same node."""
+    """A rank's local rank is its index among the ranks of its node."""
     topology = TopologyBuilder("t", [0, 1, 0, 1]).build()
     assert topology.ranks_of_node == ((0, 2), (1, 3))
     assert topology.local_rank == (0, 0, 1, 1)
@@ -95,7 +95,7 @@ def test_reversed_turns_links_and_sides_round(small):
 
 
 def test_reversed_twice_is_the_same(small):
-    """Turning round twice changes nothing, not even the name or the notes."""
+    """Two reversals give an equal topology, with the same name and notes."""
     twice = small.reversed().reversed()
     assert twice == small
     assert (twice.name, twice.notes) == (small.name, small.notes)
@@ -114,7 +114,7 @@ def test_plain_values_round_trip_through_json(small):
             (name, value, "not of its kind")
             for name, value in (("links", 3), ("holds", [[1, 2]]), ("resources", 0))
         ),
-        # A power of ten that would fill all memory is refused before it is worked out.
+        # A power of ten too large for memory is refused before it is computed.
         *(
             ("alpha_us", cost, "not of its kind: number: found")
             for cost in ("1e999999999", "1e-300", "-1", "many")
@@ -122,7 +122,7 @@ def test_plain_values_round_trip_through_json(small):
     ],
 )
 def test_other_plain_values_are_refused(small, field, value, message):
-    """A field that is missing, of another kind, or a cost that cannot be shown is a format error."""
+    """A missing field, a value of another type, or a cost without an exact form is a format error."""
     data = small.to_dict()
     if field == "alpha_us":
         data["links"][0]["alpha_us"] = value
@@ -138,13 +138,13 @@ def test_other_plain_values_are_refused(small, field, value, message):
     ("node_of_rank", "message"), [([], "no ranks"), ([0, 2], r"found node numbers \[0, 2\]")]
 )
 def test_nodes_that_are_none_are_refused(node_of_rank, message):
-    """There is a rank, and nodes are numbered from 0 without a gap."""
+    """There must be a rank, and nodes must be numbered from 0 without gaps."""
     with pytest.raises(TopologyError, match=message):
         TopologyBuilder("t", node_of_rank).build()
 
 
 def test_every_link_holds_a_resource():
-    """One that holds none could carry any number of sends at once."""
+    """A link without a resource is refused, as it could carry any number of sends at once."""
     ring = topologies.ring(3)
     with pytest.raises(TopologyError, match=r"link 0->1 holds no resource, .*; add one of its own"):
         replace(ring, holds=tuple(hold for hold in ring.holds if hold.link))
@@ -167,7 +167,7 @@ def test_every_link_holds_a_resource():
     ],
 )
 def test_links_with_wrong_ends_or_costs_are_refused(src, dst, alpha, beta, message):
-    """Ends are ranks that exist, each named once; costs are finite, beta positive, alpha not negative."""
+    """Ends must be existing ranks, each named once; costs finite, beta positive, and alpha not negative."""
     builder = TopologyBuilder("t", [0, 0])
     with pytest.raises(TopologyError, match=message):
         builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
@@ -179,7 +179,7 @@ def test_links_with_wrong_ends_or_costs_are_refused(src, dst, alpha, beta, messa
     [(0, 0, "expected a positive time"), (2, 1, "longer than the send"), (0, 2, "longer than the send")],
 )
 def test_holds_that_no_send_can_have_are_refused(alpha, beta, message):
-    """A hold takes some time, and no longer than the send."""
+    """A hold must take time, but no longer than the send."""
     builder = TopologyBuilder("t", [0, 0])
     link = builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
     builder.add_hold(link, builder.add_resource("NIC"), alpha_us=alpha, beta_us_per_mb=beta)
@@ -208,13 +208,13 @@ def _one_link(**changes):
     ],
 )
 def test_what_cannot_be_a_topology_is_refused(changes, message):
-    """Checks hold however a topology is made."""
+    """Invalid changes are refused however the topology is constructed."""
     with pytest.raises(TopologyError, match=message):
         _one_link(**changes)
 
 
 def test_the_builder_is_found_at_its_earlier_place():
-    """For one release, with a warning."""
+    """The old import path works with a deprecation warning, for one release."""
     from taccl.topology import topology
 
     with pytest.warns(DeprecationWarning, match="taccl.topologies"):

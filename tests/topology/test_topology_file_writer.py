@@ -1,4 +1,4 @@
-"""Topologies written as files, and read again."""
+"""Topologies written to files and read again."""
 
 import warnings
 from collections import Counter
@@ -22,7 +22,7 @@ from tests.synthesis.small_problems import linked
 
 
 def said(topology):
-    """All that a topology says, whatever the order of its resources and holds."""
+    """Content of a topology, independent of the order of its resources and holds."""
     names = [resource.name for resource in topology.resources]
     return {
         "name": topology.name,
@@ -38,7 +38,7 @@ def said(topology):
 
 
 def again(topology, folder):
-    """The topology once it was written and read."""
+    """Topology after it was written to a file and read."""
     path = folder / "topology.toml"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LossyConversionWarning)
@@ -51,7 +51,7 @@ def again(topology, folder):
     [("ndv2", 2), ("dgx1", 1), ("dgx2", 1), ("dgx-a100", 2), ("torus:2x3", None), ("star:4", None)],
 )
 def test_machines_and_fabrics_return(name, nodes, tmp_path):
-    """A machine or fabric that was written link by link says the same when it is read."""
+    """A machine or fabric written link by link is the same after reading."""
     topology = taccl.topologies.parse(name, nodes=nodes)
     assert said(again(topology, tmp_path)) == said(topology)
 
@@ -63,7 +63,9 @@ TEXTS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=
 
 @st.composite
 def topologies(draw):
-    """Any ranks in any nodes, links of any costs, and resources that some of them hold at any rates."""
+    """Random topologies: ranks in any nodes, links of any costs, and resources held by some of them at any
+    rate.
+    """
     counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     ranks = range(sum(counts))
     builder = TopologyBuilder(
@@ -94,11 +96,11 @@ def topologies(draw):
 @settings(max_examples=some(20, 60), deadline=None)
 @given(topology=topologies())
 def test_any_topology_returns(topology, tmp_path_factory):
-    """Whatever links, costs, names and shared resources: what is read is what was written, exactly."""
+    """For any links, costs, names and shared resources, the topology that is read equals the one written."""
     assert said(again(topology, tmp_path_factory.mktemp("written"))) == said(topology)
 
 
-#: Files that say all that a reader needs.
+#: Files of other tools that can be read without arguments.
 WHOLE = [
     each
     for folder in ("nccl-topo", "nvidia-smi", "astra-sim")
@@ -109,7 +111,7 @@ WHOLE = [
 
 @pytest.mark.parametrize("path", WHOLE)
 def test_other_tools_files_become_topology_files(path, tmp_path):
-    """Files of nvidia-smi, NCCL and ASTRA-sim are converted to topology files that say what they say."""
+    """Files of nvidia-smi, NCCL and ASTRA-sim are converted to topology files with the same content."""
     options = {} if path.parent.name == "astra-sim" else {"nodes": 2, "nic_gb_per_s": 12}
     target = tmp_path / "topology.toml"
     with warnings.catch_warnings():
@@ -121,7 +123,7 @@ def test_other_tools_files_become_topology_files(path, tmp_path):
 
 
 def test_a_resource_at_two_rates_is_continued(tmp_path):
-    """A resource that two links hold at different rates has two entries: 1 us/MB and 1/3 us/MB."""
+    """A resource held at two rates has two entries: 1 us/MB and 1/3 us/MB."""
     builder = TopologyBuilder("shared", [0, 0, 0])
     links = [builder.add_link(0, each, alpha_us=0, beta_us_per_mb=1) for each in (1, 2)]
     port = builder.add_resource("port")
@@ -134,7 +136,9 @@ def test_a_resource_at_two_rates_is_continued(tmp_path):
 
 @pytest.mark.parametrize("other", ["[[link]]\nsrc = 0\ndst = 1\n", "[[switch]]\nranks = [0, 1, 2]\n"])
 def test_shared_ports_return(tmp_path, other):
-    """Shared resources of a link of several ends are listed, and not shared again when the file is read."""
+    """Shared resources of a multicast or reduction link are listed, and not shared twice when the file is
+    read.
+    """
     path = tmp_path / "multicast.toml"
     path.write_text(
         "schema = 1\nranks_per_node = 3\n[[link]]\nsrc = 0\ndst = [1, 2]\nmulticast = true\n"
@@ -146,14 +150,14 @@ def test_shared_ports_return(tmp_path, other):
 
 
 def test_lost_names_are_said():
-    """A machine's name and profile have no place, and are kept as a comment."""
+    """A machine's name and profile, for which files have no field, are kept as a comment."""
     with pytest.warns(LossyConversionWarning, match="machine and profile"):
         text = dump_topology(taccl.topologies.ndv2(nodes=1))
     assert text.startswith("# From machine ndv2, profile ")
 
 
 def test_links_without_a_resource_of_their_own_are_refused():
-    """A link that holds only what another holds, too, cannot be written: reading would make it a resource."""
+    """A link without a resource of its own cannot be written, as reading would create one."""
     whole = taccl.topologies.ring(3)
     holds = tuple(hold if hold.link else replace(hold, resource=1) for hold in whole.holds)
     bare = Topology("bare", whole.node_of_rank, whole.links, whole.resources, holds)
@@ -163,7 +167,9 @@ def test_links_without_a_resource_of_their_own_are_refused():
 
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "a"), ("", "")])
 def test_parallel_links_of_two_kinds_return(names, tmp_path):
-    """One of two links with the same ends holds a port; entries name it, or number it if names are equal."""
+    """If one of two parallel links holds a port, entries select it by name, or by number if names are
+    equal.
+    """
     builder = TopologyBuilder("twins", [0, 0])
     builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1, name=names[0])
     second = builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=2, name=names[1])
@@ -173,7 +179,7 @@ def test_parallel_links_of_two_kinds_return(names, tmp_path):
 
 
 def test_link_that_an_entry_names_must_exist(tmp_path):
-    """A name or a number that no parallel link has is an error that shows both."""
+    """If an entry names no existing parallel link, the error shows the link and the entry."""
     path = tmp_path / "twins.toml"
     for which in ('"c"', "2"):
         path.write_text(
@@ -186,7 +192,7 @@ def test_link_that_an_entry_names_must_exist(tmp_path):
 
 
 def test_assumptions_return(tmp_path):
-    """The assumptions of an import are a field of the file."""
+    """An import's assumptions are a field of the file."""
     topology = replace(taccl.topologies.ring(3), assumed=("a guess", 'another "one"'))
     assert again(topology, tmp_path).assumed == topology.assumed
 
@@ -199,7 +205,9 @@ def test_assumptions_return(tmp_path):
     ],
 )
 def test_continued_resources_are_checked(entries, message, tmp_path):
-    """A name that is given twice is a slip unless it says that it continues, and conversely."""
+    """A repeated name is an error unless its entry says that it continues; and a continuation needs a first
+    entry.
+    """
     path = tmp_path / "slip.toml"
     path.write_text(
         "schema = 1\nranks_per_node = 2\n[[link]]\nsrc = 0\ndst = 1\nbeta_us_per_mb = 1\nbidirectional = true\n"
@@ -210,6 +218,6 @@ def test_continued_resources_are_checked(entries, message, tmp_path):
 
 
 def test_names_with_half_a_character_are_refused():
-    """JSON can say one, and no file in UTF-8 can."""
+    """A name with a lone surrogate is refused: JSON can express it, but UTF-8 cannot."""
     with pytest.raises(ExportError, match="half of one"):
         dump_topology(linked("half \ud800", [0, 0], [(0, 1)], alpha_us=0, beta_us_per_mb=1))

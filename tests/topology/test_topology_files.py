@@ -1,4 +1,4 @@
-"""Topology files: what a person can write, and how mistakes are named."""
+"""Topology files: their contents, and messages about mistakes."""
 
 import json
 import os
@@ -18,7 +18,7 @@ NIC = "[[resource]]\nname = 'NIC'\n"
 
 @pytest.fixture
 def load(tmp_path):
-    """Writes a text to a file and loads it."""
+    """Function that writes a text to a file and loads it as a topology."""
 
     def load_text(text, name="mine.toml"):
         path = tmp_path / name
@@ -46,7 +46,7 @@ def load(tmp_path):
     ids=["with nodes, profile and a constant of one's own", "without rails"],
 )
 def test_a_machine(load, text, same):
-    """A machine by name; its options have fields of their own."""
+    """A machine is given by name, with fields for its options."""
     assert load(text) == same
 
 
@@ -65,7 +65,9 @@ def test_a_machine(load, text, same):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_no_topology_file_is_refused(tmp_path, content, name, message):
-    """Missing, empty, binary, broken and huge files are told apart; `tests.internal.test_reading` has them all."""
+    """Missing, empty, binary, broken and huge files have different errors; `tests.internal.test_reading`
+    covers all.
+    """
     path = tmp_path / name
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -97,14 +99,14 @@ def test_what_is_no_topology_file_is_refused(tmp_path, content, name, message):
     ],
 )
 def test_links_of_a_switch(load, text, links, holds, through):
-    """A switch makes links, or takes those among its ranks."""
+    """A switch either creates links among its ranks, or contains existing ones."""
     topology = load(text)
     assert (len(topology.links), len(topology.holds)) == (links, holds)
     assert topology.switches[0].links == through
 
 
 def test_a_fabric(load):
-    """A fabric with a bandwidth for every axis, cut into nodes, under a name of one's own."""
+    """A fabric has a bandwidth for every axis, nodes, and a name given by the user."""
     topology = load(
         'schema = 1\nname = "mine"\nfabric = "torus:4x4"\nnodes = 4\n'
         "bandwidth_gb_per_s = [50, 25.5]\nalpha_us = 0.7\n"
@@ -116,14 +118,14 @@ def test_a_fabric(load):
 
 
 def test_json_has_the_same_schema(load):
-    """The suffix tells JSON, and so does a leading brace."""
+    """JSON is recognised by its suffix, or by a leading brace."""
     text = json.dumps({"schema": 1, "machine": "ndv2", "constants": {"nvlink_alpha_us": 0.1}})
     same = ndv2(constants={"nvlink_alpha_us": "0.1"})
     assert load(text, "mine.json") == load(text, "mine.topology") == same
 
 
 def test_links_of_ones_own(load):
-    """Decimals are exact, fractions can be written, and the file names the topology."""
+    """Decimals are exact, fractions are accepted, and the file names the topology."""
     topology = load(
         f'{LINK}alpha_us = 0.1\nbandwidth_gb_per_s = 2.5\nbidirectional = true\nname = "wire"\n'
         '[[link]]\nsrc = 1\ndst = 0\nbeta_us_per_mb = "20/3"\n'
@@ -137,7 +139,7 @@ def test_links_of_ones_own(load):
 
 
 def test_lists_of_ranks_make_one_link(load):
-    """Several destinations multicast; several sources reduce on the way back."""
+    """A link with several destinations multicasts; its reversal has several sources and reduces."""
     topology = load(
         "schema = 1\nranks_per_node = 3\n[[link]]\nsrc = 0\ndst = [2, 1]\nbeta_us_per_mb = 1\n"
         "bidirectional = true\nmulticast = true\n"
@@ -151,7 +153,7 @@ SWITCH = "[[switch]]\nranks = [0, 1, 2]\nbeta_us_per_mb = 1\n"
 
 
 def held_with(topology, link):
-    """The links whose sends cannot be under way at the same time as one over a link."""
+    """Links that share a resource with one link, and so cannot be used at the same time."""
     mine = {hold.resource for hold in topology.holds_of_link[link]}
     return {topology.links[hold.link].ends for hold in topology.holds if hold.resource in mine}
 
@@ -159,11 +161,11 @@ def held_with(topology, link):
 @pytest.mark.parametrize(
     ("rest", "shared"),
     [
-        # Port out of 0, ports into 1 and 2: all but what comes back to 0.
+        # Port out of 0, ports into 1 and 2: conflicts with all links but those into 0.
         (SWITCH, {"0->1,2", "0->1", "0->2", "1->2", "2->1"}),
-        # Wires: those that it goes over, and not those of others.
+        # Wires: it conflicts with the links that it runs over, not with others.
         (f"{LINKS[0]}{LINKS[1]}{LINKS[2]}", {"0->1,2", "0->1", "0->2"}),
-        # Nothing but another multicast of the same rank, or of others to one of its ranks.
+        # It conflicts only with another multicast from the same rank, or into one of its ranks.
         ("[[link]]\nsrc = 0\ndst = [2, 3]\nmulticast = true\nbeta_us_per_mb = 1\n", {"0->1,2", "0->2,3"}),
         ("[[link]]\nsrc = 3\ndst = [0, 2]\nmulticast = true\nbeta_us_per_mb = 1\n", {"0->1,2", "3->0,2"}),
         # A reduction inside the switch.
@@ -172,7 +174,7 @@ def held_with(topology, link):
     ],
 )  # fmt: skip
 def test_a_link_of_several_ends_shares_the_ports_of_its_ranks(load, rest, shared):
-    """As what a rank sends and receives goes through its ports; unless the file gives it ports of its own."""
+    """A multicast holds the ports of its ranks, unless the file gives it ports of its own."""
     text = f"schema = 1\nranks_per_node = 4\n{MULTICAST}{rest}"
     assert held_with(load(text), 0) == shared
     own = load(text.replace("multicast = true", "multicast = true\nown_port = true"))
@@ -189,7 +191,7 @@ def test_a_link_of_several_ends_shares_the_ports_of_its_ranks(load, rest, shared
     ],
 )
 def test_nodes_of_ones_own(load, fields, nodes):
-    """One number for all nodes, or one for every node."""
+    """Ranks per node are one number for all nodes, or one for each node."""
     assert load(f"schema = 1\n{fields}\n").node_of_rank == nodes
 
 
@@ -203,7 +205,7 @@ def test_nodes_of_ones_own(load, fields, nodes):
     ],
 )
 def test_resources_are_held_by_the_links_named(load, cost, held):
-    """At a cost of their own, or at the link's."""
+    """Links hold a resource at its own cost, or at the link's."""
     topology = load(
         f"{LINK}alpha_us = 2\nbeta_us_per_mb = 10\n{NIC}links = [[0, 1]]\nside = 'receive'\n{cost}\n"
     )
@@ -274,7 +276,7 @@ def test_resources_are_held_by_the_links_named(load, cost, held):
     ],
 )
 def test_mistakes_are_named_by_file_and_field(load, text, message):
-    """One sentence: where, found against expected."""
+    """The error names file and field, and what was found and expected."""
     with pytest.raises(TopologyError, match=message) as caught:
         load(text)
     assert "\n" not in str(caught.value)
@@ -282,7 +284,7 @@ def test_mistakes_are_named_by_file_and_field(load, text, message):
 
 
 def test_options_of_a_file_that_is_not_there_do_not_hide_it(tmp_path):
-    """The error for a missing file is the same with options; a file of taccl refuses the options."""
+    """A missing file gives the same error with options; a topology file refuses the options."""
     with pytest.raises(taccl.InputError, match="there is no such file"):
         taccl.topologies.load(tmp_path / "dgx2", nodes=8)
     path = tmp_path / "ring.toml"

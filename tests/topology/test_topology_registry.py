@@ -11,20 +11,20 @@ from taccl.topology.registry import fabric_names, machine_names, parse
 
 @pytest.mark.parametrize("name", ["dgx-a100", "DGX_A100", "dgxa100", " Dgx-A100 "])
 def test_spelling_of_machines_is_free(name):
-    """Case, dashes and underscores do not matter."""
+    """Case, dashes and underscores in a machine's name do not matter."""
     assert parse(name) == machines.dgx_a100()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", machine_names())
 def test_every_machine_parses_under_its_own_name(name):
-    """A machine's name is what its topology says it is."""
+    """The name of a machine's topology parses to the same machine."""
     topology = parse(name, nodes=2, profile="nominal")
     assert (topology.machine, topology.num_nodes, topology.profile) == (name, 2, "nominal")
 
 
 def test_every_machine_model_is_a_function_of_the_facade():
-    """Each row of the models has a name in Python, too; instance types go by `parse`."""
+    """Each machine model is also a function of the facade; instance types are available by `parse` only."""
     named = {name.replace("-", "_") for name in machine_names() if name not in INSTANCES}
     assert named <= set(taccl.topologies.__all__)
 
@@ -42,7 +42,7 @@ def test_every_machine_model_is_a_function_of_the_facade():
     ],
 )
 def test_fabrics_are_named_with_their_size(name, same):
-    """The size stands behind a colon."""
+    """The size follows a colon."""
     assert parse(name) == same
 
 
@@ -50,7 +50,7 @@ def test_fabrics_are_named_with_their_size(name, same):
     "name", ["ring:8", "mesh:4x3", "torus:2x2", "hypercube:3", "fully-connected:4", "star:5"]
 )
 def test_the_name_of_a_fabric_parses_to_itself(name):
-    """A fabric's topology carries the name that makes it."""
+    """The name of a fabric's topology parses to the same fabric."""
     assert parse(name).name == name
     assert parse(name).machine in fabric_names()
 
@@ -61,7 +61,7 @@ def test_a_fabric_is_cut_into_nodes():
 
 
 def test_keywords_are_passed_on():
-    """Whatever the machine's or the fabric's function takes."""
+    """Keyword arguments are passed on to the function of the machine or fabric."""
     assert parse("dgx-h100", nodes=2, rails=False) == machines.dgx_h100(2, rails=False)
     assert parse("ring:4", bandwidth_gb_per_s=10) == fabrics.ring(4, bandwidth_gb_per_s=10)
 
@@ -89,6 +89,6 @@ def test_keywords_are_passed_on():
     ],
 )
 def test_what_names_no_topology_is_refused(name, options, message):
-    """One sentence with the known names, and the nearest."""
+    """The error lists the known names, and suggests the nearest."""
     with pytest.raises(TopologyError, match=message):
         parse(name, **options)

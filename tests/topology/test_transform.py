@@ -1,4 +1,4 @@
-"""Transforms: what they change, and what they leave alone."""
+"""Transforms of topologies: what they change and what they preserve."""
 
 import random
 from dataclasses import replace
@@ -25,7 +25,7 @@ def names(topology):
 
 
 def test_transforms_keep_assumptions():
-    """Relabelled, cut, slowed, reversed, under another protocol, or written as plain values."""
+    """Assumptions survive relabelling, subsets, slowing, reversal, other protocols and plain values."""
     guessed = replace(ring(4), assumed=("a guess",))
     machine = replace(dgx_h100(1), assumed=("a guess",))
     for each in (
@@ -41,7 +41,7 @@ def test_transforms_keep_assumptions():
 
 
 def test_relabel_renames_ends_nodes_and_switches():
-    """Rank 0 becomes 2, 1 becomes 0, 2 becomes 1."""
+    """With ranks 0, 1, 2 renamed 2, 0, 1, link ends, nodes and switches are renamed."""
     builder = TopologyBuilder("t", [0, 0, 1])
     builder.add_link(0, (1, 2), alpha_us=1, beta_us_per_mb=1)
     builder.add_switch("s", (0, 1), [0])
@@ -56,7 +56,7 @@ def test_relabel_renames_ends_nodes_and_switches():
 @given(seed=st.integers(0, 1000))
 @settings(max_examples=15, deadline=None)
 def test_relabelled_back_is_the_same(seed):
-    """A permutation and its inverse cancel."""
+    """Relabelling by a permutation and then its inverse gives the same topology."""
     topology = ndv2(2)
     permutation = list(range(16))
     random.Random(seed).shuffle(permutation)
@@ -66,7 +66,7 @@ def test_relabelled_back_is_the_same(seed):
 
 @pytest.mark.parametrize("permutation", [[0, 1], [0, 1, 1], [1, 2, 3]])
 def test_relabel_wants_a_permutation(permutation):
-    """Every rank is named once."""
+    """A renaming that repeats or omits a rank is refused."""
     with pytest.raises(TopologyError, match="expected every rank 0-2 once"):
         relabel(ring(3), permutation)
 
@@ -77,7 +77,7 @@ def test_links_between_ranks_kept_stay():
 
 
 def test_a_node_can_fail():
-    """The second node of two by itself is the first but for names."""
+    """The second of two nodes alone equals the first except for names."""
     node = without(dgx2(2), ranks=range(16))
     assert node.node_of_rank == (0,) * 16
     assert node.links == dgx2(1).links
@@ -87,7 +87,7 @@ def test_a_node_can_fail():
 
 
 def test_switches_of_one_rank_go():
-    """A switch of one rank joins nothing."""
+    """A switch with one remaining rank is removed."""
     assert without(star(3), ranks=[1, 2]).switches == ()
 
 
@@ -95,13 +95,13 @@ def test_switches_of_one_rank_go():
     ("ranks", "message"), [([0, 1, 2], "found no ranks to keep"), ([9], "rank 9 does not exist")]
 )
 def test_some_ranks_that_exist_must_stay(ranks, message):
-    """At least one, and all that fail are known."""
+    """Failed ranks must exist, and at least one rank must remain."""
     with pytest.raises(TopologyError, match=message):
         without(ring(3), ranks=ranks)
 
 
 def test_without_links_keeps_the_rest():
-    """One link fails; ranks keep their numbers, and other links their order."""
+    """Without one link, ranks keep their numbers, and other links their order."""
     topology = ring(4)
     left = without(topology, links=[(0, 1)])
     assert edges(left) == [edge for edge in edges(topology) if edge != (0, 1)]
@@ -110,7 +110,7 @@ def test_without_links_keeps_the_rest():
 
 
 def test_a_pair_means_every_link_between_the_two():
-    """Parallel links fail together when named by their ends, and alone when named by index."""
+    """Parallel links fail together if named by their ends, and separately if named by index."""
     builder = TopologyBuilder("t", [0, 0])
     for _ in range(2):
         builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
@@ -119,7 +119,7 @@ def test_a_pair_means_every_link_between_the_two():
 
 
 def test_holds_follow_their_links_when_some_fail():
-    """Each link left still holds its own ports."""
+    """Each remaining link still holds its own ports."""
     left = without(star(3), links=[0, 4])
     for index, link in enumerate(left.links):
         held = {left.resources[hold.resource].name for hold in left.holds_of_link[index]}
@@ -137,7 +137,7 @@ def test_without_ranks_renumbers_the_others():
 
 
 def test_links_and_ranks_can_fail_together():
-    """Links are named by the old ranks."""
+    """Links that fail together with ranks are named by the old ranks."""
     assert edges(without(ring(4), links=[(3, 0)], ranks=[1])) == [(0, 2), (1, 2), (2, 1)]
 
 
@@ -152,13 +152,13 @@ def test_links_and_ranks_can_fail_together():
     ],
 )
 def test_what_fails_must_exist(failed, message):
-    """A link or rank that is not there cannot fail."""
+    """A failed link or rank must exist."""
     with pytest.raises(TopologyError, match=message):
         without(ring(4), **failed)
 
 
 def test_a_nic_takes_its_links_along():
-    """NIC 3 of node 1 joins it to NIC 3 of node 0: a link each way, of 8."""
+    """NIC 3 of node 1 fails with its links to NIC 3 of node 0, one each way of 8."""
     topology = dgx_h100(2, profile="nominal")
     left = without(topology, resources=["NIC 3 of node 1 egress", "NIC 3 of node 1 ingress"])
     assert set(edges(topology)) - set(edges(left)) == {(3, 11), (11, 3)}
@@ -168,7 +168,9 @@ def test_a_nic_takes_its_links_along():
 
 
 def test_a_degraded_link_is_slower_by_itself():
-    """A quarter of the bandwidth left: four times the beta of 0 -> 1 and of its own hold; alpha stays."""
+    """With a quarter of its bandwidth, link 0 -> 1 and its own hold have four times the beta, and the same
+    alpha.
+    """
     topology = ring(3)
     slow = degraded(topology, {(0, 1): "0.25"})
     index = topology.links_between(0, 1)[0]
@@ -180,7 +182,7 @@ def test_a_degraded_link_is_slower_by_itself():
 
 
 def test_a_degraded_link_leaves_what_it_shares_alone():
-    """A NIC that several links share passes bytes as fast as ever."""
+    """A NIC shared by several links keeps its rate."""
     topology = dgx_h100(3, profile="nominal")
     e = topology.links_between(0, 8)[0]
     held = {topology.resources[h.resource].name: h for h in degraded(topology, {e: 0.5}).holds_of_link[e]}
@@ -189,7 +191,7 @@ def test_a_degraded_link_leaves_what_it_shares_alone():
 
 
 def test_a_degraded_nic_slows_its_links():
-    """At half its rate every send holds it for twice as long, and takes as long."""
+    """With half a NIC's rate, every send holds it twice as long, and takes twice as long."""
     topology = dgx_h100(3, profile="nominal")
     slow = degraded(topology, {"NIC 0 of node 0 egress": 0.5})
     for there in (8, 16):
@@ -216,13 +218,13 @@ def test_a_degraded_nic_slows_its_links():
     ],
 )
 def test_what_is_degraded_must_exist_and_keep_something(links, message):
-    """A part of the bandwidth is left, or the link is lost."""
+    """Degraded links must exist, and keep a positive part of their bandwidth."""
     with pytest.raises(TopologyError, match=message):
         degraded(ring(4), links)
 
 
 def test_subsets_keep_sums_in_switches():
-    """Four of eight ranks still have a switch that adds: reductions and multicasts among them."""
+    """Four of eight ranks keep a reducing switch, with reductions and multicasts among them."""
     whole = dgx_h100(nvls=True)
     part = subset(whole, ranks=(0, 1, 4, 5))
     wide = {(link.srcs, link.dsts) for link in part.links if max(len(link.srcs), len(link.dsts)) > 1}
@@ -238,7 +240,7 @@ def test_subsets_keep_sums_in_switches():
 
 
 def test_subsets_of_all_ranks_are_the_topology_itself():
-    """Nothing changes if no rank is left out."""
+    """The subset of all ranks is the topology itself."""
     whole = dgx2()
     assert subset(whole) is whole
     assert subset(whole, without_ranks=(7,)).num_ranks == 15

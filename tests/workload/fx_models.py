@@ -10,7 +10,7 @@ VOCABULARY, WIDTH, HEADS, TOKENS = 12, 8, 4, 6
 
 
 class Copied(torch.autograd.Function):
-    """A tensor that all ranks of a group have, whose gradient is the sum of theirs."""
+    """A tensor that is replicated over a group, whose gradient is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -25,7 +25,7 @@ class Copied(torch.autograd.Function):
 
 
 class Summed(torch.autograd.Function):
-    """The sum of what ranks of a group have, whose gradient is the same for all."""
+    """Sum over the ranks of a group, whose gradient is the same at all ranks."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -54,7 +54,7 @@ def shapes(tp):
 
 
 def decoder(tokens, wanted, weights, mesh):
-    """The loss of a decoder of one block, whose heads and inner features are sliced over tp (Megatron's)."""
+    """Loss of a decoder of one block, whose heads and inner features are sliced over tp (as in Megatron)."""
     w, tp = weights, mesh["tp"]
     local = HEADS // mesh["tp"].size()
     places = torch.arange(tokens.shape[1])
@@ -73,7 +73,7 @@ def decoder(tokens, wanted, weights, mesh):
 
 
 def training_of_decoder(mesh):
-    """A function of a rank's tensors: the loss and the weights after a step of training."""
+    """Function of a rank's tensors that returns the loss and the weights after a training step."""
     names = list(shapes(1))
 
     def step(tokens, wanted, *weights):
@@ -88,7 +88,7 @@ def training_of_decoder(mesh):
 
 
 def layouts_of_decoder():
-    """Layouts by the names that make_fx gives the arguments of a step."""
+    """{argument of a training step, as make_fx names it: layout}."""
     columns, rows = "sliced(1) over tp", "sliced(0) over tp"
     sliced = {"query": columns, "key": columns, "value": columns, "up": columns, "out": rows, "down": rows,
               "bias": rows}  # fmt: skip
@@ -100,7 +100,9 @@ def layouts_of_decoder():
 
 
 class Encoder(nn.Module):
-    """A data-parallel encoder: attention by parts, with one product for queries, keys and values, and a mask."""
+    """A data-parallel encoder: attention in parts, with one product for queries, keys and values, and a
+    mask.
+    """
 
     def __init__(self):
         super().__init__()
@@ -113,7 +115,9 @@ class Encoder(nn.Module):
         self.register_buffer("hidden", torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1))
 
     def forward(self, tokens):
-        """The first token of each sequence, the mean over sequences, and logarithms of shares of tokens."""
+        """Log-probabilities for the first token of each sequence, the mean over sequences, and shares of
+        tokens.
+        """
         x = self.table(tokens) + self.places[: tokens.shape[1]]
         query, key, value = (_heads(each, HEADS) for each in self.all(self.norm(x)).split(WIDTH, dim=-1))
         scores = (query @ key.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)).masked_fill(self.hidden, -1e9)

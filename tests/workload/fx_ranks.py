@@ -54,7 +54,7 @@ def training(w1, b1, w2, x, wanted):
 
 
 def experts(x, w1, w2):
-    """Tokens go to experts and back."""
+    """Mixture of experts: tokens are sent to experts and back."""
     ranks = dist.get_world_size()
     even = [x.shape[0] // ranks] * ranks
     there = functional.all_to_all_single(x, even, even, dist.group.WORLD)
@@ -74,13 +74,13 @@ def stage(x, w1, w2, wanted, mesh):
 
 
 def options_of(mesh):
-    """The mesh and the groups of a step over dp x tp."""
+    """(mesh, groups) of a step over dp x tp."""
     names = {mesh.get_group(name).group_name: name for name in ("dp", "tp")}
     return {"mesh": tuple(zip(("dp", "tp"), mesh.shape, strict=True)), "groups": names}
 
 
 def cases_of_tokens(mesh):
-    """Transformers on tokens, as `cases`: one that trains over dp x tp, and two forms of a graph of one."""
+    """As `cases`, for transformers on tokens: one that trains over dp x tp, and two exports of another."""
     tokens = torch.randint(fx_models.VOCABULARY, (2, fx_models.TOKENS))
     weights = [torch.randn(shape) for shape in fx_models.shapes(mesh["tp"].size()).values()]
     trained = make_fx(fx_models.training_of_decoder(mesh))(tokens, tokens, *weights)
@@ -122,7 +122,7 @@ def cases(mesh):
 
 
 def main(folder):
-    """Write each step, and the outputs of the graph and of the program that is written of the step."""
+    """Write each step, and the outputs of its graph and of its generated program."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))

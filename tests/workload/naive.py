@@ -67,7 +67,7 @@ def one_rank(operation, read, rank, ranks, whole):
 
 
 def exchange(operation, arrays, ranks, whole):
-    """Results of a collective at every rank."""
+    """Arrays at every rank after a collective."""
     kind = operation.kind
     if kind in ("allreduce", "reduce_scatter"):
         total = sum(arrays)
@@ -82,7 +82,7 @@ def exchange(operation, arrays, ranks, whole):
 
 
 def run(operations, shapes, inputs, ranks):
-    """Every tensor at every rank."""
+    """{tensor: array at every rank}."""
     held = dict(inputs)
     for operation in operations:
         whole = shapes[operation.name]

@@ -50,7 +50,7 @@ def test_groups_by_name_are_balanced_over_their_own_dimensions():
 
 
 def test_a_number_of_pieces_that_was_given_is_kept(tmp_path):
-    """By the scheduler as by files; names of no collective are ignored."""
+    """A given number of pieces is kept by the scheduler and in files; names of no collective are ignored."""
     topology = taccl.topologies.parse("multidim:ring4@100,ring4@25")
     step = replace(summed(1_000_000), pieces=(("sum", 3), ("other", 7)))
     assert len(parts_of(step)) == 3

@@ -1,4 +1,4 @@
-"""PyTorch graphs as steps: values equal those of torch, on real gloo processes, also after export."""
+"""PyTorch graphs as steps: values equal those of torch on real gloo processes, also as generated programs."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,9 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """{number of ranks: folder of imported steps, with the outputs of torch and of the written programs}."""
+    """{number of ranks: folder of imported steps, with the outputs of torch and of the generated
+    programs}.
+    """
     return {
         ranks: made_once(
             tmp_path_factory, f"fx{ranks}", lambda found: started(ranks, "tests/workload/fx_ranks.py", found)
@@ -32,7 +34,7 @@ def folders(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "name"), CASES)
 def test_an_imported_step_has_the_values_of_torch(folders, ranks, name):
-    """The reference execution gives every output of the graph, on each rank."""
+    """The reference execution gives the graph's outputs on every rank."""
     step = load_workload(folders[ranks] / f"{name}.toml")
     values = step.run()
     for rank in range(ranks):
@@ -47,7 +49,7 @@ def test_an_imported_step_has_the_values_of_torch(folders, ranks, name):
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "name"), CASES)
 def test_a_transformed_step_has_the_values_of_torch(folders, ranks, name):
-    """The program that is written of it gives every output of the graph that it came from."""
+    """The program generated from a transformed step gives the outputs of the original graph."""
     for rank in range(ranks):
         found = np.load(folders[ranks] / f"{name}.{rank}.npz")
         outputs = [key.removeprefix("ours_") for key in found if key.startswith("ours_")]
@@ -167,7 +169,7 @@ def test_dynamic_shapes_are_refused():
 
 
 def test_arithmetic_on_ids_is_refused():
-    """Token ids are looked up, and nothing else."""
+    """Arithmetic on token ids is refused, as ids may only be looked up."""
     x = Node("placeholder", "ids", shape=(4,), dtype="torch.int64")
     y = Node("call_function", "y", "aten.relu", (x,), (4,), schema=("self",))
     with pytest.raises(WorkloadError, match="^y: relu reads ids, which is of int64; expected float64"):
@@ -183,7 +185,7 @@ def looked_up():
 
 
 def test_ids_and_columns_of_tables_may_be_sliced():
-    """Both layouts of an embedding."""
+    """An embedding accepts sliced ids, and a table sliced along its columns."""
     step = from_fx(looked_up(), 2, layouts={"ids": "sliced(0)"})
     assert (step.tensors["y"].shape, step.tensors["y"].layout) == ((6, 6), "sliced(0)")
     step = from_fx(looked_up(), 2, layouts={"table": "sliced(1)"})
@@ -191,7 +193,9 @@ def test_ids_and_columns_of_tables_may_be_sliced():
 
 
 def test_a_table_sliced_along_its_rows_is_refused():
-    """A rank's graph would look ids of the whole table up in its own rows."""
+    """A table sliced along its rows is refused, as a rank's graph would look up global ids in its own
+    rows.
+    """
     with pytest.raises(WorkloadError, match=r"^y: aten\.embedding\.default looks up along axis 0 of table"):
         from_fx(looked_up(), 2, layouts={"table": "sliced(0)"})
 
@@ -207,7 +211,7 @@ def test_attention_with_dropout_is_refused():
 
 
 def test_a_range_of_slices_is_refused():
-    """A rank's first rows are not the first of all."""
+    """A range along a sliced axis is refused, as a rank's first rows are not the first of all."""
     x = Node("placeholder", "x", shape=(4, 8))
     y = Node("call_function", "y", "aten.slice", (x, 0, 0, 2, 1), (2, 8),
              schema=("self", "dim", "start", "end", "step"))  # fmt: skip
@@ -218,7 +222,9 @@ def test_a_range_of_slices_is_refused():
 
 
 def test_views_that_mix_slices_are_refused():
-    """Rows of two axes, of which ranks have slices of the inner one, are no slice of rows."""
+    """If a view flattens two axes of which the inner one is sliced, it is refused: the rows of a rank are not
+    contiguous.
+    """
     x = Node("placeholder", "x", shape=(4, 3, 8))
     y = Node("call_function", "y", "aten.view", (x, [12, 8]), (12, 8), schema=("self", "size"))
     z = Node("call_function", "z", "aten._softmax", (y, 1, False), (12, 8),
@@ -230,6 +236,6 @@ def test_views_that_mix_slices_are_refused():
 
 
 def test_no_graph_is_refused():
-    """A value that is no graph is refused."""
+    """A value that is not a graph is refused."""
     with pytest.raises(WorkloadError, match="found a dict; expected a graph"):
         from_fx({}, 2)

@@ -25,7 +25,7 @@ GRADS = (
     ([MADE, QUERY, KEY, VALUE], {"causal": True}),
     ([MADE, QUERY, KEY, VALUE, (4, 1, 6, 4)], {"value": 2.0}),
 )
-#: {kind: operands' shapes (ids are named), and options}.
+#: {kind: shapes of the operands (ids are named), and options}.
 CASES = {
     "reshape": [
         ([ROWS], {"shape": (24, 8)}),
@@ -65,7 +65,7 @@ def step_of(kind, shapes, options, layouts):
 
 
 def whole(step, name, arrays):
-    """The array that ranks hold."""
+    """Whole array of a tensor, from the arrays of all ranks."""
     tensor = step.tensors[name]
     if tensor.layout == "partial":
         return np.sum(arrays, axis=0)
@@ -73,7 +73,7 @@ def whole(step, name, arrays):
 
 
 def accepted(kind, shapes, options):
-    """Steps in all layouts of the operands that give the result a layout."""
+    """Steps with every combination of operand layouts for which the result has a layout."""
     choices = []
     for shape in shapes:
         count = len({"ids": IDS, "mask": ROWS}.get(shape, shape))
@@ -92,7 +92,9 @@ def accepted(kind, shapes, options):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_accepted_layouts_keep_the_values(kind):
-    """Parts of operands give parts of what one rank makes of whole operands."""
+    """With any accepted layouts, ranks together hold the result that one rank computes from whole
+    operands.
+    """
     tried = 0
     for shapes, options in CASES[kind]:
         alone = step_of(kind, shapes, options, ())
@@ -111,7 +113,7 @@ def test_accepted_layouts_keep_the_values(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_tiles_keep_the_values(kind):
-    """An operation run in tiles along any axis that it may be has the same values."""
+    """An operation has the same values in tiles along any axis that allows them."""
     for shapes, options in CASES[kind]:
         for step in accepted(kind, shapes, options):
             values = step.run(seed=1)["out"]
@@ -125,7 +127,7 @@ def test_tiles_keep_the_values(kind):
 
 
 def test_gradients_are_those_of_differences():
-    """Each gradient agrees with differences of the function along random directions."""
+    """Each gradient agrees with finite differences of the function along random directions."""
     rng = np.random.default_rng(0)
     pairs = [("attention", ATTENTION[0][0], {"causal": True}, f"attention_grad_{name}", at)
              for at, name in enumerate(("query", "key", "value"))]  # fmt: skip
@@ -146,7 +148,7 @@ def test_gradients_are_those_of_differences():
 
 
 def test_the_table_has_every_kind():
-    """All that computes, but a kernel of which nothing is known."""
+    """The table has every kind of computation except `compute`, whose function is unknown."""
     assert {*KINDS} == {*TABLE, *COLLECTIVES, "compute"}
 
 
@@ -161,7 +163,7 @@ def test_the_table_has_every_kind():
     ],
 )
 def test_groups_of_axes_have_as_many_elements(before, after, groups):
-    """The shortest groups, in order."""
+    """Axes are grouped into the shortest ranges with equal numbers of elements, in order."""
     found = [(tuple(one), tuple(two)) for one, two in groups_of_axes(before, after)]
     assert found == groups
 
@@ -184,13 +186,13 @@ def test_what_has_no_layout_is_refused(kind, shapes, options, layouts, said):
 
 
 def test_ids_are_no_sum():
-    """Parts of token ids, added up, are no ids."""
+    """Token ids may not be partial, as a sum of ids is not an id."""
     with pytest.raises(WorkloadError, match="ids: is of int64, and partial"):
         _ = Workload("ids", 2).input("ids", (4,), dtype="int64", layout="partial").tensors
 
 
 def test_work_of_attention_is_that_of_its_products():
-    """Two products forward, five backward; half of each behind a causal mask."""
+    """Attention has two products forward and five backward, half of each with a causal mask."""
     step = step_of("attention", [QUERY, (4, 2, 6, 8), (4, 2, 6, 8)], {}, ())
     product = 2 * 4 * 2 * 6 * 6 * 8
     assert work_of(step, step.operation["out"])[0] == 2 * product
@@ -201,7 +203,7 @@ def test_work_of_attention_is_that_of_its_products():
 
 
 def test_the_page_lists_what_the_table_has():
-    """The rows of kinds, and the names of PyTorch's operations, are those of the code."""
+    """The page's tables of kinds and of PyTorch operations equal those of the code."""
     page = (Path(__file__).parents[2] / "docs" / "workload.md").read_text(encoding="utf-8")
     for name, kind in TABLE.items():
         options = ", ".join(f"`{option.lower()}`" for option in kind.options)

@@ -44,7 +44,7 @@ def experts():
 
 
 def large():
-    """8 MB, which are cut into two chunks."""
+    """A step with a tensor of 8 MB, which is cut into two chunks."""
     step = Workload("large", 4).then(
         "g", "compute", shape=(1024, 1024), dtype="float64", layout="partial", cost_us=1
     )

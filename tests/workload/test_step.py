@@ -32,7 +32,7 @@ def sums(cost_us, tiles):
 
 @pytest.fixture(scope="module")
 def step():
-    """Eight tiles of 20 us."""
+    """Step with eight tiles of 20 us."""
     return schedule_workload(sums(160, 8), RANKS)
 
 

@@ -1,4 +1,4 @@
-"""Network files of ASTRA-sim: building blocks, units, dimensions, and the YAML that is read."""
+"""Network files of ASTRA-sim: building blocks, units, dimensions, and YAML syntax."""
 
 from fractions import Fraction
 
@@ -15,14 +15,14 @@ GB = Fraction(10**12, 2**30)  # us per MB at one of ASTRA-sim's GB/s, of 2**30 b
 
 @pytest.fixture
 def load(shared_data):
-    """A function that loads one of the real files."""
+    """Function that loads one of the real files."""
     return lambda name, **arguments: load_astra_network(
         shared_data / "astra-sim" / f"{name}.yml", **arguments
     )
 
 
 def ours(name, **arguments):
-    """The topology of one of our files."""
+    """Topology of one of our own files."""
     return load_astra_network(OURS / "astra-sim" / f"{name}.yml", **arguments)
 
 
@@ -43,7 +43,7 @@ def _pairs(topology):
 @pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
 @pytest.mark.parametrize("path", foreign_files("astra-sim/*.yml"))
 def test_allgather_on_every_file_verifies(path):
-    """Every file carries a verified allgather."""
+    """On the topology of every file an allgather verifies."""
     topology = load_astra_network(path)
     problem = taccl.make_problem(topology, taccl.collectives.allgather(topology.num_ranks), chunk_bytes=10**6)
     assert taccl.verify(brief_synthesis(problem, backend="greedy").schedule).ok
@@ -59,7 +59,9 @@ def test_ring():
 
 
 def test_switch():
-    """Through the switch a pair takes 2 * 700.5 ns, and bytes once; each of 4 ranks has a port out and in."""
+    """Through the switch a pair takes 2 * 700.5 ns, and its bytes count once; each of 4 ranks has a port out
+    and in.
+    """
     topology = ours("switch-4")
     assert len(topology.links) == 12
     assert {link.alpha_us for link in topology.links} == {Fraction("1.401")}
@@ -79,7 +81,7 @@ def test_pairs_of_rings():
 
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_real_ring(load, size):
-    """Both ways round, 50 * 2**30 bytes a second and 500 ns each."""
+    """The real ring has links in both directions of 50 * 2**30 bytes/s and 500 ns."""
     topology = load(f"Ring_{size}npus")
     upwards = {(rank, (rank + 1) % size) for rank in range(size)}
     assert _pairs(topology) == upwards | {(dst, src) for src, dst in upwards}
@@ -89,7 +91,9 @@ def test_real_ring(load, size):
 
 
 def test_real_switch(load):
-    """Every pair by way of one switch: twice 936.25 ns, bytes once, a port out and in for each of 8 ranks."""
+    """Through the switch a pair takes 2 * 936.25 ns, and its bytes count once; each of 8 ranks has a port out
+    and in.
+    """
     topology = load("HGX-H100-validated")
     assert len(topology.links) == 56
     assert {link.alpha_us for link in topology.links} == {Fraction("1.8725")}
@@ -100,7 +104,9 @@ def test_real_switch(load):
 
 @pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
 def test_ring_allgather_takes_its_time():
-    """On 3 ranks one round each way completes an allgather: 2**30 / 10 bytes take 4 ms and 0.25 us."""
+    """On 3 ranks one step in each direction completes an allgather: 2**30 / 10 bytes take 4 ms plus 0.25
+    us.
+    """
     topology = ours("ring-3", alpha_meaning="occupies")
     problem = taccl.make_problem(topology, taccl.collectives.allgather(3), chunk_bytes=2**30 // 10)
     result = brief_synthesis(problem, backend="greedy")
@@ -148,7 +154,7 @@ def test_ways_to_write_a_list(tmp_path, text):
 
 
 def test_every_assumption_is_a_note():
-    """Units, occupation, the switch's two hops, nodes."""
+    """Notes state the assumed units, occupation, hops through the switch, and nodes."""
     notes = " ".join(ours("switch-4").told)
     for part in ("2**30", "pipelined", "counts the bytes twice", "ranks_per_node="):
         assert part in notes
@@ -188,7 +194,7 @@ def test_every_assumption_is_a_note():
     ],
 )
 def test_wrong_file_is_named_with_its_field(tmp_path, text, message):
-    """One sentence with the file, and the field or the line."""
+    """The error names the file, and the field or the line."""
     path = _write(tmp_path, text)
     with pytest.raises(FormatError) as caught:
         load_astra_network(path)
@@ -204,7 +210,7 @@ def test_nodes_must_divide_the_ranks():
 
 
 def test_missing_file_is_an_input_error(tmp_path):
-    """A path to nothing is named."""
+    """The error names the missing path."""
     with pytest.raises(InputError, match=r"nothing\.yml"):
         load_astra_network(tmp_path / "nothing.yml")
 

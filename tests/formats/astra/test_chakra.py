@@ -1,4 +1,4 @@
-"""Chakra traces, decoded with protobuf's own library, and run as ASTRA-sim would."""
+"""Chakra traces, decoded with protobuf's own library and executed as by ASTRA-sim."""
 
 from fractions import Fraction
 
@@ -20,7 +20,7 @@ COMP, SEND, RECEIVE = 4, 5, 6
 
 
 def _messages():
-    """(metadata, node) classes of the published messages, with the fields that a collective needs."""
+    """(metadata, node) classes of the published messages, with the fields that collectives need."""
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="et.proto", package="chakra", syntax="proto3")
     kinds = {
@@ -58,7 +58,7 @@ METADATA, NODE = _messages()
 
 
 def _decoded(trace):
-    """Metadata and nodes of a file, without fields unknown to the published messages."""
+    """(metadata, nodes) of a file; asserts that the published messages know every field."""
     parts, at = [], 0
     while at < len(trace):
         length = shift = 0
@@ -135,7 +135,7 @@ def _run(traces, schedule):
 def test_nodes_by_hand():
     """0 sends a chunk to 1, which adds it and sends the sum to 2: six nodes with their dependencies.
 
-    Over 0->1 and 1->2, of 1 us each for 1 MB.
+    Links 0->1 and 1->2 take 1 us for 1 MB.
     """
     topology = linked("line", [0, 0, 0], ((0, 1), (1, 2)), alpha_us=0, beta_us_per_mb=1)
     problem = make_problem(topology, collectives.reduce(3, root=2), chunk_bytes=10**6)
@@ -168,7 +168,7 @@ def test_ids_are_places():
 
 @pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce", "broadcast"])
 def test_run_takes_as_long_as_the_schedule(collective):
-    """On rings, where ranks share nothing, dependencies alone give the finish of the schedule."""
+    """On rings, where ranks share no resource, dependencies alone give the schedule's finish."""
     schedule = _ring(collective, 6)
     assert _run(_traces(schedule), schedule) == schedule.finish
 
@@ -179,7 +179,7 @@ def test_run_takes_as_long_as_the_schedule(collective):
     [("ndv2", "allgather", "hierarchical"), ("ndv2", "alltoall", "pairwise"), ("ndv2", "allreduce", "ring")],
 )
 def test_machines_run_to_their_end(machine, collective, baseline):
-    """With switches and NICs, too, traces complete, no later than the schedule."""
+    """With switches and NICs traces also complete, no later than the schedule."""
     topology = taccl.topologies.parse(machine, nodes=2)
     problem = make_problem(topology, collectives.make(collective, topology.num_ranks), chunk_bytes=10**6)
     schedule = taccl.baselines.baseline(baseline, problem)
@@ -197,7 +197,7 @@ def test_prefix_sums_wait_for_their_source():
 
 
 def test_sizes_scale_where_chunks_are_alike():
-    """An allgather of 4 ranks is 4 chunks in all, and each message is one of them."""
+    """An allgather of 4 ranks has 4 chunks in all, and each message is one of them."""
     attributes = _attributes(_traces(_ring("allgather"))[0][0])
     assert (attributes["msg_chunk_cnt"], attributes["total_chunk_cnt"]) == (1, 4)
 

@@ -11,7 +11,7 @@ from tests.formats.astra.test_chakra import METADATA, NODE
 
 
 def messages():
-    """Metadata, a computation and a collective that waits for it."""
+    """Messages of a trace: metadata, a computation and a collective that waits for it."""
     head = METADATA(version="0.0.4")
     first = NODE(id=7, name="gemm", type=4, duration_micros=12)
     first.attr.add(name="is_cpu_op", bool_val=False)
@@ -24,7 +24,7 @@ def messages():
 
 
 def protobuf():
-    """The bytes of a trace: each message behind its length."""
+    """Bytes of a trace: each message, preceded by its length."""
     parts = [each.SerializeToString() for each in messages()]
     return b"".join(bytes([len(part)]) + part for part in parts)
 
@@ -52,7 +52,7 @@ def test_every_form_gives_the_same_nodes(tmp_path, content):
 
 
 def test_the_json_of_the_feeder_is_read(tmp_path):
-    """Its attributes are fields of the node."""
+    """In the feeder's JSON, attributes are fields of the node."""
     text = '{"workload_graph": [{"Id": 3, "Name": "a", "NodeType": 4, "data_deps": [1], "runtime": 5,'
     (tmp_path / "trace.json").write_text(text + ' "is_cpu_op": true}]}')
     [node] = load_trace_nodes(tmp_path / "trace.json")
@@ -71,7 +71,7 @@ def test_the_json_of_the_feeder_is_read(tmp_path):
     ],
 )
 def test_other_files_are_refused(tmp_path, content, said):
-    """The message says what was found."""
+    """The error states what the file contains."""
     (tmp_path / "trace").write_bytes(content)
     with pytest.raises(FormatError, match=said):
         load_trace_nodes(tmp_path / "trace")

@@ -1,7 +1,7 @@
-"""Files of algorithms as RCCL 2.21.5 reads and chooses them (``msccl_parser.cc``, ``msccl_lifecycle.cc``).
+"""Algorithm files as RCCL 2.21.5 reads and selects them (``msccl_parser.cc``, ``msccl_lifecycle.cc``).
 
-A reader of its own, by that library's rules: attributes that it needs, names that it knows, limits that it has,
-and which file of a folder a call gets. It knows nothing of taccl.
+A separate reader by that library's rules: required attributes, known names, limits, and the file of a folder
+that a call gets. It is independent of taccl.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 MAX_STEPS, MAX_THREADBLOCKS, MAX_PER_CHANNEL, MAX_COUNT = 64, 64, 32, 72
 MAX_NODES, MAX_SUBS, MAX_ATTRIBUTES, MAX_TEXT, MAX_CHANNELS = 4096, 1024, 16, 255, 128
-#: How many times a rank's count of elements the size of a call is, by collective: 0 for the number of ranks.
+#: {collective: size of a call as a multiple of a rank's number of elements}; 0 for the number of ranks.
 MULTIPLIERS = {
     "reduce": 1, "broadcast": 1, "allreduce": 1, "send": 1, "recv": 1, "gather": 1, "scatter": 1, "alltoallv": 1,
     "reducescatter": 0, "allgather": 0, "alltoall": 0,
@@ -21,7 +21,7 @@ TYPES = ("s", "r", "rcs", "rrs", "rrc", "rrcs", "cpy", "re", "nop")
 
 
 class Algorithm(NamedTuple):
-    """The library's record of a file until a call."""
+    """Properties of a file by which the library selects it for a call."""
 
     collective: str
     num_ranks: int
@@ -34,18 +34,18 @@ class Algorithm(NamedTuple):
 
 
 class Node:
-    """An element with its attributes and those inside."""
+    """An XML element with its attributes and children."""
 
     def __init__(self, name: str, attributes: dict[str, str]) -> None:
         self.name, self.attributes, self.inside = name, attributes, list[Node]()
 
     def number(self, name: str) -> int:
-        """An attribute, which has to be there."""
+        """Value of a required attribute."""
         return int(self.attributes[name], 0)
 
 
 def parse(text: str) -> Node:
-    """The only element at the top: one space before each attribute, double quotes, no tabs."""
+    """Parse the root element: one space before each attribute, double quotes, no tabs."""
     stack = [Node("", {})]
     for tag in re.finditer(
         r"<!--.*?-->|<(/?)([^ >/]+)((?: [^ =]+=\"[^\"]*\")*)(/?)>|[^ \n\r<]|<", text, re.DOTALL
@@ -71,7 +71,7 @@ def parse(text: str) -> Node:
 
 
 def load(path: Path) -> Algorithm:
-    """The file, read for every rank."""
+    """Read a file, for every rank."""
     algo = parse(path.read_text())
     collective = algo.attributes["coll"]
     assert collective in MULTIPLIERS
@@ -122,7 +122,7 @@ def _check_rank(rank: int, gpu: Node, num_nodes: int) -> None:
 
 
 def choose(folder: Path, collective: str, num_ranks: int, count: int, width: int, *, in_place: bool) -> str:
-    """The file that a call gets, of all in a folder in their order; empty if it gets none."""
+    """File of a folder that a call uses, the first one that applies; empty if none does."""
     for path in sorted(folder.iterdir()):
         known = load(path)
         multiplier = MULTIPLIERS[known.collective] or known.num_ranks

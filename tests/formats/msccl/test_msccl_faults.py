@@ -1,4 +1,4 @@
-"""Sixty seeded faults in valid MSCCL XML, ten of each kind of slip that hangs or corrupts: all are caught."""
+"""Sixty seeded faults in valid MSCCL XML, ten of each kind that deadlocks or corrupts: all are found."""
 
 import random
 import re
@@ -16,7 +16,7 @@ STEP = re.compile(r'<step s="\d+" type="(\w+)".*?/>')
 
 @cache
 def texts():
-    """Valid files: copies and sums, in place and not, relays through scratch, several channels."""
+    """Valid files: copies and sums, in place and out of place, relays through scratch, several channels."""
     return [
         dump_msccl_xml(program_of(name, topology, chunks_per_rank=2, **options))
         for name, topology, options in (
@@ -30,7 +30,7 @@ def texts():
 
 
 def steps(text, *types, holding=""):
-    """Steps of the given types that contain a text."""
+    """Steps of the given types whose lines contain a text."""
     return [m for m in STEP.finditer(text) if m.group(1) in types and holding in m.group()]
 
 
@@ -77,7 +77,7 @@ def past_the_end(text, chance):
 
 
 def change_sums(text, chance):
-    """A reduction that only receives, or a receive that adds; where nothing is summed, an id over 127."""
+    """Turn a reduction into a plain receive, or the reverse; without sums, use an id over 127."""
     found = steps(text, "rrc")
     if found:
         step = chance.choice(found)

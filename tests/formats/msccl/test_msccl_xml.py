@@ -75,7 +75,7 @@ def test_names_and_limits_of_rccl_are_read(valid):
 
 
 def _without_a_wait(text, line, depends):
-    """The file without the dependency of a step that only waits."""
+    """File without the dependency of one waiting step."""
     assert line + depends in text
     return text.replace(line + depends, line + 'depid="-1" deps="-1"', 1)
 
@@ -100,7 +100,9 @@ def test_a_missing_dependency_in_a_real_file_is_a_race(shared_data):
 
 
 def test_fused_steps_are_read_as_they_are_written():
-    """The ring of three: send, receive to reduce and send, the same with a copy kept, a copy to send, receive."""
+    """A ring of three has the fused steps: send, receive-reduce-send, the same with a copy, receive-copy-
+    send, receive.
+    """
     program = load_msccl_xml(OURS / "msccl-xml" / "allreduce-3-ring.xml")
     text = (OURS / "msccl-xml" / "allreduce-3-ring.xml").read_text()
     assert re.findall('type="(.*?)"', text) == ["s", "rrs", "rrcs", "rcs", "r"] * 3
@@ -170,7 +172,7 @@ _SCHEDULES = {}
 
 
 def schedule_of_cached(name, topology):
-    """One synthesis for all examples of a kind."""
+    """Schedule of a collective by name, synthesized once for all examples."""
     if (name, topology) not in _SCHEDULES:
         _SCHEDULES[name, topology] = schedule_of(name, topology)
     return _SCHEDULES[name, topology]
@@ -193,7 +195,7 @@ def test_several_dependencies_become_steps_that_wait():
 
 
 def many(count, *, wait=None):
-    """One rank with `count` threadblocks of one step; the first waits for one of them."""
+    """One rank with `count` threadblocks of one step; the first one waits for `wait`."""
     copy = Step("copy", Slot("input", 0), Slot("output", 0))
     first = copy if wait is None else replace(copy, depends=((wait, 0),))
     blocks = (Threadblock((first,)), *(Threadblock((copy,)) for _ in range(count - 1)))
@@ -209,7 +211,7 @@ def peers(count):
 
 
 def steps(count, *, chunks=1, blocks=1):
-    """Threadblocks of `count` copies each."""
+    """Program of one rank with `blocks` threadblocks of `count` copy steps each."""
     copy = Step("copy", Slot("input", 0), Slot("output", 0), chunks)
     return Program("x", (RankProgram(99, 99, 0, (Threadblock((copy,) * count),) * blocks),))
 
@@ -261,14 +263,14 @@ def test_file_is_for_sizes_about_that_of_its_schedule():
 
 
 def test_sizes_must_be_a_range():
-    """From more than to."""
+    """`minBytes` must be below `maxBytes`."""
     with pytest.raises(InputError, match="min_bytes"):
         dump_msccl_xml(program_of("allgather", "ring:2"), min_bytes=2, max_bytes=1)
 
 
 @pytest.fixture(scope="module")
 def valid():
-    """An allgather on a ring of four, with dependencies."""
+    """Text of an allgather on a ring of four, with dependencies."""
     return dump_msccl_xml(program_of("allgather", "ring:4"))
 
 
@@ -388,7 +390,7 @@ def test_ranks_of_a_custom_file_may_lack_a_buffer():
 
 
 def test_rccl_has_more_channels():
-    """128, where the others have 32."""
+    """RCCL has up to 128 channels, other runtimes 32."""
     ranks = (RankProgram(1, 1, 0, (Threadblock((), channel=47),)),)
     program = Program("x", ranks, allreduce(1, chunks_per_rank=1))
     text = dump_msccl_xml(program, runtime="rccl")

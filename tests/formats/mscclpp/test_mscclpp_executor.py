@@ -1,4 +1,4 @@
-"""The checker of MSCCL++ plans: spoilt plans are found by their effect under the executor."""
+"""The checker of MSCCL++ plans finds faults by their effect under the executor."""
 
 import copy
 
@@ -11,13 +11,13 @@ from tests.program.examples import program_of
 
 
 def plan_of(name="allgather", **options):
-    """A plan of four ranks on two nodes, or of packets within one."""
+    """Plan of four ranks on two nodes, or with packets within one node."""
     program = program_of(name, "ring:4", chunks_per_rank=2, **options)
     return build_mscclpp_plan(program, ranks_per_node=4 if options.get("protocol") == "LL" else 2)
 
 
 def without(plan, name):
-    """The plan without one operation of that name, for each of rank 0."""
+    """Plans that each lack one of rank 0's operations of the given name."""
     spoiled = []
     for t, threadblock in enumerate(plan["gpus"][0]["threadblocks"]):
         for s, op in enumerate(threadblock["ops"]):
@@ -46,7 +46,7 @@ def test_lost_operations_are_found(name, kind):
 
 @pytest.mark.slow
 def test_lost_barriers_are_races():
-    """Without a nop, threads race ahead of the one that waits or signals."""
+    """Without a nop, threads run ahead of the thread that waits or signals: a race."""
     spoiled = without(plan_of("reduce-scatter"), "nop")
     assert spoiled
     for plan in spoiled:
@@ -99,7 +99,7 @@ def test_wrong_places_are_found(field, value):
 
 
 def test_what_nobody_wrote_is_no_chunk():
-    """Unwritten scratch is not mistaken for the rank's chunk of the same number."""
+    """Unwritten scratch is not mistaken for a chunk of the rank."""
     plan = build_mscclpp_plan(program_of("allreduce", "fully-connected:2"))
     for gpu in plan["gpus"]:
         gpu["scratch_chunks"] += 8
@@ -111,7 +111,7 @@ def test_what_nobody_wrote_is_no_chunk():
 
 
 def test_signals_of_swapped_channels_are_found():
-    """Two channels exchanged in a threadblock's list are found."""
+    """Exchanging two channels in a threadblock's list is found."""
     plan = build_mscclpp_plan(program_of("allgather", "ring:4", chunks_per_rank=2), ranks_per_node=4)
     threadblocks = [tb for tb in plan["gpus"][0]["threadblocks"] if tb["channels"]]
     first, second = (tb["channels"][0] for tb in threadblocks[:2])
@@ -121,7 +121,7 @@ def test_signals_of_swapped_channels_are_found():
 
 
 def test_what_is_left_over_is_found():
-    """A signal too many is found, as it breaks the next call."""
+    """A superfluous signal is found, as it breaks the next call."""
     plan = plan_of("allgather")
     ops = next(tb["ops"] for tb in plan["gpus"][0]["threadblocks"] if tb["ops"][-1]["name"] == "signal")
     ops.append(ops[-1])
@@ -151,7 +151,7 @@ def test_what_is_left_over_is_found():
     ],
 )
 def test_what_is_no_plan_is_refused(spoil, words):
-    """A spoilt plan is refused with a message, not a traceback."""
+    """A damaged plan is refused with a message, not a traceback."""
     plan = plan_of()
     spoil(plan)
     with pytest.raises(FormatError, match=words):

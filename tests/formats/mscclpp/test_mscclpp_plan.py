@@ -25,7 +25,7 @@ OPTIONS = [
 
 
 def ops_of(plan, rank, threadblock):
-    """The names of a threadblock's operations."""
+    """Names of a threadblock's operations."""
     return [op["name"] for op in plan["gpus"][rank]["threadblocks"][threadblock]["ops"]]
 
 
@@ -54,9 +54,9 @@ def test_every_plan_of_packets_runs_right(name, options):
 
 
 def test_two_ranks_by_hand():
-    """An allgather of two ranks of one node, in place: each puts its chunk where it belongs and signals.
+    """In an allgather of two ranks of one node, in place, each rank puts its chunk in its place and signals.
 
-    Nothing was in that place before, so that its rank says at once that it has begun.
+    Nothing was in that place before, so each rank first signals that it has started.
     """
     plan = build_mscclpp_plan(program_of("allgather", "ring:2", in_place=True))
     assert plan["gpus"][0] == {
@@ -104,7 +104,7 @@ def test_another_node_is_reached_over_port_channels():
 
 
 def test_channels_of_two_ranks_stand_in_one_order():
-    """Channels of two ranks are listed in the same order, by which the executor pairs them."""
+    """Channels between two ranks are listed in the same order at both, by which the executor pairs them."""
     program = program_of("alltoall", "ring:5", channels="round-robin", num_channels=2)
     plan = build_mscclpp_plan(program)
     lists = [gpu["channels"][0]["connected_to"] for gpu in plan["gpus"]]
@@ -114,7 +114,10 @@ def test_channels_of_two_ranks_stand_in_one_order():
 
 
 def test_a_sum_that_is_kept_beside_needs_no_scratch():
-    """Out of place rank 0's sum needs no scratch: the arrival is stored in the output and added there."""
+    """Out of place, rank 0's sum needs no scratch: the arrival is stored in the output, and the rank's own
+    chunk is
+    added there.
+    """
     plan = build_mscclpp_plan(program_of("reduce", "ring:2"))
     assert plan["gpus"][0]["scratch_chunks"] == 0
     sums = [op for tb in plan["gpus"][0]["threadblocks"] for op in tb["ops"] if op["name"] == "re"]
@@ -143,8 +146,9 @@ def test_nodes_come_from_the_topology():
 
 @pytest.mark.parametrize(("members", "name"), [((0, 1, 2), "allgather"), ((2, 0, 1), "custom")])
 def test_ranks_in_another_order_are_no_collective_of_theirs(members, name):
-    """With ranks in another order the plan would be mistaken for an allgather with other parts, so it is
-    refused."""
+    """With ranks in another order the plan would be mistaken for an allgather of other parts, so it is
+    refused.
+    """
     collective = taccl.collectives.allgather(3).among(members, num_ranks=3)
     problem = taccl.make_problem(taccl.topologies.ring(3), collective, chunk_bytes=1000)
     plan = build_mscclpp_plan(lower(taccl.synthesize(problem, backend="greedy").schedule))
@@ -155,7 +159,7 @@ def test_ranks_in_another_order_are_no_collective_of_theirs(members, name):
 
 
 def test_unknown_nodes_must_be_told():
-    """For a program from a file the number of nodes must be given."""
+    """For a program from a file, the number of nodes is a required argument."""
     program = replace(program_of("allgather", "ring:4"), node_of_rank=None)
     with pytest.raises(InputError, match="give ranks_per_node"):
         build_mscclpp_plan(program)
@@ -163,7 +167,9 @@ def test_unknown_nodes_must_be_told():
 
 @pytest.mark.slow
 def test_long_threadblocks_are_refused_or_split():
-    """More than 64 operations are refused with a remedy, or split into threadblocks that run in turn."""
+    """A threadblock of more than 64 operations is refused with a remedy, or split into consecutive
+    threadblocks.
+    """
     program = program_of("alltoall", "ring:5", chunks_per_rank=8)
     with pytest.raises(ExportError, match=r"at most 64 operations .* leave split=False out"):
         build_mscclpp_plan(program, split=False)
@@ -176,7 +182,9 @@ def test_long_threadblocks_are_refused_or_split():
 
 @pytest.mark.slow
 def test_what_is_split_unasked_is_warned_of():
-    """By default a long threadblock is split with a warning; there is none if no threadblock is long."""
+    """With default options a long threadblock is split with a warning; without a long one there is no
+    warning.
+    """
     program = program_of("alltoall", "ring:5", chunks_per_rank=8)
     with pytest.warns(FallbackWarning, match="at most 64 operations per threadblock: longer ones were split"):
         plan = build_mscclpp_plan(program)
@@ -211,7 +219,7 @@ def test_limits_are_named(options, error, words):
     ],
 )
 def test_what_plans_do_not_hold_is_named(name, options, plan_options, words):
-    """Protocols, nodes and collectives that the executor cannot take."""
+    """Protocols, numbers of nodes and collectives that the executor does not support are refused."""
     with pytest.raises(ExportError, match=words):
         build_mscclpp_plan(program_of(name, "ring:4", **options), **plan_options)
 
@@ -230,7 +238,7 @@ def test_a_program_for_ll128_is_written_for_a_protocol_that_there_is(name, plan_
 
 
 def test_sizes_stay_within_the_offsets():
-    """2^32 bytes are too many for one chunk's offset: of 4 chunks each is below 2^30, a multiple of 16."""
+    """2^32 bytes exceed the offset of one chunk: each of 4 chunks is below 2^30 bytes, a multiple of 16."""
     reach = 4 * ((2**32 - 1) // 4 // 16 * 16)
     program = replace(program_of("allgather", "ring:4"), sizes_bytes=None)
     assert build_mscclpp_plan(program)["max_message_size"] == reach
@@ -241,7 +249,7 @@ def test_sizes_stay_within_the_offsets():
 
 
 def test_plan_is_for_sizes_about_that_of_its_schedule():
-    """From half to twice the size that the schedule was made for, unless told."""
+    """A plan is for half to twice its schedule's size by default."""
     problem = taccl.make_problem(taccl.topologies.ring(4), taccl.collectives.allgather(4), size_bytes=10**9)
     program = lower(taccl.baselines.ring(problem))
     plan = build_mscclpp_plan(program)
@@ -277,7 +285,7 @@ def test_a_program_that_is_wrong_is_not_written():
 
 
 def test_convert_writes_a_plan(tmp_path):
-    """From a schedule's file, with what is lost; the plan is told by its content."""
+    """A schedule file is converted with a warning of losses, and the plan is recognised by its content."""
     schedule = schedule_of("allgather", "ring:4")
     taccl.save(schedule, tmp_path / "in.json")
     with pytest.warns(LossyConversionWarning, match="cannot hold"):
@@ -289,7 +297,7 @@ def test_convert_writes_a_plan(tmp_path):
 
 
 def test_the_registration_is_written_beside_the_plan(tmp_path):
-    """If asked for; neither file replaces another unasked, and then none is written."""
+    """On request the registration module is written with the plan; if either file exists, none is written."""
     schedule = schedule_of("allgather", "ring:4")
     paths = write(schedule, tmp_path / "ring-4.plan.json", register=True)
     assert [path.name for path in paths] == ["ring-4.plan.json", "ring_4_register.py"]

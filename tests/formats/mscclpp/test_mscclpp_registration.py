@@ -1,4 +1,4 @@
-"""The module that registers plans: run against stand-ins of MSCCL++'s classes, since it needs GPUs itself."""
+"""The registration module of plans, run against stand-ins of MSCCL++'s classes, since it needs GPUs."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -10,7 +10,7 @@ from taccl.formats.mscclpp.registration import registration_snippet
 
 
 def plan(name, collective="allgather", *, in_place=False, least=0, most=1000, chunks=1):
-    """As much of a plan as the registration looks at, for four ranks."""
+    """Plan of four ranks with the fields that the registration reads."""
     return {
         "name": name, "collective": collective, "inplace": in_place,
         "gpus": [{"input_chunks": chunks, "output_chunks": chunks}] * 4, "buffer_alignment": 4,
@@ -21,7 +21,7 @@ def plan(name, collective="allgather", *, in_place=False, least=0, most=1000, ch
 def request(
     collective, size, inputs, outputs, *, rank=1, world_size=4, dtype="CppDataType.float16", root=None
 ):
-    """A call, as MSCCL++ describes it."""
+    """A call with the fields that MSCCL++ passes."""
     return SimpleNamespace(
         collective=collective, message_size=size, input_buffer=inputs, output_buffer=outputs, rank=rank,
         world_size=world_size, n_ranks_per_node=4, dtype=dtype,
@@ -30,7 +30,7 @@ def request(
 
 
 class Builder:
-    """Records the calls of `AlgorithmCollectionBuilder`."""
+    """Recorder of the calls of `AlgorithmCollectionBuilder`."""
 
     def __init__(self):
         Builder.known = self.added = []
@@ -44,7 +44,7 @@ class Builder:
 
 @pytest.fixture
 def module(monkeypatch):
-    """A function that runs a snippet."""
+    """Function that runs a snippet in the module's namespace."""
     mscclpp, extension = ModuleType("mscclpp"), ModuleType("mscclpp.ext")
 
     class Algorithm(SimpleNamespace):
@@ -65,7 +65,9 @@ def module(monkeypatch):
 
 
 def test_plans_are_registered_from_beside_the_module(module):
-    """With their rank, and for no number of ranks, as the module's own selector chooses among them."""
+    """Plans are registered with the local rank, and for any number of ranks, as the module's selector
+    chooses.
+    """
     names = module(registration_snippet({"/elsewhere/a.json": plan("a")}))
     names["register"](3)
     (algorithm,) = Builder.known
@@ -77,20 +79,20 @@ def test_plans_are_registered_from_beside_the_module(module):
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        # An allgather states the bytes of one rank: 100 are 400 in all.
+        # A call of allgather states one rank's bytes: 100 of 400.
         (request("allgather", 100, 5000, 9000), "small"),
         (request("allgather", 200, 5000, 9000), "large"),
         (request("allgather", 1000, 5000, 9000), None),
         (request("allgather", 100, 9100, 9000), "inside"),
         (request("allgather", 100, 5000, 9000, world_size=8), None),
         (request("allreduce", 100, 5000, 9000), None),
-        # A reduce-scatter states the input's bytes: rank 1 of four has its output 25 bytes into it.
+        # A call of reduce-scatter states the input's bytes; rank 1 of four has its output at offset 25.
         (request("reducescatter", 100, 5000, 5025), "sums"),
         (request("reducescatter", 100, 5000, 5000), None),
     ],
 )
 def test_calls_are_given_the_plan_that_fits(module, call, expected):
-    """The choice depends on collective, size, world size and place."""
+    """The selected plan depends on collective, size, world size and placement."""
     text = registration_snippet(
         {
             "1.json": plan("small", most=500),
@@ -104,7 +106,9 @@ def test_calls_are_given_the_plan_that_fits(module, call, expected):
 
 
 def test_sizes_that_do_not_divide_into_aligned_chunks_are_left_alone(module):
-    """The executor refuses them: of 3 chunks, each a multiple of 4 bytes, sizes are multiples of 12."""
+    """Sizes that do not divide into aligned chunks are declined: 3 chunks of multiples of 4 bytes need
+    multiples of 12.
+    """
     select = module(registration_snippet({"1.json": plan("a", "allreduce", chunks=3)}))["select"]
     known = {"allreduce": {"a": "a"}}
     assert select(known, request("allreduce", 120, 5000, 9000)) == "a"
@@ -112,14 +116,14 @@ def test_sizes_that_do_not_divide_into_aligned_chunks_are_left_alone(module):
 
 
 def test_types_that_the_executor_does_not_add_up_are_left_alone(module):
-    """Bytes, whose plans it refuses."""
+    """Calls with byte elements are declined, as the executor refuses to add them."""
     select = module(registration_snippet({"1.json": plan("a", "allreduce")}))["select"]
     call = request("allreduce", 120, 5000, 9000, dtype="CppDataType.uint8")
     assert select({"allreduce": {"a": "a"}}, call) is None
 
 
 def test_a_broadcast_gets_the_plan_from_its_own_root(module):
-    """Another root would give every rank the wrong data."""
+    """A broadcast uses only a plan with its own root, as another root would deliver the wrong data."""
     select = module(registration_snippet({"1.json": plan("a", "broadcast") | {"root": 2}}))["select"]
     known = {"broadcast": {"a": "a"}}
     assert select(known, request("broadcast", 120, 5000, 9000, root=2)) == "a"
@@ -127,7 +131,7 @@ def test_a_broadcast_gets_the_plan_from_its_own_root(module):
 
 
 def test_an_allreduce_of_pytorch_gets_the_plan_in_place(module):
-    """If two plans have the same sizes, the call with one buffer gets the one in place."""
+    """If two plans cover the same sizes, a call with one buffer uses the in-place plan."""
     plans = {"1.json": plan("apart", "allreduce"), "2.json": plan("inside", "allreduce", in_place=True)}
     select = module(registration_snippet(plans))["select"]
     known = {"allreduce": {"apart": "apart", "inside": "inside"}}
@@ -150,6 +154,6 @@ def test_ranks_per_node_can_be_asked_for(module):
     ],
 )
 def test_what_cannot_be_registered_is_named(plans, words):
-    """No plan, two of one name, and what is none."""
+    """No plan, two plans of one name, and a file that is not a plan are refused."""
     with pytest.raises(InputError, match=words):
         registration_snippet(plans)

@@ -1,6 +1,7 @@
-"""Execution plans have the fields that MSCCL++ 0.9.0 reads, of its types, and within its limits.
+"""Execution plans have the fields that MSCCL++ 0.9.0 reads, with their types, and within its limits.
 
-Fields are those of ``src/core/executor/execution_plan.cc``, which raises for one that it misses and ignores others.
+The fields are those of ``src/core/executor/execution_plan.cc``, which raises for a missing field and ignores
+others.
 """
 
 import copy
@@ -12,7 +13,7 @@ from taccl.formats.mscclpp.executor import run_plan
 from taccl.formats.mscclpp.plan import build_mscclpp_plan
 from tests.program.examples import program_of
 
-#: {field: type, or fields of the elements of a list}; a question mark is behind fields with a default.
+#: {field: type, or fields of the elements of a list}; fields that end in a question mark have a default.
 CHUNKS = {"type?": str, "buffer_id?": int, "index": int, "size": int}
 OPERATION = {
     "name": str, "channel_type?": str, "channel_ids?": [int], "src_buff?": [CHUNKS], "dst_buff?": [CHUNKS],
@@ -33,7 +34,7 @@ PLAN = {
     "use_double_scratch_buffer?": bool, "buffer_alignment?": int, "num_threads_per_block?": int,
     "min_message_size?": int, "max_message_size?": int,
 }  # fmt: skip
-#: Fields of ours, which the executor ignores.
+#: Fields of taccl, which the executor ignores.
 OWN = {"root"}
 
 
@@ -57,7 +58,7 @@ def faults(value, schema, where="plan"):
 @pytest.mark.parametrize("protocol", ["Simple", "LL"])
 @pytest.mark.parametrize("name", ["allgather", "allreduce", "reduce-scatter", "alltoall"])
 def test_plans_have_the_fields_that_are_read(name, protocol):
-    """None is missing, unknown or of another type, in one node and over two."""
+    """No field is missing, unknown or of another type, with one node and with two."""
     for ranks_per_node in (4,) if protocol == "LL" else (4, 2):
         plan = build_mscclpp_plan(
             program_of(name, "ring:4", protocol=protocol), ranks_per_node=ranks_per_node
@@ -73,7 +74,7 @@ def test_plans_have_the_fields_that_are_read(name, protocol):
     ],
 )
 def test_limits_of_an_operation_hold(name, field, count, said):
-    """The kernel has room for 8 channels and 10 buffers of each side."""
+    """An operation has at most 8 channels and 10 buffers on each side."""
     plan = copy.deepcopy(build_mscclpp_plan(program_of("allgather", "ring:4"), ranks_per_node=4))
     ops = (op for block in plan["gpus"][0]["threadblocks"] for op in block["ops"] if op["name"] == name)
     op = next(ops)

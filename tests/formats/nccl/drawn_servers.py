@@ -1,8 +1,8 @@
-"""Random servers as graphs of capacities, and their files; the graph never passes through an importer.
+"""Random servers as graphs of capacities, and their files; the graph is independent of the importers.
 
-A server is drawn as a tree of PCIe switches below CPUs. `Drawn.graph` has the rates in GB/s that the
-documentation of each format gives; rates that a file does not state are unlimited. Capacities are optima of
-linear programs over the paths of that graph.
+A server is a random tree of PCIe switches below CPUs. `Drawn.graph` has the rates in GB/s by each format's
+documentation; rates that a file does not state are unlimited. Capacities are optima of linear programs over
+the paths of that graph.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Pair = tuple[str, str]
 
 
 def capacity(topology, links):
-    """GB/s that links carry together, by what they hold: the optimum of a linear program."""
+    """Total rate of links in GB/s under the topology's holds: the optimum of a linear program."""
     if not links:
         return 0
     place = {link: index for index, link in enumerate(links)}
@@ -116,7 +116,7 @@ class Drawn:
         return graph
 
     def between_nodes(self, used: Mapping[str, Iterable[int]], ranks: Iterable[int]) -> float:
-        """GB/s from these ranks of one server into all ranks of its twin, each through the ports it uses.
+        """GB/s from some ranks of one server to all ranks of its twin, each through the ports that it uses.
 
         - `used`: {port: ranks that use it}.
         """
@@ -172,7 +172,7 @@ class Drawn:
         return found
 
     def exchange(self) -> float | None:
-        """GB/s of every pair of ranks when all pairs that PCIe joins send at once; None if nothing limits."""
+        """GB/s per pair of ranks if all pairs joined by PCIe send at once; None if nothing limits."""
         graph, crossed = self.graph(), Counter[Pair]()
         place = {gpu: rank for rank, gpu in enumerate(self.gpus)}
         joined = {(place[a], place[b]) for pair in self.links for a, b in (pair, pair[::-1])}
@@ -250,10 +250,10 @@ def _busid(name: str) -> str:
 
 
 def draw(rng: random.Random, *, is_matrix: bool) -> Drawn:
-    """A server with 1 to 8 GPUs.
+    """Random server with 1 to 8 GPUs.
 
-    - `is_matrix`: True for servers that a matrix describes in full: one rate of PCIe and of NICs, two levels
-      of switches at most, NICs of one port.
+    - `is_matrix`: True for servers that a matrix describes completely: one rate of PCIe and of NICs, at most
+      two levels of switches, NICs of one port.
     """
     numbers: Counter[str] = Counter()
     lacking = rng.choice((0, 0, 0.3))

@@ -1,4 +1,4 @@
-"""Capacities of imported servers against figures counted by hand from the text of each file."""
+"""Capacities of imported servers, compared with figures derived by hand from each file's text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from tests.formats.nccl.drawn_servers import capacity
 
 
 class Count(NamedTuple):
-    """A file, its arguments, and capacities in GB/s: out of a node, out of one by its rank 0, and inside it."""
+    """A file, its arguments, and capacities in GB/s: out of a node, out of it by its rank 0, and inside
+    it.
+    """
 
     file: str
     arguments: dict
@@ -25,7 +27,7 @@ class Count(NamedTuple):
 
 #: In GB/s: NVLink 25 (nvidia-smi) or 20.6 (NCCL, H100), xGMI 48, PCIe 12, 24 or 48 by generation.
 REPORTED = [
-    # 4 NVLinks to GPU1 and PCIe 3 to GPU2.
+    # 4 NVLinks to GPU1, and PCIe 3 to GPU2.
     Count("reported/smi/bridge-plus-one.txt", {}, 3, 0, 0, 4 * 25 + 12),
     # 12 NVLinks to the neighbour and one PCIe 4 link to the rest.
     Count("reported/smi/bridged-pairs.txt", {}, 8, 0, 0, 12 * 25 + 24),
@@ -39,9 +41,9 @@ REPORTED = [
         2, 4 * 12, 2 * 12, 18 * 25,
     ),
     Count("reported/smi/four-cards-a-gpu.txt", {"nodes": 2, "nic_gb_per_s": 12}, 2, 4 * 12, 2 * 12, 18 * 25),
-    # Two NICs that no GPU is near; eight GPUs take turns.
+    # Two NICs that are near no GPU; eight GPUs are assigned to them alternately.
     Count("reported/smi/four-numa-uneven.txt", {"nodes": 2, "nic_gb_per_s": 12.5}, 8, 2 * 12.5, 12.5, 12.5),
-    # Four of six NICs have GPUs near.
+    # Four of six NICs are near GPUs.
     Count("reported/smi/four-of-eight-nics.txt", {"nodes": 2, "nic_gb_per_s": 50}, 8, 4 * 50, 50, 18 * 25),
     Count("reported/smi/four-plain.txt", {}, 4, 0, 0, 12),
     Count("reported/smi/glued-affinity.txt", {}, 4, 0, 0, 12 * 25),
@@ -89,7 +91,7 @@ def _load(path, **arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", REPORTED, ids=lambda count: count.file.rpartition("/")[2])
 def test_reported_file_has_the_capacity_counted_by_hand(shared_data, count):
-    """No import loses or invents capacity."""
+    """The imported topology has the capacities derived by hand."""
     topology = _load(shared_data / count.file, **count.arguments)
     assert topology.num_ranks == count.num_gpus * topology.num_nodes
     assert _counted(topology) == pytest.approx((count.node, count.rank, count.inside))
@@ -105,7 +107,7 @@ def _smi(tmp_path, *rows):
 
 
 def _near(tmp_path, num_gpus, num_nics, num_nvlinks=18):
-    """GPUs and NICs that are all as near to one another, under one CPU."""
+    """Dump of GPUs and NICs that are all at the same distance, under one CPU."""
     devices = [f"GPU{i}" for i in range(num_gpus)] + [f"NIC{i}" for i in range(num_nics)]
 
     def cell(a, b):
@@ -119,7 +121,7 @@ def _near(tmp_path, num_gpus, num_nics, num_nvlinks=18):
     [(1, 1, 20), (2, 2, 20), (2, 4, 40), (4, 2, 20), (2, 3, 48), (3, 2, 40)],
 )
 def test_every_near_nic_is_kept(tmp_path, num_gpus, num_nics, rank):
-    """A node sends what its NICs of 20 GB/s do together; one rank its part, at most what PCIe 5 carries."""
+    """A node sends at the total rate of its NICs of 20 GB/s; a rank at its share, limited by PCIe 5."""
     path = _near(tmp_path, num_gpus, num_nics)
     topology = _load(path, nodes=2, nic_gb_per_s=20, nvlink_joins="switch")
     node, own, _ = _counted(topology)
@@ -140,7 +142,7 @@ def test_every_near_nic_is_kept(tmp_path, num_gpus, num_nics, rank):
     ],
 )
 def test_pcie_generation_is_told_by_nvlinks_or_by_the_nic(tmp_path, num_nvlinks, nic, rate):
-    """PCIe 3 up to V100, PCIe 4 at A100, PCIe 5 at H100; and never less than the NIC's rate."""
+    """PCIe 3 is assumed up to V100, PCIe 4 for A100, PCIe 5 for H100; and at least the NIC's rate."""
     cell = f"NV{num_nvlinks}" if num_nvlinks else "NODE"
     rows = [f"GPU0 X {cell} NODE", f"GPU1 {cell} X NODE", "NIC0 NODE NODE X"]
     topology = _load(_smi(tmp_path, *rows), nic_gb_per_s=nic, pcie="always", nvlink_joins="pairs")
@@ -148,21 +150,21 @@ def test_pcie_generation_is_told_by_nvlinks_or_by_the_nic(tmp_path, num_nvlinks,
 
 
 def test_guess_that_limits_a_given_rate_is_told(tmp_path):
-    """Two NICs of 50 GB/s at a GPU whose PCIe rate is guessed: a note says that it limits their 100 GB/s to 50."""
+    """Two NICs of 50 GB/s at a GPU whose PCIe rate is assumed: a note says that it limits 100 GB/s to 50."""
     with pytest.warns(AssumptionWarning, match=r"NIC0 \+ NIC1 \(100 GB/s\) are reached at 50 GB/s only"):
         topology = taccl.topologies.load(_near(tmp_path, 1, 2), nodes=2, nic_gb_per_s=50)
     assert "pcie_gb_per_s=" in topology.assumed[0]
 
 
 def test_given_rate_limits_without_a_word(tmp_path):
-    """A PCIe rate that the caller gives is no guess, whatever it limits."""
+    """A given PCIe rate is not noted as an assumption, whatever it limits."""
     topology = _load(_near(tmp_path, 1, 2), nodes=2, nic_gb_per_s=50, pcie_gb_per_s=55)
     assert not any("only" in each for each in topology.assumed)
     assert _counted(topology)[:2] == pytest.approx((55, 55))
 
 
 def test_nic_far_from_every_gpu_is_left_out_and_named(tmp_path):
-    """A NIC behind the other CPU is of no use beside one that is near, and is named."""
+    """A NIC behind the other CPU is left out if another one is near, and named."""
     rows = ["GPU0 X NV18 PIX SYS", "GPU1 NV18 X PIX SYS", "NIC0 PIX PIX X SYS", "NIC1 SYS SYS SYS X"]
     topology = _load(_smi(tmp_path, *rows), nodes=2, nic_gb_per_s=20)
     assert _counted(topology)[0] == pytest.approx(20)
@@ -170,7 +172,9 @@ def test_nic_far_from_every_gpu_is_left_out_and_named(tmp_path):
 
 
 def test_unknown_affinity_joins_no_cpus(tmp_path):
-    """With N/A for CPUs, as in virtual machines, cells alone tell which of two NICs of 20 GB/s is near."""
+    """With CPU affinity N/A, as in virtual machines, the cells alone decide which of two NICs of 20 GB/s is
+    near.
+    """
     rows = ["GPU0 X SYS NODE SYS N/A N/A", "GPU1 SYS X SYS NODE N/A N/A"]
     rows += ["NIC0 NODE SYS X SYS", "NIC1 SYS NODE SYS X"]
     topology = _load(_smi(tmp_path, *rows), nodes=2, nic_gb_per_s=20)
@@ -179,7 +183,7 @@ def test_unknown_affinity_joins_no_cpus(tmp_path):
 
 
 def test_earlier_name_of_cells_between_sockets_is_read(tmp_path):
-    """Drivers before 387 print SOC for SYS."""
+    """SOC, which drivers before 387 print, is read as SYS."""
     rows = ["GPU0 X PHB SOC 0-7", "GPU1 PHB X SOC 0-7", "GPU2 SOC SOC X 8-15"]
     topology = _load(_smi(tmp_path, *rows), cpu_gb_per_s=5)
     across = [e for e, link in enumerate(topology.links) if link.src < 2 <= link.dst]
@@ -188,7 +192,9 @@ def test_earlier_name_of_cells_between_sockets_is_read(tmp_path):
 
 @pytest.mark.parametrize("lanes", ["0", "63", "255"])
 def test_width_that_no_slot_has_is_not_known(tmp_path, lanes):
-    """Virtual machines show 63 or 255 lanes: the NIC of 25 GB/s is not limited, and the guess is told."""
+    """Virtual machines show 63 or 255 lanes: the NIC of 25 GB/s is not limited, and the assumption is
+    noted.
+    """
     slot = f'link_speed="8.0 GT/s PCIe" link_width="{lanes}"'
     path = tmp_path / "dump.xml"
     path.write_text(
@@ -247,7 +253,7 @@ def test_switches_of_one_bus_id_are_parts_of_their_own(tmp_path):
 
 
 def _rccl(tmp_path, count, gcn, version=2, tclass="0x038000"):
-    """Two GPUs of AMD with xGMI links between them."""
+    """Dump of two AMD GPUs with xGMI links between them."""
     gpu = (
         '<pci busid="0:{0}:0.0" class="0x038000" link_speed="16 GT/s" link_width="16">'
         '<gpu dev="{0}" sm="90" gcn="{gcn}" arch="38911" rank="{0}" gdr="1">'
@@ -281,12 +287,12 @@ def test_xgmi_has_the_rate_of_its_architecture(tmp_path, gcn, rate):
 
 @pytest.mark.parametrize(("version", "tclass"), [(1, "0x038000"), (2, "0x120000"), (2, "0x038000")])
 def test_both_versions_and_classes_of_rccl_are_read(tmp_path, version, tclass):
-    """NCCL writes version 1 and RCCL version 2; AMD's GPUs are display controllers or accelerators."""
+    """NCCL's version 1 and RCCL's version 2 are read; AMD's GPUs are display controllers or accelerators."""
     assert len(_load(_rccl(tmp_path, 1, "gfx942", version, tclass)).links) == 2
 
 
 def test_given_rate_of_xgmi_beats_the_constant(tmp_path):
-    """Links of 60 GB/s, as given."""
+    """A given rate of 60 GB/s replaces the constant of xGMI links."""
     topology = _load(_rccl(tmp_path, 1, "gfx942"), nvlink_gb_per_s=60)
     assert _counted(topology)[2] == pytest.approx(60)
     assert not any("xGMI each way" in each for each in topology.assumed)
@@ -297,7 +303,7 @@ def test_given_rate_of_xgmi_beats_the_constant(tmp_path):
     [("> ", "```"), (">", ""), ("> > ", "---"), ("| ", ""), ("    ", "~~~"), ("node-1: ", "")],
 )
 def test_matrix_in_a_paste_is_read(tmp_path, mark, fence):
-    """Quote marks, fences, a prompt and a host's name before each line change nothing."""
+    """Quote marks, code fences, a prompt and a host name before each line are ignored."""
     plain = _near(tmp_path, 2, 1)
     quoted = tmp_path / "paste.txt"
     lines = [mark + line for line in plain.read_text().splitlines()]
@@ -307,7 +313,7 @@ def test_matrix_in_a_paste_is_read(tmp_path, mark, fence):
 
 @pytest.mark.parametrize("mark", ["{:3}  ", "{}: ", "{} | ", "2026-01-02T03:04:0{}Z "])
 def test_matrix_with_numbered_lines_is_read(tmp_path, mark):
-    """Numbers of lines, and times, differ from line to line."""
+    """Line numbers and timestamps before each line are ignored."""
     plain = _near(tmp_path, 2, 1)
     numbered = tmp_path / "numbered.txt"
     lines = plain.read_text().splitlines()
@@ -316,7 +322,7 @@ def test_matrix_with_numbered_lines_is_read(tmp_path, mark):
 
 
 def test_matrix_with_commas_is_read(tmp_path):
-    """As a spreadsheet saves it."""
+    """A matrix saved as CSV by a spreadsheet is read."""
     plain = _near(tmp_path, 2, 1)
     commas = tmp_path / "matrix.csv"
     commas.write_text(plain.read_text().replace("\t", ","))
@@ -324,7 +330,7 @@ def test_matrix_with_commas_is_read(tmp_path):
 
 
 def test_matrix_in_a_markdown_table_is_read(tmp_path):
-    """Bars between the cells are none of them."""
+    """Bars between the cells of a Markdown table are separators."""
     plain = _near(tmp_path, 2, 1)
     table = tmp_path / "table.md"
     lines = ["| " + " | ".join(line.split("\t")) + " |" for line in plain.read_text().splitlines()]
@@ -333,7 +339,7 @@ def test_matrix_in_a_markdown_table_is_read(tmp_path):
 
 
 def test_glued_cells_are_split_and_told(tmp_path):
-    """NODENODE is two cells, and NV120-31 is NV12 and 0-31, as the row of the other GPU says NV12."""
+    """NODENODE is split into two cells, and NV120-31 into NV12 and 0-31, as the other GPU's row has NV12."""
     rows = ["GPU0 X NV12 NODE NODE", "GPU1 NV12 X NODE NODE", "NIC0 NODE NODE X PIX", "NIC1 NODE NODE PIX X"]
     path = _smi(tmp_path, *rows)
     whole = _load(path)
@@ -347,14 +353,14 @@ def test_glued_cells_are_split_and_told(tmp_path):
 
 
 def test_number_of_nvlinks_is_not_split(tmp_path):
-    """NV12 against NV1 back is a contradiction and no NV1 with an affinity of 2."""
+    """NV12 with NV1 in the other direction is a contradiction, not NV1 with CPU affinity 2."""
     path = _smi(tmp_path, "GPU0 X NV12", "GPU1 NV1 X")
     with pytest.raises(taccl.FormatError, match="NV12 from GPU1 to GPU0|NV1 from GPU1|NV12 from GPU0"):
         _load(path)
 
 
 def _dump(tmp_path, *devices):
-    """A file of one CPU with these devices below it, each as XML."""
+    """Dump of one CPU with the given XML devices below it."""
     path = tmp_path / "dump.xml"
     path.write_text(f'<system version="1"><cpu numaid="0">{"".join(devices)}</cpu></system>')
     return path
@@ -386,13 +392,13 @@ def _bridge(number, *below):
 
 
 def test_bridges_above_a_nic_do_not_make_it_farther(tmp_path):
-    """Two NICs of 10 GB/s below one CPU are both kept, though one of them is behind a bridge."""
+    """Two NICs of 10 GB/s below one CPU are both kept, although one is behind a bridge."""
     topology = _load(_dump(tmp_path, _gpu(0), _nic(0, 80000), _bridge(0, _nic(1, 80000))), nodes=2)
     assert _counted(topology)[:2] == pytest.approx((20, 20))
 
 
 def test_faster_nic_that_is_farther_is_used(tmp_path):
-    """A NIC of 1 Gb/s beside the GPU does not keep it from the one of 100 Gb/s."""
+    """A NIC of 1 Gb/s near the GPU does not prevent use of a farther one of 100 Gb/s."""
     near = _bridge(0, _gpu(0), _nic(0, 1000))
     topology = _load(_dump(tmp_path, near, _bridge(1, _nic(1, 100000))), nodes=2)
     assert _counted(topology)[:2] == pytest.approx((12.625, 12.625))
@@ -400,14 +406,16 @@ def test_faster_nic_that_is_farther_is_used(tmp_path):
 
 
 def test_shares_of_ranks_with_some_nics_in_common_are_told(tmp_path):
-    """GPU1, near the fast NIC alone, shares it with GPU0, which also has a slow one."""
+    """A note says that GPU1, near the fast NIC only, shares it with GPU0, which also has a slow one."""
     near = _bridge(0, _gpu(0), _nic(0, 1000))
     topology = _load(_dump(tmp_path, near, _bridge(1, _gpu(1), _nic(1, 100000))), nodes=2)
     assert any("in fixed shares" in each for each in topology.assumed)
 
 
 def test_nics_that_pcie_limits_get_less_of_a_send(tmp_path):
-    """Two ports of 25 GB/s in a slot of 12 and one of 12 GB/s in another one send 24 GB/s together."""
+    """Two ports of 25 GB/s in a slot of 12 GB/s, and one of 12 GB/s in another slot, send 24 GB/s
+    together.
+    """
     cards = _nic(0, 200000, 200000, width=8), _nic(1, 96000)
     topology = _load(_dump(tmp_path, _gpu(0), *cards), nodes=2)
     assert _counted(topology)[:2] == pytest.approx((24, 24))
@@ -415,7 +423,9 @@ def test_nics_that_pcie_limits_get_less_of_a_send(tmp_path):
 
 @pytest.mark.parametrize("slot", ['link_speed="2.5 GT/s PCIe" link_width="1"', ""])
 def test_c2c_takes_the_place_of_pcie(tmp_path, slot):
-    """As in GH200: the GPU's PCIe link of one lane, or of unknown width, does not keep it from its NIC."""
+    """With C2C, as in GH200, a PCIe link of one lane or unknown width does not limit the GPU's path to its
+    NIC.
+    """
     gpu = f'<pci busid="9:1:0.0" class="0x030200" {slot}><gpu dev="0" sm="90" rank="0"><c2c bw="22000" count="2"/>'
     topology = _load(_dump(tmp_path, f"{gpu}</gpu></pci>", _nic(0, 400000, width=32)), nodes=2)
     assert _counted(topology)[:2] == pytest.approx((44, 44))
@@ -423,7 +433,7 @@ def test_c2c_takes_the_place_of_pcie(tmp_path, slot):
 
 
 def test_nvlinks_to_a_cpu_take_the_place_of_pcie(tmp_path):
-    """As in POWER9: two NVLinks of 20 GB/s to the CPU, and PCIe of two lanes that nothing uses."""
+    """With NVLinks to the CPU, as in POWER9, two of 20 GB/s are used instead of two PCIe lanes."""
     gpu = (
         '<pci busid="{0}:0:0.0" class="0x030200" link_speed="8.0 GT/s PCIe" link_width="2">'
         '<gpu dev="{0}" sm="70" rank="{0}"><nvlink target="0:0:0.0" count="2" tclass="0x068001"/></gpu></pci>'

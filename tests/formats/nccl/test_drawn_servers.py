@@ -1,4 +1,4 @@
-"""Imports of random servers against capacities counted in the graph that each was drawn from."""
+"""Imports of random servers, compared with capacities in the graphs from which they were generated."""
 
 import random
 import re
@@ -13,26 +13,26 @@ from taccl.errors import AssumptionWarning
 from tests.formats.nccl.drawn_servers import CPUS, LANES, Drawn, Part, capacity, draw
 from tests.fuzzing import cases
 
-#: Ways in which an import says that it has less than the server may have.
+#: Notes by which an import states that it may have less than the server.
 _SAID = re.compile(r"only, limited by|over PCIe, limited by|PIX joins|hide them")
-#: Note of an import in which ranks that used all NICs would send more.
+#: Note of an import that has less capacity than if all ranks used all NICs.
 _BY_ANY = re.compile(r"a node sends (\S+) GB/s, .*; (\S+) GB/s are possible")
 
 
 def _used(topology):
-    """{port: local ranks that use it}, as the import says."""
+    """{port: local ranks that use it}, according to the import's notes."""
     told = next(note for note in topology.notes if "NIC: local ranks" in note).split("): ", 1)[1]
     users = (part.rsplit(": ", 1) for part in told.split("; "))
     return {port: [*map(int, ranks.split(", "))] for ports, ranks in users for port in ports.split(" + ")}
 
 
 class _Import:
-    """An import of a drawn server, to be compared with it.
+    """Import of a random server, for comparison with it.
 
-    - `may_lack`: True if the import says that it has assumed a rate, or a switch.
-    - `may_exceed`: True if it says that the file hides switches.
+    - `may_lack`: True if the import notes an assumed rate or switch.
+    - `may_exceed`: True if it notes that the file hides switches.
     - `is_guess`: True if a rate of PCIe is neither in the file nor given.
-    - `has_shares`: True if it says that ranks stripe in fixed shares.
+    - `has_shares`: True if it notes that ranks stripe in fixed shares.
     """
 
     def __init__(self, server, topology):
@@ -46,7 +46,7 @@ class _Import:
         self.has_shares = any("fixed shares" in each for each in topology.assumed)
 
     def compare(self, what, found, counted, *, is_said=False):
-        """Less, or more, is allowed where the import says so; None: no limit is known."""
+        """Compare rates; less or more is accepted if the import notes it. None: no limit is known."""
         if counted is None or found == pytest.approx(counted, rel=1e-6):
             return
         said = f"{what}: {found:g} GB/s imported, {counted:g} counted"
@@ -112,7 +112,7 @@ def _part(name, rate, *ports):
 
 
 def _import(tmp_path, *cpus, **arguments):
-    """A drawn server and its import for two nodes; each CPU has GB/s to others, and devices."""
+    """Generated server and its import for two nodes; each CPU has its GB/s to other CPUs, and devices."""
     kind_of = {rate: kind for kind, rate in CPUS.items()}
     server = Drawn([(kind_of[rate], parts) for rate, parts in cpus], arguments={"nodes": 2, **arguments})
     path = tmp_path / "server.xml"
@@ -129,7 +129,9 @@ def _out(topology):
 
 
 def test_each_cpu_is_named_for_its_own_rate(tmp_path):
-    """From Intel to AMD is Intel's rate, back AMD's; either limit names the CPU that it comes from."""
+    """The path from Intel to AMD has Intel's rate, the reverse AMD's; each limit names the CPU that sets
+    it.
+    """
     cpus = (22, [_part("GPU0", 48)]), (16, [_part("NIC0", 48, ("p", 50))])
     limits = [
         each for each in _import(tmp_path, *cpus).assumed if "reached at" in each and "from a CPU" in each
@@ -144,7 +146,7 @@ def test_each_cpu_is_named_for_its_own_rate(tmp_path):
 
 
 def test_cpus_of_different_kinds_are_told(tmp_path):
-    """The two directions between them have different rates."""
+    """The notes give the different rates of both directions between CPUs of two kinds."""
     mixed = (22, [_part("GPU0", 48)]), (16, [_part("NIC0", 48, ("p", 50))])
     alike = (22, [_part("GPU0", 48)]), (22, [_part("NIC0", 48, ("p", 50))])
     assert any("CPUs differ" in each for each in _import(tmp_path, *mixed).assumed)
@@ -166,7 +168,7 @@ def test_nics_are_not_divided_where_that_loses_capacity(tmp_path):
 
 
 def test_capacity_of_nics_that_a_rank_does_not_use_is_told(tmp_path):
-    """A GPU behind 6 GB/s leaves half of its own NIC idle, and the other GPU does not use it."""
+    """A note says that a GPU behind 6 GB/s leaves half of its own NIC idle, unused by the other GPU."""
     near = [
         (24, [_part(f"GPU{i}", rate), _part(f"NIC{i}", 24, (f"p{i}", 12))]) for i, rate in enumerate((6, 24))
     ]
@@ -177,7 +179,9 @@ def test_capacity_of_nics_that_a_rank_does_not_use_is_told(tmp_path):
 @pytest.mark.fuzz
 @pytest.mark.parametrize("kind", ["XML", "matrices"])
 def test_drawn_servers_keep_their_capacity(tmp_path, kind):
-    """Imports of dumps and of `nvidia-smi topo -m` have the capacity of the drawn server, or say where they have less."""
+    """Imports of dumps and of `nvidia-smi topo -m` have the server's capacity, or note where they have
+    less.
+    """
     for seed in cases(f"servers as {kind}", few=40, many=2000):
         server = draw(random.Random(seed), is_matrix=kind == "matrices")
         path = tmp_path / ("server.txt" if kind == "matrices" else "server.xml")
@@ -209,7 +213,7 @@ def _draw_pairs(rng):
 
 @pytest.mark.fuzz
 def test_drawn_matrices_of_pairs_keep_their_rates(tmp_path):
-    """A measured matrix of a server is one node: each pair has its rate, and no GPU sends more than it has."""
+    """A measured matrix of pairs is one node: each pair has its rate, and each GPU at most its total rate."""
     for seed in cases("servers as measured pairs", few=20, many=1000):
         text, rates, out = _draw_pairs(random.Random(seed))
         path = tmp_path / "pairs.txt"
@@ -226,7 +230,7 @@ def test_drawn_matrices_of_pairs_keep_their_rates(tmp_path):
 @pytest.mark.fuzz
 @pytest.mark.parametrize("collective", ["alltoall", "allgather"])
 def test_bounds_of_drawn_servers_know_what_leaves_a_node(tmp_path, collective):
-    """Each of two servers sends half of its data, or of the result, at the rate that the cut counts."""
+    """Each of two servers sends half of its data, or of the result, at the rate of the cut between them."""
     for seed in cases("bounds of servers as XML", few=10, many=300):
         server = draw(random.Random(seed), is_matrix=False)
         is_guess = any(part.rate is None for _, part in server.parts())

@@ -1,4 +1,4 @@
-"""NCCL topology files: trees of PCIe, NVLinks, NICs, and what each published file lacks."""
+"""NCCL topology files: PCIe trees, NVLinks, NICs, and the assumptions for each published file."""
 
 from fractions import Fraction
 
@@ -13,7 +13,7 @@ from tests.fuzzing import thinned
 
 # PCIe: lanes * units / 80 GB/s. 16 lanes at 8 GT/s (60 units) are 12 GB/s, at 16 GT/s 24, at 32 GT/s 48.
 GEN3, GEN4, GEN5 = Fraction(1000, 12), Fraction(1000, 24), Fraction(1000, 48)
-#: Assumptions for files with bus ids alone.
+#: Assumptions for files with only bus ids.
 SAID = {
     "aws-g5.48xl": {
         "gpus": [f"0000:00:{device}.0" for device in ("16", "17", "18", "19", "1a", "1b", "1c", "1d")],
@@ -29,12 +29,12 @@ def _load(path, **arguments):
 
 @pytest.fixture
 def load(shared_data):
-    """A function that loads one of the published files."""
+    """Function that loads one of the published files."""
     return lambda name, **arguments: _load(shared_data / "nccl-topo" / f"{name}-topo.xml", **arguments)
 
 
 def ours(name, **arguments):
-    """The topology of one of our files."""
+    """Topology of one of our own files."""
     return _load(OURS / "nccl-topo" / f"{name}-topo.xml", **arguments)
 
 
@@ -54,7 +54,7 @@ def _shared(topology, src, dst):
 
 
 def _holders(topology, name):
-    """The links that hold a resource, as pairs of ranks."""
+    """(source, destination) of the links that hold a resource."""
     return {
         (topology.links[h.link].src, topology.links[h.link].dst)
         for h in topology.holds
@@ -68,7 +68,7 @@ FILES = foreign_files("nccl-topo/*.xml")
 @pytest.mark.slow
 @pytest.mark.parametrize("path", thinned(FILES))
 def test_allgather_on_every_file_verifies(path):
-    """Two nodes of every machine carry a verified allgather, and say what was assumed."""
+    """On two nodes of every file's machine an allgather verifies, and the topology lists its assumptions."""
     topology = _load(path, nodes=2)
     problem = taccl.make_problem(topology, taccl.collectives.allgather(topology.num_ranks), chunk_bytes=10**6)
     result = brief_synthesis(problem, backend="greedy")
@@ -78,7 +78,7 @@ def test_allgather_on_every_file_verifies(path):
 
 @pytest.mark.parametrize("path", FILES)
 def test_every_pair_of_ranks_is_linked_once_each_way(path):
-    """R ranks a node: R (R - 1) links in each, and R**2 from each node to the other."""
+    """With R ranks per node there are R (R - 1) links in each node, and R**2 from each node to the other."""
     topology = _load(path, nodes=2)
     size = topology.num_ranks // 2
     assert topology.ranks_of_node == (tuple(range(size)), tuple(range(size, 2 * size)))
@@ -108,7 +108,7 @@ def test_switches_are_shared():
 
 
 def test_pairs_share_a_nic():
-    """The NIC under a switch serves the two ranks beside it: 2 sources to 4 destinations, and back."""
+    """The NIC under a switch serves the two ranks below it: 2 sources to 4 destinations, and back."""
     topology = ours("two-cpus", nodes=2)
     egress = _holders(topology, "NIC 0000:1c:00.0 of node 0 egress")
     assert egress == {(src, dst) for src in (2, 3) for dst in range(4, 8)}
@@ -126,7 +126,9 @@ def test_one_nic_serves_both_cpus():
 
 
 def test_nvlinks_to_the_gpu_itself_are_left_out():
-    """Both GPUs at 12 GB/s, as no rate is given, and 4 NVLinks each that lead nowhere."""
+    """GPUs are at 12 GB/s, the assumed rate; 4 NVLinks of each, whose targets are the GPU itself, are left
+    out.
+    """
     topology = ours("to-itself")
     assert {link.beta_us_per_mb for link in topology.links} == {GEN3}
     assert "8 NVLinks to the GPU itself are left out" in topology.assumed
@@ -145,7 +147,7 @@ def test_a_dump_has_ranks_nvlinks_and_nics():
 
 
 def test_bare_ids_need_to_be_told():
-    """The message counts the devices and says which arguments help; told, one GPU is at each CPU."""
+    """The error counts the devices and names arguments; with these, one GPU is at each CPU."""
     path = OURS / "nccl-topo" / "bare-ids-topo.xml"
     with pytest.raises(
         FormatError, match=r"line 4: <system .*3 devices without a class.*gpus=.*nics="
@@ -159,7 +161,9 @@ def test_bare_ids_need_to_be_told():
 
 
 def test_arguments_beat_our_file():
-    """Rates of PCIe, CPUs and NICs, and alphas, as given; one NIC for all, named in capitals."""
+    """Given rates of PCIe, CPUs and NICs, and alphas, are used; one NIC serves all, and names may be in
+    capitals.
+    """
     topology = ours(
         "two-cpus", nodes=2, pcie_gb_per_s=20, cpu_gb_per_s=40, nic_gb_per_s=10,
         intranode_alpha_us=1, internode_alpha_us=5, nics=["0000:0C:00.0"],
@@ -190,7 +194,7 @@ def test_p4d_shares_pcie_switches(load):
 
 
 def test_p4d_resources_are_held_by_what_passes(load):
-    """Out of a switch go 2 ranks' sends to the 6 others; from a CPU to the other go those of 4 ranks to 4."""
+    """A switch's uplink carries the sends of 2 ranks to the 6 others; a CPU's those of 4 ranks to 4."""
     topology = load("aws-p4d-24xl")
     out = _holders(topology, "PCIe out of PCIe switch ffff:ff:01.0 of node 0")
     assert out == {(src, dst) for src in (0, 1) for dst in range(2, 8)}
@@ -199,7 +203,7 @@ def test_p4d_resources_are_held_by_what_passes(load):
 
 
 def test_p4d_pairs_share_a_nic(load):
-    """The NIC under a switch serves the two ranks beside it: 2 sources to 8 destinations, and back."""
+    """The NIC under a switch serves the two ranks below it: 2 sources to 8 destinations, and back."""
     topology = load("aws-p4d-24xl", nodes=2)
     egress = _holders(topology, "NIC 0000:20:1b.0 of node 0 egress")
     assert egress == {(src, dst) for src in (2, 3) for dst in range(8, 16)}
@@ -260,7 +264,9 @@ def test_ndv4_with_nvlinks_given_is_an_nvswitch(load):
 
 
 def test_ncv4_leaves_out_nvlinks_to_itself(load):
-    """Four GPUs, each at a CPU of its own; eth0 has 100 Gb/s, at CPU 0, and no guess of PCIe is below that."""
+    """Four GPUs are each at a CPU of their own; eth0 has 100 Gb/s, at CPU 0, and no assumed PCIe rate is
+    lower.
+    """
     topology = load("azure-ncv4", nodes=2)
     assert {link.beta_us_per_mb for link in topology.links} == {80}
     assert _shared(topology, 0, 1)["CPU 0 to CPU 1 of node 0"] == (Fraction(1000, 24), "send")
@@ -277,7 +283,7 @@ def test_ndv5_has_a_switch_for_every_rank(load):
 
 
 def test_g5_needs_to_be_told_its_gpus(shared_data):
-    """The file has bus ids alone: the message counts the devices and says which argument helps."""
+    """The file has only bus ids: the error counts the devices and names the argument."""
     path = shared_data / "nccl-topo" / "aws-g5.48xl-topo.xml"
     with pytest.raises(
         FormatError, match=r"line 12: <system .*9 devices without a class.*gpus=.*nics="
@@ -295,7 +301,7 @@ def test_g5_with_gpus_named(load):
 
 
 def test_arguments_beat_the_file(load):
-    """Rates of PCIe, CPUs and NICs, and alphas, as given."""
+    """Given rates of PCIe, CPUs and NICs, and given alphas, replace those of the file."""
     topology = load(
         "aws-p4d-24xl", nodes=2, pcie_gb_per_s=20, cpu_gb_per_s=40, nic_gb_per_s=10,
         intranode_alpha_us=1, internode_alpha_us=5, nics=["0000:10:1B.0"],
@@ -312,7 +318,7 @@ PCI = '<pci busid="0:{0}:0.0" class="0x030200" link_speed="8 GT/s" link_width="1
 
 
 def _gpu(number, nvlinks, rank=None, sm=70):
-    """A GPU with NVLinks, of (target, count, class)."""
+    """XML of a GPU with NVLinks (target, count, class)."""
     links = "".join(f'<nvlink target="{t}" count="{c}" tclass="{k}"/>' for t, c, k in nvlinks)
     rank = number if rank is None else rank
     return PCI.format(number, f'<gpu dev="{number}" sm="{sm}" rank="{rank}" gdr="1">{links}</gpu>')
@@ -337,7 +343,7 @@ def test_dump_with_nvlinks_between_pairs(tmp_path):
     found = {(link.src, link.dst): link.beta_us_per_mb for link in topology.links}
     assert found == {(0, 1): 25, (1, 0): 25, (1, 2): 50, (2, 1): 50}
     assert {link.name for link in topology.links} == {"NVLink", "NVLink x2"}
-    # Asked for, PCIe joins the pair that NVLink does not.
+    # With pcie="always", PCIe also joins the pair that has no NVLink.
     always = load_nccl_topology(path, pcie="always")
     assert _beta(always, 0, 2) == GEN3
 
@@ -412,7 +418,7 @@ def test_net_gives_rate_latency_and_name(tmp_path):
     ],
 )
 def test_wrong_file_is_named_with_line_and_element(tmp_path, devices, message):
-    """One sentence with file, line and element."""
+    """The error names file, line and element."""
     path = _write(tmp_path, *devices)
     with pytest.raises(FormatError) as caught:
         load_nccl_topology(path)
@@ -434,7 +440,7 @@ def test_wrong_file_is_named_with_line_and_element(tmp_path, devices, message):
     ids=["other", "version", "cut short", "entity", "external", "nested", "text"],
 )
 def test_other_and_hostile_files_are_refused(tmp_path, text):
-    """Nothing outside the file is read, and nothing grows without end."""
+    """External entities are not read, and nested ones are not expanded."""
     path = tmp_path / "bad.xml"
     path.write_text(text)
     with pytest.raises(FormatError, match="line 1"):
@@ -457,7 +463,7 @@ def test_other_and_hostile_files_are_refused(tmp_path, text):
     ],
 )
 def test_wrong_argument_is_named(tmp_path, arguments, where):
-    """Arguments that cannot be used, by name."""
+    """Each argument that cannot be used is named."""
     path = _write(tmp_path, _gpu(0, []), _gpu(1, []))
     with pytest.raises(TopologyError) as caught:
         load_nccl_topology(path, **arguments)
@@ -465,13 +471,13 @@ def test_wrong_argument_is_named(tmp_path, arguments, where):
 
 
 def test_device_that_an_argument_names_must_exist(tmp_path):
-    """A bus id that the file lacks is an error, since it may be a typing error."""
+    """A bus id that the file lacks is an error, as it may be a misspelling."""
     with pytest.raises(FormatError, match="no device 0:5:0.0, which gpus="):
         load_nccl_topology(_write(tmp_path, _gpu(0, [])), gpus=["0:0:0.0", "0:5:0.0"])
 
 
 def test_missing_file_is_an_input_error(tmp_path):
-    """A path to nothing is named."""
+    """The error names the missing path."""
     with pytest.raises(InputError, match=r"nothing\.xml"):
         load_nccl_topology(tmp_path / "nothing.xml")
 
@@ -487,7 +493,7 @@ def test_missing_file_is_an_input_error(tmp_path):
     ids=["NICs", "GPUs", "CPUs"],
 )
 def test_more_than_a_server_has_is_refused(tmp_path, monkeypatch, devices, most):
-    """Files of megabytes end in one sentence, soon."""
+    """A file with more devices than any server is refused early, in one sentence."""
     monkeypatch.setattr("taccl.formats.nccl.elements._MAX_DEVICES", most)
     with pytest.raises(FormatError, match=f"more than {most} devices|twice"):
         load_nccl_topology(_write(tmp_path, *devices))

@@ -1,4 +1,4 @@
-"""The matrix of `nvidia-smi topo -m`: NVLinks, the PCIe that cells tell of, and NICs."""
+"""The matrix of `nvidia-smi topo -m`: NVLinks, PCIe topology inferred from cells, and NICs."""
 
 from fractions import Fraction
 
@@ -19,7 +19,7 @@ SQUARE = OURS / "nvidia-smi" / "square.txt"
 
 @pytest.fixture
 def dgx1(shared_data):
-    """The path of the real file."""
+    """Path of the real file."""
     return shared_data / "nvidia-smi" / "dgx1.txt"
 
 
@@ -31,7 +31,7 @@ def _write(tmp_path, *rows, columns, after=""):
 
 
 def _equal(cell, size):
-    """Rows of a matrix of GPUs with the same cell everywhere."""
+    """Rows of a matrix of GPUs with the same cell for all pairs."""
     return [
         f"GPU{a} " + " ".join("X" if a == b else cell for b in range(size)) + " 0-7 0" for a in range(size)
     ]
@@ -68,7 +68,7 @@ def test_nics_serve_the_ranks_beside_them():
 
 
 def test_pcie_tree():
-    """With PCIe asked for, the diagonals go out of one switch and into the other."""
+    """With PCIe enabled, sends over the diagonals go out of one switch and into the other."""
     topology = load_nvidia_smi(SQUARE, pcie="always")
     assert len(topology.links) == 8 + 4
     assert _betas(topology)[0, 3] == GEN3
@@ -77,7 +77,7 @@ def test_pcie_tree():
 
 
 def test_resource_that_another_implies_is_left_out():
-    """10 GB/s from CPU to CPU hold both diagonals for longer than their switches at 12 GB/s would."""
+    """The path between CPUs at 10 GB/s holds both diagonals longer than their switches at 12 GB/s would."""
     topology = load_nvidia_smi(SQUARE, pcie="always", cpu_gb_per_s=10)
     assert _betas(topology)[0, 3] == 100
     assert _holders(topology, "CPU 0 to CPU 1 of node 0") == {(0, 3), (1, 2)}
@@ -87,7 +87,7 @@ def test_resource_that_another_implies_is_left_out():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", foreign_files("nvidia-smi/*.txt"))
 def test_allgather_on_every_file_verifies(path):
-    """One and two servers carry a verified allgather."""
+    """On one and two servers an allgather verifies."""
     for nodes, pcie in ((1, "always"), (2, "where-needed")):
         topology = load_nvidia_smi(path, nodes=nodes, nic_gb_per_s="12.5", pcie=pcie)
         collective = taccl.collectives.allgather(topology.num_ranks)
@@ -96,7 +96,7 @@ def test_allgather_on_every_file_verifies(path):
 
 
 def test_every_assumption_is_told():
-    """Rates and alphas are not in the file: each is an assumption, and a warning lists them all."""
+    """Rates and alphas, which the file lacks, are listed as assumptions, and in a warning."""
     with pytest.warns(AssumptionWarning, match="7 assumptions") as caught:
         topology = load_nvidia_smi(SQUARE, nodes=2, nic_gb_per_s=10)
     assert len(topology.assumed) == 7
@@ -154,7 +154,7 @@ def test_dgx1_nics_serve_the_ranks_beside_them(dgx1):
 
 
 def test_dgx1_pcie_tree(dgx1):
-    """With PCIe asked for, the 12 SYS pairs go by their switches, which two GPUs and a NIC share."""
+    """With PCIe enabled, the 12 SYS pairs use their switches, which two GPUs and a NIC share."""
     topology = load_nvidia_smi(dgx1, pcie="always")
     assert len(topology.links) == 32 + 24
     assert _betas(topology)[0, 5] == GEN3
@@ -178,7 +178,9 @@ def test_equal_cells_that_no_gpu_could_have_are_nvswitch(tmp_path, size, cell, i
 
 
 def test_nvswitch_can_be_said_and_unsaid(tmp_path):
-    """Four V100 of a DGX-2 look like four that are joined in pairs."""
+    """Four V100 of a DGX-2 look like four GPUs joined in pairs, so an argument states NVSwitch or its
+    absence.
+    """
     path = _write(tmp_path, *_equal("NV6", 4), columns=_gpus(4))
     assert load_nvidia_smi(path, nvlink_joins="switch").switches
     path = _write(tmp_path, *_equal("NV12", 4), columns=_gpus(4))
@@ -186,7 +188,9 @@ def test_nvswitch_can_be_said_and_unsaid(tmp_path):
 
 
 def test_server_without_nvlink_uses_pcie(tmp_path):
-    """Two GPUs under a switch, two under the CPU's other bridge: sends from pair to pair share the uplink."""
+    """With two GPUs under a switch and two under the CPU's other bridge, sends between the pairs share the
+    uplink.
+    """
     rows = [
         "GPU0 X PIX NODE NODE 0-7",
         "GPU1 PIX X NODE NODE 0-7",
@@ -203,7 +207,7 @@ def test_server_without_nvlink_uses_pcie(tmp_path):
 
 
 def test_switches_nest(tmp_path):
-    """PIX pairs under switches of their own, PXB between them, SYS to the fourth GPU."""
+    """PIX pairs have switches of their own, below another for PXB; the fourth GPU is at SYS distance."""
     rows = ["GPU0 X PIX PXB SYS", "GPU1 PIX X PXB SYS", "GPU2 PXB PXB X SYS", "GPU3 SYS SYS SYS X"]
     topology = load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(4)), cpu_gb_per_s=6)
     assert _betas(topology)[0, 3] == Fraction(1000, 6)
@@ -241,7 +245,7 @@ def test_colours_legends_and_prompts_are_understood(tmp_path):
     ],
 )
 def test_wrong_matrix_is_named(tmp_path, rows, message):
-    """One sentence with file, line and devices."""
+    """The error names file, line and devices."""
     path = _write(tmp_path, *rows, columns=_gpus(2))
     with pytest.raises(FormatError) as caught:
         load_nvidia_smi(path)
@@ -250,7 +254,7 @@ def test_wrong_matrix_is_named(tmp_path, rows, message):
 
 
 def test_unequal_nvlinks_behind_a_switch_are_refused(tmp_path):
-    """20 NVLinks at GPU0, in unequal cells: neither pairs nor one NVSwitch."""
+    """20 NVLinks at GPU0 in unequal cells are neither pairs nor one NVSwitch."""
     rows = ["GPU0 X NV12 NV8", "GPU1 NV12 X NV12", "GPU2 NV8 NV12 X"]
     with pytest.raises(FormatError, match="nvlink_joins='pairs'"):
         load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(3)))
@@ -258,7 +262,7 @@ def test_unequal_nvlinks_behind_a_switch_are_refused(tmp_path):
 
 @pytest.mark.parametrize("text", ["hello\n", "GPU0 GPU0 CPU Affinity\n", "GPU0 " * 600 + "\n", "GPU0", "\0"])
 def test_other_files_are_refused(tmp_path, text):
-    """Text that holds no matrix ends in one sentence."""
+    """Text without a matrix is refused in one sentence."""
     path = tmp_path / "other.txt"
     path.write_text(text)
     with pytest.raises(FormatError, match=r"other\.txt"):
@@ -277,13 +281,13 @@ def test_other_files_are_refused(tmp_path, text):
     ],
 )
 def test_wrong_argument_is_named(arguments, message):
-    """Arguments that cannot be used, by name."""
+    """Each argument that cannot be used is named."""
     with pytest.raises(TopologyError, match=message):
         load_nvidia_smi(SQUARE, **arguments)
 
 
 def test_missing_file_is_an_input_error(tmp_path):
-    """A path to nothing is named."""
+    """The error names the missing path."""
     with pytest.raises(InputError, match=r"nothing\.txt"):
         load_nvidia_smi(tmp_path / "nothing.txt")
 
@@ -310,7 +314,7 @@ def test_second_matrix_of_a_file_is_told(tmp_path):
 
 
 def test_rows_of_nics_may_be_left_out(tmp_path):
-    """A paste without the rows of NICs is read by their columns, and the topology says so."""
+    """Without rows of NICs their columns are used, and the topology notes it."""
     rows = ["GPU0 X SYS PIX SYS 0-7 0", "GPU1 SYS X SYS PIX 8-15 1"]
     whole = [*rows, "NIC0 PIX SYS X SYS", "NIC1 SYS PIX SYS X"]
     columns = [*_gpus(2), "NIC0", "NIC1"]
@@ -324,7 +328,9 @@ def test_rows_of_nics_may_be_left_out(tmp_path):
 
 
 def test_switch_of_pix_below_one_of_pxb_is_told(tmp_path):
-    """GPU0 and GPU1, PIX apart and PXB from GPU2, may have a switch of their own or not."""
+    """GPU0 and GPU1, PIX to each other and PXB to GPU2, may have a switch of their own or not; a note says
+    so.
+    """
     rows = ["GPU0 X PIX PXB", "GPU1 PIX X PXB", "GPU2 PXB PXB X"]
     told = "PIX joins, below a switch that PXB shows"
     nested = load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(3)))

@@ -1,4 +1,4 @@
-"""Algorithms of the published tool: judged as they stand, and timed as their order really takes."""
+"""Algorithms of the published tool: verified with their stated times, and re-timed in their order."""
 
 import json
 from collections import Counter
@@ -23,14 +23,14 @@ SAMPLES = [
     ("allreduce-ndv2-n2", Fraction("1943.8"), Fraction("1943.8"), 480, 474, "allreduce"),
     (OVERLAPPING, 2759, 3594, 1504, 1309, "alltoall"),
 ]
-#: The same of our files; what their sends take is summed up in the tests of each.
+#: The same for our own files; each test derives the times of its sends.
 OURS_OVERLAPPING = "alltoall-hub-n2-overlapping"
 OUR_SAMPLES = [
     # 5 inside; then 7.5 + 2 * 12 for two chunks in one send over 2->1, and 5 for each at rank 0.
     ("allgather-hub-n2", Fraction("46.5"), Fraction("46.5"), 12, 11, "allgather"),
     # 5 + 19.5 to the sums; then 19.5 for each of two chunks over 0->3, and 5 for the second at rank 2.
     ("allreduce-hub-n2", Fraction("68.5"), Fraction("68.5"), 24, 24, "allreduce"),
-    # 7.5 + 24 for a chunk, of which the second is stated to start at 10, not 31.5.
+    # 7.5 + 24 for a chunk; the second one is stated to start at 10 instead of 31.5.
     (OURS_OVERLAPPING, Fraction("41.5"), 63, 16, 16, "alltoall"),
 ]
 INPUTS = {
@@ -46,26 +46,27 @@ def our_path(name):
 
 
 def ours(name):
-    """The schedule of one of our files."""
+    """Schedule of one of our own files."""
     return load_upstream_algorithm(our_path(name))
 
 
 @pytest.fixture(scope="module")
 def samples(shared_data):
-    """The schedules of the real files, by name."""
+    """{name: schedule} of the real files."""
     folder = shared_data / "upstream-taccl" / "algorithm"
     return {name: load_upstream_algorithm(folder / f"{name}.json") for name, *_ in SAMPLES}
 
 
 def _small(copies=2, sends=None, **topology):
-    """An allgather of `copies` nodes of two ranks; a send inside costs 3, n chunks from 0 to 1 of the next node
+    """An allgather of `copies` nodes of two ranks; an inner send costs 3, n chunks from 0 to 1 of the next
+    node
     cost 2 + 5n.
 
-    With two nodes: 0 <-> 1 and 2 <-> 3 inside, 0 -> 3 and 2 -> 1 across.
+    With two nodes: 0 <-> 1 and 2 <-> 3 inside, 0 -> 3 and 2 -> 1 between nodes.
     """
     ranks = 2 * copies
     if sends is None:
-        # 0 and 1 exchange, 0 sends both chunks on in one send, 3 hands them to 2; and the other way round.
+        # Ranks 0 and 1 exchange; 0 sends both chunks in one send; 3 forwards them to 2; likewise in reverse.
         sends = [
             [[0, 0, 1, 0, 0], [1, 1, 0, 0, 0], [2, 2, 3, 0, 0], [3, 3, 2, 0, 0]],
             [[0, 0, 3, 30, 0], [1, 0, 3, 30, 0], [2, 2, 1, 30, 0], [3, 2, 1, 30, 0]],
@@ -110,7 +111,7 @@ def _kinds(schedule):
 
 
 def assert_figures(schedule, stated, real, transfers, sends, collective):
-    """Finish as stated, finish in the stated order, transfers, sends and collective."""
+    """Assert stated finish, finish in the stated order, number of transfers and sends, and collective."""
     assert schedule.finish == stated
     assert retimed(schedule).finish == real
     assert verify(retimed(schedule)).ok
@@ -132,12 +133,12 @@ def test_our_samples_have_known_figures(name, stated, real, transfers, sends, co
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", *FIGURES), SAMPLES)
 def test_samples_have_known_figures(samples, name, stated, real, transfers, sends, collective):
-    """The same of every real file."""
+    """Every real file has the known figures."""
     assert_figures(samples[name], stated, real, transfers, sends, collective)
 
 
 def test_our_overlapping_sample_is_refused_with_its_overlaps():
-    """On each of the four links across, the second chunk starts while the first one travels.
+    """On each of the four inter-node links, the second chunk starts while the first one travels.
 
     Chunk 12 goes from rank 0 to rank 2 at 0, for 31.5, and chunk 8 at 10.
     """
@@ -150,7 +151,8 @@ def test_our_overlapping_sample_is_refused_with_its_overlaps():
 
 
 def test_overlapping_sample_is_refused_with_its_overlaps(samples):
-    """Its merged sends start apart: 106 sends hold a link that another one still holds, and nothing else is wrong.
+    """Parts of merged sends start at different times: 106 sends hold a link that is held, the only
+    violations.
 
     Chunk 576 goes alone from rank 0 to rank 16 at 320, for 260 + 20, and chunk 640 at 340.
     """
@@ -171,19 +173,21 @@ def assert_notes(schedule, units):
 
 
 def test_notes_say_what_was_not_taken_from_our_allreduce():
-    """Copies are stated to start at 6, a unit after the last reduction; it ends at 24.5, 18.5 units later."""
+    """Copies are stated to start at 6, one unit after the last reduction; the re-timed finish is 24.5, 18.5
+    later.
+    """
     assert_notes(ours("allreduce-hub-n2"), "18.5")
     assert not ours("allgather-hub-n2").problem.notes
 
 
 def test_notes_say_what_was_not_taken_from_the_allreduce(samples):
-    """106.6 = 998.8 - 892.2 units are missing."""
+    """The note states that 106.6 = 998.8 - 892.2 units are missing."""
     assert_notes(samples["allreduce-ndv2-n2"], "106.6")
     assert not samples["allgather-ndv2-n2"].problem.notes
 
 
 def assert_same_topology(schedule, sketch, topology):
-    """Links, ports and costs are those of the sketch and topology files that the algorithm was made from."""
+    """Assert that links, ports and costs are those of the given sketch and topology files."""
     known = load_problem(sketch, topology).topology
     found = schedule.problem.topology
     assert (found.name, found.machine, found.profile) == (known.name, known.machine, known.profile)
@@ -209,7 +213,7 @@ def test_topology_is_that_of_the_tools_inputs(samples, shared_data, name):
 
 
 def _held(topology):
-    """Every link, with what it holds."""
+    """Every link, with the resources that it holds."""
     return Counter(
         (
             link,
@@ -223,7 +227,7 @@ def _held(topology):
 
 
 def test_small_algorithm_is_as_computed_by_hand(tmp_path):
-    """3 for the exchange, 2 + 2 * 5 across, and two sends of 3: 3 + 12 + 6 = 21."""
+    """The exchange takes 3, the sends between nodes 2 + 2 * 5, and two more sends 3 each: 3 + 12 + 6 = 21."""
     schedule = _load(tmp_path, _small())
     assert verify(schedule).ok
     assert schedule.finish == 21
@@ -232,7 +236,7 @@ def test_small_algorithm_is_as_computed_by_hand(tmp_path):
 
 
 def test_time_unit_and_chunk_size_scale_times_and_bandwidth(tmp_path):
-    """21 units of 2 us; 4 chunks of 1 KB in 42 us are 4/42 GB/s."""
+    """21 units of 2 us are 42 us; for 4 chunks of 1 KB the bandwidth is 4/42 GB/s."""
     schedule = _load(tmp_path, _small(), time_unit_us=2, chunk_size="1KB")
     assert verify(schedule).ok
     assert schedule.finish == 42
@@ -240,9 +244,10 @@ def test_time_unit_and_chunk_size_scale_times_and_bandwidth(tmp_path):
 
 
 def test_sends_on_another_topology_are_timed_anew(tmp_path):
-    """A ring of 4 with 1 us a chunk joins 0-1, 2-3, 0-3 and 2-1, and merges nothing inside its one node.
+    """On a ring of 4 with 1 us per chunk, which joins 0-1, 2-3, 0-3 and 2-1, nothing merges inside the one
+    node.
 
-    Rank 0 sends its own chunk on during the exchange, then what it got of rank 1, which rank 3 hands on: 3.
+    Rank 0 sends its own chunk on during the exchange, then the chunk of rank 1, which rank 3 forwards: 3 us.
     """
     topology = ring(4, alpha_us=0, bandwidth_gb_per_s=1000)
     schedule = _load(tmp_path, _small(), topology=topology)
@@ -251,7 +256,7 @@ def test_sends_on_another_topology_are_timed_anew(tmp_path):
 
 
 def test_other_topology_must_fit(tmp_path):
-    """The number of ranks, and every link, must be there; a time unit would mean nothing."""
+    """The number of ranks and every link must match, and a time unit is refused as meaningless."""
     with pytest.raises(FormatError, match="4 ranks"):
         _load(tmp_path, _small(), topology=ring(5, alpha_us=0, bandwidth_gb_per_s=1))
     far = _small(sends=[[[0, 0, 2, 0, 0]]])
@@ -262,7 +267,9 @@ def test_other_topology_must_fit(tmp_path):
 
 
 def test_remote_ports_serialise_beyond_two_nodes(tmp_path):
-    """With three nodes, rank 0 may not send to nodes 1 and 2 at once; with two links and two nodes it may."""
+    """With three nodes, rank 0 may not send to both other nodes at once; with two links to one other node it
+    may.
+    """
     at_once = [[[0, 0, 3, 0, 0], [0, 0, 5, 0, 0]]]
     assert _kinds(_load(tmp_path, _small(copies=3, sends=at_once)))["contention"] == 1
     to_both = _small(sends=[[[0, 0, 3, 0, 0], [0, 0, 2, 0, 0]]], internode_conn={"0": [1, 0]})
@@ -270,7 +277,7 @@ def test_remote_ports_serialise_beyond_two_nodes(tmp_path):
 
 
 def test_planes_of_a_switch_are_apart(tmp_path):
-    """Two planes of a switch carry two sends of one rank at the same time; one plane carries one."""
+    """Two planes of a switch carry two simultaneous sends of one rank; one plane carries one."""
     doubled = {"node_links": [[0, 2], [2, 0]]}
     two = _small(sends=[[[0, 0, 1, 0, 0], [0, 0, 1, 0, 1]]], **doubled, local_switches=[[0, 1], [0, 1]])
     one = _small(sends=[[[0, 0, 1, 0, 0], [0, 0, 1, 0, 1]]], **doubled, local_switches=[[0, 1]])
@@ -279,7 +286,7 @@ def test_planes_of_a_switch_are_apart(tmp_path):
 
 
 def test_starts_cut_to_tenths_are_no_overlaps(tmp_path):
-    """With remote_alpha 2.05, sends end at 15.05 and 27.1; the file can only say 15.0, and is not refused for it."""
+    """With remote_alpha 2.05, sends end at 15.05 and 27.1; the file rounds to 15.0, which is accepted."""
     document = _small(remote_alpha=2.05)
     assert not verify(_load(tmp_path, _small(remote_alpha=2.2))).ok
     schedule = _load(tmp_path, document)
@@ -289,14 +296,16 @@ def test_starts_cut_to_tenths_are_no_overlaps(tmp_path):
 
 
 def test_a_start_between_ticks_is_kept_within_a_tick(tmp_path):
-    """In whole ticks a start of 3.5 is moved to 3."""
+    """With ticks of one unit, a start at 3.5 is moved to 3."""
     sends = [[[0, 0, 1, 0, 0]], [[0, 0, 3, 35, 0]]]
     schedule = _load(tmp_path, _small(sends=sends))
     assert set(_kinds(schedule)) == {"postcondition"}
 
 
 def _reduction(sends):
-    """Two ranks of one node, of which rank 1's contribution is summed at rank 0 by address."""
+    """An algorithm of two ranks of one node: rank 1's contribution is added at rank 0, as both have one
+    address.
+    """
     document = _small(copies=1, sends=sends, internode_conn=None, remote_alpha=-1, remote_beta=None)
     document["collective"] |= {
         "name": "Reduce(n=2,root=0)",
@@ -306,7 +315,7 @@ def _reduction(sends):
 
 
 def test_contributions_to_an_address_are_one_sum(tmp_path):
-    """Two chunks of one address that end at rank 0 are a reduction to it."""
+    """Two chunks of one address that end at rank 0 are a reduction to rank 0."""
     schedule = _load(tmp_path, _reduction([[[0, 1, 0, 0, 0, "rrc"]]]))
     assert schedule.problem.collective == collectives.reduce(2)
     assert verify(schedule).ok
@@ -314,19 +323,19 @@ def test_contributions_to_an_address_are_one_sum(tmp_path):
 
 
 def test_a_copy_in_place_of_a_reduction_is_refused(tmp_path):
-    """The sum at rank 0 loses its own contribution."""
+    """A copy in place of a reduction, which drops rank 0's own contribution, is refused."""
     assert "lost-contribution" in _kinds(_load(tmp_path, _reduction([[[0, 1, 0, 0, 0, None]]])))
 
 
 def test_reducing_in_a_collective_that_does_not_is_refused(tmp_path):
-    """An allgather has nothing to add up."""
+    """A reduction in an allgather is refused."""
     document = _small()
     document["steps"][0]["sends"][0].append("rrc")
     assert _kinds(_load(tmp_path, document))["reduce"] == 1
 
 
 def assert_early_reduction_is_refused(path, send, tenths, tmp_path):
-    """An allreduce of which a reduction starts early is refused, although its order could be timed."""
+    """Assert that an allreduce with an early reduction is refused, although its order could be re-timed."""
     document = json.loads(path.read_text())
     sends = [each for step in document["steps"] for each in step["sends"]]
     next(each for each in sends if each[1:4] == send)[3] -= tenths
@@ -336,12 +345,12 @@ def assert_early_reduction_is_refused(path, send, tenths, tmp_path):
 
 
 def test_overlap_inside_a_half_is_not_timed_away(tmp_path):
-    """Rank 3 is stated to send at 3 the sum that it has at 5."""
+    """Rank 3 sends at 3 a sum that is complete at 5: refused, not re-timed."""
     assert_early_reduction_is_refused(our_path("allreduce-hub-n2"), [3, 0, 50], 20, tmp_path)
 
 
 def test_overlap_inside_a_half_of_a_real_file_is_not_timed_away(shared_data, tmp_path):
-    """A reduction that starts ten units early."""
+    """A reduction that starts ten units early is refused in a real file, too."""
     path = shared_data / "upstream-taccl" / "algorithm" / "allreduce-ndv2-n2.json"
     assert_early_reduction_is_refused(path, [0, 2, 460], 100, tmp_path)
 
@@ -356,7 +365,7 @@ def test_overlap_inside_a_half_of_a_real_file_is_not_timed_away(shared_data, tmp
     ],
 )
 def test_faults_are_found(tmp_path, step, send, start, kind):
-    """A send that is dropped, or that starts at another time, is what the verifier says it is."""
+    """A missing send, or one with another start, gives the expected kind of violation."""
     document = _small()
     if start is None:
         del document["steps"][step]["sends"][send]
@@ -366,14 +375,14 @@ def test_faults_are_found(tmp_path, step, send, start, kind):
 
 
 def test_retimed_is_none_where_the_order_cannot_be(tmp_path):
-    """Rank 3 hands on what is sent to it only later."""
+    """If rank 3 forwards a chunk before it arrives, there is no re-timed schedule."""
     schedule = _load(tmp_path, _small(sends=[[[0, 3, 2, 0, 0], [0, 0, 3, 30, 0]]]))
     assert "presence" in _kinds(schedule)
     assert retimed(schedule) is None
 
 
 def test_unknown_collective_keeps_its_name(tmp_path):
-    """A collective that is not what its name says is judged by its chunks, under the file's name."""
+    """If a collective is not what its name says, its chunks are verified, under the file's name."""
     document = _small()
     document["collective"]["chunks"][0]["post"] = [1]
     assert _load(tmp_path, document).problem.collective.name == "Allgather(n=4)"
@@ -436,7 +445,7 @@ BAD = [
 
 @pytest.mark.parametrize(("path", "value", "field"), BAD, ids=[f"{b[0]}={str(b[1])[:12]}" for b in BAD])
 def test_bad_fields_are_refused_with_their_place(tmp_path, path, value, field):
-    """One sentence with file and field, for every field that is missing, ill-typed or contradictory."""
+    """The error names file and field, for every missing, ill-typed or contradictory field."""
     document = _small()
     parent = document
     for key in path[:-1]:
@@ -459,14 +468,16 @@ def test_bad_fields_are_refused_with_their_place(tmp_path, path, value, field):
     ids=lambda text: text[:12],
 )
 def test_hostile_numbers_are_refused_at_once(tmp_path, number):
-    """A number whose exact value would fill the memory, and nesting without end, are refused as text."""
+    """Numbers whose exact value would exhaust memory, and excessive nesting, are refused before
+    conversion.
+    """
     text = json.dumps(_small()).replace('"remote_beta": 5', f'"remote_beta": {number}')
     with pytest.raises(FormatError, match=r"algorithm\.json"):
         _load(tmp_path, text)
 
 
 def test_starts_beyond_64_bits_are_refused(tmp_path):
-    """10**15 tenths at 10**6 ticks per microsecond do not fit."""
+    """10**15 tenths at 10**6 ticks per microsecond exceed 64 bits, and are refused."""
     document = _small(sends=[[[0, 0, 1, 10**15, 0]]], remote_alpha=2.000001)
     with pytest.raises(FormatError, match="64 bits"):
         _load(tmp_path, document)
@@ -474,7 +485,7 @@ def test_starts_beyond_64_bits_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_files_beyond_the_limit_are_refused(tmp_path):
-    """A file of 65 MB is not read."""
+    """A file of 65 MB is refused unread."""
     path = tmp_path / "huge.json"
     with path.open("wb") as file:
         file.truncate(65 * 10**6)
@@ -485,7 +496,7 @@ def test_files_beyond_the_limit_are_refused(tmp_path):
 
 
 def test_bad_unit_and_size_are_refused(tmp_path):
-    """A unit of nothing, and a chunk of nothing."""
+    """A time unit of 0 and a chunk size of 0 are refused."""
     with pytest.raises(InputError, match="time_unit_us"):
         _load(tmp_path, _small(), time_unit_us=0)
     with pytest.raises(InputError, match="chunk_size"):

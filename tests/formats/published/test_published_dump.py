@@ -1,4 +1,4 @@
-"""Algorithms written for the published tool: read back, every send has the times that it had."""
+"""Algorithms written for the published tool: read back, every send has its times."""
 
 import json
 import random
@@ -32,7 +32,7 @@ def _transfers(schedule):
 
 
 def _round_trip(schedule, tmp_path):
-    """The schedule once written and read, with the text of the one warning."""
+    """(schedule after writing and reading, text of the one warning)."""
     path = tmp_path / "algorithm.json"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", LossyConversionWarning)
@@ -51,7 +51,7 @@ def _pair(*, alpha=0, beta=3, **options):
 
 
 def _exchange(topology=None, *, start=0, **options):
-    """Two ranks exchange chunks of 1 MB, in 3 us unless the topology says otherwise."""
+    """Schedule of an exchange of 1 MB chunks between two ranks, in 3 us by default."""
     problem = make_problem(
         topology or _pair(), collectives.allgather(2), chunk_bytes=10**6, clauses=Clauses()
     )
@@ -78,7 +78,9 @@ def test_algorithms_come_back(path, tmp_path):
 
 
 def assert_comes_back_whole(path, tmp_path):
-    """Assert that a copying algorithm is read back unchanged, except for the chunk size, which is not stored."""
+    """Assert that an algorithm without sums is read back unchanged, except for the chunk size, which is not
+    stored.
+    """
     schedule = load_upstream_algorithm(path)
     back, text = _round_trip(schedule, tmp_path)
     assert back == schedule
@@ -86,19 +88,21 @@ def assert_comes_back_whole(path, tmp_path):
 
 
 def test_topology_comes_back_whole(tmp_path):
-    """Two nodes that one link joins each way."""
+    """A topology of two nodes joined by one link each way is read back unchanged."""
     assert_comes_back_whole(OURS / "upstream-taccl/algorithm/allgather-hub-n2.json", tmp_path)
 
 
 @pytest.mark.slow
 def test_real_topology_comes_back_whole(shared_data, tmp_path):
-    """Two nodes with a switch each."""
+    """A real topology of two nodes with a switch each is read back unchanged."""
     assert_comes_back_whole(shared_data / "upstream-taccl/algorithm/allgather-dgx2-n2.json", tmp_path)
 
 
 @pytest.mark.parametrize("path", [each for each in ALGORITHMS if "overlapping" in each.id])
 def test_overlapping_algorithm_is_refused(path):
-    """A file that would be judged wrong is not written; the message names the first link across."""
+    """A file whose sends would overlap on reading is not written; the message names the first inter-node
+    link.
+    """
     schedule = load_upstream_algorithm(path)
     link = schedule.problem.topology.num_ranks // 2
     with pytest.raises(ExportError, match=rf"contention: .*\(0->{link}\).*; verify the schedule"):
@@ -117,7 +121,7 @@ def test_overlapping_algorithm_is_refused(path):
     ],
 )
 def test_baselines_come_back(topology, collective, baseline, tmp_path):
-    """Schedules of physical machines keep every time, and hold under the tool's model."""
+    """Schedules of physical machines keep every time, and are valid under the tool's cost model."""
     name, nodes, *profile = topology.split(":")
     machine = taccl.topologies.parse(name, nodes=int(nodes), profile=next(iter(profile), None))
     problem = make_problem(machine, collectives.make(collective, machine.num_ranks), chunk_bytes=10**6)
@@ -129,7 +133,7 @@ def test_baselines_come_back(topology, collective, baseline, tmp_path):
 
 
 def _random_problem(seed):
-    """A few alike nodes of a few ranks, joined all ways at random costs."""
+    """A problem of a few equal nodes of a few ranks, with random costs of all links."""
     draw = random.Random(seed)
     nodes, size = draw.randint(1, 3), draw.randint(2, 3)
     ranks = nodes * size
@@ -158,7 +162,7 @@ def _random_problem(seed):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
 def test_random_schedules_come_back_or_are_refused(tmp_path):
-    """Whatever is written keeps its times and is no worse than it was; most schedules are written."""
+    """A written schedule keeps its times and finishes no later than before; most schedules are written."""
     written = 0
     for seed in range(some(15, 40)):
         problem = _random_problem(seed)
@@ -175,7 +179,9 @@ def test_random_schedules_come_back_or_are_refused(tmp_path):
 
 
 def test_fields_by_hand():
-    """Two ranks exchange chunks: one step of 30 tenths, a cost of 3 either way, and no links to other nodes."""
+    """An exchange of two ranks is one step of 30 tenths, with cost 3 in each direction, and no inter-node
+    links.
+    """
     with pytest.warns(LossyConversionWarning):
         document = json.loads(dump_upstream_algorithm(_exchange(producer="by hand")))
     assert document["name"] == "by hand"
@@ -192,7 +198,7 @@ def test_fields_by_hand():
 
 
 def test_sums_are_chunks_of_one_address():
-    """A sum of two ranks is two chunks of the tool at one address, and its send says that it reduces."""
+    """A sum of two ranks is two chunks of the tool at one address, and its send is marked as a reduction."""
     problem = make_problem(_pair(), collectives.reduce(2), chunk_bytes=10**6)
     schedule = make_schedule(problem, chunk=[0], link=[1], start=[0], end=[3], reduce=[True])
     with pytest.warns(LossyConversionWarning):
@@ -203,7 +209,7 @@ def test_sums_are_chunks_of_one_address():
 
 
 def test_unit_is_as_fine_as_starts_need(tmp_path):
-    """A start at 1/4 us is no whole tenth of 1 us, and 25 tenths of 0.1 us."""
+    """A start at 1/4 us is 25 tenths of 0.1 us, but no integer number of tenths of 1 us."""
     schedule = _exchange(_pair(alpha=Fraction(1, 4)), start=Fraction(1, 4))
     back, text = _round_trip(schedule, tmp_path)
     assert "time_unit_us=0.1" in text
@@ -211,7 +217,7 @@ def test_unit_is_as_fine_as_starts_need(tmp_path):
 
 
 def test_unit_may_be_no_decimal(tmp_path):
-    """A cost of 10/3 us is no exact decimal of any unit but one such as itself."""
+    """A cost of 10/3 us has an exact decimal only in a unit such as 10/3 us."""
     schedule = _exchange(_pair(beta=Fraction(10, 3)))
     back, text = _round_trip(schedule, tmp_path)
     assert "time_unit_us='100/3'" in text
@@ -219,7 +225,7 @@ def test_unit_may_be_no_decimal(tmp_path):
 
 
 def test_unit_that_does_not_fit_is_refused():
-    """A unit of the caller's must have starts as whole tenths; one that has is used."""
+    """A given unit is used if starts are integer tenths of it, else refused."""
     schedule = _exchange(_pair(alpha=Fraction(1, 4)), start=Fraction(1, 4))
     with pytest.raises(InputError) as caught:
         dump_upstream_algorithm(schedule, time_unit_us=1)
@@ -238,7 +244,7 @@ def test_unit_that_does_not_fit_is_refused():
     ],
 )
 def test_what_is_lost_is_named(clauses, alpha, lost):
-    """The warning names the size, the sketch, and latencies where there are any."""
+    """The warning lists the size, the sketch, and latencies if there are any."""
     problem = make_problem(_pair(alpha=alpha), collectives.broadcast(2), chunk_bytes=10**6, clauses=clauses)
     end = problem.costs.duration(0, 1)
     with pytest.warns(LossyConversionWarning) as caught:
@@ -247,7 +253,7 @@ def test_what_is_lost_is_named(clauses, alpha, lost):
 
 
 def test_shared_nics_are_lost():
-    """A NIC that ranks share is named as lost: the tool splits it among links beforehand."""
+    """The warning lists a NIC shared by ranks, as the tool divides it among links beforehand."""
     machine = taccl.topologies.ndv2(nodes=2)
     problem = make_problem(machine, collectives.allgather(16), chunk_bytes=10**6)
     with pytest.warns(LossyConversionWarning, match="NIC 0 of node 0 egress"):
@@ -255,10 +261,10 @@ def test_shared_nics_are_lost():
 
 
 def test_overlapping_halves_are_named(tmp_path):
-    """Copies that start while the last reduction still travels are re-timed by readers, says the warning.
+    """The warning says that readers re-time copies that start before the last reduction ends.
 
-    The reduction over 1->0 takes from 0 to 3 us; that over 2->3 from 0 to 9; a copy starts at 3. Nothing can
-    start earlier, so that the times are the same even so.
+    The reduction over 1->0 takes from 0 to 3 us, that over 2->3 from 0 to 9, and a copy starts at 3. Nothing
+    can start earlier, so the times are unchanged here.
     """
     builder = TopologyBuilder("four", [0] * 4)
     for src, dst, beta in ((1, 0, 3), (0, 1, 3), (2, 3, 9), (3, 2, 9)):
@@ -277,7 +283,7 @@ def test_overlapping_halves_are_named(tmp_path):
 
 
 def test_alike_costs_are_needed_only_of_nodes(tmp_path):
-    """Two nodes of one rank, joined at different costs, are written as one node of two."""
+    """Two nodes of one rank with different costs in each direction are written as one node of two."""
     topology = linked("uneven", [0, 1], [(0, 1, 1, 3), (1, 0, 1, 4)])
     problem = make_problem(topology, collectives.allgather(2), chunk_bytes=10**6)
     schedule = make_schedule(problem, chunk=[0, 1], link=[0, 1], start=[0, 0], end=[4, 5])
@@ -335,13 +341,13 @@ def _wrong_end():
     ],
 )
 def test_what_the_model_lacks_is_refused(schedule, reason):
-    """A schedule that could not be read back to its times is refused with the reason."""
+    """A schedule that would have other times when read back is refused with the reason."""
     with pytest.raises(ExportError, match=reason):
         dump_upstream_algorithm(schedule())
 
 
 def test_file_is_there_whole_or_not_at_all(tmp_path):
-    """An existing file stays unless it may be replaced, and a refused schedule leaves none."""
+    """An existing file stays unless replacement is allowed, and a refused schedule writes none."""
     path = tmp_path / "algorithm.json"
     with pytest.raises(ExportError):
         taccl.write(_merged(), path, format="upstream-algorithm")

@@ -1,4 +1,4 @@
-"""Two ranks that reduce without end; rank 1 dies."""
+"""Two ranks that reduce in an endless loop, until rank 1 dies."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
-"""One rank that runs modules for PyTorch beside the stock collectives: ``ranks.py FOLDER`` under gloo.
+"""One rank that compares modules for PyTorch with the stock collectives: ``ranks.py FOLDER`` under gloo.
 
-The folder holds the modules and ``cases.json``: a list of [name of a module, ranks of a group, name of a check].
-The rank writes ``found-RANK.json``: what went wrong in each case, or "".
+The folder holds the modules and ``cases.json``: a list of [name of a module, ranks of a group, name of a
+check]. The rank writes ``found-RANK.json``: a description of the fault in each case, or "".
 """
 
 import importlib.util
@@ -19,12 +19,12 @@ SIZES = (0, 1, 7, 64)
 
 
 def numbers(rank, count, dtype=torch.int64):
-    """Small numbers, whose sums are exact in every type."""
+    """Small numbers, whose sums are exact in every element type."""
     return ((torch.arange(count) * 7 + rank * 13) % 11 - 3).to(dtype)
 
 
 class Both:
-    """A module's collective and PyTorch's, called alike on equal inputs."""
+    """A module's collective and PyTorch's own, called with equal inputs."""
 
     def __init__(self, module, group):
         self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
@@ -32,7 +32,7 @@ class Both:
         self.root = None if module.ROOT is None else dist.get_global_rank(group, module.ROOT)
 
     def each(self, ours, stock, make):
-        """Outputs of both calls on what `make` makes."""
+        """(outputs of the module, outputs of PyTorch) for the inputs that `make` returns."""
         mine, other = make(), make()
         work = ours(*mine)
         if work is not None:
@@ -63,7 +63,7 @@ def reduce(both, count=7, **options):
     work = both.collective.reduce(made[0], **options)
     if work is not None:
         work.wait()
-    # PyTorch leaves the tensors of other ranks undefined; ours stay as they were.
+    # PyTorch leaves the tensors of other ranks undefined; the module leaves them unchanged.
     assert torch.equal(made[0], due[0] if both.rank == both.module.ROOT else before)
 
 
@@ -135,7 +135,7 @@ def call_of(both):
 
 
 def sizes(both):
-    """Every length, from none to one that no number of chunks divides."""
+    """Every length, including 0 and one that no number of chunks divides."""
     for count in SIZES:
         if count or call_of(both) not in (
             all_to_all,
@@ -147,7 +147,7 @@ def sizes(both):
 
 
 def waited(both):
-    """Two calls under way at once, each waited for."""
+    """Two simultaneous asynchronous calls, each waited for."""
     call_of(both)(both, 7, async_op=True)
     if hasattr(both.collective, "all_reduce"):
         tensors = [numbers(both.rank, 9), numbers(both.rank, 5)]
@@ -163,7 +163,7 @@ def waited(both):
 
 
 def types(both):
-    """Types of whole and real numbers, and such as no backend adds up."""
+    """Integer and floating-point types, and types that gloo cannot reduce."""
     for dtype in (torch.uint8, torch.int32, torch.float16, torch.float64):
         call_of(both)(both, 7, dtype)
     for dtype in (torch.bfloat16, torch.complex64):
@@ -174,7 +174,7 @@ def types(both):
 
 
 def reductions(both):
-    """Every operator that combines contributions."""
+    """Every reduction operator."""
     for name in ("MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR"):
         call_of(both)(both, 7, torch.int64, getattr(dist.ReduceOp, name))
     mean = numbers(both.rank, 8, torch.float64)
@@ -194,7 +194,7 @@ def reductions(both):
 
 
 def out_of_place(both):
-    """The input stays as it was."""
+    """Out of place, the input is unchanged."""
     tensor, out = numbers(both.rank, 7), torch.zeros(7, dtype=torch.int64)
     both.collective.all_reduce(tensor, out=out)
     due = numbers(both.rank, 7)
@@ -204,7 +204,7 @@ def out_of_place(both):
 
 
 def in_place(both):
-    """Input and output are one buffer, the smaller at this rank's block of the larger."""
+    """Input and output share one buffer: the smaller one is this rank's block of the larger."""
     n, rank = both.ranks, both.rank
     if hasattr(both.collective, "all_gather_into_tensor"):
         whole, due = torch.zeros(n * 5, dtype=torch.int64), torch.zeros(n * 5, dtype=torch.int64)

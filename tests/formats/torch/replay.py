@@ -1,4 +1,6 @@
-"""A module for PyTorch, executed without PyTorch: the rounds of all ranks on chunks as sets of contributions."""
+"""A replay of a PyTorch module without PyTorch: the rounds of all ranks, with chunks as sets of
+contributions.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class Round(NamedTuple):
 
 
 def table_of(text: str) -> dict[str, Any]:
-    """Names that the table of a module gives."""
+    """{name: value} of the constants of a module."""
     names: dict[str, Any] = {"In": In, "Out": Out, "Staged": Staged, "Local": Local, "Round": Round}
     _, _, rest = text.partition("# --- the schedule ---\n")
     exec(rest.partition("# --- end of the schedule ---")[0], names)
@@ -49,7 +51,7 @@ def table_of(text: str) -> dict[str, Any]:
 
 
 class Replay:
-    """All ranks of a table on their inputs and outputs, lists of chunks.
+    """Replay of all ranks of a table, whose inputs and outputs are lists of chunks.
 
     Receives write before the sends of their round read, as messages may overtake each other.
     """
@@ -107,7 +109,7 @@ class Replay:
 
 
 def replayed(text: str, collective: Any) -> Replay:
-    """A module executed from the inputs of a collective; its outputs are asserted."""
+    """Execute a module on the inputs of a collective, and assert its outputs."""
     from taccl.program.layout import layout
 
     layouts = layout(collective)

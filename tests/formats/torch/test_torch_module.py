@@ -1,4 +1,4 @@
-"""Modules for PyTorch: read by a replay of their rounds, and run by gloo where PyTorch is."""
+"""Modules for PyTorch: replayed round by round, and run with gloo if PyTorch is installed."""
 
 import json
 
@@ -17,7 +17,7 @@ from tests.program.examples import program_of
 from tests.pytorch import needs_torch, started
 
 NAMES = tuple(METHODS)
-#: {check of tests/formats/torch/ranks.py: collectives that it is for}.
+#: {check of tests/formats/torch/ranks.py: collectives to which it applies}.
 CHECKS = {
     "sizes": NAMES,
     "waited": NAMES,
@@ -37,7 +37,7 @@ def module_of(name, topology, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_rounds_compute_the_collective(name):
-    """The rounds of a module, in any order of its messages, give every rank what the collective asks for."""
+    """The rounds of a module, with messages in any order, give every rank the collective's results."""
     for topology, chunks, options in (
         ("ring:2", 3, {}), ("ring:5", 1, {"in_place": True}), ("ring:4", 2, {"threadblocks": "relay"}),
     ):  # fmt: skip
@@ -47,7 +47,7 @@ def test_rounds_compute_the_collective(name):
 
 @pytest.mark.fuzz
 def test_rounds_of_many_schedules():
-    """So do those of every baseline, at any root and number of chunks."""
+    """Rounds of every baseline, at any root and number of chunks, give the right results, too."""
     for seed in cases("modules for PyTorch", few=6, many=600):
         name, size = NAMES[seed % len(NAMES)], 2 + seed * 7 % 6
         root = seed % size if name in ("broadcast", "reduce", "gather", "scatter") else None
@@ -69,18 +69,18 @@ def test_a_round_has_one_message_for_each_pair():
 
 
 def test_rounds_are_as_few_as_the_data_allow():
-    """An allgather on a ring of 5 brings a chunk 2 links far; every chunk goes both ways: 2 rounds."""
+    """In an allgather on a ring of 5, chunks go 2 links far, in both directions: 2 rounds."""
     assert rounds_of(program_of("allgather", "ring:5", chunks_per_rank=3)).num_rounds == 2
 
 
 def test_chunks_that_follow_one_another_need_no_copies():
-    """Rank 0 of 2 gathers 3 chunks at once into its output, and stages nothing."""
+    """Rank 0 of 2 receives 3 consecutive chunks directly into its output, without a copy."""
     [only] = table_of(module_of("allgather", "ring:2", chunks_per_rank=3))["ROUNDS"][0]
     assert (only.receive, only.stage, only.then) == ({1: (3, 3)}, {}, [])
 
 
 def test_the_module_keeps_its_own_methods_alone():
-    """A module of an allgather has both of PyTorch's names for it, and no code of sums."""
+    """A module of an allgather has both of PyTorch's names for it, and no code for sums."""
     text = module_of("allgather", "ring:2")
     assert "all_gather_into_tensor = all_gather_single" in text
     assert "collective.all_gather_into_tensor(output, input)" in text
@@ -95,7 +95,7 @@ def test_other_collectives_are_refused():
 
 
 def test_a_collective_of_some_ranks_is_refused():
-    """An allgather among 2 of 4 ranks is none of a process group of 4."""
+    """An allgather among 2 of 4 ranks is refused, as it is not a collective of the group of 4."""
     part = taccl.collectives.allgather(2).among([0, 1], num_ranks=4)
     problem = taccl.make_problem(taccl.topologies.ring(4), part, size_bytes=1000)
     with pytest.raises(ExportError, match="export one among all ranks"):
@@ -103,7 +103,7 @@ def test_a_collective_of_some_ranks_is_refused():
 
 
 def test_a_program_that_computes_something_else_is_refused():
-    """Rank 0 ends without what rank 1 sent."""
+    """A program in which rank 0 lacks rank 1's contribution is refused."""
     program = program_of("allgather", "ring:2")
     text = dump_msccl_xml(program)
     spoilt = parse_msccl_xml(text.replace('dstbuf="o" dstoff="1"', 'dstbuf="o" dstoff="0"'))
@@ -113,7 +113,7 @@ def test_a_program_that_computes_something_else_is_refused():
 
 @pytest.mark.slow
 def test_convert_writes_it_without_notes_on_sizes(tmp_path):
-    """A module takes calls of every length and place, so that none of the notes on files of runtimes hold."""
+    """A module serves calls of any length and placement, so notes on sizes are omitted."""
     problem = taccl.make_problem(
         taccl.topologies.ring(2), make("allreduce", 2, chunks_per_rank=3), size_bytes=1000
     )
@@ -125,7 +125,7 @@ def test_convert_writes_it_without_notes_on_sizes(tmp_path):
 
 
 def found_by(folder, num_ranks):
-    """{case: complaints of all ranks} of the cases in a folder."""
+    """{case: messages of all ranks} of the cases in a folder."""
     found = {}
     for rank in range(num_ranks):
         for case, complaint in json.loads((folder / f"found-{rank}.json").read_text()).items():
@@ -154,7 +154,9 @@ def four_ranks(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "check"), ALL_CHECKS, ids=[f"{n}-{c}" for n, c in ALL_CHECKS])
 def test_ranks_agree_with_the_stock_collective(four_ranks, name, check):
-    """On 4 ranks, and on 2 in groups, what `check` of tests/formats/torch/ranks.py does agrees bit for bit."""
+    """On 4 ranks, and in groups of 2, the module and the stock collective agree bit for bit in every
+    check.
+    """
     for size in (4, 2):
         assert not four_ranks[f"{name}-{size} {check}"]
 
@@ -175,7 +177,7 @@ def test_eight_ranks(tmp_path):
 @needs_torch
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_others(tmp_path):
-    """Rank 1 ends in the middle of a call; rank 0 raises an error instead of waiting for it."""
+    """Rank 1 ends during a call; rank 0 raises an error instead of waiting for it."""
     (tmp_path / "collective.py").write_text(module_of("allreduce", "ring:2"))
     done = started(2, "tests/formats/torch/dying.py", tmp_path, check=False)
     assert [each.returncode for each in done] == [1, 9]

@@ -122,7 +122,7 @@ def test_a_chunk_with_one_destination_takes_no_dead_end():
 
 
 def test_a_chunk_with_one_destination_stays_there():
-    """Of two chunks 0 -> 1 the first does not go on to 2 while the second is in flight."""
+    """The first of two chunks 0 -> 1 is not forwarded to 2 while the second is in flight."""
     quotient = orbits_of(problem_of(ring(3), custom(3, [([0], [1]), ([0], [1])])))
     found = list_schedule(quotient, critical_priorities(quotient))
     assert {m for send in found.sends for m in send.hops} == needed_hops(quotient, found)

@@ -329,10 +329,8 @@ def test_chunks_that_wait_for_a_link_are_merged():
 
 
 def test_chunks_take_the_routes_that_merging_makes_short():
-    """Of 4 chunks two share one send of 8 + 2 us over the link; each detour of two 5 us links takes one: 10
+    """Two of 4 chunks share one send of 8 + 2 us over the link; each detour of two 5 us links carries one: 10
     us.
-
-    Unmerged chunks take 9 us each over the link, so that a detour takes two of them, in 15 us.
     """
     builder = TopologyBuilder("detours", [0] * 4)
     link = builder.add_link(0, 1, alpha_us=8, beta_us_per_mb=1)

@@ -234,7 +234,7 @@ def test_only_partitions_that_are_tried_are_made(monkeypatch):
 
 @pytest.mark.slow
 def test_of_sketches_that_differ_in_merging_alone_the_looser_stays():
-    """Of two sketches that differ only in merging and finish alike, the one that merges is kept."""
+    """If two sketches differ only in merging and have equal finishes, the one that merges is kept."""
     topology = taccl.topologies.ndv2(nodes=2)
     found = taccl.suggest_sketches(topology, "alltoall", size="1MB", time_limit_s=AMPLE_S)
     plans = [(each.sketch.name.replace("-unmerged", ""), each.finish_us) for each in found]
