@@ -1,7 +1,7 @@
 """Constants of predictions that come from published logs, and substitutes for tests on these logs.
 
-A row of `benchmarks.unseen` is no test if a constant comes from its log. Such a row has a second figure, with
-the constants of other machines instead: leave-one-machine-out.
+A row of `benchmarks.unseen` is not a test if a constant comes from its log. Such a row has a second figure,
+with the constants of other machines instead: leave-one-machine-out.
 """
 
 from __future__ import annotations

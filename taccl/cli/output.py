@@ -183,7 +183,7 @@ def hold_descriptors() -> None:
 
 @contextlib.contextmanager
 def progress_shown(*, wanted: bool) -> Iterator[Callable[[str, float | None, float | None], None] | None]:
-    """Callback for a progress line on a terminal's stderr; None if stderr is no terminal."""
+    """Callback for a progress line on a terminal's stderr; None if stderr is not a terminal."""
     if not wanted or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return

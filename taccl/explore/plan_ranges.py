@@ -146,7 +146,7 @@ class Plan:
         Raises
         ------
         InputError
-            If the folder exists and `overwrite` is False, or is no plan's, or cannot be written.
+            If the folder exists and `overwrite` is False, or is not a plan's, or cannot be written.
         """
         from taccl.explore.plan_files import save_plan
 

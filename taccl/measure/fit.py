@@ -95,7 +95,7 @@ class Fit:
     nvls_share : float
         Share of a rank's rate that sums in switches reach; 0 if the logs show none.
     figures : Machine, optional
-        Figures of a topology that is no machine model; None for machines by name.
+        Figures of a topology that is not a machine model; None for machines by name.
     """
 
     machine: str
@@ -176,7 +176,7 @@ class Fit:
         Raises
         ------
         InputError
-            If the fit is poor and not accepted, or of a topology that is no machine model.
+            If the fit is poor and not accepted, or of a topology that is not a machine model.
         """
         from taccl.measure.profile import profile_toml
 
@@ -249,7 +249,7 @@ def fit(
     FormatError
         If a file has no usable row, a time is not above 0, or the logs are of different machines.
     InputError
-        If the topology is no machine model, or a log has more ranks or nodes than expected.
+        If the topology is not a machine model, or a log has more ranks or nodes than expected.
     """
     if not logs:
         raise InputError("found no log; give at least one file", where="logs")

@@ -277,7 +277,7 @@ class _ProbeRank:
                     self.latency_us[at] = np.fmin(self.latency_us[at], latency_us)
                     self.gb_per_s[at] = np.fmax(self.gb_per_s[at], gb_per_s)
         if self.part is not None and self.comm.rank == 0:
-            with contextlib.suppress(TacclError):  # failure to save a partial result is no error
+            with contextlib.suppress(TacclError):  # failure to save a partial result is not an error
                 self._found(()).save(self.part, overwrite=True)
 
     def _both_ways(self, pair: tuple[int, int]) -> list[float]:

@@ -269,7 +269,7 @@ def dimensions(schedule: Schedule | ImplicitSchedule, *, ax: Axes | None = None)
     Raises
     ------
     TopologyError
-        If the topology is no product.
+        If the topology is not a product.
     """
     dims, time_us, share = dimension_use(schedule)
     ax = axes(ax, height=1.2 + 0.9 * len(dims))

@@ -37,7 +37,7 @@ def register(runtime: Runtime) -> None:
     Raises
     ------
     InputError
-        If it is no `Runtime`, or its name has other characters than small letters, digits and dashes.
+        If it is not a `Runtime`, or its name has other characters than small letters, digits and dashes.
     """
     PLUGINS.register(runtime)
 

@@ -204,7 +204,7 @@ class SearchParameters:
         Raises
         ------
         InputError
-            If the file cannot be read, is no TOML, names what is unknown, or gives a value of the wrong kind.
+            If the file cannot be read, is not TOML, names an unknown constant, or has an invalid value.
         """
         return _load(path)
 

@@ -101,9 +101,9 @@ def replan(
 ) -> Replan:
     """A verified schedule of a problem that reuses what it can of the schedule of another problem.
 
-    Some problems are not supported: routes that are no trees (unreduced contributions or derived chunks), own
-    chunks with priority, limited paths, and too many routes. There the old schedule is kept as a whole if it
-    is still valid; otherwise a new one is synthesized.
+    Not supported are routes that are not trees (unreduced contributions or derived chunks), local-first
+    priority, limited paths, and too many routes. The old schedule is then kept as a whole if it is still
+    valid; otherwise a new one is synthesized.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ def dimensions(topology: Topology | NamedFabric | str) -> Dimensions:
     Raises
     ------
     TopologyError
-        If the topology is no product; the message says why.
+        If the topology is not a product; the message says why.
     """
     from taccl.topology.named import NamedFabric, parse_named
 

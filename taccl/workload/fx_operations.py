@@ -260,7 +260,7 @@ def _layernorm(graph: Graph, given: Arguments) -> Any:
 def _layernorm_and_moments(graph: Graph, given: Arguments) -> Any:
     """(layernorm, mean of each row, reciprocal deviation of each row), added to the step if read.
 
-    The note of mean and deviation is epsilon, from which gradients compute them.
+    The note of mean and deviation is epsilon, with which gradients recompute them.
     """
     x, last = given["input"], [len(graph.tensor(given["input"]).shape) - 1]
 

@@ -237,7 +237,7 @@ def slice_state(workload: Workload, *state: str) -> Workload:
     Raises
     ------
     WorkloadError
-        If a name is no state, its replacement is not the result of an allgather, or an operation reads the
+        If a name is not state, its replacement is not the result of an allgather, or an operation reads the
         gathered tensor. Also if another output of the step would change its layout.
     """
     successor, inputs = dict(workload.state), {each.name for each in workload.inputs}

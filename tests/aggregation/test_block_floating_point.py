@@ -100,6 +100,6 @@ def test_what_does_not_fit_is_refused(call, message):
 
 
 def test_no_numbers_are_no_blocks():
-    """An empty array has no blocks and is no error."""
+    """An empty array has no blocks and is not an error."""
     nothing = block_exponents([])
     assert nothing.shape == quantise_blocks([], nothing, ranks=2).shape == (0,)

@@ -61,7 +61,7 @@ def test_ranks_and_nodes_are_looked_at():
 
 
 def test_one_node_is_no_set():
-    """A single node is no set, as nothing enters it."""
+    """A single node is not a set, as nothing enters it."""
     assert [name for name, _ in NeededSends(problem_of(ring(4), collectives.allgather(4))).families] == [
         "rank"
     ]

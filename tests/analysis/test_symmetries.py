@@ -154,7 +154,7 @@ def test_chunk_sizes_break_the_symmetry():
 
 
 def test_declared_symmetries_are_used():
-    """A declared symmetry that swaps 0 with 1 and 2 with 3, and is no shift inside blocks, is used.
+    """A declared symmetry that swaps 0 with 1 and 2 with 3, and is not a shift inside blocks, is used.
 
     Links 0 -> 1, 1 -> 0 and 2 -> 3, 3 -> 2 have other costs than 0 -> 2, 1 -> 3 and back.
     """

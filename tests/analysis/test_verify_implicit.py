@@ -156,7 +156,7 @@ def test_one_tick_too_early():
         ({}, lambda s: changed(s, "start", 0, -1), "interval"),
         # A column that is too short.
         ({}, lambda s: with_rows(s, start=s.pattern.start[:-1]), "index"),
-        # The groups of 2 x 8, or of another order, are no translations of 4 x 4.
+        # The groups of 2 x 8, or of another order, are not translations of 4 x 4.
         *(
             ({}, lambda s, of=of: with_shape(s, group=CyclicProduct(of)), "symmetry")
             for of in ((2, 8), (4, 5), (-4, -4))

@@ -282,7 +282,7 @@ def test_estimates_of_mixes_are_exact_behind_ports():
 
 
 def test_a_mix_has_all_chunks():
-    """The parts' sizes add up to the number of chunks, also if that is no power of two."""
+    """The parts' sizes add up to the number of chunks, also if that is not a power of two."""
     problem = eight_ranks(parts=3)
     assert sum(best_mix(StepTimes(problem, Grid(problem))).sizes) == 24
 

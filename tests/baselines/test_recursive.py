@@ -32,6 +32,6 @@ def test_alltoall_carries_only_what_is_needed(make, unit_costs):
 
 
 def test_other_numbers_of_ranks_are_refused(make, unit_costs):
-    """Six ranks are no power of two."""
+    """Six ranks are not a power of two, and are refused."""
     with pytest.raises(CollectiveError, match="power of two, but found 6 ranks"):
         recursive(make("allgather", fabrics.ring(6, **unit_costs)))

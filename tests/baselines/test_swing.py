@@ -86,7 +86,7 @@ def test_other_collectives(function, collective, topology):
 
 @pytest.mark.parametrize("function", [swing, bine])
 def test_other_numbers_of_ranks_are_refused(function, make, unit_costs):
-    """Six ranks are no power of two."""
+    """Six ranks are not a power of two, and are refused."""
     with pytest.raises(CollectiveError, match=f"{function.__name__} needs a power of two, but found 6 ranks"):
         function(make("allgather", fabrics.ring(6, **unit_costs)))
 

@@ -280,7 +280,7 @@ class TestRelays:
         assert reduction_half(limited).holders(0) == spreading_half(limited).holders(0) == {0, 1, 2}
 
     def test_symmetry_keeps_who_may_hold_what(self):
-        """Rotating a ring of four moves relay 1 to another rank, so it is no symmetry."""
+        """Rotating a ring of four moves relay 1 to another rank, so it is not a symmetry."""
         placed = collectives.allgather(4).among([0, 1, 2, 3], num_ranks=4)
         half = collectives.allgather(2).among([0, 2], num_ranks=4)
         assert chunk_permutation(problem(placed, relays={1}), [1, 2, 3, 0]) is not None

@@ -33,5 +33,5 @@ def test_launchers_are_known(variables, rank, num_ranks):
     ids=["nothing", "no number", "batch script", "shell of srun"],
 )
 def test_others_are_none(variables):
-    """Other variables are ignored: a batch script has SLURM's, too, but is no rank."""
+    """Other variables are ignored: a batch script has SLURM's, too, but is not a rank."""
     assert launched_by(variables) is None

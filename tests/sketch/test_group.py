@@ -65,13 +65,13 @@ def test_what_fixes_a_chunk():
 
 @pytest.mark.parametrize("ranks", [(1, 0, 2), (0, 1), (0, 0, 0), (0, 1, 7), (1, 2, 0)])
 def test_no_symmetry(ranks):
-    """A given permutation that is no symmetry is refused as a user's error."""
+    """A given permutation that is not a symmetry is refused as a user's error."""
     with pytest.raises(SketchError, match=r"clauses\.symmetry: .* is no symmetry of"):
         symmetry_group(problem(ranks))
 
 
 def test_no_symmetry_of_the_collective():
-    """The mirror image is no symmetry of a broadcast from rank 0."""
+    """The mirror image is not a symmetry of a broadcast from rank 0."""
     clauses = Clauses(symmetry=((2, 1, 0),))
     turned = make_problem(topologies.mesh(3), collectives.broadcast(3), chunk_bytes=1, clauses=clauses)
     with pytest.raises(SketchError, match="is no symmetry of broadcast"):

@@ -133,7 +133,7 @@ def test_ndv2_has_its_symmetries(offset):
 
 @pytest.mark.parametrize(("offset", "has"), [((2, 16), True), ((1, 16), False), ((16, 32), True)])
 def test_dgx2_pairs_share_a_nic(offset, has):
-    """On DGX-2 ranks 2i and 2i + 1 share a NIC, so an odd offset is no symmetry."""
+    """On DGX-2 ranks 2i and 2i + 1 share a NIC, so an odd offset is not a symmetry."""
     assert (link_permutation(dgx2(2), offset_permutation(32, *offset)) is not None) == has
 
 

@@ -35,7 +35,7 @@ def test_whole_models_need_no_grid():
 
 
 def test_too_many_digits_are_refused():
-    """The square root of two is no decimal with few digits."""
+    """The square root of two is not a decimal with few digits."""
     model = MilpModel()
     model.add_row([(2**0.5, model.add_variable(0, 1, integer=True))], upper=1, tag="irrational")
     with pytest.raises(NotScalableError, match="digits"):

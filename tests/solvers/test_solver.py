@@ -374,7 +374,7 @@ def test_warnings_as_errors_do_not_take_a_solver_away():
     ],
 )  # fmt: skip
 def test_a_cbc_that_ran_out_of_time_did_not_crash(script, status, message, tmp_path, monkeypatch):
-    """CBC at its time limit, ending in any way without a solution, is no crash; other endings are."""
+    """CBC at its time limit, ending in any way without a solution, is not a crash; other endings are."""
     fake = tmp_path / "cbc"
     fake.write_text(f"#!/bin/sh\n{script}\n")
     fake.chmod(0o755)

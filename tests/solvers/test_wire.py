@@ -18,6 +18,6 @@ def test_arrays_and_values_round_trip():
 
 @pytest.mark.parametrize("value", [object(), {(1, 2): 2}, np.array([object()])])
 def test_anything_else_is_refused(value):
-    """Objects, and keys that are no text or number, cannot be sent."""
+    """Objects, and keys that are not text or number, cannot be sent."""
     with pytest.raises(TypeError):
         encode({"value": value})

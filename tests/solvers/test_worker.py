@@ -295,7 +295,7 @@ def test_worker_ends_with_its_parent():
 
 
 def is_running(pid):
-    """True if a process exists and is no zombie."""
+    """True if a process exists and is not a zombie."""
     if not os.path.exists("/proc/self/stat"):
         found = subprocess.run(
             ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False

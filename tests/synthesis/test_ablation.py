@@ -47,7 +47,7 @@ def test_a_search_counts_the_same_at_every_run():
 
 
 def test_a_finish_in_the_range_of_the_whole_is_chance():
-    """The full system finishes at 10 to 12 us by seed: 11 us without a mechanism is no effect."""
+    """The full system finishes at 10 to 12 us by seed: 11 us without a mechanism is not an effect."""
     row = compared("baselines", runs(10.0, 12.0, without=[11.0]), 2)
     assert (row["later"], row["sooner"], row["same"]) == (0, 0, 1)
 
@@ -68,7 +68,7 @@ def test_seeds_follow_until_one_finishes_in_the_range_of_the_whole(finishes, fol
 
 
 def test_a_seed_that_did_not_use_a_mechanism_finishes_as_the_whole():
-    """13 us with seed 0 is no effect if seed 1 used no baselines and so finishes as the full system."""
+    """13 us with seed 0 is not an effect if seed 1 used no baselines and so finishes as the full system."""
     case = runs(10.0, 12.0, without=[13.0])
     case["case"][f"{WHOLE}, seed 1"]["used"] = []
     assert compared("baselines", case, 2)["later"] == 0

@@ -49,7 +49,7 @@ def test_groups_are_balanced_at_once(name):
     ids=["shared", "no product", "order"],
 )
 def test_groups_that_do_not_go_along_dimensions(groups, said):
-    """Groups that share links or are no product of dimensions are refused with the reason."""
+    """Groups that share links or are not a product of dimensions are refused with the reason."""
     with pytest.raises(CollectiveError, match=said):
         synthesize(of_groups(groups), backend="dimension-balanced")
 

@@ -115,8 +115,7 @@ class Encoder(nn.Module):
         self.register_buffer("hidden", torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1))
 
     def forward(self, tokens):
-        """Log-probabilities for the first token of each sequence, the mean over sequences, and shares of
-        tokens.
+        """First token of each sequence, mean over sequences, and log-softmax of the products of tokens.
         """
         x = self.table(tokens) + self.places[: tokens.shape[1]]
         query, key, value = (_heads(each, HEADS) for each in self.all(self.norm(x)).split(WIDTH, dim=-1))

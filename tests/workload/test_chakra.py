@@ -125,6 +125,6 @@ def test_process_groups_become_dimensions(tmp_path):
     ],
 )  # fmt: skip
 def test_traces_that_are_no_step_are_refused(tmp_path, nodes, said):
-    """The error for a trace that is no step names the node."""
+    """The error for a trace that is not a step names the node."""
     with pytest.raises(WorkloadError, match=said):
         from_chakra(trace(tmp_path, *nodes), 4)

@@ -58,7 +58,7 @@ def test_a_step_without_sends_has_traces(tmp_path):
 
 
 def test_what_is_no_collective_is_not_lowered(step):
-    """The error for an operation that is no collective lists the collectives."""
+    """The error for an operation that is not a collective lists the collectives."""
     with pytest.raises(WorkloadError, match="y: is not a collective of block; name one of sum"):
         lower_step(step, "y")
 

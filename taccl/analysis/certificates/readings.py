@@ -123,7 +123,7 @@ def merging_freely(problem: Problem) -> Problem:
     """Return the problem with unlimited merging on all links.
 
     The problem is returned unchanged if its clauses limit merging more than the default does, or say anything
-    else. The default limit itself is no restriction: the search merges more where that finishes sooner.
+    else. The default limit itself is not a restriction: the search merges more where that finishes sooner.
     """
     clauses = problem.clauses
     if clauses != clauses.only("merge"):

@@ -39,7 +39,7 @@ class Block(NamedTuple):
 
     - `chunk`, `link`, `start`, `end`, (num_transfers,) int64: Times in ticks.
     - `units`, (num_transfers,) int64: Size of the send, at its first transfer. -1 for other members of a
-      merged send, and for groups that are no valid send.
+      merged send, and for groups that are not valid sends.
     """
 
     first: int

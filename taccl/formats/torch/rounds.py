@@ -46,8 +46,8 @@ class Value:
     - `round`: First round in which it can be sent.
     - `summands`: The two values that it is the sum of; empty otherwise.
     - `source`: The value that arrived as this one; None if it did not arrive.
-    - `input_slot`: Its slot in the input buffer; -1 if it is no input.
-    - `output_slot`: Slot of the output buffer that it must end in; -1 if it is no output.
+    - `input_slot`: Its slot in the input buffer; -1 if it is not an input.
+    - `output_slot`: Slot of the output buffer that it must end in; -1 if it is not an output.
     - `number`: Position in order of creation.
     - `turn`: Position of a sum among the sums of its round and rank, from 1; 0 for other values.
     - `last_read`: Last (round, turn) that reads it. The turn of messages is -1, before all sums.

@@ -2,7 +2,7 @@
 
 The network has an arc for each resource that data passes. A link is a path of arcs: resources shared near its
 source, then its own, then those shared near its destination. If all links of a resource continue to another
-one, these two meet in a node that is no rank, such as a switch. The construction applies to any topology.
+one, these two meet in a node that is not a rank, such as a switch. The construction applies to any topology.
 
 To split off a switch moves capacity from an arc into it and an arc out of it to an arc that bypasses it,
 as long as every set of nodes retains enough incoming capacity. Maximum flows determine how much. This is

@@ -66,7 +66,7 @@ def test_files_for_rccl_have_its_names_and_limits():
 
 
 def test_names_and_limits_of_rccl_are_read(valid):
-    """RCCL calls reduce-scatter ``reducescatter``, and ``maxBytes="0"`` is no limit there."""
+    """RCCL calls reduce-scatter ``reducescatter``, and ``maxBytes="0"`` is not a limit there."""
     assert parse_msccl_xml(re.sub('maxBytes="[0-9]+"', 'maxBytes="0"', valid)).sizes_bytes[1] == 2**63 - 1
     text = dump_msccl_xml(program_of("reduce_scatter"))
     renamed = text.replace('coll="reduce_scatter"', 'coll="reducescatter"')

@@ -202,7 +202,7 @@ def test_the_command_line(capsys):
     "topology", ["multidim:switch16", "multidim:swich4@5", "multidim:ring4@0", "multidim:ring0@5"]
 )
 def test_the_command_line_refuses_what_is_no_product(topology, capsys):
-    """A topology that is no product is refused: one sentence, exit code 2 or 65, nothing on stdout."""
+    """A topology that is not a product is refused: one sentence, exit code 2 or 65, nothing on stdout."""
     words = ["synthesize", "--topology", topology, "--collective", "allreduce", "--size", "1MB"]
     code = main([*words, "--backend", "dimension-balanced"])
     out = capsys.readouterr()

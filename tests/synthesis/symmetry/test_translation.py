@@ -192,7 +192,7 @@ def test_a_group_may_be_given():
 
 
 def test_alltoall_wants_links_along_the_axes():
-    """An alltoall is refused if the links' steps are no axes, as 2 on a ring of 7."""
+    """An alltoall is refused if the links' steps are not axes, as 2 on a ring of 7."""
     graph = networkx.circulant_graph(7, [2])
     for _, _, data in graph.edges(data=True):
         data.update(bandwidth_gb_per_s=50, alpha_us=0.5)
@@ -229,7 +229,7 @@ def test_shared_nics_are_refused():
     ],
 )
 def test_groups_that_do_not_fit_are_refused(generators, text):
-    """Generators are refused that are no group, no permutations, or change ranks or links."""
+    """Generators are refused that are not permutations, generate too much, or change ranks or links."""
     with pytest.raises(TopologyError, match=text):
         translations_of_topology(topologies.ring(4), generators)
 
