@@ -115,8 +115,7 @@ class Encoder(nn.Module):
         self.register_buffer("hidden", torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1))
 
     def forward(self, tokens):
-        """First token of each sequence, mean over sequences, and log-softmax of the products of tokens.
-        """
+        """First token of each sequence, mean over sequences, and log-softmax of the products of tokens."""
         x = self.table(tokens) + self.places[: tokens.shape[1]]
         query, key, value = (_heads(each, HEADS) for each in self.all(self.norm(x)).split(WIDTH, dim=-1))
         scores = (query @ key.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)).masked_fill(self.hidden, -1e9)

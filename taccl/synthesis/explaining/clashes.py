@@ -195,7 +195,7 @@ def _hitting_set(cuts: Sequence[_Cut], *, solver: str, time_limit_s: float) -> l
 
 
 def own_chunks_wait(problem: Problem, *, solver: str, deadline: float) -> bool:
-    """True if under local-first priority own chunks wait for each other in a cycle, so that routing is infeasible.
+    """True if local-first priority makes chunks wait for each other in a cycle: routing is infeasible.
 
     For a sum, both phases are checked: the reduce phase, reversed over reversed links, and the broadcast.
     Raises `SolverUnavailableError` if the solver is not installed or not licensed for the model;
