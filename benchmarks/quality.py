@@ -1,4 +1,4 @@
-"""Quality and speed of synthesis: a table of all cases on one or more backends, with bounds and floors.
+"""Quality and speed of synthesis: a table of all cases on one or more backends, with the finish to meet.
 
 Every run is a separate command (``taccl synthesize``), so its seconds are those that a user waits.
 
@@ -43,7 +43,7 @@ BACKENDS = ("auto", "highs", "scip", "cbc", "gurobi", "cpsat", "greedy")
 
 
 def main() -> int:
-    """Run, print the table, and write the results; return 1 if the portfolio misses a floor."""
+    """Run, print the table, and write the results; return 1 if the portfolio misses a case's figures."""
     parser = parser_of(__doc__)
     parser.add_argument("--backend", action="append", choices=[*BACKENDS, "all"], help="default: auto")
     parser.add_argument("--cost-model", choices=["upstream", "physical"], default="upstream")
@@ -90,7 +90,7 @@ def run_plain_case(case: PlainCase, seed: int) -> Row:
 
 
 def run_case(case: Case, backend: str, cost_model: str, *, seed: int, limit_s: float | None) -> Row:
-    """Row of one run as a command: its output, its seconds, and the verdict on the case's floor."""
+    """Row of one run of ``taccl synthesize``: its output, its seconds, and if it met the case's figures."""
     sketch, topology = map(str, case.files)
     command = [sys.executable, "-m", "taccl", "synthesize", sketch, "--topology", topology, "--json"]
     command += ["--collective", case.collective, "--cost-model", cost_model]

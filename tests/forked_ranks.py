@@ -1,6 +1,6 @@
 """Ranks of PyTorch, forked from a process that has loaded what they import: ``forked_ranks.py NUMBER SCRIPT WORDS ...``.
 
-What rank 0 prints goes to ``rank-0`` of the current folder, and so on. The last line printed lists the exit codes.
+The output of rank 0 goes to ``rank-0`` of the current folder, and so on. The last line printed lists the exit codes.
 """
 
 import ast

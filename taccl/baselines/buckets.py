@@ -37,9 +37,9 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
     """Bucket schedule on a torus or a mesh: chunks pass one dimension after another, along rings or lines.
 
     Chunks are divided into two parts per dimension. Each part starts with another dimension, so that all
-    dimensions are in use; of the two parts, one goes upwards and one downwards. Along a ring, chunks go all
-    the way round in one direction, or half way in both. Along a line, they go in both directions. What a rank
-    sends over a link in a step is one message where sends may merge. The `producer` names the faster form.
+    dimensions are in use; one of its two parts goes upwards, the other downwards. Along a ring, chunks go all
+    the way round in one direction, or half way in both. Along a line, they go in both directions. If sends
+    may merge, a rank's chunks over a link in a step are one message. The `producer` names the faster form.
     Only the merging clauses of the sketch apply.
 
     An allreduce of n bytes on a torus of p ranks with D equal dimensions of size a takes

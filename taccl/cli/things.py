@@ -1,4 +1,4 @@
-"""Inputs on the command line: files, told by their content, sketches, machines, fabrics and programs."""
+"""Inputs on the command line: files, recognised by content, sketches, machines, fabrics and programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _FILE_SUFFIXES = (".toml", ".json", ".xml", ".yml", ".yaml", ".txt", ".csv")
 def topology_from_word(
     word: str, *, nodes: int | None = None, profile: str | None = None, protocol: str | None = None
 ) -> Topology:
-    """Topology from a file, or of a machine's or fabric's name, under a protocol unless it is ``"auto"``."""
+    """Topology from a file, or of the machine or fabric of that name.
+
+    - `protocol`: Protocol of the topology; None or ``"auto"`` for the default.
+    """
     return under_protocol(_topology_from_word(word, nodes, profile), protocol)
 
 

@@ -298,10 +298,10 @@ def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float6
 
 
 def _nonnegative_lines(weights: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Nonnegative factors, (lines, 2), of two rows whose sum is nearest to 1, for each line's weights.
+    """Nonnegative factors, (lines, 2), such that the weighted sum of two rows is nearest to 1 in each line.
 
-    - `weights`, (lines, sizes): Of the squared distances from 1.
-    - `rows`, (2, sizes): Above 0, so that with one factor alone it is above 0.
+    - `weights`, (lines, sizes): Weights of the squared distances from 1.
+    - `rows`, (2, sizes): Positive numbers, so a factor without the other one is positive, too.
     """
     one, other = weights @ rows[0], weights @ rows[1]
     ones, others, mixed = weights @ rows[0] ** 2, weights @ rows[1] ** 2, weights @ (rows[0] * rows[1])

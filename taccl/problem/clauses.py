@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     #: (nodes at the start, nodes at the end) of a link or of a chunk's transit.
     _Nodes: TypeAlias = tuple[frozenset[int], frozenset[int]]
 
-#: What a clause constrains: links, chunks (or chunks of process groups) on links, number of links on a path,
-#: order of sends over a link, merged sends; or only the search.
+#: Subject of a clause: links, chunks (or chunks of process groups) on links, number of links on a path, order
+#: of sends over a link, merged sends; or only the search.
 Scope: TypeAlias = Literal["link", "chunk", "group", "path", "order", "merge", "search"]
 #: Scopes of clauses that constrain schedules; the other clauses only guide the search.
 BINDING: tuple[Scope, ...] = ("link", "chunk", "group", "path", "order", "merge")
@@ -76,7 +76,7 @@ class Clause(NamedTuple):
     """Declaration of a clause.
 
     - `field`: Its field in `Clauses`.
-    - `scope`: What it constrains; all scopes but ``"search"`` bind a schedule.
+    - `scope`: Subject that it constrains; all scopes but ``"search"`` bind a schedule.
     - `shape`: Form of its values.
     - `said`: Fields of a sketch that set it. With `is_copied`, the value of the only field is copied.
     - `reads`: Function from a value to (label, text) for reports; None if the report has its own text.

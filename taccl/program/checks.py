@@ -7,11 +7,11 @@ message, and the same step of large chunks is several.
 The number of messages of a step never decreases as sizes grow. A program that runs to its end with some
 number of messages per step does so with fewer. Proof: keep the last messages of every step, at both ends, at
 their times in that run. Every queue then holds no more than it did, and each message still comes before its
-receive. A step begins no earlier and ends when it did. So a program that hangs at one size hangs at every
-larger one.
+receive. A step begins no earlier and ends when it did. So a program that deadlocks at one size deadlocks at
+every larger one.
 
-Large chunks are sent in several rounds of all steps. A round that ends leaves every queue empty. Whether a
-program hangs does not depend on timing, so one round decides for all.
+Large chunks are sent in several rounds of all steps. A round that ends leaves every queue empty. Deadlocks do
+not depend on timing, so one round decides for all.
 
 Sources: ``msccl_setup.cc`` and ``msccl_kernel_impl.h`` of RCCL 2.21.5, ``enqueue.cc`` and
 ``msccl_interpreter.h`` of microsoft/msccl (NCCL 2.12.12), and ``msccl_setup.cc`` of Azure/msccl-executor-nccl

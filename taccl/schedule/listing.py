@@ -1,7 +1,7 @@
 """List scheduling of tasks that hold resources: each starts once its predecessors and resources permit.
 
-Of the tasks that can start, the most urgent goes first (Graham, "Bounds on multiprocessing timing anomalies",
-SIAM Journal on Applied Mathematics 17, 1969). Tasks are sends, or tiles of computations.
+The most urgent task that can start goes first (Graham, "Bounds on multiprocessing timing anomalies", SIAM
+Journal on Applied Mathematics 17, 1969). Tasks are sends, or tiles of computations.
 """
 
 from __future__ import annotations

@@ -134,8 +134,8 @@ def _taken(alike: Mapping[Hashable, list[int]], wanted: Sequence[Hashable]) -> P
 def chunk_permutation(problem: Problem, ranks: Sequence[int]) -> Permutation | None:
     """Image of every chunk when ranks are permuted; None if the collective lacks the symmetry.
 
-    A chunk maps to the chunk of the same size with the images of its origins, destinations and root. Of
-    several such chunks, the k-th maps to the k-th.
+    A chunk maps to the chunk of the same size with the images of its origins, destinations and root. If
+    several chunks are alike, the k-th one maps to the k-th one.
     """
     both = cache(lambda each: (tuple(sorted(each)), tuple(sorted(ranks[r] for r in each))))
     here: list[Hashable] = []

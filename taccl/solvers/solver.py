@@ -42,7 +42,7 @@ class Solution:
       any.
     - `seconds`: Duration of the whole call.
     - `first_feasible_s`: Time of the first reported solution; None if not reported.
-    - `message`: What happened, or what to know about the result, for users.
+    - `message`: Text for users: the reason of a failure, or a remark on the result.
     - `progress`: Tuple of (seconds, objective, bound).
     - `nodes`: Nodes of the search tree, or branches of CP-SAT; None if not reported.
     """

@@ -45,7 +45,7 @@ class Outcome:
       its time limit), or "interrupted" (Ctrl-C).
     - `result`: Result of the function; None if the task died.
     - `last_progress`: Last progress report of the task.
-    - `message`: What happened, for users; empty if done.
+    - `message`: Reason of a failure, as text for users; empty if done.
     - `seconds`: Time from the call of `run_task` to the outcome.
     """
 

@@ -164,7 +164,7 @@ def test_what_enters_several_nodes_spreads_in_each():
 def test_what_enters_at_one_rank_is_far_from_others():
     """A node is a path of four ranks, 1 us each: from a middle rank the farther end is 2 us away.
 
-    By numbers of links alone, the third and fourth rank could have it 1 us after the second.
+    If only numbers of links counted, the third and fourth rank could have it 1 us after the second.
     """
     builder = TopologyBuilder("path", [0, 1, 1, 1, 1])
     for rank in range(1, 5):

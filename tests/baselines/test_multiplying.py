@@ -70,8 +70,8 @@ def test_what_crosses_in_turns_goes_over_other_links():
     """Between nodes a send of n chunks takes 6 + 0.1 n us and holds its link; in a node ports are held for 1
     + 0.1 n.
 
-    Of eight chunks three cross first, three after one step in a node, two after two, each part to another
-    rank. The middle ones take 1 + 0.5, then 6 + 0.3, then 1 + 0.6 us; if all cross together, it is 10.4.
+    Three of eight chunks cross first, three after one step in a node, two after two, each part to another
+    rank. The middle ones take 1 + 0.5, then 6 + 0.3, then 1 + 0.6 us; if all crossed together, 10.4 us.
     """
     topology = behind_ports(2, 4, near_us=1, far_us=6, us_per_mb=1)
     schedule = multiplying(merging(topology, collectives.allreduce(8), 800_000), cut=False)
@@ -192,7 +192,7 @@ def test_other_nodes_are_sent_to_straight(name):
     """Links of 6 us to every rank of the other node are used at the same time as two rounds of 1 us in each
     node.
 
-    By digits alone the rounds in a node come before or after the 6 us. Data takes negligible time.
+    With digits only, the rounds in a node would come before or after the 6 us. Data takes negligible time.
     """
     problem = merging(behind_ports(2, 4, near_us=1, far_us=6, us_per_mb=1), getattr(collectives, name)(8), 8)
     schedule = multiplying(problem, cut=False)

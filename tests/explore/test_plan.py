@@ -454,7 +454,7 @@ def test_small_sums_are_made_by_few_sends(topology, at_most_us):
 
 @pytest.mark.slow
 def test_few_sizes_are_simulated(monkeypatch):
-    """Where simulated sizes lie on a straight line, sizes between them are interpolated, exactly."""
+    """If the times of simulated sizes lie on a straight line, sizes between them are interpolated, exactly."""
 
     problem = taccl.make_problem(taccl.topologies.ndv2(nodes=2), "allgather", size_bytes="1MB")
     schedule = taccl.baselines.baseline("ring", problem)

@@ -101,7 +101,7 @@ def test_names_are_no_formulas(exchange):
 
 @pytest.mark.slow
 def test_tens_of_thousands_of_transfers_are_one_image():
-    """Of 40000 sends over 90 links, those of the 48 busiest links are drawn, as one image in SVG."""
+    """40000 sends over 90 links are drawn for the 48 busiest links, as one image in SVG."""
     problem = problem_of(full(10), collectives.allgather(10))
     count, num_links = 40_000, len(problem.topology.links)
     ticks = problem.costs.ticks_per_us

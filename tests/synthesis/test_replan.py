@@ -292,9 +292,9 @@ class TestFigures:
     def test_a_lost_nic_of_four_machines(self):
         """After the loss of one of 8 NICs most transfers are kept, in about 1 s, within 20 % of the optimum.
 
-        Of 32 sums each crosses between 4 nodes at least 6 times: 192 crossings of 20 us over the 31 remaining
-        NICs are 7 for one of them, 140 us. A sum of 8 inside a node before, and copies to 8 after, take 3
-        sends of 20/9 us each: 153.3 us.
+        Each of 32 sums crosses between 4 nodes at least 6 times: 192 crossings of 20 us over the 31 remaining
+        NICs are 7 for one of them, 140 us. A sum of 8 ranks inside a node before, and copies to 8 after, take
+        3 sends of 20/9 us each: 153.3 us.
         """
         healthy = dgx_h100(4, profile="nominal")
         lost = without(healthy, resources=["NIC 3 of node 1 egress", "NIC 3 of node 1 ingress"])

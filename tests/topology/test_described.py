@@ -202,7 +202,7 @@ def test_a_multicast_is_said_to_be_one(load, fields, said):
 
 
 def test_a_multicast_beside_links_of_its_own_is_one(load):
-    """Beside links 0 -> 1 and 0 -> 2 of the file, a third link to both ranks is a multicast."""
+    """If a file has links 0 -> 1 and 0 -> 2, a third link to both ranks is a multicast."""
     cost = "beta_us_per_mb = 1\n"
     single = [f"[[link]]\nsrc = 0\ndst = {dst}\n{cost}" for dst in (1, 2)]
     text = f"schema = 1\nranks_per_node = 3\n{{}}[[link]]\nsrc = 0\ndst = [1, 2]\n{cost}"

@@ -32,9 +32,7 @@ def test_one_switch_adds_for_all_workers():
 
 
 def test_partial_sums_cross_the_core_once():
-    """Of two racks of two, one partial sum enters rank 0 from the other rack, over an uplink of 2 * 12.5 / 4
-    GB/s.
-    """
+    """With two racks of two, one partial sum crosses into rank 0's rack: 2 * 12.5 / 4 GB/s of uplink."""
     topology = in_network(2, racks=2, core_oversubscription=4)
     into, out = (topology.switches[-1].links[i] for i in (0, 1))
     assert topology.links[into].ends == "1,2,3->0"

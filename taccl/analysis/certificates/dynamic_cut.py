@@ -117,7 +117,7 @@ def _labels(costs: GateCosts, links: Ints, starts: Sequence[int], target: int) -
     held = np.ones(len(most), dtype=np.int64)
     np.maximum.at(held, costs.link, costs.alpha // most[costs.link] + costs.beta)
     src, dst, took = costs.src[links], costs.dst[links], (costs.link_alpha + costs.link_beta)[links]
-    # Of equally short paths, prefer those with the fewest links, so that no path goes back and forth.
+    # Among equally short paths, prefer those with the fewest links, so that no path visits a rank twice.
     tail, head, length = (
         np.append(src, dst),
         np.append(dst, src),

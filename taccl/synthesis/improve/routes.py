@@ -84,7 +84,7 @@ def read_trees(schedule: Schedule) -> list[Tree]:
 def bare_trees(problem: Problem, *, roots: Mapping[int, int] | None = None) -> list[Tree]:
     """Trees of all chunks without any links; there must be no derived chunks.
 
-    - `roots` (mapping of chunk to rank): Where sums are completed, if not at the collective's own root.
+    - `roots`: {chunk: rank where its sum is completed}, if it is not the collective's own root.
     """
     combines = problem.collective.combining
     trees: list[Tree] = []

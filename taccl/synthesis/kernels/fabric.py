@@ -293,7 +293,7 @@ def starts(sorted_or_not: Ints | Int32s, count: int) -> Ints:
 def _crowded(holds: _Holds, src: Ints, dst: Ints, duration: Ints, units: int) -> Ints:
     """Ticks of a send over each slot if all ranks send concurrently, and share resources.
 
-    - `src`, `dst`, `duration`: By slot of `holds`, like the result.
+    - `src`, `dst`, `duration`: Ranks and ticks by slot of `holds`, like the result.
     """
     slowest = duration.copy()
     if len(holds.slot):

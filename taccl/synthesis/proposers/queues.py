@@ -307,9 +307,10 @@ def _send(
 
 
 def _late_begins(fabric: Fabric, size: int, found: Sends) -> Ints | None:
-    """(num_slots,) later begins of links, in ticks, such that no link or shared resource idles.
+    """(num_slots,) later earliest starts on links, in ticks, to remove idle time of links and resources.
 
-    None if no link or shared resource spans more time than the busiest one is busy.
+    A link or resource used over a longer interval than the largest busy time of any starts later by the
+    difference. None if there is no such link or resource.
 
     - `size`: Size of every chunk.
     """

@@ -162,8 +162,7 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
             hop_ns = _CHOICE_NS * num_hops * _rows_per_hop(fabric)
             sending = sending_ns(fabric, num_hops, limits)
             took_ns = [tree_ns + hop_ns * (i + 2) * len(each) for i, (_, each) in enumerate(passes)]
-            # Whether there is time for this pass, and for scheduling after it, is estimated from the earlier
-            # passes.
+            # Earlier passes give an estimate of the time for this pass and for scheduling after it.
             spent_s = time.monotonic() - began
             if k and _MARGIN * spent_s * (took_ns[k] + sending) > deadline.left_s * sum(took_ns[:k]):
                 break

@@ -340,7 +340,7 @@ def test_fast_links_lag_by_what_they_take_beyond_what_they_are_busy():
 def test_slow_links_repeat_what_fast_ones_get_late():
     """If each chunk crosses once, 8 per rail, the last reaches the neighbour at 10 + 8 + 5 + 1 = 24 us.
 
-    By 22 us a rail can deliver 12 chunks, and the inner link only 4 after the first of these, at 17 us.
+    Until 22 us a rail can deliver 12 chunks, and the inner link only 4 after the first of these, at 17 us.
     """
     schedule = verified(late_ports(), rules=[Rule("in-turn", rarest=True)])
     assert schedule.finish_us == 22
