@@ -47,7 +47,7 @@ def test_a_comparison_of_a_matrix(run_json, matrix, words):
 
 @pytest.mark.slow
 def test_a_plan_of_a_matrix(run, matrix):
-    """``taccl plan`` scales all pairs to a size, in chunks of equal size, as programs require; a note says
+    """``taccl plan`` scales all pairs to a size, in chunks of equal size, as programs need; a note says
     so.
     """
     words = ["--matrix", matrix, "--sizes", "1MB,2MB", "--time-limit", "4", "--runtime", "msccl", "--json"]

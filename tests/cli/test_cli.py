@@ -319,9 +319,7 @@ class TestBaseline:
 
     @pytest.mark.parametrize("name", ["best", "ring"])
     def test_the_fastest_by_the_limit_is_the_answer(self, run, monkeypatch, name):
-        """A baseline verified by the end of its share of the time is returned, and a message says that others
-        were not tried.
-        """
+        """Once the time is spent, the fastest baseline so far is returned, with a message."""
         monkeypatch.setattr("taccl.cli.verbs.baseline._SCHEDULE_SHARE", 0.0)
         code, out, err = run("baseline", name, *SMALL)
         assert (code, "verified" in out) == (0, True)
@@ -361,9 +359,7 @@ class TestBaseline:
 
     @pytest.mark.slow
     def test_what_nccl_considered_is_shown(self, run_json, run):
-        """The answer has a table of all NCCL algorithms and protocols with times, and why NVLS is
-        unavailable.
-        """
+        """The answer has a table of all NCCL algorithms and protocols, and the reason against NVLS."""
         words = ("nccl", "dgx-h100", "--profile", "nccl", "--collective", "allreduce", "--size", "1KB")
         every = {(a, p) for a in ("ring", "tree") for p in ("ll", "ll128", "simple")}
         for added, sums in (((), {("nvls", "simple")}), (("--no-nvls",), set())):
@@ -388,17 +384,13 @@ class TestProblem:
 
     @pytest.mark.parametrize("name", ["all_gather", "All-Gather", "ALLGATHER", "all gather"])
     def test_spelling_of_a_collective(self, run_json, name):
-        """Case, dashes and underscores in a collective's name do not matter, nor does case in a
-        baseline's.
-        """
+        """Case, dashes and underscores in a collective's name do not matter, nor case in a baseline's."""
         code, values = run_json("baseline", "Ring", *RING, "--size", "4KB", "--collective", name)
         assert (code, values["collective"]) == (0, "allgather")
 
     @pytest.mark.parametrize("name", taccl.collectives.COLLECTIVES)
     def test_chunks_are_counted_before_they_are_made(self, name):
-        """With N chunks per rank, every collective has N times the chunks, which are counted before they are
-        made.
-        """
+        """With N chunks per rank every collective has N times the chunks, counted in advance."""
         one, five = (
             taccl.collectives.make(name, 3, chunks_per_rank=k, **arguments_for(name, 3)).num_chunks
             for k in (1, 5)
@@ -425,9 +417,7 @@ class TestProblem:
 
     @pytest.mark.slow
     def test_upstream_cost_models(self, run_json, upstream):
-        """A topology and a sketch of the published tool use its costs, unless the physical model is
-        requested.
-        """
+        """Two files of the published tool use its costs, unless the physical model is requested."""
         words = (
             "bound", upstream / "sketch" / "ndv2-n2.json", "--topology",
             upstream / "topo" / "ndv2-2MB.json", "--collective", "allgather",
@@ -437,9 +427,7 @@ class TestProblem:
 
     @pytest.mark.slow
     def test_upstream_topology_with_another_sketch(self, run_json, upstream, sketch_file):
-        """With a sketch of taccl's own, a topology file of the published tool stands for the machine that it
-        names.
-        """
+        """With a sketch of taccl's own, the tool's topology file stands for the machine that it names."""
         _, values = run_json(
             "bound", sketch_file, "--topology", upstream / "topo" / "ndv2-2MB.json",
             "--collective", "allgather",

@@ -28,9 +28,7 @@ class TestBound:
         assert (values["in_switches"], values["checked"]) == (None, None)
 
     def test_text(self, run):
-        """The text has the bound, the highest bandwidths, the bottleneck, and the bound for 1 chunk per
-        rank.
-        """
+        """The text has the bound, its bandwidths, its bottleneck, and the bound for 1 chunk per rank."""
         code, out, _ = run("bound", *SMALL)
         assert code == 0
         for words in (

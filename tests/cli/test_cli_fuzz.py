@@ -82,9 +82,7 @@ def ended(words):
 
 
 def check(words):
-    """Assert that a command ends with a documented exit code, and an error with one line of printable
-    text.
-    """
+    """Assert that a command ends with a documented exit code, and an error with one printable line."""
     code, out, err = ended(words)
     said = f"taccl {' '.join(words)}\n{err}"
     assert code in (0, 1, 2, 3), said

@@ -103,9 +103,7 @@ def test_verify_checks_all_files_of_a_plan(run, run_json, tmp_path):
 
 @pytest.mark.slow
 def test_a_plan_says_what_each_runtime_gets(run, run_json, tmp_path):
-    """The text states the sizes that each runtime's files cover; with --runtime only those of that
-    runtime.
-    """
+    """The text has the sizes covered by each runtime's files; with --runtime, those of that one only."""
     words = ("--topology", "fully-connected:2", "--collective", "allreduce", "--sizes", "4KB,64KB")
     code, out, _ = run("plan", *words, "--time-limit", "0.5", "-o", tmp_path / "p")
     assert code == 0
@@ -135,9 +133,7 @@ def test_converted_plans_are_for_the_calls_of_pytorch(collective, in_place, run,
 
 @pytest.mark.slow
 def test_a_schedule_for_ll128_is_converted(run, tmp_path):
-    """1 MB on MI300X is fastest with LL128, which MSCCL++ lacks: the plan uses another protocol, with a
-    warning.
-    """
+    """LL128 is fastest for 1 MB on MI300X, but MSCCL++ lacks it: another protocol is used, with a warning."""
     source, target = tmp_path / "s.json", tmp_path / "s.plan.json"
     words = ("--topology", "mi300x", "--collective", "allreduce", "--size", "1MB", "--protocol", "ll128")
     assert run("baseline", "pairwise", *words, "-o", source)[0] == 0

@@ -72,9 +72,7 @@ def test_closed_descriptors_are_not_reused(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("delay_s", [0.02, 0.05, 0.1, 0.2])
 def test_ctrl_c_while_it_starts(delay_s):
-    """Ctrl-C before the verb begins leaves no traceback of taccl, and the exit code or signal of an
-    interrupt.
-    """
+    """Ctrl-C before the verb begins leaves no traceback, and an interrupt's exit code or signal."""
     code = (
         "import sys\n"
         "from taccl.cli import main\n"
@@ -157,9 +155,7 @@ sys.exit(main())
 
 @pytest.mark.slow
 def test_ctrl_c_once_all_is_said():
-    """Ctrl-C at the end of the process changes nothing: it ends silently, without a final garbage
-    collection.
-    """
+    """Ctrl-C at the end of the process changes nothing; and no final garbage collection runs."""
     done = subprocess.run(
         [sys.executable, "-c", ENDS, "show", "ring:4"], capture_output=True, text=True, timeout=60
     )

@@ -20,8 +20,9 @@ def _fields(*schemas):
 
 
 def test_a_field_that_only_one_kind_has_tells_it():
-    """A field that only topologies or sketches have identifies the kind; constants and protocols do not, as
-    profiles and MSCCL++ plans have them, too.
+    """Fields that only topologies or sketches have identify the kind.
+
+    Constants and protocols do not, as profiles and MSCCL++ plans have them, too.
     """
     topologies, sketches = _fields(MachineFile, FabricFile, NodeFile, LinksFile), _fields(Sketch)
     assert topologies - sketches == _FIELDS["topology"] | {"constants", "protocol"}

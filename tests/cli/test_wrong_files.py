@@ -108,8 +108,7 @@ def _advised(err):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_kind_is_read_or_named_with_advice_that_works(run, files, tried, tmp_path, monkeypatch, verb):
-    """For any kind of file a verb ends without an internal error, names the file, and gives advice that
-    works.
+    """For any file a verb ends without an internal error, names the file, and gives advice that works.
 
     Verbs take turns over the kinds, a sixth each; with ``TACCL_MANY=1`` each verb gets all.
     """

@@ -16,9 +16,7 @@ NIC, HALF_SLOT = 23.3, 13.2
 
 
 def network_log(rails, *, seed=0, latency_us=30.0):
-    """Log of an allgather on two nodes of eight A100: 15 of 16 parts leave each node, over rails of given
-    GB/s.
-    """
+    """Log of an allgather on two nodes of eight A100: 15/16 of the data leaves each, over the given rails."""
     slowest = min(rails)
     return _log(
         "all_gather", "none", "NVIDIA A100-SXM4-80GB", 2, 15 / 16, latency_us, slowest * len(rails), seed

@@ -295,9 +295,7 @@ SCRIPT = """
 
 @pytest.mark.slow
 def test_ctrl_c_ends_every_process(tmp_path):
-    """Ctrl-C while workers run: no further run starts, a table is returned, and no solver or its files
-    remain.
-    """
+    """After Ctrl-C no further run starts, a table is returned, and no solver or its files remain."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     folder = tmp_path / "tmp"
@@ -398,9 +396,7 @@ def test_pool_workers_end_their_solvers(problem, monkeypatch):
 
 @pytest.mark.slow
 def test_every_table_says_into_how_many_chunks_a_run_cut_the_data(tmp_path):
-    """The number of chunks and the gap over all chunkings are columns, for given and chosen numbers, cached
-    or not.
-    """
+    """Number of chunks and gap over all chunkings are columns of every run, cached or not."""
     ring = taccl.topologies.ring(4)
     asked = taccl.make_problem(ring, taccl.collectives.broadcast(4), size_bytes=1000)
     given = taccl.make_problem(ring, taccl.collectives.broadcast(4, chunks_per_rank=1), size_bytes=1000)

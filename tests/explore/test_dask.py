@@ -34,9 +34,7 @@ def client():
 
 
 def test_the_table_is_the_same(client, problem, impossible):
-    """Schedules and failures equal those without a cluster, except for times, and the cluster computed
-    them.
-    """
+    """Schedules and failures equal those without a cluster, except for times; the cluster found them."""
     for each in (problem, impossible):
         with joblib.parallel_config(backend="dask"):
             table = taccl.compare(each, **OPTIONS)
@@ -74,9 +72,7 @@ def where(index, run, parent):
 
 
 def test_a_cluster_of_one_core_does_the_work(client, problem, monkeypatch):
-    """A cluster of one core performs the runs, although joblib alone would use this process, which a crash
-    would end.
-    """
+    """A cluster of one core performs the runs, although joblib alone would use this process."""
     monkeypatch.setattr("taccl.explore.many._numbered", where)
     monkeypatch.setattr("joblib._dask.DaskDistributedBackend.effective_n_jobs", lambda self, n_jobs: 1)
     with joblib.parallel_config(backend="dask"):

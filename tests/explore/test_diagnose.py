@@ -74,9 +74,7 @@ def test_logs_of_single_nics_tell_a_slow_rail(log):
 
 @pytest.mark.slow
 def test_logs_of_single_nics_exclude_lanes(log):
-    """If each NIC alone reaches its rate, neither PCIe lanes nor one rail explain half of it in a
-    collective.
-    """
+    """If each NIC alone reaches its rate, neither PCIe lanes nor one rail explain half of it together."""
     text = network_log([*[NIC] * 6, NIC / 2, NIC / 2])
     nic = log(perftest(NIC), "nic.log")
     causes = {each.name for each in judged(log(text), nic, topology="dgx-a100").causes}
@@ -217,9 +215,9 @@ PUBLISHED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_logs_are_judged_as_their_threads_do(shared_data, name):
-    """Published logs are diagnosed as in their threads: NUMA balancing on the VM, a late protocol switch on
-    L40S,
-    and healthy nodes elsewhere.
+    """Published logs are diagnosed as in their threads.
+
+    The causes are NUMA balancing on a VM, and a late protocol switch on L40S; other nodes are healthy.
     """
     given, said = PUBLISHED[name]
     assert said in judged(str(shared_data / "nccl-tests" / f"{name}.txt"), **given).verdict

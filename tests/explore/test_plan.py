@@ -95,9 +95,7 @@ def test_few_simulations_find_the_winner():
 
 
 def test_every_range_is_verified_and_bounded():
-    """Schedules verify at the size at which they are timed, which is in their range, and do not beat the
-    bound.
-    """
+    """Schedules verify at the size at which they are timed, which is in their range; none beats the bound."""
     for each in four_plan().ranges:
         assert taccl.verify(each.schedule).ok
         assert each.min_bytes <= each.schedule.problem.size_bytes <= each.max_bytes
@@ -115,8 +113,9 @@ def test_scratch_is_in_proportion():
 
 @pytest.mark.slow
 def test_a_ring_needs_one_range():
-    """In one piece on a ring of four, the ring algorithm is optimal at every size: 3 steps over links of
-    50 GB/s in both directions.
+    """In one piece on a ring of four, the ring algorithm is optimal at every size.
+
+    It takes 3 steps over links of 50 GB/s in both directions.
     """
     sizes = "4KB:1MB"
     plan = brief_plan("ring:4", "allgather", sketches=[WHOLE], sizes=sizes, backend="greedy")
@@ -144,9 +143,7 @@ def test_programs_of_the_ends_are_made_first(monkeypatch):
 
 @pytest.mark.slow
 def test_files_are_what_the_plan_says(tmp_path):
-    """The folder has programs with their byte ranges, loadable schedules, and an index that names them
-    all.
-    """
+    """The folder has programs with byte ranges, loadable schedules, and an index that names them all."""
     plan, folder = four_plan(), tmp_path / "plan"
     files = plan.save(folder)
     assert {path.name for path in files} == {path.name for path in folder.iterdir()}
@@ -349,9 +346,7 @@ def test_without_time_larger_sizes_are_left_to_the_library():
 
 @pytest.mark.slow
 def test_without_time_for_programs_the_best_for_both_ends_get_one(monkeypatch):
-    """Without time for all programs, the best schedules for the largest and the smallest size get one
-    each.
-    """
+    """Without time for all programs, the best schedules for the largest and smallest size get one each."""
 
     def late(*_: object, **__: object) -> object:
         raise OutOfTime("no time")
@@ -412,9 +407,7 @@ def test_a_size_outside_the_plan_is_said():
 
 @pytest.mark.slow
 def test_each_size_is_cut_into_as_many_chunks_as_are_best():
-    """1 GB is sent around a ring in several chunks, as by `synthesize`, since one chunk would take two hops
-    in turn.
-    """
+    """1 GB goes around a ring in several chunks, since one chunk would take two hops in sequence."""
     topology = taccl.topologies.ring(4)
     (only,) = brief_plan(topology, "broadcast", sizes=["1GB"], backend="greedy", baselines=False).ranges
     count = only.schedule.problem.collective.chunks_per_rank

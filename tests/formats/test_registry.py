@@ -326,7 +326,7 @@ def test_convert_refuses_before_it_reads(tmp_path, saved, monkeypatch):
 
 
 def test_an_option_of_the_writer_is_none_of_the_reader(schedule, tmp_path):
-    """An option given for the reader is refused in the reader's name, even if the writer has it."""
+    """A reader's option is refused in the reader's name, even if it is one of the writer's."""
     taccl.save(schedule, tmp_path / "s.json")
     with pytest.raises(InputError, match="taccl-schedule has no option 'split'; there are none"):
         convert(tmp_path / "s.json", tmp_path / "s.xml", load_options={"split": True})

@@ -83,9 +83,7 @@ def test_problem_returns(tmp_path):
 @pytest.mark.parametrize("ending", ["json", "toml"])
 @pytest.mark.parametrize("name", ["", *taccl.shipped_sketches()])
 def test_every_sketch_returns(name, ending, tmp_path):
-    """Every sketch survives as JSON and TOML, also one that only names its machine, and `load_sketch` reads
-    it.
-    """
+    """Every sketch survives as JSON and TOML, also one of a machine only, and `load_sketch` reads it."""
     sketch = taccl.load_sketch(name) if name else taccl.Sketch(schema=1, machine="ndv2")
     path = tmp_path / f"sketch.{ending}"
     taccl.save(sketch, path)
@@ -103,9 +101,7 @@ def test_schedule_returns(tmp_path):
 
 
 def test_narrow_and_implicit_schedules_are_saved(tmp_path):
-    """Schedules with narrow columns, of a symmetric fabric, and its result are read with all transfers
-    listed.
-    """
+    """Schedules with narrow columns, implicit ones and their results are read with transfers listed."""
     result = taccl.synthesize_implicit("ring:4")
     listed = result.schedule.expand()
     sends = sorted(zip(listed.chunk, listed.link, listed.start, strict=True))
@@ -213,9 +209,7 @@ def test_large_schedules_are_saved_transfer_by_transfer(tmp_path):
 
 @pytest.mark.slow
 def test_a_saved_result_shows_the_gap_that_it_printed(tmp_path):
-    """A result saved with an open number of chunks keeps its bound over all chunkings; a schedule states its
-    chunks.
-    """
+    """A result saved with open chunks keeps its bound over all chunkings; a schedule states its chunks."""
     result = brief_synthesis(taccl.make_problem(taccl.topologies.dgx1(), "allgather", size_bytes="8MB"))
     saved = {}
     for name, each in (("result", result), ("schedule", result.schedule)):

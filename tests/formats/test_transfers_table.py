@@ -20,9 +20,7 @@ COLUMNS = [
 
 
 def _schedule():
-    """Rank 1 of node 0 adds its chunk to rank 0's in 1/4 + 1 us; then 0 sends it to both ranks of node 1 in 2
-    us.
-    """
+    """Rank 1 adds its chunk to rank 0's in 1/4 + 1 us; then 0 sends it to both ranks of node 1 in 2 us."""
     builder = TopologyBuilder("two nodes", [0, 0, 1, 1])
     builder.add_link(1, 0, alpha_us="1/4", beta_us_per_mb=1, name="up, fast")
     builder.add_link((0,), (2, 3), alpha_us=0, beta_us_per_mb=2)

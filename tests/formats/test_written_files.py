@@ -190,9 +190,7 @@ def _png_rows(data):
 
 @pytest.mark.slow
 def test_pictures_are_read_by_their_formats(exchange, tmp_path):
-    """SVG is XML with a size; a PNG's chunks have valid checksums; a PDF's trailer gives the position of its
-    table.
-    """
+    """SVG is XML with a size; a PNG's chunks have valid checksums; a PDF's end gives its table's position."""
     for ending in ("svg", "png", "pdf"):
         taccl.plot.save(taccl.plot.gantt(exchange), tmp_path / f"a.{ending}")
     root = ElementTree.parse(tmp_path / "a.svg").getroot()

@@ -94,9 +94,7 @@ def test_large_sums_get_more_pieces():
 
 
 def test_steps_wait_for_the_step_before():
-    """In a pairwise exchange a rank sends once it has sent and received in the previous step: 2 waits per
-    message.
-    """
+    """In a pairwise exchange, a message waits for the send and the receive of the previous step."""
     waiting, _ = stock("pairwise", "alltoall", 4).waits()
     assert np.bincount(waiting).tolist() == [0] * 4 + [2] * 8
 

@@ -67,9 +67,7 @@ def test_pairs_that_are_used_up_are_said():
 
 
 def test_clusters_that_do_not_predict_are_said():
-    """Distances on a line have no clusters: two halves explain less than half of the variance, and a note
-    says so.
-    """
+    """Distances on a line have no clusters: two halves explain under half of the variance, which is noted."""
     place = np.arange(32)
     latency = np.exp(np.random.default_rng(0).standard_normal((32, 32)))
     latency = (latency + latency.T) / 2

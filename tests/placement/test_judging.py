@@ -19,9 +19,7 @@ SMALL = {"size": "1KB", "time_limit_s": 3600}
 
 
 def probed(seed, *, racks=1, passes=0, directed=True):
-    """Probe of eight hosts, 10 us apart or 20 us between racks, in random order, with 20 % noise on each
-    figure.
-    """
+    """Probe of eight hosts in random order, 10 us apart or 20 us between racks, with 20 % noise."""
     rng = np.random.default_rng(seed)
     rack = rng.permutation(GIVEN) % racks
     base = np.where(rack[:, None] == rack, 10.0, 20.0)
@@ -73,9 +71,7 @@ def test_latencies_of_racks_are_a_gain_where_steps_cross_less(passes, size):
 
 @pytest.mark.slow
 def test_the_slowest_of_many_equal_pairs_is_no_gain():
-    """A ring waits for its slowest crossing, so six crossings of 20 us take as long as two, except for
-    noise.
-    """
+    """A ring waits for its slowest crossing: six crossings of 20 us take as long as two, except for noise."""
     rack = np.random.default_rng(1).permutation(GIVEN) % 2
     truth = taccl.reorder(Probe(NAMES, np.where(rack[:, None] == rack, 10.0, 20.0)), **SMALL)
     assert truth.gain == 1
@@ -86,9 +82,7 @@ def test_the_slowest_of_many_equal_pairs_is_no_gain():
 
 @pytest.mark.slow
 def test_one_figure_a_pair_cannot_be_judged():
-    """Without repetitions the verdict says that gains cannot be judged; clearly separate racks are
-    reordered.
-    """
+    """Without repetitions gains cannot be judged, which is stated; clearly separate racks are reordered."""
     equal = taccl.reorder(probed(0, directed=False), **SMALL)
     assert equal.order == GIVEN
     assert "not judged against noise: the probe has one value per pair" in equal.why
@@ -110,9 +104,7 @@ def test_an_order_within_noise_is_had_for_the_asking():
 
 @pytest.mark.slow
 def test_no_file_for_launchers_or_libraries_is_written_within_noise(tmp_path, monkeypatch, capsys):
-    """Within noise files are written only on request; the answer names each file, the reason and the
-    option.
-    """
+    """Within noise files are written only on request; the answer has each file, the reason and the option."""
     monkeypatch.chdir(tmp_path)
     probed(0, passes=4).save("probe.json")
     words = ["reorder", "probe.json", "--size", "1KB", "--time-limit", "3600", "--hostfile", "hosts"]

@@ -16,9 +16,7 @@ from tests.fuzzing import cases
 
 
 def racks_of_two():
-    """Probe of hosts 0 and 1, and 2 and 3, each pair behind an uplink as fast as one host: 1 us per MB, no
-    latency.
-    """
+    """Probe of hosts 0, 1 and 2, 3, each pair behind an uplink as fast as a host: 1 us per MB, no latency."""
     ones = np.ones((4, 4))
     return Probe(tuple("abcd"), ones * 1e-9, ones * 1000.0, uplinks=(((0, 1), 1000.0), ((2, 3), 1000.0)))
 
@@ -35,9 +33,7 @@ def random_probe(rng, count):
 
 @pytest.mark.parametrize(("order", "us"), [((0, 1, 2, 3), 6), ((0, 2, 1, 3), 12), ((0, 1, 3, 2), 6)])
 def test_messages_share_uplinks(order, us):
-    """A ring of 4 MB takes 6 steps of 1 MB; if racks alternate, two messages share each uplink in every
-    step.
-    """
+    """A ring of 4 MB takes 6 steps of 1 MB; if racks alternate, two messages share each uplink in a step."""
     case = Case(racks_of_two(), "allreduce", "ring", 4_000_000)
     assert case.us(case.ticks(order)) == us
 
@@ -63,9 +59,7 @@ def test_cutoff_gives_up():
 
 
 def uneven(rng, count):
-    """Topology with links of three rates and latencies, some with a shared resource, so that wrong holds
-    show.
-    """
+    """Topology with links of three rates and latencies, some sharing a resource, so that wrong holds show."""
     builder = TopologyBuilder("uneven", [0] * count)
     out, into = ([builder.add_resource(f"{way} {r}") for r in range(count)] for way in ("out", "in"))
     shared = builder.add_resource("shared")
@@ -93,9 +87,7 @@ STOCK = [
 
 @pytest.mark.slow
 def test_the_simulated_time_is_the_finish_of_a_verified_schedule():
-    """On such irregular fabrics times equal the schedule's finish to the tick; relaxed times are never
-    later.
-    """
+    """On irregular fabrics times equal the schedule's finish to the tick; relaxed times are never later."""
     for seed in cases("placement: the simulated time is the finish of a schedule", few=14, many=400):
         rng = np.random.default_rng(seed)
         name, collective = STOCK[seed % len(STOCK)]

@@ -135,9 +135,7 @@ class TestHydra:
         assert hostfile(placement, list("abbb")) == "b:1\na:1\nb:2\n"
 
     def test_local_ranks_that_repeat_are_said(self, placement):
-        """A host in two lines has two proxies, so local ranks repeat; a rank map with one proxy keeps the
-        order.
-        """
+        """A host in two lines has two proxies, so local ranks repeat; a rank map with one keeps the order."""
         assert not caveats(placement, list("abcd"), "mpich")
         assert "hosts b:2, a:2 and -rankmap 0,1,0,1" in caveats(placement, list("aabb"), "mpich")[0]
 
@@ -285,8 +283,8 @@ class TestSlurm:
 
     @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
     def test_each_task_has_its_line(self, placement, hosts):
-        """The file has a line for each task, without counts or comments; srun gets no number of nodes, which
-        it refuses.
+        """The file has a line per task, without counts or comments; srun gets no node count, which it
+        refuses.
         """
         assert hostfile(placement, list(hosts), "slurm").split("\n") == [*placed(placement, hosts), ""]
         words = shlex.split(command(placement, list(hosts), "slurm", "my hosts"))
@@ -307,9 +305,7 @@ class TestTorchrun:
         return parser.parse_args(done.stdout.split())
 
     def test_nodes_are_ranked_in_the_new_order(self, placement, tmp_path):
-        """Ranks follow from the options: those of a host are consecutive, and the rendezvous is rank 0's
-        host.
-        """
+        """Ranks follow from the options: those of a host are consecutive; the rendezvous is rank 0's host."""
         pairs = Placement(placement.topology, placement.algorithm, 10**6, (2, 3, 0, 1), 2.0, 1.0, 1.0)
         path = tmp_path / "nodes.sh"
         path.write_text(hostfile(pairs, list("aabb"), "torchrun"))
@@ -339,7 +335,7 @@ class TestTorchrun:
         assert "e is not one of the hosts" in done.stderr
 
     def test_ranks_in_turns_are_refused(self, placement):
-        """Ranks that alternate between hosts are refused, as torchrun numbers the ranks of a host
+        """Ranks that alternate between hosts are refused, as torchrun numbers a host's ranks
         consecutively.
         """
         with pytest.raises(

@@ -70,9 +70,7 @@ def probed(mpiexec, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_probe_of_real_ranks(probed):
-    """Every pair has a latency and a bandwidth in both directions; the file is complete, and gives a
-    topology.
-    """
+    """Every pair has latency and bandwidth in both directions; the file is complete, and gives a topology."""
     found, path, told = probed
     off = ~np.eye(3, dtype=bool)
     assert (found.latency_us[off] > 0).all()

@@ -56,9 +56,7 @@ class TestClusters:
         assert [rack[host] for host in nested_order(far)] == [1] * 5 + [2] * 3 + [0] * 2
 
     def test_a_sample_is_completed(self):
-        """An unknown distance is estimated from the distances that its two hosts have to the same other
-        hosts.
-        """
+        """An unknown distance is estimated from its hosts' distances to the same other hosts."""
         far, _ = distances((3, 3))
         holes = far.copy()
         holes[0, 1] = holes[1, 0] = holes[2, 5] = holes[5, 2] = np.nan
@@ -135,9 +133,7 @@ def test_what_is_shared_follows_the_oversubscription():
 
 
 def test_measured_uplinks_stand_for_assumed_ones():
-    """If simultaneous messages revealed a shared path, the topology has that one instead of assumed
-    uplinks.
-    """
+    """If simultaneous messages revealed a shared path, it replaces the assumed uplinks."""
     probe = Probe(NAMES, OURS, np.full((3, 3), 10.0), uplinks=(((0, 1), 10.0),))
     names = {resource.name for resource in probe.topology().resources}
     assert {"uplink of ranks 0-1", "downlink of ranks 0-1"} <= names
@@ -159,9 +155,7 @@ def test_gpus_of_one_server_are_one_node_without_uplinks(names):
 
 
 def test_links_of_one_kind_share_a_port():
-    """Links of 100 GB/s (NVLink) and 20 GB/s (PCIe) work concurrently; two sends through one slot are
-    sequential.
-    """
+    """Links of 100 GB/s (NVLink) and 20 (PCIe) work concurrently; sends through one slot are sequential."""
     topology = Probe(("GPU 0", "GPU 1", "GPU 2", "GPU 3"), bandwidth_gb_per_s=SERVER).topology()
 
     def port(dst):
@@ -334,8 +328,8 @@ class TestMatrices:
             load_probe(path)
 
     def test_logs_of_pairs(self, tmp_path):
-        """A direction that was not measured gets the figure of the other; a missing pair is an error that
-        names it.
+        """An unmeasured direction gets the figure of the reverse; a missing pair is an error that names
+        it.
         """
         latency = "# pair {} {}\n# OSU MPI Latency Test v7.3\n# Size Latency (us)\n1 {}\n8 9.0\n"
         bandwidth = (

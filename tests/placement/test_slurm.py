@@ -51,9 +51,7 @@ def test_switches_make_clusters():
 
 
 def test_blocks_are_grouped_by_their_sizes():
-    """Four blocks of two hosts; block sizes 2 and 4 group two blocks each, and the path between groups is
-    assumed.
-    """
+    """Block sizes 2 and 4 group four blocks of two hosts in pairs; the path between groups is assumed."""
     probe = load_slurm(BLOCKS)
     assert probe.clusters == ((0, 0, 1, 1, 2, 2, 3, 3), (0, 0, 0, 0, 1, 1, 1, 1))
     assert any("a path between 2 parts" in each for each in probe.assumed)
@@ -61,9 +59,7 @@ def test_blocks_are_grouped_by_their_sizes():
 
 @pytest.mark.parametrize(("topology", "note"), [(None, True), ("fat", False), ("blocks", False)])
 def test_one_topology_of_several_is_read(topology, note):
-    """The cluster's default topology, or the named one, is read, and a note says which. Both have two groups
-    of two.
-    """
+    """The cluster's default topology, or the named one, is read, and noted. Both have two groups of two."""
     probe = load_slurm(YAML, topology=topology)
     assert probe.clusters == ((0, 0, 1, 1),)
     assert any("topology fat of the file is read, of 3" in each for each in probe.assumed) == note
@@ -77,9 +73,7 @@ def test_the_reader_agrees_with_yaml_itself():
 
 
 def test_a_switch_below_two_others_joins_them(tmp_path):
-    """Each leaf is below both spines: hosts of two leaves are one level apart, whichever spine is read
-    first.
-    """
+    """Each leaf is below both spines: hosts of two leaves are one level apart, in either order of spines."""
     text = "SwitchName=a Nodes=n[0-1]\nSwitchName=b Nodes=n[2-3]\n"
     text += "SwitchName=s1 Switches=a,b\nSwitchName=s2 \\\n Switches=a,b\n"
     assert load_slurm(written(tmp_path, text)).clusters == ((0, 0, 1, 1),)

@@ -1,6 +1,4 @@
-"""NCCL's tuning table, judged by a plugin written for the test after the documented rules of NVIDIA's
-example.
-"""
+"""NCCL's tuning table, judged by a plugin written after the documented rules of NVIDIA's example."""
 
 import shutil
 import subprocess
@@ -66,9 +64,7 @@ def every(gone=("none",)):
 
 
 def test_a_rule_without_channels_leaves_one(plugin):
-    """The test's plugin is as strict as NVIDIA's: a rule with -1 channels, and a missing rule, give one
-    channel.
-    """
+    """The plugin is as strict as NVIDIA's: a rule with -1 channels, and a missing rule, give one channel."""
     table = "allreduce,0,1023,ring,ll,-1,-1,-1\n"
     queries = [("allreduce", 8, 1, 8, "none"), ("allreduce", 1024, 1, 8, "none")]
     assert [*answers(plugin, table, queries).values()] == [("ring", "ll", 1), ("none", "none", 1)]
@@ -102,9 +98,7 @@ THREADS = {"ll": (8, 512), "ll128": (8, 640), "simple": (64, 256)}
 
 
 def default_channels(algorithm, protocol, size, ranks):
-    """Channels of rings and trees that NCCL uses at a size, of 64: fewer until each thread has its minimum of
-    bytes.
-    """
+    """Channels of NCCL's rings and trees at a size, of 64: fewer until each thread has its least bytes."""
     least, threads = THREADS[protocol]
     if (algorithm, protocol) == ("ring", "ll"):
         least *= ranks

@@ -95,8 +95,9 @@ def test_the_best_baseline_is_the_best_at_each_size(rates):
 
 
 def test_baselines_that_are_not_defined_are_said():
-    """Baselines that do not apply are listed: halving-doubling needs a power of two, and others need nodes,
-    dimensions, in-network reduction or sums.
+    """Baselines that do not apply are listed, with the reason.
+
+    Halving-doubling needs a power of two; others need nodes, dimensions, in-network reduction or sums.
     """
     problem = problem_of(full(3), collectives.allgather(3))
     schedule = taccl.baselines.ring(problem)
@@ -176,9 +177,7 @@ def test_other_tables_are_no_bandwidths():
 
 @pytest.mark.slow
 def test_beside_a_log_stands_the_bound_of_any_protocol(tmp_path, monkeypatch):
-    """With a log, the bound of any protocol is drawn: NCCL uses LL for small sizes, faster than the bound of
-    the schedule's protocol.
-    """
+    """With a log, the bound of any protocol is drawn, as NCCL uses the faster LL for small sizes."""
     problem = taccl.make_problem(taccl.topologies.dgx_h100(profile="nccl"), "allgather", size_bytes="4MB")
     schedule = taccl.baselines.ring(problem)
     log = tmp_path / "allgather.log"

@@ -57,9 +57,7 @@ def test_no_two_kinds_of_runs_look_alike():
 
 
 def test_equal_gaps_are_bars():
-    """Runs of equal gaps, whose marks would overlap, are bars of the same length; a failure has its
-    reason.
-    """
+    """Runs of equal gaps, whose marks would overlap, are bars of equal length; a failure has its reason."""
     ax = taccl.plot.backends(frame([row("highs", 0.25), row("greedy", 0.25), row("scip", None)]))
     assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(1.0, 0.25)] * 2
     assert [text.get_text() for text in ax.get_yticklabels()] == ["greedy", "highs", "scip"]

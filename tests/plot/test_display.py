@@ -124,9 +124,7 @@ def test_a_broken_schedule_is_shown(exchange):
 
 
 def test_a_notebook_shows_every_figure():
-    """If drawing the first figure makes the backend interactive, it stays so; else later figures are not
-    shown.
-    """
+    """If drawing the first figure makes the backend interactive, it stays so, or no later figure appears."""
     import matplotlib
 
     from taccl.plot.style import drawing

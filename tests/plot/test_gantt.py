@@ -31,9 +31,7 @@ def test_it_draws_where_it_is_told(exchange):
 
 
 def test_reductions_are_apart(found):
-    """An allreduce over 4 ranks has bars of both kinds, reductions and copies, and a legend for the
-    hatching.
-    """
+    """An allreduce over 4 ranks has bars of reductions and of copies, and a legend for the hatching."""
     ax = taccl.plot.gantt(found)
     kinds = {each.get_gid(): each.get_hatch() for each in ax.collections}
     assert kinds["copies"] is None
@@ -55,9 +53,7 @@ def test_what_is_left_out_is_said(exchange):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fully-connected:16", "dgx2", "ndv2"])
 def test_sixteen_ranks_have_colours_of_their_own(name):
-    """Hues distinguish ranks of a node, and shades the nodes: all 16 colours differ clearly, and are in the
-    legend.
-    """
+    """Hues distinguish ranks of a node, shades the nodes: 16 colours differ clearly, as in the legend."""
     from matplotlib.colors import to_rgb
 
     topology = taccl.topologies.parse(name, nodes=2) if name == "ndv2" else taccl.topologies.parse(name)

@@ -22,9 +22,7 @@ def test_key_is_beside_the_lines(found):
 
 
 def test_a_result_keeps_its_progress():
-    """Entries are in order of time; finishes improve, none is below the bound, and the last is the
-    result's.
-    """
+    """Entries are ordered by time; finishes improve, none is below the bound, the last is the result's."""
     result = brief_synthesis(relayed(), backend="greedy")
     assert relayed().collective.combining is False
     times = [entry.seconds for entry in result.trace]

@@ -56,9 +56,7 @@ _INSIDE = "[[0,1],[0,2],[0,3],[0,4],[2,6],[3,7],[4,5],[2,0],[3,0],[4,0],[6,2],[7
     ],
 )
 def test_clauses_that_cut_a_chunk_off_are_named(text, name, message):
-    """The error names the clauses that cut a chunk off, with one connection from local rank 0 to local rank
-    1.
-    """
+    """With one connection, from local rank 0 to local rank 1, the error names the clauses at fault."""
     with pytest.raises(SketchError, match=message):
         apply(f"[internode]\nconnections = {{0=[1]}}\n{text}", name)
 

@@ -81,9 +81,7 @@ def test_a_ring_joins_neighbours_both_ways(load, gpus, links):
 
 
 def test_latencies_are_those_of_links(load):
-    """The node's `alpha_us` is that of links inside nodes, and that of `nic` is that of links between
-    nodes.
-    """
+    """`alpha_us` of the node applies to links inside nodes, that of `nic` to links between nodes."""
     text = TWO_SERVERS.replace("= 64\n", "= 64\nalpha_us = 1.5\n").replace("= 50\n", "= 50\nalpha_us = 5\n")
     topology = load(text)
     alphas = {(topology.is_internode(e), link.alpha_us) for e, link in enumerate(topology.links)}
@@ -122,9 +120,7 @@ def test_cards_of_one_gpu_count_as_one(load):
 
 @pytest.mark.parametrize(("times", "crossed_us"), [(1, 20), (2, 7 * 5 + 20), (16, 8 * 40)])
 def test_an_oversubscribed_network_carries_less(load, times, crossed_us):
-    """Eight NICs of 50 GB/s send at once, or through an uplink of 200 GB/s, or of 25 GB/s, slower than a
-    NIC.
-    """
+    """Eight NICs of 50 GB/s send at once, through an uplink of 200 GB/s, or one slower than a NIC."""
     topology = load(on_switch(TWO_SERVERS).replace("nodes = 2", f"nodes = 2\noversubscription = {times}"))
     problem = make_problem(topology, collectives.allgather(16), chunk_bytes=10**6)
     schedule = BASELINES["hierarchical"](problem, cut=False)

@@ -69,9 +69,7 @@ def test_links_of_small_fabrics(topology, expected):
 @given(dims=DIMS)
 @settings(max_examples=40, deadline=None)
 def test_torus_degrees(dims):
-    """A rank has two links along an axis of 3 or more, one along an axis of 2, none along 1, without
-    duplicates.
-    """
+    """A rank has two links along an axis of 3 or more, one along 2, none along 1; no link is double."""
     topology = torus(*dims)
     assert set(out_degrees(topology)) == {sum(min(dim - 1, 2) for dim in dims)}
     assert max(Counter(edges(topology)).values()) == 1

@@ -27,9 +27,7 @@ def loaded(folder, text):
 
 
 def summed_at_rank_0(topology, *, num_chunks=1, megabytes=1):
-    """Schedule of an allreduce: the switch adds each chunk on its way to rank 0, and multicasts it from
-    there.
-    """
+    """Schedule of an allreduce: the switch adds each chunk on its way to rank 0, then multicasts it."""
     into, out = (e for e, link in enumerate(topology.links) if len(link.ends) > 5 and 0 in (link.src, link.dst)
                  and (link.dsts == (0,) or link.srcs == (0,)))  # fmt: skip
     collective = collectives.allreduce(topology.num_ranks).split(num_chunks)
@@ -42,9 +40,7 @@ def summed_at_rank_0(topology, *, num_chunks=1, megabytes=1):
 
 
 def test_a_link_of_several_ends_shares_the_port_of_each():
-    """A reduction of ranks 1, 2, 3 into rank 0 holds their ports out, 0's port in, and the link's
-    resource.
-    """
+    """A reduction of ranks 1, 2, 3 into 0 holds their ports out, 0's port in, and its own resource."""
     topology = dgx_h100(1, nvls=True)
     into, out = topology.switches[0].links[-16], topology.switches[0].links[-15]
     assert (topology.links[into].ends, topology.links[out].ends) == ("1,2,3,4,5,6,7->0", "0->1,2,3,4,5,6,7")
@@ -55,9 +51,7 @@ def test_a_link_of_several_ends_shares_the_port_of_each():
 
 
 def test_sums_pass_at_the_efficiency_of_the_switch():
-    """On Hopper in-switch sums have 0.85 of 450 GB/s on 5 of 6 channels: 1/0.45 times an ordinary send per
-    MB.
-    """
+    """In-switch sums on Hopper reach 0.85 of 450 GB/s on 5 of 6 channels: 2.22 / (0.85 * 5/6) us/MB."""
     topology = dgx_h100(1, nvls=True, profile="nominal", constants={"nvswitch_alpha_us": 0})
     assert topology.links[-1].beta_us_per_mb == Fraction(1000, 450) / (Fraction("0.85") * Fraction(5, 6))
     assert topology.links[-1].alpha_us == 0
@@ -73,9 +67,7 @@ def test_blackwell_adds_too_and_ampere_does_not():
 
 
 def test_the_pool_is_what_all_sums_share(tmp_path):
-    """4 slots of 1,000 bytes for 10 us each give 0.4 GB/s, or 2,500 us/MB; multicasts have the port's 10
-    GB/s.
-    """
+    """4 slots of 1,000 bytes per 10 us are 0.4 GB/s, or 2,500 us/MB; multicasts have the port's 10 GB/s."""
     text = SWITCH + "[switch.reduces]\nslots = 4\npayload_bytes = 1000\nrtt_us = 10\n"
     topology = loaded(tmp_path, text)
     into = [e for e, link in enumerate(topology.links) if len(link.srcs) > 1]
@@ -91,9 +83,7 @@ def test_the_pool_is_what_all_sums_share(tmp_path):
 
 
 def test_sums_of_a_switch_verify_and_take_what_they_hold(tmp_path):
-    """Four chunks of 1 MB at 10 GB/s enter rank 0 in sequence, 100 us each, and the last leaves in 100
-    more.
-    """
+    """Four chunks of 1 MB at 10 GB/s enter rank 0 in sequence, 100 us each; the last leaves in 100 more."""
     schedule = summed_at_rank_0(loaded(tmp_path, SWITCH + "reduces = {}\n"))
     verify(schedule).raise_if_failed()
     assert schedule.finish_us == 5 * 100

@@ -105,9 +105,7 @@ def test_nominal_rates_are_those_of_the_data_sheet(make, port_gb_per_s, nic_gb_p
 
 
 def test_a_switched_send_holds_a_port_out_and_a_port_in():
-    """The source's port and the destination's port are held as long as the link, on the send and receive
-    side.
-    """
+    """A send holds the source's port out and the destination's port in, as long as its link."""
     holds = holds_between(dgx2(), 3, 5)
     assert {name: (h.side, h.alpha_us, h.beta_us_per_mb) for name, h in holds.items()} == {
         "link 3->5 (NVSwitch)": ("send", Fraction(3, 10), 8),
@@ -145,9 +143,7 @@ def test_a_send_across_nodes_holds_egress_and_ingress():
     ("make", "nics"), [(ndv2, 1), (dgx1, 4), (dgx2, 8), *((make, None) for make in RAILED)]
 )
 def test_ranks_share_nics_as_built(make, nics):
-    """Consecutive ranks of a node share a NIC, or have one each: a node has as many egress resources as
-    NICs.
-    """
+    """Consecutive ranks share a NIC, or have one each: egress resources of a node equal its NICs."""
     topology = make(2)
     nics = nics or topology.num_ranks // 2
     names = [resource.name for resource in topology.resources]

@@ -20,9 +20,7 @@ def test_ranks_are_numbered_with_the_first_digit_fastest():
 
 
 def test_a_bandwidth_is_a_ranks_over_all_its_links():
-    """At 60 GB/s per rank, a ring's two links have 30 GB/s each, a group's five links 12, and a switch's port
-    60.
-    """
+    """At 60 GB/s per rank, a ring's two links have 30 each, a group's five 12, and a switch's port 60."""
     for kind, each in (("ring", 30), ("fully-connected", 12), ("switch", 60)):
         topology = multidim([(kind, 6, "60GB/s")])
         assert {link.beta_us_per_mb for link in topology.links} == {Fraction(1000, each)}

@@ -61,9 +61,7 @@ def test_groups_sum_apart_and_share_the_slots():
 
 
 def test_workers_come_before_the_cards_of_boxes():
-    """Two racks have three workers and a box with two NICs each: workers 0-5, NICs 6-7 and 8-9; boxes are
-    nodes.
-    """
+    """Two racks have three workers and a box with two NICs each: ranks 0-5, then 6-7 and 8-9."""
     topology = rack(3, 2, 2, 2)
     assert topology.node_of_rank == (0, 1, 2, 3, 4, 5, 6, 6, 7, 7)
     inside, across = (topology.links_between(src, dst)[0] for src, dst in ((0, 6), (0, 8)))
@@ -101,9 +99,7 @@ def test_what_is_no_rack_is_refused(make, error):
 
 @pytest.mark.slow
 def test_the_cores_of_a_box_limit_what_it_adds():
-    """Eight workers push to ten NICs at 12.5 GB/s; cores that add 50 GB/s take 8 * 20 = 160 us/MB instead of
-    80.
-    """
+    """Eight workers push to ten NICs of 12.5 GB/s; cores adding 50 GB/s take 160 us/MB instead of 80."""
     topology = rack(8, 10, box_gb_per_s=50)
     problem = make_problem(topology, exchange(8, 10), chunk_bytes=10**6)
     schedule = servers(problem, cut=False)

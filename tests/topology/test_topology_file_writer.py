@@ -63,9 +63,7 @@ TEXTS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=
 
 @st.composite
 def topologies(draw):
-    """Random topologies: ranks in any nodes, links of any costs, and resources held by some of them at any
-    rate.
-    """
+    """Random topologies: ranks in any nodes, links of any costs, and resources with any holders and rates."""
     counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     ranks = range(sum(counts))
     builder = TopologyBuilder(
@@ -136,9 +134,7 @@ def test_a_resource_at_two_rates_is_continued(tmp_path):
 
 @pytest.mark.parametrize("other", ["[[link]]\nsrc = 0\ndst = 1\n", "[[switch]]\nranks = [0, 1, 2]\n"])
 def test_shared_ports_return(tmp_path, other):
-    """Shared resources of a multicast or reduction link are listed, and not shared twice when the file is
-    read.
-    """
+    """Shared resources of a multicast or reduction are listed, and not shared again on reading."""
     path = tmp_path / "multicast.toml"
     path.write_text(
         "schema = 1\nranks_per_node = 3\n[[link]]\nsrc = 0\ndst = [1, 2]\nmulticast = true\n"
@@ -167,9 +163,7 @@ def test_links_without_a_resource_of_their_own_are_refused():
 
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "a"), ("", "")])
 def test_parallel_links_of_two_kinds_return(names, tmp_path):
-    """If one of two parallel links holds a port, entries select it by name, or by number if names are
-    equal.
-    """
+    """If one of two parallel links holds a port, entries select it by name, or by number for equal names."""
     builder = TopologyBuilder("twins", [0, 0])
     builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1, name=names[0])
     second = builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=2, name=names[1])
@@ -205,9 +199,7 @@ def test_assumptions_return(tmp_path):
     ],
 )
 def test_continued_resources_are_checked(entries, message, tmp_path):
-    """A repeated name is an error unless its entry says that it continues; and a continuation needs a first
-    entry.
-    """
+    """A name may be repeated only by an entry that continues it, and continued only after a first entry."""
     path = tmp_path / "slip.toml"
     path.write_text(
         "schema = 1\nranks_per_node = 2\n[[link]]\nsrc = 0\ndst = 1\nbeta_us_per_mb = 1\nbidirectional = true\n"

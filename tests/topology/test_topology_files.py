@@ -65,9 +65,7 @@ def test_a_machine(load, text, same):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_no_topology_file_is_refused(tmp_path, content, name, message):
-    """Missing, empty, binary, broken and huge files have different errors; `tests.internal.test_reading`
-    covers all.
-    """
+    """Missing, empty, binary, broken and huge files have different errors (all in test_reading)."""
     path = tmp_path / name
     if isinstance(content, bytes):
         path.write_bytes(content)

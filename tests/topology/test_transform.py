@@ -168,9 +168,7 @@ def test_a_nic_takes_its_links_along():
 
 
 def test_a_degraded_link_is_slower_by_itself():
-    """With a quarter of its bandwidth, link 0 -> 1 and its own hold have four times the beta, and the same
-    alpha.
-    """
+    """With a quarter of its bandwidth, link 0 -> 1 and its hold have four times the beta, the same alpha."""
     topology = ring(3)
     slow = degraded(topology, {(0, 1): "0.25"})
     index = topology.links_between(0, 1)[0]

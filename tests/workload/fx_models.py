@@ -100,9 +100,7 @@ def layouts_of_decoder():
 
 
 class Encoder(nn.Module):
-    """A data-parallel encoder: attention in parts, with one product for queries, keys and values, and a
-    mask.
-    """
+    """A data-parallel encoder: attention in parts, one product for queries, keys and values, a mask."""
 
     def __init__(self):
         super().__init__()

@@ -19,9 +19,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """{number of ranks: folder of imported steps, with the outputs of torch and of the generated
-    programs}.
-    """
+    """{number of ranks: folder of imported steps, with outputs of torch and of the generated programs}."""
     return {
         ranks: made_once(
             tmp_path_factory, f"fx{ranks}", lambda found: started(ranks, "tests/workload/fx_ranks.py", found)
@@ -193,9 +191,7 @@ def test_ids_and_columns_of_tables_may_be_sliced():
 
 
 def test_a_table_sliced_along_its_rows_is_refused():
-    """A table sliced along its rows is refused, as a rank's graph would look up global ids in its own
-    rows.
-    """
+    """A table sliced along its rows is refused, as a rank would look up global ids in its own rows."""
     with pytest.raises(WorkloadError, match=r"^y: aten\.embedding\.default looks up along axis 0 of table"):
         from_fx(looked_up(), 2, layouts={"table": "sliced(0)"})
 
@@ -222,9 +218,7 @@ def test_a_range_of_slices_is_refused():
 
 
 def test_views_that_mix_slices_are_refused():
-    """If a view flattens two axes of which the inner one is sliced, it is refused: the rows of a rank are not
-    contiguous.
-    """
+    """A view that flattens two axes, the inner one sliced, is refused: a rank's rows are not contiguous."""
     x = Node("placeholder", "x", shape=(4, 3, 8))
     y = Node("call_function", "y", "aten.view", (x, [12, 8]), (12, 8), schema=("self", "size"))
     z = Node("call_function", "z", "aten._softmax", (y, 1, False), (12, 8),

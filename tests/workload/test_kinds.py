@@ -92,9 +92,7 @@ def accepted(kind, shapes, options):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_accepted_layouts_keep_the_values(kind):
-    """With any accepted layouts, ranks together hold the result that one rank computes from whole
-    operands.
-    """
+    """With any accepted layouts, ranks together hold the result that one rank computes from whole arrays."""
     tried = 0
     for shapes, options in CASES[kind]:
         alone = step_of(kind, shapes, options, ())

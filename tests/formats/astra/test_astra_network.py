@@ -59,9 +59,7 @@ def test_ring():
 
 
 def test_switch():
-    """Through the switch a pair takes 2 * 700.5 ns, and its bytes count once; each of 4 ranks has a port out
-    and in.
-    """
+    """A pair takes 2 * 700.5 ns through the switch, and its bytes once; 4 ranks have a port out and in."""
     topology = ours("switch-4")
     assert len(topology.links) == 12
     assert {link.alpha_us for link in topology.links} == {Fraction("1.401")}
@@ -91,9 +89,7 @@ def test_real_ring(load, size):
 
 
 def test_real_switch(load):
-    """Through the switch a pair takes 2 * 936.25 ns, and its bytes count once; each of 8 ranks has a port out
-    and in.
-    """
+    """A pair takes 2 * 936.25 ns through the switch, and its bytes once; 8 ranks have a port out and in."""
     topology = load("HGX-H100-validated")
     assert len(topology.links) == 56
     assert {link.alpha_us for link in topology.links} == {Fraction("1.8725")}
@@ -104,9 +100,7 @@ def test_real_switch(load):
 
 @pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
 def test_ring_allgather_takes_its_time():
-    """On 3 ranks one step in each direction completes an allgather: 2**30 / 10 bytes take 4 ms plus 0.25
-    us.
-    """
+    """On 3 ranks one step in each direction is an allgather: 2**30 / 10 bytes take 4 ms plus 0.25 us."""
     topology = ours("ring-3", alpha_meaning="occupies")
     problem = taccl.make_problem(topology, taccl.collectives.allgather(3), chunk_bytes=2**30 // 10)
     result = brief_synthesis(problem, backend="greedy")

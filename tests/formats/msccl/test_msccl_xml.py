@@ -100,9 +100,7 @@ def test_a_missing_dependency_in_a_real_file_is_a_race(shared_data):
 
 
 def test_fused_steps_are_read_as_they_are_written():
-    """A ring of three has the fused steps: send, receive-reduce-send, the same with a copy, receive-copy-
-    send, receive.
-    """
+    """A ring of three has: send, receive-reduce-send, the same with a copy, receive-copy-send, receive."""
     program = load_msccl_xml(OURS / "msccl-xml" / "allreduce-3-ring.xml")
     text = (OURS / "msccl-xml" / "allreduce-3-ring.xml").read_text()
     assert re.findall('type="(.*?)"', text) == ["s", "rrs", "rrcs", "rcs", "r"] * 3

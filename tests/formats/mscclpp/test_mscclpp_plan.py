@@ -114,10 +114,7 @@ def test_channels_of_two_ranks_stand_in_one_order():
 
 
 def test_a_sum_that_is_kept_beside_needs_no_scratch():
-    """Out of place, rank 0's sum needs no scratch: the arrival is stored in the output, and the rank's own
-    chunk is
-    added there.
-    """
+    """Out of place, rank 0 adds its own chunk to the arrival in the output, so no scratch is needed."""
     plan = build_mscclpp_plan(program_of("reduce", "ring:2"))
     assert plan["gpus"][0]["scratch_chunks"] == 0
     sums = [op for tb in plan["gpus"][0]["threadblocks"] for op in tb["ops"] if op["name"] == "re"]
@@ -146,9 +143,7 @@ def test_nodes_come_from_the_topology():
 
 @pytest.mark.parametrize(("members", "name"), [((0, 1, 2), "allgather"), ((2, 0, 1), "custom")])
 def test_ranks_in_another_order_are_no_collective_of_theirs(members, name):
-    """With ranks in another order the plan would be mistaken for an allgather of other parts, so it is
-    refused.
-    """
+    """With ranks in another order, the plan would pass for an allgather of other parts, and is refused."""
     collective = taccl.collectives.allgather(3).among(members, num_ranks=3)
     problem = taccl.make_problem(taccl.topologies.ring(3), collective, chunk_bytes=1000)
     plan = build_mscclpp_plan(lower(taccl.synthesize(problem, backend="greedy").schedule))
@@ -167,9 +162,7 @@ def test_unknown_nodes_must_be_told():
 
 @pytest.mark.slow
 def test_long_threadblocks_are_refused_or_split():
-    """A threadblock of more than 64 operations is refused with a remedy, or split into consecutive
-    threadblocks.
-    """
+    """Above 64 operations a threadblock is refused with a remedy, or split into consecutive ones."""
     program = program_of("alltoall", "ring:5", chunks_per_rank=8)
     with pytest.raises(ExportError, match=r"at most 64 operations .* leave split=False out"):
         build_mscclpp_plan(program, split=False)
@@ -182,9 +175,7 @@ def test_long_threadblocks_are_refused_or_split():
 
 @pytest.mark.slow
 def test_what_is_split_unasked_is_warned_of():
-    """With default options a long threadblock is split with a warning; without a long one there is no
-    warning.
-    """
+    """By default only a long threadblock is split, with a warning."""
     program = program_of("alltoall", "ring:5", chunks_per_rank=8)
     with pytest.warns(FallbackWarning, match="at most 64 operations per threadblock: longer ones were split"):
         plan = build_mscclpp_plan(program)

@@ -65,9 +65,7 @@ def module(monkeypatch):
 
 
 def test_plans_are_registered_from_beside_the_module(module):
-    """Plans are registered with the local rank, and for any number of ranks, as the module's selector
-    chooses.
-    """
+    """Plans are registered with the local rank, for any number of ranks; the module's selector chooses."""
     names = module(registration_snippet({"/elsewhere/a.json": plan("a")}))
     names["register"](3)
     (algorithm,) = Builder.known
@@ -106,9 +104,7 @@ def test_calls_are_given_the_plan_that_fits(module, call, expected):
 
 
 def test_sizes_that_do_not_divide_into_aligned_chunks_are_left_alone(module):
-    """Sizes that do not divide into aligned chunks are declined: 3 chunks of multiples of 4 bytes need
-    multiples of 12.
-    """
+    """Sizes that give no aligned chunks are declined: 3 chunks of 4-byte multiples need multiples of 12."""
     select = module(registration_snippet({"1.json": plan("a", "allreduce", chunks=3)}))["select"]
     known = {"allreduce": {"a": "a"}}
     assert select(known, request("allreduce", 120, 5000, 9000)) == "a"

@@ -13,9 +13,7 @@ from tests.formats.nccl.drawn_servers import capacity
 
 
 class Count(NamedTuple):
-    """A file, its arguments, and capacities in GB/s: out of a node, out of it by its rank 0, and inside
-    it.
-    """
+    """A file, its arguments, and capacities in GB/s: out of a node, out of its rank 0, and inside it."""
 
     file: str
     arguments: dict
@@ -172,9 +170,7 @@ def test_nic_far_from_every_gpu_is_left_out_and_named(tmp_path):
 
 
 def test_unknown_affinity_joins_no_cpus(tmp_path):
-    """With CPU affinity N/A, as in virtual machines, the cells alone decide which of two NICs of 20 GB/s is
-    near.
-    """
+    """With CPU affinity N/A, as in VMs, the cells alone decide which of two NICs of 20 GB/s is near."""
     rows = ["GPU0 X SYS NODE SYS N/A N/A", "GPU1 SYS X SYS NODE N/A N/A"]
     rows += ["NIC0 NODE SYS X SYS", "NIC1 SYS NODE SYS X"]
     topology = _load(_smi(tmp_path, *rows), nodes=2, nic_gb_per_s=20)
@@ -192,9 +188,7 @@ def test_earlier_name_of_cells_between_sockets_is_read(tmp_path):
 
 @pytest.mark.parametrize("lanes", ["0", "63", "255"])
 def test_width_that_no_slot_has_is_not_known(tmp_path, lanes):
-    """Virtual machines show 63 or 255 lanes: the NIC of 25 GB/s is not limited, and the assumption is
-    noted.
-    """
+    """VMs show 63 or 255 lanes: the NIC of 25 GB/s is not limited, and the assumption is noted."""
     slot = f'link_speed="8.0 GT/s PCIe" link_width="{lanes}"'
     path = tmp_path / "dump.xml"
     path.write_text(
@@ -413,9 +407,7 @@ def test_shares_of_ranks_with_some_nics_in_common_are_told(tmp_path):
 
 
 def test_nics_that_pcie_limits_get_less_of_a_send(tmp_path):
-    """Two ports of 25 GB/s in a slot of 12 GB/s, and one of 12 GB/s in another slot, send 24 GB/s
-    together.
-    """
+    """Two ports of 25 GB/s in a slot of 12 GB/s, and one of 12 in another slot, send 24 GB/s together."""
     cards = _nic(0, 200000, 200000, width=8), _nic(1, 96000)
     topology = _load(_dump(tmp_path, _gpu(0), *cards), nodes=2)
     assert _counted(topology)[:2] == pytest.approx((24, 24))
@@ -423,9 +415,7 @@ def test_nics_that_pcie_limits_get_less_of_a_send(tmp_path):
 
 @pytest.mark.parametrize("slot", ['link_speed="2.5 GT/s PCIe" link_width="1"', ""])
 def test_c2c_takes_the_place_of_pcie(tmp_path, slot):
-    """With C2C, as in GH200, a PCIe link of one lane or unknown width does not limit the GPU's path to its
-    NIC.
-    """
+    """With C2C, as in GH200, a PCIe link of one or unknown lanes does not limit the path to the NIC."""
     gpu = f'<pci busid="9:1:0.0" class="0x030200" {slot}><gpu dev="0" sm="90" rank="0"><c2c bw="22000" count="2"/>'
     topology = _load(_dump(tmp_path, f"{gpu}</gpu></pci>", _nic(0, 400000, width=32)), nodes=2)
     assert _counted(topology)[:2] == pytest.approx((44, 44))

@@ -129,9 +129,7 @@ def _out(topology):
 
 
 def test_each_cpu_is_named_for_its_own_rate(tmp_path):
-    """The path from Intel to AMD has Intel's rate, the reverse AMD's; each limit names the CPU that sets
-    it.
-    """
+    """The path from Intel to AMD has Intel's rate, the reverse AMD's; each limit names its CPU."""
     cpus = (22, [_part("GPU0", 48)]), (16, [_part("NIC0", 48, ("p", 50))])
     limits = [
         each for each in _import(tmp_path, *cpus).assumed if "reached at" in each and "from a CPU" in each
@@ -179,9 +177,7 @@ def test_capacity_of_nics_that_a_rank_does_not_use_is_told(tmp_path):
 @pytest.mark.fuzz
 @pytest.mark.parametrize("kind", ["XML", "matrices"])
 def test_drawn_servers_keep_their_capacity(tmp_path, kind):
-    """Imports of dumps and of `nvidia-smi topo -m` have the server's capacity, or note where they have
-    less.
-    """
+    """Imports of dumps and of `nvidia-smi topo -m` have the server's capacity, or note a loss."""
     for seed in cases(f"servers as {kind}", few=40, many=2000):
         server = draw(random.Random(seed), is_matrix=kind == "matrices")
         path = tmp_path / ("server.txt" if kind == "matrices" else "server.xml")

@@ -126,9 +126,7 @@ def test_one_nic_serves_both_cpus():
 
 
 def test_nvlinks_to_the_gpu_itself_are_left_out():
-    """GPUs are at 12 GB/s, the assumed rate; 4 NVLinks of each, whose targets are the GPU itself, are left
-    out.
-    """
+    """GPUs are at 12 GB/s, the assumed rate; 4 NVLinks from each GPU to itself are left out."""
     topology = ours("to-itself")
     assert {link.beta_us_per_mb for link in topology.links} == {GEN3}
     assert "8 NVLinks to the GPU itself are left out" in topology.assumed
@@ -161,9 +159,7 @@ def test_bare_ids_need_to_be_told():
 
 
 def test_arguments_beat_our_file():
-    """Given rates of PCIe, CPUs and NICs, and alphas, are used; one NIC serves all, and names may be in
-    capitals.
-    """
+    """Given rates and alphas replace those of the file; one NIC serves all; names may be in capitals."""
     topology = ours(
         "two-cpus", nodes=2, pcie_gb_per_s=20, cpu_gb_per_s=40, nic_gb_per_s=10,
         intranode_alpha_us=1, internode_alpha_us=5, nics=["0000:0C:00.0"],
@@ -264,9 +260,7 @@ def test_ndv4_with_nvlinks_given_is_an_nvswitch(load):
 
 
 def test_ncv4_leaves_out_nvlinks_to_itself(load):
-    """Four GPUs are each at a CPU of their own; eth0 has 100 Gb/s, at CPU 0, and no assumed PCIe rate is
-    lower.
-    """
+    """Each of four GPUs has its own CPU; eth0 has 100 Gb/s, at CPU 0, and no assumed PCIe rate is lower."""
     topology = load("azure-ncv4", nodes=2)
     assert {link.beta_us_per_mb for link in topology.links} == {80}
     assert _shared(topology, 0, 1)["CPU 0 to CPU 1 of node 0"] == (Fraction(1000, 24), "send")

@@ -178,9 +178,7 @@ def test_equal_cells_that_no_gpu_could_have_are_nvswitch(tmp_path, size, cell, i
 
 
 def test_nvswitch_can_be_said_and_unsaid(tmp_path):
-    """Four V100 of a DGX-2 look like four GPUs joined in pairs, so an argument states NVSwitch or its
-    absence.
-    """
+    """Four V100 of a DGX-2 look like GPUs joined in pairs, so an argument states if there is NVSwitch."""
     path = _write(tmp_path, *_equal("NV6", 4), columns=_gpus(4))
     assert load_nvidia_smi(path, nvlink_joins="switch").switches
     path = _write(tmp_path, *_equal("NV12", 4), columns=_gpus(4))
@@ -188,9 +186,7 @@ def test_nvswitch_can_be_said_and_unsaid(tmp_path):
 
 
 def test_server_without_nvlink_uses_pcie(tmp_path):
-    """With two GPUs under a switch and two under the CPU's other bridge, sends between the pairs share the
-    uplink.
-    """
+    """Two GPUs are under a switch, two under the CPU's other bridge; sends between them share the uplink."""
     rows = [
         "GPU0 X PIX NODE NODE 0-7",
         "GPU1 PIX X NODE NODE 0-7",
@@ -328,9 +324,7 @@ def test_rows_of_nics_may_be_left_out(tmp_path):
 
 
 def test_switch_of_pix_below_one_of_pxb_is_told(tmp_path):
-    """GPU0 and GPU1, PIX to each other and PXB to GPU2, may have a switch of their own or not; a note says
-    so.
-    """
+    """GPU0 and GPU1, PIX to each other and PXB to GPU2, may have their own switch; a note says so."""
     rows = ["GPU0 X PIX PXB", "GPU1 PIX X PXB", "GPU2 PXB PXB X"]
     told = "PIX joins, below a switch that PXB shows"
     nested = load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(3)))

@@ -58,11 +58,10 @@ def samples(shared_data):
 
 
 def _small(copies=2, sends=None, **topology):
-    """An allgather of `copies` nodes of two ranks; an inner send costs 3, n chunks from 0 to 1 of the next
-    node
-    cost 2 + 5n.
+    """An allgather of `copies` nodes of two ranks, with costs that differ inside and between nodes.
 
-    With two nodes: 0 <-> 1 and 2 <-> 3 inside, 0 -> 3 and 2 -> 1 between nodes.
+    An inner send costs 3; n chunks from rank 0 to rank 1 of the next node cost 2 + 5n. With two nodes: 0 <->
+    1 and 2 <-> 3 inside, 0 -> 3 and 2 -> 1 between nodes.
     """
     ranks = 2 * copies
     if sends is None:
@@ -151,8 +150,7 @@ def test_our_overlapping_sample_is_refused_with_its_overlaps():
 
 
 def test_overlapping_sample_is_refused_with_its_overlaps(samples):
-    """Parts of merged sends start at different times: 106 sends hold a link that is held, the only
-    violations.
+    """Parts of merged sends start at different times: 106 sends hold a link that is already held.
 
     Chunk 576 goes alone from rank 0 to rank 16 at 320, for 260 + 20, and chunk 640 at 340.
     """
@@ -173,9 +171,7 @@ def assert_notes(schedule, units):
 
 
 def test_notes_say_what_was_not_taken_from_our_allreduce():
-    """Copies are stated to start at 6, one unit after the last reduction; the re-timed finish is 24.5, 18.5
-    later.
-    """
+    """Copies start at 6, one unit after the last reduction, but the real finish is 24.5, 18.5 later."""
     assert_notes(ours("allreduce-hub-n2"), "18.5")
     assert not ours("allgather-hub-n2").problem.notes
 
@@ -244,10 +240,10 @@ def test_time_unit_and_chunk_size_scale_times_and_bandwidth(tmp_path):
 
 
 def test_sends_on_another_topology_are_timed_anew(tmp_path):
-    """On a ring of 4 with 1 us per chunk, which joins 0-1, 2-3, 0-3 and 2-1, nothing merges inside the one
-    node.
+    """On a ring of 4 with 1 us per chunk, nothing merges inside the one node.
 
-    Rank 0 sends its own chunk on during the exchange, then the chunk of rank 1, which rank 3 forwards: 3 us.
+    The ring joins 0-1, 2-3, 0-3 and 2-1. Rank 0 sends its own chunk on during the exchange, then the chunk of
+    rank 1, which rank 3 forwards: 3 us.
     """
     topology = ring(4, alpha_us=0, bandwidth_gb_per_s=1000)
     schedule = _load(tmp_path, _small(), topology=topology)
@@ -267,9 +263,7 @@ def test_other_topology_must_fit(tmp_path):
 
 
 def test_remote_ports_serialise_beyond_two_nodes(tmp_path):
-    """With three nodes, rank 0 may not send to both other nodes at once; with two links to one other node it
-    may.
-    """
+    """With three nodes, rank 0 may not send to both others at once; with two links to one node it may."""
     at_once = [[[0, 0, 3, 0, 0], [0, 0, 5, 0, 0]]]
     assert _kinds(_load(tmp_path, _small(copies=3, sends=at_once)))["contention"] == 1
     to_both = _small(sends=[[[0, 0, 3, 0, 0], [0, 0, 2, 0, 0]]], internode_conn={"0": [1, 0]})
@@ -303,9 +297,7 @@ def test_a_start_between_ticks_is_kept_within_a_tick(tmp_path):
 
 
 def _reduction(sends):
-    """An algorithm of two ranks of one node: rank 1's contribution is added at rank 0, as both have one
-    address.
-    """
+    """An algorithm of two ranks of one node, whose contributions share an address and add up at rank 0."""
     document = _small(copies=1, sends=sends, internode_conn=None, remote_alpha=-1, remote_beta=None)
     document["collective"] |= {
         "name": "Reduce(n=2,root=0)",
@@ -468,9 +460,7 @@ def test_bad_fields_are_refused_with_their_place(tmp_path, path, value, field):
     ids=lambda text: text[:12],
 )
 def test_hostile_numbers_are_refused_at_once(tmp_path, number):
-    """Numbers whose exact value would exhaust memory, and excessive nesting, are refused before
-    conversion.
-    """
+    """Numbers too large for memory, and excessive nesting, are refused before conversion."""
     text = json.dumps(_small()).replace('"remote_beta": 5', f'"remote_beta": {number}')
     with pytest.raises(FormatError, match=r"algorithm\.json"):
         _load(tmp_path, text)

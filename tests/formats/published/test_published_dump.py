@@ -78,9 +78,7 @@ def test_algorithms_come_back(path, tmp_path):
 
 
 def assert_comes_back_whole(path, tmp_path):
-    """Assert that an algorithm without sums is read back unchanged, except for the chunk size, which is not
-    stored.
-    """
+    """Assert that an algorithm without sums is read back unchanged, except for the chunk size."""
     schedule = load_upstream_algorithm(path)
     back, text = _round_trip(schedule, tmp_path)
     assert back == schedule
@@ -100,9 +98,7 @@ def test_real_topology_comes_back_whole(shared_data, tmp_path):
 
 @pytest.mark.parametrize("path", [each for each in ALGORITHMS if "overlapping" in each.id])
 def test_overlapping_algorithm_is_refused(path):
-    """A file whose sends would overlap on reading is not written; the message names the first inter-node
-    link.
-    """
+    """A file whose sends would overlap is not written; the message names the first inter-node link."""
     schedule = load_upstream_algorithm(path)
     link = schedule.problem.topology.num_ranks // 2
     with pytest.raises(ExportError, match=rf"contention: .*\(0->{link}\).*; verify the schedule"):
@@ -179,9 +175,7 @@ def test_random_schedules_come_back_or_are_refused(tmp_path):
 
 
 def test_fields_by_hand():
-    """An exchange of two ranks is one step of 30 tenths, with cost 3 in each direction, and no inter-node
-    links.
-    """
+    """An exchange of two ranks is one step of 30 tenths, with cost 3 each way, without inter-node links."""
     with pytest.warns(LossyConversionWarning):
         document = json.loads(dump_upstream_algorithm(_exchange(producer="by hand")))
     assert document["name"] == "by hand"

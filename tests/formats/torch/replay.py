@@ -1,6 +1,4 @@
-"""A replay of a PyTorch module without PyTorch: the rounds of all ranks, with chunks as sets of
-contributions.
-"""
+"""A replay of a PyTorch module without PyTorch: rounds of all ranks on chunks as sets of contributions."""
 
 from __future__ import annotations
 

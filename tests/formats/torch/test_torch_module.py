@@ -154,9 +154,7 @@ def four_ranks(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "check"), ALL_CHECKS, ids=[f"{n}-{c}" for n, c in ALL_CHECKS])
 def test_ranks_agree_with_the_stock_collective(four_ranks, name, check):
-    """On 4 ranks, and in groups of 2, the module and the stock collective agree bit for bit in every
-    check.
-    """
+    """On 4 ranks, and in groups of 2, module and stock collective agree bit for bit in every check."""
     for size in (4, 2):
         assert not four_ranks[f"{name}-{size} {check}"]
 

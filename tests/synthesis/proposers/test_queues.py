@@ -329,9 +329,7 @@ def test_chunks_that_wait_for_a_link_are_merged():
 
 
 def test_chunks_take_the_routes_that_merging_makes_short():
-    """Two of 4 chunks share one send of 8 + 2 us over the link; each detour of two 5 us links carries one: 10
-    us.
-    """
+    """Two of 4 chunks share a send of 8 + 2 us; each detour of two 5 us links carries one: 10 us."""
     builder = TopologyBuilder("detours", [0] * 4)
     link = builder.add_link(0, 1, alpha_us=8, beta_us_per_mb=1)
     for src, dst in ((0, 2), (2, 1), (0, 3), (3, 1)):
