@@ -257,7 +257,7 @@ def of_sum(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
 def of_reshape(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
     """In each group of axes, the outer axes longer than 1 match if one length divides the other.
 
-    A block of indices of the shorter one then corresponds to a block of the longer one.
+    Each index of the shorter one then corresponds to a block of indices of the longer one.
     """
     labels: list[int | None] = [-1] * len(shapes[0])
     for before, after in groups_of_axes(shapes[0], out):

@@ -149,7 +149,7 @@ def test_rounded_costs_round_trip():
 
 
 def test_sums_kept_apart_come_back_as_plain_values():
-    """In a reduction with unreduced contributions, each send names the one rank that it carries."""
+    """Each send of unreduced contributions names the one rank whose contribution it carries."""
     schedule = _schedule()
     columns = {name: getattr(schedule, name) for name in ("chunk", "link", "start", "end", "group", "reduce")}
     apart = make_schedule(schedule.problem, **columns, contributions=[(1,), (2,)])

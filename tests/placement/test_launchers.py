@@ -233,7 +233,7 @@ class TestOpenMpi:
     @pytest.mark.slow
     @needs_openmpi
     def test_torn_ranks_have_the_cores_of_a_usual_host_file(self, placement, tmp_path):
-        """On servers with two packages of four cores each, cores follow the ranks of a host in order."""
+        """On servers with two packages of four cores, ranks get the same cores as with a usual host file."""
         torn, usual = tmp_path / "torn", tmp_path / "usual"
         torn.write_text(hostfile(placement, list("aabb"), "openmpi"))
         usual.write_text("a slots=2\nb slots=2\n")

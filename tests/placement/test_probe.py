@@ -328,9 +328,7 @@ class TestMatrices:
             load_probe(path)
 
     def test_logs_of_pairs(self, tmp_path):
-        """An unmeasured direction gets the figure of the reverse; a missing pair is an error that names
-        it.
-        """
+        """An unmeasured direction gets the figure of the reverse; a missing pair is named in an error."""
         latency = "# pair {} {}\n# OSU MPI Latency Test v7.3\n# Size Latency (us)\n1 {}\n8 9.0\n"
         bandwidth = (
             "# pair {} {}\n #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n"

@@ -112,7 +112,7 @@ def _part(name, rate, *ports):
 
 
 def _import(tmp_path, *cpus, **arguments):
-    """Generated server and its import for two nodes; each CPU has its GB/s to other CPUs, and devices."""
+    """Checked import of a generated server for two nodes; `cpus` has (GB/s to other CPUs, devices) of each."""
     kind_of = {rate: kind for kind, rate in CPUS.items()}
     server = Drawn([(kind_of[rate], parts) for rate, parts in cpus], arguments={"nodes": 2, **arguments})
     path = tmp_path / "server.xml"
@@ -144,7 +144,7 @@ def test_each_cpu_is_named_for_its_own_rate(tmp_path):
 
 
 def test_cpus_of_different_kinds_are_told(tmp_path):
-    """The notes give the different rates of both directions between CPUs of two kinds."""
+    """If two CPUs differ in kind, a note says so, as both directions then have different rates."""
     mixed = (22, [_part("GPU0", 48)]), (16, [_part("NIC0", 48, ("p", 50))])
     alike = (22, [_part("GPU0", 48)]), (22, [_part("NIC0", 48, ("p", 50))])
     assert any("CPUs differ" in each for each in _import(tmp_path, *mixed).assumed)

@@ -211,7 +211,7 @@ def test_unit_is_as_fine_as_starts_need(tmp_path):
 
 
 def test_unit_may_be_no_decimal(tmp_path):
-    """A cost of 10/3 us has an exact decimal only in a unit such as 10/3 us."""
+    """A cost of 10/3 us is an exact decimal only in units such as 100/3 us, which is used."""
     schedule = _exchange(_pair(beta=Fraction(10, 3)))
     back, text = _round_trip(schedule, tmp_path)
     assert "time_unit_us='100/3'" in text
