@@ -256,7 +256,7 @@ def _bytes_within(descriptor: int, read: Callable[[int], bytes], limit_bytes: in
 
 
 def _parsed(plain: Callable[[], Any], source: str) -> Any:
-    """Run a parser; errors of values inside become `FormatError`."""
+    """Run a parser; raise `FormatError` for unreadable numbers, deep nesting, or lack of memory."""
     try:
         data = plain()
     except FormatError:

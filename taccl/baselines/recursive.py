@@ -191,12 +191,12 @@ def after_exchange(summed: Sequence[tuple[int, ...]], turns: Turns) -> list[tupl
 
 
 def swing_partner(place: int, step: int, size: int, *, mirrored: bool = False) -> int:
-    """Partner of a place in a step, on a ring of `size` places; `mirrored` swaps even and odd places."""
+    """Partner in a step of a place (index) on a ring of `size`; `mirrored` swaps even and odd places."""
     distance: int = sum((-2) ** i for i in range(step + 1))
     return (place + (distance if place % 2 == mirrored else -distance)) % size
 
 
-#: Partner functions whose first partners are on the upper and on the lower side of even places.
+#: Partner functions: the first partner of an even place is the next place, and the previous place.
 _SIDES: tuple[Partner, ...] = (swing_partner, partial(swing_partner, mirrored=True))
 
 

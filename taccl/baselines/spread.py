@@ -238,13 +238,13 @@ def merging(problem: Problem) -> Problem:
 
 @cached
 def complete_so_far(problem: Problem) -> list[Schedule]:
-    """Complete schedules of a baseline so far, the best last; kept for callers that interrupt it."""
+    """Complete schedules of a baseline so far, the best last; they survive an interrupt of the baseline."""
     return []
 
 
 @cached
 def finest(problem: Problem) -> dict[str, Schedule]:
-    """{algorithm: best schedule in finer chunks so far}; kept for callers that interrupt it."""
+    """{algorithm: best schedule in finer chunks so far}; it survives an interrupt of the search."""
     return {}
 
 

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 def _in_pieces(graph: Graph, given: Arguments) -> Any:
-    """Equal pieces of a local tensor, one for each rank, as used for collectives along axes other than 0."""
+    """Read a split of a local tensor into several along an axis.
+
+    Equal pieces stay symbolic (`Piece`), as collectives along axes other than 0 use them. Unequal ones are
+    slices, added to the step if an operation reads them.
+    """
     source, axis = given["self"], given["dim"]
     if not isinstance(source, (Named, Stacked)):
         source = Named(graph.name_of(source))

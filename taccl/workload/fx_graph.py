@@ -103,7 +103,7 @@ class Deferred:
         self.is_taken = make is not None and note is None
 
     def value(self, graph: Graph) -> Any:
-        """The value, made at the first call."""
+        """The value, computed at the first call."""
         if self._make is None:
             raise graph.refused(f"{graph.node.target} reads {self.what}, which a step does not have")
         if self._made is None:
@@ -132,7 +132,7 @@ class Graph:
         self.reshaped: dict[View, str] = {}
 
     def refused(self, said: str) -> WorkloadError:
-        """Error for the current node."""
+        """Error with this text that names the current node."""
         return WorkloadError(said, where=self.node.name)
 
     def make(self, kind: str, *values: Any, **options: Any) -> Any:
@@ -258,7 +258,7 @@ class Graph:
         return self.tensors[value.name].dtype if isinstance(value, View) else self.tensor(value).dtype
 
     def local_shape(self, value: Any) -> tuple[int, ...]:
-        """Shape of a value at one rank."""
+        """Shape of a value's part at one rank."""
         if isinstance(value, (Deferred, Piece)):
             value = Named(self.name_of(value))
         if isinstance(value, View):
@@ -270,7 +270,7 @@ class Graph:
         return tuple(shape)
 
     def read(self, node: Any) -> Any:
-        """Value of a node that calls an operation."""
+        """Convert a node that calls an operation, and return its value."""
         self.node = node
         target = str(node.target)
         first = len(self.operations)

@@ -333,7 +333,7 @@ def _squared_error_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _averaged(graph: Graph, value: Named, given: Arguments, factor: float) -> Any:
-    """Value times a factor, divided by the number of local elements if the reduction is a mean."""
+    """Scale a value by `factor`; for a mean, also divide it by the number of local elements."""
     if given["reduction"] not in (1, 2):
         said = (
             f"{graph.node.target} has reduction={given['reduction']}; a step has the mean (1) and the sum (2)"

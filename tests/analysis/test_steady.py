@@ -69,7 +69,7 @@ def test_busiest_resource_limits_a_relay():
     [
         # Two sends hold a NIC for 9 us each.
         (shared_nic(), 18),
-        # Holds at the end of sends add up to 2 * 5 us; the first link is held for 12 us.
+        # The receiving NIC is held for 2 * 5 us; the first link is held for longer, 12 us.
         (ingress_nic(), 12),
         # An allreduce in which every link is used twice, for 2 us each.
         (allreduce(), 4),

@@ -34,7 +34,7 @@ def test_steps_of_one_length_are_one_parcel():
 
 
 def test_what_cannot_run_is_refused():
-    """Unequal totals, unequal steps at both ends, and a step past its buffer are refused."""
+    """Sends and receives of different lengths or total counts are refused, and so are steps past a buffer."""
     with pytest.raises(InputError, match="step 0.* sends 2 chunks at once, of which .* receives 1 at once"):
         match(pair((2, 1), (1, 2)))
     with pytest.raises(InputError, match="2 chunks are sent and 1 received"):

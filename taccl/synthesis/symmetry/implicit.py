@@ -39,7 +39,7 @@ from taccl.topology.translations import (
     translations_of_topology,
 )
 
-#: Max products of block shifts that are tried; the links have each of these, but resources may not.
+#: Max chains of block shifts tried. Shifts map links to links, but may not preserve resources.
 _MOST_TRIED = 20
 
 

@@ -251,7 +251,7 @@ class Sender(NamedTuple):
 
 
 def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
-    """Component-wise fastest sender, one entry per gate, each no slower than the same gate of any rank.
+    """Senders that dominate every rank: the i-th is no slower than the i-th gate of any rank.
 
     - `out`: Gates of sends, by sending rank.
     - `most`: Max chunks in a send. With 1, arrivals are single, as each can reach a new rank.
