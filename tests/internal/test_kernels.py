@@ -229,7 +229,7 @@ def halved(x, by):
 
 @pytest.fixture
 def nested(small):
-    """As `small`, with a kernel that calls an inner function."""
+    """The module of `small`, with a kernel that calls an inner function."""
     small.path.write_text(INNER)
     return small
 

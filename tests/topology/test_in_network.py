@@ -90,7 +90,7 @@ def test_sums_of_a_switch_verify_and_take_what_they_hold(tmp_path):
 
 
 def test_two_ranks_have_nothing_to_add_on_the_way(tmp_path):
-    """A switch of two ranks has its two ordinary links."""
+    """A switch of two ranks has no reduction links, only its two ordinary links."""
     topology = loaded(tmp_path, SWITCH.replace("[0, 1, 2, 3]", "[0, 1]") + "reduces = 'sharp'\n")
     assert len(topology.links) == 2
 

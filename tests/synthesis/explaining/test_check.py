@@ -155,7 +155,7 @@ def test_a_sum_is_checked_in_both_halves(ndv2):
 
 @pytest.mark.slow
 def test_the_report_reads_as_a_table(ndv2):
-    """Its repr has the verdict, the bounds and a line for each clause."""
+    """The repr of a report has the verdict, the bounds and a line for each clause."""
     report, _ = check(ndv2, internode={"connections": {"0": [1]}})
     text = repr(report)
     assert text.startswith("SketchReport: mine can be used\n  bound 917.4 us")
