@@ -135,7 +135,7 @@ def test_keywords_of_a_record_are_read_by_its_fields():
 
 @pytest.mark.parametrize("number", [3, np.int64(3), np.uint8(3), 3.0])
 def test_whole_numbers_of_any_kind(number):
-    """Integers of numpy become Python's."""
+    """A whole number of any integer type, such as numpy's, becomes a Python int."""
     assert type(whole_number(number, "seed", at_least=0)) is int
 
 

@@ -36,7 +36,7 @@ def test_every_section_is_there(page):
 
 @pytest.mark.slow
 def test_the_figures_are_those_of_the_result(page, found):
-    """Finish, bound and bandwidth, with their units."""
+    """The page has the result's finish, bound and bandwidth with units, and its digest."""
     for figure in (
         format_us(found.finish_us),
         format_us(found.bound_us),

@@ -143,7 +143,7 @@ def test_msccl_xml_holds_it_as_an_algorithm_of_its_own(program):
     ],
 )
 def test_formats_without_it_say_so(program, dump, message):
-    """MSCCL++ and PyTorch refuse it with the reason."""
+    """MSCCL++ and PyTorch refuse an allgatherv with the reason."""
     with pytest.raises(ExportError, match=message):
         dump(program)
 

@@ -134,7 +134,7 @@ def test_a_hot_pair_sends_the_given_multiple():
 
 @pytest.mark.parametrize("skew", ["zipf", "zipf:-1", "hot:x", "even:1", "zipf:nan"])
 def test_a_skew_without_its_number_is_refused(skew):
-    """The error shows both forms."""
+    """The error for a skew without a number shows both forms, zipf:S and hot:F."""
     with pytest.raises(InputError, match="expected zipf:S, such as zipf:0.8, or hot:F"):
         skewed_sizes(3, 50, skew)
 

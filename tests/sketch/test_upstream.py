@@ -453,7 +453,7 @@ def test_swapped_files():
 
 
 def test_sketch_of_another_machine():
-    """DGX-2's switch has ranks that NDv2 has not."""
+    """A DGX-2 sketch on an NDv2 topology is refused, as its switch names ranks that NDv2 lacks."""
     with pytest.raises(
         SketchError, match=r"dgx2-n2\.json: intranode_sketch\.switches.*rank 8 does not exist"
     ):

@@ -337,7 +337,7 @@ def test_statuses_cover_what_solvers_return():
 
 
 def test_known_solvers_have_families():
-    """HiGHS and ortools never share a worker."""
+    """HiGHS and OR-Tools have different families, so that they never share a worker process."""
     families = {name: solver_task(name)[0] for name in known_solvers()}
     assert families["highs"] != families["cpsat"] == families["scip"]
     assert solver_task("pulp:GLPK_CMD")[0] == "pulp"

@@ -249,7 +249,7 @@ def test_every_constant_names_its_source(machine):
 
 
 def test_a_profile_is_found_by_name():
-    """Constants are read by name."""
+    """Constants of a profile are found by machine, profile and constant name."""
     assert find_profile("dgx2", "taccl")["internode_alpha_us"] == Fraction(13, 5)
 
 

@@ -52,7 +52,7 @@ def test_every_rule_obeys_own_first(rule):
 
 
 def test_an_unknown_rule_is_refused():
-    """The message names the known ones."""
+    """An unknown rule is refused with a list of the known ones."""
     with pytest.raises(InputError, match="longest-path-first"):
         order(tree(), "shortest-first")
 
