@@ -1,8 +1,8 @@
-"""Collectives of a step, balanced over the dimensions of a network by an order of these for each piece.
+"""Collectives of a step in pieces, with an order of network dimensions for each piece that balances loads.
 
-On a product of dimensions a collective gains from more pieces than elsewhere, as some pass one dimension
-while others pass the next. Groups, such as those of data parallel ranks, are balanced over their own
-dimensions.
+On a product of dimensions a collective gains from more pieces than on other networks, as some pass one
+dimension while others pass the next. Groups, such as those of data-parallel ranks, are balanced over their
+own dimensions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: Collectives whose loads on dimensions depend on the order of these.
+#: Collectives whose load on each dimension depends on the order of dimensions.
 KINDS = ("allreduce", "reduce_scatter", "allgather")
 #: Max transfers of a balanced collective.
 _MOST_TRANSFERS = 500_000
@@ -55,7 +55,7 @@ def number_of_pieces(topology: Topology, collective: Collective, chunk_bytes: in
 def sends_along(
     topology: Topology, collective: Collective, chunk_bytes: int, firsts: Sequence[int]
 ) -> dict[str, np.ndarray[Any, Any]] | None:
-    """Columns of the sends of all pieces of a collective, in order of start; None unless along dimensions.
+    """Columns of the sends of all pieces of a collective, by start; None if balancing does not apply.
 
     - `chunk_bytes`: Size of the chunks of a piece.
     - `firsts`: Number of the first chunk of each piece in the step.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from taccl.workload.operations import Operation
 
-#: {kind: expression of its operands}; `{v}` is the option `value`, other fields are options of the same name.
+#: {kind: expression}; `{0}`, `{1}` are operands, `{v}` the option `value`, other fields options by name.
 _VALUES = {
     "relu": "torch.relu({0})", "gelu": 'torch.nn.functional.gelu({0}, approximate="tanh")',
     "tanh": "torch.tanh({0})", "sigmoid": "torch.sigmoid({0})", "erf": "torch.erf({0})",
@@ -135,7 +135,7 @@ def functions_of(kinds: set[str]) -> str:
 def text_of(
     operation: Operation, operands: Sequence[str], shape: tuple[int, ...], *, first: str = "0", rows: str = ""
 ) -> str:
-    """Expression of an operation's value.
+    """Python expression of an operation's value at a rank.
 
     - `operands`: Expressions of the operands.
     - `shape`: Local shape of the result.

@@ -1,7 +1,8 @@
-"""Rules of the kinds of operations: shapes of results, labels of axes, and work.
+"""Rules of the kinds of operations: shapes of results, axis labels of operands, and work.
 
-Functions of shapes take an operation and the shapes of its operands. Functions of labels, whose names begin
-with ``of``, take the result's shape, too. See `taccl.workload.kinds`.
+A shape function returns the shape of the result from the operation and the shapes of its operands, or raises
+`WorkloadError` if these do not fit. A label function, mostly named ``of_…``, returns a label for each axis of
+each operand, from the same and the result's shape. `taccl.workload.kinds` defines labels.
 """
 
 from __future__ import annotations
@@ -298,16 +299,17 @@ def of_one_hot(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Lab
     return [[*range(len(out) - 1)]]
 
 
-#: Inner labels of attention: rows of keys, width of keys, width of values, rows of queries.
+#: Inner labels of attention: number of keys, width of keys, width of values, number of queries.
 KEYS, WIDTH, VALUE_WIDTH, QUERIES = -1, -2, -3, -4
 
 
 def of_attention(
     rows: int | None, value_width: int | None, *, grad: bool
 ) -> Callable[[Operation, Sequence[Shape], Shape], Labels]:
-    """Labels of attention's operands.
+    """Label function of attention, or of one of its gradients.
 
-    - `rows`, `value_width`: Places of the axes of queries and of values from the result's end; None if inner.
+    - `rows`, `value_width`: Axis of the result (from the end, -1 the last) for the number of queries and for
+      the width of values; None if inner.
     - `grad`: True if the gradient of the result comes before queries, keys and values.
     """
 

@@ -40,7 +40,7 @@ class Kind:
     - `linear`: Combinations of operands that make parts of a sum, one letter each: ``p`` partial, ``r``
       replicated; ``p+`` if all are partial.
     - `work`: Floating-point operations, from the operation and the lengths of its result and operands.
-    - `ids`: Positions of operands of whole numbers; None if operands of any type are moved as they are.
+    - `ids`: Positions of operands that are whole numbers; None if operands of any type are only moved.
     - `masks`: Positions of operands that may be of type bool.
     - `pointwise`: True if an element of the result needs only that element of each operand.
     """

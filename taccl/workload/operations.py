@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Natural
     from taccl.workload.mesh import Mesh
 
-#: {element type: bytes}. Whole numbers are ids, and bool masks; nothing is computed with either.
+#: {element type: bytes per element}. Integers are ids and bools are masks; neither takes part in arithmetic.
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1,
 }  # fmt: skip

@@ -322,7 +322,7 @@ class _Program:
         return text
 
     def _places(self, operation: Operation, place: int, axis: int) -> str:
-        """Expression of the places that are read along an axis of an operand; empty if all are.
+        """Expression of the indices read along an axis of an operand; empty if all are.
 
         - `place`: Position of the operand.
         - `axis`: The axis, counted from the last.
