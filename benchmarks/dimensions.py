@@ -55,7 +55,7 @@ LISTED = "switch16@100,switch4@100,ring4@50"
 
 
 def fabrics() -> dict[str, Problem]:
-    """The fabrics of the third part, each with an allreduce of 64 MB."""
+    """{fabric: allreduce of 64 MB}, the cases of the part "fabrics"."""
     options: dict[str, Any] = {"alpha_meaning": "pipelined"}
     whole = {
         "torus 8x8x8": torus(8, 8, 8, **options),
@@ -75,7 +75,7 @@ def fabrics() -> dict[str, Problem]:
 
 
 def product(dims: str, ratio: float) -> Row:
-    """A row of the first part."""
+    """Row of the part "products": fixed, balanced and general schedules on a product of dimensions."""
     name, each = f"multidim:{dims}", {}
     found = taccl.dimensions(name)
     fixed = taccl.baselines.hierarchical(found, chunks=CHUNKS, size=SIZE)
@@ -130,7 +130,7 @@ def search(fabric: Any, size: int = SIZE) -> float:
 
 
 def effort() -> Iterator[Row]:
-    """Rows of the second part: CPU seconds for 256 ranks send by send, and for implicit schedules."""
+    """Yield rows of the part "effort": CPU seconds for 256 ranks send by send, and for implicit schedules."""
     since = time.process_time()
     problem = taccl.make_problem(
         parse(f"multidim:{LISTED}"), "allreduce", size_bytes=SIZE, chunks_per_rank=CHUNKS
@@ -147,7 +147,7 @@ def effort() -> Iterator[Row]:
 
 
 def timed(name: str, found: Any, cpu_s: float, limit_s: float) -> Row:
-    """A row of the second part."""
+    """Row of the part "effort", which misses its figure above `limit_s` CPU seconds."""
     return {
         "case": name, "transfers": found.schedule.num_transfers, "cpu_s": cpu_s, "limit_s": limit_s,
         "finish_us": found.finish_us, "bound_us": found.bound.bound_us,
@@ -156,7 +156,7 @@ def timed(name: str, found: Any, cpu_s: float, limit_s: float) -> Row:
 
 
 def fabric(name: str, problem: Problem, limit_s: float) -> Row:
-    """A row of the third part."""
+    """Row of the part "fabrics": general search, and schedules along dimensions where a fabric has them."""
     row: Row = {"case": name, "num_ranks": problem.topology.num_ranks, "why": "", "missed": []}
     result = taccl.synthesize(problem, backend="greedy", time_limit_s=limit_s)
     row |= {"general_us": result.finish_us, "bound_us": result.bound_us, "producer": result.schedule.producer}

@@ -152,7 +152,7 @@ def _cpu_s() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item):
-    """Note when a test began, with what it sets up."""
+    """Store the process's CPU seconds before a test's fixtures are set up."""
     item.stash[_BEGAN] = _cpu_s()
     return (yield)
 
@@ -170,7 +170,7 @@ class _Faults(logging.Handler):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    """Note with each test how many random cases it tried, and the CPU that it took; fail it for logged faults.
+    """Record each test's number of random cases and CPU seconds; fail it if taccl logged a fault.
 
     A test that makes such a fault on purpose is marked ``faulty``.
     """

@@ -94,11 +94,11 @@ def _fastest_rings(problem: Problem, *, num_rings: int) -> Schedule:
 def around(
     order: ArrayLike, chunk: ArrayLike, place: ArrayLike, *, ways: int = 1, first: int = 0, adds: bool = False
 ) -> Iterator[Row]:
-    """Yield moves of chunks round a ring, each from its place on; or (`adds`) of sums that end at a place.
+    """Yield moves of chunks around a ring, which start at `place`; with `adds`, moves of sums that end there.
 
     - `order`, (..., size) array: Ranks of the ring, or of several rings, in order.
-    - `chunk`, `place`: Chunks, and the place of each on its ring; arrays that broadcast together.
-    - `ways`: 1 if chunks go all the way round in one direction, 2 if half way in both.
+    - `chunk`, `place`: Chunks, and each one's position on its ring; arrays that broadcast together.
+    - `ways`: 1 if chunks go all around in one direction, 2 if half around in each direction.
     - `first`: Step of the first moves.
     """
     order = np.asarray(order)

@@ -170,7 +170,10 @@ def _pairs(problem: Problem) -> tuple[Ints, Ints, Ints]:
 
 
 def _shifts(topology: Topology, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
-    """(distance between nodes, distance in nodes) of pairs; (0, distance of ranks) for unequal nodes."""
+    """(node shift, local shift): destination minus source, modulo the number of nodes and of ranks per node.
+
+    For nodes of unequal size: (0, shift of the rank number).
+    """
     node, local, of_node = topology.node_of_rank, topology.local_rank, topology.ranks_of_node
     size = len(of_node[0])
     if any(len(ranks) != size for ranks in of_node):

@@ -257,7 +257,7 @@ class HostFabric:
         self.held = [hop @ csr_array((ticks, resource, hold_of), (num_links, len(name))) for ticks in held]
 
     def relaxed(self, messages: RankMessages) -> Relaxed:
-        """Lower bounds on messages by the placement of their ends; `tail` is all 0."""
+        """Lower bounds on the times of messages whose ends are partly placed, with `tail` 0 for all."""
         sizes, rows = np.unique(messages.units), []
         for units in sizes.tolist():
             took = (self.took[0] + units * self.took[1]).reshape(self.num_hosts, -1)

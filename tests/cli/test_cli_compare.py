@@ -172,7 +172,7 @@ def test_nodes_rescale_sketches(run_json, sketch_file):
 
 @pytest.mark.slow
 def test_cache_info_and_clear(run, run_json, folder):
-    """The size of the cache, the number of removed entries, and an empty cache afterwards."""
+    """`cache info` has folder and number of entries; `cache clear` removes all and prints their number."""
     run(*SMALL, "--seeds", "0:3")
     _, info = run_json("cache", "info")
     assert (info["num_entries"], info["folder"], info["removed"]) == (3, str(folder / "cache"), False)

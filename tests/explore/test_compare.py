@@ -143,7 +143,7 @@ def test_failures_are_rows(problem, failing, error, status):
 
 
 def test_a_solver_that_is_not_installed_is_a_row(problem):
-    """A solver that PuLP knows but this machine lacks is a row, beside rows that work."""
+    """A solver that is not installed gives a row with status "unavailable"; the other rows are unaffected."""
     lacking, greedy = compare(problem, backends=["pulp:MOSEK", "greedy"]).itertuples()
     assert (lacking.status, greedy.status) == ("unavailable", "proven for its chunks")
 

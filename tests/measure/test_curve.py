@@ -28,7 +28,7 @@ def test_a_smooth_curve_has_none():
     ],
 )
 def test_kinks_have_a_kind_and_a_size(times, kind, size):
-    """One slow size, and a protocol used too long, too early or too late are told apart."""
+    """A single slow size, and a protocol used too long, too early or too late, are distinguished."""
     assert (kind, size) in [(each.kind, each.size_bytes) for each in kinks(series(**times))]
 
 

@@ -29,7 +29,7 @@ TAKERS = {
         RING, name, sizes=[3000], backend="greedy", baselines=False, time_limit_s=1, **given
     ),
 }  # fmt: skip
-#: (collective, arguments) for each argument, besides arguments that it lacks.
+#: (collective, an argument that it accepts).
 CASES = [
     ("broadcast", {"root": 2}),
     ("multi-root-gather", {"roots": [2, 0]}),

@@ -137,9 +137,10 @@ class Facts:
 
     @property
     def spreads_alike(self) -> bool:
-        """True if underived chunks of one size spread over links from one rank to one rank.
+        """True if all chunks have one size, none is derived, and all links join one rank to one rank.
 
-        Contributions to sums count as such chunks. False if switches may reduce (`in_network`).
+        False if switches may reduce (`in_network`). Sums may be present: their contributions spread as
+        chunks do.
         """
         return not (self.multi or self.made_at or len(set(self.units)) != 1 or self.in_network)
 

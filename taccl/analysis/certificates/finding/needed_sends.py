@@ -106,10 +106,10 @@ class NeededSends:
         return classes
 
     def spreads_alike(self, *, in_network: bool) -> bool:
-        """True if underived chunks of one size spread over links from one rank to one rank.
+        """True if all chunks have one size, none is derived, and all links join one rank to one rank.
 
-        Contributions to sums count as such chunks. False if switches may reduce and multicast
-        (`in_network`).
+        False if switches may reduce and multicast (`in_network`). Sums may be present: their contributions
+        spread as chunks do.
         """
         alike = len({kind.units for kind in self.classes}) == 1
         return alike and self.single_ended and not self.problem.collective.derivations and not in_network
