@@ -193,7 +193,7 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_is_full_at_a_schedule_names_the_plan(tmp_path, monkeypatch):
-    """The message names the requested folder, not the draft that is filled first."""
+    """If the disk is full at a schedule, the error names the requested folder, not the temporary one."""
 
     def full(_):
         raise OSError(28, "No space left on device")
@@ -328,7 +328,7 @@ def test_baselines_obey_the_time_limit(monkeypatch):
 
 @pytest.mark.slow
 def test_the_time_limit_still_gives_a_plan():
-    """Without time for every size, sizes far apart come first, and the plan is complete."""
+    """A plan whose time limit ends early still covers all sizes, as sizes far apart are synthesized first."""
     plan = taccl.plan("ring:4", "allgather", sizes="1KB:1GB", backend="greedy", time_limit_s=1e-6)
     assert plan.stopped == "time limit"
     assert (plan.ranges[0].min_bytes, plan.ranges[-1].max_bytes) == (1000, 10**9)
