@@ -140,7 +140,7 @@ def test_other_objects_are_refused_with_the_call_that_saves_them(name, savable, 
 
 @pytest.mark.parametrize("path", foreign_files("upstream-taccl/topo/*.json"))
 def test_published_topologies_are_read_as_the_command_line_reads_them(path):
-    """`taccl.topologies.load` and `taccl.load` take files of the published tool, which show one node."""
+    """`taccl.topologies.load` and `taccl.load` read topology files of the published tool, with one node."""
     assert taccl.topologies.load(path) == taccl.load(path) == load_upstream_topology(path)
     assert taccl.topologies.load(path, nodes=1) == load_upstream_topology(path)
 

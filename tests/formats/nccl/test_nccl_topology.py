@@ -209,7 +209,7 @@ def test_p4d_pairs_share_a_nic(load):
 
 
 def test_p4de_is_joined_as_p4d(load):
-    """The two files differ in the model of the GPU only."""
+    """The topologies of p4d and p4de have the same links."""
     assert load("aws-p4de-24xl", nodes=2).links == load("aws-p4d-24xl", nodes=2).links
 
 

@@ -61,7 +61,7 @@ def test_nvlinks():
 
 
 def test_nics_serve_the_ranks_beside_them():
-    """right0 is one switch away from GPU2 and GPU3, and the others only through the CPUs."""
+    """NIC right0 serves GPU2 and GPU3, one PCIe switch away, and not the GPUs behind the CPUs."""
     topology = load_nvidia_smi(SQUARE, nodes=2, nic_gb_per_s=10)
     assert _holders(topology, "NIC right0 of node 1 egress") == {(s, d) for s in (6, 7) for d in range(4)}
     assert any("left0: 0, 1; right0: 2, 3" in note for note in topology.notes)
@@ -147,7 +147,7 @@ def test_dgx1_is_the_machine_model(dgx1):
 
 
 def test_dgx1_nics_serve_the_ranks_beside_them(dgx1):
-    """mlx5_1 is one switch away from GPU2 and GPU3, and the others only through the CPU."""
+    """NIC mlx5_1 serves GPU2 and GPU3, one PCIe switch away, and not the GPUs behind the CPU."""
     topology = load_nvidia_smi(dgx1, nodes=2, nic_gb_per_s=10)
     assert _holders(topology, "NIC mlx5_1 of node 1 egress") == {(s, d) for s in (10, 11) for d in range(8)}
     assert any("mlx5_2: 4, 5" in note for note in topology.notes)
@@ -168,7 +168,7 @@ def test_dgx1_pcie_tree(dgx1):
     [(8, "NV12", True), (4, "NV4", False), (4, "NV6", False), (16, "NV6", True), (2, "NV12", False)],
 )
 def test_equal_cells_that_no_gpu_could_have_are_nvswitch(tmp_path, size, cell, is_switch):
-    """(size - 1) * k NVLinks: 84 and 90 are more than the 18 of any GPU; 12, 18 and 12 are not."""
+    """Equal NV cells mean NVSwitch if they sum to more NVLinks per GPU (84, 90) than any GPU has (18)."""
     topology = load_nvidia_smi(_write(tmp_path, *_equal(cell, size), columns=_gpus(size)))
     assert len(topology.links) == size * (size - 1)
     assert bool(topology.switches) == is_switch
@@ -215,7 +215,7 @@ def test_switches_nest(tmp_path):
 
 
 def test_colours_legends_and_prompts_are_understood(tmp_path):
-    """Underlined headers, `NIC0` with its name in a legend, spaces for tabs, a prompt above."""
+    """A matrix with coloured headers, a legend of NICs, spaces for tabs, or a prompt above it is read."""
     path = tmp_path / "new.txt"
     path.write_text(
         "$ nvidia-smi topo -m\n"
@@ -338,7 +338,7 @@ def test_switch_of_pix_below_one_of_pxb_is_told(tmp_path):
     [("PIX", "PIX", False), ("PXB", "NODE", False), ("PXB", "PXB", True), ("NODE", "NODE", True)],
 )
 def test_switches_that_cells_of_nvlinks_hide_are_told(tmp_path, first, second, is_told):
-    """Cells towards a NIC show whether two GPUs share a switch, unless it is as far from both."""
+    """If NV cells hide whether two GPUs share a PCIe switch, and a NIC is equally far from both, a note says so."""
     rows = [f"GPU0 X NV12 {first} 0-7 0", f"GPU1 NV12 X {second} 0-7 0", f"NIC0 {first} {second} X"]
     path = _write(tmp_path, *rows, columns=("GPU0", "GPU1", "NIC0"))
     topology = load_nvidia_smi(path, nodes=2, nic_gb_per_s=25)
