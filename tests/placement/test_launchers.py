@@ -192,7 +192,7 @@ class TestOpenMpi:
     """Open MPI's launcher."""
 
     def test_ranks_of_a_host_are_slots(self, placement):
-        """A line has slots if its ranks are consecutive; else a line is one rank, and the command says so."""
+        """Open MPI's host file has slots if a host's ranks are consecutive; else a line per rank and ``--map-by seq``."""
         assert hostfile(placement, list("abcd"), "openmpi") == "c slots=1\na slots=1\nd slots=1\nb slots=1\n"
         assert hostfile(placement, list("aabb"), "openmpi") == "b\na\nb\na\n"
         assert command(placement, list("abcd"), "openmpi", "f") == "mpirun -n 4 --hostfile f"

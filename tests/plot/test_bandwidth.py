@@ -138,7 +138,7 @@ def test_every_line_has_a_name(rates):
 
 
 def test_unknown_sizes_are_refused():
-    """A schedule of the published tool without a chunk size has no size to scale from."""
+    """A schedule of the published tool without a chunk size is refused, as it has no size to scale."""
     import dataclasses
 
     problem = problem_of(two_nodes(), collectives.allgather(4))
