@@ -122,7 +122,7 @@ def test_a_sum_of_one_contribution_is_rooted_where_it_starts():
 
 @pytest.mark.parametrize("name", collectives.COLLECTIVES)
 def test_a_collective_survives_its_dict(name):
-    """to_dict, then from_dict, is the same; names may have underscores and capitals."""
+    """A collective survives `to_dict` and `from_dict`; its name may have underscores and capitals."""
     arguments = arguments_for(name, 3)
     collective = collectives.make(name.replace("-", "_").capitalize(), 3, **arguments)
     assert Collective.from_dict(collective.to_dict()) == collective == collectives.make(name, 3, **arguments)

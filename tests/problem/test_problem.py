@@ -34,7 +34,7 @@ def test_sizes_of_chunks_and_of_all(collective, given, chunk_bytes, size_bytes):
 
 
 def test_a_size_that_does_not_divide_is_padded_and_noted():
-    """10 bytes in 4 chunks: 3 bytes each."""
+    """10 bytes in 4 chunks are padded to 3 bytes each, with a note."""
     problem = make_problem(ring(4), collectives.allgather(4), size_bytes=10)
     assert problem.chunk_bytes == (3,) * 4
     assert "padded" in problem.notes[0]
@@ -57,7 +57,7 @@ def test_sizes_and_ranks_that_do_not_fit_are_refused(ranks, sizes, message):
 
 
 def test_by_default_sends_between_nodes_merge_up_to_six():
-    """Links 4, 5 and 6 of the two-node example."""
+    """By default, sends over the links between nodes (4, 5 and 6) merge up to six chunks."""
     clauses = make_problem(two_nodes(), collectives.allgather(4), chunk_bytes=MB).clauses
     assert (clauses.merging, clauses.max_merge) == (frozenset({4, 5, 6}), 6)
 

@@ -82,7 +82,7 @@ class TestTogether:
     """`together`: several process groups as one collective."""
 
     def test_chunks_are_numbered_through(self):
-        """Two chunks of the first, then three of the second."""
+        """Chunks are numbered group by group: two of the first, then three of the second."""
         joint = together(
             [
                 collectives.allgather(2).among([0, 2], num_ranks=4),
@@ -319,7 +319,7 @@ class TestJointSchedules:
     @given(seed=st.integers(0, 10**6))
     @settings(max_examples=some(10, 25), deadline=None)
     def test_random_groups_verify(self, seed):
-        """Random topologies, groups and collectives, with and without relays."""
+        """Schedules for random topologies, groups and collectives, with and without relays, verify."""
         rng = random.Random(seed)
         num_ranks = rng.randint(4, 8)
         topology = rng.choice((ring, fully_connected))(num_ranks)

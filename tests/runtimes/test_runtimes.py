@@ -105,7 +105,7 @@ def test_files_that_a_plan_cannot_hold_are_refused(made, said, tmp_path, plan_of
 
 
 def test_a_run_without_a_report_is_refused(mine, ring_file, capsys):
-    """The message names the function and what it returned."""
+    """A runtime whose `run` returns no report is refused, with the type that it returned."""
     register(replace(MINE, run=lambda read, **options: None))
     assert main(["run", ring_file, "--engine", "in-python"]) == 2
     assert "the interpreter: run returned a NoneType; expected a RunReport" in capsys.readouterr().err
@@ -155,7 +155,7 @@ def test_run_executes_by_a_registered_runtime(mine, ring_file, capsys):
 
 
 def test_options_of_other_engines_are_refused(mine, ring_file, capsys):
-    """The message names the engines that take the option."""
+    """An option of another engine is refused, with the engine that accepts it."""
     assert main(["run", ring_file, "--engine", "in-python", "--sizes", "1KB"]) == 2
     assert (
         "--sizes: found with --engine in-python; it needs --engine torch: change one of the two"
@@ -171,7 +171,7 @@ def test_what_is_no_runtime_is_not_registered():
 
 
 def test_installed_packages_register_by_entry_points(monkeypatch):
-    """An entry point of the group names a runtime."""
+    """Installed packages register runtimes by entry points."""
 
     class Entry:
         name = "in-python"

@@ -47,7 +47,7 @@ def test_ndv2_has_the_published_neighbours():
 
 
 def test_dgx1_has_the_links_that_nvidia_smi_prints(shared_data):
-    """The mesh of a real DGX-1: NV2 cells are double links, NV1 cells single ones."""
+    """The links of dgx1 are those of a real DGX-1's matrix: double for NV2 cells, single for NV1 cells."""
     lines = (shared_data / "nvidia-smi" / "dgx1.txt").read_text().splitlines()
     cells = [line.split()[1:9] for line in lines if line.startswith("GPU") and "\t" in line]
     topology = dgx1(profile="nominal")
@@ -157,7 +157,7 @@ def test_ranks_share_nics_as_built(make, nics):
 
 
 def test_every_pair_of_ranks_of_two_nodes_is_linked():
-    """DGX-2 x2: 16 * 16 pairs each way, and 2 * 16 * 15 within the nodes."""
+    """Two DGX-2 have 2 * 16 * 16 links between nodes and 2 * 16 * 15 within."""
     topology = dgx2(2)
     assert len(topology.internode_links) == 512
     assert len(topology.links) == 512 + 480
@@ -188,7 +188,7 @@ def test_rails_join_equal_local_ranks_only(make):
 @pytest.mark.parametrize("make", MACHINES)
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_machines_have_the_nodes_asked_for(make, nodes):
-    """Ranks are numbered node by node."""
+    """A machine has the given number of nodes, with ranks numbered node by node."""
     topology = make(nodes)
     size = topology.num_ranks // nodes
     assert topology.node_of_rank == tuple(rank // size for rank in range(topology.num_ranks))
@@ -209,7 +209,7 @@ def test_too_many_nodes_are_refused_at_once():
 
 
 def test_an_unknown_profile_is_refused_with_the_known_ones():
-    """The error lists the profiles of that machine."""
+    """The error for an unknown profile lists the machine's profiles."""
     with pytest.raises(
         TopologyError, match="ndv2: profile: found 'fast'; ndv2 has the profiles taccl, nominal"
     ):

@@ -150,13 +150,13 @@ def test_network_files_of_astra_sim_are_products(tmp_path):
     ],
 )
 def test_what_is_no_product_says_why(topology, why):
-    """The sentence names ranks or a link that do not fit."""
+    """The error for a topology that is no product names the ranks or the link at fault."""
     with pytest.raises(TopologyError, match=why):
         dimensions(topology)
 
 
 def test_a_resource_that_ranks_share_makes_no_product():
-    """Two dimensions behind one NIC are not independent."""
+    """A topology with two dimensions behind one NIC is no product."""
     builder = taccl.topologies.TopologyBuilder("one NIC", [0] * 4)
     nic = [builder.add_resource(f"NIC {rank}") for rank in range(4)]
     for src in range(4):

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def sliced_like(array, shape, rank, ranks):
-    """The rank's slice of an array along axes that are longer than `shape` by the number of ranks."""
+    """The rank's slice of an array along each axis that is `ranks` times longer than in `shape`."""
     for axis, length in enumerate(shape):
         if array.shape[axis] == length * ranks and ranks > 1:
             array = np.split(array, ranks, axis=axis)[rank]
@@ -18,7 +18,7 @@ def sliced_like(array, shape, rank, ranks):
 
 
 def met(a, b, rank, ranks):
-    """Operands of an elementwise operation, the longer one sliced where only the other is."""
+    """Operands of an element-wise operation; if only one is sliced along an axis, the other is sliced as well."""
     for axis in range(1, min(a.ndim, b.ndim) + 1):
         for one, two in ((a, b), (b, a)):
             if one.shape[-axis] == ranks * two.shape[-axis] and two.shape[-axis] > 1:

@@ -60,7 +60,7 @@ def test_a_number_of_pieces_that_was_given_is_kept(tmp_path):
 
 
 def test_without_two_dimensions_nothing_changes():
-    """A single switch, or a collective whose order of dimensions is without effect."""
+    """No pieces are balanced on a single switch, or for an alltoall, where the order of dimensions has no effect."""
     assert in_balanced_pieces(summed(64_000_000), taccl.topologies.parse("star:16")) is None
     step = (
         Workload("step", 16)

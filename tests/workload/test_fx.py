@@ -197,7 +197,7 @@ def test_a_table_sliced_along_its_rows_is_refused():
 
 
 def test_attention_with_dropout_is_refused():
-    """The message names the argument and the node."""
+    """Attention with dropout is refused, with node and argument."""
     x = Node("placeholder", "x", shape=(1, 2, 4, 8))
     schema = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     name, given = "aten.scaled_dot_product_attention", (x, x, x, None, 0.1, False)

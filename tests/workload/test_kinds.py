@@ -178,7 +178,7 @@ def test_groups_of_axes_have_as_many_elements(before, after, groups):
     ],
 )  # fmt: skip
 def test_what_has_no_layout_is_refused(kind, shapes, options, layouts, said):
-    """The message names the operand and what is wrong with it."""
+    """Operands whose layouts admit no result are refused, with the operand and the reason."""
     with pytest.raises(WorkloadError, match=said):
         step_of(kind, shapes, options, layouts)
 
