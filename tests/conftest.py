@@ -188,7 +188,7 @@ def pytest_runtest_call(item: pytest.Item):
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """Slow tests without the mark; with TACCL_MANY=1, a table of fuzz cases and failures."""
+    """Print slow tests that lack the mark; with TACCL_MANY=1, print fuzz cases and failures as a table."""
     if not MANY:
         _tell_unmarked(terminalreporter)
         return
@@ -208,7 +208,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 
 def _tell_unmarked(terminalreporter) -> None:
-    """Name tests to be marked as slow: those above four times the threshold, as machines and load differ."""
+    """Print tests to be marked as slow: above four times the threshold, as machines and load differ."""
     taken = {
         report.nodeid: value
         for report in terminalreporter.stats.get("passed", [])
@@ -257,7 +257,7 @@ def line_fit(line_log: str) -> Fit:
 
 @pytest.fixture
 def _quick_fits():
-    """All fits of a test are quick ones."""
+    """Make all fits within a test quick (`quick_fits`)."""
     from tests.effort import quick_fits
 
     with quick_fits():

@@ -85,7 +85,7 @@ def in_time(attempt: Callable[[float], T], enough: Callable[[T], bool]) -> T:
 
 @contextmanager
 def quick_fits() -> Iterator[None]:
-    """Fits to logs in a third of the time: intervals of ten samples, and sizes left out in thirds, not in tenths."""
+    """Context in which fits take a third of the time: ten samples per interval, and three folds instead of ten."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("taccl.measure.fit._RESAMPLES", 10)
         patch.setattr("taccl.measure.fit._FOLDS", 3)
@@ -93,7 +93,7 @@ def quick_fits() -> Iterator[None]:
 
 
 def cpu_s(work: Callable[[], object]) -> float:
-    """The least CPU of three times that some work takes this thread, to be compared with that of other work.
+    """Minimum CPU seconds of this thread for some work, in three attempts, for comparison with other work.
 
     As `timeit` does, without the garbage collector, which looks at all that earlier tests left.
     """

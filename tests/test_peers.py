@@ -35,7 +35,7 @@ def every_comparison():
 
 @pytest.mark.slow
 def test_every_comparison_has_a_name_of_its_own(every_comparison):
-    """Rows are stored under their names."""
+    """Names of comparisons are unique, as rows are stored under them."""
     names = [each.name for each in every_comparison]
     assert len(set(names)) == len(names)
 

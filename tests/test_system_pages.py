@@ -19,7 +19,7 @@ def features(page):
 
 
 def test_there_is_a_page_for_each_system():
-    """Six systems, each in the navigation of the site."""
+    """Each of six published systems has a page in the site's navigation."""
     names = [page.stem for page in SYSTEMS]
     assert names == ["cloud-collectives", "coconet", "phub", "switchml", "tacos", "themis"]
     site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

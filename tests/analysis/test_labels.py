@@ -57,7 +57,7 @@ CASES = [
 
 @pytest.mark.parametrize(("bound", "field", "place"), CASES)
 def test_a_label_raised_by_a_tick_is_refused(bound, field, place):
-    """Each label is the latest that the others allow."""
+    """A label one tick later is refused, as each label is the latest that the others allow."""
     labels = list(labels_of(bound.witness)[field])
     ticks, most = labels[place]
     labels[place] = ticks + 1, most
@@ -66,7 +66,7 @@ def test_a_label_raised_by_a_tick_is_refused(bound, field, place):
 
 @pytest.mark.parametrize(("bound", "field", "place"), CASES)
 def test_a_label_with_one_item_fewer_is_refused(bound, field, place):
-    """Each number is the least that the other labels allow."""
+    """A label with one chunk fewer is refused, as each number is the least that the other labels allow."""
     labels = list(labels_of(bound.witness)[field])
     ticks, most = labels[place]
     labels[place] = ticks, most - 1

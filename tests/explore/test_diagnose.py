@@ -144,7 +144,7 @@ def test_ranks_that_take_part_are_chosen(log):
 
 
 def test_logs_of_several_machines_are_refused(log):
-    """Logs of different GPUs are diagnosed one at a time."""
+    """Logs of different GPUs in one call are refused."""
     paths = [log(node_log(NVLS)), log(network_log([NIC] * 8), "b.log")]
     with pytest.raises(FormatError, match="diagnose them one at a time"):
         taccl.diagnose(paths)
