@@ -212,7 +212,7 @@ def _chunks_of_pairs(counts: NDArray[np.int64]) -> tuple[Chunk, ...]:
 
 
 def checked_sizes(sizes: ArrayLike, num_ranks: int, name: str) -> NDArray[np.int64]:
-    """The matrix in whole bytes, with 0 on the diagonal; `name` is named in errors as what has the ranks."""
+    """The matrix in whole bytes, with 0 on the diagonal; errors name the ranks as those of `name`."""
     try:
         table = np.asarray(sizes)
     except ValueError:

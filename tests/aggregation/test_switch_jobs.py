@@ -38,7 +38,7 @@ def general_section(text):
 
 
 def test_settings_are_those_of_the_switch(tmp_path):
-    """Workers, slots, bytes and exponents per packet, as JSON and as a worker's configuration."""
+    """A job has workers, slots, bytes and exponents per packet, as JSON and as a worker's configuration."""
     schedule = summed(in_network(8, slots=128, payload_bytes=1024))
     (path,) = write(schedule, tmp_path / "sum.job.json")
     job = json.loads(path.read_text())

@@ -203,7 +203,7 @@ def test_nodes_with_rails_go_along_both_dimensions():
 
 @pytest.mark.fuzz
 def test_random_products_are_valid():
-    """Products of random dimensions, bandwidths, latencies, orders and chunks."""
+    """Schedules along random products of dimensions, with random orders and chunks, verify."""
     for seed in cases("products", few=6, many=100):
         rng = random.Random(seed)
         words, ranks = [], 1

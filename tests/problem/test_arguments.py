@@ -60,6 +60,6 @@ def test_all_arguments_are_taken(taker, name, given):
     ("given", "message"), [({"counts": [1, 1, 1]}, "no counts"), ({"roots": [0]}, "no roots")]
 )
 def test_an_argument_of_another_collective_is_refused(taker, given, message):
-    """The message names the collective and the argument."""
+    """An argument that the collective lacks is refused, with the names of both."""
     with pytest.raises(CollectiveError, match=f"allgather has {message}"):
         TAKERS[taker]("allgather", **given)

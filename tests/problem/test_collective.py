@@ -23,7 +23,7 @@ def test_alltoall_runs_over_sources_then_destinations():
 
 
 def test_broadcast_scatter_and_gather_have_one_root():
-    """Broadcast, scatter and gather with root 1 of 3 ranks."""
+    """Chunks of a broadcast and a scatter start at the root, and those of a gather end there."""
     assert collectives.broadcast(3, root=1).chunks == (Chunk((1,), (0, 1, 2)),)
     assert [c.destinations for c in collectives.scatter(3, root=1).chunks] == [(0,), (1,), (2,)]
     assert {c.origins for c in collectives.scatter(3, root=1).chunks} == {(1,)}

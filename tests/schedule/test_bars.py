@@ -88,7 +88,7 @@ def test_busy_shares_match_the_simulation(found):
 
 @pytest.mark.parametrize(("option", "value"), [("by", "node"), ("max_rows", 0)])
 def test_unknown_options_are_refused(exchange, option, value):
-    """The error names the option."""
+    """The error for an unknown option or value names the option."""
     with pytest.raises(InputError, match=option):
         bars_of(exchange, **{option: value})
 

@@ -62,7 +62,7 @@ def test_narrow_types_hold_all_values():
 
 
 def test_needed_columns_take_at_most_11_bytes_a_transfer():
-    """Four for the chunk, two for the link, four for the start, and one for the reduction."""
+    """A transfer takes at most 11 bytes: 4 for the chunk, 2 for the link, 4 for the start, 1 for the reduction."""
     schedule = make_schedule(
         bare().problem, chunk=[2_100_000, 0], link=[0, 60_000], start=[0, 2**31 - 1], reduce=[True, False]
     )

@@ -232,14 +232,14 @@ def test_symmetry_is_narrowed():
             r"a\.toml: symmetry\[0\]: offset 8 .* broadcast has a root",
             id="a strict one that the collective lacks",
         ),
-        # The message has a pair of ranks that shows it, at the 23 and 46 us/MB of NDv2's links.
+        # The message names a link and its image, whose costs differ: 23 and 46 us/MB.
         pytest.param(
             "[[symmetry]]\noffset = 1\ngroup = 8",
             "allgather",
             r"a\.toml: symmetry\[0\]: offset 1 in groups of 8 maps link 0->1 \(23 us/MB\) to 1->2, which has 46 us/MB",
             id="one that the topology lacks",
         ),
-        # Offset 4 in 8 is NDv2's, but it would have rank 4 send where only rank 0 may.
+        # Offset 4 in 8 is a symmetry of NDv2, but not of the connections: only rank 0 may send, not rank 4.
         pytest.param(
             f"{_ONE}[[symmetry]]\noffset = 4\ngroup = 8",
             "allgather",
@@ -249,7 +249,7 @@ def test_symmetry_is_narrowed():
     ],
 )
 def test_symmetries_that_do_not_hold_are_refused(text, name, message):
-    """The error names what is not symmetric."""
+    """The error for a symmetry that does not hold names two links or the root that break it."""
     with pytest.raises(SketchError, match=message):
         apply(text, name=name)
 

@@ -326,7 +326,7 @@ def test_a_larger_result_than_the_buffer_is_written_for_the_rest(layer):
     ],
 )
 def test_what_is_wrong_is_named_with_its_operation(layer, make, said):
-    """The error names the operation, in one sentence."""
+    """The error for an invalid operation or call names the operation."""
     with pytest.raises(WorkloadError, match=said) as found:
         make(layer)
     assert "\n" not in str(found.value)

@@ -355,7 +355,7 @@ def test_nvlinks_into_nvswitch_add_up(tmp_path, sm, rate):
 
 
 def test_lost_nvlink_slows_the_port_of_its_rank(tmp_path):
-    """Ranks with 6, 6 and 5 links of 20 GB/s into NVSwitch: ports of 120, 120 and 100, and links between them."""
+    """Ranks with 6, 6 and 5 NVLinks of 20 GB/s into NVSwitch have ports of 120, 120 and 100 GB/s."""
     devices = [_gpu(i, [("0:a0:0.0", 5 if i == 2 else 6, "0x068000")]) for i in range(3)]
     topology = load_nccl_topology(_write(tmp_path, *devices))
     full, lost = Fraction(1000, 120), Fraction(10)

@@ -210,7 +210,7 @@ def test_every_rank_receives_a_chunk_once():
 
 
 def test_columns_are_compact():
-    """Two bytes per chunk, four per link and start."""
+    """Stored columns take two bytes per chunk number, and four per link and start."""
     found = solve(problem_of(topologies.mesh(4, 4), collectives.allgather(16)))
     assert [a.dtype for a in (found.chunk, found.link, found.start)] == [np.uint16, np.int32, np.int32]
 

@@ -163,7 +163,7 @@ def test_a_disconnected_topology_is_an_error():
     ],
 )
 def test_what_does_not_fit_is_refused(options, said):
-    """The error names the size or number that makes no problem."""
+    """The error for a size or number of chunks that gives no valid problem names it."""
     with pytest.raises(InputError, match=said):
         taccl.suggest_sketches(taccl.topologies.ring(4), "allgather", **options)
 
