@@ -65,7 +65,7 @@ NETWORKS = {
             _OFI_CHUNK,
         ),
         Network("efa-rdma-2", 9, 9, 3, 0.9, 35, True, f"{_OFI_2}; half a hop of p5: our choice", _OFI_CHUNK),
-        Network("tcpx", 45, 20, 2, 0.85, 0, False, "TCPXO's hop, and less of the wire: our choice"),
+        Network("tcpx", 45, 20, 2, 0.85, 0, False, "TCPXO's hop, with a lower efficiency: our choice"),
         Network("tcpxo", 38, 20, 2, 0.93, 0, True, "published logs of 2 x 8 H100 (a3-mega)"),
         Network("slingshot", 9, 9, 3, 0.9, 0, False, "as EFA with RDMA at half a hop: our choice"),
         Network("rccl", 0, 180, 0, 0.95, 0, True, "published log of 2 x 8 MI300X"),
