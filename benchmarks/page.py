@@ -60,8 +60,8 @@ _SWEEP = (
 )  # fmt: skip
 _SHIPPED = (
     _CASE, ("costs", "cost_model", ""), ("shipped us", "shipped_us", ".6g"),
-    ("automatic us", "automatic_us", ".6g"), ("ratio", "ratio", ".3f"), ("bound us", "bound_us", ".6g"),
-    ("shipped s", "shipped_seconds", ".1f"), ("automatic s", "automatic_seconds", ".1f"),
+    ("suggested us", "automatic_us", ".6g"), ("ratio", "ratio", ".3f"), ("bound us", "bound_us", ".6g"),
+    ("shipped s", "shipped_seconds", ".1f"), ("suggested s", "automatic_seconds", ".1f"),
 )  # fmt: skip
 _LARGER = (
     _CASE, ("size", "size", ""), ("finish us", "finish_us", ".6g"), ("bound us", "bound_us", ".6g"),
@@ -127,12 +127,15 @@ def _quality(data: dict[str, Any], title: str) -> str:
 
 
 def _bounds(data: dict[str, Any]) -> str:
-    figures = _section(
-        "Bounds of bandwidth: profile nominal, divisible data", data, _FIGURES, data["figures"]
-    )
+    said = "Bounds for divisible data, with the profile `nominal`, next to figures derived by hand."
+    figures = _section("Bounds of bandwidth", data, _FIGURES, data["figures"], said)
     speed = _section("How long a bound takes", data, _SPEED, data["speed"])
-    title = f"Kinds of bounds: the problems, of {data['kinds'][0]['problems']}, in which each is the best"
-    return f"{figures}\n{speed}\n{_section(title, data, _KINDS, data['kinds'])}"
+    said = (
+        f"Numbers of problems, of {data['kinds'][0]['problems']}, in which a kind of bound is the best, and in "
+        "which it alone is the best; *lead* is over the next kind."
+    )
+    kinds = _section("How often each kind of bound is the best", data, _KINDS, data["kinds"], said)
+    return f"{figures}\n{speed}\n{kinds}"
 
 
 def _sums(data: dict[str, Any]) -> str:
@@ -142,8 +145,8 @@ def _sums(data: dict[str, Any]) -> str:
         ("ours", "ours_us", ".6g"), ("bound", "bound_us", ".6g"),
         ("over all chunkings", "bound_of_every_cut_us", ".6g"), ("gap", "gap", ".2%"),
     )  # fmt: skip
-    title = "Sums of every size: an allreduce with 1 us a hop inside nodes and 3 us between, in us"
-    return _section(title, data, columns, data["rows"])
+    said = "Finish times in us, with a latency of 1 us per hop inside nodes and 3 us between nodes."
+    return _section("An allreduce of every size", data, columns, data["rows"], said)
 
 
 def _scale(data: dict[str, Any]) -> str:
@@ -151,9 +154,9 @@ def _scale(data: dict[str, Any]) -> str:
         row | {"beaten": f"{row['baseline_us']:.6g} ({row['baseline']})" if row.get("baseline") else ""}
         for row in data["rows"]
     ]
-    growth = ", ".join(f"{what} grows as ranks ** {n:.2f}" for what, n in data["growth"].items())
+    growth = ", ".join(f"{what} grows as ranks^{n:.2f}" for what, n in data["growth"].items())
     said = f"For an allgather on square meshes {growth}." if growth else ""
-    return _section("Greedy at scale", data, _SCALE, rows, said)
+    return _section("Large topologies", data, _SCALE, rows, said)
 
 
 def _aggregation(data: dict[str, Any]) -> str:
@@ -161,8 +164,13 @@ def _aggregation(data: dict[str, Any]) -> str:
         row | {"allowed": row["allowed"] if isinstance(row["allowed"], str) else f"{row['allowed']:.0%}"}
         for row in data["rows"]
     ]
-    said = "Times are in us. *allowed* is the allowed deviation from the expected figure."
-    return _section("Sums in the network and at servers", data, _AGGREGATION, rows, said)
+    said = (
+        "Times are in us. *allowed* is the allowed deviation from the expected figure. For parameter servers, n "
+        "is the number of workers and k that of NICs of a central box. *colocated over central* is the ratio of "
+        "the two finish times; *over formula* is that ratio divided by the formula on the page of "
+        "[parameter servers](aggregation.md#servers)."
+    )
+    return _section("In-network reduction and parameter servers", data, _AGGREGATION, rows, said)
 
 
 def _sweep(data: dict[str, Any]) -> str:
@@ -172,12 +180,12 @@ def _sweep(data: dict[str, Any]) -> str:
         f"Two workers are {data['speed_up']} times as fast as one (to be met: {data['speed_up_at_least']}); "
         f"the limit for the cached re-run is {data['cached_s_at_most']} s."
     )
-    return _section("A sweep of many runs", data, _SWEEP, rows, said)
+    return _section("Parallel runs and the cache", data, _SWEEP, rows, said)
 
 
 def _peers(data: dict[str, Any]) -> str:
     columns = (
-        ("peer", "peer", ""), _CASE, ("collective", "collective", ""), ("size", "size", ""),
+        ("other", "peer", ""), _CASE, ("collective", "collective", ""), ("size", "size", ""),
         ("chunks per rank", "chunks", ""), ("theirs us", "peer_us", ".6g"), ("ours us", "ours_us", ".6g"),
         ("ratio", "ratio", ".4f"), ("at most", "most", ".6g"), ("bound us", "bound_us", ".6g"),
         ("gap", "gap", ".2%"), ("CPU s", "cpu_s", ".3g"), ("missed", "missed", ""),
@@ -185,18 +193,19 @@ def _peers(data: dict[str, Any]) -> str:
     rows = [row | {"missed": verdict(row)} for row in data["rows"]]
     level, missed = sum(row["ratio"] <= 1 + 1e-5 for row in rows), sum(bool(verdict(row)) for row in rows)
     said = (
-        f"Of {len(rows)} rows we finish no later than the peer in {level}, and miss the figure in {missed}. "
-        "*theirs* is a finish, a formula or an optimum without latency (see `benchmarks/peers.py`). "
-        "The figure, *at most*, is a multiple of it, or of the bound where it is below the bound. Where no "
-        "number of chunks is stated, ours is chosen, and the bound is over all chunkings."
+        f"In {level} of {len(rows)} rows our schedule finishes no later than the other's, and {missed} rows "
+        "exceed their limit. *theirs* is a finish, a formula, or an optimum without latency (see "
+        "`benchmarks/peers.py`). *at most* is the limit on *ratio*, ours to theirs, or to the bound if theirs is "
+        "below the bound. In rows without a number of chunks, taccl chooses it, and the bound is over all "
+        "chunkings."
     )
-    return _section("Our schedules beside those of peers", data, columns, rows, said)
+    return _section("Comparison with other synthesizers", data, columns, rows, said)
 
 
 def _suggest(data: dict[str, Any]) -> str:
     shipped, larger = ([row for row in data["rows"] if key in row] for key in ("ratio", "gap"))
-    first = _section("Automatic sketches beside the shipped ones", data, _SHIPPED, shipped)
-    title = "Automatic sketches of larger machines, against physical bounds"
+    first = _section("Suggested and shipped sketches", data, _SHIPPED, shipped)
+    title = "Suggested sketches for larger machines"
     return f"{first}\n{_section(title, data, _LARGER, larger)}"
 
 
