@@ -131,8 +131,8 @@ def _bounds(data: dict[str, Any]) -> str:
     figures = _section("Bounds of bandwidth", data, _FIGURES, data["figures"], said)
     speed = _section("How long a bound takes", data, _SPEED, data["speed"])
     said = (
-        f"Numbers of problems, of {data['kinds'][0]['problems']}, in which a kind of bound is the best, and in "
-        "which it alone is the best; *lead* is over the next kind."
+        f"Numbers of problems, of {data['kinds'][0]['problems']}, in which a kind of bound is the best, and "
+        "in which it alone is the best; *lead* is over the next kind."
     )
     kinds = _section("How often each kind of bound is the best", data, _KINDS, data["kinds"], said)
     return f"{figures}\n{speed}\n{kinds}"
@@ -165,10 +165,10 @@ def _aggregation(data: dict[str, Any]) -> str:
         for row in data["rows"]
     ]
     said = (
-        "Times are in us. *allowed* is the allowed deviation from the expected figure. For parameter servers, n "
-        "is the number of workers and k that of NICs of a central box. *colocated over central* is the ratio of "
-        "the two finish times; *over formula* is that ratio divided by the formula on the page of "
-        "[parameter servers](aggregation.md#servers)."
+        "Times are in us. *allowed* is the allowed deviation from the expected figure. For parameter "
+        "servers, n is the number of workers and k that of NICs of a central box. *colocated over "
+        "central* is the ratio of the two finish times; *over formula* is that ratio divided by the "
+        "formula on the page of [parameter servers](aggregation.md#servers)."
     )
     return _section("In-network reduction and parameter servers", data, _AGGREGATION, rows, said)
 
@@ -193,11 +193,11 @@ def _peers(data: dict[str, Any]) -> str:
     rows = [row | {"missed": verdict(row)} for row in data["rows"]]
     level, missed = sum(row["ratio"] <= 1 + 1e-5 for row in rows), sum(bool(verdict(row)) for row in rows)
     said = (
-        f"In {level} of {len(rows)} rows our schedule finishes no later than the other's, and {missed} rows "
-        "exceed their limit. *theirs* is a finish, a formula, or an optimum without latency (see "
-        "`benchmarks/peers.py`). *at most* is the limit on *ratio*, ours to theirs, or to the bound if theirs is "
-        "below the bound. In rows without a number of chunks, taccl chooses it, and the bound is over all "
-        "chunkings."
+        f"In {level} of {len(rows)} rows our schedule finishes no later than the other's, and {missed} "
+        "rows exceed their limit. *theirs* is a finish, a formula, or an optimum without latency (see "
+        "`benchmarks/peers.py`). *at most* is the limit on *ratio*, ours to theirs, or to the bound if "
+        "theirs is below the bound. In rows without a number of chunks, taccl chooses it, and the bound "
+        "is over all chunkings."
     )
     return _section("Comparison with other synthesizers", data, columns, rows, said)
 
