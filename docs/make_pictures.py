@@ -120,7 +120,7 @@ def holds(topology: taccl.Topology, src: int, dst: int) -> Axes:
     ax.set_yticks(range(len(held)), [topology.resources[hold.resource].name for hold in held])
     ax.invert_yaxis()
     ax.set_xlabel("time since the start of the send (us)")
-    ax.set_title("What a send of 1 MB from one node to another holds")
+    ax.set_title("Resources held by a send of 1 MB between two nodes")
     return ax
 
 
@@ -146,10 +146,10 @@ def slots() -> Axes:
     ax.annotate("122 slots", (122, 2), xytext=(4, 0), textcoords="offset points")
     ax.set_xscale("log", base=2)
     ax.set_xticks(counts[:3] + (128, 256, 512), map(str, counts[:3] + (128, 256, 512)))
-    ax.set_xlabel("slots of 1,024 B, 10 us a round trip")
+    ax.set_xlabel("slots of 1,024 B, with a round trip of 10 us")
     ax.set_ylabel("GB/s")
     ax.legend()
-    ax.set_title("What a switch that adds lets pass at 100 Gb/s")
+    ax.set_title("Throughput of in-network reduction with ports of 100 Gb/s")
     return ax
 
 

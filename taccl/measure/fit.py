@@ -187,7 +187,7 @@ class Fit:
             raise InputError(self.complaint, where="fit")
         left = self.left_out_median_error
         sources = ", ".join(os.path.basename(each.series.source) for each in self.series)
-        told = f", of sizes left out {left:.1%}" if left is not None else ""
+        told = f", at held-out sizes {left:.1%}" if left is not None else ""
         return profile_toml(self, f"taccl fit of {sources}: median error {self.median_error:.1%}{told}")
 
     def to_dict(self) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def bandwidth(
     dashed: dict[str, Any] = {"color": INK, "linestyle": "--", "linewidth": 1.2}
     looks = {
         "bound": dashed,
-        "bound, sketch aside": dashed,
+        "bound without the sketch": dashed,
         "bound under the sketch": dashed | {"linestyle": ":"},
         _ANY_PROTOCOL: dashed | {"linestyle": "-.", "color": GREY},
     }
@@ -173,7 +173,7 @@ def bandwidths(
 
         - ``this schedule``: the schedule, with its order kept at every size.
         - ``bound``: upper bound for any schedule. If the problem has a binding sketch, there are instead
-          ``bound, sketch aside`` and ``bound under the sketch``.
+          ``bound without the sketch`` and ``bound under the sketch``.
         - ``bound, any protocol``: maximum of the bounds over all protocols. Only with measured points, on a
           machine with several protocols.
         - one column per baseline, and ``best of baselines``.
@@ -212,7 +212,7 @@ def bandwidths(
     if problem.clauses.same(free.clauses, *(scope for scope in BINDING if scope != "merge")):
         lines["bound"] = at_most
     else:
-        lines["bound, sketch aside"] = at_most
+        lines["bound without the sketch"] = at_most
         # A bound without the sketch also holds under it, so the smaller is used if the search found less.
         lines["bound under the sketch"] = np.fmin(np.array(_bounds(problem, every, limit), float), at_most)
     others = [each for each in problem.topology.protocols if each != problem.topology.protocol]
@@ -317,7 +317,7 @@ def measured(fit: Fit, *, ax: Axes | None = None) -> Axes:
     ax.xaxis.set_major_formatter(lambda value, _: format_size(round(value)))
     ax.legend(fontsize=8, frameon=False, loc="upper left")
     left = fit.left_out_median_error
-    told = "" if left is None else f", of sizes left out {left:.1%}"
+    told = "" if left is None else f", at held-out sizes {left:.1%}"
     title = f"{fit.machine}: measured (points) and fitted\nmedian error {fit.median_error:.1%}{told}"
     dress(ax, title, "size", "time in us")
     return ax
@@ -339,7 +339,7 @@ def diagnosis(found: SeriesDiagnosis, *, ax: Axes | None = None) -> Axes:
     sizes, measured_us = found.series.size_bytes, found.series.times_us
     pairs = zip(sizes, measured_us, found.expected_us, strict=True)
     measured, expected = zip(*((found.busbw(s, m), found.busbw(s, e)) for s, m, e in pairs), strict=True)
-    ax.plot(sizes, expected, color=OKABE_ITO[0], linewidth=1.4, label="expected of NCCL")
+    ax.plot(sizes, expected, color=OKABE_ITO[0], linewidth=1.4, label="expected with NCCL")
     ax.plot(sizes, measured, "o", color=OKABE_ITO[5], markersize=4, label="measured")
     if found.bound_us is not None:
         ax.axhline(

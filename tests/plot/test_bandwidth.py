@@ -75,7 +75,7 @@ def test_the_sketch_is_left_aside_for_baselines():
     assert aside == pytest.approx(3 * rates["bound under the sketch"].iloc[0])
     assert rates["best of baselines"].iloc[0] == pytest.approx(aside)
     words = {text.get_text() for text in taccl.plot.bandwidth(rates).get_legend().get_texts()}
-    assert {"bound, sketch aside", "bound under the sketch"} <= words
+    assert {"bound without the sketch", "bound under the sketch"} <= words
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_a_sketch_allows_no_more_than_none(monkeypatch):
         lambda problem, sizes, _limit: (found[len(problem.links_allowed)],) * len(sizes),
     )
     rates = taccl.plot.bandwidths(schedule, sizes=["4MB"])
-    bounds = rates[["bound, sketch aside", "bound under the sketch"]]
+    bounds = rates[["bound without the sketch", "bound under the sketch"]]
     assert bounds.to_numpy().tolist() == [[5.0, 5.0]]
 
 
