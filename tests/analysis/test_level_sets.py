@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl.analysis.certificates.bounds import claims_of
+from taccl.analysis.certificates.bounds import claims_of, lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.level_sets import _Graph, _sides, level_cut, node_cut
@@ -148,7 +148,20 @@ def test_borders_of_nodes_bound_without_a_linear_program(name, collective):
     assert Certificate(problem, bound / problem.costs.ticks_per_us, "throughput", "", witness, True).check()
 
 
-def test_one_node_has_no_border():
-    """With one node there is no cut between nodes."""
-    problem = taccl.make_problem(taccl.topologies.dgx1(), "allgather", size_bytes=2**20)
-    assert node_cut(Volume(as_spreading(problem), divisible=True)) is None
+def test_ranks_of_one_node_have_borders():
+    """On a star each rank sends and receives 2 (n - 1) / n of a sum's data, if ranks add up."""
+    problem = merging_freely(taccl.make_problem(taccl.topologies.star(8), "allreduce", size_bytes=8 * MB))
+    bound, witness = node_cut(Volume(as_spreading(problem), divisible=True))
+    sent_us = 14 * 20  # 14 MB at 50 GB/s
+    assert sent_us <= bound / problem.costs.ticks_per_us <= sent_us + 1
+    assert Certificate(problem, bound / problem.costs.ticks_per_us, "throughput", "", witness, True).check()
+
+
+@pytest.mark.parametrize("end_s", [0.0, 0.05])
+def test_exchange_has_a_border_bound_without_time(end_s):
+    """The bound over all chunkings of an exchange is one of bandwidth, however short the time."""
+    exchange = taccl.collectives.exchange(96, 32, chunks_per_server=8)
+    problem = taccl.make_problem(taccl.topologies.star(128), exchange, size_bytes=100 * MB)
+    bound = lower_bound(problem, divisible=True, budget_s=0.0, limit_s=0.0, end_s=end_s)
+    assert bound.check()
+    assert bound.bound_us > 2000  # workers send 100 MB at 50 GB/s

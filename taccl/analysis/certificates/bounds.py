@@ -61,8 +61,6 @@ _COUNTING_SHARE = 0.5
 #: Min seconds for the first linear programs, and for all arguments of small problems, even beyond the limit.
 #: They are about ten times the usual need, so that a busy machine finds the same bounds.
 _FIRST_S, _SMALL_S = 1.0, 1.5
-#: Max seconds past `end_s` for cuts around nodes, without which only the latency bound is known.
-_BORDER_S = 1.0
 #: Min seconds for the last linear programs, within the limit; also for the bound of one release date.
 _LEAST_S = 1.0
 
@@ -109,8 +107,9 @@ def lower_bound(
         Seconds after which these minimum efforts end, too; small problems still get at least 1.5 s. Beyond
         60,000 origins and destinations, the result may then be the latency bound.
     end_s : float, optional
-        Hard limit in seconds, also for small problems: the best bound so far is returned. `OutOfTime` is
-        raised if there is none. Over all chunkings, the bound of cuts around nodes gets up to a second more.
+        Hard limit in seconds, also for small problems: the best bound so far is returned. If that is the
+        latency, cuts around nodes and ranks are evaluated first (fractions of a second), for divisible data
+        of at most 60,000 origins and destinations. `OutOfTime` is raised if there is no bound.
     finish : Fraction, optional
         Finish of a schedule, in microseconds. A bound that meets it is the best possible, and ends the
         search.
@@ -136,10 +135,8 @@ def lower_bound(
     if divisible:
         problem = merging_freely(problem)
     claims: list[Claim] = []
-    end = NEVER if end_s is None else Deadline.after(end_s)
-    at_last, has_border = end.later(_BORDER_S), divisible and problem.topology.num_nodes > 1
     try:
-        with end.enforced(lambda: not has_border or len(claims) != 1 or at_last.has_passed):
+        with (NEVER if end_s is None else Deadline.after(end_s)).enforced():
             for claim in claims_of(
                 problem,
                 divisible=divisible,
@@ -150,6 +147,8 @@ def lower_bound(
             ):
                 claims.append(claim)
     except OutOfTime:
+        if divisible and all(claim.kind == "latency" for claim in claims):
+            claims += _late_border(problem, in_network=in_network)
         if not claims:
             raise
     best = max(claims, key=lambda claim: (claim.ticks, -claim.preference))
@@ -239,7 +238,7 @@ def _claims(
     """
     latency = latency_of(demand, divisible=divisible, limit=limit)
     yield latency
-    crossings = sum(len(data.destinations) + len(data.origins) for data, *_ in demand.classes)
+    crossings = _crossings(demand)
     is_countable, soon = crossings <= _MAX_TIMED, min(deadline, limit)
     now = time.monotonic()
     first_until = max(now + _FIRST_SHARE * (soon - now), now + _FIRST_S if is_countable else soon)
@@ -300,6 +299,21 @@ def _claims(
                 demand.deadline = Deadline(usual)
                 if best >= enough or time.monotonic() >= usual:
                     break
+
+
+def _crossings(demand: NeededSends) -> int:
+    """Number of chunk ends: origins and destinations of all different chunks."""
+    return sum(len(data.destinations) + len(data.origins) for data, *_ in demand.classes)
+
+
+def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> list[Claim]:
+    """Claim of the best cut around a node or a rank, for divisible data; none with too many chunk ends."""
+    problem = by_switches_alone(problem) if in_network == "only" else problem
+    demand = NeededSends(as_spreading(problem))
+    if _crossings(demand) > _MAX_TIMED:
+        return []
+    volume = Volume(demand.problem, divisible=True, distances=demand.distances)
+    return list(_of_border(volume, node_cut(volume, in_network=in_network is True)))
 
 
 def _of_border(volume: Volume, found: tuple[Fraction, CutDual] | None) -> Iterator[Claim]:

@@ -57,28 +57,34 @@ def level_cut(volume: Volume, *, budget_s: float) -> tuple[Fraction, CutDual] | 
 
 
 def node_cut(volume: Volume, *, in_network: bool = False) -> tuple[Fraction, CutDual] | None:
-    """(best bound in ticks from cuts around nodes, its witness); None if nothing must cross them.
+    """(best bound in ticks from cuts around nodes and ranks, its witness); None if nothing must cross them.
 
-    Cuts are single nodes and their complements; for sums, also the partition into all nodes. The bound needs
-    neither symmetries nor a linear program, so it is available if time is short.
+    Cuts are single nodes, single ranks, and their complements; for sums, also the partitions into all nodes
+    and into all ranks. The bound needs neither symmetries nor a linear program, so it is available if time is
+    short.
 
     - `in_network`: True if switches are assumed to reduce.
     """
-    nodes = [frozenset(ranks) for ranks in volume.problem.topology.ranks_of_node if ranks]
-    if len(nodes) < 2:
+    topology = volume.problem.topology
+    nodes = [frozenset(ranks) for ranks in topology.ranks_of_node if ranks]
+    everyone = [frozenset([rank]) for rank in range(topology.num_ranks)]
+    partitions = [parts for parts in ([nodes] if nodes == everyone else [nodes, everyone]) if len(parts) > 1]
+    if not partitions:
         return None
     borders = _Borders(volume)
-    best: list[tuple[frozenset[int], ...]] = [] if volume.spreads or in_network else [tuple(nodes)]
-    everyone = frozenset(range(volume.problem.topology.num_ranks))
-    some = nodes[: max(1, borders.most_at_once // 2)]
-    sides = np.zeros((2 * len(some), len(everyone)), dtype=bool)
-    for index, ranks in enumerate(some):
-        sides[2 * index, sorted(ranks)] = True
-        sides[2 * index + 1] = ~sides[2 * index]
-    estimates = borders.estimates(sides)
-    index = int(np.argmax(estimates))
-    if estimates[index]:
-        best.append((frozenset(np.flatnonzero(sides[index]).tolist()),))
+    best: list[tuple[frozenset[int], ...]] = []
+    for parts in partitions:
+        if not volume.spreads and not in_network:
+            best.append(tuple(parts))
+        some = parts[: max(1, borders.most_at_once // 2)]
+        sides = np.zeros((2 * len(some), len(everyone)), dtype=bool)
+        for index, ranks in enumerate(some):
+            sides[2 * index, sorted(ranks)] = True
+            sides[2 * index + 1] = ~sides[2 * index]
+        estimates = borders.estimates(sides)
+        index = int(np.argmax(estimates))
+        if estimates[index]:
+            best.append((frozenset(np.flatnonzero(sides[index]).tolist()),))
     proven = [_proven(volume, borders, parts) for parts in best if volume.needed(parts)]
     return max(proven, key=lambda each: each[0], default=None)
 
