@@ -100,3 +100,10 @@ def largest_shortfall(capacity: Ints, source: int, sinks: Ints, demand: int, mos
             if worst >= most:
                 break
     return worst
+
+
+def compile_flows() -> None:
+    """Compile both kernels by running them once on a network of two nodes and one arc."""
+    room, level = np.array([[0, 1], [0, 0]]), np.empty(2, np.int64)
+    largest_shortfall(room, 0, np.array([1]), 1, 1, level)
+    flow_up_to(room, 0, 1, 1, level)

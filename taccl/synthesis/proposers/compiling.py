@@ -26,6 +26,7 @@ from taccl.problem.problem import Clauses, make_problem
 from taccl.solvers.worker import Outcome, run_task
 from taccl.synthesis.improve.improvement import compile_improvement, suits_improvement
 from taccl.synthesis.kernels.fabric import problem_arrays
+from taccl.synthesis.kernels.flow_kernel import compile_flows, flow_up_to, largest_shortfall
 from taccl.synthesis.kernels.improvement_kernel import improve
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.kernels.queue_kernel import send_along
@@ -45,11 +46,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Name of the kernels of ruin and recreate. The other kernels (list schedulers and verifier) are named after
-#: the collective that they are compiled with.
-IMPROVEMENT = "ruin and recreate"
+#: Names of the kernels of ruin and recreate, and of packings of trees. The other kernels (list schedulers and
+#: verifier) are named after the collective that they are compiled with.
+IMPROVEMENT, TREES = "ruin and recreate", "trees"
 #: Names of all kernels, one tuple per worker process; kernels in a tuple share compiled functions.
-_EVERY = (("allgather", "reduce-scatter", "alltoall"), (IMPROVEMENT,))
+_EVERY = (("allgather", "reduce-scatter", "alltoall"), (IMPROVEMENT, TREES))
 #: Note of a search that ran without kernels.
 COLD = (
     "the compiled search was left out, as compiling it takes about 20 s of CPU, once; run `taccl warmup`, or "
@@ -80,6 +81,8 @@ def is_kept(name: str) -> bool:
     """True if the kernels with this name are compiled, in this process or in the cache on disk."""
     if name == IMPROVEMENT:
         return is_compiled(improve)
+    if name == TREES:
+        return is_compiled(flow_up_to) and is_compiled(largest_shortfall)
     kernels: list[Any] = [send_along, route] if name == "alltoall" else [spread_chunks]
     verifying = accept_trees if name == "reduce-scatter" else accept_copies
     return all(map(is_compiled, [*kernels, compiled_loop(verifying)]))
@@ -100,6 +103,9 @@ def compile_named(name: str, paths: tuple[tuple[str, Any], ...] = ()) -> None:
     """
     if name == IMPROVEMENT:
         compile_improvement()
+        return
+    if name == TREES:
+        compile_flows()
         return
     pair = make_problem(ring(2), make(name, 2), chunk_bytes=1, clauses=Clauses(**dict(paths)))
     compile_verifier(schedule_large(pair, num_runs=1))

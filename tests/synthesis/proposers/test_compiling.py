@@ -11,9 +11,11 @@ from taccl._internal.deadline import Deadline
 from taccl.errors import TacclError
 from taccl.problem.problem import make_problem
 from taccl.solvers.worker import Outcome
+from taccl.synthesis.kernels.flow_kernel import flow_up_to, largest_shortfall
 from taccl.synthesis.options import Observer, Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers import competing, compiling, stages
+from taccl.synthesis.proposers.trees import along_trees
 from taccl.synthesis.search import Search
 from tests.effort import AMPLE_S, BRIEF, brief_synthesis
 from tests.fuzzing import MANY
@@ -158,8 +160,18 @@ def test_a_worker_fills_the_cache(monkeypatch, tmp_path):
 def test_all_kernels_are_compiled_in_two_workers(cold):
     """All kernels are compiled in two workers, one for all list schedulers; a second call compiles nothing."""
     assert compiling.compile_every() == 14.0
-    assert sorted(cold) == ["allgather", "alltoall", "reduce-scatter", "ruin and recreate"]
+    assert sorted(cold) == ["allgather", "alltoall", "reduce-scatter", "ruin and recreate", "trees"]
     assert compiling.compile_every() == 0.0
+
+
+@pytest.mark.slow
+def test_trees_are_packed_with_the_kernels_that_warmup_compiles():
+    """Packing trees compiles no variant of a kernel for further types of arguments."""
+    compiling.compile_named(compiling.TREES)
+    assert compiling.is_kept(compiling.TREES)
+    known = {kernel: list(kernel._dispatcher.signatures) for kernel in (flow_up_to, largest_shortfall)}
+    assert along_trees(make_problem(taccl.topologies.dgx1(), collectives.allgather(8), chunk_bytes=10**6))
+    assert {kernel: kernel._dispatcher.signatures for kernel in known} == known
 
 
 def test_a_worker_that_dies_is_an_error(cold, monkeypatch):
