@@ -34,11 +34,11 @@ def main() -> None:
     pictures = {
         "gantt": taccl.plot.gantt(result, by="rank", ax=figure(height=4.2)),
         "topology": taccl.plot.topology(topology, result, ax=figure(height=height_of(topology))),
-        "bandwidth": taccl.plot.bandwidth(result, ax=figure(height=5.2)),
+        "bandwidth": taccl.plot.bandwidth(taccl.plot.bandwidths(result, budget_s=300), ax=figure(height=5.2)),
         "comparison": taccl.plot.comparison(table, ax=figure()),
         "progress": taccl.plot.progress(result, ax=figure(height=4.0)),
     }
-    ring = taccl.make_problem(taccl.topologies.ring(4), taccl.collectives.allgather(4), size_bytes=4_000_000)
+    ring = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes=4_000_000, chunks_per_rank=1)
     pictures |= {
         "holds": holds(taccl.topologies.dgx2(nodes=2), 0, 16),
         "ring": taccl.plot.gantt(taccl.synthesize(ring), ax=figure(height=3.2)),
@@ -65,7 +65,10 @@ def measured() -> dict[str, Axes]:
         topology = taccl.topologies.dgx_h100(profile=str(profile))
         problem = taccl.make_problem(topology, "allreduce", size_bytes=64_000_000)
         sizes = ["8B", "32KB", "1MB", "8MB", "64MB", "1GB"]
-        beside = taccl.plot.bandwidth(taccl.baselines.nccl(problem), sizes=sizes, measured=[str(log)])
+        rates = taccl.plot.bandwidths(
+            taccl.baselines.nccl(problem), sizes=sizes, measured=[str(log)], budget_s=300
+        )
+        beside = taccl.plot.bandwidth(rates)
     return {
         "p5": taccl.plot.measured(taccl.fit([str(published)], "dgx-h100"), ax=figure()),
         "measured": taccl.plot.measured(fit, ax=figure()),

@@ -57,6 +57,8 @@ T = TypeVar("T")
 NAMES_OF_BASELINES = {name: label_of(name) for name in BASELINES}
 #: Name of the bound that holds for schedules under any protocol; shown with measured points.
 _ANY_PROTOCOL = "bound, any protocol"
+#: Start of the reason why a baseline is missing for lack of time.
+_NOT_TIMED = "not timed"
 #: Default sizes in bytes: 1 KiB to 1 GiB, in factors of 4.
 _SIZES = tuple(4**power for power in range(5, 16))
 #: Seconds for the bound at each size.
@@ -138,8 +140,12 @@ def bandwidth(
         style.legend(ax, ax.get_legend_handles_labels()[0][::-1])
     else:
         remark(ax, "nothing is sent, so there is no bandwidth")
-    if rates.attrs["undefined"]:
-        remark(ax, f"not defined here: {', '.join(rates.attrs['undefined'])}")
+    untimed = [name for name, why in rates.attrs["undefined"].items() if why.startswith(_NOT_TIMED)]
+    undefined = [name for name in rates.attrs["undefined"] if name not in untimed]
+    if undefined:
+        remark(ax, f"not defined here: {', '.join(undefined)}")
+    if untimed:
+        remark(ax, f"{_NOT_TIMED}, as the budget is spent: {', '.join(untimed)}")
     return ax
 
 
@@ -228,7 +234,7 @@ def bandwidths(
         try:
             rates = _in_time(limit, _rates, name, problem, every)
             if rates is None:
-                undefined[called] = f"not timed: the budget of {budget_s:g} s is spent"
+                undefined[called] = f"{_NOT_TIMED}: the budget of {budget_s:g} s is spent"
                 continue
             lines[called] = rates
             baselines.append(called)

@@ -116,6 +116,9 @@ def test_without_time_baselines_are_left_out(found):
     rates = taccl.plot.bandwidths(found, sizes=["4MB"], budget_s=0)
     assert rates.attrs["baselines"] == []
     assert "not timed" in rates.attrs["undefined"]["ring"]
+    label = taccl.plot.bandwidth(rates).get_xlabel()
+    assert "not timed, as the budget is spent: ring" in label
+    assert "not defined" not in label
 
 
 def test_usual_sizes_have_its_own(found):
