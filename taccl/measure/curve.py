@@ -16,15 +16,15 @@ _OUTLIER = 1.2
 _REVERSED = 1.15
 #: Min ratio of time growth to size growth: several messages of the smaller size would be faster.
 _FALL = 1.25
-#: Ratios of time growth to size growth of a late switch: min ratio up to a size, which is bandwidth-bound
-#: there; max ratio from that size to the next one, which another protocol carries in hardly more time.
+#: Late switch of protocol at a size: min ratio of time growth to size growth from the previous size, where
+#: the old protocol is bandwidth-bound, and max ratio to the next size, where the new protocol is faster.
 _BOUND, _FREE = 0.8, 0.6
 
 #: Slow middle: min ratio of measured to expected time, relative to that ratio at both ends of the series;
 #: number of sizes at each end.
 _SLOW, _END = 1.6, 4
 
-#: A size and its time.
+#: A size in bytes and its measured time in us.
 _Row = tuple[int, float]
 
 

@@ -216,7 +216,7 @@ def _joins_everything(problem: Problem) -> bool:
 
 
 def _joins_all_ranks(topology: Topology, is_open: NDArray[np.bool_]) -> bool:
-    """True if a few hops lead from rank 0 to every rank and back, which is told before SciPy is loaded."""
+    """True if a few hops lead from rank 0 to every rank and back: a check that does not load SciPy."""
     return all(
         len(hops_from(topology, (0,), is_open, reducing=back, limit=_FEW_HOPS)) == topology.num_ranks
         for back in (False, True)

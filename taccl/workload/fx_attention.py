@@ -49,7 +49,7 @@ def _attention_grad(graph: Graph, given: Arguments) -> Any:
 _KERNELS = (
     "flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention", "attention_math",
 )  # fmt: skip
-#: {name in a graph, without its overload: reader}.
+#: {operator in an FX graph, without its overload: function that converts the node}.
 ATTENTION_READERS: dict[str, Reader] = {
     "aten.scaled_dot_product_attention": _attention,
     **{

@@ -125,7 +125,7 @@ def _gathered(graph: Graph, made: Named, source: Any, group: str, size: int) -> 
 
 
 def _each(reader: Reader) -> Reader:
-    """Reader of a collective over a list of tensors, from the reader for one tensor."""
+    """Converter of a collective over a list of tensors, from the converter for one tensor."""
 
     def read(graph: Graph, given: Arguments) -> Any:
         return [reader(graph, given | {"input": each}) for each in given["inputs"]]
@@ -133,7 +133,7 @@ def _each(reader: Reader) -> Reader:
     return read
 
 
-#: {name in a graph, without its overload: function that converts the node}.
+#: {operator in an FX graph, without its overload: function that converts the node}.
 COLLECTIVE_READERS: dict[str, Reader] = {
     **dict.fromkeys(
         ("aten.chunk", "aten.split", "aten.split_with_sizes", "aten.tensor_split"), _in_pieces,

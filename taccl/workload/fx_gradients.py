@@ -75,7 +75,7 @@ def _gelu_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _rows_grad(kind: str) -> Reader:
-    """Reader of the gradient of softmax or log-softmax, which becomes an operation of `kind`."""
+    """Converter of the gradient of softmax or log-softmax, which becomes an operation of `kind`."""
 
     def read(graph: Graph, given: Arguments) -> Any:
         count = len(graph.tensor(given["output"]).shape)
@@ -109,7 +109,7 @@ def _layernorm_grad(graph: Graph, given: Arguments) -> Any:
     return graph.lazily(by_input, by_weight, lambda: summed(grad))
 
 
-#: {name in a graph, without its overload: reader}.
+#: {operator in an FX graph, without its overload: function that converts the node}.
 GRADIENT_READERS: dict[str, Reader] = {
     "aten.threshold_backward": _relu_grad,
     "aten.tanh_backward": _tanh_grad,

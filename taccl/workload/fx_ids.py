@@ -88,7 +88,7 @@ def _check(graph: Graph, given: Arguments) -> None:
     warn(said, LossyConversionWarning)
 
 
-#: {name in a graph, without its overload: reader}.
+#: {operator in an FX graph, without its overload: function that converts the node}.
 ID_READERS: dict[str, Reader] = {
     "aten.arange": _positions,
     "aten.embedding": _embedding,

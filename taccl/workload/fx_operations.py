@@ -43,7 +43,7 @@ def _unary(kind: str) -> Reader:
 
 
 def _plus(sign: float) -> Reader:
-    """Reader of a sum, or of a difference if `sign` is -1."""
+    """Converter of a sum, or of a difference if `sign` is -1."""
 
     def read(graph: Graph, given: Arguments) -> Any:
         one, two = given["self"], given["other"]
@@ -87,7 +87,7 @@ def _over(graph: Graph, given: Arguments) -> Any:
 
 
 def _power(exponent: float | None = None) -> Reader:
-    """Reader of a power; if `exponent` is None, the exponent is an argument of the node."""
+    """Converter of a power; if `exponent` is None, the exponent is an argument of the node."""
 
     def read(graph: Graph, given: Arguments) -> Any:
         number = _number(given["exponent"]) if exponent is None else exponent
@@ -375,7 +375,7 @@ def _nothing(graph: Graph, given: Arguments) -> None:
     return None
 
 
-#: {name in a graph, without its overload: function that converts the node}.
+#: {operator in an FX graph, without its overload: function that converts the node}.
 READERS: dict[str, Reader] = {
     **dict.fromkeys(
         ("aten.detach", "aten.alias", "aten.clone", "aten.contiguous", "aten.lift_fresh_copy",

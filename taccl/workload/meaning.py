@@ -1,8 +1,7 @@
 """Reference execution of a step on numpy arrays, for each rank's part of every tensor.
 
-A rank has a *piece* of a tensor: an array, and for each axis the indices in the whole array that it holds
-(*places*, one sorted array per axis). Operands are looked up by these indices, so slices and tiles need no
-separate code.
+A rank has a *piece* of a tensor: an array, and its sorted indices in the whole array along each axis
+(`Places`). Operands are looked up by these indices, so slices and tiles need no separate code.
 """
 
 from __future__ import annotations
@@ -193,7 +192,7 @@ def places(workload: Workload, name: str, rank: int, tile: int | None = None) ->
 
 
 def taken(part: Piece, wanted: Places) -> Array:
-    """Values of a piece at the wanted places, all of which it must hold."""
+    """Values of a piece at the wanted indices of the whole array, all of which it must hold."""
     array = part.array
     for axis, (held, want) in enumerate(zip(part.places, wanted, strict=True)):
         if len(held) != len(want) or not np.array_equal(held, want):
@@ -204,7 +203,7 @@ def taken(part: Piece, wanted: Places) -> Array:
 
 
 def join(parts: Sequence[Piece], axis: int) -> Piece:
-    """Join pieces along one axis, with their places in ascending order."""
+    """Join pieces along one axis, with their indices in ascending order."""
     if len(parts) == 1:
         return parts[0]
     along = np.concatenate([part.places[axis] for part in parts])
@@ -254,11 +253,11 @@ def _whole(workload: Workload, operation: Operation, parts: Sequence[Piece]) -> 
 def places_read(
     operation: Operation, out: Tensor, tensors: Sequence[Tensor], held: Sequence[Any], wanted: Any
 ) -> list[tuple[Any, ...]]:
-    """Places of each operand that a rank reads to compute the wanted places of the result.
+    """Indices of each operand that a rank reads to compute the result at the wanted indices.
 
     - `out`, `tensors`: The result and the operands.
-    - `held`: Places of each operand that the rank holds.
-    - `wanted`: Places of the result.
+    - `held`: Indices of each operand that the rank holds, by axis.
+    - `wanted`: Indices of the result, by axis.
     """
     labels, needs = labels_of(operation, tensors, out), []
     for at, here in enumerate(held):
@@ -278,7 +277,7 @@ def places_read(
 
 
 def _blocks(wanted: Any, length: int, out_length: int) -> Any:
-    """Places along an operand's axis that correspond to the wanted places along the result's axis.
+    """Indices along an operand's axis that correspond to the wanted indices along the result's axis.
 
     The axes have the same length, or each index of the shorter one corresponds to a block of the longer one.
 
@@ -296,9 +295,10 @@ def _blocks(wanted: Any, length: int, out_length: int) -> Any:
 def _calculated(
     workload: Workload, operation: Operation, parts: Sequence[Piece], rank: int, wanted: Places
 ) -> Piece:
-    """Result of a computation at one rank and some places.
+    """Piece of a computation's result at one rank.
 
     - `parts`: The rank's piece of each operand.
+    - `wanted`: Indices of the result to compute, by axis.
     """
     out, tensors = workload.tensors[operation.name], workload.operands(operation)
     needs = places_read(operation, out, tensors, [part.places for part in parts], wanted)

@@ -123,7 +123,10 @@ class StepRank(RankTiles):
         return super().tile(name, number)
 
     def _places(self, chunk: int, *, at_source: bool = False) -> Places:
-        """Places in the result of the tile from which a chunk is cut; for a send, at either end."""
+        """Indices, by axis, of the part of a tile's result that is cut into chunks, one of them this chunk.
+
+        - `at_source`: For a send, the sender's indices instead of the receiver's.
+        """
         part, workload = self.part_of[chunk], self.workload
         members, number = part.place(chunk)
         operation, size = workload.operation[part.operation], len(members)
@@ -136,7 +139,7 @@ class StepRank(RankTiles):
         return tuple(np.intersect1d(one, two) for one, two in zip(written, given, strict=True))
 
     def _cut(self, chunk: int, values: Array) -> Array:
-        """Cut a chunk out of the values at its `_places`: a piece, and for an allreduce a share of it."""
+        """Cut a chunk out of the values at its `_places`: a piece, or a rank's share of it in an allreduce."""
         part = self.part_of[chunk]
         is_sum = self.workload.operation[part.operation].kind == "allreduce"
         members, number = part.place(chunk)

@@ -94,7 +94,7 @@ def test_small_blocks_keep_their_digits_beside_large_ones():
     ],
 )
 def test_what_does_not_fit_is_refused(call, message):
-    """Invalid values are refused with what is expected."""
+    """The error for an invalid value says which values are valid."""
     with pytest.raises(InputError, match=message):
         call()
 

@@ -107,7 +107,7 @@ def test_schedules_without_one_group_of_sums_are_refused():
     ],
 )
 def test_what_the_prototype_lacks_is_refused(options, rank, message):
-    """Settings that the prototype lacks are refused with its limit."""
+    """The error for a setting that the prototype does not support gives its limit."""
     job = switch_job(summed(in_network(**{"workers": 8, **options})))
     with pytest.raises(ExportError, match=message):
         job.switchml_config(rank)

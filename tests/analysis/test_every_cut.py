@@ -125,7 +125,7 @@ def test_a_finish_that_merged_sends_beat_is_not_proven_best():
 
 
 def test_a_best_finish_without_merging_is_of_a_sketch():
-    """12 us are optimal without merging, which counts as a sketch, since merged sends take 8.7 us."""
+    """A finish of 12 us is optimal only under the sketch that forbids merging: merged sends take 8.7 us."""
     problem = taccl.make_problem(taccl.topologies.dgx2(), "allgather", size_bytes="1MB", chunks_per_rank=1)
     bound = taccl.lower_bound(problem.with_clauses(max_merge=1), divisible=True)
     assert standing(bound, bound.bound, bound) == "proven best under this sketch"

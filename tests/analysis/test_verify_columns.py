@@ -79,7 +79,7 @@ def test_a_link_that_does_not_exist_is_found():
 
 
 def test_pairs_number_chunks_from_the_first():
-    """Chunk 5 is at ranks 1 and 2, chunk 6 at none, chunk 7 at rank 0."""
+    """Chunks are numbered from `first`: chunk 5 is at ranks 1 and 2, chunk 6 at none, chunk 7 at rank 0."""
     chunk, rank = pairs([(1, 2), (), (0,)], first=5)
     assert chunk.tolist() == [5, 5, 7]
     assert rank.tolist() == [1, 2, 0]

@@ -335,7 +335,7 @@ class TestBaseline:
         code, values = run_json("baseline", "ring", *SMALL)
         # At least two hops each way: 0.5 us + 1000 B / (50 GB/s) each.
         assert (code, values["finish_us"], values["gap_in_chunks"]) == (0, 1.04, 0)
-        # Over all chunkings, half of the bytes go each way in each hop, in 1.02 us; this scope was requested.
+        # The bound over all chunkings is 1.02 us: half of the bytes can travel in each direction of the ring.
         assert values["gap"] == values["gap_of_every_cut"] == pytest.approx(2 / 102)
         assert set(values) >= KEYS
 

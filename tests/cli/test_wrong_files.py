@@ -53,7 +53,10 @@ def tried():
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A complete file of each kind that taccl reads or writes, and the first lines of each other kind."""
+    """{kind: path}: files of all kinds that taccl identifies.
+
+    Those that taccl reads or writes are complete; the others are their first lines.
+    """
     folder = tmp_path_factory.mktemp("kinds")
     problem = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes=4_000_000)
     schedule = taccl.baselines.baseline("ring", problem)

@@ -34,7 +34,7 @@ def test_the_busy_factor_stays_until_more_work_is_done(run_times):
 
 
 def test_without_run_times_the_load_of_the_machine_counts(tmp_path, monkeypatch):
-    """Without run times the load counts: eight tasks on two cores give a busy factor of 4."""
+    """Without the kernel's run times the load average counts: 8 tasks on 2 cores give a busy factor of 4."""
     monkeypatch.setattr(deadline, "_RUN_TIMES", str(tmp_path / "none"))
     monkeypatch.setattr("os.getloadavg", lambda: (8.0, 0.0, 0.0))
     monkeypatch.setattr("os.cpu_count", lambda: 2)
@@ -42,13 +42,13 @@ def test_without_run_times_the_load_of_the_machine_counts(tmp_path, monkeypatch)
 
 
 def test_a_program_began_before_it_ran_and_waited(run_times):
-    """A program's start is its run and wait time ago, not that of the shell that it replaced."""
+    """A program that ran for 0.1 s and waited for 300 s started 300.1 s ago."""
     run_times(0.1, 300.0)
     assert time.monotonic() - deadline.process_began_s() == pytest.approx(300.1, abs=5)
 
 
 def test_without_run_times_a_program_began_its_cpu_time_ago(tmp_path, monkeypatch):
-    """Without run times a program's start is its CPU time ago."""
+    """Without the kernel's run times the program is taken to have started 200 s ago, its CPU time."""
     monkeypatch.setattr(deadline, "_RUN_TIMES", str(tmp_path / "none"))
     monkeypatch.setattr("time.process_time", lambda: 200.0)
     assert time.monotonic() - deadline.process_began_s() == pytest.approx(200.0, abs=5)

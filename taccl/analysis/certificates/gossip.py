@@ -1,9 +1,9 @@
 """Gossip: a bound from the number of sends that sums shared by all ranks, or by all nodes, require.
 
-The bound on sends between nodes gives partial weight to early and late sends. A send is early if it starts
-before any rank can hold all contributions of its node. It is late if it ends when a copy can no longer reach
-all ranks of a node. Its weight is half, or the share of the node's ranks whose data it can carry, or that it
-can still reach. docs/formulation.md, "Gossip", has the proof.
+The bound on sends between nodes counts early and late sends as fractions of a send. A send is early if it
+starts before any rank can hold all contributions of its node. It is late if it ends when a copy can no longer
+reach all ranks of a node. It counts as a half, or as the share of the node's ranks whose data it can carry,
+or that it can still reach. docs/formulation.md, "Gossip", has the proof.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _parts(demand: NeededSends, witness: Gossip, number: int) -> tuple[list[int]
 
 
 def _passed(costs: GateCosts, e: Ints, times: tuple[list[int], list[int]], sends: int) -> int:
-    """Earliest tick by which links can pass the sends if early and late ones have partial weight.
+    """Earliest tick by which links can pass the sends, of which early and late ones count as fractions.
 
     0 if nothing is proven.
 
@@ -223,11 +223,9 @@ def _num_sharing(data: Chunk, part_of: Sequence[int]) -> int:
 def _fills_between_ends(
     facts: Facts, witness: Gossip, sharing: list[int], links: Sequence[int], ticks: Fraction
 ) -> bool:
-    """True if links between nodes cannot pass the required sends, with partial weight of early and late ones.
+    """True if links between nodes cannot pass the required sends before `ticks`.
 
-    A send is early if it starts before any rank can hold all contributions of its node. It is late if it ends
-    when a copy can no longer reach all ranks of a node. Its weight is half, or the share of ranks whose data
-    it can carry, or that it can still reach.
+    Early and late sends count as fractions of a send, as the module's docstring says.
 
     - `sharing`: Number of nodes that share each sum.
     """
