@@ -80,8 +80,9 @@ class Interrupt:
         """Raise nothing from now on."""
         with self._lock:
             self._left.set()
-        # Receive an exception that was sent here, as it would hit later code. It cannot be withdrawn: CPython
-        # 3.11 would then look for it forever under a profiler. Another may have replaced it.
+        # Wait here for an exception that was sent, as it would otherwise interrupt later code. It cannot be
+        # withdrawn: under a profiler, CPython 3.11 would then look for it without end. It may never arrive,
+        # if an exception sent later has replaced it.
         with suppress(self.kind):
             for _ in range(_MOST_LOOKS):
                 if not self._is_sent:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-#: Plans within this factor of the fastest are estimated first; the factor grows to this power on demand.
+#: Plans within this factor of the fastest are estimated first. On demand, the limit is multiplied by it
+#: again, at most this number of times; then all remaining plans are estimated.
 _NEAR, _MOST_ROUNDS = 1.25, 6
 #: Max sends of one step; plans with more are left out.
 MOST_SENDS = 50_000

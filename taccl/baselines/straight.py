@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: Max transfers for list scheduling (about 0.1 s); and max ratio to the busiest resource without it.
+#: List scheduling is tried up to this number of transfers (about 0.1 s), and above this ratio of the finish
+#: in pairwise order to the time of the busiest resource.
 _FEW_TRANSFERS, _LATE = 2000, 1.05
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 
 
-#: CPU seconds per link for the bound under one protocol, and for an estimate instead of it. Work that would
+#: CPU seconds per link for the bound under one protocol, and for an estimate of this bound. Work that would
 #: exceed the time limit is not begun.
 _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK = 8e-5, 2e-5
 

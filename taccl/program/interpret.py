@@ -177,7 +177,7 @@ def _run_at_all_sizes(
     last = execute(program, capacity=capacity, chunks=low)
     if last.stuck is None:
         return last, None, {}
-    # It hangs with `low` chunks per message; it may run with more, as at smaller sizes.
+    # The program hangs with `low` chunks per message. It may run with more, which smaller sizes allow.
     best = execute(program, capacity=capacity, chunks=high) if high > low else last
     if best.stuck is not None:
         return best, best.stuck, {} if capacity is not None else dict.fromkeys(LIBRARIES, least_bytes)

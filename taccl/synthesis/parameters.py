@@ -84,13 +84,13 @@ class PortfolioParameters(_Group):
     joint_share: float = 0.3
     routing_share: float = 0.25
     job_shop_share: float = 0.15
-    # Improvement by job shop ends after this share of the time without progress; within one phase of a
-    # reduction, whose time is shorter, after the second share. Below, its min seconds.
+    # Improvement by job shop ends after this share of the time without progress, in a whole problem and in
+    # one phase of a reduction, whose time is shorter; but not before `least_improve_s`.
     improve_share: float = 0.4
     half_improve_share: float = 0.5
     least_improve_s: float = 3.0
-    # Max arrivals (chunks times destinations) for which baselines run within the search, and their share of
-    # the time left if other stages follow them.
+    # Baselines within the search: max arrivals (chunks times destinations), and the share of the time left
+    # if other stages follow.
     baseline_arrivals: int = 20_000
     baseline_share: float = 0.5
     baseline_least_s: float = 0.1  # baselines that take fewer seconds are tried even after the time limit
@@ -123,8 +123,8 @@ class SuggestingParameters(_Group):
     # Numbers of chunks per rank tried under a sketch; candidate sketches are compared with `first_partition`.
     partitions: tuple[int, ...] = (1, 2, 4, 8)
     first_partition: int = 2
-    # Numbers of chunks per rank tried if the problem leaves them open, and the share of the time for that.
-    # With `counts_only` 1, baselines use these numbers only, too.
+    # Problems with an open number of chunks: numbers of chunks per rank that are tried, and the share of the
+    # time for these trials. With `counts_only` 1, baselines use these numbers only, too.
     counts: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
     chunks_share: float = 0.3
     counts_only: int = 0

@@ -189,7 +189,7 @@ class Search:
 
     @property
     def idle_s(self) -> float:
-        """Seconds from now within which improvement must find something; inf without `idle_share`."""
+        """Max seconds from now until improvement finds a faster schedule; inf without `idle_share`."""
         share = self.options.idle_share
         if share is None:
             return math.inf

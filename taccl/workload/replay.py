@@ -123,7 +123,7 @@ class StepRank(RankTiles):
         return super().tile(name, number)
 
     def _places(self, chunk: int, *, at_source: bool = False) -> Places:
-        """Indices, by axis, of the part of a tile's result that is cut into chunks, one of them this chunk.
+        """Indices, by axis, of the part of a tile's result from which the chunk is cut.
 
         - `at_source`: For a send, the sender's indices instead of the receiver's.
         """
@@ -139,7 +139,7 @@ class StepRank(RankTiles):
         return tuple(np.intersect1d(one, two) for one, two in zip(written, given, strict=True))
 
     def _cut(self, chunk: int, values: Array) -> Array:
-        """Cut a chunk out of the values at its `_places`: a piece, or a rank's share of it in an allreduce."""
+        """Cut a chunk from the values at its `_places`: a piece, or one rank's share of it if summed."""
         part = self.part_of[chunk]
         is_sum = self.workload.operation[part.operation].kind == "allreduce"
         members, number = part.place(chunk)

@@ -23,7 +23,8 @@ from taccl.analysis.verification.findings import Findings
 from taccl.analysis.verification.loops import count_links, fitted
 from taccl.analysis.verification.named_sums import NamedSums
 
-#: Check of a clause: True for each send of a block that breaks it. And the message for one of these sends.
+#: Check of a clause: True for each send of a block that breaks the clause. And the message for such a send,
+#: by chunk, link, and True if it travels to the chunk's root.
 _Breaks: TypeAlias = "Callable[[Sends], NDArray[np.bool_]]"
 _Says: TypeAlias = "Callable[[int, int, bool], str]"
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 #: Max chunks in a send that is made; max occupations kept per resource, above which no schedule is found; and
 #: max sends that a turn removes (approximately).
 _MOST_MERGED, _MOST_HOLDS, _MOST_RUINED = 16, 4_096, 40
-#: Pairs of backward and forward re-timings in a turn; and one in how many turns has them.
+#: Pairs of backward and forward re-timings in a turn, and the mean number of turns of which one has them.
 _PASSES, _EVERY = 1, 16
 #: Relative increase in value up to which a schedule is accepted in the first turn.
 _THRESHOLD = 0.01

@@ -15,8 +15,8 @@ from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule, Transfer
 from taccl.topology.topology import Link
 
-#: Largest group number of sends that were re-timed, and so left their send in the schedule; further ones are
-#: lower.
+#: Largest group number of sends that were re-timed, and are no longer merged with others. Each gets a number
+#: of its own from here downwards.
 _ALONE = -(1 << 40)
 
 
@@ -28,9 +28,9 @@ class Tree:
     reducing: bool  # True: it grows against the direction of its links
     origins: set[int]
     targets: set[int]  # ranks that it must reach
-    #: Link by which it reaches each rank; for a rank that sends its contribution, the link it sends over.
+    #: {rank: link over which the tree reaches it; in a reduction, the link over which the rank sends}.
     link_to: dict[int, int] = field(default_factory=dict)
-    #: Send of the schedule that delivered the chunk to the rank, or collected its contribution.
+    #: {rank: send of the schedule that delivered the chunk to it, or collected its contribution}.
     read_from: dict[int, Transfer] = field(default_factory=dict)
 
     def feeders(self, problem: Problem, rank: int) -> tuple[int, ...]:

@@ -24,14 +24,15 @@ class Limits:
     """Limits of a compiled search: deadlines, target, number of runs, seed, memory, constants."""
 
     deadline: Deadline = NEVER  # work under way at this time is stopped
-    #: After it no further run starts, and one under way is given up, except the first; None for the deadline.
+    #: Time at which runs end: no further one starts, and all but the first are given up; None: `deadline`.
     until: Deadline | None = None
     target_ticks: int = 0  # finish at which the search stops, such as a lower bound
     num_runs: int | None = None  # max runs; None for as many as pay
     seed: int = 0
     spill_dir: str | os.PathLike[str] | None = None  # for columns, in unnamed files; None: memory
     parameters: SearchParameters = DEFAULTS
-    #: Seconds from now within which improvement must find something; called whenever this is checked.
+    #: Max seconds from now until improvement finds a faster schedule; called at its start and after each
+    #: gain.
     idle_s: Callable[[], float] = field(default=lambda: math.inf, compare=False)
 
 

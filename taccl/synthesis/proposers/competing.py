@@ -53,10 +53,10 @@ _RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5
 #: CPU seconds to build and verify a baseline: per arrival, per link, and per transfer with named
 #: contributions.
 _BASELINE_S_PER_ARRIVAL, BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
-#: Min CPU seconds for baselines before the search, and max share of the time for these.
+#: Baselines before the search: min CPU seconds, and max share of the time left for this minimum.
 _LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.25, 0.9
-#: CPU seconds per transfer balanced over dimensions; such a schedule is tried after the time limit, too, if
-#: it takes less than the second number.
+#: Schedules balanced over dimensions: CPU seconds per transfer, and max CPU seconds in total with which one
+#: is tried even after the time limit.
 _BALANCED_S_PER_TRANSFER, _BALANCED_LEAST_S = 5e-6, 0.3
 
 

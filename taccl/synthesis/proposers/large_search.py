@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from taccl.synthesis.search import Search
 
 
-#: Share of the time left for a better bound, and min seconds of the first; the better one is computed if this
-#: multiple of the first one's time is left.
+#: Second, better bound: share of the time left. First bound: min seconds; the second bound is computed if
+#: this multiple of the first bound's time is left.
 _BOUND_SHARE, _LEAST_BOUND_S, _MORE_BOUND_TIMES = 0.8, 0.25, 3.0
 #: Min ranks from which a result waits for its first bound, however long that takes.
 _PATIENT_RANKS = 1_000
-#: Microseconds per transfer to verify copies; max share of the time left for that; seconds of verification
-#: that are always allowed.
+#: Verification of copies: microseconds per transfer, max share of the time left, and seconds that are always
+#: allowed.
 _VERIFY_COPY_US, _VERIFY_SHARE, _BRIEF_S = 0.2, 0.5, 0.5
 
 

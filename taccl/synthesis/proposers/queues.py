@@ -51,7 +51,7 @@ MANY_STEPS = 30_000_000  # max links visited in searches for trees over all runs
 _ORDER_NS = 70  # estimated nanoseconds to order a hop
 #: Weights of a chunk's turn relative to its route ahead, in the order of waiting chunks.
 _TURN_WEIGHTS = (0.5, 1.0)
-#: The same weights for schedules without idle gaps; and max rounds of delaying resources.
+#: Such weights for schedules without idle gaps; and max rounds in which resources that idle are delayed.
 _STEADY_WEIGHTS, _MOST_DELAYS = (0.2, 0.35), 12
 VERIFY_US_PER_TRANSFER = 2.0  # estimated microseconds to verify a transfer of a chunk with one destination
 

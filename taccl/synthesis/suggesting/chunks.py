@@ -43,7 +43,7 @@ _MERGING_PAYS = 0.97
 #: Max ratio of finishes, after and before a short run of ruin and recreate, at which such runs compare the
 #: numbers of chunks: phases of the sums overlap then.
 _OVERLAPS = 0.95
-#: Turns of such a run; max turns times sends (about 0.5 s of CPU).
+#: Turns of a run; max turns times sends (about 0.5 s of CPU).
 _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
 #: Max ratio of a list scheduler's finish to the earliest one at which a number is compared.
 _FAR = 1.1

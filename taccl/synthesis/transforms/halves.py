@@ -35,9 +35,9 @@ from taccl.synthesis.search import Search
 from taccl.synthesis.transforms.isomorphic import find_isomorphism, hand_over
 from taccl.synthesis.transforms.transform import Transform
 
-#: Share of the time for the reduce phase; and for it if both phases are the same problem. The broadcast phase
-#: gets the rest.
+#: Share of the time for the reduce phase; the rest is for the broadcast phase.
 _FIRST_SHARE = 0.5
+#: The same share if both phases are the same problem.
 _ISOMORPHIC_SHARE = 0.8
 
 
