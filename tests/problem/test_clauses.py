@@ -51,10 +51,14 @@ def full():
 
 
 class Case(NamedTuple):
-    """Test case of a clause: a value, clauses that leave no schedule, and a schedule that violates the value.
+    """Test case of a clause.
 
-    A schedule of `chunks` around the ring (or sums) violates it, or one with merged `sends` (chunk, link,
-    group).
+    - `value`: Tested value of the clause.
+    - `without_any`: Clauses, with this one, under which no schedule exists; None if not tested.
+    - `collective`: Collective of the problem.
+    - `sends`: (chunk, link, group) of the sends of a schedule that violates the value; sends of one group are
+      merged. If empty, the schedule that sends every chunk around the ring violates it.
+    - `others`: Further clauses of the problem.
     """
 
     value: Any
@@ -70,7 +74,7 @@ def groups():
     return collectives.together([pair.among([0, 1], num_ranks=4), pair.among([2, 3], num_ranks=4)])
 
 
-#: {clause that restricts schedules: test case}.
+#: {name of a clause that restricts schedules: test case}.
 CASES = {
     "links_allowed": Case(EVERY - {0}, {"links_allowed": frozenset({0, 1})}),
     "carries_from": Case({1: frozenset({1})}, {"carries_from": dict.fromkeys(EVERY, frozenset({0}))}),
@@ -86,7 +90,7 @@ CASES = {
     "relays": Case(frozenset(), {"relays": frozenset(), "links_allowed": RING}, groups()),
     "max_hops": Case(2, {"max_hops": 2, "links_allowed": RING}),
 }
-#: {clause that guides the search: value}.
+#: {name of a clause that only guides the search: value}.
 GUIDING = {
     "symmetry": ((2, 3, 0, 1),),
     "switch_policies": (SwitchPolicy("one", "min-connections", (0, 4)),),
@@ -99,18 +103,18 @@ IN_SKETCHES = [field for each in CLAUSES.values() for field in each.said if fiel
 
 
 def problem_of(name, **clauses):
-    """The problem of a clause's case with the given clauses."""
+    """Problem of test case `name` (1 MB chunks), under the given clauses only."""
     return make_problem(full(), CASES[name].collective, chunk_bytes=MB, clauses=Clauses(**clauses))
 
 
 def asked(name):
-    """The problem of a clause's case with the clause."""
+    """Problem of test case `name`, under the tested clause and the others that the case needs."""
     merges = {"merging": EVERY} if name == "max_merge" else {}
     return problem_of(name, **CASES[name].others, **merges, **{name: CASES[name].value})
 
 
 def breaking(name):
-    """A schedule whose only violation is that of the clause."""
+    """Schedule of test case `name` that violates the tested clause only."""
     case, problem = CASES[name], asked(name)
     sends = list(case.sends)
     if not sends and name == "relays":
