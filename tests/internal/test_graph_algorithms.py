@@ -27,8 +27,14 @@ def random_graph(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_shortest_paths_are_those_of_networkx(seed):
-    """Shortest paths equal networkx's, with arcs of length 0, parallel arcs and several starts."""
+@pytest.mark.parametrize("by_scipy", [False, True])
+def test_shortest_paths_are_those_of_networkx(seed, by_scipy, monkeypatch):
+    """Shortest paths equal networkx's, with arcs of length 0, parallel arcs and several starts.
+
+    Small graphs are solved by rounds over all arcs, and with that limit at 0 by SciPy.
+    """
+    if by_scipy:
+        monkeypatch.setattr(graph_algorithms, "_MOST_IN_ROUNDS", 0)
     num_nodes, src, dst, length = random_graph(seed)
     graph = networkx.MultiDiGraph()
     graph.add_nodes_from(range(num_nodes))
@@ -83,6 +89,19 @@ def test_long_cycles_are_one_orbit():
 def test_orbits_join_over_several_permutations():
     """Swaps (0 1) and (1 2) make one orbit of three; 3 and 4 stay alone."""
     assert smallest_of_orbits([[1, 0, 2, 3, 4], [0, 2, 1, 3, 4]], 5).tolist() == [0, 0, 0, 3, 4]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_orbits_are_the_components_of_networkx(seed):
+    """Orbits of random permutations, and of maps that are not permutations, are networkx's components."""
+    draw = np.random.default_rng(seed)
+    size, count = int(draw.integers(0, 40)), int(draw.integers(0, 4))
+    images = [draw.permutation(size) for _ in range(count)]
+    images += [np.where(draw.random(size) < 0.1, draw.integers(0, max(1, size), size), np.arange(size))]
+    graph = networkx.Graph(list(zip(list(range(size)) * len(images), np.concatenate(images).tolist())))
+    graph.add_nodes_from(range(size))
+    known = {index: min(orbit) for orbit in networkx.connected_components(graph) for index in orbit}
+    assert smallest_of_orbits(images, size).tolist() == [known[index] for index in range(size)]
 
 
 def test_parallel_paths_add_up():
