@@ -177,7 +177,7 @@ def _sweep(data: dict[str, Any]) -> str:
     names = {"one_worker": "one worker", "two_workers": "two workers", "cached": "the same again"}
     rows = [data[key] | {"name": name, "runs": data["runs"]} for key, name in names.items()]
     said = (
-        f"Two workers are {data['speed_up']} times as fast as one (to be met: {data['speed_up_at_least']}); "
+        f"Two workers are {data['speed_up']} times as fast as one (at least {data['speed_up_at_least']}); "
         f"the limit for the cached re-run is {data['cached_s_at_most']} s."
     )
     return _section("Parallel runs and the cache", data, _SWEEP, rows, said)
@@ -213,10 +213,11 @@ def _ablation(data: dict[str, Any]) -> str:
     rows = [row | {"which": _differing(row)} for row in data["rows"]]
     said = (
         f"{len(data['cases'])} cases, with a limit of {data['limit_s']:g} s of counted work and "
-        f"{data['seeds']} seeds; in {data['varied']} of them the whole's finish depends on its seed. A "
-        "mechanism is left out of the cases that used it. A case finishes later (or sooner) without it if it "
-        "does with each seed, beyond the range of the whole's finishes; otherwise the difference is within "
-        "chance. Ratios are without it to with it, of finishes and of CPU."
+        f"{data['seeds']} seeds. In {data['varied']} of them the finish of the full portfolio depends on "
+        "the seed. Each mechanism is left out in the cases that used it. A case counts as *later* (or "
+        "*sooner*) if it finishes later (or sooner) without the mechanism with each seed, beyond the "
+        "range of the full portfolio's finishes. All others are *within chance*. Ratios are without the "
+        "mechanism to with it, of finishes and of CPU."
     )
     return _section("Ablation of the portfolio", data, _ABLATION, rows, said)
 
@@ -230,10 +231,11 @@ def _differing(row: Row) -> str:
 def _fit(data: dict[str, Any]) -> str:
     ahead = data["predicted"]
     said = (
-        "To be met: median 6%, 90th percentile 20%, left out 8%, 5 s; mean of the medians of single logs 4%, "
-        f"which is {data['mean_of_medians']:.1%}. Two nodes of MI300X at 1 GiB, from a log of one and a "
-        f"NIC rate written by hand: off {ahead['error']:.1%}, at most 15%. What the baseline `nccl` predicts "
-        "on a profile fitted to a log, beside that log (median over sizes, at most 15%): "
+        "Limits for each log are a median error of 6%, 20% at the 90th percentile, 8% left out, and 5 s. "
+        f"The mean of the medians of single logs is {data['mean_of_medians']:.1%} (limit 4%). Two further "
+        "checks have a limit of 15%. A fit to one node of MI300X, with a NIC rate set by hand, predicts "
+        f"two nodes at 1 GiB with an error of {ahead['error']:.1%}. The baseline `nccl` on a profile "
+        "fitted to a log predicts that log with these median errors over sizes: "
         + ", ".join(f"{row['log']} {row['median']:.1%}" for row in data["beside"])
         + "."
     )
@@ -242,8 +244,11 @@ def _fit(data: dict[str, Any]) -> str:
 
 def _unseen(data: dict[str, Any]) -> str:
     """Tables of predictions of logs that were not fitted."""
-    said = "To be met: the median of all points 12%, of a machine 25%; outliers are shown and not counted. "
-    said += "`without`: the median with constants of other machines where this log is the `source of` one."
+    said = (
+        "Limits are a median error of 12% over all points, and 25% for each log. Outliers are shown and "
+        "not counted. *source of* names a constant that comes from this log. *without* is the median "
+        "error with the constants of other machines instead."
+    )
     default = _section("Published logs under default profiles", data, _UNSEEN, data["default"], said)
     titles = {
         "left out": "Published logs under fits to other logs of the machine",
@@ -252,7 +257,7 @@ def _unseen(data: dict[str, Any]) -> str:
     }
     fitted = (_section(title, data, _FITTED, data[name]) for name, title in titles.items())
     kernels = _section(
-        "One-kernel runtimes", data, (*_UNSEEN[:3], *_UNSEEN[-4:-2]), data["kernels"], "To be met: 7%."
+        "One-kernel runtimes", data, (*_UNSEEN[:3], *_UNSEEN[-4:-2]), data["kernels"], "The limit is 7%."
     )
     return "\n".join([default, *fitted, kernels])
 
