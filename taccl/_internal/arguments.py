@@ -24,6 +24,8 @@ from taccl.errors import InputError
 #: Types for annotations. Whole numbers of at least 1, and of at least 0.
 Count = int
 Natural = int
+#: Number, or an infinity, which may be the text ``"inf"`` or ``"-inf"``.
+Extended = float
 #: Whole number of bytes, and of MB, which may be text such as ``"4GB"``; a size, usually as text.
 Bytes = int
 Megabytes = int

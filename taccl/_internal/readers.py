@@ -97,6 +97,14 @@ def _finite(value: Any, where: str) -> float:
     return float(value)
 
 
+def _extended(value: Any, where: str) -> float:
+    if isinstance(value, str) and value in ("inf", "-inf"):
+        value = float(value)
+    if isinstance(value, float) and math.isinf(value):
+        return value
+    return _finite(value, where)
+
+
 def _seconds(value: Any, where: str, *, zero: bool = False) -> float:
     expected = f"expected a {'finite' if zero else 'positive'} number of seconds"
     if isinstance(value, str) and value.strip()[-1:].lower() == "s":
@@ -167,6 +175,7 @@ _KINDS = {
     "Seconds": Reader("a positive number of seconds", _seconds, "number text"),
     "Duration": Reader("a number of seconds", functools.partial(_seconds, zero=True), "number text"),
     "float": Reader("a finite number", _finite, "number"),
+    "Extended": Reader("a finite number, 'inf' or '-inf'", _extended, "number text"),
     "Fraction": Reader("a number that is not negative", _fraction, "number text"),
     "Number": Reader(
         "a number that is not negative", _number, "number text", plain=frozenset({int, Fraction})

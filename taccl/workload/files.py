@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import MISSING, fields
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from pydantic import create_model
 
@@ -19,7 +20,7 @@ from taccl.workload.tiling import Overlap
 from taccl.workload.workload import Workload
 
 _TABLES = {"inputs": Tensor, "operations": Operation, "overlaps": Overlap}
-_WORDS = {"Count": Positive, "Natural": Index}
+_WORDS = {"Count": Positive, "Natural": Index, "Extended": float | Literal["inf", "-inf"]}
 
 
 def _model(kind: type, **columns: Any) -> Any:
@@ -75,6 +76,8 @@ def to_dict(workload: Workload) -> dict[str, Any]:
         if type(value) in (*_TABLES.values(), Workload):
             every = ((each, getattr(value, each.name)) for each in fields(value))
             return {each.name: plain(one) for each, one in every if one != each.default}
+        if isinstance(value, float) and math.isinf(value):
+            return repr(value)  # "inf" or "-inf": JSON has no number for it
         return [plain(each) for each in value] if isinstance(value, tuple) else value
 
     found: dict[str, Any] = plain(workload)

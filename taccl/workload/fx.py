@@ -68,6 +68,10 @@ def from_fx(
     for node in nodes:
         if node.op in ("placeholder", "get_attr"):
             if node.users or node.name in asked:
+                if node.op == "get_attr" and "val" not in node.meta and "tensor_meta" not in node.meta:
+                    graph.node = node
+                    said = "is a graph of its own (a region of autocast or a checkpoint) or has no shape"
+                    raise graph.refused(f"{said}; call run_decompositions(), which joins such graphs")
                 is_number = isinstance(node.meta.get("val"), (int, float))
                 layout = asked.get(node.name, "replicated")
                 graph.values[node] = node.meta["val"] if is_number else graph.add_input(node, layout)

@@ -11,7 +11,7 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from taccl.workload.fx_graph import Named, Piece, Stacked, described
+from taccl.workload.fx_values import Named, Piece, Stacked, described
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Gradients of point-wise functions, softmax and layernorm in PyTorch graphs."""
+"""Gradients of point-wise functions and softmax in PyTorch's graphs."""
 
 from __future__ import annotations
 
@@ -88,28 +88,7 @@ def _rows_grad(kind: str) -> Reader:
     return read
 
 
-def _layernorm_grad(graph: Graph, given: Arguments) -> Any:
-    """Gradients with respect to the input, the weight and the bias."""
-    epsilon = graph.note_of(given["rstd"], "a layernorm's own rstd")
-    grad, x = given["grad_out"], given["input"]
-    axes = range(len(graph.tensor(x).shape) - 1)
-
-    def by_input() -> Any:
-        weighted = grad if given["weight"] is None else graph.make("multiply", grad, given["weight"])
-        return graph.make("layernorm_grad", weighted, x, value=epsilon)
-
-    def summed(value: Any) -> Any:
-        for _ in axes:
-            value = graph.make("sum", value, axis=0)
-        return value
-
-    def by_weight() -> Any:
-        return summed(graph.make("multiply", grad, graph.make("layernorm", x, value=epsilon)))
-
-    return graph.lazily(by_input, by_weight, lambda: summed(grad))
-
-
-#: {operator in an FX graph, without its overload: function that converts the node}.
+#: {name in a graph, without its overload: reader}.
 GRADIENT_READERS: dict[str, Reader] = {
     "aten.threshold_backward": _relu_grad,
     "aten.tanh_backward": _tanh_grad,
@@ -120,5 +99,4 @@ GRADIENT_READERS: dict[str, Reader] = {
     "aten.gelu_backward": _gelu_grad,
     "aten._softmax_backward_data": _rows_grad("softmax_grad"),
     "aten._log_softmax_backward_data": _rows_grad("log_softmax_grad"),
-    "aten.native_layer_norm_backward": _layernorm_grad,
 }

@@ -10,14 +10,28 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import WorkloadError
+from taccl.workload.fx_values import (
+    Deferred,
+    Filled,
+    Named,
+    Piece,
+    Positions,
+    Repeated,
+    Stacked,
+    View,
+    Whole,
+    described,
+)
 from taccl.workload.layouts import infer
 from taccl.workload.operations import (
     COLLECTIVES,
     DTYPE_BYTES,
+    FLOATS,
+    INTEGERS,
     POINTWISE,
     Operation,
     Tensor,
@@ -32,83 +46,6 @@ if TYPE_CHECKING:
     Reader = Callable[["Graph", dict[str, Any]], Any]
 
 TRACE = "trace the step with torch.export or make_fx"
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A tensor of the step, by name."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A tensor of the step in another local shape, with its elements in the same order."""
-
-    name: str
-    shape: tuple[int, ...]
-    is_squeezed: bool = False  # True if only axes of length 1 were added or removed
-
-
-@dataclass(frozen=True, slots=True)
-class Stacked:
-    """Equal pieces of a local tensor along an axis, one for each rank of a group, concatenated along axis 0.
-
-    In PyTorch, this is the result of an all-gather along an axis other than 0, and the operand of such a
-    reduce-scatter.
-    """
-
-    name: str
-    axis: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One of the equal pieces of a value along an axis, by position."""
-
-    whole: Named | Stacked
-    axis: int
-    position: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """A tensor filled with one number."""
-
-    number: float
-
-
-@dataclass(frozen=True, slots=True)
-class Positions:
-    """Integers from `start` to before `stop` along the last axis, after `ones` axes of length 1."""
-
-    start: int
-    stop: int
-    ones: int = 0
-
-
-class Deferred:
-    """A value whose operations are added to the step only if another operation reads it.
-
-    - `make`: Adds the operations and returns the value; None if no step can have it.
-    - `what`: Description of the value, for messages.
-    - `note`: Value that gradients use instead, such as a layernorm's epsilon; None if they need the value.
-      A value without a note is made once a node selects it from several results.
-    """
-
-    def __init__(self, what: str, make: Callable[[], Any] | None, note: Any = None) -> None:
-        self.what, self.note, self._make, self._made = what, note, make, None
-        self.is_taken = make is not None and note is None
-
-    def value(self, graph: Graph) -> Any:
-        """The value, computed at the first call."""
-        if self._make is None:
-            raise graph.refused(f"{graph.node.target} reads {self.what}, which a step does not have")
-        if self._made is None:
-            self._made = self._make()
-        return self._made
 
 
 class Graph:
@@ -136,7 +73,21 @@ class Graph:
         return WorkloadError(said, where=self.node.name)
 
     def make(self, kind: str, *values: Any, **options: Any) -> Any:
-        """Add an operation; return its result, a view if its point-wise operands are views."""
+        """Add an operation; its result, which is a view if point-wise operands are views."""
+        if any(isinstance(value, (Positions, Whole)) for value in values):
+            numbers = [
+                self.cast(value, "float32") if isinstance(value, (Positions, Whole)) else value
+                for value in values
+            ]
+            found = self.make(kind, *numbers, **options)
+            is_whole = isinstance(found, (Named, View)) and self.stated()[1] in INTEGERS
+            return Whole(found) if is_whole and self.dtype(found) in FLOATS else found
+        if kind in POINTWISE and any(isinstance(value, Repeated) for value in values):
+            shapes = {value.shape if isinstance(value, Repeated) else None for value in values}
+            plain = (value.source if isinstance(value, Repeated) else value for value in values)
+            found = self.make(kind, *plain, **options)  # it repeats by itself
+            alike = shapes.pop() if len(shapes) == 1 else None
+            return found if alike is None else Repeated(found, alike)
         shape = None
         if kind in POINTWISE and any(isinstance(value, View) for value in values):
             values, shape = self._unviewed(values)
@@ -179,6 +130,8 @@ class Graph:
             length = self.local_shape(value.whole)[value.axis] // value.count
             start = value.position * length
             return self.name_of(self.part(value.whole, value.axis, start, start + length))
+        if isinstance(value, Repeated):
+            return self.name_of(self._repeated(value))
         if isinstance(value, View):
             if value.shape == self.local_shape(Named(value.name)):
                 return value.name
@@ -187,6 +140,18 @@ class Graph:
                 self.reshaped[value] = self.name_of(self.make("reshape", Named(value.name), shape=shape))
             return self.reshaped[value]
         raise self.refused(f"{self.node.target} reads {described(value)}; a step has only whole tensors here")
+
+    def _repeated(self, value: Repeated) -> Any:
+        """The tensor of a repeated one, in memory."""
+        before = self.local_shape(value.source)
+        source = (*(len(value.shape) - len(before)) * (1,), *before)
+        found: Any = value.source
+        if source != before:
+            found = View(self.name_of(found), source, is_squeezed=True)
+        for axis, (old, new) in enumerate(zip(source, value.shape, strict=True)):
+            if old != new:
+                found = self.make("repeat", found, axis=axis, stop=new)
+        return found
 
     def part(self, value: Any, axis: int, start: int, stop: int) -> Any:
         """Range of local indices along an axis; `WorkloadError` if the axis is sliced over ranks."""
@@ -253,13 +218,42 @@ class Graph:
         """Tensor that a value stands for."""
         return self.tensors[self.name_of(value)]
 
+    def cast(self, value: Any, dtype: Any) -> Any:
+        """A value in an element type of PyTorch or of a step; the value itself for its own type or None."""
+        name = str(dtype).removeprefix("torch.")
+        if isinstance(value, Whole):
+            return value if name in INTEGERS else self.cast(value.value, name)
+        if dtype is None or isinstance(value, Filled) or name == self.dtype(value):
+            return value
+        if isinstance(value, Positions):
+            made = self.make("arange", start=value.start, stop=value.stop, dtype=name)
+            return View(made.name, value.shape, is_squeezed=True)
+        if name in INTEGERS and self.dtype(value) == "bool":
+            return Whole(self.make("cast", value, dtype="float32"))
+        return self.make("cast", value, dtype=name)
+
+    def numeric(self, value: Any) -> Any:
+        """A value to compute with: numbers 0 and 1 in place of a mask."""
+        if isinstance(value, (Named, View, Repeated)) and self.dtype(value) == "bool":
+            _, dtype = self.stated()
+            return self.cast(value, dtype if dtype in FLOATS else "int64")
+        return value
+
     def dtype(self, value: Any) -> str:
         """Element type of a value."""
+        if isinstance(value, (Positions, Whole)):
+            return "int64"
+        if isinstance(value, Repeated):
+            return self.dtype(value.source)
         return self.tensors[value.name].dtype if isinstance(value, View) else self.tensor(value).dtype
 
     def local_shape(self, value: Any) -> tuple[int, ...]:
-        """Shape of a value's part at one rank."""
-        if isinstance(value, (Deferred, Piece)):
+        """Shape of a value at one rank."""
+        if isinstance(value, (Positions, Repeated)):
+            return value.shape
+        if isinstance(value, Whole):
+            value = value.value
+        if not isinstance(value, (Named, View, Stacked)):
             value = Named(self.name_of(value))
         if isinstance(value, View):
             return value.shape
@@ -277,7 +271,10 @@ class Graph:
         if getattr(node.target, "__name__", "") == "getitem":
             return self._named(self._item(*node.args), first)
         schema = getattr(node.target, "_schema", None)
-        reader = self.readers.get(target.rpartition(".")[0].replace("_functional_autograd", "_functional"))
+        name = target.rpartition(".")[0].replace("_functional_autograd", "_functional")
+        reader = self.readers.get(name)
+        if reader is None and name.endswith("_") and self._is_last_reader(node):
+            reader = self.readers.get(name.removesuffix("_"))
         if node.op != "call_function" or schema is None or reader is None:
             told = ", ".join(described(self.value(each)) for each in (*node.args, *node.kwargs.values()))
             what = f"{target} of {told or 'nothing'}"
@@ -288,6 +285,18 @@ class Graph:
         given = {each.name: each.default_value for each in schema.arguments}
         given |= dict(zip(given, node.args, strict=False)) | dict(node.kwargs)
         return self._named(reader(self, {name: self.value(each) for name, each in given.items()}), first)
+
+    def _is_last_reader(self, node: Any) -> bool:
+        """True if nothing reads what a node writes in place, but by the node's own result."""
+        written = node.args[0] if node.args else None
+        users, target = getattr(written, "users", ()), getattr(written, "target", None)
+        # In evaluation, dropout returns its operand itself.
+        is_made = getattr(written, "op", "") == "call_function" and "dropout" not in str(target)
+        is_made &= not getattr(target, "is_view", True)
+        return is_made and all(
+            user is node or (user in self.values and not getattr(user.target, "is_view", True))
+            for user in users
+        )
 
     def _item(self, source: Any, place: int) -> Any:
         """Result number `place` of the node `source`, which names its operations and messages."""
@@ -391,18 +400,3 @@ def _shape_and_dtype(node: Any) -> tuple[tuple[int, ...] | None, str]:
         said = f"found shape {list(meta.shape)}; a step needs numbers: trace it without dynamic shapes"
         raise WorkloadError(said, where=node.name)
     return tuple(meta.shape), str(meta.dtype).removeprefix("torch.")
-
-
-def described(value: Any) -> str:
-    """Description of a value for messages."""
-    if isinstance(value, View):
-        return f"{value.name} as {list(value.shape)}"
-    if isinstance(value, Stacked):
-        return f"the concatenated slices of {value.name} along axis {value.axis}"
-    if isinstance(value, Piece):
-        return f"piece {value.position} of {value.count} of {value.whole.name} along axis {value.axis}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(described, value))}]"
-    if isinstance(value, Deferred):
-        return value.what
-    return value.name if isinstance(value, Named) else repr(value)

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import LossyConversionWarning, warn
-from taccl.workload.fx_graph import Filled, Positions
+from taccl.workload.fx_values import Filled, Named, Positions, Repeated, View, described
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,14 +22,19 @@ def _positions(graph: Graph, given: Arguments) -> Any:
     start, end = given.get("start", 0) or 0, given["end"]
     if given.get("step", 1) not in (None, 1) or not isinstance(start, int) or not isinstance(end, int):
         raise graph.refused(f"counts from {start} to {end} by {given.get('step')}; a step has it by 1 only")
-    return Positions(start, end)
+    found = Positions(start, end, (end - start,))
+    return graph.cast(found, given["dtype"]) if "float" in str(given.get("dtype")) else found
 
 
 def _embedding(graph: Graph, given: Arguments) -> Any:
     table, ids = given["weight"], given["indices"]
     _only_whole(graph, table, 0)
+    if isinstance(ids, Repeated) and isinstance(ids.source, Positions):
+        made = _embedding(graph, given | {"indices": ids.source})
+        return Repeated(made, (*ids.shape, graph.local_shape(made)[-1]))
     if isinstance(ids, Positions):
-        return graph.make("narrow", table, axis=0, start=ids.start, stop=ids.stop)
+        made = graph.make("narrow", table, axis=0, start=ids.start, stop=ids.stop)
+        return View(made.name, (*ids.shape, graph.local_shape(made)[-1]), is_squeezed=True)
     return graph.make("embedding", table, ids)
 
 
@@ -38,8 +43,15 @@ def _embedding_grad(graph: Graph, given: Arguments) -> Any:
         said = f"has scale_grad_by_freq or padding_idx {given['padding_idx']}"
         raise graph.refused(f"{said}; a step's embedding has a gradient for every row, unscaled")
     grad, ids, rows = given["grad_output"], given["indices"], given["num_weights"]
+    if isinstance(ids, Repeated) and isinstance(ids.source, Positions):
+        shape = (*(len(ids.shape) - len(ids.source.shape)) * (1,), *ids.source.shape)
+        for axis in reversed(range(len(shape))):
+            if shape[axis] != ids.shape[axis]:
+                grad = graph.make("sum", grad, axis=axis)
+        ids = ids.source
     if isinstance(ids, Positions):
-        return graph.padded(grad, 0, ids.start, rows)
+        flat = View(graph.name_of(grad), (ids.stop - ids.start, graph.local_shape(grad)[-1]), True)
+        return graph.padded(Named(graph.name_of(flat)), 0, ids.start, rows)
     return graph.make("embedding_grad", grad, ids, stop=rows)
 
 
@@ -54,12 +66,14 @@ def _only_whole(graph: Graph, value: Any, axis: int) -> None:
 def _cross_entropy(graph: Graph, given: Arguments) -> Any:
     if given["label_smoothing"]:
         raise graph.refused(f"has label_smoothing={given['label_smoothing']}; a step has it with 0 only")
+    _only_rows(graph, given)
     return _nll(graph, given | {"self": graph.make("log_softmax", given["self"])})
 
 
 def _nll(graph: Graph, given: Arguments) -> Any:
     """Negative log-likelihood of the targets, as mean or sum, from logarithms of probabilities."""
     _check(graph, given)
+    _only_rows(graph, given)
     _only_whole(graph, given["self"], -1)
     total: Any = graph.make("pick", given["self"], given["target"])
     number = math.prod(graph.local_shape(total))
@@ -84,8 +98,33 @@ def _check(graph: Graph, given: Arguments) -> None:
         said = f"{graph.node.target} has weights, or reduction={given['reduction']}"
         raise graph.refused(f"{said}; a step has the mean (1) and the sum (2), without weights")
     ignored = given["ignore_index"]
-    said = f"{graph.node.name} leaves targets of {ignored} out of its mean; the step counts every target"
-    warn(said, LossyConversionWarning)
+    if ignored >= 0:
+        said = f"{graph.node.target} has ignore_index={ignored}, which may be a target"
+        raise graph.refused(f"{said}; a step adds up every target that is a class: mask the loss before")
+    if given["reduction"] == 1:
+        said = f"{graph.node.name} leaves targets of {ignored} out of its mean; the step counts every target"
+        warn(said, LossyConversionWarning)
+
+
+def _gathered(graph: Graph, given: Arguments) -> Any:
+    """The element at an id of each row."""
+    rows, ids = given["self"], given["index"]
+    shape = graph.local_shape(rows)
+    if given["dim"] % len(shape) != len(shape) - 1 or graph.local_shape(ids) != (*shape[:-1], 1):
+        said = f"{graph.node.target} takes {described(ids)} along axis {given['dim']} of {described(rows)}"
+        raise graph.refused(f"{said}; a step takes one element of each row along the last axis")
+    _only_whole(graph, rows, -1)
+    name = ids.name if isinstance(ids, View) else graph.name_of(ids)
+    made = graph.make("pick", rows, Named(graph.name_of(View(name, shape[:-1], is_squeezed=True))))
+    return View(made.name, (*shape[:-1], 1), is_squeezed=True)
+
+
+def _only_rows(graph: Graph, given: Arguments) -> None:
+    """Raise `WorkloadError` unless classes are the last axis, as they are of one or two axes."""
+    shape = graph.local_shape(given["self"])
+    if len(shape) > 2:
+        said = f"{graph.node.target} has classes along axis 1 of {list(shape)}"
+        raise graph.refused(f"{said}; a step has them along the last of 2 axes: flatten the others before")
 
 
 #: {operator in an FX graph, without its overload: function that converts the node}.
@@ -95,6 +134,7 @@ ID_READERS: dict[str, Reader] = {
     "aten.embedding_dense_backward": _embedding_grad,
     "aten.cross_entropy_loss": _cross_entropy,
     "aten.nll_loss_forward": lambda graph, given: graph.first(lambda: _nll(graph, given)),
+    "aten.gather": _gathered,
     "aten.nll_loss": _nll,
     "aten.nll_loss_nd": _nll,
     "aten.nll_loss_backward": _nll_grad,

@@ -13,10 +13,22 @@ from typing import TYPE_CHECKING, Any
 from taccl.errors import LossyConversionWarning, warn
 from taccl.workload.fx_attention import ATTENTION_READERS
 from taccl.workload.fx_collectives import COLLECTIVE_READERS
+from taccl.workload.fx_comparisons import COMPARISON_READERS
 from taccl.workload.fx_gradients import GRADIENT_READERS
-from taccl.workload.fx_graph import Deferred, Filled, Named, Piece, Positions, View, described
 from taccl.workload.fx_ids import ID_READERS
-from taccl.workload.kind_values import EPSILON
+from taccl.workload.fx_norms import NORM_READERS
+from taccl.workload.fx_values import (
+    Deferred,
+    Filled,
+    Named,
+    Piece,
+    Positions,
+    Repeated,
+    View,
+    Whole,
+    described,
+    number_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,13 +39,6 @@ if TYPE_CHECKING:
     Reader = Callable[[Graph, Arguments], Any]
 
 
-def _number(value: Any) -> float | None:
-    """Value of a constant, or of every element of a `Filled` tensor; None for other tensors."""
-    if isinstance(value, Filled):
-        return value.number
-    return float(value) if isinstance(value, (int, float)) else None
-
-
 def _same(graph: Graph, given: Arguments) -> Any:
     return next(iter(given.values()))
 
@@ -42,13 +47,17 @@ def _unary(kind: str) -> Reader:
     return lambda graph, given: graph.make(kind, next(iter(given.values())))
 
 
+def _binary(kind: str) -> Reader:
+    return lambda graph, given: graph.make(kind, given["self"], given["other"])
+
+
 def _plus(sign: float) -> Reader:
     """Converter of a sum, or of a difference if `sign` is -1."""
 
     def read(graph: Graph, given: Arguments) -> Any:
-        one, two = given["self"], given["other"]
+        one, two = (graph.numeric(given[name]) for name in ("self", "other"))
         factor = sign * float(given.get("alpha", 1))
-        a, b = _number(one), _number(two)
+        a, b = number_of(one), number_of(two)
         if a is not None and b is not None:
             return Filled(a + factor * b)
         if b is not None:
@@ -69,8 +78,8 @@ def _reversed_difference(graph: Graph, given: Arguments) -> Any:
 
 
 def _times(graph: Graph, given: Arguments) -> Any:
-    one, two = given["self"], given["other"]
-    a, b = _number(one), _number(two)
+    one, two = (graph.numeric(given[name]) for name in ("self", "other"))
+    a, b = number_of(one), number_of(two)
     if a is not None and b is not None:
         return Filled(a * b)
     if a is None and b is None:
@@ -80,9 +89,11 @@ def _times(graph: Graph, given: Arguments) -> Any:
 
 def _over(graph: Graph, given: Arguments) -> Any:
     graph.only(given, rounding_mode=None)
-    b = _number(given["other"])
+    b = number_of(given["other"])
     if b is not None:
-        return graph.make("scale", given["self"], value=1 / b)
+        if not b:
+            raise graph.refused(f"{graph.node.target} divides by 0; a step has no such numbers")
+        return _times(graph, {"self": given["self"], "other": 1 / b})
     return graph.make("divide", given["self"], given["other"])
 
 
@@ -90,7 +101,7 @@ def _power(exponent: float | None = None) -> Reader:
     """Converter of a power; if `exponent` is None, the exponent is an argument of the node."""
 
     def read(graph: Graph, given: Arguments) -> Any:
-        number = _number(given["exponent"]) if exponent is None else exponent
+        number = number_of(given["exponent"]) if exponent is None else exponent
         if number is None:
             said = f"found exponent {described(given['exponent'])}; a step has exponents that are numbers"
             raise graph.refused(said)
@@ -156,9 +167,11 @@ def _view(graph: Graph, given: Arguments) -> Any:
     shape, _ = graph.stated()
     if isinstance(source, Filled):
         return source
-    if isinstance(source, Positions) and shape and math.prod(shape) == shape[-1]:
-        return replace(source, ones=len(shape) - 1)
-    if isinstance(source, (Deferred, Piece)):
+    if isinstance(source, Positions) and shape:
+        return replace(source, shape=shape)
+    if isinstance(source, Whole):
+        return Whole(View(source.value.name, shape or ()))
+    if isinstance(source, (Deferred, Piece, Repeated)):
         source = Named(graph.name_of(source))
     if shape is None or not isinstance(source, (Named, View)):
         raise graph.refused(f"{graph.node.target} reads {described(source)}; a step has no such tensor")
@@ -168,15 +181,35 @@ def _view(graph: Graph, given: Arguments) -> Any:
 
 
 def _expanded(graph: Graph, given: Arguments) -> Any:
-    """Value of an expand that keeps the shape; `WorkloadError` for an expand that repeats elements."""
+    """A value with axes of length 1 repeated, in memory once an operation needs it."""
     source = given["self"]
     shape, _ = graph.stated()
-    if isinstance(source, (Filled, Positions)):
+    if isinstance(source, Filled) or shape is None or shape == graph.local_shape(source):
         return source
-    if shape != graph.local_shape(source):
-        said = f"{graph.node.target} repeats {described(source)} as {list(shape or ())}"
-        raise graph.refused(f"{said}; take it out, as point-wise operations repeat by themselves")
-    return source
+    if isinstance(source, Positions):
+        is_same = math.prod(shape) == source.stop - source.start
+        return replace(source, shape=shape) if is_same else Repeated(source, shape)
+    return Repeated(source if isinstance(source, (Named, View)) else Named(graph.name_of(source)), shape)
+
+
+def _type_as(graph: Graph, given: Arguments) -> Any:
+    return graph.cast(given["self"], graph.dtype(given["other"]))
+
+
+def _outer(graph: Graph, given: Arguments) -> Any:
+    """The products of all elements of a vector with all of another."""
+    (count,) = graph.local_shape(given["self"])
+    column = View(graph.name_of(given["self"]), (count, 1), is_squeezed=True)
+    return graph.make("multiply", Named(graph.name_of(column)), given["vec2"])
+
+
+def _repeated(graph: Graph, given: Arguments) -> Any:
+    """Each element along an axis several times."""
+    if not isinstance(given["repeats"], int) or given["dim"] is None:
+        said = f"{graph.node.target} has repeats={described(given['repeats'])} and dim={given['dim']}"
+        raise graph.refused(f"{said}; a step repeats a given number of times along an axis")
+    axis = given["dim"] % len(graph.local_shape(given["self"]))
+    return graph.make("repeat", given["self"], axis=axis, stop=given["repeats"])
 
 
 def _sliced(graph: Graph, given: Arguments) -> Any:
@@ -184,12 +217,13 @@ def _sliced(graph: Graph, given: Arguments) -> Any:
     source, axis = given["self"], given["dim"]
     start, end = given.get("start") or 0, given.get("end")
     if isinstance(source, Positions):
-        count = source.ones + 1
-        if axis % count < source.ones:
+        axis %= len(source.shape)
+        if source.shape[axis] == 1 < source.stop - source.start:
             return source
         places = range(source.start, source.stop)[slice(start, end, given["step"])]
         if places.step == 1 and places:
-            return replace(source, start=places.start, stop=places.stop)
+            shape = tuple(len(places) if i == axis else n for i, n in enumerate(source.shape))
+            return Positions(places.start, places.stop, shape)
     shape = graph.local_shape(Named(graph.name_of(source)))
     axis %= len(shape)
     start, stop, step = slice(start, end, given["step"]).indices(shape[axis])
@@ -226,13 +260,6 @@ def _select_grad(graph: Graph, given: Arguments) -> Any:
     return graph.padded(one, axis, given["index"] % sizes[axis], sizes[axis])
 
 
-def _where(graph: Graph, given: Arguments) -> Any:
-    mask, one, two = given["condition"], given["self"], given["other"]
-    if (number := _number(one)) is not None and _number(two) is None:
-        return graph.make("masked_fill", two, mask, value=number)
-    return graph.make("where", mask, one, two)
-
-
 def _softmax(graph: Graph, given: Arguments, kind: str = "softmax") -> Any:
     count = len(graph.tensor(given["self"]).shape)
     if given["dim"] % max(count, 1) != count - 1:
@@ -241,83 +268,12 @@ def _softmax(graph: Graph, given: Arguments, kind: str = "softmax") -> Any:
     graph.only(given, half_to_float=False)
     found = given["self"]
     if given.get("dtype") is not None:
-        found = graph.make("cast", found, dtype=_dtype(given["dtype"]))
+        found = graph.cast(found, given["dtype"])
     return graph.make(kind, found)
 
 
-def _layernorm(graph: Graph, given: Arguments) -> Any:
-    tensor = graph.tensor(given["input"])
-    if list(given["normalized_shape"]) != [tensor.shape[-1]]:
-        said = f"is over axes of lengths {given['normalized_shape']}; only the last axis is supported"
-        raise graph.refused(said)
-    value = None if given["eps"] == EPSILON else given["eps"]
-    found = graph.make("layernorm", given["input"], value=value)
-    if given["weight"] is not None:
-        found = graph.make("multiply", found, given["weight"])
-    return found if given["bias"] is None else graph.make("add", found, given["bias"])
-
-
-def _layernorm_and_moments(graph: Graph, given: Arguments) -> Any:
-    """(layernorm, mean of each row, reciprocal deviation of each row), added to the step if read.
-
-    The note of mean and deviation is epsilon, with which gradients recompute them.
-    """
-    x, last = given["input"], [len(graph.tensor(given["input"]).shape) - 1]
-
-    def mean(value: Any) -> Any:
-        return _mean(graph, {"self": value, "dim": last, "keepdim": True})
-
-    def spread() -> Any:
-        varied = mean(graph.make("square", graph.make("subtract", x, mean(x))))
-        return graph.make("power", graph.make("offset", varied, value=given["eps"]), value=-0.5)
-
-    of = f"of {graph.node.name}"
-    return [
-        Deferred(f"the layernorm {of}", lambda: _layernorm(graph, given)),
-        Deferred(f"the mean {of}", lambda: mean(x), given["eps"]),
-        Deferred(f"the reciprocal deviation {of}", spread, given["eps"]),
-    ]
-
-
-def _dtype(given: Any) -> str:
-    return str(given).removeprefix("torch.")
-
-
 def _cast(graph: Graph, given: Arguments) -> Any:
-    if given.get("dtype") is None or _dtype(given["dtype"]) == graph.dtype(given["self"]):
-        return given["self"]
-    return graph.make("cast", given["self"], dtype=_dtype(given["dtype"]))
-
-
-def _sum(graph: Graph, given: Arguments) -> Any:
-    """Sum over axes of a local tensor."""
-    found = given["self"]
-    local = graph.local_shape(found)
-    count = len(local)
-    axes = {each % max(count, 1) for each in given.get("dim") or range(count)} if count else set()
-    if isinstance(found, View) and not given.get("keepdim"):
-        whole = graph.local_shape(Named(found.name))
-        # A sum over all rows of a view is the sum over all rows of its tensor.
-        if axes == {*range(count)} or (axes == {*range(count - 1)} and local[-1] == whole[-1]):
-            found, axes = Named(found.name), {*range(len(whole) - (count - len(axes)))}
-    if given.get("dtype") is not None:
-        found = _cast(graph, {"self": found, "dtype": given["dtype"]})
-    for axis in sorted(axes, reverse=True):
-        found = graph.make("sum", found, axis=axis)
-    kept = tuple(1 if i in axes else n for i, n in enumerate(local))
-    return View(graph.name_of(found), kept, is_squeezed=True) if given.get("keepdim") else found
-
-
-def _mean(graph: Graph, given: Arguments) -> Any:
-    local = graph.local_shape(given["self"])
-    number = math.prod([local[each % len(local)] for each in given.get("dim") or range(len(local))])
-    total = _sum(graph, given)
-    return graph.make("scale", total, value=1 / number)
-
-
-def _norm(graph: Graph, given: Arguments) -> Any:
-    graph.only(given, ord=2, dim=None, keepdim=False, dtype=None)
-    return graph.make("norm", given["self"])
+    return graph.cast(given["self"], given.get("dtype"))
 
 
 def _squared_error(graph: Graph, given: Arguments) -> Any:
@@ -327,7 +283,7 @@ def _squared_error(graph: Graph, given: Arguments) -> Any:
 
 def _squared_error_grad(graph: Graph, given: Arguments) -> Any:
     error = graph.make("subtract", given["self"], given["target"])
-    number = _number(given["grad_output"])
+    number = number_of(given["grad_output"])
     scaled = _averaged(graph, error, given, 2 * (1 if number is None else number))
     return scaled if number is not None else graph.make("multiply", scaled, given["grad_output"])
 
@@ -375,41 +331,41 @@ def _nothing(graph: Graph, given: Arguments) -> None:
     return None
 
 
-#: {operator in an FX graph, without its overload: function that converts the node}.
+#: Functions of one tensor that PyTorch has by the same name.
+_UNARY = ("relu", "tanh", "sqrt", "square", "exp", "sigmoid", "erf", "log", "cos", "sin", "abs")
+#: {name in a graph, without its overload: function that converts the node}.
 READERS: dict[str, Reader] = {
     **dict.fromkeys(
         ("aten.detach", "aten.alias", "aten.clone", "aten.contiguous", "aten.lift_fresh_copy",
          "aten.lift_fresh", "_c10d_functional.wait_tensor"), _same,
     ),
-    **{f"aten.{kind}": _unary(kind) for kind in ("relu", "tanh", "sqrt", "square", "exp", "sigmoid", "erf")},
+    **{f"aten.{kind}": _unary(kind) for kind in _UNARY},
     **dict.fromkeys(
         ("aten.view", "aten.reshape", "aten._unsafe_view", "aten.unsqueeze", "aten.squeeze", "aten.flatten",
          "aten.unflatten"), _view,
     ),
     **dict.fromkeys(("aten.mm", "aten.bmm", "aten.matmul"), _matmul),
-    **dict.fromkeys(("aten.t", "aten.transpose", "aten.permute"), _transpose),
+    **dict.fromkeys(("aten.t", "aten.transpose", "aten.permute", "aten.numpy_T"), _transpose),
     **dict.fromkeys(("aten._softmax", "aten.softmax"), _softmax),
     **dict.fromkeys(
         ("aten._log_softmax", "aten.log_softmax"), lambda graph, given: _softmax(graph, given, "log_softmax")
     ),
-    "aten.where": _where, "aten.expand": _expanded, "aten.slice": _sliced, "aten.select": _selected,
+    "aten.expand": _expanded, "aten.outer": _outer, "aten.type_as": _type_as,
+    "aten.repeat_interleave": _repeated, "aten.slice": _sliced,
+    "aten.select": _selected,
     "aten.slice_backward": _slice_grad, "aten.select_backward": _select_grad,
-    "aten.masked_fill": lambda graph, given: graph.make(
-        "masked_fill", given["self"], given["mask"], value=float(given["value"])
-    ),
     **dict.fromkeys(("aten._to_copy", "aten.to"), _cast),
     **dict.fromkeys(("aten.full", "aten.full_like", "aten.scalar_tensor"), _filled(None)),
     **dict.fromkeys(("aten.ones_like", "aten.ones"), _filled(1.0)),
     **dict.fromkeys(("aten.zeros_like", "aten.zeros"), _filled(0.0)),
     "aten.add": _plus(1), "aten.sub": _plus(-1), "aten.rsub": _reversed_difference, "aten.mul": _times,
-    "aten.div": _over, "aten.neg": lambda graph, given: graph.make("scale", given["self"], value=-1.0),
-    "aten.maximum": lambda graph, given: graph.make("maximum", given["self"], given["other"]),
+    "aten.div": _over, "aten.neg": lambda graph, given: _times(graph, {"self": given["self"], "other": -1.0}),
+    **{f"aten.{kind}": _binary(kind) for kind in ("maximum", "minimum")},
     "aten.pow": _power(), "aten.rsqrt": _power(-0.5), "aten.reciprocal": _power(-1.0),
-    "aten.addmm": _biased_product, "aten.linear": _linear, "aten.layer_norm": _layernorm,
-    "aten.native_layer_norm": _layernorm_and_moments, "aten.sum": _sum, "aten.mean": _mean,
-    "aten.linalg_vector_norm": _norm, "aten.mse_loss": _squared_error,
+    "aten.addmm": _biased_product, "aten.linear": _linear, "aten.mse_loss": _squared_error,
     "aten.mse_loss_backward": _squared_error_grad, "aten.dropout": _dropout,
     "aten.native_dropout": lambda graph, given: graph.first(lambda: _dropout(graph, given)),
     "aten.copy_": _copy, "aten._assert_tensor_metadata": _nothing,
-    **COLLECTIVE_READERS, **GRADIENT_READERS, **ID_READERS, **ATTENTION_READERS,
+    **COLLECTIVE_READERS, **GRADIENT_READERS, **NORM_READERS, **COMPARISON_READERS, **ID_READERS,
+    **ATTENTION_READERS,
 }  # fmt: skip

@@ -17,11 +17,17 @@ if TYPE_CHECKING:
 _VALUES = {
     "relu": "torch.relu({0})", "gelu": 'torch.nn.functional.gelu({0}, approximate="tanh")',
     "tanh": "torch.tanh({0})", "sigmoid": "torch.sigmoid({0})", "erf": "torch.erf({0})",
-    "exp": "torch.exp({0})",
+    "exp": "torch.exp({0})", "log": "torch.log({0})", "cos": "torch.cos({0})", "sin": "torch.sin({0})",
+    "abs": "torch.abs({0})",
     "square": "torch.square({0})", "sqrt": "torch.sqrt({0})", "power": "torch.pow({0}, {v})",
     "scale": "{0} * {v}", "offset": "{0} + {v}", "cast": "{0}.to(torch.{dtype})", "add": "{0} + {1}",
     "subtract": "{0} - {1}", "multiply": "{0} * {1}", "divide": "{0} / {1}",
-    "maximum": "torch.maximum({0}, {1})", "matmul": "torch.matmul({0}, {1})",
+    "maximum": "torch.maximum({0}, {1})", "minimum": "torch.minimum({0}, {1})",
+    "equal": "{0} == {other}", "not_equal": "{0} != {other}", "less": "{0} < {other}",
+    "less_equal": "{0} <= {other}", "greater": "{0} > {other}", "greater_equal": "{0} >= {other}",
+    "logical_not": "~{0}", "logical_and": "{0} & {1}", "logical_or": "{0} | {1}",
+    "arange": "torch.arange({start}, {stop}, dtype=torch.{dtype}, device=device())",
+    "matmul": "torch.matmul({0}, {1})",
     "relu_grad": "torch.where({1} > 0, {0}, 0.0)", "masked_fill": "({0}).masked_fill({1}, {v})",
     "where": "torch.where({0}, {1}, {2})",
     "layernorm": "torch.nn.functional.layer_norm({0}, ({0}).shape[-1:], eps={v})",
@@ -32,6 +38,7 @@ _VALUES = {
     "softmax": "torch.softmax({0}, -1)", "log_softmax": "torch.log_softmax({0}, -1)",
     "transpose": "{0}.permute({order})", "reshape": "({0}).reshape({shape})",
     "narrow": "({0}).narrow({axis}, {start}, {length})", "concat": "torch.cat([{all}], {axis})",
+    "repeat": "({0}).repeat_interleave({stop}, {axis})",
     "sum": "({0}).sum({axis})", "norm": "torch.linalg.vector_norm({0})",
     "sum_of_squares": "torch.square({0}).sum()",
     "embedding": "looked_up({0}, {1}, {first})", "embedding_grad": "rows_added({0}, {1}, {stop})",
@@ -150,6 +157,7 @@ def text_of(
     return _VALUES[operation.kind].format(
         *operands, v=number(value), axis=operation.axis, dtype=operation.dtype, shape=shape, first=first,
         order=permutation(operation, len(shape)), start=operation.start, stop=operation.stop,
+        other=operands[1] if len(operands) > 1 else number(value),
         length=operation.stop - operation.start, all=", ".join(operands), given=given,
     )  # fmt: skip
 

@@ -143,6 +143,17 @@ def padded(operation: Operation, shapes: Sequence[Shape]) -> Shape:
     return (*shapes[0][:axis], operation.stop, *shapes[0][axis + 1 :])
 
 
+def counted(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape of numbers in a range."""
+    return (operation.stop - operation.start,)
+
+
+def repeated(operation: Operation, shapes: Sequence[Shape]) -> Shape:
+    """The shape with an axis `stop` times as long."""
+    axis = axis_of(operation, shapes[0])
+    return (*shapes[0][:axis], shapes[0][axis] * operation.stop, *shapes[0][axis + 1 :])
+
+
 def joined(operation: Operation, shapes: Sequence[Shape]) -> Shape:
     """Shape of tensors concatenated along an axis."""
     axis = axis_of(operation, shapes[0])
@@ -189,6 +200,11 @@ def attended(operation: Operation, shapes: Sequence[Shape]) -> Shape:
     if not fits or query[-1] != key[-1] or key[-2] != value[-2]:
         said = f"found shapes {query}, {key} and {value}; expected (..., m, d), (..., n, d) and (..., n, e)"
         raise refused(operation, said)
+    weights = (*query[:-1], key[-2])
+    for mask in shapes[3:]:
+        pairs = zip(mask[::-1], weights[::-1], strict=False)
+        if len(mask) > len(weights) or any(n not in (1, whole) for n, whole in pairs):
+            raise refused(operation, f"found a mask of shape {mask}; expected one that fits {weights}")
     return (*query[:-1], value[-1])
 
 
@@ -219,6 +235,16 @@ def same_axes(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labe
         ]
         for each in shapes
     ]
+
+
+def own_axes(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+    """Each axis of the only operand is the same of the result; elements of one are blocks of the other."""
+    return [[*range(len(out))]]
+
+
+def none_read(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+    """Labels of no operands."""
+    return []
 
 
 def of_rows(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:

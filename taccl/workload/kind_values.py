@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.workload.kind_rules import permutation
+from taccl.workload.kinds import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,7 +55,9 @@ def value_of(
         return np.where(drawn() >= share, read[0] / (1 - share), 0)
     if kind in _BY_OPTIONS:
         return _BY_OPTIONS[kind](operation, read)
-    return getattr(np, kind)(*read)  # tanh, exp, add and others that numpy has by the same name
+    # Comparisons with `value` have it in the operand's type.
+    more = [value] if TABLE[kind].makes and value is not None and len(read) == 1 else []
+    return getattr(np, kind)(*read, *more)  # tanh, exp, add, less and others that numpy has by the same name
 
 
 def _normed(rows: Array, epsilon: float) -> Any:
@@ -120,7 +123,8 @@ def _weights(operation: Operation, query: Array, key: Array, masks: Sequence[Arr
         found = np.where(mask, found, -np.inf) if mask.dtype == bool else found + mask
     if operation.causal:
         found = np.where(np.arange(key.shape[-2]) <= rows[:, None], found, -np.inf)
-    return _softmax(found)
+    hidden = np.isneginf(found).all(axis=-1, keepdims=True)  # PyTorch gives 0 to queries that read no key
+    return np.where(hidden, 0, _softmax(np.where(hidden, 0, found)))
 
 
 def attention_scale(operation: Operation, width: int) -> float:
@@ -180,5 +184,7 @@ _BY_OPTIONS: dict[str, Callable[[Operation, Sequence[Array]], Any]] = {
     ),
     "pad": _padded,
     "concat": lambda operation, read: np.concatenate(read, axis=operation.axis or 0),
+    "repeat": lambda operation, read: np.repeat(read[0], operation.stop, axis=operation.axis),
+    "arange": lambda operation, read: np.arange(operation.start, operation.stop),
     "one_hot": lambda operation, read: np.arange(operation.stop) == read[0][..., None],
 }

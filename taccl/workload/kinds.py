@@ -43,6 +43,7 @@ class Kind:
     - `ids`: Positions of operands that are whole numbers; None if operands of any type are only moved.
     - `masks`: Positions of operands that may be of type bool.
     - `pointwise`: True if an element of the result needs only that element of each operand.
+    - `makes`: Type of the result; empty if it is that of the operands, or the option `dtype`.
     """
 
     says: str
@@ -56,12 +57,35 @@ class Kind:
     ids: tuple[int, ...] | None = ()
     masks: tuple[int, ...] = ()
     pointwise: bool = False
+    makes: str = ""
 
 
 def _pointwise(
     says: str, operands: int = 1, options: tuple[str, ...] = (), linear: tuple[str, ...] = ()
 ) -> Kind:
     return Kind(says, rules.broadcast, rules.same_axes, (operands,), options, linear=linear, pointwise=True)
+
+
+def _comparisons() -> dict[str, Kind]:
+    """Comparisons of a with b, or with `value` if there is no b; they make masks."""
+    says = {
+        "equal": "equals", "not_equal": "differs from", "less": "is below", "less_equal": "is at most",
+        "greater": "is above", "greater_equal": "is at least",
+    }  # fmt: skip
+    return {
+        name: Kind(
+            f"true where a {said} b, or `value`", rules.broadcast, rules.same_axes, (1, 2), ("value",),
+            ids=None, pointwise=True, makes="bool",
+        )
+        for name, said in says.items()
+    }  # fmt: skip
+
+
+def _of_masks(says: str, operands: int) -> Kind:
+    masks = tuple(range(operands))
+    return Kind(
+        says, rules.broadcast, rules.same_axes, (operands,), masks=masks, pointwise=True, makes="bool"
+    )
 
 
 def _attention_grads() -> dict[str, Kind]:
@@ -98,6 +122,10 @@ TABLE: dict[str, Kind] = {
     "sigmoid": _pointwise("1 / (1 + exp -x)"),
     "erf": _pointwise("the error function"),
     "exp": _pointwise("exp x"),
+    "log": _pointwise("the logarithm of x"),
+    "cos": _pointwise("cos x"),
+    "sin": _pointwise("sin x"),
+    "abs": _pointwise("the absolute value of x"),
     "square": _pointwise("x²"),
     "sqrt": _pointwise("√x"),
     "power": _pointwise("x to the power `value`", options=("VALUE",)),
@@ -113,13 +141,23 @@ TABLE: dict[str, Kind] = {
     "multiply": _pointwise("a b", 2, linear=("pr", "rp")),
     "divide": _pointwise("a / b", 2, linear=("pr",)),
     "maximum": _pointwise("the larger of a and b", 2),
+    "minimum": _pointwise("the smaller of a and b", 2),
     "relu_grad": _pointwise("a where b > 0, else 0", 2, linear=("pr",)),
     "masked_fill": Kind(
         "a, or `value` where b is true", rules.broadcast, rules.same_axes, (2,), ("VALUE",), masks=(1,),
-        pointwise=True
+        ids=None, pointwise=True
     ),
     "where": Kind(
-        "b where a is true, else c", rules.broadcast, rules.same_axes, (3,), masks=(0,), pointwise=True
+        "b where a is true, else c", rules.broadcast, rules.same_axes, (3,), masks=(0,), ids=None,
+        pointwise=True
+    ),
+    **_comparisons(),
+    "logical_not": _of_masks("true where a is false", 1),
+    "logical_and": _of_masks("true where a and b are", 2),
+    "logical_or": _of_masks("true where a or b is", 2),
+    "arange": Kind(
+        "whole numbers from `start` to before `stop`, in type `dtype`", rules.counted, rules.none_read, (0,),
+        ("start", "stop", "dtype"),
     ),
     "layernorm": Kind(
         "rows of mean 0 and variance 1, with `value` added to variances (1e-5)", rules.rows, rules.of_rows,
@@ -156,6 +194,10 @@ TABLE: dict[str, Kind] = {
     "pad": Kind(
         "zeros of length `stop` along `axis`, with the operand from `start` on", rules.padded, rules.but_axis,
         options=("AXIS", "start", "stop"), whole=EVERY, linear=("p",),
+    ),
+    "repeat": Kind(
+        "each element along `axis` `stop` times", rules.repeated, rules.own_axes, options=("AXIS", "stop"),
+        linear=("p",), ids=None,
     ),
     "concat": Kind(
         "tensors joined along `axis`", rules.joined, rules.but_axis, tuple(range(1, 64)), ("AXIS",),

@@ -114,8 +114,9 @@ def _check_order(
 def _dtype(operation: Operation, inputs: Sequence[Tensor]) -> str:
     """Element type of a result; `WorkloadError` if the kind does not support an operand's type."""
     kind = TABLE[operation.kind]
+    first = next((each.dtype for at, each in enumerate(inputs) if at not in kind.masks), "")
     for at, each in enumerate(inputs):
-        known = FLOATS if kind.ids is not None else (inputs[0].dtype,) if each.dtype not in FLOATS else FLOATS
+        known = FLOATS if kind.ids is not None or first in FLOATS else (first,)
         if kind.ids is not None and at in kind.ids:
             known = INTEGERS
         elif at in kind.masks:
@@ -123,6 +124,8 @@ def _dtype(operation: Operation, inputs: Sequence[Tensor]) -> str:
         if operation.kind != "cast" and each.dtype not in known:
             said = f"reads {each.name}, which is of {each.dtype}; expected {' or '.join(known)}"
             raise refused(operation, said)
+    if kind.makes:
+        return kind.makes
     if "dtype" in kind.options:
         if operation.dtype not in FLOATS:
             raise refused(operation, f"makes {operation.dtype}; expected {' or '.join(FLOATS)}")

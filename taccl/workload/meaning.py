@@ -165,7 +165,9 @@ def bounds_of(workload: Workload) -> dict[str, int]:
     for each in reversed(workload.operations):
         kind = TABLE.get(each.kind)
         if kind is None or kind.ids is None:  # moves what it reads
-            for name in each.inputs if each.name in least else ():
+            masks = kind.masks if kind is not None else ()
+            moved = [name for at, name in enumerate(each.inputs) if at not in masks]
+            for name in moved if each.name in least else ():
                 least[name] = min(least.get(name, least[each.name]), least[each.name])
             continue
         shape = workload.tensors[each.inputs[0]].shape if each.inputs else ()

@@ -25,7 +25,7 @@ from taccl.workload.mesh import mesh_of, parts_of_layout
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl._internal.arguments import Count, Natural
+    from taccl._internal.arguments import Count, Extended, Natural
     from taccl.workload.mesh import Mesh
 
 #: {element type: bytes per element}. Integers are ids and bools are masks; neither takes part in arithmetic.
@@ -35,6 +35,7 @@ DTYPE_BYTES = {
 INTEGERS = ("int64", "int32")
 FLOATS = tuple(name for name in DTYPE_BYTES if name not in (*INTEGERS, "bool"))
 POINTWISE = tuple(name for name, kind in TABLE.items() if kind.pointwise)
+COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 REDUCTIONS = ("norm", "sum_of_squares")
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "alltoall", "send")
 KINDS = ("compute", *TABLE, *COLLECTIVES)
@@ -151,7 +152,7 @@ class Operation:
         `concat` joins.
     value : float, optional
         Number that the kind has: the factor of `scale` or the exponent of `power`, for example (`TABLE` of
-        `taccl.workload.kinds`).
+        `taccl.workload.kinds`). Masks and comparisons may have an infinity, ``"inf"`` or ``"-inf"`` in files.
     seed : int, optional
         Seed of `dropout` and `compute`; by default it follows from the name. `dropout` chooses elements by
         their index in the global array.
@@ -183,7 +184,7 @@ class Operation:
     kind: str
     inputs: tuple[str, ...] = ()
     axis: Natural | None = None
-    value: float | None = None
+    value: Extended | None = None
     seed: Natural | None = None
     shift: int = 1
     group: str = ""
@@ -218,17 +219,21 @@ class Operation:
         absent = next((name for name in needed if getattr(self, name) is None), "")
         costs = {name: getattr(self, name) for name in _COSTS if getattr(self, name) is not None}
         bad = next((f"{name} {us}" for name, us in costs.items() if not 0 <= us < math.inf), "")
+        has_no_end = kind not in (*COMPARISONS, "masked_fill") and math.isinf(self.value or 0.0)
         no_share = kind == "dropout" and not 0 <= (self.value or 0) < 1
         said = f"the topology determines the cost of {kind}; leave it out"
         refuse_first(
             self.name,
             (count not in takes, f"found {count} inputs; {kind} takes {told}"),
             (absent, f"{kind} needs {absent}; give it"),
+            (has_no_end, f"found value {self.value}; {kind} takes a finite number"),
+            (kind in COMPARISONS and (count == 1) != (self.value is not None),
+             f"compares {count} inputs, and has value {self.value}; give two inputs, or one and a value"),
             (no_share, f"found a share of {self.value}; expected 0 <= value < 1"),
             (bad, f"found {bad}; expected a number of 0 or more"),
             (self.is_collective and costs, said),
             (self.group and not self.is_collective, f"is a {kind}, which needs no group; leave it out"),
-        )
+        )  # fmt: skip
         return self
 
     def __str__(self) -> str:

@@ -256,7 +256,8 @@ class _Program:
             if tiling.overlap is not None and tiling.axis == to and not together:
                 held = grid.slices(tensor, axis) if operation.is_collective else grid.slices(out, to)
                 text = self._cut(text, axis, held, tiling)
-        wanted = out.dtype if operation.kind != "cast" else tensor.dtype
+        # A cast, and a comparison, whose result is a mask, read their operands as they are.
+        wanted = out.dtype if operation.kind != "cast" and out.dtype in FLOATS else tensor.dtype
         if tensor.dtype != wanted and tensor.dtype in FLOATS and not operation.is_collective:
             text = f"{text}.to(torch.{wanted})"
         return text

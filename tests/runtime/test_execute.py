@@ -41,6 +41,18 @@ class TestCollectives:
         assert done.mpi_times is None
 
     @pytest.mark.slow
+    @pytest.mark.parametrize("name", ["allreduce", "alltoall"])
+    def test_process_groups(self, name):
+        """Rows and columns of 2 x 2 ranks, each a group, run one collective together: every rank is in two."""
+        each = taccl.collectives.make(name, 2)
+        groups = [[0, 1], [2, 3], [0, 2], [1, 3]]
+        every = taccl.collectives.together([each.among(ranks, num_ranks=4) for ranks in groups])
+        problem = taccl.make_problem(taccl.topologies.ring(4), every, chunk_bytes=1000)
+        done = taccl.execute(taccl.lower(taccl.baselines.best(problem)), "10KB", **SHORT)
+        assert done.ok, done
+        assert done.compared_with == COMPUTED
+
+    @pytest.mark.slow
     def test_floats_within_tolerance(self):
         """Sums of 3 float32 may differ by 6 eps, with eps = 2**-23."""
         done = taccl.execute(program_for("allreduce", "ring:3"), "10KB", dtype="float32", **SHORT)

@@ -4,9 +4,10 @@ import pytest
 
 import taccl
 from taccl.runtime.step import execute_step
-from taccl.workload import Rates, schedule_workload
+from taccl.workload import Rates, overlap, schedule_workload
 from tests.fuzzing import thinned
 from tests.workload.test_replay import block, momentum, sliced
+from tests.workload.test_torch_program import pipeline
 
 pytest.importorskip("mpi4py")
 RANKS = taccl.topologies.fully_connected(4, alpha_us=1, bandwidth_gb_per_s=10)
@@ -20,11 +21,14 @@ def squares():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plain", "transformed"),
-    thinned([(momentum, lambda: sliced(momentum())), (block, block), (squares, squares)]),
+    [
+        *thinned([(momentum, lambda: sliced(momentum())), (block, block), (squares, squares)]),
+        (pipeline, lambda: overlap(pipeline(), ["y", "sum", "z", "sent", "out"], tiles=2)),
+    ],
 )
 def test_ranks_give_what_the_program_says(plain, transformed):
-    """A product and its sum, a sliced update in tiles, and no sends: ranks agree with the untransformed
-    program."""
+    """A product and its sum, a sliced update in tiles, no sends, and a tiled stage over pp x tp: ranks agree
+    with the untransformed program."""
     step = schedule_workload(transformed(), RANKS, rates=Rates(1, 100))
     assert execute_step(step, reference=plain()) < 1e-12
 

@@ -1,4 +1,7 @@
-"""Transformers for tests of graphs: a decoder that trains on tokens, over dp x tp, and an encoder."""
+"""Transformers for tests of graphs: a decoder that trains on tokens, over dp x tp, an encoder, and a block.
+
+To import this module loads what the first export loads, which takes seconds; ranks are forked behind it.
+"""
 
 import math
 
@@ -6,6 +9,7 @@ import torch
 import torch.distributed._functional_collectives as functional
 from torch import nn
 
+torch.export.export(nn.Linear(1, 1), (torch.zeros(1, 1),)).run_decompositions()
 VOCABULARY, WIDTH, HEADS, TOKENS = 12, 8, 4, 6
 
 
@@ -122,3 +126,51 @@ class Encoder(nn.Module):
         x = torch.cat([x, made], -1)
         total = functional.all_reduce(x.mean(0), "avg", torch.distributed.group.WORLD)
         return x[:, 0], total, torch.log_softmax(x @ x.transpose(1, 2), -1)
+
+
+class Rotary(nn.Module):
+    """A block of a language model: RMS norms, rotary positions, fewer heads of keys, and a gated product."""
+
+    def __init__(self):
+        super().__init__()
+        part = WIDTH // HEADS
+        self.norm1, self.norm2 = nn.RMSNorm(WIDTH, eps=1e-6), nn.RMSNorm(WIDTH)
+        self.query, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.key, self.value = (nn.Linear(WIDTH, 2 * part, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(WIDTH, 2 * WIDTH, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def turned(self, x):
+        """Pairs of elements, turned by angles that grow with the place."""
+        rates = torch.exp(torch.arange(x.shape[3] // 2).float() * -0.5)
+        angles = torch.outer(torch.arange(x.shape[2]).float(), rates)
+        angles = torch.cat([angles, angles], -1)
+        one, two = x.chunk(2, -1)
+        return x * angles.cos() + torch.cat([-two, one], -1) * angles.sin()
+
+    def forward(self, x):
+        """The block's result, in which a token reads those before it."""
+        normed = self.norm1(x)
+        query, key = (
+            self.turned(_heads(linear(normed), count))
+            for linear, count in ((self.query, HEADS), (self.key, 2))
+        )
+        value = _heads(self.value(normed), 2)
+        made = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        x = x + self.out(made.transpose(1, 2).flatten(2))
+        normed = self.norm2(x)
+        return x + self.down(nn.functional.silu(self.gate(normed)) * self.up(normed))
+
+
+def training_of_block(block, group):
+    """A function of local tokens and the block's weights: the loss, and gradients averaged over a group."""
+    names = [name for name, _ in block.named_parameters()]
+
+    def step(x, *weights):
+        weights = [each.detach().requires_grad_() for each in weights]
+        made = torch.func.functional_call(block, dict(zip(names, weights, strict=True)), (x,))
+        loss = made.square().mean()
+        grads = torch.autograd.grad(loss, weights)
+        return [functional.all_reduce(each, "avg", group) for each in (loss.detach(), *grads)]
+
+    return step

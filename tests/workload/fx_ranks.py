@@ -5,7 +5,6 @@ import sys
 import warnings
 from pathlib import Path
 
-import fx_models
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -18,6 +17,7 @@ from taccl.workload import from_fx, load_workload, save_workload
 from taccl.workload.autotransform import fused, overlapped, sharded
 from taccl.workload.meaning import random_inputs
 from taccl.workload.torch_program import dump_torch_step
+from tests.workload import fx_models
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
@@ -79,25 +79,45 @@ def options_of(mesh):
     return {"mesh": tuple(zip(("dp", "tp"), mesh.shape, strict=True)), "groups": names}
 
 
-def cases_of_tokens(mesh):
-    """As `cases`, for transformers on tokens: one that trains over dp x tp, and two exports of another."""
+def of_groups(mesh):
+    """Steps over dp x tp, as `cases`: a layer, and the training of a decoder."""
+    local = [(3, 8), (8, 6), (6, 4), (3, 4)]
+    layer = make_fx(lambda x, w1, w2, wanted: stage(x, w1, w2, wanted, mesh))(
+        *(torch.randn(shape) for shape in local)
+    )
+    parts = {"w1_1": "sliced(1) over tp", "w2_1": "sliced(0) over tp"}
+    parts |= {"x_1": "sliced(0) over dp", "wanted_1": "sliced(0) over dp"}
     tokens = torch.randint(fx_models.VOCABULARY, (2, fx_models.TOKENS))
     weights = [torch.randn(shape) for shape in fx_models.shapes(mesh["tp"].size()).values()]
     trained = make_fx(fx_models.training_of_decoder(mesh))(tokens, tokens, *weights)
-    exported = torch.export.export(fx_models.Encoder(), (tokens,))
-    plain, data = exported.run_decompositions(), {"tokens": "sliced(0)"}
     return {
+        "stage": (layer, layer, parts, options_of(mesh)),
         "decoder": (trained, trained, fx_models.layouts_of_decoder(), options_of(mesh)),
-        "encoder": (plain.graph_module, plain, data, {}),
-        "encoder_as_exported": (exported.graph_module, exported, data, {}),
     }
 
 
-def cases(mesh):
-    """{name: (graph that runs, program to import, layouts, further options)}."""
+def of_tokens():
+    """Data-parallel transformers, as `cases`: two forms of a graph of each of two, and a training step."""
+    tokens = torch.randint(fx_models.VOCABULARY, (2, fx_models.TOKENS))
+    encoder = torch.export.export(fx_models.Encoder(), (tokens,))
+    x, block = torch.randn(2, fx_models.TOKENS, fx_models.WIDTH), fx_models.Rotary()
+    exported = torch.export.export(block, (x,))
+    plain, parts = encoder.run_decompositions(), exported.run_decompositions()
+    learnt = make_fx(fx_models.training_of_block(block, dist.group.WORLD))(x, *block.parameters())
+    return {
+        "encoder": (plain.graph_module, plain, {"tokens": "sliced(0)"}, {}),
+        "encoder_as_exported": (encoder.graph_module, encoder, {"tokens": "sliced(0)"}, {}),
+        "rotary": (parts.graph_module, parts, {"x": "sliced(0)"}, {}),
+        "rotary_as_exported": (exported.graph_module, exported, {"x": "sliced(0)"}, {}),
+        "rotary_training": (learnt, learnt, {"x_1": "sliced(0)"}, {}),
+    }
+
+
+def cases(mesh, which):
+    """{name: (graph that runs, program to import, layouts, further options)}; with "groups", those over groups."""
     torch.manual_seed(1)
-    if dist.get_world_size() == 2:
-        return cases_of_tokens(mesh)
+    if which == "groups":
+        return of_groups(mesh)
     exported = torch.export.export(Block(), (torch.randn(3, 4, 8),))
     plain = exported.run_decompositions()
     row, column = {"up.weight": "sliced(0)", "up.bias": "sliced(0)"}, {"down.weight": "sliced(1)"}
@@ -106,27 +126,21 @@ def cases(mesh):
     traced = make_fx(training)(*(torch.randn(shape) for shape in shapes))
     routed = make_fx(experts)(torch.randn(4, 3, 8), torch.randn(1, 8, 6), torch.randn(1, 6, 8))
     expert = {"x_1": "sliced(1)", "w1_1": "sliced(0)", "w2_1": "sliced(0)"}
-    local = [(3, 8), (8, 6), (6, 4), (3, 4)]
-    grouped = make_fx(lambda x, w1, w2, wanted: stage(x, w1, w2, wanted, mesh))(
-        *(torch.randn(shape) for shape in local)
-    )
-    parts = {"w1_1": "sliced(1) over tp", "w2_1": "sliced(0) over tp"}
-    parts |= {"x_1": "sliced(0) over dp", "wanted_1": "sliced(0) over dp"}
     return {
         "block": (plain.graph_module, plain, {"x": "sliced(1)"} | row | column, {}),
         "training": (traced, traced, data, {}),
         "experts": (routed, routed, expert, {}),
-        "stage": (grouped, grouped, parts, options_of(mesh)),
-        **cases_of_tokens(mesh),
+        **of_tokens(),
+        **of_groups(mesh),
     }
 
 
-def main(folder):
-    """Write each step, and the outputs of its graph and of its generated program."""
+def main(folder, which):
+    """Write each step, and the outputs of the graph and of the program that is written of the step."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
-    for name, (graph, program, layouts, options) in cases(mesh).items():
+    for name, (graph, program, layouts, options) in cases(mesh, which).items():
         if rank == 0:
             step = from_fx(program, dist.get_world_size(), layouts=layouts, name=name, **options)
             tiled = overlapped(fused(sharded(step, [])), 2, 0) or fused(step)
@@ -153,4 +167,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

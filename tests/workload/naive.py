@@ -27,14 +27,81 @@ def met(a, b, rank, ranks):
     return a, b
 
 
-def one_rank(operation, read, rank, ranks, whole):
-    """Result at one rank of an operation without communication; `whole` is the result's full shape."""
+def viewed(a, before, after, ranks):
+    """A rank's slice in another shape; its slices are along the axis behind as many elements."""
+    if a.size == np.prod(after):
+        return a.reshape(after)
+    at = next(i for i, n in enumerate(before) if a.shape[i] < n)
+    to = [j for j in range(len(after)) if np.prod(after[:j]) == np.prod(before[:at])]
+    shape = list(after)
+    shape[max(to, default=0)] //= ranks
+    return a.reshape(shape)
+
+
+def by_id(operation, read, rank, whole, wholes):
+    """Operations that look up by ids, of which a rank may have some, as of the rows that they are of."""
+    a, ids = read
+    if operation.kind == "embedding":
+        first = rank * len(a) if len(a) < wholes[0][0] else 0
+        rows = np.where((ids >= first) & (ids < first + len(a)), ids - first, -1)
+        return np.vstack([a, np.zeros((1, a.shape[1]))])[rows]
+    if len(a) != len(ids):  # both have slices of the same rows
+        count = min(len(a), len(ids))
+        a, ids = (each[rank * count :][:count] if len(each) > count else each for each in (a, ids))
+    if operation.kind == "pick":
+        first = rank * a.shape[1] if a.shape[1] < wholes[0][1] else 0
+        inside = (ids >= first) & (ids < first + a.shape[1])
+        return np.where(inside, a[np.arange(len(a)), np.where(inside, ids - first, 0)], 0)
+    table = np.zeros((operation.stop, a.shape[1]))
+    for row, place in zip(a, ids, strict=True):
+        table[place] += row
+    return table
+
+
+def attended(operation, read, rank, whole):
+    """Each row of queries over keys, one after the other."""
+    query, key, value = read
+    first, rows = (rank * len(query) if len(query) < whole[0] else 0), []
+    for place, row in enumerate(query):
+        seen = len(key) if not operation.causal else min(first + place + 1, len(key))
+        products = key[:seen] @ row / np.sqrt(query.shape[1])
+        weights = np.exp(products - products.max())
+        rows.append(weights @ value[:seen] / weights.sum())
+    return np.array(rows)
+
+
+def one_rank(operation, read, rank, ranks, whole, wholes):
+    """Result at one rank of an operation without communication.
+
+    `whole` and `wholes` are the full shapes of the result and of the operands.
+    """
     kind, value = operation.kind, operation.value
     a = read[0] if read else None
+    if kind in ("embedding", "pick", "embedding_grad"):
+        return by_id(operation, read, rank, whole, wholes)
+    if kind == "attention":
+        return attended(operation, read, rank, whole)
+    if kind == "where":
+        mask, one = met(read[0], read[1], rank, ranks)
+        one, two = met(one, read[2], rank, ranks)
+        mask, one = met(mask, one, rank, ranks)
+        return np.where(mask, one, two)
+    if len(read) == 2 and kind == "concat":
+        other = 1 - operation.axis
+        short = min(each.shape[other] for each in read)
+        cut = [
+            np.split(each, each.shape[other] // short, axis=other)[rank if each.shape[other] > short else 0]
+            for each in read
+        ]
+        return np.concatenate(cut, axis=operation.axis)
     if len(read) == 2 and kind != "matmul":
         a, b = met(*read, rank, ranks)
         if kind == "relu_grad":
             return a * (b > 0)
+        if kind == "masked_fill":
+            return np.where(b, value, a)
+        if kind == "softmax_grad":
+            return b * (a - (a * b).sum(-1, keepdims=True))
         return getattr(np, kind)(a, b)
     if kind == "matmul":
         b = read[1]
@@ -50,7 +117,19 @@ def one_rank(operation, read, rank, ranks, whole):
     if kind == "dropout":
         kept = np.random.default_rng(operation.seed).random(whole) >= value
         return np.where(sliced_like(kept, a.shape, rank, ranks), a / (1 - value), 0)
+    if kind in ("less", "greater_equal"):
+        return getattr(np, kind)(a, value)
     return {
+        "reshape": lambda: viewed(a, wholes[0], whole, ranks),
+        "narrow": lambda: a.take(range(operation.start, operation.stop), operation.axis),
+        "repeat": lambda: a.repeat(operation.stop, operation.axis),
+        "one_hot": lambda: 1.0 * (a[:, None] == np.arange(operation.stop)),
+        "log_softmax": lambda: (
+            a - a.max(-1, keepdims=True) - np.log(np.exp(a - a.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        ),
+        "sigmoid": lambda: 1 / (1 + np.exp(-a)),
+        "logical_not": lambda: ~a,
+        **{name: lambda name=name: getattr(np, name)(a) for name in ("cos", "abs")},
         "transpose": lambda: a.swapaxes(-1, -2),
         "cast": lambda: a.astype(operation.dtype),
         "relu": lambda: a * (a > 0),
@@ -90,7 +169,14 @@ def run(operations, shapes, inputs, ranks):
             held[operation.name] = exchange(operation, held[operation.inputs[0]], ranks, whole)
         else:
             held[operation.name] = [
-                one_rank(operation, [held[name][rank] for name in operation.inputs], rank, ranks, whole)
+                one_rank(
+                    operation,
+                    [held[name][rank] for name in operation.inputs],
+                    rank,
+                    ranks,
+                    whole,
+                    [shapes[name] for name in operation.inputs],
+                )  # fmt: skip
                 for rank in range(ranks)
             ]
     return held

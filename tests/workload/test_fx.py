@@ -5,16 +5,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from taccl.errors import WorkloadError
+from taccl.errors import LossyConversionWarning, WorkloadError
 from taccl.workload import from_fx, load_workload
 from taccl.workload.meaning import TOLERANCE
+from tests.fuzzing import MANY
 from tests.pytorch import made_once, needs_torch, started
 
-TOKENS = ("decoder", "encoder", "encoder_as_exported")
-CASES = [
-    *((4, name) for name in ("block", "training", "experts", "stage", *TOKENS)),
-    *((2, name) for name in TOKENS),
-]
+GROUPS = ("stage", "decoder")
+EVERY = ("block", "training", "experts", "encoder", "encoder_as_exported", "rotary", "rotary_as_exported",
+         "rotary_training", *GROUPS)  # fmt: skip
+#: Two ranks are of all steps, and four of those over dp x tp; with TACCL_MANY of all.
+CASES = [*((2, name) for name in EVERY), *((4, name) for name in (EVERY if MANY else GROUPS))]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,11 @@ def folders(tmp_path_factory):
     """{number of ranks: folder of imported steps, with outputs of torch and of the generated programs}."""
     return {
         ranks: made_once(
-            tmp_path_factory, f"fx{ranks}", lambda found: started(ranks, "tests/workload/fx_ranks.py", found)
+            tmp_path_factory,
+            f"fx{ranks}",
+            lambda found, ranks=ranks: started(
+                ranks, "tests/workload/fx_ranks.py", found, "all" if MANY or ranks == 2 else "groups"
+            ),
         )
         for ranks in (2, 4)
     }
@@ -233,3 +238,79 @@ def test_no_graph_is_refused():
     """A value that is not a graph is refused."""
     with pytest.raises(WorkloadError, match="found a dict; expected a graph"):
         from_fx({}, 2)
+
+
+def lost(shape, targets, **given):
+    """A graph of a cross entropy."""
+    schema = ("self", "target", "weight", "reduction", "ignore_index", "label_smoothing")
+    rows = Node("placeholder", "rows", shape=shape)
+    wanted = Node("placeholder", "wanted", shape=targets, dtype="torch.int64")
+    y = Node("call_function", "y", "aten.cross_entropy_loss", (rows, wanted), (), schema=schema)
+    y.kwargs |= {"weight": None, "reduction": 1, "ignore_index": -100, "label_smoothing": 0.0, **given}
+    return graph(rows, wanted, y, returned=y)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ignore_index": 0}, "has ignore_index=0, which may be a target"),
+        ({"label_smoothing": 0.1}, r"has label_smoothing=0\.1; a step has it with 0 only"),
+        ({"weight": 1}, "has weights, or reduction=1"),
+        ({"reduction": 0}, "has weights, or reduction=0"),
+    ],
+)
+def test_other_cross_entropies_are_refused(given, said):
+    """Each form that a step does not have is named."""
+    with pytest.raises(WorkloadError, match=f"^y: .*{said}"):
+        from_fx(lost((4, 6), (4,), **given), 2)
+
+
+def test_classes_along_an_inner_axis_are_refused():
+    """PyTorch has classes along axis 1 of 3; with as many classes as places the last axis would pass for it."""
+    with pytest.raises(
+        WorkloadError, match=r"^y: .*has classes along axis 1 of \[2, 6, 6\]; a step has them"
+    ):
+        from_fx(lost((2, 6, 6), (2, 6)), 2)
+
+
+@pytest.mark.filterwarnings("error::taccl.LossyConversionWarning")
+def test_a_sum_of_losses_needs_no_warning():
+    """A target below 0 adds nothing to a sum, as in PyTorch; a mean would count it."""
+    assert from_fx(lost((4, 6), (4,), reduction=2), 2).tensors["y"].shape == ()
+    with pytest.raises(LossyConversionWarning, match="leaves targets of -100 out of its mean"):
+        from_fx(lost((4, 6), (4,)), 2)
+
+
+def written(*later):
+    """A graph that adds 1 to a product in place; nodes behind read what `later` says."""
+    x = Node("placeholder", "x", shape=(4,))
+    y = Node("call_function", "y", "aten.mul", (x, 2.0), (4,), schema=("self", "other"))
+    y.target.is_view = False
+    z = Node("call_function", "z", "aten.add_", (y, 1.0), (4,), schema=("self", "other"))
+    z.target.is_view = False
+    ends = [Node("call_function", name, "aten.relu", (y if name == "y2" else z,), (4,), schema=("self",))
+            for name in later]  # fmt: skip
+    return graph(x, y, z, *ends, returned=ends[-1])
+
+
+def test_writes_in_place_are_read_if_nothing_else_reads_them():
+    """The sum takes the product's place; a later reader of the product would read the sum."""
+    step = from_fx(written("z2"), 2)
+    assert [each.kind for each in step.operations] == ["scale", "offset", "relu"]
+    with pytest.raises(WorkloadError, match=r"^z: found aten\.add_\.default of y, 1\.0, for which"):
+        from_fx(written("y2"), 2)
+
+
+def test_places_are_looked_up_for_every_sequence():
+    """An embedding of places, repeated for 3 sequences, is a part of its table, repeated as it is added."""
+    table, x = Node("placeholder", "table", shape=(6, 8)), Node("placeholder", "x", shape=(3, 4, 8))
+    places = Node("call_function", "places", "aten.arange", (4,), (4,), schema=("end",), dtype="torch.int64")
+    row = Node("call_function", "row", "aten.unsqueeze", (places, 0), (1, 4), schema=("self", "dim"),
+               dtype="torch.int64")  # fmt: skip
+    all_ = Node("call_function", "all_", "aten.expand", (row, [3, 4]), (3, 4), schema=("self", "size"),
+                dtype="torch.int64")  # fmt: skip
+    y = Node("call_function", "y", "aten.embedding", (table, all_), (3, 4, 8), schema=("weight", "indices"))
+    z = Node("call_function", "z", "aten.add", (x, y), (3, 4, 8), schema=("self", "other"))
+    z.kwargs["alpha"] = 1
+    step = from_fx(graph(table, x, places, row, all_, y, z, returned=z), 2)
+    assert [each.kind for each in step.operations] == ["narrow", "reshape", "add"]

@@ -1,6 +1,8 @@
 """Operations of transformers: every layout that is accepted gives the values of the whole arrays."""
 
+import contextlib
 import itertools
+import json
 import random
 from pathlib import Path
 
@@ -9,13 +11,15 @@ import pytest
 
 from taccl import Workload
 from taccl.errors import WorkloadError
-from taccl.workload import overlap
+from taccl.workload import load_workload, overlap, save_workload
 from taccl.workload.costs import work_of
 from taccl.workload.fx_operations import READERS
 from taccl.workload.kind_rules import groups_of_axes
 from taccl.workload.kinds import TABLE
 from taccl.workload.meaning import random_inputs
 from taccl.workload.operations import COLLECTIVES, KINDS
+from taccl.workload.torch_program import dump_torch_step
+from tests.pytorch import needs_torch, started
 
 RANKS = 2
 ROWS, IDS = (4, 6, 8), (4, 6)
@@ -49,7 +53,14 @@ CASES = {
     "power": [([ROWS], {"value": 2.0})],
     "erf": [([ROWS], {})],
     "where": [(["mask", ROWS, (8,)], {})],
-    "masked_fill": [([ROWS, "mask"], {"value": -2.0})],
+    "repeat": [([ROWS], {"axis": 1, "stop": 3}), (["ids"], {"axis": 0, "stop": 2})],
+    "less": [([ROWS, ROWS], {}), (["ids"], {"value": 1.0})],
+    "equal": [(["ids", "ids"], {}), ([ROWS], {"value": 0.5})],
+    "logical_not": [(["mask"], {})],
+    "logical_and": [(["mask", "mask"], {})],
+    "minimum": [([ROWS, (6, 1)], {})],
+    "cos": [([ROWS], {})],
+    "masked_fill": [([ROWS, "mask"], {"value": -2.0}), ([ROWS, "mask"], {"value": float("-inf")})],
 }
 
 
@@ -77,7 +88,7 @@ def accepted(kind, shapes, options):
     choices = []
     for shape in shapes:
         count = len({"ids": IDS, "mask": ROWS}.get(shape, shape))
-        is_sum = not isinstance(shape, str)
+        is_sum = not isinstance(shape, str)  # ids and masks are no sums
         choices.append(["replicated", *(f"sliced({axis})" for axis in range(count)), *["partial"] * is_sum])
     every = list(itertools.product(*choices))
     if len(every) > 200:
@@ -122,6 +133,60 @@ def test_tiles_keep_the_values(kind):
                     continue
                 for one, two in zip(values, tiled.run(seed=1)["out"], strict=True):
                     np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_queries_that_read_no_key_give_zeros():
+    """So they do in PyTorch: rows of a mask that is false throughout, and their gradients."""
+    arrays = [np.ones(QUERY), np.ones(KEY), np.ones(VALUE), np.zeros((6, 4), dtype=bool)]
+    shapes = [each.shape for each in arrays]
+    for kind, given in (("attention", arrays), ("attention_grad_key", [np.ones(MADE), *arrays])):
+        step = Workload("one", 1)
+        for at, each in enumerate(given):
+            step = step.input(f"i{at}", each.shape, dtype="float64" if each.dtype == float else "bool")
+        step = step.then("out", kind, *(f"i{at}" for at in range(len(given))))
+        found = step.run({f"i{at}": [each] for at, each in enumerate(given)})["out"][0]
+        assert not found.any(), shapes
+
+
+def test_infinities_are_kept_in_files(tmp_path):
+    """A step with a mask of minus infinity is the same when it is read again, from TOML and JSON."""
+    step = step_of("masked_fill", [ROWS, "mask"], {"value": float("-inf")}, ())
+    for name in ("step.toml", "step.json"):
+        save_workload(step, tmp_path / name)
+        assert load_workload(tmp_path / name) == step
+
+
+def written(folder):
+    """Write programs of every kind on slices, whole or in tiles, beside those on whole operands; their names."""
+    rng = random.Random(0)
+    for kind, some in CASES.items():
+        for at, (shapes, options) in enumerate(some):
+            whole_step = step_of(kind, shapes, options, ("replicated",) * len(shapes))
+            save_workload(whole_step, folder / "whole.toml", overwrite=True)
+            plain = [step for step in accepted(kind, shapes, options)
+                     if all(each.layout != "partial" for each in step.inputs)]  # fmt: skip
+            tiled = []
+            for step in plain:
+                for axis in range(len(step.tensors["out"].shape)):
+                    with contextlib.suppress(WorkloadError):
+                        tiled.append(overlap(step, ["out"], tiles=2, axis=axis))
+            chosen = [each for group in (plain, tiled) for each in rng.sample(group, min(3, len(group)))]
+            for number, step in enumerate(chosen):
+                name = f"{kind}_{at}_{number}"
+                (folder / f"{name}.py").write_text(dump_torch_step(step, original=folder / "whole.toml"))
+                yield name
+
+
+@needs_torch
+@pytest.mark.slow
+def test_written_parts_keep_the_values(tmp_path):
+    """Programs for PyTorch on slices and in tiles give parts of what those on whole operands give, on gloo."""
+    names = [*written(tmp_path)]
+    started(2, "tests/workload/torch_ranks.py", tmp_path)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert {*found} == {*names}
+    assert not {name: each[0] for name, each in found.items() if not each[0] <= 1e-9}
 
 
 def test_gradients_are_those_of_differences():
@@ -172,6 +237,13 @@ def test_groups_of_axes_have_as_many_elements(before, after, groups):
         ("reshape", [ROWS], {"shape": (24, 8)}, ("sliced(1)",), "is over axis 1 of i0, of which a rank has a slice"),
         ("reshape", [ROWS], {"shape": (5, 8)}, ("replicated",), "which has other many elements"),
         ("embedding", [(10, 8), (4, 6)], {}, ("replicated",) * 2, "is of float64; expected int64 or int32"),
+        ("attention", [QUERY, KEY, VALUE, (3,)], {}, ("replicated",) * 4, r"a mask of shape \(3,\); expected one that"),
+        ("attention", [QUERY, KEY, VALUE, (1, *QUERY)], {}, ("replicated",) * 4, "a mask of shape"),
+        ("concat", ["ids", (4, 2)], {"axis": 1}, ("replicated",) * 2, "of float64; expected int64"),
+        ("concat", [(4, 2), "ids"], {"axis": 1}, ("replicated",) * 2, "of int64; expected float64"),
+        ("less", [ROWS], {"value": 1.0}, ("partial",), "is not linear in i0"),
+        ("less", [ROWS], {}, ("replicated",), "give two inputs, or one and a value"),
+        ("scale", [ROWS], {"value": float("inf")}, ("replicated",), "found value inf; scale takes a finite number"),
         ("add", ["ids", "ids"], {}, ("replicated",) * 2, "is of int64; expected float64"),
         ("attention", [QUERY, KEY, VALUE], {}, ("replicated", "sliced(2)", "sliced(2)"), "axis 2 of i1"),
         ("narrow", [ROWS], {"axis": 1, "stop": 7}, ("replicated",), "0 to 7 of axis 1, which has length 6"),

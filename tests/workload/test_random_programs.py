@@ -1,5 +1,7 @@
 """Random transformations of random steps: accepted ones preserve values, and others are refused."""
 
+import contextlib
+import json
 import random
 from collections import Counter
 from dataclasses import replace
@@ -9,26 +11,68 @@ import pytest
 
 from taccl import Workload
 from taccl.errors import WorkloadError
-from taccl.workload import fuse, overlap, reorder, split
+from taccl.workload import fuse, overlap, reorder, save_workload, split
 from taccl.workload.autotransform import fused
 from taccl.workload.meaning import random_inputs
 from taccl.workload.operations import COLLECTIVES, Operation
+from taccl.workload.torch_program import dump_torch_step
 from tests.fuzzing import cases
+from tests.pytorch import needs_torch, started
 from tests.workload import naive
 
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "relu_grad")
 UNARY = ("relu", "tanh", "gelu", "square", "scale", "offset", "dropout")
+#: Kinds that move, look up or compare, which a step of the second sort is mostly of.
+MOVING = ("reshape", "narrow", "repeat", "concat", "embedding", "embedding_grad", "pick", "one_hot", "attention",
+          "softmax_grad", "log_softmax", "less", "greater_equal", "logical_not", "masked_fill", "where", "sigmoid",
+          "cos", "abs", "minimum")  # fmt: skip
+#: Numbers of operands other than one.
+OPERANDS = {"matmul": 2, "concat": 2, "embedding": 2, "embedding_grad": 2, "pick": 2, "attention": 3,
+            "softmax_grad": 2, "masked_fill": 2, "where": 3, "minimum": 2, **dict.fromkeys(BINARY, 2)}  # fmt: skip
+#: {kind: places of operands that are ids or masks}.
+PLACES = {"embedding": 1, "embedding_grad": 1, "pick": 1, "one_hot": 0, "masked_fill": 1, "where": 0,
+          "logical_not": 0}  # fmt: skip
 LAYOUTS = ("replicated", "partial", "sliced(0)", "sliced(1)")
 
 
-def random_step(rng):
+def options_for(kind, rng, side):
+    """Options of an operation on arrays of some side."""
+    options = {}
+    if kind in ("reduce_scatter", "alltoall", "sum", "narrow", "repeat", "concat"):
+        options["axis"] = rng.randrange(2)
+    if kind in ("scale", "offset", "dropout", "less", "greater_equal", "masked_fill"):
+        options["value"] = rng.choice((0.25, 0.5))
+    if kind == "cast":
+        options["dtype"] = "float64"
+    if kind == "reshape":
+        options["shape"] = rng.choice(
+            ((side * side,), (side, side), (side, 2, side // 2), (side // 2, 2 * side))
+        )
+    if kind == "narrow":
+        options |= {"start": rng.choice((0, side // 2)), "stop": side}
+    if kind in ("embedding_grad", "one_hot"):
+        options["stop"] = side
+    if kind == "repeat":
+        options["stop"] = 2
+    if kind == "one_hot":
+        options["dtype"] = "float64"
+    if kind == "attention":
+        options["causal"] = rng.random() < 0.5
+    return options
+
+
+def random_step(rng, ranks=(2, 3, 4)):
     """A random step of float64 operations on the results of the last few."""
-    ranks = rng.choice((2, 3, 4))
+    ranks = rng.choice(ranks)
     step = Workload("random", ranks)
     side = 4 * ranks
     for i in range(rng.randint(2, 4)):
         step = step.input(f"i{i}", (side, side), dtype="float64", layout=rng.choice(LAYOUTS))
     step = step.input("bias", (side,), dtype="float64")
+    moves = rng.random() < 0.5
+    if moves:
+        step = step.input("ids", (side,), dtype="int64", layout=rng.choice(("replicated", "sliced(0)")))
+        step = step.input("mask", (side, side), dtype="bool", layout=rng.choice(("replicated", "sliced(1)")))
     for i in range(rng.randint(3, 9)):
         for _ in range(30):
             names = list(step.tensors)
@@ -46,17 +90,20 @@ def random_step(rng):
                     "norm",
                     "sum_of_squares",
                     *4 * COLLECTIVES,
+                    *(2 * MOVING if moves else ()),
                 )
             )
-            count = 2 if kind in (*BINARY, "matmul") else 1
+            count = OPERANDS.get(kind, 1)
             read = [rng.choice(names[-4:] if rng.random() < 0.7 else names) for _ in range(count)]
-            options = {}
-            if kind in ("reduce_scatter", "alltoall", "sum"):
-                options["axis"] = rng.randrange(2)
-            if kind in ("scale", "offset", "dropout"):
-                options["value"] = rng.choice((0.25, 0.5))
-            if kind == "cast":
-                options["dtype"] = "float64"
+            if kind in PLACES:
+                read[PLACES[kind]] = rng.choice([n for n in names if step.tensors[n].dtype != "float64"])
+            axes = {len(step.tensors[name].shape) for name in read}
+            is_flat = kind not in PLACES or len(step.tensors[read[PLACES[kind]]].shape) == 1
+            if kind in ("attention", "concat") and axes != {2}:
+                continue  # the reference has it of matrices, and looks up by a row of ids
+            if kind in ("embedding", "embedding_grad", "pick", "one_hot") and not is_flat:
+                continue
+            options = options_for(kind, rng, side)
             try:
                 step = step.then(f"t{i}", kind, *read, **options)
                 break
@@ -184,6 +231,36 @@ def test_random_programs_keep_their_meaning():
     for what in ("reorder", "fuse", "kernel", "overlap"):
         assert seen[what, "refused"] > 3, seen
     assert seen["refused what changes it"] > 5, seen
+
+
+def transformed(step, rng, times=4):
+    """A step after some random transformations, those of tiles last."""
+    for last in (False, True):
+        for _ in range(times):
+            some = [(what, make) for what, make, _ in attempts(step, rng) if (what == "overlap") == last]
+            if not some:
+                break
+            with contextlib.suppress(WorkloadError):
+                step = rng.choice(some)[1]()
+    return step
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_written_programs_keep_the_meaning(tmp_path):
+    """Programs for PyTorch of random transformed steps give what those of the random steps give, on gloo."""
+    for seed in cases("written programs", few=60, many=600):
+        rng = random.Random(1000 + seed)
+        plain = random_step(rng, ranks=(2,))
+        other = transformed(plain, rng)
+        save_workload(plain, tmp_path / f"s{seed}.toml")
+        (tmp_path / f"s{seed}.py").write_text(dump_torch_step(other, original=tmp_path / f"s{seed}.toml"))
+    started(2, "tests/workload/torch_ranks.py", tmp_path)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found
+    off = {name: each[0] for name, each in found.items() if not each[0] <= 1e-9}
+    assert not off
 
 
 def test_the_oracle_tells_a_norm_of_slices():

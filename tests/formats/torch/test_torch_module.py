@@ -162,14 +162,24 @@ def test_ranks_agree_with_the_stock_collective(four_ranks, name, check):
 @needs_torch
 @pytest.mark.slow
 def test_eight_ranks(tmp_path):
-    """An allreduce on two nodes of four ranks agrees with gloo's at every length."""
+    """Every collective of eight ranks agrees with gloo's, at every length, in place and not, and by `Work`.
+
+    Among them is an allreduce on two nodes of four ranks.
+    """
+    todo = [["both", [*range(8)], "sizes"]]
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text(module_of(name, "ring:8"))
+        todo += [[name, [*range(8)], check] for check in ("sizes", "waited") if name in CHECKS[check]]
+        todo += [
+            [name, [*range(8)], check] for check in ("in_place", "out_of_place") if name in CHECKS[check]
+        ]
     topology = taccl.topologies.parse("multidim:ring4@100,ring2@10")
     problem = taccl.make_problem(topology, "allreduce", size_bytes=1 << 20)
     schedule = taccl.baselines.hierarchical(problem, cut=False)
     (tmp_path / "both.py").write_text(dump_torch_module(taccl.lower(schedule)))
-    (tmp_path / "cases.json").write_text(json.dumps([["both", [*range(8)], "sizes"]]))
+    (tmp_path / "cases.json").write_text(json.dumps(todo))
     started(8, "tests/formats/torch/ranks.py", tmp_path)
-    assert found_by(tmp_path, 8) == {"both sizes": ""}
+    assert found_by(tmp_path, 8) == {f"{name} {check}": "" for name, _, check in todo}
 
 
 @needs_torch

@@ -1,0 +1,120 @@
+"""Comparisons, masks, and functions put together of them, in PyTorch's graphs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from taccl.workload.fx_values import Filled, Positions, described, number_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.workload.fx_graph import Graph
+
+    Arguments = dict[str, Any]
+    Reader = Callable[[Graph, Arguments], Any]
+
+#: {name of a comparison in PyTorch: kind}.
+_KINDS = {
+    "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater",
+    "ge": "greater_equal",
+}  # fmt: skip
+_LOGICAL = {
+    "logical_not": "logical_not", "bitwise_not": "logical_not", "logical_and": "logical_and",
+    "bitwise_and": "logical_and", "__and__": "logical_and", "logical_or": "logical_or",
+    "bitwise_or": "logical_or", "__or__": "logical_or",
+}  # fmt: skip
+
+
+def _compared(kind: str) -> Reader:
+    def read(graph: Graph, given: Arguments) -> Any:
+        number = number_of(given["other"])
+        if number is not None:
+            return graph.make(kind, given["self"], value=number)
+        return graph.make(kind, given["self"], given["other"])
+
+    return read
+
+
+def _of_masks(kind: str) -> Reader:
+    def read(graph: Graph, given: Arguments) -> Any:
+        read = [given[name] for name in ("self", "other") if name in given]
+        known = next((number_of(each) for each in read if number_of(each) is not None), None)
+        if known is None or len(read) == 1:
+            return graph.make(kind, *read)
+        is_decided = bool(known) == (kind == "logical_or")
+        return Filled(known) if is_decided else next(each for each in read if number_of(each) is None)
+
+    return read
+
+
+def _filled(graph: Graph, given: Arguments) -> Any:
+    number = number_of(given["value"])
+    if number is None:
+        return graph.make("where", given["mask"], given["value"], given["self"])
+    return graph.make("masked_fill", given["self"], given["mask"], value=number)
+
+
+def _where(graph: Graph, given: Arguments) -> Any:
+    mask, one, two = given["condition"], given["self"], given["other"]
+    a, b = number_of(one), number_of(two)
+    if a is not None and b is None:
+        return graph.make("masked_fill", two, mask, value=a)
+    if b is not None and a is None:
+        return graph.make("masked_fill", one, graph.make("logical_not", mask), value=b)
+    if a is not None and b is not None:
+        return _numbers(graph, mask, a, b)
+    return graph.make("where", mask, one, two)
+
+
+def _numbers(graph: Graph, mask: Any, one: float, two: float) -> Any:
+    """One number where a mask is true, and another elsewhere."""
+    _, dtype = graph.stated()
+    made = graph.make("cast", mask, dtype=dtype)
+    made = graph.make("masked_fill", made, mask, value=one)
+    return graph.make("masked_fill", made, graph.make("logical_not", mask), value=two)
+
+
+def _triangle(kind: str) -> Reader:
+    """The reader of a matrix with zeros above or below a diagonal."""
+
+    def read(graph: Graph, given: Arguments) -> Any:
+        source, (shape, dtype) = given["self"], graph.stated()
+        number = number_of(source)
+        whole = shape if number is not None else graph.tensor(source).shape
+        if shape is None or whole is None or len(shape) < 2 or whole[-2:] != shape[-2:]:
+            said = f"{graph.node.target} reads {described(source)}"
+            raise graph.refused(f"{said}; a step has it of matrices that each rank has whole")
+        rows, columns = shape[-2:]
+        column, row = Positions(0, columns, (1, columns)), Positions(0, rows, (rows, 1))
+        distance = graph.make("subtract", *(graph.cast(each, "float32") for each in (column, row)))
+        kept = graph.make(kind, distance, value=float(given["diagonal"]))
+        if number is None:
+            return graph.make("masked_fill", source, graph.make("logical_not", kept), value=0.0)
+        return kept if dtype == "bool" else _numbers(graph, kept, number, 0.0)
+
+    return read
+
+
+def _clamped(graph: Graph, given: Arguments) -> Any:
+    """A tensor within two numbers, of which either may be None."""
+    found = given["self"]
+    for name, kind in (("min", "less"), ("max", "greater")):
+        number = number_of(given.get(name))
+        if number is not None:
+            found = graph.make("masked_fill", found, graph.make(kind, found, value=number), value=number)
+        elif given.get(name) is not None:
+            found = graph.make("maximum" if name == "min" else "minimum", found, given[name])
+    return found
+
+
+#: {name in a graph, without its overload: reader}.
+COMPARISON_READERS: dict[str, Reader] = {
+    **{f"aten.{name}": _compared(kind) for name, kind in _KINDS.items()},
+    **{f"aten.{name}": _of_masks(kind) for name, kind in _LOGICAL.items()},
+    **dict.fromkeys(("aten.clamp", "aten.clamp_min", "aten.clamp_max"), _clamped),
+    "aten.masked_fill": _filled,
+    "aten.where": _where,
+    "aten.tril": _triangle("less_equal"),
+    "aten.triu": _triangle("greater_equal"),
+}
