@@ -13,7 +13,7 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """Name by which it is registered."""
+        """Name by which the object is registered."""
 
 
 T = TypeVar("T", bound=Named)

@@ -52,7 +52,7 @@ class PlanRange:
 
     @property
     def protocol(self) -> str:
-        """Protocol of its messages; empty if the topology has no protocols."""
+        """Protocol of the range's messages; empty if the topology has no protocols."""
         return self.schedule.problem.topology.protocol
 
     def predicted_us(self, finish: Fraction) -> float:

@@ -43,7 +43,7 @@ class TimedSchedule:
 
     @cached_property
     def shape(self) -> tuple[object, ...]:
-        """Content of its columns without times: two of one shape have the same finish at every size."""
+        """Columns of the schedule without times; schedules of one shape have equal finishes at every size."""
         s = self.schedule
         columns = (column.tobytes() for column in (s.chunk, s.link, s.group, s.reduce))
         carried = str(s.contributions) if s.carries is not None else ""

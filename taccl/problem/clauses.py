@@ -108,7 +108,7 @@ class Clause(NamedTuple):
 
     @property
     def is_scalar(self) -> bool:
-        """True if its values contain no links and no ranks."""
+        """True if the clause's values contain no links and no ranks."""
         return self.shape in ("plain", "fraction")
 
     def plain(self, value: Any) -> Any:

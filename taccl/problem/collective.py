@@ -47,7 +47,7 @@ class Chunk:
     root: int | None = None
 
     def is_met(self, *, is_sum: bool) -> bool:
-        """True if every destination holds it, or its full sum, at the start."""
+        """True if every destination holds the chunk, or its full sum, at the start."""
         return not self.destinations or (
             not (is_sum and len(self.origins) > 1) and set(self.destinations) <= set(self.origins)
         )

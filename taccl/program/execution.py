@@ -44,7 +44,7 @@ class Content(frozenset[tuple[Any, int]]):
         return cls(held.items())
 
     def parts(self) -> set[tuple[int, Any]]:
-        """All (rank, chunk) contributions to it."""
+        """All (rank, chunk) contributions to this content."""
         return {
             (place + ANYONE, chunk)
             for chunk, ranks in self

@@ -144,12 +144,12 @@ class Value:
 
     @property
     def place(self) -> Slot:
-        """Its slot; the value must have been placed."""
+        """Slot of the value, which must have been placed."""
         assert self.slot is not None, "a value is placed before it is used"
         return self.slot
 
     def makes_room(self, successor: Value) -> bool:
-        """True if another value may take its slot; the condition is weaker for the value made from it."""
+        """True if `successor` may reuse this value's slot, for example as a sum with this value."""
         if self.final:
             return False
         if successor.added_to is self:

@@ -20,9 +20,9 @@ class MessagePart:
 
     chunk: int
     taken: Value | None = None
-    #: Values summed to make `taken`; empty if it exists already.
+    #: Values summed to make `taken`; empty if `taken` exists already.
     summed: list[Value] = field(default_factory=list)
-    #: Ranks whose contributions it carries, as bits; 0 if the schedule does not name them.
+    #: Ranks whose contributions the chunk carries, as bits; 0 if the schedule does not name them.
     bits: int = 0
     made: Value | None = None
     #: (source value, derived value) of chunks that the receiver derives by adding its own contribution.
@@ -30,7 +30,7 @@ class MessagePart:
 
     @property
     def place(self) -> Slot:
-        """Slot that it is read from."""
+        """Slot from which the sender reads the chunk."""
         assert self.taken is not None, "a part is placed once it was followed"
         return self.taken.place
 

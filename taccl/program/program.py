@@ -122,11 +122,11 @@ class Threadblock:
     channel: int = 0
 
     def sends_into(self, rank: int) -> Queue | None:
-        """Queue that it sends into, if it belongs to `rank`; None if it does not send."""
+        """Queue that this threadblock of `rank` sends into; None if it does not send."""
         return None if self.send_to is None else Queue(rank, self.send_to, self.channel)
 
     def receives_from(self, rank: int) -> Queue | None:
-        """Queue that it receives from, if it belongs to `rank`; None if it does not receive."""
+        """Queue that this threadblock of `rank` receives from; None if it does not receive."""
         return None if self.receive_from is None else Queue(self.receive_from, rank, self.channel)
 
 

@@ -119,7 +119,7 @@ class Execution:
 
     @property
     def ok(self) -> bool:
-        """True if it ran to its end without a fault."""
+        """True if the program ran to its end without wrong chunks."""
         return not self.waits and not self.num_wrong
 
     def algbw_gb_per_s(self, times: Times) -> float:

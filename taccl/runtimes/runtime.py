@@ -126,7 +126,7 @@ class Runtime:
 
     @property
     def reads_xml(self) -> bool:
-        """True if it reads MSCCL XML."""
+        """True if the runtime reads MSCCL XML."""
         return self.reads == "msccl-xml"
 
     @property
@@ -135,7 +135,7 @@ class Runtime:
         return None if self.launch is None or self.launch.falls_back else self.launch.us
 
     def made(self, role: str, kind: type[T], *args: Any, **options: Any) -> T:
-        """Result of one of its functions; `InputError` if that is of another kind.
+        """Result of one of the runtime's functions; `InputError` if the result is of another kind.
 
         Parameters
         ----------
@@ -152,7 +152,7 @@ class Runtime:
         return found
 
     def reason_against(self, collective: Any, topology: Any, protocol: str = "") -> str:
-        """The reason why it cannot run a collective, or run it by a protocol; empty if it can.
+        """Reason why the runtime cannot run a collective, or not by a protocol; empty if it can.
 
         Parameters
         ----------

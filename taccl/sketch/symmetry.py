@@ -114,7 +114,7 @@ def resource_permutation(topology: Topology, links: Permutation) -> Permutation 
 
 
 def _alike(names: Iterable[Hashable]) -> dict[Hashable, list[int]]:
-    """{key: indices that have it}."""
+    """{name: indices at which it occurs}."""
     alike: dict[Hashable, list[int]] = defaultdict(list)
     for index, name in enumerate(names):
         alike[name].append(index)

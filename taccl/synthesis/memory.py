@@ -228,12 +228,12 @@ class _Half:
 
     @property
     def columns(self) -> int:
-        """Bytes of the columns of its schedule."""
+        """Bytes of the columns of the phase's schedule."""
         return (self._small + 8) * self.num_sends
 
     @property
     def turned(self) -> int:
-        """Bytes to reverse its schedule in time: an order, unless all sends take equally long."""
+        """Bytes to reverse the phase's schedule in time: an order, unless all sends take equally long."""
         return (4 if self._even else 22) * self.num_sends
 
     def search(self, *, keeps_best: bool, spilled: bool) -> int:

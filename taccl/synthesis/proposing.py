@@ -40,7 +40,7 @@ class Proposer(Protocol):
         """Name in the table of stages, and as producer of a schedule."""
 
     def supports(self, problem: Problem) -> bool:
-        """True if it may find a schedule of the problem."""
+        """True if the proposer may find a schedule of the problem."""
 
     def estimate_s(self, problem: Problem) -> float:
         """Estimated run time in seconds. The proposer is skipped if a search has less time for it."""

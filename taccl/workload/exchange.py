@@ -62,7 +62,7 @@ class CollectivePart:
 
     @property
     def chunks(self) -> range:
-        """Numbers of its chunks in the step's problem."""
+        """Numbers of the piece's chunks in the step's problem."""
         return range(self.first, self.first + self.count)
 
 

@@ -73,7 +73,7 @@ class OfRanks(Witness):
     ranks: frozenset[int]
 
     def fits(self, problem: Problem) -> bool:
-        """True if the problem has these ranks."""
+        """True if the problem has all ranks of the set."""
         return self.ranks <= frozenset(range(problem.topology.num_ranks))
 
 

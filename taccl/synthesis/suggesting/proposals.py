@@ -57,7 +57,7 @@ class Shift:
         return offset_permutation(num_ranks, self.offset, self.group)
 
     def repeats_one_of(self, known: Iterable[Shift]) -> bool:
-        """True if it is a multiple of a known shift."""
+        """True if this shift is a multiple of a known one with blocks of the same size."""
         return any(each.group == self.group and self.offset % each.offset == 0 for each in known)
 
 

@@ -40,7 +40,7 @@ class PlainLinks(Transform[Problem, Schedule]):
 
     @classmethod
     def apply(cls, problem: Problem) -> Self | None:
-        """Remove these links; None if no switch of the topology adds."""
+        """Remove the links of switches that add; None if no switch of the topology adds."""
         if not shared_links(problem.topology):
             return None
         return cls(problem, (over_links(problem, shared=False),))
