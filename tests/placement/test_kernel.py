@@ -139,7 +139,7 @@ def test_proof_is_the_best_of_all():
 
 
 def test_open_hosts_bound_all_choices():
-    """With some hosts open, the time is at most that of each choice of them."""
+    """The time of a partial order (-1: undecided host) is at most that of every order that completes it."""
     for seed in cases("placement: open hosts bound all choices", few=4, many=200):
         rng = np.random.default_rng(seed)
         case = Case(random_probe(rng, 5), "allreduce", ("ring", "double-tree")[seed % 2], "1MB")

@@ -92,7 +92,7 @@ def test_chunks_are_numbered_by_rank():
 
 
 def test_equal_counts_make_an_allgather():
-    """Chunks and bandwidth factor are the same."""
+    """An allgatherv with equal counts has the chunks and the bandwidth factor of an allgather."""
     uneven, even = collectives.allgatherv(4, counts=[2] * 4), collectives.allgather(4, chunks_per_rank=2)
     assert uneven.chunks == even.chunks
     assert uneven.busbw_factor == even.busbw_factor == 3 / 4

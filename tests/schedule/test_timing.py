@@ -175,7 +175,7 @@ def test_own_and_relayed_chunks_are_a_latency_apart():
 
 
 def test_reductions_rooted_at_the_receiver_end_a_latency_after_others():
-    """For reductions the own-first gap is that of the own chunk: 1 + 3 us, not the relayed one's 1 + 1.
+    """For reductions, the gap of local-first priority is the own chunk's 1 + 3 us, not the other's 1 + 1.
 
     Rank 1 sends chunk 0 (1 MB, bound for rank 2 through 0) and chunk 1 (3 MB, rooted at 0). The link
     pipelines: chunk 0 is sent at 0, ends at 4 + 1 = 5; chunk 1 ends at 5 + (4 + 3) = 12, so starts at 5.

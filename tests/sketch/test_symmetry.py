@@ -34,7 +34,10 @@ def ring(num_ranks):
 
 
 def two_planes(*, swapped):
-    """Ranks 0 and 1 joined both ways by planes A and B, each with ports; B first from rank 1 if swapped."""
+    """Ranks 0 and 1 with links both ways over planes A and B, each link with its own port.
+
+    - `swapped`: True to list rank 1's link over plane B before that over plane A.
+    """
     builder = TopologyBuilder("planes", [0, 0])
     for src, dst in ((0, 1), (1, 0)):
         for plane in "BA" if swapped and src == 1 else "AB":

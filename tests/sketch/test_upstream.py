@@ -164,7 +164,7 @@ def test_cost_of_a_chunk(sketch, topology, src, dst, expected, chunk_size):
 
 @pytest.mark.parametrize(("sketch", "topology", "src", "dst", "expected"), PUBLISHED_COSTS)
 def test_cost_of_a_chunk_of_published_files(published, sketch, topology, src, dst, expected):
-    """The same holds for the tool's own files."""
+    """A chunk's cost is the published tool's, for the files that it ships."""
     problem = load_problem(published(sketch), published(topology))
     assert cost_us(problem, src, dst) == Fraction(expected)
 

@@ -163,7 +163,7 @@ class _Rules:
         return True
 
     def is_own(self, send: _Send) -> bool:
-        """True if a send on an own-first link carries chunks of the link's own end."""
+        """True if a send on a link with local-first priority carries chunks of its own rank."""
         srcs, dsts = self.links[send.link]
         owns = [
             self.collective.chunks[c].root in dsts if send.reduce else bool(self.home(c) & set(srcs))
@@ -195,7 +195,11 @@ class _Rules:
 
 
 class _Lane(NamedTuple):
-    """State of an own-first link: ticks before relayed chunks may start, and True if any has started."""
+    """State of a link with local-first priority.
+
+    - `wait`: Ticks before relayed chunks may start.
+    - `relayed`: True if a relayed chunk has started.
+    """
 
     wait: int
     relayed: bool
@@ -208,7 +212,7 @@ class _State(NamedTuple):
 
 
 def _lanes_after(rules: _Rules, lanes: tuple[_Lane, ...], send: _Send) -> tuple[_Lane, ...] | None:
-    """Own-first links after a send of copies starts now; None if the clause forbids it."""
+    """States of links with local-first priority after a send of copies starts; None if they forbid it."""
     if send.link not in rules.own_first or send.reduce:
         return lanes
     index = rules.own_first.index(send.link)
@@ -364,7 +368,7 @@ class _Sums(NamedTuple):
 
 
 def _reaches_with_sums(rules: _Rules, horizon: int, max_states: int) -> bool:
-    """True if every destination can hold its full sum by the horizon; own-first links are not supported."""
+    """True if every destination can hold its full sum by the horizon; without local-first priority."""
     assert not rules.own_first, "brute force does not order reductions on own-first links"
     ranks, chunks = range(rules.num_ranks), rules.collective.chunks
     content = tuple(1 << r if r in data.origins else 0 for data in chunks for r in ranks)

@@ -118,7 +118,9 @@ def relayed() -> Problem:
 
 
 def late_hold() -> Topology:
-    """Links of 4 and 2 us into ranks 2 and 3 hold one ingress for the last 2 and 1 of them."""
+    """Two nodes whose cross links hold one shared ingress at the end of a send: 0 -> 2 takes 4 us and holds
+    it for the last 2 us, 1 -> 3 takes 2 us and holds it for the last 1 us.
+    """
     builder = TopologyBuilder("late hold", [0, 0, 1, 1])
     ingress = builder.add_resource("ingress")
     for src, dst, beta, held in ((0, 2, 4, 2), (1, 3, 2, 1), (0, 3, 3, 3), (2, 3, 2, 0)):

@@ -75,7 +75,7 @@ print(max(seen) - seen[0], max(need.search, need.verification) / 1e6)
     [
         ("allgather", "mesh", "36x36", False),
         ("alltoall", "mesh", "16x16", True),
-        # Collectives with sums; and the same in memory, and with one destination rank.
+        # With TACCL_MANY: a collective with sums, columns in memory, and one destination rank.
         *(
             [
                 ("allreduce", "torus", "32x32", False),

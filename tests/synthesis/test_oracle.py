@@ -117,8 +117,8 @@ def test_the_job_shop_proves_the_optimum(name):
 
 @pytest.mark.slow
 def test_the_job_shop_proves_the_optimum_of_random_problems():
-    """The job shop is optimal on random problems with shared resources, merging, own-first, sizes and both
-    alphas."""
+    """The job shop is optimal on random problems with shared resources, merging, local-first priority, chunk
+    sizes and both meanings of alpha."""
     compared = 0
     for seed in SEEDS:
         problem = random_problem(seed)

@@ -350,8 +350,8 @@ def test_random_failures_verify(seed):
 @pytest.mark.parametrize("combining", [False, True])
 @pytest.mark.parametrize("seed", range(some(6, 12)))
 def test_problems_of_any_shape(seed, combining):
-    """Random problems with holds, merging, own-first and several origins are re-planned after the loss of a
-    link."""
+    """Random problems with holds, merging, local-first priority and several origins are re-planned after the
+    loss of a link."""
     case = random_problem(seed, combining=combining)
     old = planned(case)
     lost = random.Random(seed).randrange(len(case.topology.links))

@@ -849,8 +849,8 @@ class TestContributionsApart:
         ids=["ring", "full", "port"],
     )
     def test_contributions_are_kept_apart(self, topology, steps):
-        """A ring of five takes two steps, one-shot takes one, and behind a port one per rank: each meets its
-        bound."""
+        """Sums take two steps on a ring of five, one with all links, and one per other rank behind a port, as
+        bounded."""
         problem = problem_of(topology, one_sum(topology.num_ranks))
         result = synthesized(problem)
         assert_sound(result, problem)

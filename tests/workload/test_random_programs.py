@@ -154,10 +154,10 @@ def naively(step, operations):
 
 
 def forced(step, collective, operation):
-    """All ways to move an operation before a collective, without checks.
+    """Yield the operations of steps in which an operation is moved before a collective, without checks.
 
-    The operation reads what the collective reads, or what all collectives of its kind read; after it comes no
-    collective, or any.
+    The moved operation reads the collective's input; in further steps, it also reads the inputs of its other
+    operands that are collectives of that kind. It is followed by no collective, or by one of any kind.
     """
     moved, after = step.operation[collective], step.operation[operation]
     alike = {each.name for each in step.operations if each.kind == moved.kind and each.name in after.inputs}

@@ -50,9 +50,9 @@ def multicast():
 
 
 def circle():
-    """Links 0,1 -> 8, then 8 -> 4 and 8 -> 5; and 3,4 -> 9, then 9 -> 1 and 9 -> 2.
+    """Links (0, 1) -> 8 and (3, 4) -> 9, each with two sources that must both hold a chunk before it is sent.
 
-    Rank 6 also sends to 0 and 1, and rank 7 to 3 and 4.
+    Rank 8 sends to 4 and 5, rank 9 to 1 and 2, rank 6 to 0 and 1, and rank 7 to 3 and 4.
     """
     builder = TopologyBuilder("circle", [0, 0, 0, 1, 1, 1, 0, 1, 1, 0])
     plain = ((6, 0), (6, 1), (7, 3), (7, 4), (8, 4), (8, 5), (9, 1), (9, 2))
@@ -62,10 +62,11 @@ def circle():
 
 
 def two_chunks():
-    """Ranks 0 and 7 hold the chunk for 1 and 5, ranks 3 and 6 the chunk for 2 and 4.
+    """Chunk 0 for ranks 1 and 5, chunk 1 for ranks 2 and 4: on `circle`, local-first priority deadlocks.
 
-    The first goes 7 -> 3 and 4 -> 9 -> 1, relayed by 3 and 4, before it goes from 0 and 1, as an own chunk,
-    to 8 and 5. The second goes the opposite way: relayed by 0 and 1 before it is own at 3 and 4.
+    Chunk 0 starts at ranks 0 and 7. Link (3, 4) -> 9 must relay it to rank 1 before (0, 1) -> 8 can send it,
+    as an own chunk of rank 0, on its way to rank 5. Chunk 1 starts at ranks 3 and 6. Link (0, 1) -> 8 must
+    relay it to rank 4 before (3, 4) -> 9 can send it, as an own chunk of rank 3, on its way to rank 2.
     """
     return collectives.custom(10, precondition={0: [0, 7], 1: [3, 6]}, postcondition={0: [1, 5], 1: [2, 4]})
 

@@ -72,7 +72,7 @@ def pair_of_pairs(*, multicast):
 
 
 def _suited(problems, *, at_least):
-    """The problems without own-first links and derived chunks; at least `at_least` of them."""
+    """Problems that the improvement supports; there must be at least `at_least`."""
     suited = [problem for problem in problems if suits_improvement(problem)]
     assert len(suited) >= at_least
     return suited
@@ -267,7 +267,7 @@ def test_a_rank_without_a_way_ends_it():
 
 
 def test_who_asks_for_more_is_sent_away():
-    """Derived chunks and own-first links are not supported."""
+    """Derived chunks and local-first priority are not supported."""
     assert not suits_improvement(relayed())
     assert not suits_improvement(problem_of(ring(3), collectives.make("scan", 3)))
 

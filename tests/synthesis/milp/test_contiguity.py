@@ -33,7 +33,7 @@ def ordered(problem):
 
 
 def best_merging(quotient, schedule):
-    """Least finish in ticks over all ways to merge consecutive hops on merging links."""
+    """Least finish in ticks over all partitions of consecutive hops on merging links into merged sends."""
     needed = needed_hops(quotient, schedule)
     order = [m for send in schedule.sends for m in send.hops if m in needed]
     rows = defaultdict(list)
@@ -210,8 +210,8 @@ def two_kinds(*, meaning="occupies", **clauses):
 
 
 def test_own_and_relayed_chunks_never_share_a_send():
-    """Own chunks go together, 6 us, then the relayed one, 5 us; without own-first all three go together, 8
-    us."""
+    """Own chunks go together, 6 us, then the relayed one, 5 us; without local-first priority all three go
+    together, 8 us."""
     problem = two_kinds(own_first=frozenset({1}))
     quotient, order = given(problem)
     found, objective = merge(quotient, order)

@@ -189,7 +189,7 @@ def test_one_send_carries_what_it_was_given_together():
 
 @pytest.mark.parametrize("merging", [frozenset(), frozenset({0})], ids=["one by one", "merging"])
 def test_own_chunks_go_first(merging):
-    """Two chunks of 2 + 1 us, the first of them the link's own, are not merged."""
+    """An own chunk and a relayed one, of 2 + 1 us each, are not merged; the own chunk goes first."""
     problem = problem_of(
         linked("lane", [0, 1], [(0, 1)], alpha_us=2, beta_us_per_mb=1),
         custom(2, [([0], [1])] * 2),

@@ -45,7 +45,7 @@ def test_every_rule_makes_a_valid_schedule(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_obeys_own_first(rule):
-    """Every rule obeys the sketch's own-first clause."""
+    """Every rule obeys the sketch's local-first priority."""
     quotient = routed(relayed())
     found = order(quotient, rule)
     assert verify(expand(quotient, found.sends, producer=rule)).ok

@@ -1,4 +1,4 @@
-"""The compiled list scheduler under a sketch: allowed chunks per link, own-first priority, relays."""
+"""The compiled list scheduler under a sketch: allowed chunks per link, local-first priority, relays."""
 
 import random
 
@@ -91,7 +91,7 @@ def test_ranks_that_may_not_relay():
 
 
 def test_pipelined_links_and_own_chunks_first():
-    """Own-first priority on pipelined links is not supported, and the reason is given."""
+    """Local-first priority on pipelined links is not supported, and the reason is given."""
     problem = make_problem(
         topologies.ring(4, alpha_meaning="pipelined"),
         collectives.allgather(4),

@@ -70,7 +70,7 @@ def test_a_limit_ends_the_run():
 
 
 def test_own_chunks_leave_first():
-    """On own-first links a relayed chunk starts one latency after the last own chunk."""
+    """Under local-first priority a relayed chunk starts one latency after the last own chunk."""
     problem = relayed()
     schedule = brief_synthesis(problem, backend="greedy").schedule
     assert verify(schedule).ok
@@ -97,7 +97,8 @@ def test_the_best_of_many_runs_is_the_optimum_of_these(problem):
 @pytest.mark.slow
 @pytest.mark.parametrize("combining", [False, True], ids=["copies", "sums"])
 def test_random_problems_get_schedules_that_verify(combining):
-    """Random problems with holds, merging and own-first links get valid schedules, none below the optimum."""
+    """Random problems with holds, merging and local-first priority: schedules are valid, none below the
+    optimum."""
     for seed in range(1, some(8, 80)):
         problem = random_problem(seed, combining=combining)
         schedule = brief_synthesis(problem, backend="greedy").schedule

@@ -352,7 +352,7 @@ def test_nothing_merges_where_latency_is_a_small_part():
 
 
 def test_own_chunks_are_not_merged_with_relayed_ones():
-    """Under own-first, own chunks and relayed chunks travel in separate sends."""
+    """Under local-first priority, own chunks and relayed chunks travel in separate sends."""
     topology = through_rank_1(4)
     link = len(topology.links) - 1
     clauses = Clauses(max_merge=4, merging=frozenset([link]), own_first=frozenset([link]))

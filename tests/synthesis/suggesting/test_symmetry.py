@@ -66,7 +66,8 @@ def test_switches_are_found_where_none_is_declared():
 
 
 def test_where_ranks_have_partners_they_talk_to_them_or_to_any():
-    """On DGX-2 plans relay own chunks, through the same local rank, or freely."""
+    """Plans for two DGX-2: ranks send only own chunks to the other node, ranks send only to the rank of their
+    local number there, or no restriction."""
     found = plans(taccl.topologies.dgx2(nodes=2))
     assert list(found) == ["own-chunks", "same-number", "free"]
     assert said(found["own-chunks"])["relays"] == {rank: (rank,) for rank in range(16)}

@@ -62,8 +62,8 @@ def test_where_all_merges_parts_finish_when_the_whole_does(name):
 
 @pytest.mark.slow
 def test_where_some_may_not_merge_parts_go_one_after_another():
-    """Over a link that merges nothing each part is a separate send, and no send ends later than the fused
-    one."""
+    """Over a link without merging each chunk is a separate send, and the schedule finishes no later than the
+    fused one."""
     ring = taccl.topologies.ring(4)
     merging = frozenset(e for e, link in enumerate(ring.links) if link.srcs[0] % 2)
     problem = sums(ring, "allreduce", per_rank=4, clauses=Clauses(max_merge=16, merging=merging))
@@ -78,7 +78,11 @@ def test_where_some_may_not_merge_parts_go_one_after_another():
 
 
 def exchanged_on_a_ring(merging):
-    """Four parts of one sum on a ring of four, and the fused sum, exchanged between ranks 0 and 3."""
+    """(schedule of a sum as one chunk, problem with that sum in four chunks, {(src, dst): link}).
+
+    On a ring of four ranks, ranks 0 and 3 exchange partial sums at the same time. Sends may merge on the
+    links that leave ranks in `merging`.
+    """
     ring, everyone = taccl.topologies.ring(4), range(4)
     link = {(each.src, each.dst): e for e, each in enumerate(ring.links)}
     merges = frozenset(e for (src, _), e in link.items() if src in merging)
@@ -97,10 +101,10 @@ def exchanged_on_a_ring(merging):
 
 
 def test_sums_exchanged_over_a_link_that_merges_and_one_that_does_not():
-    """3 -> 0 merges and 0 -> 3 does not: merged, the send would leave before a part from 0 arrives.
+    """If only one direction of an exchange can merge sends, the four chunks are sent in sequence both ways.
 
-    So the parts go one after another in both directions. They follow each other through the ring, each in
-    0.52 us per hop.
+    A merged send 3 -> 0 would deadlock: it waits for the last chunk from 0 -> 3, whose first chunk waits for
+    the merged send. The link 1 -> 0, which takes no part in the exchange, sends its four chunks merged.
     """
     whole, problem, link = exchanged_on_a_ring(merging=(1, 3))
     schedule = parted(whole, problem, [range(4)])
@@ -112,7 +116,7 @@ def test_sums_exchanged_over_a_link_that_merges_and_one_that_does_not():
 
 
 def test_sums_exchanged_over_links_that_merge_stay_merged():
-    """If both directions merge, the parts of each direction are one send."""
+    """If both directions of an exchange merge, the four chunks of each direction are one send."""
     whole, problem, link = exchanged_on_a_ring(merging=(0, 1, 3))
     schedule = parted(whole, problem, [range(4)])
     taccl.verify(schedule).raise_if_failed()
