@@ -19,7 +19,7 @@ from taccl.baselines.spread import (
     complete_so_far,
     without_sketch,
 )
-from taccl.baselines.table import BASELINES, TABLE, row_of
+from taccl.baselines.table import BASELINES, row_of
 from taccl.errors import InputError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
@@ -29,7 +29,7 @@ from taccl.synthesis.proposers.compiling import are_kept
 from taccl.synthesis.proposers.large import effort, suits
 from taccl.synthesis.proposers.large_search import offer_compiled
 from taccl.synthesis.search import Search
-from taccl.topology.recognise import dimensions
+from taccl.topology.recognise import dimensions, grid_of
 
 #: Max transfers of baselines with named contributions.
 _MOST_NAMED = 400_000
@@ -38,7 +38,6 @@ _VERIFY_S = 6e-6
 #: If there is no schedule yet: the first baseline may take this many times as long to build as the quickest,
 #: unless the preferred one fits into this share of its time.
 _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
-_BEST = min(TABLE, key=lambda name: TABLE[name].place)
 #: Max share of the time left in which `quickest_first` puts the usually best baseline before quicker ones.
 _BEST_FIRST_SHARE = 0.2
 #: Name under which `tried_finer` lists recursive multiplying by estimate.
@@ -133,15 +132,16 @@ def _offer_quickest(
     if problem.collective.is_met:
         return
     builds_s = _build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
-    left = sorted(builds_s.keys() - {*made_of(problem), *apart}, key=_rank)
+    preferred = _preferred(problem)
+    left = sorted(builds_s.keys() - {*made_of(problem), *apart}, key=[*preferred, _COMPILED].index)
     if not apart and BY_ESTIMATE in tried_finer(problem):  # its remaining forms run after the search
-        left = [name for name in left if name != _BEST]
+        left = [name for name in left if name != "multiplying"]
     late_s = parameters.budget.late_s * busy_factor()
     late = search.deadline.later(late_s)
     skipped: list[str] = []
     while left:
         is_known, factor = search.has_found, busy_factor()
-        name, limit = left[0], until_best if left[0] == _BEST else until
+        name, limit = left[0], until_best if left[0] == preferred[0] else until
         if is_known and factor * builds_s[name] > limit.left_s:
             left.remove(name)
             skipped.append(name)
@@ -178,9 +178,18 @@ def _in_time(name: str, problem: Problem, limit: Deadline) -> Schedule | None:
     return replace(complete[-1], problem=problem) if complete else None
 
 
-def _rank(name: str) -> float:
-    """Place of a baseline in the order of preference (which usually finishes first); inf if unknown."""
-    return row_of(name).place if name in BASELINES else math.inf
+def _preferred(problem: Problem) -> list[str]:
+    """Names of all baselines, the one that usually finishes first at the front.
+
+    On tori and meshes that is bucket, elsewhere recursive multiplying.
+    """
+    on_grid = grid_of(problem.topology) is not None
+
+    def place(name: str) -> int:
+        row = row_of(name)
+        return row.place if row.grid_place is None or not on_grid else row.grid_place
+
+    return sorted(BASELINES, key=place)
 
 
 def quickest_first(problem: Problem, left_s: float = 0.0) -> list[str]:
@@ -189,8 +198,9 @@ def quickest_first(problem: Problem, left_s: float = 0.0) -> list[str]:
     - `left_s`: Seconds left; the usually best one comes first if it takes a small share of them.
     """
     builds_s = _build_times(problem, DEFAULTS.portfolio.first_transfers, 2**63)
-    best_s = busy_factor() * builds_s.get(_BEST, math.inf)
-    first = _BEST if best_s <= _BEST_FIRST_SHARE * left_s else ""
+    best = _preferred(problem)[0]
+    best_s = busy_factor() * builds_s.get(best, math.inf)
+    first = best if best_s <= _BEST_FIRST_SHARE * left_s else ""
     return sorted(builds_s, key=lambda name: (name != first, builds_s[name], name))
 
 
@@ -247,7 +257,8 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
     names = [name for name, row in rows.items() if row.competes and not row.names_contributions]
     if is_small(problem):  # the last rows of the table are for small messages
         names = ["one-shot", *reversed(names)]
-    names.insert(0, _BEST)
+    best_first = _preferred(problem)[0]
+    names = [best_first, *(name for name in ("multiplying", *names) if name != best_first)]
     until = search.deadline.sooner(share * search.deadline.left_s)
     best, skipped = "", []
     for name in names:
