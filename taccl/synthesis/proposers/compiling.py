@@ -25,6 +25,7 @@ from taccl.problem.collectives import make
 from taccl.problem.problem import Clauses, make_problem
 from taccl.solvers.worker import Outcome, run_task
 from taccl.synthesis.improve.improvement import compile_improvement, suits_improvement
+from taccl.synthesis.kernels.drawing_kernel import spread_by_draws
 from taccl.synthesis.kernels.fabric import problem_arrays
 from taccl.synthesis.kernels.flow_kernel import compile_flows, flow_up_to, largest_shortfall
 from taccl.synthesis.kernels.improvement_kernel import improve
@@ -35,6 +36,7 @@ from taccl.synthesis.kernels.spreading_kernel import spread_chunks
 from taccl.synthesis.proposers.large import effort, schedule_large, suits
 from taccl.synthesis.proposers.queues import send_along_trees, send_at_once
 from taccl.synthesis.proposers.router import find_paths, find_trees
+from taccl.synthesis.proposers.spreading import Rule, spread
 from taccl.topology.fabrics import ring
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ def is_kept(name: str) -> bool:
         return is_compiled(improve)
     if name == TREES:
         return is_compiled(flow_up_to) and is_compiled(largest_shortfall)
-    kernels: list[Any] = [send_along, route] if name == "alltoall" else [spread_chunks]
+    kernels: list[Any] = [send_along, route] if name == "alltoall" else [spread_chunks, spread_by_draws]
     verifying = accept_trees if name == "reduce-scatter" else accept_copies
     return all(map(is_compiled, [*kernels, compiled_loop(verifying)]))
 
@@ -114,6 +116,7 @@ def compile_named(name: str, paths: tuple[tuple[str, Any], ...] = ()) -> None:
         send_at_once(fabric, demand, find_paths(fabric, demand))
     # Under a sketch, given or suggested, the chunks of any collective may travel along trees.
     some = problem_arrays(make_problem(ring(2), make("allgather", 2), chunk_bytes=1))
+    spread(*some, Limits(num_runs=1), rules=[Rule("drawn")])
     send_along_trees(*some, Limits(num_runs=1), find_trees(*some), partial(find_trees, *some))
 
 

@@ -25,6 +25,7 @@ from taccl.synthesis.kernels.events import STUCK, Timeline, run_events
 from taccl.synthesis.kernels.fabric import Demand, Fabric, starts
 from taccl.synthesis.kernels.limits import Limits, Sends, best_of
 from taccl.synthesis.kernels.spreading_kernel import SpreadingState, mark_needed, spread_chunks
+from taccl.synthesis.proposers.drawing import spread_drawn
 from taccl.synthesis.proposers.queues import MANY_STEPS, send_along_trees, send_queued, travel_ticks
 from taccl.synthesis.proposers.router import KEPT_STEPS, TREE_EXPONENTS, Routes, find_trees, search_steps
 
@@ -43,18 +44,28 @@ _BEHIND = (1.0, 2.0, 0.5, 0.0)
 class Rule:
     """Rule by which the kernel chooses links and chunks."""
 
-    order: str = "fewest-first"  # or "in-turn": order in which links into a rank choose
+    #: Order in which links into a rank choose, "fewest-first" or "in-turn"; "drawn": all chunks are drawn.
+    order: str = "fewest-first"
     #: Delay, in send times of a slow link, from which a slow link may repeat a chunk of the fast component.
     theta: float = 1.0
     rarest: bool = False  # True: a link brings the rarest of its source's chunks; False: the first to arrive
 
 
 def default_rules(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> tuple[Rule, ...]:
-    """Rules worth trying on a fabric, best guess first; with rarest-first if searching for them is quick."""
+    """Rules worth trying on a fabric, best guess first; with rarest-first if searching for them is quick.
+
+    Links of many speeds in no order draw their chunks.
+    """
     orders = ("in-turn", "fewest-first") if fabric.num_resources else ("fewest-first", "in-turn")
     rarest = fabric.num_ranks * demand.num_chunks**2 <= MANY_STEPS
     thetas = _BEHIND[: 1 if rarest or len(fabric.component) == 1 else None]
-    return tuple(Rule(order, theta, rarest) for theta in thetas for order in orders)
+    ordered = tuple(Rule(order, theta, rarest) for theta in thetas for order in orders)
+    return ordered if rarest or has_tiers(fabric) else (Rule("drawn"), *ordered)
+
+
+def has_tiers(fabric: Fabric) -> bool:
+    """True if faster links join all ranks in groups of a few or more, or if all links are equally fast."""
+    return all(np.bincount(each, minlength=1).min() > 1 for each in fabric.component[1:])
 
 
 def spread(
@@ -109,7 +120,7 @@ def _with_relays(fabric: Fabric, demand: Demand, limits: Limits) -> tuple[Demand
 
 def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits) -> Sends | None:
     """One run of the kernel; None if it exceeds the limit or is stopped."""
-    state: SpreadingState
+    state: SpreadingState | None = None
 
     def begin() -> tuple[int, Callable[[Timeline, int], int]]:
         nonlocal state
@@ -117,11 +128,15 @@ def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits)
         kernel = partial(spread_chunks, fabric, state, rule.order == "in-turn", rule.theta)
         return int(state.missing.sum()), kernel
 
-    found = run_events(begin, fabric, limits, limit, doing="spreading chunks", chunk_type=demand.chunk_type)
+    if rule.order == "drawn":
+        found = spread_drawn(fabric, demand, limit, limits)
+    else:
+        kind = demand.chunk_type
+        found = run_events(begin, fabric, limits, limit, doing="spreading chunks", chunk_type=kind)
     if found.finish_ticks == STUCK:
         raise CollectiveError(
-            f"{state.missing.sum()} chunks cannot reach ranks that want them over the links that may be "
-            "used; add links, or ranks that relay",
+            f"{'some' if state is None else state.missing.sum()} chunks cannot reach ranks that want them "
+            "over the links that may be used; add links, or ranks that relay",
             where="destinations",
         )
     if found.finish_ticks < 0:

@@ -1,0 +1,269 @@
+"""Spreading by draws, of chunks alone or in convoys, for links of many speeds and for very many sends.
+
+Without structure among the speeds of links, a link brings any useful chunk, drawn at random.
+
+Many sends travel in convoys. Ranks are grouped into clusters of neighbours, which first gather the chunks of
+their own ranks. Then all chunks of a cluster travel together, one after the other over each link, so that the
+kernel decides for all of them at once, and keeps smaller sets. A convoy waits at each rank until it is
+complete. This delay is small beside the time in which a rank receives all chunks, if clusters are small
+beside the square root of the number of ranks.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.schedule.spill import room_for
+from taccl.synthesis.kernels.drawing_kernel import DrawingState, places_of_bits, spread_by_draws
+from taccl.synthesis.kernels.events import Timeline, run_events
+from taccl.synthesis.kernels.fabric import Demand, Fabric, starts
+from taccl.synthesis.kernels.limits import Limits, Sends
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from taccl.synthesis.kernels.fabric import Bools, Ints
+
+#: Chunks of a cluster for each square root of the number of sends: 4 chunks at 100 million sends.
+_CONVOY_SHARE = 1 / 2500
+#: Convoys whose sends are listed and sorted together.
+_BLOCK = 1 << 18
+
+
+def spread_drawn(fabric: Fabric, demand: Demand, limit: int, limits: Limits) -> Sends:
+    """Sends of a run, or no valid sends and a negative finish that says why.
+
+    - `limit`: Latest finish of interest.
+    """
+    size = _convoy_size(fabric, demand)
+    return (
+        _draw(fabric, demand, limit, limits) if size < 2 else _in_convoys(fabric, demand, size, limit, limits)
+    )
+
+
+def _draw(
+    fabric: Fabric, demand: Demand, limit: int, limits: Limits, doing: str = "spreading chunks"
+) -> Sends:
+    def begin() -> tuple[int, Callable[[Timeline, int], int]]:
+        state = _make_state(fabric, demand, limits.seed)
+        return int(state.missing.sum()), partial(spread_by_draws, fabric, state)
+
+    return run_events(begin, fabric, limits, limit, doing=doing, chunk_type=demand.chunk_type)
+
+
+def _make_state(fabric: Fabric, demand: Demand, seed: int) -> DrawingState:
+    """State before the first send."""
+    num_ranks, num_chunks, num_slots = fabric.num_ranks, demand.num_chunks, fabric.num_slots
+    chunk = np.repeat(np.arange(num_chunks), np.diff(demand.origin_of))
+    width = -(-num_chunks // 64) * 8
+    has = np.zeros((num_ranks, width), np.uint8)
+    np.bitwise_or.at(has, (demand.origin, chunk >> 3), (1 << (chunk & 7)).astype(np.uint8))
+    claimed = np.full((num_ranks, width), 0xFF, np.uint8)
+    everything = np.packbits(np.ones(num_chunks, bool), bitorder="little")
+    claimed[:, : len(everything)] = ~(everything if demand.wanted is None else demand.wanted)
+    claimed |= has
+    words = claimed.view(np.uint64)
+    return DrawingState(
+        units=demand.units,
+        has=has.view(np.uint64),
+        claimed=words,
+        missing=64 * words.shape[1] - np.bitwise_count(words).sum(axis=1, dtype=np.int64),
+        holders=np.diff(demand.origin_of).astype(np.int32),
+        asked=np.zeros(num_slots, np.int64),
+        is_asked=np.zeros(num_slots, bool),
+        place_of_bit=places_of_bits(),
+        drawn=np.array([seed], np.int64),
+    )
+
+
+def _convoy_size(fabric: Fabric, demand: Demand) -> int:
+    """Number of chunks of a cluster; 1 if chunks travel alone.
+
+    Convoys need links without shared resources, and chunks of one size from one rank each to all ranks.
+    """
+    is_plain = fabric.num_resources == 0 and demand.wanted is None and len(np.unique(demand.units)) == 1
+    if not is_plain or (np.diff(demand.origin_of) != 1).any():
+        return 1
+    return math.floor(_CONVOY_SHARE * math.sqrt(fabric.num_ranks * demand.num_chunks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Convoys:
+    """Clusters of ranks, and the chunks of each: `chunk[first[k]:first[k + 1]]` are those of cluster k."""
+
+    cluster_of: Ints  # by rank
+    first: Ints
+    chunk: Ints
+
+    @property
+    def sizes(self) -> Ints:
+        """Number of chunks of each cluster."""
+        return np.diff(self.first)
+
+
+def _in_convoys(fabric: Fabric, demand: Demand, size: int, limit: int, limits: Limits) -> Sends:
+    """`spread_drawn` in convoys of about `size` chunks."""
+    per_rank = max(1, demand.num_chunks // fabric.num_ranks)
+    cluster_of = clusters(fabric, -(-size // per_rank))
+    of_chunk = cluster_of[demand.origin]
+    num_clusters = int(cluster_of.max()) + 1
+    convoys = _Convoys(cluster_of, starts(of_chunk, num_clusters), np.argsort(of_chunk, kind="stable"))
+    gathered = _gather(fabric, demand, convoys, limit, limits)
+    if gathered.finish_ticks < 0:
+        return gathered
+    units = int(demand.units[0])
+    own = fabric.own_alpha + units * fabric.own_beta
+    took = fabric.alpha + units * fabric.beta
+    # A convoy occupies a link for the time of its chunks, and its last one arrives as late as it would alone.
+    nothing = np.zeros_like(own)
+    slower = fabric._replace(alpha=took - own, beta=own, own_alpha=nothing, own_beta=own)
+    origin = np.argsort(cluster_of, kind="stable").astype(np.int32)
+    bundles = Demand(convoys.sizes, starts(cluster_of, num_clusters), origin)
+    own_of_link = np.zeros(int(fabric.link.max()) + 1, np.int64)
+    own_of_link[fabric.link] = np.maximum(own, took)
+    free = gathered.start.astype(np.int64) + own_of_link[gathered.link]
+    begin = int(free.max(initial=0))
+    found = _draw(slower, bundles, limit - begin, limits)
+    if found.finish_ticks < 0:
+        return found
+    own_of_link[fabric.link] = own
+    return _listed(demand, convoys, own_of_link, gathered, found, begin, limits)
+
+
+def _gather(fabric: Fabric, demand: Demand, convoys: _Convoys, limit: int, limits: Limits) -> Sends:
+    """Sends by which all ranks of each cluster gather its chunks, over links inside it."""
+    cluster_of = convoys.cluster_of
+    some = cluster_of[fabric.src] == cluster_of[fabric.dst]
+    wanted = np.zeros((len(convoys.sizes), demand.num_chunks), bool)
+    wanted[cluster_of[demand.origin], np.arange(demand.num_chunks)] = True
+    rows = np.packbits(wanted, axis=1, bitorder="little")[cluster_of]
+    inside = replace(demand, wanted=rows)
+    return _draw(_within(fabric, some), inside, limit, limits, doing="gathering chunks in clusters")
+
+
+def _within(fabric: Fabric, some: Bools) -> Fabric:
+    """The fabric without shared resources whose slots are the given ones."""
+    src, dst = fabric.src[some], fabric.dst[some]
+    names = ("link", "speed", "alpha", "beta", "own_alpha", "own_beta")
+    return fabric._replace(
+        src=src,
+        dst=dst,
+        into=starts(dst, fabric.num_ranks),
+        out_of=starts(src, fabric.num_ranks),
+        out_slot=np.argsort(src, kind="stable"),
+        hold_of=np.zeros(len(src) + 1, np.int64),
+        wake_of=np.zeros(len(src) + 1, np.int64),
+        **{name: getattr(fabric, name)[some] for name in names},
+    )
+
+
+def clusters(fabric: Fabric, size: int) -> Ints:
+    """(num_ranks,) number of each rank's cluster: about `size` ranks, joined by links in both directions.
+
+    A cluster grows by the rank with the most neighbours inside. What is left between clusters, if less than
+    half as large, joins the smallest cluster beside it.
+    """
+    num_ranks = fabric.num_ranks
+    forward = fabric.src * num_ranks + fabric.dst
+    both = np.unique(forward[np.isin(forward, fabric.dst * num_ranks + fabric.src)])
+    first, beside = starts(both // num_ranks, num_ranks).tolist(), (both % num_ranks).tolist()
+    cluster, members = [-1] * num_ranks, list[list[int]]()
+    for seed in range(num_ranks):
+        if cluster[seed] >= 0:
+            continue
+        grown: list[int] = []
+        inside = {seed: 0}  # ranks beside the cluster, with their number of neighbours inside
+        heap = [(0, seed)]
+        while heap and len(grown) < size:
+            count, rank = heapq.heappop(heap)
+            if cluster[rank] >= 0 or -count != inside[rank]:
+                continue
+            cluster[rank] = len(members)
+            grown.append(rank)
+            for other in beside[first[rank] : first[rank + 1]]:
+                if cluster[other] < 0:
+                    inside[other] = inside.get(other, 0) + 1
+                    heapq.heappush(heap, (-inside[other], other))
+        around = {cluster[other] for rank in grown for other in beside[first[rank] : first[rank + 1]]} - {
+            -1,
+            len(members),
+        }
+        if 2 * len(grown) < size and around:
+            joined = min(around, key=lambda each: (len(members[each]), each))
+            for rank in grown:
+                cluster[rank] = joined
+            members[joined] += grown
+        else:
+            members.append(grown)
+    return np.array(cluster, np.int64)
+
+
+def _listed(
+    demand: Demand,
+    convoys: _Convoys,
+    own_of_link: Ints,
+    gathered: Sends,
+    found: Sends,
+    begin: int,
+    limits: Limits,
+) -> Sends:
+    """All sends in order of start: those inside clusters, then the chunks of each convoy one after the other.
+
+    - `own_of_link`: Ticks for which a chunk occupies a link.
+    - `found`: Convoys; they start `begin` ticks later.
+    """
+    sizes = convoys.sizes
+    num_sends = len(gathered.chunk) + sum(
+        int(sizes[found.chunk[i : i + _BLOCK]].sum()) for i in range(0, len(found.chunk), _BLOCK)
+    )
+    finish = begin + found.finish_ticks
+    start_type = np.int32 if finish <= np.iinfo(np.int32).max else np.int64
+    types = (demand.chunk_type, np.int32, start_type)
+    columns = [room_for(num_sends, dtype, limits.spill_dir) for dtype in types]
+    row = 0
+    for rows in _in_blocks(convoys, own_of_link, gathered, found, begin):
+        for column, values in zip(columns, rows, strict=True):
+            column[row : row + len(values)] = values
+        row += len(rows[0])
+        if limits.deadline.has_passed:
+            return Sends(*columns, finish_ticks=-1)
+    return Sends(*columns, finish_ticks=finish)
+
+
+def _in_blocks(
+    convoys: _Convoys, own_of_link: Ints, gathered: Sends, found: Sends, begin: int
+) -> Iterator[tuple[NDArray[np.int64], ...]]:
+    """Yield (chunk, link, start) of consecutive sends."""
+    yield gathered.chunk, gathered.link, gathered.start
+    sizes, late = convoys.sizes, tuple(np.zeros(0, np.int64) for _ in range(3))
+    for i in range(0, len(found.chunk), _BLOCK):
+        cluster, link = (each[i : i + _BLOCK].astype(np.int64) for each in (found.chunk, found.link))
+        start = found.start[i : i + _BLOCK].astype(np.int64) + begin
+        size = sizes[cluster]
+        of = np.repeat(np.arange(len(size)), size)
+        place = np.arange(len(of)) - np.repeat(np.cumsum(size) - size, size)
+        rows = (
+            convoys.chunk[convoys.first[cluster][of] + place],
+            link[of],
+            start[of] + place * own_of_link[link][of],
+        )
+        chunk, link, start = (np.concatenate(pair) for pair in zip(late, rows, strict=True))
+        since = start - start.min()
+        if since.max() < 1 << 16:  # sorted in linear time
+            since = since.astype(np.uint16)
+        order = np.argsort(since, kind="stable")
+        start = start[order]
+        end = len(start)
+        if i + _BLOCK < len(found.chunk):
+            end = int(np.searchsorted(start, int(found.start[i + _BLOCK]) + begin))
+        chunk, link = chunk[order], link[order]
+        late = chunk[end:], link[end:], start[end:]
+        yield chunk[:end], link[:end], start[:end]
