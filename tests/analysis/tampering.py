@@ -16,6 +16,7 @@ from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.gossip import Gossip
 from taccl.analysis.certificates.pair_counting import PairCounting
 from taccl.analysis.certificates.spread_tail import SpreadTail
+from taccl.analysis.certificates.sum_flow import SumFlow
 from taccl.analysis.certificates.switch_counting import SwitchSums
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
             "pairs",
             "bytes",
             "flow time",
+            "sum flow",
             "switch sums",
             "single machine",
             "sets",
@@ -72,6 +74,9 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
         resources = [tuple(rng.sample(range(num_resources), num_resources)) for _ in range(2)]
         prices = Fraction(rng.randrange(40), 3), Fraction(rng.randrange(40), 3)
         return FlowTime(rng.randrange(num_ranks), rng.randrange(num_ranks), *resources, prices)
+    if kind == "sum flow":
+        resources = tuple(rng.sample(range(num_resources), num_resources))
+        return SumFlow(resources, Fraction(rng.randrange(60), 2), Fraction(rng.randrange(20), 3))
     if kind == "switch sums":
         return SwitchSums(rng.randrange(num_resources))
     if kind == "single machine":
@@ -148,6 +153,12 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
             return replace(witness, prices=tuple(scale * price for price in witness.prices))
         some = getattr(witness, how)
         return replace(witness, **{how: tuple(rng.sample(some, rng.randint(0, len(some))))})
+    if isinstance(witness, SumFlow):
+        if rng.random() < 0.5:
+            some = tuple(rng.sample(witness.resources, rng.randint(0, len(witness.resources))))
+            return replace(witness, resources=some)
+        how = rng.choice(("horizon", "price"))
+        return replace(witness, **{how: Fraction(rng.randrange(30), 10) * getattr(witness, how)})
     if isinstance(witness, DynamicCut):
         moments = list(witness.moments)
         moments[rng.randrange(num_ranks)] += rng.choice((-3, -1, 1, 3))

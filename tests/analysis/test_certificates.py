@@ -45,6 +45,7 @@ KINDS = {
     "latency",
     "byte counting",
     "mean flow time",
+    "sum flow",
     "cut counting",
     "dissemination",
     "pair counting",

@@ -39,6 +39,7 @@ from taccl.analysis.certificates.readings import (
     moments,
 )
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
+from taccl.analysis.certificates.sum_flow import sum_flow_bounds
 from taccl.analysis.certificates.switch_counting import switch_counting
 from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
@@ -68,10 +69,14 @@ Finder = Callable[[], Iterable[Claim]]
 #: Finders of bounds without linear programs, in the order in which they run: for whole chunks, and for all
 #: chunkings. Each takes a `NeededSends` and ``in_network=``. `_prices` yields bounds by linear programs.
 WHOLE_CHUNKS: list[Callable[..., Iterable[Claim]]] = [
-    counting, dissemination_bounds, pair_counting_bounds, spread_tail_bounds, dynamic_cut_bounds,
-    single_machine,
+    counting, dissemination_bounds, pair_counting_bounds, sum_flow_bounds, spread_tail_bounds,
+    dynamic_cut_bounds, single_machine,
 ]  # fmt: skip
-ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [byte_counting_bounds, flow_time_bounds]
+ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [
+    byte_counting_bounds,
+    sum_flow_bounds,
+    flow_time_bounds,
+]
 
 
 @checked

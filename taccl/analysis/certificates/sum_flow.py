@@ -1,0 +1,280 @@
+"""Sum flow: a bound from the times at which the sends of sums end early in a schedule, or start late in it.
+
+At each time, the sends of a byte of a sum that have ended, and those that have not started, are together at
+least as many as the other ranks, unless many further sends are under way. A resource that sends hold one
+after another lets few bytes end early and few start late, as each send also holds it for its latency. See
+docs/formulation.md, "Sum flow".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from taccl.analysis.certificates.certificate import Claim, Witness
+from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
+from taccl.analysis.certificates.finding.volume import cover_of
+from taccl.problem.problem import Problem
+
+#: Max early sends over a resource, roughly, for which the bound is computed.
+_MOST_SENDS = 200
+#: Prices tried for a unit, in multiples of the least that the proof admits.
+_MULTIPLES = (1.0, 1.4, 2.5, 8.0)
+#: Horizons tried in each round, and rounds; each round narrows the range around the best one.
+_VALUES, _ROUNDS = 9, 4
+#: Rounds in which a price and the bound at it settle.
+_SETTLING = 4
+#: Denominator of horizons in ticks; prices have it times the number of ranks.
+_FINE = 16
+
+
+class Lane(NamedTuple):
+    """Costs of a resource that all sends of some links hold, in ticks.
+
+    - `alpha`, `beta`: A send of u units holds the resource for at least ``alpha + beta * u`` ticks.
+    - `idle`: Min ticks of a send before its hold, plus min ticks after it.
+    """
+
+    alpha: int
+    beta: int
+    idle: int
+
+
+@dataclass(frozen=True, slots=True)
+class SumFlow(Witness):
+    """Witness of sum flow: resources that cover all links, and two prices in ticks.
+
+    - `resources`: Resources that cover the usable links, in cover order.
+    - `horizon`: A send gains the ticks by which it ends before this time, and those by which it starts after
+      the time that lies as long before the finish.
+    - `price`: Gain of each send.
+    """
+
+    kind = proves = "sum flow"
+    preference = 11
+    any_chunking = True
+    resources: tuple[int, ...]
+    horizon: Fraction
+    price: Fraction
+
+    def fits(self, problem: Problem) -> bool:
+        """True if the problem has the resources, and none is named twice."""
+        named = set(self.resources)
+        return len(named) == len(self.resources) and named <= set(range(len(problem.topology.resources)))
+
+    def holds(self, facts: Facts, ticks: Fraction) -> bool:
+        """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
+        return ticks <= _least_ticks(facts, self)
+
+
+def sum_flow_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
+    """Yield the sum-flow claim for sums that have contributions of all ranks and are wanted by all."""
+    problem, num_ranks = demand.problem, demand.topology.num_ranks
+    if in_network or not demand.single_ended or problem.collective.derivations or num_ranks < 3:
+        return
+    everyone = set(range(num_ranks))
+    shared = [
+        kind.units * count
+        for kind, count in demand.classes.items()
+        if demand.sums_for_all and everyone == set(kind.data.origins) == set(kind.data.destinations)
+    ]
+    demand.deadline.check()
+    cover = cover_of(demand.held, demand.allowed)
+    lanes = Counter(_lane(demand, links, resource) for resource, links in cover)
+    shortest = min((int(problem.costs.link_alpha[e]) for e in demand.allowed), default=0)
+    if not shared or not lanes or not shortest or not all(lane.beta for lane in lanes):
+        return
+    flow = _Flow(num_ranks, sum(shared), lanes, shortest)
+    found = flow.best()
+    if found is not None:
+        ticks, horizon, price = found
+        what = f"sums of {num_ranks} ranks, whose sends end early or start late"
+        resources = tuple(resource for resource, _ in cover)
+        yield Claim(ticks, what, SumFlow(resources, horizon, price))
+
+
+def _lane(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
+    """Lane of some links that all hold the resource, with the least of their costs."""
+    costs = demand.problem.costs
+    longest = int(costs.chunk_units.sum())
+    alphas, betas = [], []
+    rests: dict[bool, list[int]] = {False: [], True: []}
+    for e in links:
+        alpha, beta, receives = demand.held[e][resource]
+        alphas.append(alpha)
+        betas.append(beta)
+        rest = int(costs.link_alpha[e]) - alpha + min(0, (int(costs.link_beta[e]) - beta) * longest)
+        rests[receives].append(rest)
+    # With holds at both ends of sends, one hold may directly follow another, so no idle time is certain.
+    mixed = bool(rests[False]) and bool(rests[True])
+    rest = min(rests[False] + rests[True])
+    return Lane(min(alphas), min(betas), min(0, rest) if mixed else rest)
+
+
+class _Flow:
+    """Sums of all ranks over lanes, and the bound for given prices.
+
+    - `units`: Units of all sums.
+    - `lanes`: {lane: number of such resources}; together they cover every link.
+    - `shortest`: Min latency of a link, in ticks.
+    """
+
+    def __init__(self, num_ranks: int, units: int, lanes: Counter[Lane], shortest: int) -> None:
+        self.num_ranks, self.units, self.lanes, self.shortest = num_ranks, units, lanes, shortest
+        self.pairs = units * (num_ranks - 1)
+
+    def near(self, horizon: float, price: float) -> float:
+        """Bound in ticks at prices, in floating point, whether the proof admits them or not."""
+        held, rate = 2 * self.pairs * (price + horizon), float(self.pairs)
+        for lane, count in self.lanes.items():
+            held += count * (price * lane.idle / lane.beta - 2 * _gain_near(lane, horizon, price))
+            rate += count * price / lane.beta
+        return held / rate
+
+    def best(self) -> tuple[Fraction, Fraction, Fraction] | None:
+        """(bound in ticks, horizon, price) with the highest bound found; None if none is above 0."""
+        start = float(min(lane.idle + lane.alpha for lane in self.lanes))
+        busy = 2 * self.pairs / sum(count / lane.beta for lane, count in self.lanes.items())
+        if any(lane.alpha and 2 * busy > lane.alpha * _MOST_SENDS**2 for lane in self.lanes):
+            return None
+        low, high = start, start + 2 * busy + self.shortest
+        best = (0.0, start, 1.0)
+        for _ in range(_ROUNDS):
+            for horizon in np.linspace(low, high, _VALUES).tolist():
+                for multiple in _MULTIPLES:
+                    best = max(best, self._settled(horizon, multiple))
+            step = (high - low) / (_VALUES - 1)
+            low, high = max(start, best[1] - step), best[1] + step
+        horizon = Fraction(round(best[1] * _FINE), _FINE)
+        # Exact prices are rounded up, so that the proof still admits them.
+        price = Fraction(int(best[2] * _FINE * self.num_ranks) + 2, _FINE * self.num_ranks)
+        ticks = self.exact(horizon, price)
+        return (ticks, horizon, price) if ticks > 0 else None
+
+    def _settled(self, horizon: float, multiple: float) -> tuple[float, float, float]:
+        """(bound, horizon, price) at about a multiple of the least admitted price; bound 0 without one."""
+        price = multiple * self.shortest / (self.num_ranks - 2)
+        for _ in range(_SETTLING):
+            width = 2 * horizon - self.near(horizon, price)
+            if width <= 0:
+                return 0.0, horizon, price
+            price = multiple * width / (self.num_ranks - 2) * (1 + 1e-6)
+        ticks = self.near(horizon, price)
+        width = 2 * horizon - ticks
+        price = max(price, width / (self.num_ranks - 2))
+        return (ticks if 0 < width <= self.shortest else 0.0), horizon, price
+
+    def exact(self, horizon: Fraction, price: Fraction) -> Fraction:
+        """Bound in ticks at prices, exact; 0 if the proof does not admit them."""
+        held, rate = 2 * self.pairs * (price + horizon), Fraction(self.pairs)
+        for lane, count in self.lanes.items():
+            held += count * (price * lane.idle / lane.beta - 2 * _gain(lane, horizon, price))
+            rate += count * price / lane.beta
+        ticks = held / rate
+        width = 2 * horizon - ticks
+        if not 0 < width <= self.shortest or width > price * (self.num_ranks - 2):
+            return Fraction(0)
+        return ticks if ticks >= max(lane.idle for lane in self.lanes) else Fraction(0)
+
+
+def _gain(lane: Lane, horizon: Fraction, price: Fraction) -> Fraction:
+    """Max gain of the units whose sends end before the horizon, less the price of their sends' latencies.
+
+    With m sends, the units in send i satisfy ``i alpha + beta (all + own) = horizon - idle``.
+    """
+    spare = horizon - lane.idle
+    if not lane.alpha:
+        return max(spare, Fraction(0)) ** 2 / (2 * lane.beta)
+    best, sends = Fraction(0), 1
+    while True:
+        units = (sends * spare - Fraction(lane.alpha * sends * (sends + 1), 2)) / (lane.beta * (1 + sends))
+        last = (spare - sends * lane.alpha) / lane.beta - units
+        if last <= 0:
+            return best
+        step = Fraction(lane.alpha, lane.beta)
+        squares = sends * last**2 + sends * (sends - 1) * step * (last + step * (2 * sends - 1) / 6)
+        cost = price * lane.alpha * sends / lane.beta
+        best = max(best, lane.beta * (units**2 + squares) / 2 - cost)
+        sends += 1
+
+
+def _gain_near(lane: Lane, horizon: float, price: float) -> float:
+    """The same in floating point."""
+    spare = horizon - lane.idle
+    if spare <= lane.alpha:
+        return 0.0
+    if not lane.alpha:
+        return float(spare**2 / (2 * lane.beta))
+    sends = np.arange(1.0, 2 + (2 * spare / lane.alpha) ** 0.5)
+    units = (sends * spare - lane.alpha * sends * (sends + 1) / 2) / (lane.beta * (1 + sends))
+    step = lane.alpha / lane.beta
+    last = spare / lane.beta - sends * step - units
+    squares = sends * last**2 + sends * (sends - 1) * step * (last + step * (2 * sends - 1) / 6)
+    gains = lane.beta * (units**2 + squares) / 2 - price * lane.alpha * sends / lane.beta
+    return float(gains[last > 0].max(initial=0.0))
+
+
+def _least_ticks(facts: Facts, witness: SumFlow) -> Fraction:
+    """Bound in ticks that the witness proves; 0 if it proves nothing."""
+    number, none = facts.topology.num_ranks, Fraction(0)
+    if facts.multi or facts.made_at or facts.in_network or facts.only_switches_add or not facts.sums:
+        return none
+    everyone, longest = set(range(number)), sum(facts.units)
+    units = sum(
+        size
+        for chunk, size in zip(facts.collective.chunks, facts.units, strict=True)
+        if set(chunk.origins) == everyone == set(chunk.destinations)
+    )
+    if number < 3 or not units:
+        return none
+    needed = 2 * units * (number - 1) * (witness.price + witness.horizon)
+    slope, idlest, left = Fraction(units * (number - 1)), 0, set(facts.allowed)
+    gains: dict[tuple[int, int, int], Fraction] = {}
+    for resource in witness.resources:
+        mine = [e for e in left if resource in facts.holds[e]]
+        left.difference_update(mine)
+        if not mine:
+            continue
+        holds = [facts.holds[e][resource] for e in mine]
+        alpha, beta = (min(hold[i] for hold in holds) for i in (0, 1))
+        rests = [
+            facts.alpha[e] - hold[0] + min(0, (facts.beta[e] - hold[1]) * longest)
+            for e, hold in zip(mine, holds, strict=True)
+        ]
+        idle = min(rests) if len({hold[2] for hold in holds}) == 1 else min(0, *rests)
+        if not beta:
+            return none
+        idlest = max(idle, idlest)
+        key = alpha, beta, idle
+        if key not in gains:
+            gains[key] = _most_gained(witness.horizon - idle, alpha, beta, witness.price)
+        needed += witness.price * idle / beta - 2 * gains[key]
+        slope += witness.price / beta
+    ticks = needed / slope
+    overlap = 2 * witness.horizon - ticks
+    fastest = min(facts.alpha[e] for e in facts.allowed)
+    proven = not left and 0 < overlap <= fastest and overlap <= witness.price * (number - 2)
+    return ticks if proven and ticks >= idlest else none
+
+
+def _most_gained(spare: Fraction, alpha: int, beta: int, price: Fraction) -> Fraction:
+    """Max over numbers and sizes of sends of their units' gains, less the price of the time for latencies."""
+    if spare <= alpha:
+        return Fraction(0)
+    if not alpha:
+        return spare * spare / (2 * beta)
+    found, number = Fraction(0), 0
+    while True:
+        number += 1
+        total = (number * spare - Fraction(alpha * number * (number + 1), 2)) / (beta * (1 + number))
+        sizes = [(spare - i * alpha) / beta - total for i in range(1, number + 1)]
+        if sizes[-1] <= 0:
+            return found
+        gained = beta * (total * total + sum(size * size for size in sizes)) / 2
+        found = max(found, gained - price * alpha * number / beta)
