@@ -55,6 +55,8 @@ EXAMPLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "symmetry.offset": ("offset = 8", ("offset = 16\ngroup = 16", "offset = 1\ngroup = 16")),
     "symmetry.group": ("group = 16", ("offset = 8\ngroup = 12",)),
     "symmetry.strict": ("strict = true", ('offset = 8\ngroup = 16\nstrict = "no"',)),
+    "group.name": ('name = "dp"', ("along = [1]",)),
+    "group.along": ("along = [1, 3]", ('name = "dp"\nalong = []', 'name = "dp"\nalong = [0]')),
     "objective.link_use": ('link_use = "min-max"', ('link_use = "minmax"',)),
     "objective.weight": ("weight = 0.05", ("weight = -1",)),
     "routing.slack": ("slack = 0.25", ('slack = "much"',)),
@@ -134,6 +136,8 @@ def _type(prop: dict[str, Any]) -> str:
     kind = prop["type"]
     if kind == "array":
         inner = prop.get("items") or {"type": "integer"}
+        if inner.get("minimum") == 1:
+            return "list of whole numbers, at least 1"
         return "list of pairs" if inner.get("type") == "array" else "list of local ranks"
     if kind == "object":
         return "table of local rank to local ranks"
@@ -147,7 +151,7 @@ def _type(prop: dict[str, Any]) -> str:
 
 def _mistake(table: str, content: str, field: str) -> str:
     """Line of the page with a wrong sketch and taccl's error message."""
-    head = f"[[{table}]]" if table in ("switch", "symmetry") else f"[{table}]"
+    head = f"[[{table}]]" if table in ("switch", "symmetry", "group") else f"[{table}]"
     body = content if not table else f"{head}\n{content}"
     text = body if field == "schema" else f"schema = 1\n{body}"
     shown = "; ".join(content.split("\n")) or "left out"

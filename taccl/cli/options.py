@@ -209,6 +209,13 @@ def refuse(options: argparse.Namespace, names: Iterable[str], why: str) -> None:
             raise InputError(why, where=flag_of(name))
 
 
+def _along(word: str) -> tuple[int, ...] | str:
+    """Dimensions, or the name of process groups, for argparse."""
+    if word[:1].isdigit():
+        return reader(several(positive), bool, "dimensions such as 1,3")(word)
+    return word
+
+
 def add_collective(parser: argparse._ActionsContainer, *, required: bool = True) -> None:
     """Declare the collective, its arguments, a matrix of bytes, and the roles of an exchange."""
     help = f"{_COLLECTIVES}, {BY_MATRIX} with --matrix, or {EXCHANGE} with --servers"
@@ -225,8 +232,9 @@ def add_collective(parser: argparse._ActionsContainer, *, required: bool = True)
         read = reader(several(whole), bool, ARGUMENTS[name]) if is_list else at_least_zero
         value = f"{letter},{letter}" if is_list else letter
         option(parser, f"--{name} {value}", f"{ARGUMENTS[name]}; for {takers}", read)
-    help = "one collective per group of ranks that differ only in these dimensions (numbered from 1)"
-    option(parser, "--along K,K", help, reader(several(positive), bool, "dimensions such as 1,3"))
+    help = "one collective per group of ranks that differ only in these dimensions (numbered from 1), or a "
+    help += "[[group]] of the sketch"
+    option(parser, "--along K,K|GROUP", help, _along)
     option(parser, "--servers R-R,R", f"server ranks, which reduce and update, for {EXCHANGE}", _subset)
     help = f"ranks that contribute, for {EXCHANGE} (default: all but the servers, or all if all serve)"
     option(parser, "--worker-ranks R-R,R", help, _subset)

@@ -155,17 +155,20 @@ def _by_layers(options: argparse.Namespace, topology: Topology) -> Problem:
 
 def _in_groups(options: argparse.Namespace, topology: Topology) -> Collective:
     """One collective in each group of ranks that differ only in the dimensions given, as one collective."""
+    from taccl.sketch.apply import in_groups
+
     refuse(options, ("matrix", *ARGUMENTS), "--along does not combine with it; leave it out")
-    num_ranks = topology.num_ranks
-    found, along = taccl.dimensions(topology), options.along
-    if len(set(along)) < len(along) or max(along) > len(found.dims):
-        numbers = ",".join(map(str, along))
-        said = f"found {numbers}; expected different dimensions of 1 to {len(found.dims)}"
-        raise InputError(said, where="--along")
-    groups = found.groups([k - 1 for k in along])
-    each = taccl.collectives.make(options.collective, len(groups[0]))
-    say(f"note: {len(groups)} groups of {len(groups[0])} ranks, the first {in_runs(groups[0])}")
-    return taccl.collectives.together([each.among(ranks, num_ranks=num_ranks) for ranks in groups])
+    along = options.along
+    if isinstance(along, str):
+        sketch = things.sketch_from_word(options.sketch)
+        if sketch is None:
+            said = f"found {along!r}; expected dimensions such as 1,3, or a sketch with this group; give one"
+            raise InputError(said, where="--along")
+        along = sketch.along(along)
+    found = in_groups(topology, options.collective, along, where="--along")
+    first, count = found.groups[0].ranks, len(found.groups)
+    say(f"note: {count} groups of {len(first)} ranks, the first {in_runs(first)}")
+    return found
 
 
 def _check_roles(options: argparse.Namespace) -> None:

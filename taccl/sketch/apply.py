@@ -16,11 +16,12 @@ from taccl._internal.names import matching
 from taccl._internal.units import exact
 from taccl.errors import SketchError
 from taccl.problem.clauses import CLAUSES
-from taccl.problem.collectives import CollectiveArguments, argument_names, make
+from taccl.problem.collectives import CollectiveArguments, argument_names, make, together
 from taccl.problem.problem import Clauses, Problem, SwitchPolicy, make_problem
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.symmetry import check_clauses, check_topology, narrow, offset_permutation
 from taccl.topology.parts import check_ranks, links_among
+from taccl.topology.recognise import dimensions
 
 if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Size
@@ -38,6 +39,7 @@ def apply(
     chunk_size: Size | Sequence[Size] | None = None,
     size: Size | None = None,
     chunks_per_rank: Count | None = None,
+    group: str | None = None,
     reachable: bool = True,
     **arguments: Unpack[CollectiveArguments],
 ) -> Problem:
@@ -55,6 +57,9 @@ def apply(
         chunk size, with `per_rank` chunks per rank (one if open).
     chunks_per_rank : int, optional
         Chunks of each rank's own data; overrides `per_rank` of the sketch.
+    group : str, optional
+        Name of process groups in the sketch. The named collective then runs in each of these groups, all at
+        the same time.
     reachable : bool
         False to return the problem even if no schedule solves it, for `taccl.explain`.
     **arguments : CollectiveArguments
@@ -71,6 +76,14 @@ def apply(
     if chunk_size is not None and size is not None:
         raise SketchError("found both a chunk size and a size; give one", where="chunk_size, size")
     _check_machine(sketch, topology)
+    if group is not None:
+        if not isinstance(collective, str):
+            raise SketchError(
+                "found a collective of given ranks; expected a name, for each group", where="group"
+            )
+        many = {"chunks_per_rank": chunks_per_rank, **arguments}
+        collective = in_groups(topology, collective, sketch.along(group), where=sketch.where("group"), **many)
+        arguments, chunks_per_rank = {}, None
     if isinstance(collective, str):
         collective = make(collective, topology.num_ranks, chunks_per_rank=chunks_per_rank, **arguments)
         arguments, chunks_per_rank = {}, None
@@ -99,6 +112,24 @@ def apply(
     if reachable:
         check_reachable(problem)
     return problem
+
+
+def in_groups(
+    topology: Topology, name: str, along: Sequence[int], *, where: str, **arguments: Any
+) -> Collective:
+    """One collective in each group of ranks that differ only in some dimensions, as one collective.
+
+    - `along`: These dimensions, numbered from 1.
+    - `where`: Place of a fault in them, for the message.
+    - `arguments`: Those of `taccl.collectives.make`.
+    """
+    found = dimensions(topology)
+    if len(set(along)) < len(along) or max(along) > len(found.dims):
+        said = f"found {','.join(map(str, along))}; expected different dimensions of 1 to {len(found.dims)}"
+        raise SketchError(said, where=where)
+    groups = found.groups([k - 1 for k in along])
+    each = make(name, len(groups[0]), **arguments)
+    return together([each.among(ranks, num_ranks=topology.num_ranks) for ranks in groups])
 
 
 def _is_silent(sketch: Sketch, clauses: Clauses) -> bool:

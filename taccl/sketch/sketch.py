@@ -164,6 +164,21 @@ class Symmetry(Table):
         return self
 
 
+def _check_along(along: tuple[int, ...]) -> tuple[int, ...]:
+    if not along or len(set(along)) != len(along):
+        raise ValueError(f"found {list(along)}; expected different dimensions; name each once")
+    return along
+
+
+class ProcessGroup(Table):
+    """Process groups, such as `dp`: ranks that differ only in some dimensions of the topology."""
+
+    name: Annotated[str, Field(min_length=1)] = Field(description="Name of the groups, such as 'dp'.")
+    along: Annotated[tuple[Positive, ...], AfterValidator(_check_along)] = Field(
+        description="Dimensions in which the ranks of a group differ, numbered from 1."
+    )
+
+
 class Objective(Table):
     """Secondary terms of the routing objective, added to the finish."""
 
@@ -208,6 +223,7 @@ class Sketch(Table):
     intranode: Intranode = Field(default_factory=Intranode)
     switch: tuple[SwitchSketch, ...] = ()
     symmetry: tuple[Symmetry, ...] = ()
+    group: tuple[ProcessGroup, ...] = ()
     objective: Objective = Field(default_factory=Objective)
     routing: Routing = Field(default_factory=Routing)
     merging: Merging = Field(default_factory=Merging)
@@ -228,6 +244,15 @@ class Sketch(Table):
     def chunk_bytes(self) -> int | None:
         """Bytes of one chunk; None if the sketch does not say."""
         return None if self.chunks.size is None else parse_size(self.chunks.size)
+
+    @checked
+    def along(self, group: str) -> tuple[int, ...]:
+        """Dimensions, from 1, of the process groups of a name. Raises `SketchError` if there are none."""
+        named = {each.name: each.along for each in self.group}
+        if group not in named:
+            said = f"expected one of {', '.join(named)}" if named else "expected a [[group]] of this name"
+            raise SketchError(f"found no group {group!r}; {said}; add it", where=self.where("group"))
+        return named[group]
 
     def value_of(self, field: str) -> Any:
         """Value of a field such as ``"routing.slack"``."""
@@ -301,7 +326,7 @@ class Sketch(Table):
         del content["schema"]
         rows = []
         for name, value in content.items():
-            tables = value if name in ("switch", "symmetry") else [value]
+            tables = value if name in ("switch", "symmetry", "group") else [value]
             for each in tables:
                 inner = each.items() if isinstance(each, dict) else [("", each)]
                 rows.append((name, "; ".join(f"{key} {toml_text(field)}".strip() for key, field in inner)))
