@@ -1,0 +1,60 @@
+"""Training steps of the Themis benchmark: iterations by hand, and groups of ranks along dimensions."""
+
+from benchmarks.themis import DATA, groups, iteration
+
+
+def us(times):
+    """Time of a collective, by its kind."""
+    return lambda collective, size, group: times[collective]
+
+
+def test_data_parallel_sums_run_beside_computation():
+    """The sum of the last layer's weights ends before the first layer's gradient; that of the first is exposed."""
+    step = {
+        "loop": "data",
+        "layers": [["a", 1000, 2000, 3000], ["b", 1000, 2000, 3000]],
+        "collectives": [["a", "weight", "allreduce", 1, "all"], ["b", "weight", "allreduce", 1, "all"]],
+    }
+    clock = iteration(step, us({"allreduce": 4.0}))
+    assert clock.computed == 12
+    # 2 forward, weights of b until 5, its sum until 9, weights of a until 10, its sum until 14.
+    assert clock.now == 14
+
+
+def test_model_parallel_sums_block():
+    """Forward twice with a sum of 4 us each, then input gradient with a sum beside the weight gradient."""
+    step = {
+        "loop": "transformer",
+        "recomputes": True,
+        "layers": [["a", 1000, 2000, 3000]],
+        "collectives": [["a", "forward", "allreduce", 1, "model"], ["a", "input", "allreduce", 1, "model"]],
+    }
+    assert iteration(step, us({"allreduce": 4.0})).now == 2 * (1 + 4) + 2 + 4
+
+
+def test_embeddings_travel_beside_bottom_layers():
+    """The forward alltoall ends after the bottom layer; the backward one starts once the top layer is done."""
+    step = {
+        "loop": "dlrm",
+        "last_bottom": "bottom",
+        "layers": [["embedding", 1000, 0, 0], ["bottom", 1000, 1000, 1000], ["top", 1000, 1000, 1000]],
+        "collectives": [["embedding", "forward", "alltoall", 1, "all"],
+                        ["embedding", "input", "alltoall", 1, "all"]],
+    }  # fmt: skip
+    # Alltoall from 1 to 6; top until 7, back until 9; alltoall until 14, beside the bottom layer until 11.
+    assert iteration(step, us({"alltoall": 5.0})).now == 14
+
+
+def test_groups_split_a_shared_dimension():
+    """128 of 16 x 64 ranks take all of the first dimension and 8 of the second."""
+    found = groups(("switch16@150", "switch64@100"), 128)
+    assert found["model"] == ("switch16@150", "switch8@100")
+    assert found["data"] == ("switch8@100",)
+
+
+def test_published_steps_have_their_sizes():
+    """Six networks of 1,024 ranks, and ResNet-50's 25.5 million gradients in two bytes each."""
+    assert len(DATA["network"]) == 6
+    resnet = DATA["workload"][0]
+    assert len(resnet["layers"]) == 54
+    assert resnet["collectives"][0][3] == 51_005_824
