@@ -15,13 +15,13 @@ import heapq
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from taccl.schedule.spill import room_for
 from taccl.synthesis.kernels.drawing_kernel import DrawingState, places_of_bits, spread_by_draws
-from taccl.synthesis.kernels.events import Timeline, run_events
+from taccl.synthesis.kernels.events import STOPPED, Timeline, run_events
 from taccl.synthesis.kernels.fabric import Demand, Fabric, starts
 from taccl.synthesis.kernels.limits import Limits, Sends
 
@@ -227,20 +227,20 @@ def _listed(
     finish = begin + found.finish_ticks
     start_type = np.int32 if finish <= np.iinfo(np.int32).max else np.int64
     types = (demand.chunk_type, np.int32, start_type)
-    columns = [room_for(num_sends, dtype, limits.spill_dir) for dtype in types]
+    chunk, link, start = columns = [room_for(num_sends, dtype, limits.spill_dir) for dtype in types]
     row = 0
     for rows in _in_blocks(convoys, own_of_link, gathered, found, begin):
         for column, values in zip(columns, rows, strict=True):
             column[row : row + len(values)] = values
         row += len(rows[0])
         if limits.deadline.has_passed:
-            return Sends(*columns, finish_ticks=-1)
-    return Sends(*columns, finish_ticks=finish)
+            return Sends(chunk, link, start, STOPPED)
+    return Sends(chunk, link, start, finish)
 
 
 def _in_blocks(
     convoys: _Convoys, own_of_link: Ints, gathered: Sends, found: Sends, begin: int
-) -> Iterator[tuple[NDArray[np.int64], ...]]:
+) -> Iterator[tuple[NDArray[Any], ...]]:
     """Yield (chunk, link, start) of consecutive sends."""
     yield gathered.chunk, gathered.link, gathered.start
     sizes, late = convoys.sizes, tuple(np.zeros(0, np.int64) for _ in range(3))
