@@ -21,10 +21,8 @@ _DENSE_SHARE = 0.05
 #: Length added to each arc, as SciPy drops arcs of length 0; far below 1 / number of nodes, so that rounding
 #: down removes it.
 _STEP = 2.0**-20
-#: Max arcs that are relaxed in rounds over all arcs, summed over rounds and starts (about 0.1 s).
-_MOST_IN_ROUNDS = 24_000_000
-#: Min rounds within this limit; if fewer are possible, SciPy is used from the start.
-_LEAST_ROUNDS = 6
+#: Max pairs of a start and an arc, and max rounds over them, before SciPy is loaded (about 0.1 s).
+_MOST_IN_ROUNDS, _FEW_ROUNDS = 4_000_000, 6
 
 
 def shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, starts: ArrayLike) -> Floats:
@@ -33,11 +31,10 @@ def shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, star
     - `length`: Nonnegative whole numbers, (num_arcs,) or one for all arcs.
     """
     starts = np.atleast_1d(starts)
-    at_start = np.full((len(starts), num_nodes), np.inf)
-    at_start[np.arange(len(starts)), starts] = 0
-    found = _in_few_rounds(src, dst, length, at_start)
-    if found is not None:
-        return found
+    if len(starts) * len(src) <= _MOST_IN_ROUNDS:
+        found = _in_few_rounds(num_nodes, src, dst, np.broadcast_to(length, len(src)), starts)
+        if found is not None:
+            return found
     require_address_space()
     from scipy.sparse.csgraph import dijkstra, floyd_warshall
 
@@ -47,37 +44,27 @@ def shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, star
     return _without_steps(dijkstra(graph, indices=starts))
 
 
-def _in_few_rounds(src: Ints, dst: Ints, length: ArrayLike, at_start: Floats) -> Floats | None:
-    """Lengths of `shortest_paths` if their paths have few arcs, else None; SciPy would load in 0.3 s.
+def _in_few_rounds(num_nodes: int, src: Ints, dst: Ints, length: Ints, starts: Ints) -> Floats | None:
+    """Lengths of `shortest_paths` if paths of few arcs are shortest, else None; SciPy would load in 0.3 s.
 
     Each round relaxes all arcs at once (Bellman-Ford).
-
-    - `at_start`, (num_starts, num_nodes): 0 at each start, inf elsewhere.
     """
-    num_rounds = _MOST_IN_ROUNDS // max(1, len(at_start) * len(src))
-    if num_rounds < _LEAST_ROUNDS:
-        return None
-    found, order = at_start.copy(), np.argsort(dst, kind="stable")
-    tails, took = src[order], np.broadcast_to(length, len(src))[order]
+    order = np.argsort(dst, kind="stable")
     heads, first = np.unique(dst[order], return_index=True)
-    for _ in range(min(num_rounds, at_start.shape[1]) if len(src) else 0):
-        reached = np.minimum.reduceat(found[:, tails] + took, first, axis=1)
+    found = np.full((len(starts), num_nodes), np.inf)
+    found[np.arange(len(starts)), starts] = 0
+    for _ in range(_FEW_ROUNDS if len(src) else 0):
+        reached = np.minimum.reduceat(found[:, src[order]] + length[order], first, axis=1)
         if (reached >= found[:, heads]).all():
             return found
         found[:, heads] = np.minimum(found[:, heads], reached)
-    return None if len(src) else found
+    return None
 
 
 def paths_from_nearest(
     num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, starts: Collection[int]
 ) -> Floats:
     """(num_nodes,) length of the shortest path from any of the starts, as in `shortest_paths`."""
-    at_start = np.full((1, num_nodes), np.inf)
-    at_start[0, [*starts]] = 0
-    found = _in_few_rounds(src, dst, length, at_start)
-    if found is not None:
-        nearest: Floats = found[0]
-        return nearest
     require_address_space()
     from scipy.sparse.csgraph import dijkstra
 
@@ -113,32 +100,22 @@ def strong_components(num_nodes: int, src: Ints, dst: Ints) -> Ints:
 
 
 def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> Ints:
-    """(size,) smallest index in the orbit of each index under the group that the permutations generate.
+    """(size,) smallest index in the orbit of each index under the group that the permutations generate."""
+    require_address_space()
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
 
-    Indices point to smaller ones of their orbits; in each round the ends of these chains are joined along the
-    permutations, and the chains halved. (SciPy's connected components would take 0.3 s to load.)
-
-    - `permutations`, (num_permutations, size): Image of each index.
-    """
-    smallest = np.arange(size)
+    index = np.arange(size)
     if not len(permutations):
-        return smallest
+        return index
     images = np.concatenate([np.asarray(each, dtype=np.int64) for each in permutations])
-    index = np.tile(smallest, len(permutations))
-    while True:
-        of_index, of_image = smallest[index], smallest[images]
-        differs = of_index != of_image
-        if not differs.any():
-            return smallest
-        index, images, of_index, of_image = (
-            index[differs],
-            images[differs],
-            of_index[differs],
-            of_image[differs],
-        )
-        np.minimum.at(smallest, np.maximum(of_index, of_image), np.minimum(of_index, of_image))
-        while (further := smallest[smallest] != smallest).any():
-            smallest[further] = smallest[smallest[further]]
+    arcs = np.tile(index, len(permutations)), images
+    graph = csr_array((np.ones(len(images), np.int8), arcs), shape=(size, size))
+    number, orbit = connected_components(graph, directed=False)
+    smallest = np.full(number, size)
+    np.minimum.at(smallest, orbit, index)
+    found: Ints = smallest[orbit]
+    return found
 
 
 def fiedler_vector(num_nodes: int, src: Ints, dst: Ints, weight: Floats) -> Floats | None:

@@ -30,7 +30,7 @@ def _options(graph: Graph, given: Arguments) -> tuple[list[Any], dict[str, Any]]
 
 
 def _heads(graph: Graph, given: Arguments) -> tuple[int, int, int]:
-    """Number of query heads for each head of keys and of values, and the axis of heads."""
+    """(query heads per key head, query heads per value head, axis of heads)."""
     query, key, value = (graph.local_shape(given[name]) for name in _OPERANDS)
     may_differ = given.get("enable_gqa", True)  # kernels have no such argument
     if not may_differ or min(map(len, (query, key, value))) < 3:

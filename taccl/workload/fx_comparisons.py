@@ -1,4 +1,4 @@
-"""Comparisons, masks, and functions put together of them, in PyTorch's graphs."""
+"""Comparisons and masks in PyTorch graphs, and functions that masks implement (clamp, triu)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Arguments = dict[str, Any]
     Reader = Callable[[Graph, Arguments], Any]
 
-#: {name of a comparison in PyTorch: kind}.
+#: {comparison in PyTorch: kind}.
 _KINDS = {
     "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater",
     "ge": "greater_equal",
@@ -68,7 +68,7 @@ def _where(graph: Graph, given: Arguments) -> Any:
 
 
 def _numbers(graph: Graph, mask: Any, one: float, two: float) -> Any:
-    """One number where a mask is true, and another elsewhere."""
+    """Tensor of `one` where a mask is true, and `two` elsewhere."""
     _, dtype = graph.stated()
     made = graph.make("cast", mask, dtype=dtype)
     made = graph.make("masked_fill", made, mask, value=one)
@@ -76,7 +76,7 @@ def _numbers(graph: Graph, mask: Any, one: float, two: float) -> Any:
 
 
 def _triangle(kind: str) -> Reader:
-    """The reader of a matrix with zeros above or below a diagonal."""
+    """Converter of a triangular part of matrices, zero on the other side of a diagonal."""
 
     def read(graph: Graph, given: Arguments) -> Any:
         source, (shape, dtype) = given["self"], graph.stated()
@@ -97,7 +97,7 @@ def _triangle(kind: str) -> Reader:
 
 
 def _clamped(graph: Graph, given: Arguments) -> Any:
-    """A tensor within two numbers, of which either may be None."""
+    """Tensor limited to a minimum and a maximum, either of which may be absent."""
     found = given["self"]
     for name, kind in (("min", "less"), ("max", "greater")):
         number = number_of(given.get(name))
@@ -108,7 +108,7 @@ def _clamped(graph: Graph, given: Arguments) -> Any:
     return found
 
 
-#: {name in a graph, without its overload: reader}.
+#: {operator in an FX graph, without its overload: function that converts the node}.
 COMPARISON_READERS: dict[str, Reader] = {
     **{f"aten.{name}": _compared(kind) for name, kind in _KINDS.items()},
     **{f"aten.{name}": _of_masks(kind) for name, kind in _LOGICAL.items()},

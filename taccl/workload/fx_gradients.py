@@ -88,7 +88,7 @@ def _rows_grad(kind: str) -> Reader:
     return read
 
 
-#: {name in a graph, without its overload: reader}.
+#: {operator in an FX graph, without its overload: function that converts the node}.
 GRADIENT_READERS: dict[str, Reader] = {
     "aten.threshold_backward": _relu_grad,
     "aten.tanh_backward": _tanh_grad,

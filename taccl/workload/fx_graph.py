@@ -142,7 +142,7 @@ class Graph:
         raise self.refused(f"{self.node.target} reads {described(value)}; a step has only whole tensors here")
 
     def _repeated(self, value: Repeated) -> Any:
-        """The tensor of a repeated one, in memory."""
+        """Tensor with the repeated elements in memory."""
         before = self.local_shape(value.source)
         source = (*(len(value.shape) - len(before)) * (1,), *before)
         found: Any = value.source
@@ -219,7 +219,7 @@ class Graph:
         return self.tensors[self.name_of(value)]
 
     def cast(self, value: Any, dtype: Any) -> Any:
-        """A value in an element type of PyTorch or of a step; the value itself for its own type or None."""
+        """Value in another element type; the value itself if `dtype` is its own type or None."""
         name = str(dtype).removeprefix("torch.")
         if isinstance(value, Whole):
             return value if name in INTEGERS else self.cast(value.value, name)
@@ -233,7 +233,7 @@ class Graph:
         return self.make("cast", value, dtype=name)
 
     def numeric(self, value: Any) -> Any:
-        """A value to compute with: numbers 0 and 1 in place of a mask."""
+        """Value for arithmetic: a mask becomes numbers 0 and 1."""
         if isinstance(value, (Named, View, Repeated)) and self.dtype(value) == "bool":
             _, dtype = self.stated()
             return self.cast(value, dtype if dtype in FLOATS else "int64")
@@ -287,7 +287,7 @@ class Graph:
         return self._named(reader(self, {name: self.value(each) for name, each in given.items()}), first)
 
     def _is_last_reader(self, node: Any) -> bool:
-        """True if nothing reads what a node writes in place, but by the node's own result."""
+        """True if later nodes read the tensor written in place only through this node's result."""
         written = node.args[0] if node.args else None
         users, target = getattr(written, "users", ()), getattr(written, "target", None)
         # In evaluation, dropout returns its operand itself.

@@ -107,7 +107,7 @@ def _check(graph: Graph, given: Arguments) -> None:
 
 
 def _gathered(graph: Graph, given: Arguments) -> Any:
-    """The element at an id of each row."""
+    """Element of each row at an id."""
     rows, ids = given["self"], given["index"]
     shape = graph.local_shape(rows)
     if given["dim"] % len(shape) != len(shape) - 1 or graph.local_shape(ids) != (*shape[:-1], 1):
@@ -120,7 +120,7 @@ def _gathered(graph: Graph, given: Arguments) -> Any:
 
 
 def _only_rows(graph: Graph, given: Arguments) -> None:
-    """Raise `WorkloadError` unless classes are the last axis, as they are of one or two axes."""
+    """Raise `WorkloadError` if classes are not the last axis: PyTorch has them along axis 1."""
     shape = graph.local_shape(given["self"])
     if len(shape) > 2:
         said = f"{graph.node.target} has classes along axis 1 of {list(shape)}"

@@ -1,4 +1,4 @@
-"""Normalisations of rows in PyTorch's graphs, and sums and means over axes."""
+"""Normalisations of rows in PyTorch graphs, and sums and means over axes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def _layernorm(graph: Graph, given: Arguments) -> Any:
 
 
 def _layernorm_and_moments(graph: Graph, given: Arguments) -> Any:
-    """A layernorm, and the mean and the reciprocal deviation of each row, which gradients know of."""
+    """(layernorm, mean of each row, reciprocal deviation of each row), added to the step if read.
+
+    The note of mean and deviation is epsilon, with which gradients recompute them.
+    """
     x = given["input"]
 
     def spread() -> Any:
@@ -44,14 +47,14 @@ def _layernorm_and_moments(graph: Graph, given: Arguments) -> Any:
 
 
 def _sum(graph: Graph, given: Arguments) -> Any:
-    """A sum over some axes of a local tensor."""
+    """Sum over axes of a local tensor."""
     found = given["self"]
     local = graph.local_shape(found)
     count = len(local)
     axes = {each % max(count, 1) for each in given.get("dim") or range(count)} if count else set()
     if isinstance(found, View) and not given.get("keepdim"):
         whole = graph.local_shape(Named(found.name))
-        # Rows of a view are all axes but the last.
+        # A sum over all rows of a view is the sum over all rows of its tensor.
         if axes == {*range(count)} or (axes == {*range(count - 1)} and local[-1] == whole[-1]):
             found, axes = Named(found.name), {*range(len(whole) - (count - len(axes)))}
     if graph.dtype(found) == "bool":  # a count
@@ -74,7 +77,7 @@ def _mean(graph: Graph, given: Arguments) -> Any:
 
 
 def _any(graph: Graph, given: Arguments) -> Any:
-    """True where a mask is, along an axis."""
+    """Mask that is true where any element along an axis is."""
     numbers = graph.cast(given["self"], "float32")
     dim = given.get("dim")
     dims = [dim] if isinstance(dim, int) else dim
@@ -95,7 +98,7 @@ def _whole_rows(graph: Graph, given: Arguments) -> None:
 
 
 def _layernorm_grad(graph: Graph, given: Arguments) -> Any:
-    """Gradients by the input, the weight and the bias."""
+    """Gradients with respect to the input, the weight and the bias."""
     _whole_rows(graph, given)
     epsilon = graph.note_of(given["rstd"], "a layernorm's own rstd")
     grad, x = given["grad_out"], given["input"]
@@ -111,7 +114,7 @@ def _layernorm_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _over_rows(graph: Graph, value: Any) -> Any:
-    """The sum over all axes but the last."""
+    """Sum over all axes but the last."""
     for _ in graph.tensor(value).shape[1:]:
         value = graph.make("sum", value, axis=0)
     return value
@@ -133,7 +136,7 @@ def _rms_epsilon(graph: Graph, given: Arguments) -> float:
 
 
 def _rms_norm(graph: Graph, given: Arguments) -> Any:
-    """Rows over the root of the mean of their squares; short types are computed in float32, as by PyTorch."""
+    """RMS norm of rows; 16-bit types are computed in float32, as in PyTorch."""
     _whole_rows(graph, given)
     dtype, epsilon = graph.dtype(given["input"]), _rms_epsilon(graph, given)
     x = graph.cast(given["input"], "float64" if dtype == "float64" else "float32")
@@ -143,7 +146,10 @@ def _rms_norm(graph: Graph, given: Arguments) -> Any:
 
 
 def _rms_norm_and_moment(graph: Graph, given: Arguments) -> Any:
-    """An RMS norm, and the reciprocal root of each row, which gradients know of."""
+    """(RMS norm, reciprocal root mean square of each row), added to the step if read.
+
+    The note of the latter is epsilon, with which gradients recompute it.
+    """
     epsilon, of = _rms_epsilon(graph, given), f"of {graph.node.name}"
     return [
         Deferred(f"the RMS norm {of}", lambda: _rms_norm(graph, given)),
@@ -154,7 +160,7 @@ def _rms_norm_and_moment(graph: Graph, given: Arguments) -> Any:
 
 
 def _rms_norm_grad(graph: Graph, given: Arguments) -> Any:
-    """Gradients by the input and the weight."""
+    """Gradients with respect to the input and the weight."""
     _whole_rows(graph, given)
     epsilon = graph.note_of(given["rstd"], "an RMS norm's own rstd")
     grad, x = given["grad_out"], given["input"]
@@ -175,10 +181,9 @@ def _rms_norm_grad(graph: Graph, given: Arguments) -> Any:
     return graph.lazily(by_input, by_weight)
 
 
-#: {element type: distance from 1 to the next number}, which an RMS norm adds without `eps`; it computes
-#: shorter types in float32.
+#: {element type: machine epsilon}, the default `eps` of an RMS norm; 16-bit types are computed in float32.
 _STEPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-23, "bfloat16": 2.0**-23}
-#: {name in a graph, without its overload: reader}.
+#: {operator in an FX graph, without its overload: function that converts the node}.
 NORM_READERS: dict[str, Reader] = {
     "aten.layer_norm": _layernorm,
     "aten.native_layer_norm": _layernorm_and_moments,

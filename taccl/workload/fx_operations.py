@@ -181,7 +181,7 @@ def _view(graph: Graph, given: Arguments) -> Any:
 
 
 def _expanded(graph: Graph, given: Arguments) -> Any:
-    """A value with axes of length 1 repeated, in memory once an operation needs it."""
+    """Broadcast value, materialised only if an operation needs its elements in memory."""
     source = given["self"]
     shape, _ = graph.stated()
     if isinstance(source, Filled) or shape is None or shape == graph.local_shape(source):
@@ -197,14 +197,14 @@ def _type_as(graph: Graph, given: Arguments) -> Any:
 
 
 def _outer(graph: Graph, given: Arguments) -> Any:
-    """The products of all elements of a vector with all of another."""
+    """Outer product of two vectors."""
     (count,) = graph.local_shape(given["self"])
     column = View(graph.name_of(given["self"]), (count, 1), is_squeezed=True)
     return graph.make("multiply", Named(graph.name_of(column)), given["vec2"])
 
 
 def _repeated(graph: Graph, given: Arguments) -> Any:
-    """Each element along an axis several times."""
+    """Value with each element repeated along an axis."""
     if not isinstance(given["repeats"], int) or given["dim"] is None:
         said = f"{graph.node.target} has repeats={described(given['repeats'])} and dim={given['dim']}"
         raise graph.refused(f"{said}; a step repeats a given number of times along an axis")

@@ -1,4 +1,4 @@
-"""Values of the nodes of a PyTorch graph: tensors of a step, and forms of them that a step need not make."""
+"""Values of the nodes of a PyTorch graph: tensors of a step, and values that may never become one."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor of the step with its elements in another local shape, in the same order."""
+    """A tensor of the step in another local shape, with its elements in the same order."""
 
     name: str
     shape: tuple[int, ...]
-    is_squeezed: bool = False  # only axes of length 1 came or went
+    is_squeezed: bool = False  # True if only axes of length 1 were added or removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Whole numbers from a start to before a stop along an axis, in a local shape of one such axis."""
+    """Integers from `start` to before `stop`, in a local shape whose other axes have length 1."""
 
     start: int
     stop: int
@@ -68,7 +68,7 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A tensor whose axes of length 1, also in front, are repeated to a local shape."""
+    """A tensor broadcast to a local shape; point-wise operations read the tensor itself."""
 
     source: Named | View | Positions
     shape: tuple[int, ...]
@@ -76,17 +76,18 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Whole numbers that the graph computes, as numbers of float32, which are exact up to 2**24."""
+    """Integers that the graph computes, held in a float32 tensor, which is exact up to 2**24."""
 
     value: Named | View
 
 
 class Deferred:
-    """A value that is made once an operation reads it.
+    """A value whose operations are added to the step only if another operation reads it.
 
-    - `make`: Makes it; None if a step cannot have it.
-    - `what`: What it is, for messages.
-    - `note`: What readers of gradients know of it without making it; one without is made where it is taken.
+    - `make`: Adds the operations and returns the value; None if no step can have it.
+    - `what`: Description of the value, for messages.
+    - `note`: Value that gradients use instead, such as a layernorm's epsilon; None if they need the value.
+      A value without a note is made once a node selects it from several results.
     """
 
     def __init__(self, what: str, make: Callable[[], Any] | None, note: Any = None) -> None:
@@ -94,7 +95,7 @@ class Deferred:
         self.is_taken = make is not None and note is None
 
     def value(self, graph: Graph) -> Any:
-        """The value, made at the first call."""
+        """The value, computed at the first call."""
         if self._make is None:
             raise graph.refused(f"{graph.node.target} reads {self.what}, which a step does not have")
         if self._made is None:
@@ -103,7 +104,7 @@ class Deferred:
 
 
 def number_of(value: Any) -> float | None:
-    """Number that a value is, or is filled with; None for a tensor."""
+    """Value of a constant, or of every element of a `Filled` tensor; None for other tensors."""
     if isinstance(value, Filled):
         return value.number
     return float(value) if isinstance(value, (int, float)) else None

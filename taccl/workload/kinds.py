@@ -43,7 +43,7 @@ class Kind:
     - `ids`: Positions of operands that are whole numbers; None if operands of any type are only moved.
     - `masks`: Positions of operands that may be of type bool.
     - `pointwise`: True if an element of the result needs only that element of each operand.
-    - `makes`: Type of the result; empty if it is that of the operands, or the option `dtype`.
+    - `makes`: Element type of the result; empty if it follows from the operands or the option `dtype`.
     """
 
     says: str
@@ -67,7 +67,7 @@ def _pointwise(
 
 
 def _comparisons() -> dict[str, Kind]:
-    """Comparisons of a with b, or with `value` if there is no b; they make masks."""
+    """Comparisons of a with b, or with `value` if there is one operand; the results are masks."""
     says = {
         "equal": "equals", "not_equal": "differs from", "less": "is below", "less_equal": "is at most",
         "greater": "is above", "greater_equal": "is at least",
