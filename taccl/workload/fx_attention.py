@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     Arguments = dict[str, Any]
     Reader = Callable[[Graph, Arguments], Any]
 
-#: Arguments that a step's attention has no word for, with the values that they must have.
+#: {argument of PyTorch's attention that `attention` lacks: the only value that is accepted}.
 _PLAIN = {"dropout_p": 0, "return_debug_mask": False, "dropout_mask": None}
 _OPERANDS = ("query", "key", "value")
 
 
 def _options(graph: Graph, given: Arguments) -> tuple[list[Any], dict[str, Any]]:
-    """(masks, options) of a step's attention; at most one mask."""
+    """(masks, options) of an `attention` operation; at most one mask."""
     for name, value in _PLAIN.items():
         if given.get(name, value) != value:
             said = f"{graph.node.target} has {name}={given[name]!r}"
-            raise graph.refused(f"{said}; a step has attention with {value!r} only")
+            raise graph.refused(f"{said}; only {value!r} is supported")
     masks = [given[name] for name in ("attn_mask", "attn_bias") if given.get(name) is not None]
     return masks, {"causal": bool(given["is_causal"]), "value": given.get("scale")}
 

@@ -63,8 +63,8 @@ def _joined(graph: Graph, given: Arguments) -> Any:
         return Named(source.name)
     if isinstance(source, Named) and to == 0:
         return Stacked(source.name, first.axis, first.count)
-    said = f"concatenates {first.count} pieces of {described(source)} along axis {to}"
-    raise graph.refused(f"{said}, cut along axis {first.axis}; a step has no such tensor")
+    said = f"cuts {described(source)} into {first.count} pieces along axis {first.axis}"
+    raise graph.refused(f"{said}, and concatenates them along axis {to}; concatenate along axis {first.axis}")
 
 
 def _concatenated(graph: Graph, given: Arguments) -> Any:
@@ -89,7 +89,7 @@ def _reduced(graph: Graph, given: Arguments, total: Named, size: int) -> Named:
     """Result of a reduction whose sum is `total`; for an average, divided by `size`, the number of ranks."""
     operation = str(given["reduce_op"]).lower()
     if operation not in ("sum", "avg", "mean"):
-        raise graph.refused(f"reduces by {operation!r}; a step has sum and avg")
+        raise graph.refused(f"reduces by {operation!r}; only sum and avg are supported")
     return total if operation == "sum" else graph.make("scale", total, value=1 / size)
 
 
@@ -102,7 +102,7 @@ def _all_to_all(graph: Graph, given: Arguments) -> Any:
     group, size = graph.group(given)
     for which in ("output_split_sizes", "input_split_sizes"):
         if len(set(given[which])) > 1:
-            raise graph.refused(f"has {which} {given[which]}; a step exchanges equal slices only")
+            raise graph.refused(f"has {which} {given[which]}; only equal slices are supported")
     source, axis = _along(graph, given, size)
     return _gathered(graph, graph.make("alltoall", source, axis=axis, group=group), source, group, size)
 
@@ -113,7 +113,7 @@ def _along(graph: Graph, given: Arguments, size: int) -> tuple[Any, int]:
     if not isinstance(source, Stacked):
         return source, 0
     if source.count != size:
-        raise graph.refused(f"gives {size} ranks slices of {described(source)}, which has {source.count}")
+        raise graph.refused(f"needs a slice for each of {size} ranks; {described(source)} are {source.count}")
     return Named(source.name), source.axis
 
 

@@ -80,9 +80,8 @@ def _rows_grad(kind: str) -> Reader:
     def read(graph: Graph, given: Arguments) -> Any:
         count = len(graph.tensor(given["output"]).shape)
         if given["dim"] % count != count - 1:
-            raise graph.refused(
-                f"is over axis {given['dim']}; a step has it over the last: transpose it before"
-            )
+            said = f"is over axis {given['dim']}; only the last one is supported"
+            raise graph.refused(f"{said}: transpose the tensor first")
         return graph.make(kind, given["grad_output"], given["output"])
 
     return read

@@ -139,7 +139,7 @@ class Graph:
                 shape = self._whole_shape(value)
                 self.reshaped[value] = self.name_of(self.make("reshape", Named(value.name), shape=shape))
             return self.reshaped[value]
-        raise self.refused(f"{self.node.target} reads {described(value)}; a step has only whole tensors here")
+        raise self.refused(f"{self.node.target} reads {described(value)}; only whole tensors are supported")
 
     def _repeated(self, value: Repeated) -> Any:
         """Tensor with the repeated elements in memory."""
@@ -156,8 +156,8 @@ class Graph:
     def part(self, value: Any, axis: int, start: int, stop: int) -> Any:
         """Range of local indices along an axis; `WorkloadError` if the axis is sliced over ranks."""
         if self.local_shape(value)[axis] != self.tensor(value).shape[axis]:
-            said = f"{self.node.target} takes {start} to {stop} along axis {axis} of {described(value)}"
-            raise self.refused(f"{said}, of which a rank has a slice; view the axis as two, or slice another")
+            said = f"{self.node.target} slices {start}:{stop} of axis {axis} of {described(value)}"
+            raise self.refused(f"{said}, which is sliced over ranks; slice another axis, or reshape it")
         return self.make("narrow", value, axis=axis, start=start, stop=stop)
 
     def padded(self, value: Any, axis: int, start: int, length: int) -> Any:
@@ -170,7 +170,7 @@ class Graph:
         """Raise `WorkloadError` if an argument is given with another value than the expected one."""
         for name, value in expected.items():
             if name in given and given[name] != value:
-                said = f"{self.node.target} has {name}={given[name]!r}; a step has it with {value!r} only"
+                said = f"{self.node.target} has {name}={given[name]!r}; only {value!r} is supported"
                 raise self.refused(said)
 
     def lazily(self, *makers: Callable[[], Any]) -> list[Deferred]:
@@ -210,8 +210,8 @@ class Graph:
                 other = sum(before[a] != local[b] for a, b in zip(sliced, to, strict=True))
                 found.append(((other if view.is_squeezed else 0, moved), tuple(shape)))
         if not found:
-            said = f"{self.node.target} reads {described(view)}, and {view.name} is {tensor}"
-            raise self.refused(f"{said}; no shape of the whole has these slices: slice an outer axis")
+            said = f"{self.node.target} reads {described(view)}, but {view.name} is {tensor}"
+            raise self.refused(f"{said}: no global tensor has these local parts; slice an outer axis")
         return min(found)[1]
 
     def tensor(self, value: Any) -> Tensor:
@@ -281,7 +281,7 @@ class Graph:
             if schema is None:
                 raise self.refused(f"found {node.op} {what}; {TRACE}, which yield aten operations")
             advice = "remove it, or decompose it with run_decompositions()"
-            raise self.refused(f"found {what}, for which a step has no operation; {advice}")
+            raise self.refused(f"found {what}, which is not supported; {advice}")
         given = {each.name: each.default_value for each in schema.arguments}
         given |= dict(zip(given, node.args, strict=False)) | dict(node.kwargs)
         return self._named(reader(self, {name: self.value(each) for name, each in given.items()}), first)
@@ -339,7 +339,7 @@ class Graph:
         size = self.mesh.size(self.mesh.dims_of(group, where=f"groups: {name}"))
         if given.get("group_size", size) != size:
             said = f"is over a process group of {given['group_size']} ranks"
-            raise self.refused(f"{said}, and {group or 'the step'} is of {size}")
+            raise self.refused(f"{said}, but {group or 'the step'} has {size} ranks")
         return group, size
 
     def add_input(self, node: Any, layout: str) -> Named:
@@ -378,7 +378,7 @@ class Graph:
         if shape is not None and not fits:
             read = ", ".join(f"{name} {self.tensors[name]}" for name in self._inputs_of(found))
             raise self.refused(
-                f"{self.node.target} gives {dtype}{list(shape)} at each rank, and of {read} would follow "
+                f"{self.node.target} gives {dtype}{list(shape)} at each rank, but {read} would give "
                 f"{tensor.dtype}{list(local)}; correct the layouts of the inputs"
             )
 
@@ -397,6 +397,6 @@ def _shape_and_dtype(node: Any) -> tuple[tuple[int, ...] | None, str]:
     if not hasattr(meta, "shape") or not hasattr(meta, "dtype"):
         return None, ""
     if not all(type(length) is int for length in meta.shape):
-        said = f"found shape {list(meta.shape)}; a step needs numbers: trace it without dynamic shapes"
+        said = f"found shape {list(meta.shape)} with unknown lengths; trace the step without dynamic shapes"
         raise WorkloadError(said, where=node.name)
     return tuple(meta.shape), str(meta.dtype).removeprefix("torch.")

@@ -21,7 +21,8 @@ def _positions(graph: Graph, given: Arguments) -> Any:
     """Consecutive integers (arange), used as the ids of positional embeddings."""
     start, end = given.get("start", 0) or 0, given["end"]
     if given.get("step", 1) not in (None, 1) or not isinstance(start, int) or not isinstance(end, int):
-        raise graph.refused(f"counts from {start} to {end} by {given.get('step')}; a step has it by 1 only")
+        said = f"counts from {start} to {end} with step {given.get('step')}"
+        raise graph.refused(f"{said}; only whole numbers with step 1 are supported")
     found = Positions(start, end, (end - start,))
     return graph.cast(found, given["dtype"]) if "float" in str(given.get("dtype")) else found
 
@@ -41,7 +42,7 @@ def _embedding(graph: Graph, given: Arguments) -> Any:
 def _embedding_grad(graph: Graph, given: Arguments) -> Any:
     if given["scale_grad_by_freq"] or given["padding_idx"] >= 0:
         said = f"has scale_grad_by_freq or padding_idx {given['padding_idx']}"
-        raise graph.refused(f"{said}; a step's embedding has a gradient for every row, unscaled")
+        raise graph.refused(f"{said}; only unscaled gradients of all rows are supported")
     grad, ids, rows = given["grad_output"], given["indices"], given["num_weights"]
     if isinstance(ids, Repeated) and isinstance(ids.source, Positions):
         shape = (*(len(ids.shape) - len(ids.source.shape)) * (1,), *ids.source.shape)
@@ -59,13 +60,13 @@ def _only_whole(graph: Graph, value: Any, axis: int) -> None:
     """Raise `WorkloadError` if the axis that ids index is sliced over ranks."""
     tensor = graph.tensor(value)
     if graph.mesh.slicing(tensor, axis % len(tensor.shape)):
-        said = f"{graph.node.target} looks up along axis {axis} of {tensor.name}, of which a rank has a slice"
-        raise graph.refused(f"{said}; each rank would take its own rows for the first: slice another axis")
+        said = f"{graph.node.target} looks up axis {axis} of {tensor.name}, which is sliced over ranks"
+        raise graph.refused(f"{said}: ids would count from the start of each slice; slice another axis")
 
 
 def _cross_entropy(graph: Graph, given: Arguments) -> Any:
     if given["label_smoothing"]:
-        raise graph.refused(f"has label_smoothing={given['label_smoothing']}; a step has it with 0 only")
+        raise graph.refused(f"has label_smoothing={given['label_smoothing']}; only 0 is supported")
     _only_rows(graph, given)
     return _nll(graph, given | {"self": graph.make("log_softmax", given["self"])})
 
@@ -96,13 +97,13 @@ def _nll_grad(graph: Graph, given: Arguments) -> Any:
 def _check(graph: Graph, given: Arguments) -> None:
     if given["weight"] is not None or given["reduction"] not in (1, 2):
         said = f"{graph.node.target} has weights, or reduction={given['reduction']}"
-        raise graph.refused(f"{said}; a step has the mean (1) and the sum (2), without weights")
+        raise graph.refused(f"{said}; only the mean (1) and the sum (2) without weights are supported")
     ignored = given["ignore_index"]
     if ignored >= 0:
         said = f"{graph.node.target} has ignore_index={ignored}, which may be a target"
-        raise graph.refused(f"{said}; a step adds up every target that is a class: mask the loss before")
+        raise graph.refused(f"{said}; the step counts every target: mask the loss first")
     if given["reduction"] == 1:
-        said = f"{graph.node.name} leaves targets of {ignored} out of its mean; the step counts every target"
+        said = f"{graph.node.name} omits targets of {ignored} from its mean; the step counts every target"
         warn(said, LossyConversionWarning)
 
 
@@ -111,8 +112,8 @@ def _gathered(graph: Graph, given: Arguments) -> Any:
     rows, ids = given["self"], given["index"]
     shape = graph.local_shape(rows)
     if given["dim"] % len(shape) != len(shape) - 1 or graph.local_shape(ids) != (*shape[:-1], 1):
-        said = f"{graph.node.target} takes {described(ids)} along axis {given['dim']} of {described(rows)}"
-        raise graph.refused(f"{said}; a step takes one element of each row along the last axis")
+        said = f"{graph.node.target} picks {described(ids)} along axis {given['dim']} of {described(rows)}"
+        raise graph.refused(f"{said}; only one element per row, along the last axis, is supported")
     _only_whole(graph, rows, -1)
     name = ids.name if isinstance(ids, View) else graph.name_of(ids)
     made = graph.make("pick", rows, Named(graph.name_of(View(name, shape[:-1], is_squeezed=True))))
@@ -124,7 +125,7 @@ def _only_rows(graph: Graph, given: Arguments) -> None:
     shape = graph.local_shape(given["self"])
     if len(shape) > 2:
         said = f"{graph.node.target} has classes along axis 1 of {list(shape)}"
-        raise graph.refused(f"{said}; a step has them along the last of 2 axes: flatten the others before")
+        raise graph.refused(f"{said}; only the last of 2 axes is supported: flatten the other axes first")
 
 
 #: {operator in an FX graph, without its overload: function that converts the node}.

@@ -92,7 +92,7 @@ def _over(graph: Graph, given: Arguments) -> Any:
     b = number_of(given["other"])
     if b is not None:
         if not b:
-            raise graph.refused(f"{graph.node.target} divides by 0; a step has no such numbers")
+            raise graph.refused(f"{graph.node.target} divides by 0; the result would not be finite")
         return _times(graph, {"self": given["self"], "other": 1 / b})
     return graph.make("divide", given["self"], given["other"])
 
@@ -103,7 +103,7 @@ def _power(exponent: float | None = None) -> Reader:
     def read(graph: Graph, given: Arguments) -> Any:
         number = number_of(given["exponent"]) if exponent is None else exponent
         if number is None:
-            said = f"found exponent {described(given['exponent'])}; a step has exponents that are numbers"
+            said = f"found exponent {described(given['exponent'])}; only numbers are supported"
             raise graph.refused(said)
         if number in (1.0, 2.0, 0.5):
             kind = {2.0: "square", 0.5: "sqrt"}.get(number)
@@ -174,7 +174,7 @@ def _view(graph: Graph, given: Arguments) -> Any:
     if isinstance(source, (Deferred, Piece, Repeated)):
         source = Named(graph.name_of(source))
     if shape is None or not isinstance(source, (Named, View)):
-        raise graph.refused(f"{graph.node.target} reads {described(source)}; a step has no such tensor")
+        raise graph.refused(f"{graph.node.target} reshapes {described(source)}; reshape a whole tensor")
     same = shape == graph.local_shape(Named(source.name))
     squeezed = "squeeze" in str(graph.node.target) and getattr(source, "is_squeezed", True)
     return Named(source.name) if same else View(source.name, shape, squeezed)
@@ -207,7 +207,7 @@ def _repeated(graph: Graph, given: Arguments) -> Any:
     """Value with each element repeated along an axis."""
     if not isinstance(given["repeats"], int) or given["dim"] is None:
         said = f"{graph.node.target} has repeats={described(given['repeats'])} and dim={given['dim']}"
-        raise graph.refused(f"{said}; a step repeats a given number of times along an axis")
+        raise graph.refused(f"{said}; only one whole number of repeats along one axis is supported")
     axis = given["dim"] % len(graph.local_shape(given["self"]))
     return graph.make("repeat", given["self"], axis=axis, stop=given["repeats"])
 
@@ -229,7 +229,7 @@ def _sliced(graph: Graph, given: Arguments) -> Any:
     start, stop, step = slice(start, end, given["step"]).indices(shape[axis])
     if step != 1 or start >= stop:
         raise graph.refused(
-            f"takes {start} to {stop} by {step} of {described(source)}; a step has it by 1 only"
+            f"slices {start}:{stop}:{step} of {described(source)}; expected start < stop and step 1"
         )
     whole = Named(graph.name_of(source))
     return whole if (start, stop) == (0, shape[axis]) else graph.part(whole, axis, start, stop)
@@ -249,7 +249,7 @@ def _slice_grad(graph: Graph, given: Arguments) -> Any:
     length = given["input_sizes"][axis]
     start, _, step = slice(given["start"], given["end"], given["step"]).indices(length)
     if step != 1:
-        raise graph.refused(f"has step {step}; a step has it by 1 only")
+        raise graph.refused(f"has step {step}; only step 1 is supported")
     return graph.padded(given["grad_output"], axis, start, length)
 
 
@@ -263,8 +263,8 @@ def _select_grad(graph: Graph, given: Arguments) -> Any:
 def _softmax(graph: Graph, given: Arguments, kind: str = "softmax") -> Any:
     count = len(graph.tensor(given["self"]).shape)
     if given["dim"] % max(count, 1) != count - 1:
-        said = f"is over axis {given['dim']} of {described(given['self'])}; only the last is supported"
-        raise graph.refused(f"{said}: transpose it before")
+        said = f"is over axis {given['dim']} of {described(given['self'])}; only the last one is supported"
+        raise graph.refused(f"{said}: transpose the tensor first")
     graph.only(given, half_to_float=False)
     found = given["self"]
     if given.get("dtype") is not None:
@@ -291,10 +291,8 @@ def _squared_error_grad(graph: Graph, given: Arguments) -> Any:
 def _averaged(graph: Graph, value: Named, given: Arguments, factor: float) -> Any:
     """Scale a value by `factor`; for a mean, also divide it by the number of local elements."""
     if given["reduction"] not in (1, 2):
-        said = (
-            f"{graph.node.target} has reduction={given['reduction']}; a step has the mean (1) and the sum (2)"
-        )
-        raise graph.refused(said)
+        said = f"{graph.node.target} has reduction={given['reduction']}"
+        raise graph.refused(f"{said}; only the mean (1) and the sum (2) are supported")
     number = math.prod(graph.local_shape(given["self"])) if given["reduction"] == 1 else 1
     return graph.make("scale", value, value=factor / number)
 
@@ -319,7 +317,7 @@ def _copy(graph: Graph, given: Arguments) -> Any:
     """Value that replaces an input in place; the input becomes state of the step."""
     name = graph.name_of(given["self"])
     if name not in {each.name for each in graph.inputs}:
-        raise graph.refused(f"writes {name} in place, which is no input; trace the step functionally")
+        raise graph.refused(f"writes {name} in place, but only inputs can be updated; trace it functionally")
     later = [node for node in graph.node.users if node.op != "output"]
     if later:
         raise graph.refused(f"writes {name} in place, and {later[0].name} reads it; trace it functionally")

@@ -97,7 +97,7 @@ class Deferred:
     def value(self, graph: Graph) -> Any:
         """The value, computed at the first call."""
         if self._make is None:
-            raise graph.refused(f"{graph.node.target} reads {self.what}, which a step does not have")
+            raise graph.refused(f"{graph.node.target} reads {self.what}, which is not supported")
         if self._made is None:
             self._made = self._make()
         return self._made

@@ -64,7 +64,7 @@ def broadcast(operation: Operation, shapes: Sequence[Shape]) -> Shape:
         return tuple(np.broadcast_shapes(*shapes))
     except ValueError:
         told = " and ".join(map(str, shapes))
-        raise refused(operation, f"found shapes {told}, which do not fit each other; make them fit") from None
+        raise refused(operation, f"found shapes {told}, which do not broadcast; make them equal") from None
 
 
 def rows(operation: Operation, shapes: Sequence[Shape]) -> Shape:
@@ -89,7 +89,9 @@ def scalar(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 def reshaped(operation: Operation, shapes: Sequence[Shape]) -> Shape:
     """Shape of a reshape's result, which the operation states."""
     if math.prod(shapes[0]) != math.prod(operation.shape):
-        raise refused(operation, f"makes {operation.shape} of {shapes[0]}, which has other many elements")
+        found = f"{math.prod(shapes[0])} elements of shape {shapes[0]}"
+        said = f"found {found}, and {math.prod(operation.shape)} for shape {operation.shape}"
+        raise refused(operation, f"{said}; make their numbers equal")
     return operation.shape
 
 
@@ -103,7 +105,7 @@ def axis_of(operation: Operation, shape: Shape) -> int:
     """Axis of an operation; raises `WorkloadError` if its operand has fewer axes."""
     axis = operation.axis or 0
     if axis >= len(shape):
-        raise refused(operation, f"is over axis {axis} of {shape}; name an axis that it has")
+        raise refused(operation, f"found axis {axis} of shape {shape}; name an axis that it has")
     return axis
 
 
@@ -120,7 +122,7 @@ def product(operation: Operation, shapes: Sequence[Shape]) -> Shape:
     a, b = shapes
     if len(a) >= 2 and len(b) >= 2 and a[-1] == b[-2] and (len(b) == 2 or a[:-2] == b[:-2]):
         return (*a[:-1], b[-1])
-    said = f"found shapes {a} and {b}; expected (..., m, k) and (k, n), or as many matrices in both"
+    said = f"found shapes {a} and {b}; expected (..., m, k) and (k, n), or (..., m, k) and (..., k, n)"
     raise refused(operation, said)
 
 
@@ -129,8 +131,8 @@ def narrowed(operation: Operation, shapes: Sequence[Shape]) -> Shape:
     axis = axis_of(operation, shapes[0])
     length = shapes[0][axis]
     if not 0 <= operation.start < operation.stop <= length:
-        said = f"takes {operation.start} to {operation.stop} of axis {axis}, which has length {length}"
-        raise refused(operation, f"{said}; expected a range within")
+        said = f"found range {operation.start} to {operation.stop} of axis {axis}, which has length {length}"
+        raise refused(operation, f"{said}; expected a range within the axis")
     return (*shapes[0][:axis], operation.stop - operation.start, *shapes[0][axis + 1 :])
 
 
@@ -138,8 +140,9 @@ def padded(operation: Operation, shapes: Sequence[Shape]) -> Shape:
     """Shape of the operand padded with zeros along an axis to the length `stop`."""
     axis = axis_of(operation, shapes[0])
     if operation.start + shapes[0][axis] > operation.stop:
-        said = f"puts {shapes[0][axis]} elements from {operation.start} on into {operation.stop}"
-        raise refused(operation, f"{said} along axis {axis}; make it longer")
+        last = operation.start + shapes[0][axis]
+        said = f"found stop {operation.stop}, but the operand ends at {last} along axis {axis}"
+        raise refused(operation, f"{said}; make stop {last} or more")
     return (*shapes[0][:axis], operation.stop, *shapes[0][axis + 1 :])
 
 
@@ -167,7 +170,7 @@ def looked_up(operation: Operation, shapes: Sequence[Shape]) -> Shape:
     """Shape of an embedding lookup: a row of the table for each id."""
     table, ids = shapes
     if len(table) != 2:
-        raise refused(operation, f"looks up rows of {table}; expected a table of 2 axes")
+        raise refused(operation, f"found a table of shape {table}; expected 2 axes")
     return (*ids, table[1])
 
 
@@ -175,16 +178,16 @@ def table_grad(operation: Operation, shapes: Sequence[Shape]) -> Shape:
     """Shape of the gradient of an embedding table: `stop` rows, as wide as the gradient of the rows."""
     grad, ids = shapes
     if grad[:-1] != ids or not grad:
-        raise refused(operation, f"found shapes {grad} and {ids}; expected a row for each of the latter")
+        said = f"found a gradient of shape {grad} and ids of shape {ids}; expected a row per id"
+        raise refused(operation, said)
     return (operation.stop, grad[-1])
 
 
 def picked(operation: Operation, shapes: Sequence[Shape]) -> Shape:
     """Shape of a pick of one element per row, at the index that the second operand gives."""
     if shapes[0][:-1] != shapes[1] or not shapes[0]:
-        raise refused(
-            operation, f"found shapes {shapes[0]} and {shapes[1]}; expected a row for each of the latter"
-        )
+        said = f"found rows of shape {shapes[0]} and ids of shape {shapes[1]}; expected an id per row"
+        raise refused(operation, said)
     return shapes[1]
 
 
@@ -216,8 +219,9 @@ def attention_grad(at: int) -> Callable[[Operation, Sequence[Shape]], Shape]:
 
     def shape(operation: Operation, shapes: Sequence[Shape]) -> Shape:
         grad, query, key, value = shapes[:4]
-        if grad != attended(operation, shapes[1:]):
-            raise refused(operation, f"found a gradient of shape {grad}; expected that of the attention")
+        if grad != (result := attended(operation, shapes[1:])):
+            said = f"found a gradient of shape {grad}; expected {result}, the shape of attention's result"
+            raise refused(operation, said)
         return (query, key, value)[at]
 
     return shape

@@ -101,7 +101,7 @@ def _attention_grads() -> dict[str, Kind]:
     axes = ((-2, None), (None, None), (None, -1))
     return {
         f"attention_grad_{name}": Kind(
-            f"the gradient of `attention` by its {name}", rules.attention_grad(at),
+            f"the gradient of `attention` with respect to its {name}", rules.attention_grad(at),
             rules.of_attention(*axes[at], grad=True), (4, 5), options,
             whole=frozenset({rules.WIDTH, rules.VALUE_WIDTH, rules.KEYS}), linear=linear, masks=(4,),
             work=rules.attention_flops(3.0 if at == 0 else 1.0, 1),
@@ -117,10 +117,10 @@ TABLE: dict[str, Kind] = {
         work=rules.product_flops
     ),
     "relu": _pointwise("max(x, 0)"),
-    "gelu": _pointwise("the GELU by tanh"),
+    "gelu": _pointwise("the GELU in its tanh approximation"),
     "tanh": _pointwise("tanh x"),
     "sigmoid": _pointwise("1 / (1 + exp -x)"),
-    "erf": _pointwise("the error function"),
+    "erf": _pointwise("the error function of x"),
     "exp": _pointwise("exp x"),
     "log": _pointwise("the logarithm of x"),
     "cos": _pointwise("cos x"),
@@ -132,7 +132,7 @@ TABLE: dict[str, Kind] = {
     "scale": _pointwise("x times `value`", options=("VALUE",), linear=("p",)),
     "offset": _pointwise("x plus `value`", options=("VALUE",)),
     "dropout": _pointwise(
-        "x / (1 - `value`), or 0 for a share `value` of the elements", options=("VALUE", "seed"),
+        "0 for a random share `value` of the elements, else x / (1 - `value`)", options=("VALUE", "seed"),
         linear=("p",),
     ),
     "cast": _pointwise("x in type `dtype`", options=("dtype",)),
@@ -153,83 +153,80 @@ TABLE: dict[str, Kind] = {
     ),
     **_comparisons(),
     "logical_not": _of_masks("true where a is false", 1),
-    "logical_and": _of_masks("true where a and b are", 2),
-    "logical_or": _of_masks("true where a or b is", 2),
+    "logical_and": _of_masks("true where a and b are true", 2),
+    "logical_or": _of_masks("true where a or b is true", 2),
     "arange": Kind(
         "whole numbers from `start` to before `stop`, in type `dtype`", rules.counted, rules.none_read, (0,),
         ("start", "stop", "dtype"),
     ),
     "layernorm": Kind(
-        "rows of mean 0 and variance 1, with `value` added to variances (1e-5)", rules.rows, rules.of_rows,
-        options=("value",), whole=EVERY,
+        "rows normalised to mean 0 and variance 1; `value` (default 1e-5) is added to variances",
+        rules.rows, rules.of_rows, options=("value",), whole=EVERY,
     ),
     "softmax": Kind("the softmax of rows", rules.rows, rules.of_rows, whole=EVERY),
     "log_softmax": Kind("the logarithm of the softmax of rows", rules.rows, rules.of_rows, whole=EVERY),
     "layernorm_grad": Kind(
-        "the gradient of `layernorm` of b, from that of its result", rules.two_rows, rules.of_two_rows, (2,),
-        ("value",), whole=EVERY, linear=("pr",),
+        "the gradient of `layernorm` with respect to its input b, from the gradient a of its result",
+        rules.two_rows, rules.of_two_rows, (2,), ("value",), whole=EVERY, linear=("pr",),
     ),
     "softmax_grad": Kind(
-        "the gradient of `softmax`, from that of its result b", rules.two_rows, rules.of_two_rows, (2,),
-        whole=EVERY, linear=("pr",),
+        "the gradient of `softmax` with respect to its input, from the gradient a of its result b",
+        rules.two_rows, rules.of_two_rows, (2,), whole=EVERY, linear=("pr",),
     ),
     "log_softmax_grad": Kind(
-        "the gradient of `log_softmax`, from that of its result b", rules.two_rows, rules.of_two_rows, (2,),
-        whole=EVERY, linear=("pr",),
+        "the gradient of `log_softmax` with respect to its input, from the gradient a of its result b",
+        rules.two_rows, rules.of_two_rows, (2,), whole=EVERY, linear=("pr",),
     ),
     "transpose": Kind(
-        "axes in the order `axes`", rules.permuted, rules.of_transpose, options=("axes",), linear=("p",),
-        ids=None
+        "x with its axes in the order `axes` (default: the last two swapped)", rules.permuted,
+        rules.of_transpose, options=("axes",), linear=("p",), ids=None
     ),
     "reshape": Kind(
-        "the same elements in shape `shape`", rules.reshaped, rules.of_reshape, options=("shape",),
-        whole=EVERY,
-        linear=("p",), ids=None,
-    ),
-    "narrow": Kind(
-        "`start` to before `stop` along `axis`", rules.narrowed, rules.but_axis, options=("AXIS", "start",
-        "stop"),
+        "the elements of x in the shape `shape`", rules.reshaped, rules.of_reshape, options=("shape",),
         whole=EVERY, linear=("p",), ids=None,
     ),
+    "narrow": Kind(
+        "the elements of x from `start` to before `stop` along `axis`", rules.narrowed, rules.but_axis,
+        options=("AXIS", "start", "stop"), whole=EVERY, linear=("p",), ids=None,
+    ),
     "pad": Kind(
-        "zeros of length `stop` along `axis`, with the operand from `start` on", rules.padded, rules.but_axis,
-        options=("AXIS", "start", "stop"), whole=EVERY, linear=("p",),
+        "x padded with zeros along `axis` to length `stop`; x begins at `start`", rules.padded,
+        rules.but_axis, options=("AXIS", "start", "stop"), whole=EVERY, linear=("p",),
     ),
     "repeat": Kind(
-        "each element along `axis` `stop` times", rules.repeated, rules.own_axes, options=("AXIS", "stop"),
-        linear=("p",), ids=None,
+        "x with each element repeated `stop` times along `axis`", rules.repeated, rules.own_axes,
+        options=("AXIS", "stop"), linear=("p",), ids=None,
     ),
     "concat": Kind(
-        "tensors joined along `axis`", rules.joined, rules.but_axis, tuple(range(1, 64)), ("AXIS",),
-        whole=EVERY,
-        linear=("p+",), ids=None,
+        "the operands concatenated along `axis`", rules.joined, rules.but_axis, tuple(range(1, 64)),
+        ("AXIS",), whole=EVERY, linear=("p+",), ids=None,
     ),
-    "sum": Kind("the sum over `axis`", rules.summed, rules.of_sum, options=("AXIS",), linear=("p",)),
-    "norm": Kind("the root of the sum of squares", rules.scalar, rules.all_inner, whole=EVERY),
-    "sum_of_squares": Kind("the sum of squares", rules.scalar, rules.all_inner),
+    "sum": Kind("the sum of x over `axis`", rules.summed, rules.of_sum, options=("AXIS",), linear=("p",)),
+    "norm": Kind("the root of the sum of the squares of all elements", rules.scalar, rules.all_inner,
+        whole=EVERY),
+    "sum_of_squares": Kind("the sum of the squares of all elements", rules.scalar, rules.all_inner),
     "embedding": Kind(
-        "rows of a table by ids; 0 for an id that it lacks", rules.looked_up, rules.of_lookup, (2,),
-        linear=("pr",),
-        ids=(1,),
+        "the row of table a for each id in b; zeros for ids outside the table", rules.looked_up,
+        rules.of_lookup, (2,), linear=("pr",), ids=(1,),
     ),
     "embedding_grad": Kind(
-        "the gradient of `embedding` by its table of `stop` rows", rules.table_grad, rules.of_table_grad,
-        (2,),
-        ("stop",), linear=("pr",), ids=(1,),
+        "the gradient of `embedding` with respect to its table of `stop` rows, from the gradient a of its "
+        "result and the ids b", rules.table_grad, rules.of_table_grad, (2,), ("stop",), linear=("pr",),
+        ids=(1,),
     ),
     "pick": Kind(
-        "of each row the element at an id; 0 for an id that it lacks", rules.picked, rules.of_pick, (2,),
-        linear=("pr",), ids=(1,),
+        "the element of each row of a at the id in b; 0 for ids outside the row", rules.picked,
+        rules.of_pick, (2,), linear=("pr",), ids=(1,),
     ),
     "one_hot": Kind(
-        "rows of `stop` elements, 1 at an id and else 0", rules.one_hot, rules.of_one_hot, options=("stop",
-        "dtype"),
-        ids=(0,),
+        "a row of `stop` elements for each id: 1 at the id, else 0", rules.one_hot, rules.of_one_hot,
+        options=("stop", "dtype"), ids=(0,),
     ),
     "attention": Kind(
-        "softmax(q kᵀ `value`) v (`value`: 1/√d); if `causal`, without keys behind a query; with a mask "
-        "to add, or of keys to read", rules.attended, rules.of_attention(-2, -1, grad=False), (3, 4),
-        ("causal", "value"), whole=EVERY, linear=("rrp", "rrpr"), masks=(3,),
+        "softmax(`value` q kᵀ + mask) v; `value` is 1/√d by default; the mask is optional, and a `bool` mask "
+        "is true for the keys to read; if `causal`, a query reads only keys up to its own position",
+        rules.attended, rules.of_attention(-2, -1, grad=False), (3, 4), ("causal", "value"), whole=EVERY,
+        linear=("rrp", "rrpr"), masks=(3,),
         work=rules.attention_flops(2.0, 0),
     ),
     **_attention_grads(),

@@ -107,7 +107,7 @@ def _check_order(
         pairs += [(each, met[-1]) for each in met[:-1]]
     for few, many in pairs:
         if few != many[: len(few)]:
-            said = f"meets slices over {'+'.join(few)} with slices over {'+'.join(many)} on one axis"
+            said = f"found slices over {'+'.join(few)} and slices over {'+'.join(many)} along one axis"
             raise refused(operation, f"{said}; slice another axis, or name {few[0]} first in the mesh")
 
 
@@ -128,7 +128,7 @@ def _dtype(operation: Operation, inputs: Sequence[Tensor]) -> str:
         return kind.makes
     if "dtype" in kind.options:
         if operation.dtype not in FLOATS:
-            raise refused(operation, f"makes {operation.dtype}; expected {' or '.join(FLOATS)}")
+            raise refused(operation, f"found dtype {operation.dtype}; expected {' or '.join(FLOATS)}")
         return operation.dtype
     computed = [each for at, each in enumerate(inputs) if at not in (*(kind.ids or ()), *kind.masks)]
     return max((each.dtype for each in computed), key=lambda name: DTYPE_BYTES[name])
@@ -139,7 +139,7 @@ def _of_compute(operation: Operation, inputs: Sequence[Tensor], layout: str) -> 
     fits = {"partial": ("replicated", "sliced", "partial"), "replicated": ("replicated",)}
     for each in inputs:
         if not each.layout.startswith(fits.get(layout, ("replicated", "sliced"))):
-            said = f"makes {layout} of {each.name}, which is {each.layout}"
+            said = f"has a {layout} result, but its operand {each.name} is {each.layout}"
             raise refused(operation, f"{said}; insert a collective first")
     return layout
 
@@ -150,7 +150,7 @@ def _of_collective(operation: Operation, given: Tensor) -> str:
     if not given.layout.startswith(wanted):
         raise refused(operation, f"needs a {wanted} tensor; {given.name} is {given.layout}")
     if kind == "alltoall" and given.axis == axis:
-        raise refused(operation, f"found {given.name} sliced along axis {axis} already; name another")
+        raise refused(operation, f"found {given.name} sliced along axis {axis} already; name another axis")
     if kind in ("reduce_scatter", "alltoall"):
         return f"sliced({axis})"
     return given.layout if kind == "send" else "replicated"
@@ -165,12 +165,12 @@ def _of_partial(operation: Operation, inputs: Sequence[Tensor]) -> str:
     is_cast = kind == "cast" and (before < after or inputs[0].dtype == operation.dtype)
     if is_cast or letters in TABLE[kind].linear or (set(letters) == {"p"} and "p+" in TABLE[kind].linear):
         return "partial"
-    said = f"of these is not linear in {partial}, which is partial; reduce it first"
+    said = f"is not linear in {partial}, which is partial; reduce it first"
     if kind == "cast":
         said = f"to {operation.dtype} rounds each part of {partial}, which is partial; reduce it first"
     if kind in ("add", "subtract"):
-        said = f"of {partial}, which is partial, and a complete tensor would count the latter "
-        said += "once per rank; add it after the reduction"
+        said = f"of {partial}, which is partial, and a complete tensor would add that tensor once per rank; "
+        said += "add it after the reduction"
     raise refused(operation, said)
 
 
@@ -182,7 +182,7 @@ def _of_slices(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> s
         if each.axis is not None:
             label = labels[at][each.axis]
             if label in whole:
-                said = f"is over axis {each.axis} of {each.name}, of which a rank has a slice"
+                said = f"is over axis {each.axis} of {each.name}, which is sliced over ranks"
                 raise refused(operation, f"{said}; insert a collective first, or split it")
             found.add(label)
     if len(found) > 1:

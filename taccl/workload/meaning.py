@@ -111,7 +111,7 @@ def given_parts(
     for tensor in workload.inputs:
         where = f"inputs: {tensor.name}"
         if tensor.name not in given or len(given[tensor.name]) != workload.num_ranks:
-            said = f"expected an array of it for each of {workload.num_ranks} ranks; give all of them"
+            said = f"expected one array for each of {workload.num_ranks} ranks; give all of them"
             raise WorkloadError(said, where=where)
         found[tensor.name] = []
         for rank, array in enumerate(given[tensor.name]):

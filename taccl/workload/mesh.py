@@ -45,9 +45,10 @@ class Mesh:
         asked = group.split("+")
         for name in asked:
             if name not in self.names or not name:
-                known = "+".join(self.names) or "none; give the step a mesh"
                 said = f"found group {group!r}{did_you_mean(name, self.names)}"
-                raise WorkloadError(f"{said}; expected some of {known}", where=where)
+                known = "+".join(self.names)
+                advice = f"expected some of {known}" if known else "give the step a mesh"
+                raise WorkloadError(f"{said}; {advice}", where=where)
         if len(set(asked)) < len(asked):
             raise WorkloadError(f"found group {group!r}; name each dimension once", where=where)
         return tuple(name for name in self.names if name in asked)

@@ -117,10 +117,10 @@ class Tensor:
                 self.name,
                 (axis is None and kind not in ("replicated", "partial"), f"found layout {kind!r}; expected "
                  f"{layouts}"),
-                (axis is not None and axis >= count, f"found {kind} of {count} axes; name an axis that it "
-                 "has"),
-                (kind == "partial" and self.dtype not in FLOATS, f"is of {self.dtype}, and partial; whole "
-                 "numbers are no sum of parts"),
+                (axis is not None and axis >= count, f"found layout {kind!r} for {count} axes; name "
+                 "an axis that it has"),
+                (kind == "partial" and self.dtype not in FLOATS, f"is partial and of {self.dtype}; partial "
+                 f"tensors need one of {', '.join(FLOATS)}"),
             )  # fmt: skip
             named += mesh.dims_of("+".join(dims), where=self.name)
         twice = next((name for name in named if named.count(name) > 1), None)

@@ -212,10 +212,10 @@ class Step:
             if cost < 0:
                 yield f"{_place(each)}: the tile does not exist or is duplicated"
             elif each.start_us < 0:
-                yield f"{_place(each)}: starts at {float(each.start_us):.6g} us, before the step does"
+                yield f"{_place(each)}: starts at {float(each.start_us):.6g} us, before the step starts at 0"
             elif each.end_us - each.start_us < cost:
                 took_us = float(each.end_us - each.start_us)
-                yield f"{_place(each)}: takes {took_us:.6g} us of {float(cost):.6g} us"
+                yield f"{_place(each)}: lasts {took_us:.6g} us; the tile needs {float(cost):.6g} us"
             busy[each.rank].append(each)
         for name, tile, rank in expected:
             yield f"tile {tile} of {name} at rank {rank} is not computed"

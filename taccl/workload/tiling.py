@@ -64,7 +64,7 @@ def tile_axes(workload: Workload, overlap: Overlap) -> tuple[dict[str, int], int
                 f"reads all of {whole} along axis {axes.get(whole or '')} for each of its tiles; end the "
                 "overlap before it",
             ),
-            (len(found) > 1, f"reads tiles along axes {found}; leave it out of the overlap"),
+            (len(found) > 1, f"reads tiles along several axes, {found}; leave it out of the overlap"),
             (overlap.tiles < 1 or not 0 <= axis < len(shape), f"found {overlap.tiles} tiles along axis "
              f"{axis} of shape {shape}; expected 1 or more along an axis that it has"),
         )  # fmt: skip

@@ -83,8 +83,8 @@ def test_the_judge_names_what_is_wrong(step, fault):
         tiles, said = step.tiles, "is released at rank"
     else:
         changed, said = {
-            "early": ((replace(one, start_us=Fraction(-1)),), "starts at -1 us, before the step does"),
-            "short": ((replace(one, end_us=one.end_us - 1),), "takes"),
+            "early": ((replace(one, start_us=Fraction(-1)),), "starts at -1 us, before the step starts"),
+            "short": ((replace(one, end_us=one.end_us - 1),), "lasts 19 us; the tile needs 20 us"),
             "twice": ((one, one), "duplicated"),
             "missing": ((), "is not computed"),
             "busy": ((replace(one, start_us=Fraction(10), end_us=Fraction(30)),), "busy"),

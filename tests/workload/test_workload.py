@@ -293,7 +293,7 @@ def test_a_larger_result_than_the_buffer_is_written_for_the_rest(layer):
         (lambda s: s.then("n", "sclae", "x", value=2), "did you mean 'scale'"),
         (lambda s: s.then("y", "scale", "x", value=2), "y: the name is taken"),
         (lambda s: s.then("n", "add", "y", "b"), "n: add of y, which is partial"),
-        (lambda s: s.then("n", "relu", "y"), "n: relu of these is not linear in y"),
+        (lambda s: s.then("n", "relu", "y"), "n: relu is not linear in y"),
         (lambda s: s.then("n", "allreduce", "x"), "n: allreduce needs a partial tensor; x is sliced"),
         (lambda s: s.then("n", "norm", "x"), "n: norm is over axis 1 of x.*insert a collective first"),
         (lambda s: s.then("n", "layernorm", "x"), "n: layernorm is over axis 1 of x"),
