@@ -53,20 +53,20 @@ _VALUES = {
 #: Source of the functions for lookups by ids.
 _IDS = '''
 def _place(ids, first, count):
-    """The row of each id among those from `first` on, and whether it is there."""
+    """(row of each id, True if it exists) in rows `first` to `first + count - 1`; row 0 if it does not."""
     row = ids - first
     there = (row >= 0) & (row < count)
     return torch.where(there, row, 0), there
 
 
 def looked_up(table, ids, first=0):
-    """Rows of a table by ids, of which the table may have a slice; 0 for those that it lacks."""
+    """Row for each id, of a table or of its slice from row `first` on; zeros for ids without a row there."""
     row, there = _place(ids, first, table.shape[0])
     return torch.where(there.unsqueeze(-1), table[row], 0.0)
 
 
 def rows_added(grad, ids, count):
-    """The gradient of `looked_up` by a table of so many rows."""
+    """Gradient of `looked_up` with respect to a table of `count` rows."""
     row, there = _place(ids, 0, count)
     table = grad.new_zeros((count, grad.shape[-1]))
     given = torch.where(there.unsqueeze(-1), grad, 0.0)
@@ -74,25 +74,26 @@ def rows_added(grad, ids, count):
 
 
 def picked(rows, ids, first=0):
-    """The element of each row at an id, of which rows may have a slice; 0 for one that they lack."""
+    """Element of each row at its id; rows may be slices from index `first` on. 0 for ids outside them."""
     row, there = _place(ids, first, rows.shape[-1])
     return torch.where(there, rows.gather(-1, row.unsqueeze(-1)).squeeze(-1), 0.0)
 
 
 def one_hot(ids, count, dtype):
+    """Row of `count` elements for each id: 1 at the id, else 0."""
     return (ids.unsqueeze(-1) == torch.arange(count, device=ids.device)).to(dtype)
 '''
 #: Source of padding, and of the gradient of a layernorm.
 _PADDED = '''
 def padded(x, axis, start, stop):
-    """Zeros of length `stop` along an axis, with `x` from `start` on."""
+    """Pad `x` with zeros along an axis to length `stop`; its first index becomes `start`."""
     whole = x.new_zeros((*x.shape[:axis], stop, *x.shape[axis + 1 :]))
     whole.narrow(axis, start, x.shape[axis]).copy_(x)
     return whole
 '''
 _LAYERNORM_GRAD = '''
 def layernorm_grad(grad, x, eps):
-    """The gradient by the input of a layernorm without weights."""
+    """Gradient with respect to the input `x` of a layernorm without weights."""
     spread = torch.rsqrt(x.var(-1, correction=0, keepdim=True) + eps)
     normed = (x - x.mean(-1, keepdim=True)) * spread
     along = (grad * normed).mean(-1, keepdim=True)
@@ -101,7 +102,10 @@ def layernorm_grad(grad, x, eps):
 #: Source of attention and its gradients.
 _ATTENTION = '''
 def attention(query, key, value, mask=None, scale=None, causal=False, rows=None):
-    """`rows` are the places of the queries, where a rank has some of them; keys behind are not read."""
+    """Attention; if `causal`, a query reads only keys up to its own position in the sequence.
+
+    `rows` are the positions of the queries if a rank has only some of them, otherwise None.
+    """
     if causal and (rows is not None or mask is not None):
         rows = torch.arange(query.shape[-2], device=query.device) if rows is None else rows
         seen = torch.arange(key.shape[-2], device=query.device) <= rows.unsqueeze(-1)
@@ -116,7 +120,7 @@ def attention(query, key, value, mask=None, scale=None, causal=False, rows=None)
 
 
 def attention_grad(of, grad, query, key, value, mask=None, scale=None, causal=False, rows=None):
-    """The gradient of `attention` by its query (0), key (1) or value (2)."""
+    """Gradient of `attention` with respect to its query (`of` = 0), key (1) or value (2)."""
     given = [each.detach() for each in (query, key, value)]
     given[of].requires_grad_()
     with torch.enable_grad():

@@ -152,7 +152,7 @@ class _Program:
             stage |= dict.fromkeys(unit, late)
         most, tiles = max(stage.values()), overlap.tiles
         names = [self._var(name) for unit in units for name in self._kept(unit)]
-        lines = [f"# {tiles} tiles: each is sent while the next is computed."]
+        lines = [f"# {tiles} tiles: each is sent while the next one is computed."]
         lines += [f"{name} = [None] * {tiles}" for name in names]
         lines.append(f"for turn in range({tiles + most}):")
         for number in range(most + 1):

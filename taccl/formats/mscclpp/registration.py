@@ -11,13 +11,14 @@ from taccl.errors import InputError
 _SNIPPET = '''"""Registers execution plans with MSCCL++ 0.9.0, which then serve torch.distributed.
 
 In the program, before `init_process_group`: `import {module}; {module}.register(rank)`.
-Run it with MSCCL++ in NCCL's place, and the library itself for calls that no plan serves (on AMD's GPUs
+Run it with MSCCL++ in place of NCCL; NCCL itself serves calls without a matching plan (on AMD GPUs it is
 librccl.so, with RCCL_MSCCL_ENABLE=0):
 
     LD_PRELOAD=.../libmscclpp_nccl.so MSCCLPP_NCCL_LIB_PATH=.../libnccl.so torchrun ...
 
-MSCCL++ does not say which reduction is asked for, and plans add up: use them for sums only. Its interface of
-NCCL gives plans the calls of allreduce, allgather, reduce-scatter and broadcast.
+Plans compute sums, and MSCCL++ does not tell a plan which reduction a call requests: use plans only in
+programs that reduce by sum. Its NCCL interface uses plans for allreduce, allgather, reduce-scatter and
+broadcast only.
 """
 
 from pathlib import Path
@@ -27,19 +28,19 @@ from mscclpp.ext import AlgorithmCollectionBuilder
 
 FOLDER = Path(__file__).resolve().parent
 
-# File, name, collective, ranks, ranks per node (0: any), in place, bytes from and to, their unit, the root.
+# File, name, collective, ranks, ranks per node (0: any), in place, least and most bytes, their divisor, root.
 PLANS = [
 {plans}
 ]
-# Data types that the executor reduces and copies; other types use the library's own algorithms.
+# Data types that the executor reduces and copies; calls with other types use no plan.
 DTYPES = ("float16", "float32", "bfloat16", "int32", "uint32")
 
 
 def algorithms(rank):
-    """An algorithm for each plan, which an executor can also be given directly.
+    """{{name: MSCCL++ algorithm}} of all plans, which an executor can also run directly.
 
-    For no number of ranks, so that `select` alone chooses them: MSCCL++'s own choice takes all plans for in
-    place if one is, and some for sizes that do not divide into their chunks.
+    Their constraint matches no number of ranks, so that only `select` chooses them. MSCCL++'s own choice
+    treats all plans as in place if one is, and uses some for sizes that do not divide into their chunks.
     """
     nowhere = mscclpp.Algorithm.Constraint(world_size=0, n_ranks_per_node=0)
     return {{
@@ -51,9 +52,9 @@ def algorithms(rank):
 
 
 def select(known, request):
-    """The plan for a call, or None: then MSCCL++ goes on as it does without plans."""
+    """Algorithm of the first plan that fits a call; if None, MSCCL++ proceeds as without plans."""
     size, offset = request.message_size, 0
-    if request.collective == "allgather":  # asked for with the bytes of one rank
+    if request.collective == "allgather":  # the message size is that of one rank's input
         offset = request.rank * size
         size *= request.world_size
     in_place = request.input_buffer == request.output_buffer + offset
@@ -75,7 +76,7 @@ def select(known, request):
 
 
 def register(rank):
-    """Make the plans known, once in each process."""
+    """Register the plans with MSCCL++; call this once per process."""
     builder = AlgorithmCollectionBuilder()
     for algorithm in algorithms(rank).values():
         builder.add_algorithm_builder(algorithm)

@@ -49,7 +49,7 @@ class Local(NamedTuple):
 class Round(NamedTuple):
     """One rank's part in a round.
 
-    - `stage`: Tensors to allocate. {number: for each chunk of the tensor, its part of a block}.
+    - `stage`: Tensors to allocate, {number: for each chunk of the tensor, its index within a block}.
     - `send`, `receive`: One message for each peer.
     - `then`: Local operations once all messages have arrived, in order.
     """
@@ -65,7 +65,7 @@ NUM_RANKS = 2
 #: Number of chunks that each block of data is cut into, as evenly as whole elements allow. A block is one
 #: rank's part of the data (all of it in all_reduce, broadcast and reduce).
 PARTS = 2
-#: Rank of the group that has the data, or gets it; None for a collective without one.
+#: Root of the collective, as a rank of the group; None for a collective without a root.
 ROOT: int | None = None
 #: Tag of the messages, so that they never meet other messages of the group.
 TAG = 1
@@ -109,17 +109,17 @@ class Work:
         self._future = future
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait on a CPU; on a GPU let the current stream wait. Raises what the collective raised."""
-        del timeout  # that of the process group ends a message that never comes
+        """Wait for the collective; on a GPU only the current stream waits. Re-raises its exception."""
+        del timeout  # the process group's own timeout applies to each message
         self._future.wait()
         return True
 
     def is_completed(self) -> bool:
-        """True if it has ended; on a GPU, if all of its work is queued."""
+        """True if the collective has ended; on a GPU, if all of its work is queued."""
         return bool(self._future.done())
 
     def get_future(self) -> Any:
-        """A `torch.futures.Future` of a list with the output."""
+        """Return a `torch.futures.Future` of a list that holds the output."""
         return self._future
 
 
@@ -154,7 +154,7 @@ class Collective:
     def reduce(
         self, tensor: Any, dst: int | None = None, op: Any = dist.ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
-        """Reduce a tensor to the schedule's root, in place there; other ranks keep theirs."""
+        """Reduce a tensor to the schedule's root, in place; tensors of other ranks stay unchanged."""
         self._check_root(dst, "dst")
         combine, is_root = self._combine(op, tensor), self.rank == ROOT
 
@@ -170,7 +170,7 @@ class Collective:
         return self._start(lambda: self._in_blocks(None, tensor), (tensor,), async_op)
 
     def all_gather_single(self, output_tensor: Any, input_tensor: Any, async_op: bool = False) -> Work | None:
-        """Gather every rank's input; in place if it is the rank's own block of the output."""
+        """Gather every rank's input; in place if the input is the rank's own block of the output."""
         self._check(input_tensor, output_tensor, 1, NUM_RANKS)
 
         def call() -> None:
@@ -183,7 +183,7 @@ class Collective:
     def reduce_scatter_single(
         self, output: Any, input: Any, op: Any = dist.ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
-        """Reduce all inputs to a block per rank; in place if the output is a rank's block of the input."""
+        """Reduce all inputs, one block for each rank; in place if the output is its block of the input."""
         combine = self._combine(op, input)
         self._check(input, output, NUM_RANKS, 1)
 
@@ -198,7 +198,7 @@ class Collective:
     reduce_scatter_tensor = reduce_scatter_single
 
     def all_to_all_single(self, output: Any, input: Any, async_op: bool = False) -> Work | None:
-        """Send block d of the input to rank d, for all d; blocks are equally long."""
+        """Send block d of the input to rank d, for all d; all blocks have the same length."""
         self._check(input, output, NUM_RANKS, NUM_RANKS)
 
         def call() -> None:
@@ -215,7 +215,7 @@ class Collective:
         dst: int | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Gather every rank's tensor in the root's list."""
+        """Gather every rank's tensor into the root's list."""
         self._check_root(dst, "dst")
         gathered = self._check_list(tensor, gather_list, "gather_list")
 
@@ -237,7 +237,7 @@ class Collective:
         src: int | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Give each rank its tensor of the root's list."""
+        """Send each rank its tensor from the root's list."""
         self._check_root(src, "src")
         scattered = self._check_list(tensor, scatter_list, "scatter_list")
 
@@ -328,7 +328,7 @@ class Collective:
             future = torch.futures.Future(devices=[device])
             with torch.cuda.stream(stream):
                 call()
-                future.set_result(list(tensors[:1]))  # remembers where the stream is
+                future.set_result(list(tensors[:1]))  # records an event in the stream
             for tensor in tensors:
                 tensor.record_stream(stream)
             return Work(future)
@@ -374,11 +374,11 @@ class Collective:
 
     def _check_list(self, tensor: Any, tensors: list[Any] | None, name: str) -> list[Any]:
         if self.rank == ROOT and [each.shape for each in tensors or ()] != [tensor.shape] * NUM_RANKS:
-            raise ValueError(f"found another {name}; the root needs {NUM_RANKS} tensors like its own")
+            raise ValueError(f"found an invalid {name}; expected {NUM_RANKS} tensors of the root's shape")
         return list(tensors or ()) if self.rank == ROOT else []
 
     def _apart(self, source: Any, target: Any, own: Any) -> Any:
-        """The source, or a copy if the target overlaps it elsewhere than at this rank's own block."""
+        """Return the source, or a copy if the target overlaps it outside this rank's own block."""
         begin, end = source.data_ptr(), source.data_ptr() + source.numel() * source.element_size()
         last = target.data_ptr() + target.numel() * target.element_size()
         overlaps = target.data_ptr() < end and begin < last
@@ -387,5 +387,5 @@ class Collective:
 
 
 def _blocks(tensor: Any, blocks: int) -> Any:
-    """A tensor as rows of flat blocks."""
+    """Tensor as `blocks` flat rows of equal length; a view if it is contiguous."""
     return tensor.contiguous().view(blocks, -1)
