@@ -98,7 +98,7 @@ THREADS = {"ll": (8, 512), "ll128": (8, 640), "simple": (64, 256)}
 
 
 def default_channels(algorithm, protocol, size, ranks):
-    """Channels of NCCL's rings and trees at a size, of 64: fewer until each thread has its least bytes."""
+    """Number of channels that NCCL chooses for a ring or tree: up to 64, each thread with a minimum of bytes."""
     least, threads = THREADS[protocol]
     if (algorithm, protocol) == ("ring", "ll"):
         least *= ranks

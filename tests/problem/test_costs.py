@@ -36,7 +36,7 @@ def test_a_unit_is_what_all_chunks_divide_into():
 
 
 def test_costs_beyond_a_femtosecond_are_rounded_up_with_a_word():
-    """Costs below a femtosecond are rounded up to a picosecond, with a warning."""
+    """Costs that need finer ticks than a femtosecond are rounded up to whole picoseconds, with a warning."""
     with pytest.warns(NumericsWarning, match="rounded up to a picosecond"):
         costs = costs_of(Fraction(1, 7 * 10**9), 1, MB).costs
     assert (costs.link_alpha.tolist(), costs.ticks_per_us) == ([1], 10**6)

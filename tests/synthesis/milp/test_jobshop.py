@@ -14,7 +14,7 @@ from tests.synthesis.small_problems import custom, full, linked, problem_of, rin
 
 
 def orbits_of(problem):
-    """The problem as a quotient by no symmetry."""
+    """Quotient of a problem without its symmetry: the problem itself."""
     return take_quotient(problem)
 
 

@@ -29,7 +29,7 @@ MB = 10**6
 
 
 def orbits_of(problem):
-    """The problem as a quotient by no symmetry."""
+    """Quotient of a problem without its symmetry: the problem itself."""
     return take_quotient(problem)
 
 
