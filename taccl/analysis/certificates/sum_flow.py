@@ -1,9 +1,9 @@
-"""Sum flow: a bound from the times at which the sends of sums end early in a schedule, or start late in it.
+"""Sum flow: a bound on sums from sends that end early in a schedule, or start late in it.
 
-At each time, the sends of a byte of a sum that have ended, and those that have not started, are together at
-least as many as the other ranks, unless many further sends are under way. A resource that sends hold one
-after another lets few bytes end early and few start late, as each send also holds it for its latency. See
-docs/formulation.md, "Sum flow".
+Take one byte of a sum, and one time. The sends that have ended then, and those that have not started, are
+together at least as many as the other ranks. Otherwise many further sends are under way. Sends hold a
+resource one after another, each also for its latency. So few bytes can end early, and few can start late.
+See docs/formulation.md, "Sum flow".
 """
 
 from __future__ import annotations
