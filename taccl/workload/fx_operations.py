@@ -114,7 +114,12 @@ def _power(exponent: float | None = None) -> Reader:
 
 
 def _matmul(graph: Graph, given: Arguments) -> Any:
-    found = (given[name] for name in ("self", "other", "mat2") if name in given)
+    found = [given[name] for name in ("self", "other", "mat2") if name in given]
+    if isinstance(found[1], Repeated) and isinstance(found[1].source, (Named, View)):
+        # One matrix for every batch is not repeated: ranks may have slices of the batch.
+        one = Named(found[1].source.name)
+        if graph.local_shape(one) == found[1].shape[-2:]:
+            found[1] = one
     return _product(
         graph, *(each if isinstance(each, View) else Named(graph.name_of(each)) for each in found)
     )
@@ -171,6 +176,8 @@ def _view(graph: Graph, given: Arguments) -> Any:
         return replace(source, shape=shape)
     if isinstance(source, Whole):
         return Whole(View(source.value.name, shape or ()))
+    if isinstance(source, Repeated) and shape == source.shape:
+        return source
     if isinstance(source, (Deferred, Piece, Repeated)):
         source = Named(graph.name_of(source))
     if shape is None or not isinstance(source, (Named, View)):

@@ -124,7 +124,9 @@ def cases(mesh, which):
     data = {"x_1": "sliced(0)", "wanted_1": "sliced(0)"}
     shapes = [(8, 6), (6,), (6, 4), (5, 8), (5, 4)]
     traced = make_fx(training)(*(torch.randn(shape) for shape in shapes))
-    routed = make_fx(experts)(torch.randn(4, 3, 8), torch.randn(1, 8, 6), torch.randn(1, 6, 8))
+    routed = make_fx(experts)(
+        torch.randn(dist.get_world_size(), 3, 8), torch.randn(1, 8, 6), torch.randn(1, 6, 8)
+    )
     expert = {"x_1": "sliced(1)", "w1_1": "sliced(0)", "w2_1": "sliced(0)"}
     return {
         "block": (plain.graph_module, plain, {"x": "sliced(1)"} | row | column, {}),

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from taccl.workload.kinds import TABLE
 from taccl.workload.meaning import random_inputs
 from taccl.workload.operations import COLLECTIVES, KINDS
 from taccl.workload.torch_program import dump_torch_step
+from tests.fuzzing import MANY
 from tests.pytorch import needs_torch, started
 
 RANKS = 2
@@ -157,6 +159,15 @@ def test_infinities_are_kept_in_files(tmp_path):
         assert load_workload(tmp_path / name) == step
 
 
+def summed(step):
+    """The step with a sum over ranks behind a partial result."""
+    if step.tensors["out"].layout != "partial":
+        return step
+    overlaps = tuple(replace(each, operations=("part",)) for each in step.overlaps)
+    part = tuple(replace(each, name="part") for each in step.operations)
+    return replace(step, operations=part, overlaps=overlaps, returned=()).then("out", "allreduce", "part")
+
+
 def written(folder):
     """Write programs of every kind on slices, whole or in tiles, beside those on whole operands; their names."""
     rng = random.Random(0)
@@ -171,8 +182,12 @@ def written(folder):
                 for axis in range(len(step.tensors["out"].shape)):
                     with contextlib.suppress(WorkloadError):
                         tiled.append(overlap(step, ["out"], tiles=2, axis=axis))
-            chosen = [each for group in (plain, tiled) for each in rng.sample(group, min(3, len(group)))]
-            for number, step in enumerate(chosen):
+            chosen = [
+                each
+                for group in (plain, tiled)
+                for each in rng.sample(group, min(8 if MANY else 1, len(group)))
+            ]
+            for number, step in enumerate(map(summed, chosen)):
                 name = f"{kind}_{at}_{number}"
                 (folder / f"{name}.py").write_text(dump_torch_step(step, original=folder / "whole.toml"))
                 yield name
