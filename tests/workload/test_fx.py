@@ -51,8 +51,8 @@ def test_an_imported_step_has_the_values_of_torch(folders, ranks, name):
 @needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "name"), CASES)
-def test_a_transformed_step_has_the_values_of_torch(folders, ranks, name):
-    """The program generated from a transformed step gives the outputs of the original graph."""
+def test_a_written_step_has_the_values_of_torch(folders, ranks, name):
+    """The program generated from a step, transformed if it is short, gives the outputs of the graph."""
     for rank in range(ranks):
         found = np.load(folders[ranks] / f"{name}.{rank}.npz")
         outputs = [key.removeprefix("ours_") for key in found if key.startswith("ours_")]
