@@ -113,7 +113,7 @@ def short_searches(monkeypatch):
     for name in ("_FIRST_S", "_SMALL_S", "_LEAST_S"):
         monkeypatch.setattr(bounds, name, BOUND_SECONDS)
     monkeypatch.setattr(spread, "_MOST_CUT", 2000)  # a schedule with more transfers is not cut further
-    # Ranks are started for each algorithm: tests/placement/test_tuning.py has those of an alltoall.
+    # Tuning starts ranks for each algorithm. To save time, only tests/placement/test_tuning.py tunes alltoall.
     some = {kind: tuning.LIBRARY_NAMES[kind] for kind in ("allreduce", "allgather")}
     monkeypatch.setattr(tuning, "LIBRARY_NAMES", some)
     for most in ("_MOST_DRAWN", "_MOST_REPLAYED"):  # tests of pages draw their pictures

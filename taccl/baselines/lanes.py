@@ -40,7 +40,7 @@ _MOST_PIECED = 120_000
 class Plan(NamedTuple):
     """Periodic plan: each piece repeats the sends of the one before, a period later.
 
-    - `starts_us`, (ways, lanes, hops): Start of the first piece on each hop.
+    - `starts_us`, (directions, lanes, hops): Start of the first piece on each hop.
     - `end_us`: Time by which the first piece has arrived everywhere.
     """
 
@@ -52,11 +52,11 @@ class Plan(NamedTuple):
 class Lanes:
     """Hops of all channels of an algorithm, each of which carries an equal share of the data.
 
-    A lane is the hops of one channel, or of one of its two trees. A way is a direction of data on the hops:
-    down (parents to children), up, or up and then down. Arrays by hop have the shape (ways, lanes, hops).
+    A lane is the hops of one channel, or of one of its two trees. Data go in one or two directions: down
+    (parents to children), up, or up and then down. Arrays by hop have the shape (directions, lanes, hops).
 
     - `hops`: Hops of each lane from its root on, parents before children; a closed ring has no root.
-    - `backwards`: True for each way that goes up, from children to parents.
+    - `backwards`: True for each direction that goes up, from children to parents.
     - `busy`, (2, num_resources): Time for which one message on every hop keeps each resource busy, in us per
       message and us per MB.
     - `goes_round`: True if every rank has a part of the data, which goes round closed rings.
@@ -106,12 +106,12 @@ class Lanes:
 
     @cached_property
     def links(self) -> Ints:
-        """(ways, lanes, hops) link of each hop, if no hop is relayed."""
+        """(directions, lanes, hops) link of each hop, if no hop is relayed."""
         return np.array([[[route[0] for route in lane] for lane in way] for way in self.routes])
 
     @cached_property
     def turns(self) -> Ints:
-        """(ways, lanes, hops) turn of each hop within a step; hops of one turn share no resource.
+        """(directions, lanes, hops) turn of each hop within a step; hops of one turn share no resource.
 
         The turns are an edge colouring of a bipartite graph: hops join the resources that they hold at their
         start and at their end.
@@ -146,7 +146,7 @@ class Lanes:
     ) -> tuple[float, Floats] | None:
         """(period, phase of each hop) in us; None if none is found.
 
-        - `takes_us`, (ways, lanes, hops): Time of a message of `mb` MB on each hop.
+        - `takes_us`, (directions, lanes, hops): Time of a message of `mb` MB on each hop.
         - `latency`: 1 to include alpha in holds, 0 to leave it out.
         """
         takes: list[float] = takes_us.ravel().tolist()
@@ -227,10 +227,10 @@ class Lanes:
         return self._starts_us(self._alpha_us + mb * self._us_per_mb, 0.0, None)[1]
 
     def _starts_us(self, latency: Floats, period: float, phase: Floats | None) -> tuple[Floats, float]:
-        """((ways, lanes, hops) start of the first piece on each hop, time by which it is everywhere).
+        """((directions, lanes, hops) start of the first piece on each hop, time by which it is everywhere).
 
-        - `latency`, (ways, lanes, hops): Time from the start of a send to the next send of its data.
-        - `phase`, (ways, lanes, hops): Phase of each hop's starts within a period. None: as soon as possible.
+        - `latency`, (directions, lanes, hops): Time from the start of a send to the next send of its data.
+        - `phase`, (directions, lanes, hops): Phase of starts within a period. None: as soon as possible.
         """
         starts, end = np.zeros(latency.shape), 0.0
         for lane, hops in enumerate(self.hops):
@@ -311,7 +311,7 @@ class Lanes:
         return best
 
     def _held_us(self, mb: float) -> Floats:
-        """(ways, lanes, hops) us for which messages on all hops hold the busiest resource of each hop."""
+        """(directions, lanes, hops) us that each hop's busiest resource is held by messages on all hops."""
         of_resource = self.stretch * (self.busy[0] + mb * self.busy[1])
         held = [
             [max((of_resource[h.resource] for h in holds), default=0.0) for holds in lane]

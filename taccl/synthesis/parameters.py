@@ -66,7 +66,7 @@ class BudgetParameters(_Group):
 class ListParameters(_Group):
     """The list scheduler and its restarts (``benchmarks.quality``)."""
 
-    # In the portfolio: its share of the time, and its max seconds.
+    # In the portfolio: the list scheduler's share of the time, and its max seconds.
     share: float = 0.1
     most_s: float = 1.0
     # As a backend, before the compiled list scheduler: its share of the time, and its min seconds.

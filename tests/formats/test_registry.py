@@ -304,7 +304,7 @@ def test_convert_without_loss_is_silent(tmp_path, saved, schedule):
 @pytest.mark.parametrize(("chunks_per_rank", "notes"), [(6, 1), (4, 0)])
 @pytest.mark.parametrize("name", ["msccl-xml", "mscclpp"])
 def test_convert_says_that_files_leave_out_powers_of_two(tmp_path, quiet, chunks_per_rank, notes, name):
-    """A note says that files of 12 chunks serve no powers of two, which 12 does not divide."""
+    """A note says that data whose size is a power of two cannot be cut into 12 chunks; 8 give no note."""
     collective = taccl.collectives.allgather(2, chunks_per_rank=chunks_per_rank)
     problem = taccl.make_problem(taccl.topologies.ring(2), collective, size_bytes=96_000)
     taccl.save(taccl.baselines.best(problem), tmp_path / "s.json")

@@ -1,4 +1,4 @@
-"""Switches that reduce: their links and holds, and their files."""
+"""Switches that reduce: their links, the resources that these links occupy, and their files."""
 
 from dataclasses import replace
 from fractions import Fraction

@@ -106,7 +106,7 @@ def _chunk_names(problem: Problem, ranks: Sequence[int]) -> list[tuple[int, Hash
 
 
 def _link_names(problem: Problem, ranks: Sequence[int], said: Sequence[Clause]) -> list[tuple[int, Hashable]]:
-    """(link, its ends, costs and clauses as a name) of every allowed link, with ranks renamed."""
+    """[(link, name), ...] of allowed links; a name lists ends, costs and clauses, with ranks renamed."""
     topology, costs, clauses = problem.topology, problem.costs, problem.clauses
     ends = topology.links
     return [

@@ -173,7 +173,7 @@ class Entries:
         return min(let_in, self._early(ticks, self.num) + onward)
 
     def _early(self, ticks: int, most: int) -> int:
-        """Max number of entries from outside by `ticks`."""
+        """Max number of entries from ranks outside all sets by `ticks`; a send has at most `most` chunks."""
         through = sum(n * way.of_most(most).between(0, ticks) for way, n in self._through.items())
         return min(through, self._outside(most).by(ticks, self._awake))
 

@@ -156,7 +156,7 @@ class Distances:
 
     @cached
     def arcs(self, number: int) -> Arcs:
-        """`arcs_of` the links of a numbered set."""
+        """(link, source, destination) columns of the set of links with this number; see `arcs_of`."""
         return arcs_of(self.problem, self._link_sets[number])
 
     def links(self, number: int) -> tuple[int, ...]:
