@@ -255,7 +255,10 @@ def row_of(
 
 
 def series_of(folder: Path, case: Case) -> Iterator[Series]:
-    """Series of a log, with full nodes where it does not state its nodes."""
+    """Series of a log, each with its number of nodes: as stated, or the fewest that its ranks fit into.
+
+    On machines with more than 16 GPUs per node, which are racks, the stated number is ignored.
+    """
     per_node = ranks_per_node(case.topology)
     for each in read_log(folder / f"{case.log}.txt").series:
         num_nodes = each.num_nodes or -(-each.num_ranks // per_node)

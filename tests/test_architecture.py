@@ -11,7 +11,8 @@ import taccl
 
 PACKAGE = Path(taccl.__file__).parent
 
-#: Lines of layers from bottom to top; the facade and the command line are above.
+#: Layers of imports from bottom to top, one per line, as in docs/architecture.md. Parts on one line do not
+#: import each other, except on the two topmost lines: the facade and the command line.
 LINES = (
     ("_internal.address_space", "_internal.interrupts", "_internal.moved", "_internal.names"),
     ("errors",),

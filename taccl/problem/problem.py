@@ -63,7 +63,8 @@ class Problem:
         `taccl.synthesize` chooses the number, and `taccl.lower_bound` holds for every number. The problem's
         collective has the same value. Equality ignores it; the digest does not.
     release_us : tuple of (chunk, rank, microseconds)
-        Release dates of ranks' initial data other than 0: before, it is neither sent nor added to.
+        Release dates of ranks' initial data; 0 if not listed. Before its release date, data may neither be
+        sent nor have contributions added to it.
     due_us : tuple of (chunk, rank, microseconds)
         Due dates of chunks at destinations.
     """

@@ -276,7 +276,7 @@ def test_the_witness_holds_the_ends_of_each_number_of_batches():
 
 @pytest.mark.parametrize("place", range(12))
 def test_an_end_raised_by_a_tick_is_refused(place):
-    """Each end is the least that the ends of fewer chunks allow; one tick more is refused."""
+    """A witness with any of its labels (earliest ends of a number of jobs) one tick later is refused."""
     bound = two_nics()
     witness: Any = bound.witness
     ends = list(witness.ends)

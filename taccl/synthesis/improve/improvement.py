@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.kernels.fabric import Ints
 
-#: Max chunks in a send that is made; max occupations kept per resource, above which no schedule is found; and
-#: max sends that a turn removes (approximately).
+#: Max chunks in a merged send. Max occupations per resource in the calendar: further ones are dropped, so the
+#: search may underestimate finishes (`Improvement.schedule` computes exact times). Max sends removed in a
+#: turn of ruin and recreate, though the last removal may exceed it.
 _MOST_MERGED, _MOST_HOLDS, _MOST_RUINED = 16, 4_096, 40
 #: Pairs of backward and forward re-timings in a turn, and the mean number of turns of which one has them.
 _PASSES, _EVERY = 1, 16

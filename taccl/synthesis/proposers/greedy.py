@@ -115,7 +115,8 @@ class _Machine:
         self.beta = [int(costs.link_beta[e]) for e in quotient.link_rep]
         self.claimed = [state.is_origin for state in quotient.states]
         self.stays = [_stays(quotient, m) for m in range(len(quotient.hops))]
-        #: {hop: states that it sends from}, and those sent from already; separate for each derived chunk.
+        #: `leaves`: source states of each hop. `left`: source states of all sends so far. A derived chunk
+        #: shares states with its base chunk, so states are then numbered separately for each chunk.
         apart = count * bool(quotient.problem.collective.derivations)
         self.leaves = [[p + apart * hop.chunk for p in hop.srcs] for hop in quotient.hops]
         self.left: set[int] = set()

@@ -68,7 +68,7 @@ def test_nics_serve_the_ranks_beside_them():
 
 
 def test_pcie_tree():
-    """With PCIe enabled, sends over the diagonals go out of one switch and into the other."""
+    """With PCIe enabled, GPU pairs without NVLinks send out of one PCIe switch and into the other."""
     topology = load_nvidia_smi(SQUARE, pcie="always")
     assert len(topology.links) == 8 + 4
     assert _betas(topology)[0, 3] == GEN3
