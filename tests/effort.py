@@ -55,7 +55,7 @@ PATIENT = taccl.SearchParameters.from_dict({"budget": {"late_s": AMPLE_S}})
 
 
 def brief_synthesis(problem: taccl.Problem, **options: Any) -> taccl.Result:
-    """Result of a search that ends by the work of its stages."""
+    """Result of a search whose stages end by limits on their work, long before the time limit."""
     return taccl.synthesize(problem, **{"time_limit_s": AMPLE_S, "parameters": BRIEF, **options})
 
 

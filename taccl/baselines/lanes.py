@@ -33,7 +33,7 @@ Algorithm = Literal["ring", "tree"]
 
 #: Number of steps that are replayed to measure the time of one.
 _REPLAYED = 9
-#: Max transfers of pieces that follow one another (about 2 s).
+#: Max transfers of all pipelined pieces (about 2 s); it limits the number of pieces per lane.
 _MOST_PIECED = 120_000
 
 

@@ -154,10 +154,12 @@ def naively(step, operations):
 
 
 def forced(step, collective, operation):
-    """Yield the operations of steps in which an operation is moved before a collective, without checks.
+    """Yield variants of a step's operations, in which `operation` is moved before `collective`.
 
-    The moved operation reads the collective's input; in further steps, it also reads the inputs of its other
-    operands that are collectives of that kind. It is followed by no collective, or by one of any kind.
+    It is not checked that a variant computes the same values. There are two choices of operands: the moved
+    operation reads the collective's input instead of its output, or it does so for each operand that is a
+    collective of the same kind. For each choice, one variant has no collective after the moved operation, and
+    the others have one collective of each kind.
     """
     moved, after = step.operation[collective], step.operation[operation]
     alike = {each.name for each in step.operations if each.kind == moved.kind and each.name in after.inputs}

@@ -257,7 +257,8 @@ def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
             ends = [last[r] for r in facts.topology.links[e].dsts if r in last]
             for r, (alpha, beta, receives) in facts.holds[e].items() if begins and ends else ():
                 if beta or alpha:
-                    # A larger send exceeds its hold by at least as many ticks.
+                    # Ticks of the send before or after its hold. A send of more units has at least as many,
+                    # since the beta of a link is at least that of its holds.
                     rest = facts.alpha[e] - alpha + units * (facts.beta[e] - beta)
                     begin = min(begins) + (rest if receives else 0)
                     end = min(ends) + (0 if receives else rest)
