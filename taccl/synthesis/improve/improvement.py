@@ -203,8 +203,9 @@ def improve_schedule(
         made, better = made + int(search.counts[0]), better + int(search.counts[2])
         left, length, idle = left - length, 2 * length, idle + 1
         limits = replace(limits, seed=limits.seed + 1_000_003)
-        if finish < best.finish_ticks:
-            best, idle = search.schedule(), 0
+        found = search.schedule() if finish < best.finish_ticks else best
+        if found.finish_ticks < best.finish_ticks:  # exact, where the calendar may have dropped occupations
+            best, idle = found, 0
             trees = read_trees(best)
             until = latest.sooner(limits.idle_s())
     told = f"{made} turns, {better} better, from {schedule.finish_us:.4g} us"

@@ -323,3 +323,14 @@ def test_a_send_that_is_taken_over_has_one_link():
     now = Improvement(problem, trees).now
     used = now.way >= 0
     assert (now.link[now.send[used]] == now.way[used]).all()
+
+
+def test_a_finish_that_the_calendar_underestimates_is_not_believed(monkeypatch):
+    """A full calendar drops occupations, so a run may report 1 tick; its schedule, timed exactly, counts."""
+    problem = problem_of(ring(4), collectives.allgather(4))
+    start = schedule_large(problem, num_runs=1)
+    later = replace(start, start=start.start + 1, end=start.end + 1)
+    monkeypatch.setattr(Improvement, "run", lambda *_, **__: 1)
+    monkeypatch.setattr(Improvement, "schedule", lambda *_, **__: later)
+    best, _ = improve_schedule(start, turns=10)
+    assert best is start
