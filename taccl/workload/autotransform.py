@@ -175,12 +175,22 @@ def _grown(workload: Workload, head: str) -> Workload:
                 tried.clear()
 
 
+def _kinds_behind(workload: Workload) -> dict[str, set[bool]]:
+    """{operation: whether it, or those that depend on it, communicate (True), compute (False), or both}."""
+    kinds = {each.name: {each.is_collective} for each in workload.operations}
+    for each in reversed(workload.operations):
+        for name in each.inputs:
+            if name in kinds:
+                kinds[name] |= kinds[each.name]
+    return kinds
+
+
 def overlapped(workload: Workload, tiles: int, axis: int) -> Workload | None:
     """Overlap computation and communication wherever possible; None if it is possible nowhere."""
     done: set[str] = set()
-    found = workload
+    found, kinds_behind = workload, _kinds_behind(workload)
     for first in workload.operations:
-        if first.name in done:
+        if first.name in done or len(kinds_behind[first.name]) < 2:
             continue
         group, some = [first.name], None
         for operation in workload.operations[workload.operations.index(first) :]:

@@ -6,6 +6,7 @@ Source of the layouts and their rules: Jangda et al. (CoCoNet), ASPLOS 2022; see
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from taccl.errors import WorkloadError
@@ -28,18 +29,27 @@ if TYPE_CHECKING:
     from taccl.workload.mesh import Mesh
     from taccl.workload.operations import Operation
 
+#: Max operations whose results are cached.
+_MOST_CACHED = 10_000
+
 
 def infer(operation: Operation, inputs: Sequence[Tensor], ranks: Mesh | int) -> Tensor:
     """Infer the result of an operation with its layout. Raises `WorkloadError` if there is no valid layout.
 
-    The layout is inferred separately along each dimension of the mesh.
+    The layout is inferred separately along each dimension of the mesh. Results are cached, as transformations
+    make many steps with nearly the same operations.
 
     - `operation`: An operation of any kind.
     - `inputs`: Its operands, in order.
     - `ranks`: The mesh of ranks, or their number.
     """
+    return _inferred(operation, tuple(inputs), mesh_of(ranks))
+
+
+@lru_cache(maxsize=_MOST_CACHED)
+def _inferred(operation: Operation, inputs: tuple[Tensor, ...], mesh: Mesh) -> Tensor:
     operation.check()
-    mesh, kind = mesh_of(ranks), operation.kind
+    kind = operation.kind
     if kind == "compute":
         out = Tensor(operation.name, operation.shape, operation.dtype, operation.layout).check(mesh)
     elif operation.is_collective:

@@ -222,9 +222,7 @@ def overlap(workload: Workload, operations: Sequence[str], *, tiles: Count, axis
         raise WorkloadError("found no operations; name those to overlap", where="overlap")
     heads = {workload.operation[name].fused or name for name in operations}  # kernels overlap as a whole
     inside = tuple(each.name for each in workload.operations if heads & {each.name, each.fused})
-    return replace(
-        workload, returned=_asked(workload), overlaps=(*workload.overlaps, Overlap(inside, tiles, axis))
-    )
+    return workload.with_overlap(Overlap(inside, tiles, axis), returned=_asked(workload))
 
 
 @checked_as(WorkloadError)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from taccl._internal.arguments import Count, Natural
 
+#: Cached properties of a step that do not depend on its overlaps and returned tensors.
+_APART_FROM_OVERLAPS = frozenset({"grid", "tensors", "operation", "readers", "waits"})
+
 
 @checked_as(WorkloadError)
 @dataclass(frozen=True, repr=False)
@@ -99,13 +102,29 @@ class Workload:
             if (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
                 said = f"is {a}, but its replacement {new} is {b}; make them equal"
                 raise WorkloadError(said, where=old)
+        check_kernels(self)
+        self._check_overlaps()
+
+    def _check_overlaps(self) -> None:
+        """Raise `WorkloadError` unless overlaps are of different operations, whose tiles fit together."""
         for name, times in Counter(name for each in self.overlaps for name in each.operations).items():
             if name not in self.operation:
                 raise WorkloadError(f"is not an operation of {self.name}; name an operation", where=name)
             if times > 1:
                 raise WorkloadError("is in two overlaps; put it into one", where=name)
-        check_kernels(self)
         _ = self._tilings, self.tiles  # these raise if tiles do not divide, or depend on themselves
+
+    def with_overlap(self, overlap: Overlap, *, returned: tuple[str, ...]) -> Workload:
+        """Step with one more overlap, and other returned tensors; nothing else is checked anew.
+
+        Raises `WorkloadError` if the overlap is not possible.
+        """
+        same = {name: value for name, value in vars(self).items() if name in _APART_FROM_OVERLAPS}
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        other = object.__new__(Workload)
+        vars(other).update(same | given, overlaps=(*self.overlaps, overlap), returned=returned)
+        other._check_overlaps()
+        return other
 
     def _check_mesh(self) -> None:
         """Raise `WorkloadError` unless dimensions have unique names, and their product is `num_ranks`."""
