@@ -55,7 +55,7 @@ IMPROVEMENT, TREES = "ruin and recreate", "trees"
 _EVERY = (("allgather", "reduce-scatter", "alltoall"), (IMPROVEMENT, TREES))
 #: Note of a search that ran without kernels.
 COLD = (
-    "the compiled search was left out, as compiling it takes about 20 s of CPU, once; run `taccl warmup`, or "
+    "the compiled search was left out, as compiling it takes about 25 s of CPU, once; run `taccl warmup`, or "
     "give a longer time limit (--time-limit 60) once"
 )
 #: Min seconds of compiling or loading kernels to be recorded as a stage.
