@@ -42,7 +42,9 @@ _FIELDS = {
         "node", "nics", "link", "resource", "ranks_per_node", "rails", "network", "bandwidth_gb_per_s",
         "fabric", "alpha_meaning", "alpha_us", "launch_us", "nvls", "assumed",
     },
-    "sketch": {"$schema", "chunks", "internode", "intranode", "symmetry", "objective", "routing", "merging"},
+    "sketch": {
+        "$schema", "chunks", "internode", "intranode", "symmetry", "objective", "routing", "merging", "group",
+    },
 }  # fmt: skip
 
 #: Number of characters of a text that are searched.

@@ -141,7 +141,15 @@ def _dtype(operation: Operation, inputs: Sequence[Tensor]) -> str:
             raise refused(operation, f"found dtype {operation.dtype}; expected {' or '.join(FLOATS)}")
         return operation.dtype
     computed = [each for at, each in enumerate(inputs) if at not in (*(kind.ids or ()), *kind.masks)]
-    return max((each.dtype for each in computed), key=lambda name: DTYPE_BYTES[name])
+    found = max((each.dtype for each in computed), key=lambda name: DTYPE_BYTES[name])
+    if "VALUE" in kind.options and found not in FLOATS:
+        value = float(operation.value or 0)
+        if value not in (0, 1) if found == "bool" else not value.is_integer():
+            fitting = "0 or 1" if found == "bool" else "a whole number"
+            raise refused(
+                operation, f"found value {operation.value} for {found}; give {fitting}, or cast first"
+            )
+    return found
 
 
 def _of_compute(operation: Operation, inputs: Sequence[Tensor], layout: str) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -295,3 +296,19 @@ def test_the_page_lists_what_the_table_has():
         assert f"| `{name}` | {options} | {kind.says} |\n" in page
     names = sorted(name.removeprefix("aten.") for name in READERS if name.startswith("aten."))
     assert ", ".join(f"`{name}`" for name in names) in " ".join(page.split())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "said"),
+    [
+        ("int64", 0.5, "found value 0.5 for int64; give a whole number, or cast first"),
+        ("int32", float("-inf"), "found value -inf for int32; give a whole number"),
+        ("bool", 2.0, "found value 2.0 for bool; give 0 or 1"),
+    ],
+)
+def test_values_that_a_type_does_not_have_are_refused(dtype, value, said):
+    """A whole number is filled with whole numbers only, and a mask with 0 or 1."""
+    step = Workload("fill", 2).input("x", (4,), dtype=dtype).input("mask", (4,), dtype="bool")
+    with pytest.raises(WorkloadError, match=re.escape(said)):
+        step.then("y", "masked_fill", "x", "mask", value=value)
+    assert step.then("y", "masked_fill", "x", "mask", value=1.0).tensors["y"].dtype == dtype
