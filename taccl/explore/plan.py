@@ -323,7 +323,7 @@ class PlanSearch:
         for first, last, winner in tiles:
             ends = f"{format_size(first)} to {format_size(last)}"
             notes += [f"{ends}: {note}" for note in programs[winner].notes]
-        share_s = limit.left_s / (3 * len(tiles))
+        share_s = max(0.0, limit.left_s) / (3 * len(tiles))
         return tuple(range_of(tile, programs[tile[2]], share_s) for tile in tiles), notes
 
     def _tiles_in_haste(

@@ -175,6 +175,6 @@ def _bound(problem: Problem, seconds: float) -> Certificate:
     """Lower bound over all chunkings; the trivial bound if it takes far too long."""
     try:
         with Deadline.after(2 * seconds + _LATE_S).enforced():
-            return lower_bound(problem, divisible=True, budget_s=seconds)
+            return lower_bound(problem, divisible=True, budget_s=seconds, limit_s=2 * seconds)
     except OutOfTime:
         return no_bound(problem, divisible=True)

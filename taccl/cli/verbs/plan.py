@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl._internal.deadline import leave, signals_to
+from taccl._internal.deadline import busy_factor, leave, signals_to
 from taccl._internal.names import shown
 from taccl.cli.options import (
     LEAST_S,
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
-#: Share of the time limit for writing the files.
-_WRITING_SHARE = 0.1
+#: For writing the files: share of the time limit; min CPU seconds, and max share for this minimum.
+_WRITING_SHARE, _WRITING_S, _MOST_WRITING_SHARE = 0.1, 1.0, 0.35
 
 _instances = reader(lambda w: w if w == "auto" else whole(w), bool, "auto or a positive whole number")
 
@@ -85,7 +85,8 @@ def run(options: Namespace) -> Answer:
         lowering["in_place"] = options.in_place
     if asked != "auto" and not topology.protocols:  # costs do not depend on the protocol
         asked, lowering["protocol"] = "auto", next(each for each in PROTOCOLS if each.lower() == asked)
-    left_s = options.deadline.left_s - _WRITING_SHARE * options.time_limit
+    writing_s = min(_WRITING_S * busy_factor(), _MOST_WRITING_SHARE * options.time_limit)
+    left_s = options.deadline.left_s - max(writing_s, _WRITING_SHARE * options.time_limit)
     found = taccl.plan(
         topology, collective, sketches=sketches, baselines=not options.no_baselines,
         **picked(options, "sizes", "backend", "threads", "seed", "max_ranges"), **arguments_of(options),
