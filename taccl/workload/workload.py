@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import checked_as, known_word, quoted
@@ -14,8 +15,8 @@ from taccl.errors import WorkloadError
 from taccl.workload.kernels import check_kernels, waits
 from taccl.workload.layouts import infer
 from taccl.workload.mesh import Mesh
-from taccl.workload.operations import Operation, Tensor, operand_axes, refuse_first
-from taccl.workload.tiling import Overlap, Tiling, tile_axes
+from taccl.workload.operations import Operation, Tensor, refuse_first
+from taccl.workload.tiling import Overlap, Tiling, reached, tilings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -103,16 +104,16 @@ class Workload:
                 said = f"is {a}, but its replacement {new} is {b}; make them equal"
                 raise WorkloadError(said, where=old)
         check_kernels(self)
-        self._check_overlaps()
+        self._check_names_of_overlaps()
+        _ = self._tilings, self.tiles  # these raise if tiles do not divide, or depend on themselves
 
-    def _check_overlaps(self) -> None:
-        """Raise `WorkloadError` unless overlaps are of different operations, whose tiles fit together."""
+    def _check_names_of_overlaps(self) -> None:
+        """Raise `WorkloadError` unless overlaps are of different operations."""
         for name, times in Counter(name for each in self.overlaps for name in each.operations).items():
             if name not in self.operation:
                 raise WorkloadError(f"is not an operation of {self.name}; name an operation", where=name)
             if times > 1:
                 raise WorkloadError("is in two overlaps; put it into one", where=name)
-        _ = self._tilings, self.tiles  # these raise if tiles do not divide, or depend on themselves
 
     def with_overlap(self, overlap: Overlap, *, returned: tuple[str, ...]) -> Workload:
         """Step with one more overlap, and other returned tensors; nothing else is checked anew.
@@ -123,8 +124,29 @@ class Workload:
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         other = object.__new__(Workload)
         vars(other).update(same | given, overlaps=(*self.overlaps, overlap), returned=returned)
-        other._check_overlaps()
+        other._check_names_of_overlaps()
+        vars(other)["_tilings"] = self._tilings | tilings_of(self, overlap)
+        place, before, behind = self._reached
+        inside = {place[name] for name in overlap.operations}
+        needed = reduce(or_, (before[unit] for unit in inside), 0)
+        dependent = reduce(or_, (behind[unit] for unit in inside), 0)
+        if needed & dependent & ~sum(1 << unit for unit in inside):
+            raise _circular(overlap)
         return other
+
+    @cached_property
+    def _reached(self) -> tuple[dict[str, int], dict[int, int], dict[int, int]]:
+        """Units of the step, and what each depends on; see `tiling.reached`."""
+        return reached(self, self._units)
+
+    @property
+    def _units(self) -> dict[str, int]:
+        """{operation: index of the first operation of its overlap, or its own index}."""
+        unit = {name: place for place, name in enumerate(self.operation)}
+        for overlap in self.overlaps:
+            first = min((unit[name] for name in overlap.operations), default=0)
+            unit |= dict.fromkeys(overlap.operations, first)
+        return unit
 
     def _check_mesh(self) -> None:
         """Raise `WorkloadError` unless dimensions have unique names, and their product is `num_ranks`."""
@@ -224,31 +246,8 @@ class Workload:
 
     @cached_property
     def _tilings(self) -> dict[str, Tiling]:
-        """{operation: tiling} of operations that overlap.
-
-        Raises `WorkloadError` if a tile needs more of an operand than the tile of its own number, or the axis
-        does not divide into tiles.
-        """
-        found = {}
-        for each in self.overlaps:
-            axes, ways = tile_axes(self, each)
-            for name, axis in axes.items():
-                operation = self.operation[name]
-                tensors, out = self.operands(operation), self.tensors[name]
-                lengths = {out.shape[axis]} | {
-                    tensor.shape[i]
-                    for at, tensor in enumerate(tensors)
-                    for i, to in enumerate(operand_axes(operation, tensors, out, at))
-                    if to == axis
-                }
-                length = next((n for n in sorted(lengths) if n % (ways * each.tiles)), 0)
-                if length:
-                    few = "there are more tiles than chunks; " if length < ways * each.tiles else ""
-                    pieces = (f"{ways} slices of " if ways > 1 else "") + f"{each.tiles} tiles"
-                    said = f"axis {axis} of length {length} does not divide into {pieces}"
-                    raise WorkloadError(f"{said}; {few}choose a number of tiles that divides it", where=name)
-                found[name] = Tiling(each.tiles, axis, ways, each)
-        return found
+        """{operation: tiling} of operations that overlap; raises the errors of `tilings_of`."""
+        return {name: tiling for each in self.overlaps for name, tiling in tilings_of(self, each).items()}
 
     @cached_property
     def tiles(self) -> dict[tuple[str, int], tuple[tuple[str, int], ...]]:
@@ -259,10 +258,7 @@ class Workload:
         """
         import networkx as nx
 
-        unit = {name: place for place, name in enumerate(self.operation)}  # an overlap is one unit
-        for overlap in self.overlaps:
-            first = min((unit[name] for name in overlap.operations), default=0)
-            unit |= dict.fromkeys(overlap.operations, first)
+        unit = self._units  # an overlap is one unit
         members = defaultdict[int, list[str]](list)
         for name, number in unit.items():
             members[number].append(name)
@@ -274,11 +270,14 @@ class Workload:
         try:
             order = list(nx.lexicographical_topological_sort(graph))
         except nx.NetworkXUnfeasible:
-            said = "overlaps with operations that depend on its results outside the overlap"
-            raise WorkloadError(
-                f"{said}; include those in the overlap, or end it earlier",
-                where=self.overlaps[0].operations[0],
-            ) from None
+            units = [unit for unit, _ in nx.find_cycle(graph)]
+            for overlap in self.overlaps:
+                if unit[overlap.operations[0]] in units:
+                    raise _circular(overlap) from None
+            heads = {self.operation[members[each][0]].fused or members[each][0] for each in units}
+            fused = sorted(heads & {each.fused for each in self.operations})
+            said = f"the kernels of {' and '.join(fused)} wait for each other; fuse fewer operations"
+            raise WorkloadError(said, where=fused[0]) from None
         return {
             (name, tile): tuple(self._reads(name, tile))
             for number in order
@@ -392,3 +391,11 @@ class Workload:
             fused = f", fused into {operation.fused}" if operation.fused else ""
             lines.append(f"  {'  ' if overlap else ''}{operation}    {self.tensors[name]}{fused}")
         return "\n".join([*lines, f"  return {', '.join(self.outputs)}"])
+
+
+def _circular(overlap: Overlap) -> WorkloadError:
+    """Error for an overlap that depends on an operation outside that depends on it."""
+    said = "overlaps with operations that depend on its results outside the overlap"
+    return WorkloadError(
+        f"{said}; include those in the overlap, or end it earlier", where=overlap.operations[0]
+    )

@@ -31,7 +31,9 @@ def viewed(a, before, after, ranks):
     """A rank's slice in another shape; its slices are along the axis behind as many elements."""
     if a.size == np.prod(after):
         return a.reshape(after)
-    at = next(i for i, n in enumerate(before) if a.shape[i] < n)
+    at = next((i for i, n in enumerate(before) if a.shape[i] < n), None)
+    if at is None:
+        raise ValueError(f"{a.shape} is no slice of {before}")
     to = [j for j in range(len(after)) if np.prod(after[:j]) == np.prod(before[:at])]
     shape = list(after)
     shape[max(to, default=0)] //= ranks
@@ -84,6 +86,7 @@ def one_rank(operation, read, rank, ranks, whole, wholes):
     if kind == "where":
         mask, one = met(read[0], read[1], rank, ranks)
         one, two = met(one, read[2], rank, ranks)
+        mask, two = met(mask, two, rank, ranks)
         mask, one = met(mask, one, rank, ranks)
         return np.where(mask, one, two)
     if len(read) == 2 and kind == "concat":

@@ -1,0 +1,17 @@
+"""Transformations of steps: refusals that concern several kernels."""
+
+import pytest
+
+from taccl import Workload
+from taccl.errors import WorkloadError
+from taccl.workload import fuse
+
+
+def test_kernels_that_wait_for_each_other_are_refused():
+    """One kernel reads a result of another, which reads one of the first: each would start after the other."""
+    step = Workload("two kernels", 2).input("x", (4,)).input("y", (4,))
+    step = step.then("a", "relu", "x").then("b", "relu", "y")
+    step = step.then("c", "multiply", "a", "b").then("d", "multiply", "b", "a")
+    once = fuse(step, "a", "c")
+    with pytest.raises(WorkloadError, match="the kernels of a and b wait for each other; fuse fewer"):
+        fuse(once, "b", "d")
