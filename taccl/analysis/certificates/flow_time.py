@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.certificates.certificate import Claim, Witness
-from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
+from taccl.analysis.certificates.evaluation.facts import NEVER, Facts, lanes
 from taccl.analysis.certificates.finding.distances import shortest_times
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import cover_of, crossing_links
@@ -237,19 +237,10 @@ def _gained(facts: Facts, links: Sequence[int], resources: Sequence[int], price:
 
     None if the resources do not cover the links, or if one of them passes any number of units in time.
     """
-    left, gained, longest = set(links), Fraction(0), sum(facts.units)
-    for resource in resources:
-        mine = [e for e in left if resource in facts.holds[e]]
-        left.difference_update(mine)
-        if not mine:
-            continue
-        holds = [facts.holds[e][resource] for e in mine]
-        alpha, beta = (min(hold[i] for hold in holds) for i in (0, 1))
-        waits = [
-            facts.alpha[e] - hold[0] + min(0, (facts.beta[e] - hold[1]) * longest)
-            for e, hold in zip(mine, holds, strict=True)
-        ]
-        spare = price - (min(waits) if len({hold[2] for hold in holds}) == 1 else min(0, *waits))
+    gained = Fraction(0)
+    found, is_covered = lanes(facts, links, resources)
+    for alpha, beta, wait in found:
+        spare = price - wait
         if spare <= alpha:
             continue
         if not beta:
@@ -264,4 +255,4 @@ def _gained(facts: Facts, links: Sequence[int], resources: Sequence[int], price:
         units = (sends * spare - Fraction(alpha * sends * (sends + 1), 2)) / (beta * (1 + sends))
         own = ((spare - i * alpha) / beta - units for i in range(1, sends + 1))
         gained += beta * (units * units + sum(size * size for size in own)) / 2
-    return None if left else gained
+    return gained if is_covered else None

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from taccl.analysis.certificates.certificate import Claim, Witness
-from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.evaluation.facts import Facts, lanes
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import cover_of
 from taccl.problem.problem import Problem
@@ -225,7 +225,7 @@ def _least_ticks(facts: Facts, witness: SumFlow) -> Fraction:
     number, none = facts.topology.num_ranks, Fraction(0)
     if facts.multi or facts.made_at or facts.in_network or facts.only_switches_add or not facts.sums:
         return none
-    everyone, longest = set(range(number)), sum(facts.units)
+    everyone = set(range(number))
     units = sum(
         size
         for chunk, size in zip(facts.collective.chunks, facts.units, strict=True)
@@ -234,23 +234,13 @@ def _least_ticks(facts: Facts, witness: SumFlow) -> Fraction:
     if number < 3 or not units:
         return none
     needed = 2 * units * (number - 1) * (witness.price + witness.horizon)
-    slope, idlest, left = Fraction(units * (number - 1)), 0, set(facts.allowed)
-    gains: dict[tuple[int, int, int], Fraction] = {}
-    for resource in witness.resources:
-        mine = [e for e in left if resource in facts.holds[e]]
-        left.difference_update(mine)
-        if not mine:
-            continue
-        holds = [facts.holds[e][resource] for e in mine]
-        alpha, beta = (min(hold[i] for hold in holds) for i in (0, 1))
-        rests = [
-            facts.alpha[e] - hold[0] + min(0, (facts.beta[e] - hold[1]) * longest)
-            for e, hold in zip(mine, holds, strict=True)
-        ]
-        idle = min(rests) if len({hold[2] for hold in holds}) == 1 else min(0, *rests)
+    slope, idlest = Fraction(units * (number - 1)), Fraction(0)
+    gains: dict[tuple[int, int, int | Fraction], Fraction] = {}
+    found, is_covered = lanes(facts, facts.allowed, witness.resources)
+    for alpha, beta, idle in found:
         if not beta:
             return none
-        idlest = max(idle, idlest)
+        idlest = max(Fraction(idle), idlest)
         key = alpha, beta, idle
         if key not in gains:
             gains[key] = _most_gained(witness.horizon - idle, alpha, beta, witness.price)
@@ -259,7 +249,7 @@ def _least_ticks(facts: Facts, witness: SumFlow) -> Fraction:
     ticks = needed / slope
     overlap = 2 * witness.horizon - ticks
     fastest = min(facts.alpha[e] for e in facts.allowed)
-    proven = not left and 0 < overlap <= fastest and overlap <= witness.price * (number - 2)
+    proven = is_covered and 0 < overlap <= fastest and overlap <= witness.price * (number - 2)
     return ticks if proven and ticks >= idlest else none
 
 

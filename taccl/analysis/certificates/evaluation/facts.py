@@ -267,6 +267,30 @@ def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
     return {r: before[r] + after[r] for r in before}
 
 
+def lanes(
+    facts: Facts, links: Iterable[int], resources: Iterable[int]
+) -> tuple[list[tuple[int, int, int | Fraction]], bool]:
+    """([(alpha, beta, wait) in ticks of each resource], True if every link holds one of the resources).
+
+    Each link counts for the first resource that it holds. Alpha and beta are the least of a resource's holds.
+    The wait is the least time from the end of a hold to the end of its send.
+    """
+    left, found, longest = set(links), [], sum(facts.units)
+    for resource in resources:
+        mine = [e for e in left if resource in facts.holds[e]]
+        left.difference_update(mine)
+        if not mine:
+            continue
+        holds = [facts.holds[e][resource] for e in mine]
+        waits = [
+            facts.alpha[e] - hold[0] + min(0, (facts.beta[e] - hold[1]) * longest)
+            for e, hold in zip(mine, holds, strict=True)
+        ]
+        wait = min(waits) if len({hold[2] for hold in holds}) == 1 else min(0, *waits)
+        found.append((min(hold[0] for hold in holds), min(hold[1] for hold in holds), wait))
+    return found, not left
+
+
 def _ways(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[int, int], dict[int, int]]]:
     """Yield (links, units, {rank: earliest tick}, {rank: min ticks from there to a destination}).
 
