@@ -1,12 +1,12 @@
-"""Spreading by draws, of chunks alone or in convoys, for links of many speeds and for very many sends.
+"""Spreading by random draws, for links of many speeds and for very many sends.
 
-Without structure among the speeds of links, a link brings any useful chunk, drawn at random.
+If link speeds have no structure, a link brings any useful chunk, drawn at random.
 
-Many sends travel in convoys. Ranks are grouped into clusters of neighbours, which first gather the chunks of
-their own ranks. Then all chunks of a cluster travel together, one after the other over each link, so that the
-kernel decides for all of them at once, and keeps smaller sets. A convoy waits at each rank until it is
-complete. This delay is small beside the time in which a rank receives all chunks, if clusters are small
-beside the square root of the number of ranks.
+Very many sends are grouped. Ranks form clusters of neighbours, which first gather the chunks of their own
+ranks. Then all chunks of a cluster travel together as a *convoy*, one after the other over each link. The
+kernel thus decides for all of them together, and keeps smaller sets. A convoy waits at each rank until it is
+complete. This delay is small compared with the time in which a rank receives all chunks, if a cluster has
+far fewer ranks than the square root of their number.
 """
 
 from __future__ import annotations
