@@ -175,11 +175,14 @@ def single_machine(demand: NeededSends, *, in_network: bool = False) -> Iterator
 def machine_ticks(
     problem: Problem, held: Mapping[int, tuple[int, int, bool]], jobs: Sequence[BorderJob]
 ) -> tuple[int, int, tuple[int, ...]]:
-    """(bound in ticks, min tail of the jobs that count, labels), the best over some min tails.
+    """Single-machine bound: (bound in ticks, min tail of the jobs that count, labels of the dynamic program).
 
-    After the last batch, its chunks leave one by one if their onward links share a resource.
+    Several minimum tails are tried; only jobs with at least that tail count. The result has the highest
+    bound.
 
-    - `held`: {link: (alpha, beta, receives)} holds of the machine by a send over each link of the jobs;
+    Chunks of the last batch leave one by one if their onward links share a resource.
+
+    - `held`: {link: (alpha, beta, receives)}: hold of the machine by a send over each link of the jobs.
       `receives` is True if the hold ends with the send (receiving side), False if it starts with it.
     """
     links = {e for job in jobs for e in job.links}
@@ -219,7 +222,10 @@ def _shared(onward: Sequence[frozenset[tuple[int, int]]]) -> int:
 
 
 def _queues(jobs: Sequence[BorderJob]) -> list[list[int]]:
-    """Sorted release dates of each queue, by lowest link; jobs with overlapping links share a queue."""
+    """Release dates of each queue, ascending; jobs with overlapping links share a queue.
+
+    Queues are in order of their lowest link.
+    """
     queues: list[tuple[set[int], list[int]]] = []
     for job in jobs:
         links, releases, apart = set(job.links), [job.release], []
@@ -282,14 +288,17 @@ def _passes_late(facts: Facts, machine: SingleMachine, ticks: int) -> bool:
 
 
 def _leaving(jobs: Sequence[BorderJob]) -> int:
-    """Min hold in ticks, per job with a tail, of an onward resource that these jobs share; 0 if none."""
+    """Min hold in ticks of an onward resource that all jobs with a tail share; 0 if they share none."""
     held = [dict(job.onward) for job in jobs if job.tail]
     shared = frozenset(held[0]).intersection(*held[1:]) if held else ()
     return max((min(each[resource] for each in held) for resource in shared), default=0)
 
 
 def _passing(facts: Facts, machine: SingleMachine) -> list[BorderJob]:
-    """Jobs at borders of ranks (or nodes) that must hold the resource; of one set only if links multicast."""
+    """Jobs at the borders of ranks (or nodes) that must hold the resource.
+
+    If links multicast or reduce, only the jobs of one set count: of the set with the most jobs.
+    """
     sets = [frozenset((r,)) for r in range(facts.topology.num_ranks)]
     if machine.family == "node":
         sets = [frozenset(ranks) for ranks in facts.topology.ranks_of_node]

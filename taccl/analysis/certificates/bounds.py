@@ -48,8 +48,8 @@ from taccl.sketch.reachability import check_possible
 #: Max chunk ends for border crossings with release dates and tails; above it, crossings are only counted.
 #: Chunk ends are the origins and destinations of all different chunks.
 _MAX_TIMED = 60_000
-#: Max chunk ends (see above), counted up to symmetry, of a small problem. On a small problem, all finders
-#: of bounds without linear programs run, even beyond the time limit (fractions of a second).
+#: Max chunk ends (see above), counted up to symmetry, for which a problem is small. On small problems, all
+#: finders of bounds without linear programs run, even beyond the time limit (fractions of a second).
 _MAX_BRIEF = 3_000
 #: Default budget of `lower_bound`, in seconds.
 _CUTS_S = 20.0

@@ -181,7 +181,9 @@ def copies_served(
     enough: int,
     scale: int,
 ) -> Served:
-    """Pairs of a copied byte and a rank by a time; each level of `spread` adds the sends that are in time.
+    """Upper bound on the (copied byte, rank) pairs served by a time: a term per level of `spread`.
+
+    At each level, only sends that end early enough to reach that many ranks count.
 
     - `known`: (ticks, units) pairs, ascending: from `ticks` on, a sender can hold that many units.
     - `spread`: (ticks, ranks) pairs, ascending: data needs `ticks` after its entry to reach that many ranks.
@@ -196,7 +198,11 @@ def copies_served(
 
 
 def sums_served(ports: Counter[Port], windows: Windows, scale: int) -> Served:
-    """Pairs of a contribution and a rank by a time; per level, at most the windows one by one or as one."""
+    """Upper bound on the (contribution, rank) pairs served by a time: a term per level of `windows`.
+
+    At each level, the smaller of two counts applies: sends in each window, or sends in the span of all
+    windows.
+    """
 
     def passed(some: Sequence[tuple[int, int]], ticks: Time) -> Time:
         return sum(

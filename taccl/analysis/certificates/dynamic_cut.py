@@ -35,9 +35,9 @@ _RATE_SCALE = 2**32
 
 @dataclass(frozen=True, slots=True)
 class DynamicCut(Witness):
-    """Witness of a dynamic cut: a target rank, and the time at which each rank changes sides.
+    """Witness of a dynamic cut: a target rank, and the time from which each rank is on the near side.
 
-    - `moments`: Time in ticks from which each rank is on the near side; the target never is.
+    - `moments`: That time in ticks for each rank; the target is never on the near side.
     - `backwards`: True if the bound is for the time-reversed problem.
     """
 
@@ -150,7 +150,7 @@ def _labels(costs: GateCosts, links: Ints, starts: Sequence[int], target: int) -
 def _crosses(facts: Facts, cut: DynamicCut, ticks: Fraction) -> bool:
     """True if not all chunks that the target wants can cross the border and arrive before `ticks`.
 
-    Only chunks that start on the near side of the border count.
+    A chunk counts only if it starts on the near side of the border.
     """
     if facts.sums or not facts.spreads_alike:
         return False

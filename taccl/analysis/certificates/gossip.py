@@ -160,7 +160,7 @@ def _passed(costs: GateCosts, e: Ints, times: tuple[list[int], list[int]], sends
 def _one_by_one(costs: GateCosts) -> GateCosts:
     """Costs if chunks that may merge are sent singly, and hold resources for beta only.
 
-    Such a chunk never holds a resource for longer than its share of a merged send.
+    A single chunk then never holds a resource for longer than its share of a merged send does.
     """
     some = copy(costs)
     some.alpha = np.where(costs.merges[costs.link], 0, costs.alpha)
@@ -269,10 +269,10 @@ def _most_work(
 ) -> int:
     """Max total weight of sends over a resource until `last`; a full send weighs ``len(early) * len(late)``.
 
-    - `early`: Start times; a send's weight is ``len(late)`` less for each that it precedes. Times count as
-      `first` at most.
-    - `late`: Spans before `last`; a send's weight is ``len(early)`` less for each that it ends in. Spans
-      begin at `since` or later.
+    - `early`: Ticks, capped at `first`. A send loses ``len(late)`` of its weight for each of these ticks
+      before which it starts.
+    - `late`: Spans of ticks before `last`, which begin at `since` or later. A send loses ``len(early)`` of
+      its weight for each of these spans in which it ends.
     """
     starts = [min(start, first) for start in early for _ in late]
     ends = [max(last - end, since) for end in late for _ in early]

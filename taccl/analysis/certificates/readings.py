@@ -1,7 +1,7 @@
 """Transformed problems for bounds: time-reversed, without useless merging, or from a release date on.
 
-For data released at some date or later, that date plus a bound for this data alone is a bound. This is the
-single-machine relaxation with `lower_bound` in place of a machine. For a sum, only contributions with late
+A bound from a release date on is that date plus a bound for the data released then or later. It is the
+single-machine relaxation with `lower_bound` in place of a machine. For a sum, only contributions with such
 release dates count.
 """
 
@@ -23,7 +23,7 @@ from taccl.topology.in_network import shared_links
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
-#: Max release dates to bound from: the first, the last, and the most promising others.
+#: Max release dates to bound from: the first, the last, and those with the most data still to release.
 _MOST_MOMENTS = 6
 
 
@@ -37,11 +37,11 @@ def as_spreading(problem: Problem) -> Problem:
 
 
 def _merging_where_it_gains(problem: Problem) -> Problem:
-    """Disable merging over links where a merged send of n chunks takes as long as n single sends.
+    """Disable merging over links where n single sends take no longer than a merged send of n chunks.
 
-    This holds for links without alpha whose resources are held for the whole send. In sequence, single sends
-    take the same time on the same resources; no chunk leaves earlier or arrives later. Sums are excluded, as
-    later sends may include more contributions. `max_merge` is capped at the number of chunks.
+    These are links without alpha whose resources are held for the whole send. Single sends in sequence take
+    the same time there, and no chunk leaves earlier or arrives later. Sums are excluded, as later sends may
+    include more contributions. `max_merge` is capped at the number of chunks.
     """
     most = max(problem.collective.num_chunks, 1)
     if problem.clauses.max_merge > most:
@@ -68,7 +68,7 @@ def _reversed_if_to_root(problem: Problem) -> Problem:
 
 
 def over_links(problem: Problem, *, shared: bool) -> Problem:
-    """Return the problem with only the links of reducing switches (`shared`), or without these links."""
+    """Return the problem with only the links of reducing switches (`shared`), or with all links but these."""
     several = set(shared_links(problem.topology))
     if not several and not shared:
         return problem
@@ -122,8 +122,8 @@ def turned_round(problem: Problem) -> Problem | None:
 def merging_freely(problem: Problem) -> Problem:
     """Return the problem with unlimited merging on all links.
 
-    The problem is returned unchanged if its clauses limit merging more than the default does, or say anything
-    else. The default limit itself is not a restriction: the search merges more where that finishes sooner.
+    The problem is returned unchanged if it has any other clause, or limits merging more than the default
+    does. The default limit is no restriction: the search may merge more if that finishes sooner.
     """
     clauses = problem.clauses
     if clauses != clauses.only("merge"):
@@ -136,7 +136,10 @@ def merging_freely(problem: Problem) -> Problem:
 
 
 def late_part(problem: Problem, moment: Fraction) -> Problem | None:
-    """Problem of the data released at `moment` (us) or later, with that date as time 0; None if empty."""
+    """Problem of the data released at `moment` (in us) or later; None if there is none.
+
+    Time 0 of this problem is `moment`.
+    """
     release = {(chunk, rank): us for chunk, rank, us in problem.release_us}
     collective, chunks, sizes = problem.collective, [], []
     for index, chunk in enumerate(collective.chunks):
@@ -156,7 +159,7 @@ def late_part(problem: Problem, moment: Fraction) -> Problem | None:
 
 
 def moments(problem: Problem) -> list[Fraction]:
-    """Release dates to bound from, ascending; of many, those that are late or precede many bytes."""
+    """Release dates to bound from, ascending: if there are many, those that are late or precede much data."""
     release = {(chunk, rank): us for chunk, rank, us in problem.release_us}
     when = [
         (min(release.get((index, rank), 0) for rank in chunk.origins), problem.chunk_bytes[index])

@@ -81,9 +81,10 @@ def share_bound_of_every_cut(problem: Problem, other: Problem) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A bound over all chunkings, and the budget in seconds that it used up; infinity if it used less.
+    """A cached bound over all chunkings, with the budget in seconds that its search used up.
 
     - `bound`: None if the search ran out of time.
+    - `budget_s`: Infinity if the search ended by itself, so that a larger budget gains nothing.
     """
 
     bound: Certificate | None
@@ -91,7 +92,7 @@ class _Found:
 
 
 def stronger(bound: Certificate, every: Certificate | None) -> Certificate:
-    """Larger of a problem's bound and its bound over all chunkings, which holds for its chunks, too."""
+    """Larger of a problem's bound and the one over all chunkings, which holds for the problem, too."""
     return bound if every is None or every.bound <= bound.bound else every
 
 

@@ -236,7 +236,7 @@ class TailSpread:
         last = 0
         while last < most:
             last = min(most, last + 1 if last < _EVERY else last + last // 4)
-            # Extend k to all entries with the same earliest time.
+            # Extend k to all entries that share this earliest time.
             since = int(entries[num - last])
             last = min(most, num - int(np.searchsorted(entries, since)))
             into, wanting = self._into_ranks(last, since)
@@ -279,7 +279,7 @@ class TailSpread:
         return waking(senders, entries.tolist(), pairs, soonest=soonest.tolist(), num_senders=len(self.near))
 
     def _reached(self, entries: Ints, pairs: int) -> Ints:
-        """(pairs,) earliest ticks of 1, 2, ... pairs, from the distances of ranks to entry points."""
+        """(pairs,) earliest ticks of 1, 2, ... pairs, from the distances between entry points and ranks."""
         some = entries[:pairs]
         if not self.near.any() or len(some) * len(self.near) > _MOST_WAYS:
             return np.repeat(entries[:1], pairs)
@@ -314,7 +314,7 @@ def _spreads_late(facts: Facts, witness: SpreadTail, ticks: int) -> bool:
 def _entries_into(
     facts: Facts, sets: tuple[frozenset[int], ...]
 ) -> tuple[list[int], dict[int, int], frozenset[int], frozenset[int]]:
-    """(ranks that want each entry, link release dates, initial outside holders, ranks that want an entry)."""
+    """(ranks per entry that want it, link release dates, initial outside holders, ranks that want some)."""
     every, wanted, starts, wanting = frozenset().union(*sets), list[int](), [], set[int]()
     for c, others in facts.outside(every):
         ends = every.intersection(facts.collective.chunks[c].destinations)

@@ -1,9 +1,8 @@
 """Sum flow: a bound on sums from sends that end early in a schedule, or start late in it.
 
-Take one byte of a sum, and one time. The sends that have ended then, and those that have not started, are
-together at least as many as the other ranks. Otherwise many further sends are under way. Sends hold a
-resource one after another, each also for its latency. So few bytes can end early, and few can start late.
-See docs/formulation.md, "Sum flow".
+Take one byte of a sum, and one time. For n ranks, at least n - 1 of its sends have ended by then or have not
+started yet, unless many others are under way. Sends hold a resource one after another, each also for its
+latency. So few bytes can end early, and few can start late. See docs/formulation.md, "Sum flow".
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _MOST_SENDS = 200
 _MULTIPLES = (1.0, 1.4, 2.5, 8.0)
 #: Horizons tried in each round, and rounds; each round narrows the range around the best one.
 _VALUES, _ROUNDS = 9, 4
-#: Rounds in which a price and the bound at it settle.
+#: Number of rounds that alternate between the best price and the bound at that price.
 _SETTLING = 4
-#: Denominator of horizons in ticks; prices have it times the number of ranks.
+#: Denominator of horizons in ticks. The denominator of prices is this times the number of ranks.
 _FINE = 16
 
 
@@ -51,8 +50,8 @@ class SumFlow(Witness):
     """Witness of sum flow: resources that cover all links, and two prices in ticks.
 
     - `resources`: Resources that cover the usable links, in cover order.
-    - `horizon`: A send gains the ticks by which it ends before this time, and those by which it starts after
-      the time that lies as long before the finish.
+    - `horizon`: Time in ticks after the start, and before the finish. A send gains the ticks by which it ends
+      before the first of these times, or starts after the second.
     - `price`: Gain of each send.
     """
 
@@ -118,7 +117,7 @@ def _lane(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
 
 
 class _Flow:
-    """Sums of all ranks over lanes, and the bound for given prices.
+    """Sums of all ranks that cross links grouped into lanes, and the bound at given prices.
 
     - `units`: Units of all sums.
     - `lanes`: {lane: number of such resources}; together they cover every link.
@@ -158,7 +157,7 @@ class _Flow:
         return (ticks, horizon, price) if ticks > 0 else None
 
     def _settled(self, horizon: float, multiple: float) -> tuple[float, float, float]:
-        """(bound, horizon, price) at about a multiple of the least admitted price; bound 0 without one."""
+        """(bound, horizon, price) near a multiple of the least admissible price; bound 0 if there is none."""
         price = multiple * self.shortest / (self.num_ranks - 2)
         for _ in range(_SETTLING):
             width = 2 * horizon - self.near(horizon, price)
@@ -205,7 +204,7 @@ def _gain(lane: Lane, horizon: Fraction, price: Fraction) -> Fraction:
 
 
 def _gain_near(lane: Lane, horizon: float, price: float) -> float:
-    """The same in floating point."""
+    """`_gain` in floating point."""
     spare = horizon - lane.idle
     if spare <= lane.alpha:
         return 0.0
@@ -254,7 +253,10 @@ def _least_ticks(facts: Facts, witness: SumFlow) -> Fraction:
 
 
 def _most_gained(spare: Fraction, alpha: int, beta: int, price: Fraction) -> Fraction:
-    """Max over numbers and sizes of sends of their units' gains, less the price of the time for latencies."""
+    """Max total gain of units in one resource's sends, less the price of the time for latencies.
+
+    The maximum is over the number and the sizes of the sends.
+    """
     if spare <= alpha:
         return Fraction(0)
     if not alpha:

@@ -1,6 +1,6 @@
-"""Switch counting: a bound for sums made by reducing switches only, from the holds of one resource.
+"""Switch counting: a bound for sums made only by reducing switches, from the holds of one resource.
 
-A send over a reduction link of n sources makes at most n additions, and holds the resource meanwhile: a pool
+A send over a reduction link of n sources makes at most n additions. It holds a resource of the switch: a pool
 of slots, or the port of a root. docs/formulation.md, "Switch counting", has the proof.
 """
 

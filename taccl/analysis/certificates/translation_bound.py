@@ -106,7 +106,10 @@ def _us(ticks: int, costs: ClassTicks) -> Fraction:
 
 
 def _servers(costs: ClassTicks, classes: set[int] | None = None) -> list[tuple[int, int]]:
-    """(hold, latency) ticks of resources with disjoint sends; each class of links counts for one resource."""
+    """[(hold in ticks, latency in ticks), ...] of resources that have no send in common.
+
+    Each class of links counts for one resource.
+    """
     left = set(range(len(costs.latency))) if classes is None else set(classes)
     users: dict[int, set[int]] = {}
     for g in sorted(left):

@@ -29,7 +29,7 @@ JITTER_BITS = 20
 class Events(Precedence):
     """Events of a schedule, with the waits between them under the costs of `problem`.
 
-    - `problem`: The schedule's own, or one that differs from it in sizes and costs only.
+    - `problem`: The schedule's problem, or one that differs in sizes and costs only.
     - `source`, `target`, `after`, `lead`, `extra`, `cause`, `tile`, (num_waits,) list of int: Columns of the
       waits; `target` waits for `source`.
     - `waits_of`, (num_events,) list of list of int: Waits of which each event is the target.

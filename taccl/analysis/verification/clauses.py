@@ -23,8 +23,8 @@ from taccl.analysis.verification.findings import Findings
 from taccl.analysis.verification.loops import count_links, fitted
 from taccl.analysis.verification.named_sums import NamedSums
 
-#: Check of a clause: True for each send of a block that breaks the clause. And the message for such a send,
-#: by chunk, link, and True if it travels to the chunk's root.
+#: A check of a clause, in two parts: True for each send of a block that breaks the clause; and the message
+#: for such a send, from its chunk, its link, and True if it travels to the chunk's root.
 _Breaks: TypeAlias = "Callable[[Sends], NDArray[np.bool_]]"
 _Says: TypeAlias = "Callable[[int, int, bool], str]"
 
@@ -204,8 +204,8 @@ def check_order(columns: Columns, findings: Findings, reducing: NDArray[np.bool_
     """Check the clause `own_first`: relayed chunks start one latency or more after all of the link's own.
 
     A chunk is a link's own if the link's source is one of its origins. For reductions, time runs backwards:
-    chunks whose root is the link's destination must end last. A lane is a link in one of the two directions
-    of time.
+    chunks whose root is the link's destination must end last. Each link has two lanes: one for copies, and
+    one for reductions, in reversed time.
     """
     if not columns.clauses.own_first:
         return
@@ -270,7 +270,7 @@ def check_paths(
 
 
 def _far(columns: Columns, reducing: NDArray[np.bool_], most: int) -> list[tuple[int, int]]:
-    """(transfer, number of links passed) of transfers that have passed more than `most` links."""
+    """(transfer, number of links passed) for chunks that have passed more than `most` links."""
     copies, summed = np.empty((2, columns.topology.num_ranks), np.int64)
     far = []
     for some in by_chunk(columns, columns.start_sets()):

@@ -25,7 +25,8 @@ from taccl.schedule.schedule import Schedule
 
 #: Transfers per block, so that the columns of a block fit into the processor's cache.
 BLOCK = 1 << 16
-#: Min transfers for compiled loops; multiplied by the second number if numba (0.5 s) is not loaded yet.
+#: Min transfers for which loops are compiled; and the factor on this number if numba is not loaded yet (0.5
+#: s).
 MANY, _TIMES_UNLOADED = 1 << 15, 4
 #: Max ticks per microsecond of a problem. Costs that need more may have been rounded up to this grid.
 _FINEST_TICKS_PER_US = 10**6
@@ -145,7 +146,7 @@ class Columns:
     """Transfers of a schedule in order of start, without those that cannot be replayed.
 
     - `chunk`, `link`, `start`: As in the schedule, with its narrow types.
-    - `end`, `group`: The same, or None if the schedule does not keep them.
+    - `end`, `group`: As in the schedule; None if it does not keep them.
     - `carried`: Contributions that each transfer names, as bit masks; None if ranks send all that they hold.
     - `units`: As in `Block`; None if every transfer is a send of its own.
     """

@@ -1,4 +1,4 @@
-"""Location of data: the contributions to each chunk's sum that every rank holds, and since when.
+"""Location of data: for each chunk and rank, the contributions that the rank holds, and from when on.
 
 A copied chunk is a sum with one contribution, which each of its origins holds. Chunks do not affect each
 other's buffers, so they are replayed one by one. Fast loops accept valid chunks; all others are replayed in
@@ -34,12 +34,15 @@ from taccl.analysis.verification.loops import (
 if TYPE_CHECKING:
     from taccl.problem.collective import RankSets
 
-#: Max transfers replayed in Python (about 3 s) after more faults of a kind are found than are listed.
+#: Max transfers to replay in Python (about 3 s) once a kind has more faults than are listed.
 _MOST_REPLAYED = 1 << 20
 
 
 class ChunkBlock(NamedTuple):
-    """Sends of consecutive chunks from `low` on, by chunk and start; `at` has their indices in `Columns`."""
+    """Sends of consecutive chunks from chunk `low` on, sorted by chunk and start.
+
+    - `at`: Index of each send in `Columns`.
+    """
 
     low: int
     at: NDArray[Any]
@@ -48,7 +51,10 @@ class ChunkBlock(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A violation at a rank, by a send, or at the end (`send` None); faults are sorted by time and phase."""
+    """A violation at a rank, by a send (`send`) or at the end (None).
+
+    Faults are sorted by time and phase.
+    """
 
     time: int
     phase: int
@@ -185,7 +191,7 @@ def own_dates(columns: Columns) -> dict[tuple[int, int], int]:
 def arrivals(
     columns: Columns, places: Collection[tuple[int, int]], *, last: bool = False
 ) -> dict[tuple[int, int], int]:
-    """{(chunk, rank): ticks of the first (or `last`) arrival}, for those of `places` with an arrival."""
+    """{(chunk, rank): ticks of the first (or `last`) arrival}, for each of `places` that has an arrival."""
     if not places:
         return {}
     num_ranks = columns.topology.num_ranks

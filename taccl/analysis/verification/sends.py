@@ -101,7 +101,10 @@ def _check_limits(columns: Columns, findings: Findings, members: list[int]) -> N
 
 
 def check_times(columns: Columns, findings: Findings) -> None:
-    """Check that every send lasts alpha + bytes * beta of its link; nothing to check without stated ends."""
+    """Check that every send lasts alpha + bytes * beta of its link.
+
+    A schedule that does not state ends has nothing to check.
+    """
     if columns.end is None:
         return
     ticks = columns.ticks
@@ -121,11 +124,7 @@ def check_times(columns: Columns, findings: Findings) -> None:
 
 
 class Contention:
-    """Sweep over the intervals in which sends hold resources, in order of begin, block by block.
-
-    An interval that begins after the next block's first start is deferred to that block, whose sends may hold
-    resources earlier. One block later is enough, as no hold is longer than its send.
-    """
+    """Sweep, in order of their starts, over the intervals in which sends hold resources, block by block."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns, topology, ticks = columns, columns.topology, columns.ticks

@@ -1,10 +1,10 @@
 """Numbers of arrivals by a time, and labels that bound them, for the evaluation of witnesses.
 
 Ranks that hold data send it on, so arrivals by a time depend on earlier arrivals. A witness states bounds on
-these numbers as labels. They are checked by induction: the senders that the labels admit must not exceed
-them, as the first arrival beyond a label would come from senders within theirs. docs/formulation.md,
-"Checking", has the proof. `Entries` counts chunks that can have entered sets of ranks, and `Pairs` those that
-can have spread inside.
+these numbers as labels. The labels are checked by induction over time. The first arrival that exceeds a label
+would come from senders that still obey the labels, and these senders are shown to be too few.
+docs/formulation.md, "Checking", has the proof. `Entries` counts chunks that can have entered sets of ranks,
+and `Pairs` those that can have spread inside.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ Steps = Sequence[tuple[int, int]]
 
 
 class Fastest:
-    """Component-wise fastest sender: resource by resource, the best of several senders.
+    """Upper bound on the chunks that any of several senders delivers over its bottleneck resources.
 
-    A send has at most `most` chunks.
+    Its i-th resource delivers as many chunks as the best i-th resource of a sender. A send has at most `most`
+    chunks.
     """
 
     def __init__(self, senders: Iterable[list[GatePassage]], most: int = 1) -> None:
@@ -195,9 +196,11 @@ class Entries:
 
 
 class Pairs:
-    """Max number of pairs by a time; a pair is a last entry and a rank of its set that can hold the chunk.
+    """Upper bound on the (entry, rank) pairs by a time, for the last entries of chunks into sets of ranks.
 
-    - `since`: Earliest tick of the last entries.
+    A pair is one of the last entries, and a rank of its set that can hold the entered chunk.
+
+    - `since`: Tick before which none of the last entries happens.
     - `last`: Number of last entries.
     """
 

@@ -1,8 +1,8 @@
-"""Problem data as plain numbers for checking certificates: costs, admitted links, shortest paths, prices.
+"""Problem data as plain numbers for checking certificates: costs, admitted links, shortest paths, idle times.
 
 Costs in ticks, and the links that may carry a chunk, come from the problem, as for finders. Shortest paths,
-and the idle times of resources at the start and at the end of a schedule, are computed here independently of
-finders, in integers. The cost of each send under dual prices is added up in fractions.
+and the idle times of resources at the start and at the end of a schedule, are computed here in integers,
+independently of finders. Costs of sends under dual prices are computed in exact fractions.
 """
 
 from __future__ import annotations
@@ -247,7 +247,10 @@ def soonest(facts: Facts, prices: Sequence[int], links: Sequence[int], need: Fra
 
 
 def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
-    """{resource: min idle ticks at start and end of a schedule}, over sends on `links` that serve a chunk."""
+    """{resource: min idle ticks at start plus at end of a schedule}, for required sends over `links`.
+
+    A link counts for a chunk if it is on a path from an origin to a destination.
+    """
     before: dict[int, int] = {}
     after: dict[int, int] = {}
     chosen = set(links)
@@ -257,8 +260,8 @@ def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
             ends = [last[r] for r in facts.topology.links[e].dsts if r in last]
             for r, (alpha, beta, receives) in facts.holds[e].items() if begins and ends else ():
                 if beta or alpha:
-                    # Ticks of the send before or after its hold. A send of more units has at least as many,
-                    # since the beta of a link is at least that of its holds.
+                    # Ticks of the send outside its hold. A larger send has no fewer, since the beta of a link
+                    # is at least that of its holds.
                     rest = facts.alpha[e] - alpha + units * (facts.beta[e] - beta)
                     begin = min(begins) + (rest if receives else 0)
                     end = min(ends) + (0 if receives else rest)
@@ -294,8 +297,8 @@ def lanes(
 def _ways(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[int, int], dict[int, int]]]:
     """Yield (links, units, {rank: earliest tick}, {rank: min ticks from there to a destination}).
 
-    There is one item for all chunks with the same links and size. A chunk from which another is derived is
-    also wanted where the other is made.
+    There is one item for all chunks with the same links and size. A chunk is also wanted by the rank that
+    derives another chunk from it.
     """
     makes: dict[int, set[int]] = defaultdict(set)
     for each in facts.collective.derivations:
@@ -319,7 +322,7 @@ def _ways(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[int, int], di
 
 
 def pays(facts: Facts, prices: Sequence[int]) -> list[Fraction]:
-    """Cost of a chunk on every link under the prices; of a unit if sizes differ or data is divisible."""
+    """Cost of a chunk on every link under the prices; of one unit if sizes differ or data is divisible."""
     units, most, most_merged = facts.units[0] if facts.by_chunk else 1, joined(facts), merged(facts)
     pays = []
     for e, held in enumerate(facts.holds):
@@ -332,15 +335,16 @@ def pays(facts: Facts, prices: Sequence[int]) -> list[Fraction]:
 
 
 def merged(facts: Facts) -> int:
-    """Max amount in a merged send, which pays one alpha: `max_merge` pieces, but no more than all data."""
+    """Max volume of one merged send, which pays one alpha: `max_merge` pieces, but no more than all data."""
     total = len(facts.units) if facts.by_chunk else sum(facts.units)
     return max(joined(facts), min(facts.clauses.max_merge * joined(facts), total))
 
 
 def joined(facts: Facts) -> int:
-    """Max amount of one unmerged send, which pays one alpha: one chunk if chunks count, else units of data.
+    """Max volume of one unmerged send, which pays one alpha.
 
-    The units are those of the largest chunk; if data is divisible, of all chunks with equal ends together.
+    The volume is 1 if chunks are counted. Otherwise it is the units of the largest chunk, or, if data is
+    divisible, of all chunks with equal ends together.
     """
     if facts.by_chunk:
         return 1

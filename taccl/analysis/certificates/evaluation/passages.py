@@ -26,7 +26,7 @@ class GatePassage:
     """A bottleneck resource: all sends over some links hold it, for at least ``alpha + n * beta`` ticks.
 
     A send carries n chunks, at most `most`. Its hold begins at least `before` ticks after its start. The send
-    ends between ``after[n - 1]`` and `after_most` ticks after the begin of its hold. No send starts before
+    ends between ``after[n - 1]`` and `after_most` ticks after the start of its hold. No send starts before
     `release`.
     """
 
@@ -166,7 +166,7 @@ def strongest(sets: Iterable[list[GatePassage]]) -> list[GatePassage]:
 
 
 def _span(facts: Facts, e: int, r: int, units: int) -> tuple[int, int]:
-    """(ticks from the start of a send to the begin of its hold, ticks from there to the send's end)."""
+    """(ticks from the start of a send to the start of its hold, ticks from there to the send's end)."""
     alpha, beta, receives = facts.holds[e][r]
     took = facts.took(e, units)
     before = took - alpha - units * beta if receives else 0
@@ -176,9 +176,11 @@ def _span(facts: Facts, e: int, r: int, units: int) -> tuple[int, int]:
 def fills(
     facts: Facts, sends: Counter[int], links: Sequence[int], ticks: Fraction, *, since: int = 0
 ) -> bool:
-    """True if links cannot pass all sends between `since` and just before `ticks`.
+    """True if the links cannot pass all sends between `since` and just before `ticks`.
 
-    Each send counts as the smallest one.
+    Every send counts as the smallest one.
+
+    - `sends`: {size in units: number of sends}.
     """
     number = sends.total()
     if not number or ticks <= since:
@@ -203,7 +205,8 @@ def jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[Bor
         every = facts.carried(c)
         parts = [(every, sources, targets)]
         if is_direct and len(ranks) > 1 and data.root in ranks:
-            # Contributions of each other node cross straight to the root's node, for ranks outside their own.
+            # With direct crossing, contributions of every other node cross separately, straight to the root's
+            # node. They are on their way to ranks outside their own node.
             parts = []
             for n in sorted({node[r] for r in sources}):
                 over = [e for e in facts.admitted(c, reducing=True) if node[links[e].src] == n]

@@ -82,7 +82,7 @@ def arcs_of(problem: Problem, links: Sequence[int]) -> Arcs:
 class Distances:
     """Shortest times of a problem's chunks, computed on demand.
 
-    Sets of links that may carry a chunk are numbered, so that times are computed once per set and size.
+    Each set of links that may carry a chunk has an index, so that times are computed once per set and size.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -132,7 +132,7 @@ class Distances:
         return self.times(self.carried(c), int(self.problem.costs.chunk_units[c]))[:, destination]
 
     def times(self, links: int, units: int) -> NDArray[np.float64]:
-        """`shortest_times` over a numbered set of links, for a chunk of `units`."""
+        """`shortest_times` over the set of links with this index, for a chunk of `units`."""
         if (links, units) not in self._times:
             self._times[links, units] = shortest_times(self.problem, self._link_sets[links], units)
         return self._times[links, units]
@@ -140,7 +140,7 @@ class Distances:
     def nearest(
         self, links: int, units: int, ranks: Collection[int], *, backwards: bool = False
     ) -> NDArray[np.float64]:
-        """(num_ranks,) least ticks from the nearest of some ranks (backwards: to it) to every rank."""
+        """(num_ranks,) least ticks from the nearest of the given ranks to every rank; backwards: to it."""
         num_ranks = self.problem.topology.num_ranks
         if len(ranks) == num_ranks:
             return np.zeros(num_ranks)
@@ -156,20 +156,20 @@ class Distances:
 
     @cached
     def arcs(self, number: int) -> Arcs:
-        """(link, source, destination) columns of the set of links with this number; see `arcs_of`."""
+        """(link, source, destination) columns of the set of links with this index; see `arcs_of`."""
         return arcs_of(self.problem, self._link_sets[number])
 
     def links(self, number: int) -> tuple[int, ...]:
-        """The links of a numbered set."""
+        """The links of the set with this index."""
         return self._link_sets[number]
 
     @cached
     def link_set(self, number: int) -> frozenset[int]:
-        """The links of a numbered set, as a frozenset."""
+        """The links of the set with this index, as a frozenset."""
         return frozenset(self._link_sets[number])
 
     def carried(self, c: int, *, reducing: bool | None = False) -> int:
-        """Number of the set of links that may carry a chunk: unreduced, reducing, or (None) either way."""
+        """Index of the set of links that may carry a chunk: unreduced, reducing, or (None) either."""
         modes = (False, True) if reducing is None else (reducing,)
         masks = [self.problem.open_links(c, reducing=mode) for mode in modes]
         alike = tuple(map(id, masks))  # chunks with equal clauses share their masks
@@ -190,7 +190,10 @@ _MOST_ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class HeadsTails:
-    """Link, resource, head and tail of every hold that takes time; `FOREVER` if no needed send has it."""
+    """Head and tail of every hold that takes time, as columns with its link and its resource.
+
+    Head and tail are `FOREVER` if no required send uses the link.
+    """
 
     link: Ints
     resource: Ints
@@ -224,7 +227,8 @@ def heads_and_tails(distances: Distances, *, divisible: bool) -> HeadsTails:
         first, left = (np.full(len(problem.topology.links), np.inf) for _ in range(2))
         np.minimum.at(first, arc, distances.nearest(links, units, starts)[src])
         np.minimum.at(left, arc, distances.nearest(links, units, ends, backwards=True)[dst])
-        # A send of several chunks takes longer, by at least as much as its holds do.
+        # A larger send takes longer, by at least as much as its holds do, so the smallest send gives a lower
+        # bound.
         rest = costs.link_alpha[link] - costs.hold_alpha + units * (costs.link_beta[link] - costs.hold_beta)
         for all_ticks, of_link, late in ((head, first, receives), (tail, left, ~receives)):
             found = np.isfinite(first[link]) & np.isfinite(left[link])
@@ -235,7 +239,7 @@ def heads_and_tails(distances: Distances, *, divisible: bool) -> HeadsTails:
 
 
 def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int, set[int], set[int]]]:
-    """Yield (number of a link set, units, starting ranks, ranks that want some), for each such pair once."""
+    """Yield (link-set index, units, starting ranks, ranks that want chunks), once per (set, units)."""
     collective, sizes = distances.problem.collective, distances.problem.costs.chunk_units.tolist()
     sums = collective.sums_up
     wanted: dict[int, set[int]] = {}

@@ -58,7 +58,7 @@ class Gates:
 
     A send of n chunks, at most `most`, holds a gate for at least ``alpha + n * beta`` ticks. The hold begins
     at least `offset` ticks after the send's start. The send ends at least ``rest[n - 1]`` ticks after the
-    begin of the hold; this time varies by at most `end_spread`. No send starts before `release`.
+    start of the hold; this time varies by at most `end_spread`. No send starts before `release`.
 
     - `rest`, (max n, num_gates); all other arrays, (num_gates,).
     - `of_set`: Index of the set of ranks that the links of the gate enter or leave.
@@ -240,7 +240,7 @@ def nearest(costs: GateCosts, links: NDArray[np.bool_], starts: Ints, inner: NDA
 
 
 class Sender(NamedTuple):
-    """Arrivals of the chunks that a rank sends, in ticks after it starts: `first`, again every `period`."""
+    """Arrivals of a rank's chunks: `first`, in ticks after it starts to send, then every `period` ticks."""
 
     first: tuple[int, ...]
     period: int
@@ -289,7 +289,7 @@ def fastest(gates: Gates) -> Gates:
 
 
 def _by_place(gates: Gates, *keys: Ints) -> list[Ints]:
-    """Indices of the first gates of all sets, of all second ones, and so on, each set sorted by `keys`."""
+    """Indices of the first gates of all sets, of all second gates, and so on; sets sorted by `keys`."""
     order = np.lexsort((*reversed(keys), gates.of_set))
     _, sizes = np.unique(gates.of_set, return_counts=True)
     place = np.concatenate([np.arange(number) for number in (0, *sizes.tolist())])
@@ -304,7 +304,7 @@ def waking(
     soonest: Iterable[int] = repeat(0),
     num_senders: float = math.inf,
 ) -> list[int]:
-    """Earliest ticks by which 1, 2, ..., `num` ranks can hold data, if each then sends it to others.
+    """Earliest ticks by which 1, 2, ..., `num` ranks can hold data, if each rank then sends data on.
 
     - `woken`: Ticks at which ranks get data from outside, ascending; `FOREVER` stands for never.
     - `soonest`: Lower bounds of the result: for the first rank, the second, and so on.
@@ -333,7 +333,7 @@ def labels_of(times: Iterable[int]) -> Labels:
 
 
 def sends_of(senders: list[Sender], awake: Iterable[int]) -> Iterator[int]:
-    """Arrivals of chunks from all ranks in one ascending sequence; each sends once it holds data.
+    """Arrivals of the chunks of all ranks in one ascending sequence; each rank sends once it holds data.
 
     - `awake`: Ticks at which ranks get data.
     """

@@ -1,9 +1,9 @@
-"""Data of throughput bounds: volume that must cross each set of ranks, and resource holds per volume.
+"""Volume that must cross each set of ranks, and ticks for which a unit of volume holds resources.
 
-If all chunks have one size, volume is a number of chunks, and each pays alpha (over a link that merges, the
-share of a merged send). Otherwise, or if data is divisible, volume is in units of data. Each unit then pays
-its share of the alpha of the largest piece. A piece is the most data in an unmerged send: one chunk, or, if
-data is divisible, all chunks with equal ends. A merged send carries several pieces, but at most all data.
+Volume is counted in chunks if all chunks have one size and data is not divisible, otherwise in units of data.
+A piece is the largest volume of an unmerged send: one chunk, or, if data is divisible, all chunks with equal
+ends. A merged send carries several pieces, but at most all data. A send pays alpha once, so each unit of
+volume pays its share of the alpha of a full send: one piece, or all that a merged send can carry.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _MOST_OF_BETA, _MOST_OF_ALPHA = 2**31, 2**62
 class Volume:
     """Volume of a problem's chunks, and ticks for which it holds resources.
 
-    - `problem`: Chunks spread, or are summed for all ranks.
+    - `problem`: Chunks are copied, or are summed for all ranks.
     - `divisible`: True if data may be cut arbitrarily.
-    - `distances`: Distances of the problem, if some are already computed.
+    - `distances`: Distances of the problem, if they are already computed.
     """
 
     def __init__(self, problem: Problem, *, divisible: bool, distances: Distances | None = None) -> None:
@@ -54,7 +54,7 @@ class Volume:
         self.piece = 1 if self.by_chunk else largest_piece(problem, divisible=divisible)
         #: Max volume of a merged send, which pays one alpha.
         self.merged_piece = max(self.piece, min(problem.clauses.max_merge * self.piece, self.total))
-        #: Integer factor on ticks, so that a unit's share of alpha is whole, or nearly so.
+        #: Integer factor on ticks, which makes a unit's share of alpha whole, or nearly so.
         self.ticks_scale = self.merged_piece
         if not self.by_chunk:
             of_beta = _MOST_OF_BETA // int(problem.costs.hold_beta.max(initial=1))
@@ -84,7 +84,7 @@ class Volume:
 
     @cached_property
     def heads_tails(self) -> HeadsTails:
-        """Heads and tails of holds: earliest begins, and least ticks left after them."""
+        """Heads and tails of holds: earliest start, and min ticks between the hold and the finish."""
         return heads_and_tails(self.distances, divisible=self.divisible)
 
     @cached_property
