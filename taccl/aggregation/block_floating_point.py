@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from taccl._internal.arguments import Count
 
-#: Least and largest exponent: those of float32, below whose numbers a block counts as the smallest.
+#: Least and largest exponent, those of normal float32 numbers; blocks of smaller numbers get the least
+#: exponent.
 LEAST, MOST = -126, 128
 
 
@@ -139,10 +140,7 @@ def block_error_bounds(exponents: ArrayLike, *, ranks: Count) -> NDArray[np.floa
 
 
 def relative_error_bound(ranks: int) -> Fraction:
-    """Bound of the error over the largest number of a block, if that is above 2**-127: about n**2 / 2**31.
-
-    The scale is at least ``(2**31 - 1.5 n) / (n * 2**exponent)``; ``2**exponent`` is below twice the number.
-    """
+    """Upper bound on a block's error relative to its largest number, above 2**-127: about n**2 / 2**31."""
     return Fraction(ranks**2, 2**31 - 2 * ranks)
 
 

@@ -43,11 +43,12 @@ if TYPE_CHECKING:
 
 #: Max transfers of ring schedules for which several orders are tried.
 _FEW_TRANSFERS = 100_000
-#: A plan is poor if its period exceeds the busiest resource's time by this factor, or waiting this share.
+#: A plan is poor if its period exceeds the busiest resource's time by the first factor, or if waits of the
+#: first piece take more than the second share of the total time.
 _POOR, _WAITS = 1.05, 0.25
 #: Ticks from an arrival to the earliest send of its data in a plan, for rounding of starts.
 _SLACK_TICKS = 2
-#: Max messages to replay (about 0.15 s); above it, only a plan is used. Then the min number of pieces.
+#: Max messages to replay (about 0.15 s), above which only a plan is used; and min number of pieces.
 _MOST_REPLAYED, _FEWEST_PIECES = 20_000, 2
 
 
@@ -86,8 +87,9 @@ def predict(problem: Problem, algorithm: Algorithm, on: Topology) -> Prediction:
 def _piped_us(lanes: Lanes) -> float:
     """Time of all pieces on open lanes: by a periodic plan, and for few pieces also by two replays.
 
-    The replays serve pieces as they become ready, and in the plan's order; the least time counts. For many
-    pieces, the first piece need not wait for all its turns: the mean of waiting and not waiting counts.
+    One replay serves pieces as they become ready, the other in the plan's order; the least time counts. For
+    many pieces, the result is the mean of two estimates: the first piece waits for all its turns, or for
+    none.
     """
     pieces = lanes.num_pieces
     if lanes.relayed:

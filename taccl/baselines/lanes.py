@@ -167,7 +167,10 @@ class Lanes:
 
     @cached_property
     def _before(self) -> list[int]:
-        """Index of the hop whose data each hop forwards; -1 at roots, and for the sum of several."""
+        """Index of the hop whose data each hop forwards.
+
+        It is -1 at roots, and at hops that forward a sum of several arrivals.
+        """
         found = []
         num = self._alpha_us.shape[2]
         for way, back in enumerate(self.backwards):
@@ -277,7 +280,7 @@ class Lanes:
 
     @property
     def parts(self) -> int:
-        """Number of parts to cut each chunk into, so that all lanes carry equally many."""
+        """Number of parts to cut each chunk into, so that all lanes carry the same number of chunks."""
         count, num, n = self.problem.collective.num_chunks, len(self.hops), self.problem.topology.num_ranks
         if self.goes_round:
             # Each ring has a part per rank; chunks of an allreduce may be assigned to any rank.

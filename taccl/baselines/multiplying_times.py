@@ -55,7 +55,11 @@ class Grid:
 
     @cached
     def turns(self, digit: Digit) -> list[list[int]]:
-        """Partner of each rank in every turn; partners differ in the digit, and the next one comes first."""
+        """Partner of each rank in every turn.
+
+        Partners differ in the digit. In the first turn the partner's digit is larger by one (modulo the
+        base), in the second by two, and so on.
+        """
         (node, at), (num_nodes, num) = self.place.T, self.ranks.shape
         if not digit.weight:
             return [

@@ -337,8 +337,8 @@ def _through_switches(problem: Problem) -> Schedule:
         steps += [(last - depth, 1, rails[root][b, a], True) for depth, a, b in edges]
         steps += [(last + 1 + depth, 2, rails[root][a, b], False) for depth, a, b in edges]
         steps += [(2 * last + 1, 3, nvls[ranks[root]][1], False) for ranks in of_node]
-        # Each step comes two rounds of all roots after the one before. So one rank is the root of chunks in
-        # both directions, and NICs have time for what they forward in either tree.
+        # Each step of a chunk is two rounds of all roots later than the step before. So one rank can be the
+        # root of chunks in both directions, and NICs have time for the data that they forward in either tree.
         sends += [
             (4 * ((turn + 2 * step) * turns + root) + kind, c, e, adds) for step, kind, e, adds in steps
         ]

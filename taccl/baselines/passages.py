@@ -100,7 +100,8 @@ class Form(NamedTuple):
                 busy = pace.held * max(
                     hop.turn * num_pieces + len(hop.going(num_pieces, parity)) for hop in step
                 )
-                # An exchange waits for all pieces; half of them go on faster than they arrive, so they wait.
+                # An exchange waits for all pieces of a step. Otherwise a step of half the pieces consumes
+                # them twice as fast as they arrive, so it starts late enough for its last piece.
                 late, last = num_pieces * self.exchange, place + 1 == len(steps)
                 if not last and not self.exchange and steps[place + 1][0].half >= 0:
                     final = steps[place + 1][0].going(num_pieces, parity)[-1]
@@ -114,7 +115,7 @@ class Form(NamedTuple):
 
 
 class ChunkPassage(NamedTuple):
-    """A chunk along one dimension of its order, gathered or exchanged; reversed in time if it `reduces`.
+    """A chunk along one dimension of its order, gathered or exchanged; reversed in time if `reduces` is true.
 
     - `place`: Index of the dimension in `order`.
     - `num_pieces`: Pieces of each rank: number of ranks along the dimensions that are done; in an exchange,

@@ -42,8 +42,8 @@ Turns = list[list[int]]
 Partners = list[Turns]
 #: Function (place, step, number of places on a ring) -> place of the partner.
 Partner = Callable[[int, int, int], int]
-#: Function (step, chunks, a rank for each, keeps) -> True for each chunk that its rank may keep (`keeps` is
-#: True) or receive (False) in the step.
+#: Function (step, chunks, ranks, keeps) -> True for each chunk that its rank may keep after the step (`keeps`
+#: is True), or receive in the step (False). `ranks` has one rank per chunk.
 Bound = Callable[[int, "Ints", "Ints", bool], "Flags"]
 
 
@@ -191,7 +191,7 @@ def after_exchange(summed: Sequence[tuple[int, ...]], turns: Turns) -> list[tupl
 
 
 def swing_partner(place: int, step: int, size: int, *, mirrored: bool = False) -> int:
-    """Partner in a step of a place (index) on a ring of `size`; `mirrored` swaps even and odd places."""
+    """Partner in a step of a place (index) on a ring of `size`; `mirrored` exchanges even and odd places."""
     distance: int = sum((-2) ** i for i in range(step + 1))
     return (place + (distance if place % 2 == mirrored else -distance)) % size
 
@@ -239,7 +239,8 @@ def _or_doubling(
     - `forms`: {name: partners of each part of the chunks}.
     """
     for name, parts in forms.items():
-        # Parts are formed across roots, so that they are even if each root has few chunks.
+        # Parts are formed from the chunks of all roots together, so they are equal even if each root has few
+        # chunks.
         fewest = len(parts) // gcd(len(parts), problem.topology.num_ranks)
         sends = partial(doubling, parts=parts)
         found = or_whole_sums(found, problem, sends, name=name, fewest=fewest, cut=cut)

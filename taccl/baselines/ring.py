@@ -249,7 +249,8 @@ def _search(
 
     pairs = list(product(range(size), repeat=2))
     steps = {(a, b): ticks for a, b in pairs if (ticks := between(a, b)) is not None}
-    #: {(last local rank, first local rank of the next node): ticks}; in one node, of the closing step.
+    #: {(last local rank, first local rank of the next node): ticks}; with one node, ticks of the step that
+    #: closes the ring.
     closings = steps
     if len(nodes) > 1:
         closings = {(a, b): ticks for a, b in pairs if (ticks := crossing(b, a)) is not None}

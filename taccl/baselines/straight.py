@@ -160,7 +160,7 @@ def exchange_us(problem: Problem) -> Floats:
 
 
 def _pairs(problem: Problem) -> tuple[Ints, Ints, Ints]:
-    """(chunk, source, destination) columns, with a row for each rank other than the source that wants it."""
+    """(chunk, source, destination) columns, with a row for each other rank that wants the chunk."""
     starts, ends = starts_of(problem), problem.collective.destination_sets
     counts = np.array([len(ranks) for ranks in ends.sets], np.int64)
     chunk = np.repeat(np.arange(len(starts)), counts[ends.of_chunk])

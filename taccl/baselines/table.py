@@ -29,7 +29,7 @@ class Baseline(NamedTuple):
     - `label`: Name in pictures; empty to use its key in the table.
     - `turn`: Order in which `taccl.baselines.best` builds baselines, ascending; quick ones first.
     - `place`: Rank by how often the baseline is the fastest; 0 is the most often.
-    - `grid_place`: The same on tori and meshes alone, if it differs there.
+    - `grid_place`: `place` on tori and meshes, if it differs there.
     - `build_s`: Approximate CPU seconds to build and verify 10,000 transfers.
     - `competes`: False if only searches for topologies with reducing switches or servers propose it.
     - `names_contributions`: True if its sends name the contributions that they carry, which takes longer.

@@ -62,7 +62,8 @@ def _both_trees(problem: Problem, *, members: Sequence[str]) -> Schedule:
     topology, chunks = problem.topology, problem.collective.chunks
     is_allreduce = all(len(chunk.destinations) == topology.num_ranks for chunk in chunks)
     first = topology.ranks_of_node[0]
-    # Ranks half a node apart use different NICs if a node has several; all ranks use all NICs.
+    # Two heads half a node apart use different NICs if the node has several; if all ranks are heads, all NICs
+    # are used.
     heads_of: dict[str, list[tuple[int, ...]]] = {
         "nodes": [(first[0], first[len(first) // 2]), first],
         "ranks": [(0,)],
@@ -71,7 +72,8 @@ def _both_trees(problem: Problem, *, members: Sequence[str]) -> Schedule:
     for each in members:
         for heads in heads_of[each]:
             roots = [heads[c // 2 % len(heads)] for c in range(len(chunks))] if is_allreduce else None
-            # In reversed time the last chunk goes up first, so send it last to get it down first.
+            # Time reversal turns the last chunk of the broadcast into the first of the reduction. The
+            # broadcast therefore sends the chunk last that should come down first.
             backwards = partial(_descend, members=each, last_first=True)
             sends = run(problem, partial(_descend, members=each), backwards=backwards, roots=roots)
             forms.append((f"tree (double binary tree of {each})", sends))

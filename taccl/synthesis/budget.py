@@ -27,7 +27,7 @@ def _no_reason(_: Search) -> str:
 
 
 def nothing(_: Search) -> float:
-    """Reserve of zero seconds, for a proposer that earlier ones leave no time."""
+    """Zero seconds to reserve, for a proposer that may be left without time."""
     return 0.0
 
 
@@ -68,7 +68,10 @@ def run(search: Search, turns: Sequence[Turn]) -> None:
 
 @contextmanager
 def going_on(whole: Search) -> Iterator[None]:
-    """Context that ends quietly on Ctrl-C, at the deadline or on `NoSolutionError`, given a schedule."""
+    """Context that ends the search quietly on Ctrl-C or `NoSolutionError` if it has a schedule.
+
+    `OutOfTime` at the deadline is such an error. Without a schedule, the exception is raised again.
+    """
     try:
         yield
     except KeyboardInterrupt:

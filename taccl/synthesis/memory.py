@@ -92,7 +92,8 @@ def memory_need(
     combining, columns = problem.collective.combining, sum(kept)
     num_transfers = sum(half.num_sends for half in halves)
     if combining:
-        # the reduce phase is reversed in time; finally both phases are joined
+        # Peaks of a reduction: search of the first phase, reversal of its schedule, search of the second
+        # phase beside it, and concatenation of both.
         searches = [searches[0], 2 * kept[0] + halves[0].turned, *(kept[0] + each for each in searches[1:])]
         searches += [2 * columns] if len(halves) > 1 else []
     file = 0

@@ -91,7 +91,10 @@ class Observer:
         self._told_finish_us, self._told_bound_us = math.inf, 0.0
 
     def report(self, doing: str, finish_us: float | None, bound_us: float | None = None) -> None:
-        """Report an activity. Its figures never get worse, even if a search in other chunks has none."""
+        """Report an activity, with the best finish and bound of any report so far.
+
+        So the figures never get worse, even during a search in other chunks that has none yet.
+        """
         if self._progress is None:
             return
         self._told_finish_us = min(self._told_finish_us, math.inf if finish_us is None else finish_us)

@@ -39,7 +39,7 @@ class ChoiceParameters(_Group):
     most_hops: int = 200_000
     few_hops: int = 100_000
     # Min seconds for kernels that only improve schedules: if they are not compiled yet, and if they are
-    # cached. Below the first, the compiled search also gets no suggested sketch.
+    # cached. With less time than the first, the compiled search also gets no suggested sketch.
     compiling_s: float = 5.0
     compiled_s: float = 0.5
     cold_s: float = 12.0  # min seconds to compile the kernels of a first schedule if they are not cached

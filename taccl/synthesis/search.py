@@ -222,7 +222,10 @@ class Search:
 
     @property
     def known(self) -> tuple[int, ListSchedule | None]:
-        """(finish in ticks, quotient schedule or None) of the incumbent, this search's or its rival's."""
+        """(finish in ticks, quotient schedule or None) of the better incumbent, this search's or its rival's.
+
+        The rival is the search whose schedule a search by one solver started from.
+        """
         both = [each for each in (self.rival, self) if each is not None]
         found = [(each.best.finish_ticks, each.best_on_quotient) for each in both if each.best is not None]
         return min(found, key=lambda each: each[0])
@@ -230,7 +233,7 @@ class Search:
     def offer(
         self, schedule: ListSchedule, *, producer: str, proposed: bool = False, whole: Schedule | None = None
     ) -> float | None:
-        """Propose a quotient schedule as incumbent, expanded; return its finish in us, None if refused.
+        """Expand a quotient schedule and propose it as incumbent; return its finish in us, None if refused.
 
         - `whole`: The expanded schedule, if the caller has it already.
         """
@@ -350,7 +353,7 @@ class Search:
         - `known`: A lower bound for the problem's own chunks, if there is one.
         """
         budget, since, left_s = self.parameters.budget, time.monotonic(), self.deadline.left_s
-        # A busy machine gets more seconds, but few of them past the limit.
+        # A busy machine gets more seconds, of which only a few may be past the limit.
         least_s = budget.least_every_s
         least_s = min(least_s * busy_factor(), max(_LATE_TIMES * least_s, _MOST_EVERY_SHARE * left_s))
         every_s = max(least_s, min(budget.most_every_s, budget.bound_share * left_s))

@@ -64,9 +64,9 @@ def begin_with(whole: Search, start: Schedule) -> None:
 
 
 def continue_from(search: Search, whole: Search) -> None:
-    """Start the search from what is known in its own chunks.
+    """Start the search from schedules that are known in its own chunks.
 
-    That is the schedule by which the portfolio chose their number, and the given schedule, which is removed
+    These are the schedule by which the portfolio chose their number, and the given schedule, which is removed
     from `others`.
     """
     if search.backend == "auto" and search.options.keeps_sends:

@@ -96,9 +96,9 @@ def sweep(
     held: Held, order: NDArray[np.int64], until: NDArray[np.int64], holder: NDArray[np.int64],
     clashes: NDArray[np.int64],
 ) -> int:  # fmt: skip
-    """Sweep hold intervals in order of begin; return the number that overlap another send's.
+    """Sweep hold intervals in order of start; return the number that overlap another send's.
 
-    - `order`, (num_rows,): Rows of `held` in order of begin.
+    - `order`, (num_rows,): Rows of `held` in order of start.
     - `until`, `holder`, (num_resources,): Latest end so far, and its send; updated in place.
     - `clashes`, (most, 5): Output: resource, begin, send, the other send, and that send's end.
     """

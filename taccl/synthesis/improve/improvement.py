@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 #: search may underestimate finishes (`Improvement.schedule` computes exact times). Max sends removed in a
 #: turn of ruin and recreate, though the last removal may exceed it.
 _MOST_MERGED, _MOST_HOLDS, _MOST_RUINED = 16, 4_096, 40
-#: Pairs of backward and forward re-timings in a turn, and the mean number of turns of which one has them.
+#: Pairs of backward and forward re-timings in a turn; and the mean number of turns from one such re-timing to
+#: the next.
 _PASSES, _EVERY = 1, 16
 #: Relative increase in value up to which a schedule is accepted in the first turn.
 _THRESHOLD = 0.01
@@ -172,7 +173,7 @@ def improve_schedule(
     """(schedule that finishes no later, text of what was done).
 
     Reductions without a broadcast phase are improved as broadcasts, reversed in time: trees are then inserted
-    as early as possible, rather than before a finish that is still to fall.
+    as early as possible, rather than as late as a finish allows that still improves.
 
     - `schedule`: One of a problem that `suits_improvement`.
     - `turns`: Max turns; None for no limit. Each run has twice the turns of the one before, and starts from

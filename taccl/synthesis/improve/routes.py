@@ -65,8 +65,8 @@ def read_trees(schedule: Schedule) -> list[Tree]:
     """Trees of all chunks of a schedule, in order of chunks, reduction before broadcast; no derived chunks.
 
     Only the first arrival of a chunk at a rank counts. If two ranks complete a sum simultaneously by
-    exchanging partial sums, one of them becomes the root, and the other waits for it. If partial sums travel
-    along no tree otherwise, the chunk's trees have no links.
+    exchanging partial sums, one of them becomes the root, and the other waits for it. If its partial sums do
+    not travel along a tree for another reason, the chunk's trees have no links.
     """
     problem = schedule.problem
     by_chunk: dict[int, list[Transfer]] = defaultdict(list)
@@ -164,7 +164,10 @@ def _exchange(
 
 
 def _delay(problem: Problem, tree: Tree, since: int) -> None:
-    """Delay a tree's sends to a release at its root (`since`, in ticks); these leave their groups."""
+    """Delay the sends of a tree until a release date at its root (`since`, in ticks).
+
+    Delayed sends leave their groups.
+    """
     there = dict.fromkeys(tree.origins, since)
     num_ranks = problem.topology.num_ranks
     for rank, sent in sorted(tree.read_from.items(), key=lambda each: each[1].start_ticks):

@@ -4,9 +4,9 @@ A chunk is useful to a link if its source has it, and its destination neither ha
 chunks are masks of 64-bit words. A link draws a word, goes on from there to the first few useful chunks, and
 takes the one that the fewest ranks have or expect.
 
-In order of arrival, neighbours would soon have the same chunks, and links between them little to bring. Draws
-keep the sets different. So a link seldom idles, also where the speeds of links differ without any order, and
-each rank receives at the rate of all links into it. Rare chunks first keeps the last ones from being late.
+If chunks went in order of arrival, neighbours would soon have the same chunks, and links between them would
+idle. Random draws keep the sets of chunks different, so each rank receives at the rate of all links into it,
+even if link speeds vary irregularly. Drawing rare chunks first prevents that the last chunks are late.
 Source: Cohen, "Incentives build robustness in BitTorrent", P2PECON 2003.
 """
 
@@ -152,7 +152,7 @@ def _happen(fabric: Fabric, s: DrawingState, now: events.Timeline, event: int, t
     s.has[d, w] |= bit
     for i in range(fabric.out_of[d], fabric.out_of[d + 1]):
         o = fabric.out_slot[i]
-        # A link that idles has nothing else to bring.
+        # An idle link into a rank that lacks chunks has no other chunk to bring.
         is_idle = now.link_free[o] <= time and s.missing[fabric.dst[o]] > 0
         is_useful = is_idle and not s.claimed[fabric.dst[o], w] & bit
         if is_useful and events.is_free(fabric, now, o, s.units[c], time):

@@ -232,7 +232,7 @@ def _holds(topology: Topology, costs: Costs, usable: Bools) -> _Holds:
     link, resource, receives = columns.link[some], columns.resource[some], columns.receives[some]
     alpha, beta = costs.hold_alpha[some], costs.hold_beta[some]
     private = (np.bincount(resource, minlength=1)[resource] == 1) & ~receives
-    # Consecutive sends on a link are apart by the longest of its holds.
+    # Consecutive sends on a link start at least its longest hold apart.
     own_alpha, own_beta = np.zeros(num_links, np.int64), np.zeros(num_links, np.int64)
     np.maximum.at(own_alpha, link, alpha)
     np.maximum.at(own_beta, link, beta)
@@ -259,8 +259,9 @@ def _by_slot(holds: _Holds, link: Int32s) -> _Holds:
 def _wakes(holds: _Holds, alpha: Ints, beta: Ints, units: Ints) -> dict[str, Ints]:
     """Fields of `Fabric` that say which links to examine when a resource is released.
 
-    If a lead depends on the chunk size, the shortest counts, so that a group is examined late rather than
-    never.
+    A link's send reaches a resource some ticks after its start (its lead), so the link is examined that much
+    earlier. If a lead depends on the chunk size, the shortest one counts: a late examination finds the
+    resource free.
     """
     lead_alpha, lead_beta = alpha[holds.slot] - holds.alpha, beta[holds.slot] - holds.beta
     fewest, most = int(units.min(initial=1)), int(units.max(initial=1))

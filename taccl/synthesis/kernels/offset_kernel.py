@@ -3,8 +3,8 @@
 All places (ranks or switches) do the same at the same time, so a class of links acts as one server: the sends
 of a row, under all translations, use each link of its class once. Two event-driven loops:
 
-- `spread_offsets` builds a tree over all offsets: a free class takes the first arrival in the log whose
-  neighbour along the class is still wanted. Every class has a position in the log, which only advances.
+- `spread_offsets` builds a tree over all offsets: a free class forwards the first arrival in the log that the
+  place at the other end of its link still lacks. Every class has a position in the log, which only advances.
 - `route_offsets` sends every item along its own path: a free class takes the item with the longest path left.
 """
 

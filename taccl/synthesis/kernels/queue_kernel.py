@@ -1,8 +1,8 @@
 """Compiled scheduler of chunks along given routes: every link has a queue of the chunks that wait for it.
 
 When links or shared resources are released, or chunks arrive, the affected links may send in order of
-urgency. Urgency is first the remaining load of a link's shared resources, so that the busiest one does not
-idle for the sake of others. Then it is the route ahead of the first chunk in the link's queue.
+urgency. Urgency is the remaining load of a link's shared resources, so that the busiest resource does not
+idle. At ties, it is the remaining route of the first chunk in the link's queue.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def send_in_order(fabric: Fabric, hops: Hops, order: Ints, start: Ints) -> int:
 
 @compiled
 def join_hops(fabric: Fabric, hop_of: Ints, hops: Hops, into: Ints, took: Ints, signal: Ints) -> None:
-    """Fill in which hops follow which, and accumulate times along routes.
+    """Record the hops that follow each hop, and sum up times along routes.
 
     - `hop_of` ((num_chunks + 1,) int64): The hops of chunk c are ``hop_of[c]:hop_of[c + 1]``. Each follows
       the hop that brings the chunk to its source, and hops from the same rank are adjacent.

@@ -63,7 +63,7 @@ def solve(
     - `upper_ticks`, `lower_ticks`: The finish must be at most (at least) this.
     - `hint`: A schedule on the quotient to start from; it may use other hops, too.
     - `in_turns`: True to run strategies in turns of counted work, so that results are reproducible. False
-      finds more in short rounds.
+      finds better schedules in short rounds.
     - `**options`: Options of `taccl.solvers.worker.run_task`, including the time limit.
     """
     hops = sorted({*optional, *required})

@@ -189,7 +189,8 @@ class _Lane:
         self.beta = int(costs.link_beta[rep]) / self.per_us
         self.units = {m: quotient.hops[m].units for m in row}
         holds = quotient.holds[link]
-        # Least time from the end of a batch to the end of the next one, without its units.
+        # Min time from the end of a batch to the end of the next one, without the time for the units of the
+        # latter.
         even = [alpha for alpha, beta in map(self.costs, holds) if beta == self.beta]
         self.done = self._cumulative("completion", self.alpha, self.beta, max(even, default=-self.upper))
         for m in row:

@@ -34,7 +34,7 @@ _MOST_HEADS, _MOST_TAILS = 6, 4
 class _Use:
     """Occupation of a resource by the members of a hop, averaged over the resources of the orbit.
 
-    - `head`, `tail`: Least ticks from time 0 to the begin of the occupation, and from its end to the finish.
+    - `head`, `tail`: Least ticks from time 0 to the start of the occupation, and from its end to the finish.
     - `alpha`, `units_ticks`: Ticks of the occupation per message, and for the hop's chunk.
     """
 
@@ -116,7 +116,7 @@ def _least_rest(quotient: Quotient, m: int, held: Held) -> int:
 
 
 def _windows(uses: Sequence[_Use]) -> Iterable[tuple[int, int]]:
-    """(head, tail) pairs to try, with the least of both first."""
+    """(head, tail) pairs to try; the first pair has the least head and the least tail."""
     heads = _spaced({use.head for use in uses}, _MOST_HEADS)
     return product(heads, _spaced({use.tail for use in uses}, _MOST_TAILS))
 

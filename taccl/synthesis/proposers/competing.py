@@ -35,8 +35,9 @@ from taccl.topology.recognise import dimensions, grid_of
 _MOST_NAMED = 400_000
 #: CPU seconds to verify a transfer (estimate).
 _VERIFY_S = 6e-6
-#: If there is no schedule yet: the first baseline may take this many times as long to build as the quickest,
-#: unless the preferred one fits into this share of its time.
+#: Without a schedule so far, the preferred baseline comes first only if it fits into the second share of its
+#: time. Otherwise, the first one is a baseline that takes at most the first multiple of the quickest build
+#: time.
 _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
 #: Max share of the time left in which `quickest_first` puts the usually best baseline before quicker ones.
 _BEST_FIRST_SHARE = 0.2

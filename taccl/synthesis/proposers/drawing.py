@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.kernels.fabric import Bools, Ints
 
-#: Chunks of a cluster for each square root of the number of sends: 4 chunks at 100 million sends.
+#: Chunks per cluster, as a share of the square root of the number of sends: 4 chunks at 100 million sends.
 _CONVOY_SHARE = 1 / 2500
 #: Convoys whose sends are listed and sorted together.
 _BLOCK = 1 << 18
@@ -168,8 +168,8 @@ def _within(fabric: Fabric, some: Bools) -> Fabric:
 def clusters(fabric: Fabric, size: int) -> Ints:
     """(num_ranks,) number of each rank's cluster: about `size` ranks, joined by links in both directions.
 
-    A cluster grows by the rank with the most neighbours inside. What is left between clusters, if less than
-    half as large, joins the smallest cluster beside it.
+    A cluster grows by the rank with the most neighbours inside. A cluster that ends with less than half of
+    `size` ranks joins the smallest adjacent cluster.
     """
     num_ranks = fabric.num_ranks
     forward = fabric.src * num_ranks + fabric.dst

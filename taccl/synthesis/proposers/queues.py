@@ -307,10 +307,10 @@ def _send(
 
 
 def _late_begins(fabric: Fabric, size: int, found: Sends) -> Ints | None:
-    """(num_slots,) later earliest starts on links, in ticks, to remove idle time of links and resources.
+    """(num_slots,) earliest starts on links, in ticks, delayed to remove idle time; None if there is none.
 
-    A link or resource used over a longer interval than the largest busy time of any starts later by the
-    difference. None if there is no such link or resource.
+    A link or resource has idle time if the span from its first to its last use exceeds the largest busy time
+    of any. Its uses then start later by the difference.
 
     - `size`: Size of every chunk.
     """

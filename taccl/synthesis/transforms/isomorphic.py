@@ -97,7 +97,7 @@ def _scalars(problem: Problem) -> tuple[Hashable, ...]:
 
 
 def _chunk_names(problem: Problem, ranks: Sequence[int]) -> list[tuple[int, Hashable]]:
-    """(chunk, its origins, destinations and size as a name) with ranks renamed."""
+    """[(chunk, name), ...]; a name lists origins, destinations and size, with ranks renamed."""
     units = problem.costs.chunk_units.tolist()
     return [
         (c, (_renamed(data.origins, ranks), _renamed(data.destinations, ranks), units[c]))
@@ -138,7 +138,7 @@ def _holders(problem: Problem, links: Mapping[int, int]) -> list[list[tuple[int,
             held[hold.resource].append((links[hold.link], alpha, beta, spare_alpha * late, spare_beta * late))
     resources = []
     for holds in held.values():
-        # If all occupations begin equally late after the start of a send, they may as well begin with it.
+        # If all occupations begin at the same delay after the start of a send, the delay may be taken as 0.
         alike = len({each[3:] for each in holds}) == 1 and not holds[0][4]
         resources.append(sorted(each[:3] + ((0, 0) if alike else each[3:]) for each in holds))
     return sorted(resources)

@@ -309,9 +309,9 @@ def split_switches(network: Network, capacity: Ints, counts: Ints) -> dict[int, 
 def _paired(state: _Splitting, switch: int, into: list[Path], out: list[Path]) -> list[tuple[Path, Path]]:
     """Pairs of paths into and out of a switch, in the order in which capacity is assigned to them.
 
-    Sends wait least for one another if each port has few partners. Ranks with little capacity between them
-    otherwise come first; ranks behind another common switch need this one less. Ties: each port with the
-    next, then the one after that, and so on.
+    Pairs of ranks with little other capacity between them come first: ranks behind another common switch need
+    this switch less. At ties, each port is paired with the next one, then with the one after that, and so on,
+    since sends wait least for one another if each port has few partners.
     """
     width = state.widths_without(switch)
     place = {path: i for side in (into, out) for i, path in enumerate(side)}
