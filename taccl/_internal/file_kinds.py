@@ -1,8 +1,8 @@
-"""Kinds of files, recognised by content, and the next step for each: a command, or another file to give.
+"""Kinds of files, recognised by their content, and advice for each kind: a command to use, or a file to give.
 
-Kinds are this package's own, recognised by fields or the first lines, and outputs of other tools, recognised
-by a line that only that tool prints. `kinds_in` and `kinds_of_text` recognise kinds; `advice_on` gives the
-next step.
+Some kinds are this package's own, recognised by their fields or first lines. The others are outputs of other
+tools, recognised by a line that only the tool prints. `kinds_in` and `kinds_of_text` recognise kinds;
+`advice_on` gives the advice.
 """
 
 from __future__ import annotations

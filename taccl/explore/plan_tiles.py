@@ -172,7 +172,7 @@ def range_of(tile: Tile, program: Program, bound_s: float) -> PlanRange:
 
 
 def _bound(problem: Problem, seconds: float) -> Certificate:
-    """Lower bound over all chunkings; the trivial bound if it takes far too long."""
+    """Lower bound over all chunkings; the trivial bound after more than 2 `seconds` + `_LATE_S`."""
     try:
         with Deadline.after(2 * seconds + _LATE_S).enforced():
             return lower_bound(problem, divisible=True, budget_s=seconds, limit_s=2 * seconds)

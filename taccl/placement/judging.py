@@ -34,7 +34,7 @@ _CONFIDENCE = 0.99
 _FEW = 0.1
 #: Minimum gain that counts, as a part of the time; our choice.
 _LEAST = 0.01
-#: A class of pairs is shrunk if it has at least twice this number of pairs.
+#: Minimum number of pairs of a class, halved, for which figures of the class are shrunk.
 _FEWEST_PAIRS = 4
 
 

@@ -169,7 +169,7 @@ class _Reader:
     arrivals: set[int]
 
 
-#: Arrivals are ids of parts, except for a rank's own contribution and for a copy of it at its result's place.
+#: Stand-ins for ids of parts: a rank's own contribution, and a copy of it in the slot of the rank's result.
 _OWN, _COPY = -1, -2
 
 

@@ -46,9 +46,9 @@ class Fixing(NamedTuple):
     """Orbits under the symmetries that fix one chunk (its stabiliser).
 
     - `ranks`, (num_ranks,); `links`, (num_links,): Smallest index in the orbit of each.
-    - `turned`, (num_links,): Defined at the smallest link of each orbit. Let a symmetry take a chunk c to the
-      fixed chunk, and a link that is smallest in its orbit of the whole group into this orbit: the smallest
-      such c.
+    - `turned`, (num_links,): For the smallest link of each of these orbits, the smallest chunk c with the
+      following property; undefined for other links. Some symmetry takes c to the fixed chunk, and takes a
+      link that is the smallest in its orbit under the whole group into this orbit.
     """
 
     ranks: NDArray[np.int64]

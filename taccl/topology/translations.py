@@ -1,11 +1,11 @@
-"""Translations: groups of symmetries that act simply transitively on places.
+"""Translations: groups of symmetries of a fabric in which exactly one element takes any place to any other.
 
-Exactly one element takes any place to any other. An element is numbered by its image of place 0:
-``translate(g, 0) == g``. As the fabric looks the same from every place, place 0 represents all: each link out
-of place 0 stands for a class of links with one link out of every place, and so do the resources that it
-holds.
+Such a group acts simply transitively on places. An element is numbered by its image of place 0:
+``translate(g, 0) == g``. The fabric looks the same from every place, so place 0 represents all. Each link out
+of place 0 stands for a class of links, one out of every place. The resources that the link holds stand for
+classes of resources.
 
-Places are ranks of the fabric. A mesh has no translations; there, places are positions along a ring through
+Places are ranks of the fabric. A mesh has no translations. There, places are positions along a ring through
 its ranks, and `Translations.ranks` has the rank at each place.
 """
 

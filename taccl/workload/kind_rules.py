@@ -242,7 +242,10 @@ def same_axes(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labe
 
 
 def own_axes(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Each axis of the only operand is the same of the result; elements of one are blocks of the other."""
+    """Each axis of the only operand matches the same axis of the result.
+
+    If their lengths differ, elements along one axis correspond to blocks of the other.
+    """
     return [[*range(len(out))]]
 
 

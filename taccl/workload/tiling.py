@@ -110,7 +110,7 @@ def reached(
 ) -> tuple[dict[str, int], dict[int, int], dict[int, int]]:
     """({operation: its unit}, units on which each unit depends, units that depend on it) as bit masks.
 
-    An overlap is one unit, any other operation a unit by itworkload.
+    An overlap is one unit; any other operation is a unit by itself.
     """
     place = workload._units
     order = list(dict.fromkeys(place[name] for name, _ in workload.tiles))

@@ -286,7 +286,7 @@ class Workload:
         }
 
     def _in_order(self, names: Sequence[str]) -> list[str]:
-        """Operations of one overlap in dependency order, otherwise in program order."""
+        """Sort operations of one overlap by dependency, and by program order where that leaves a choice."""
         left, order = list(names), list[str]()
         while left:
             ready = next(name for name in left if not set(left).intersection(self.waits[name]))
