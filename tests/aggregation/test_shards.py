@@ -131,7 +131,10 @@ def test_an_exchange_without_a_chunk_count_is_cut_as_pays():
 @pytest.mark.slow
 @pytest.mark.parametrize(("cards", "choice"), [(10, "central"), (4, "colocated")])
 def test_workers_serve_where_a_box_is_too_narrow(cards, choice):
-    """Eight workers: colocated servers move the data 1.75 times, a box of ten cards once, of four twice."""
+    """Colocated servers move the data 1.75 times, a box of ten cards once, a box of four twice.
+
+    There are eight workers. The arrangement that moves the least data is chosen.
+    """
     n, k = range(8), range(8, 8 + cards)
     served = choose_servers(rack(8, cards), "100MB", workers=n, servers=k)
     assert served.choice.startswith(f"{choice} of central ")

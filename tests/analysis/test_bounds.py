@@ -49,7 +49,7 @@ def test_latency_is_the_longest_shortest_way():
 
 
 def test_latency_starts_at_the_nearest_origin():
-    """A chunk that ranks 0 and 2 of a ring of 5 hold is two hops from rank 4 at rank 0, or one: 2 us."""
+    """Ranks 0 and 2 of a ring of 5 hold the chunk: rank 4 gets it from rank 0, its neighbour, in 2 us."""
     bound = lower_bound(problem_of(ring(5), custom(5, [([0, 2], [4])])))
     assert bound.bound == 2
 

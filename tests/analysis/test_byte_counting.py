@@ -90,9 +90,10 @@ def test_the_least_time_is_exact():
 
 @pytest.mark.slow
 def test_sums_that_all_need_take_the_bytes_of_every_send():
-    """Four sends of 1, 2, 4 and 8 contributions to all 16 KB need 1.2 us and 64 KB; five need no fewer bytes.
+    """A sum of 16 KB over 16 ranks takes at least four sends, of 1, 2, 4 and 8 contributions.
 
-    Within 1.5 us no fifth send fits, and 64 KB take 0.512 us besides four alphas.
+    The four take 1.2 us and move 64 KB; five sends would move no fewer bytes. Within 1.5 us no fifth send
+    fits, and 64 KB take 0.512 us besides four alphas.
     """
     problem = taccl.make_problem(taccl.topologies.dgx2(), "allreduce", size_bytes=16_000)
     best = max(each.bound for each in certificates(problem))

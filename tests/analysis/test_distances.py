@@ -143,7 +143,7 @@ def test_alike_chunks_share_a_set_of_links():
 
 
 def test_times_of_a_numbered_set_are_kept():
-    """Times of a numbered link set are cached for each size."""
+    """Times over a set of links are computed once for each chunk size."""
     distances = Distances(detour())
     number = distances.carried(0)
     assert distances.times(number, 1) is distances.times(number, 1)

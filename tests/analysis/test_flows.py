@@ -94,8 +94,8 @@ def test_distance_times_volume_by_hand(monkeypatch):
 def test_distance_times_volume_between_nodes(monkeypatch):
     """Two chunks over links of 2 + 1 us that share a NIC for 1 + 1 us.
 
-    With one price for all three each chunk pays 5, of 3 in all: 10/3 us. With a price for what links share,
-    the NIC alone: 4 us, and 1 us until the send is over whose hold is the last.
+    With one price for both links and the NIC, each chunk pays for 5 us, at a total price of 3: 10/3 us. With
+    a price for the NIC alone, the holds take 4 us, and the send of the last hold ends 1 us later.
     """
     monkeypatch.setattr(flows, "_MAX_FLOWS", 0)
     problem = problem_of(two_nodes(), custom(4, [([0], [2]), ([1], [3])]), links_allowed=frozenset({4, 5}))

@@ -34,7 +34,10 @@ def test_sums_are_made_before_they_cross_and_spread_after():
 
 
 def test_one_send_more_may_begin_and_end_outside():
-    """Heads and tails of 2 us each: a fifth send replaces halves of the first and the last, 15 us."""
+    """A fifth send of 3 us may start before the first and end after the last: 15 us, not 12.
+
+    It takes the place of half of the first and half of the last send's head and tail, 2 us each.
+    """
     problem = problem_of(two_levels(2, local=2, nic=3), collectives.allreduce(4))
     assert claims(problem)[1:] == [12, 15]
 
@@ -46,7 +49,10 @@ def test_more_ranks_double_for_longer():
 
 
 def test_the_ends_take_no_longer_than_a_crossing():
-    """Behind slow links inside nodes, an early send delivers another node's contribution after 2 us."""
+    """Where links inside a node take 7 us, an early send over the NIC delivers after only 2 us.
+
+    So the time before the first send is at most the 2 us of one send between nodes.
+    """
     problem = problem_of(
         two_levels(2, local=7, nic=2), custom(4, [(range(4), [0, 1, 2])] * 4, combining=True)
     )
@@ -54,7 +60,7 @@ def test_the_ends_take_no_longer_than_a_crossing():
 
 
 def test_both_ends_are_cut_to_fit_between_two_crossings():
-    """Two sums take 2 sends of 3 us each way: heads and tails add nothing to 6 us."""
+    """Two sums need two sends of 3 us each way, 6 us; heads and tails fit between the two sends."""
     two = problem_of(two_levels(2, local=1, nic=3), custom(4, [(range(4), range(4))] * 2, combining=True))
     assert claims(two)[1:] == [6]
 
@@ -72,7 +78,11 @@ def test_merged_chunks_count_one_behind_the_other():
 
 
 def test_an_early_send_counts_by_what_its_sender_can_hold():
-    """Two of four ranks are added up in 1 us and all in 2: 16 sends of 2 us each way take 36 us, not 34."""
+    """An early send counts by the contributions that its sender can have received by then.
+
+    After 1 us that are two of four ranks' contributions, after 2 us all four: 16 sends of 2 us each way take
+    36 us, not 34.
+    """
     problem = problem_of(two_levels(4, local=1, nic=2), collectives.allreduce(8, chunks_per_rank=2))
     assert claims(problem)[1:] == [32, 36]
 

@@ -41,7 +41,7 @@ def byte_counting():
 
 
 def between_nodes():
-    """Gossip certificate: sums of two nodes, with heads and tails in nodes."""
+    """Gossip certificate: sums of two nodes of four ranks, with heads and tails for the sends inside nodes."""
     problem = problem_of(two_levels(4, local=1, nic=5), collectives.allreduce(8))
     return claimed(problem, gossip(NeededSends(problem)))[-1]
 

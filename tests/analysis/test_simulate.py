@@ -210,7 +210,7 @@ def test_replays_are_valid_schedules(assumption):
 
 @pytest.mark.parametrize("example", [own_first, own_last, waiting_for_own], ids=lambda each: each.__name__)
 def test_own_first_is_kept_at_another_size(example):
-    """The gap that own-first requires scales with the size."""
+    """The gap that local-first priority requires scales with the size."""
     verify(simulate(example(), size="7MB").as_schedule()).raise_if_failed()
 
 
@@ -316,8 +316,10 @@ def test_a_send_may_wait_for_a_resource():
 
 
 def test_a_send_may_wait_for_a_clause():
-    """A relayed chunk waits 1 us for own-first while its link is idle, and the critical path names the
-    clause."""
+    """The critical path names the clause that makes a send wait while its link is idle.
+
+    Here own-first makes a relayed chunk wait 1 us.
+    """
     simulation = simulate(waiting_for_own())
     last = simulation.critical_path[-1]
     assert (last.waited_for, last.what) == ("clause", "own_first")

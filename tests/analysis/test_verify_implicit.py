@@ -166,7 +166,8 @@ def test_one_tick_too_early():
             ({}, lambda s, name=name: with_shape(s, host=parse_named(name)), "symmetry")
             for name in ("mesh:4x4", "ring:16", "torus:2x8")
         ),
-        # A class with a step along both axes, to itself, out of range, or of another class.
+        # Class 0 with another destination: along both axes, the source itself, out of range, or that of class
+        # 1.
         *(({}, lambda s, dst=dst: with_class(s, 0, dst=dst), "symmetry") for dst in (5, 0, 16, -1)),
         ({}, lambda s: with_class(s, 0, dst=s.translations.classes[1].dst), "symmetry"),
         # The axes differ in bandwidth, so a class cannot have the other's.

@@ -171,7 +171,7 @@ def direct() -> Schedule:
 
 
 def own_last() -> Schedule:
-    """Own-first for reductions over 2 -> 1: chunk 0, root 0, ends 2 us before chunk 1, root 1."""
+    """Local-first priority for reductions over 2 -> 1: chunk 0, root 0, ends 2 us before chunk 1, root 1."""
     topology = TopologyBuilder("own last", [0, 1, 2], alpha_meaning="pipelined")
     topology.add_link(2, 1, alpha_us=1, beta_us_per_mb=1)
     topology.add_link(1, 0, alpha_us=1, beta_us_per_mb=1)

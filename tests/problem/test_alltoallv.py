@@ -65,7 +65,7 @@ def test_no_more_is_cut_than_latency_allows():
     ],
 )
 def test_sizes_are_read_from_text(tmp_path, name, content):
-    """Commas, semicolons and blanks part numbers; sizes have units, and comments are passed over."""
+    """Commas, semicolons or blanks separate the sizes, which have units; comments are ignored."""
     (tmp_path / name).write_text(content)
     assert load_sizes(tmp_path / name).tolist() == [[0, 10, 2000], [3, 0, 1], [4, 5, 0]]
 

@@ -139,7 +139,7 @@ def rich():
 
 
 def test_a_problem_survives_its_dict():
-    """to_dict, then from_dict, is the same, and has the same digest."""
+    """A problem that `from_dict` reads from `to_dict` is equal and has the same digest."""
     again = Problem.from_dict(rich().to_dict())
     assert again == rich()
     assert again.digest() == rich().digest()

@@ -1,4 +1,4 @@
-"""Long threadblocks split into pieces of at most the given steps that run in turn."""
+"""A threadblock with too many steps is split into several that run one after the other."""
 
 from dataclasses import replace
 

@@ -131,7 +131,7 @@ def test_a_lowering_and_times_of_its_own(mine, plan_of_ring):
 
 
 def test_its_reason_against_a_collective_is_told(mine):
-    """A collective that the runtime refuses is refused with its sentence, before any search."""
+    """The error for a collective that a runtime refuses gives the runtime's reason; no search begins."""
     with pytest.raises(InputError, match="the interpreter has no broadcast; choose allgather"):
         taccl.plan("ring:4", "broadcast", sizes=["1KB"], runtime="in-python", progress=pytest.fail)
 

@@ -23,7 +23,8 @@ SAMPLES = [
     ("allreduce-ndv2-n2", Fraction("1943.8"), Fraction("1943.8"), 480, 474, "allreduce"),
     (OVERLAPPING, 2759, 3594, 1504, 1309, "alltoall"),
 ]
-#: The same for our own files; each test derives the times of its sends.
+#: Our own sample whose stated sends overlap. Its figures, like those of our other samples, are derived in the
+#: tests.
 OURS_OVERLAPPING = "alltoall-hub-n2-overlapping"
 OUR_SAMPLES = [
     # 5 inside; then 7.5 + 2 * 12 for two chunks in one send over 2->1, and 5 for each at rank 0.

@@ -83,7 +83,7 @@ def test_one_transfer_by_number():
     ids=["transfers are 0 to 5", "ranks are 0 to 2", "too much is not expanded", "another collective"],
 )
 def test_what_is_not_there_is_refused(ask, error, message):
-    """Unknown transfers and collectives are refused with what exists."""
+    """The error for an unknown transfer, rank or collective says which exist."""
     with pytest.raises(error, match=message):
         ask()
 
