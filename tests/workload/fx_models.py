@@ -1,6 +1,7 @@
-"""Transformers for tests of graphs: a decoder that trains on tokens, over dp x tp, an encoder, and a block.
+"""Transformers for tests of graphs: a decoder in training over dp x tp, an encoder, and a decoder block.
 
-To import this module loads what the first export loads, which takes seconds; ranks are forked behind it.
+On import this module exports a small model, because the first export loads modules for seconds. Ranks are
+forked afterwards, and so do not load them again.
 """
 
 import math
@@ -104,7 +105,7 @@ def layouts_of_decoder():
 
 
 class Encoder(nn.Module):
-    """A data-parallel encoder: attention in parts, one product for queries, keys and values, a mask."""
+    """A data-parallel encoder: one product for queries, keys and values, and attention of single operations."""
 
     def __init__(self):
         super().__init__()
@@ -129,7 +130,7 @@ class Encoder(nn.Module):
 
 
 class Rotary(nn.Module):
-    """A block of a language model: RMS norms, rotary positions, fewer heads of keys, and a gated product."""
+    """A block of a language model: RMS norm, rotary positions, grouped-query attention, and a gated MLP."""
 
     def __init__(self):
         super().__init__()
@@ -141,7 +142,7 @@ class Rotary(nn.Module):
         self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
 
     def turned(self, x):
-        """Pairs of elements, turned by angles that grow with the place."""
+        """Rotary position embedding: pairs of elements rotated by angles proportional to the position."""
         rates = torch.exp(torch.arange(x.shape[3] // 2).float() * -0.5)
         angles = torch.outer(torch.arange(x.shape[2]).float(), rates)
         angles = torch.cat([angles, angles], -1)

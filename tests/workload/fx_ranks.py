@@ -97,7 +97,10 @@ def of_groups(mesh):
 
 
 def of_tokens():
-    """Data-parallel transformers, as `cases`: two forms of a graph of each of two, and a training step."""
+    """Data-parallel transformers, as `cases`.
+
+    Two models, each before and after decompositions, and the training of one.
+    """
     tokens = torch.randint(fx_models.VOCABULARY, (2, fx_models.TOKENS))
     encoder = torch.export.export(fx_models.Encoder(), (tokens,))
     x, block = torch.randn(2, fx_models.TOKENS, fx_models.WIDTH), fx_models.Rotary()
@@ -114,7 +117,10 @@ def of_tokens():
 
 
 def cases(mesh, which):
-    """{name: (graph that runs, program to import, layouts, further options)}; with "groups", those over groups."""
+    """{name: (graph to run, program to import, layouts, further options)}.
+
+    For "groups", only the graphs that use process groups.
+    """
     torch.manual_seed(1)
     if which == "groups":
         return of_groups(mesh)
@@ -138,7 +144,7 @@ def cases(mesh, which):
 
 
 def main(folder, which):
-    """Write each step, and the outputs of the graph and of the program that is written of the step."""
+    """Import each graph as a step; write outputs of the graph and of the program generated from the step."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))

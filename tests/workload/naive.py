@@ -10,7 +10,7 @@ import numpy as np
 
 
 def sliced_like(array, shape, rank, ranks):
-    """The rank's slice of an array along each axis that is `ranks` times longer than in `shape`."""
+    """The rank's slice of an array, along each axis that is `ranks` times longer than in `shape`."""
     for axis, length in enumerate(shape):
         if array.shape[axis] == length * ranks and ranks > 1:
             array = np.split(array, ranks, axis=axis)[rank]
@@ -28,7 +28,10 @@ def met(a, b, rank, ranks):
 
 
 def viewed(a, before, after, ranks):
-    """A rank's slice in another shape; its slices are along the axis behind as many elements."""
+    """A rank's part of an array, whole or a slice, reshaped as the whole array is from `before` to `after`.
+
+    A slice along an axis becomes a slice along the axis with equally many elements in front of it.
+    """
     if a.size == np.prod(after):
         return a.reshape(after)
     at = next((i for i, n in enumerate(before) if a.shape[i] < n), None)
@@ -41,7 +44,7 @@ def viewed(a, before, after, ranks):
 
 
 def by_id(operation, read, rank, whole, wholes):
-    """Operations that look up by ids, of which a rank may have some, as of the rows that they are of."""
+    """Embedding, gradient of an embedding, or pick, where a rank may hold a slice of the table or of the ids."""
     a, ids = read
     if operation.kind == "embedding":
         first = rank * len(a) if len(a) < wholes[0][0] else 0
@@ -61,7 +64,7 @@ def by_id(operation, read, rank, whole, wholes):
 
 
 def attended(operation, read, rank, whole):
-    """Each row of queries over keys, one after the other."""
+    """Attention, computed for one query after the other."""
     query, key, value = read
     first, rows = (rank * len(query) if len(query) < whole[0] else 0), []
     for place, row in enumerate(query):

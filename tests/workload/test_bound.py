@@ -130,9 +130,10 @@ def test_a_reader_may_start_before_all_ranks_have_their_results():
 
 @pytest.mark.slow
 def test_tiles_keep_up_with_what_they_wait_for():
-    """Four tiles of 25 us and 25 us of allreduce each: one tile after the kernel, or one before the sends.
+    """The first send waits for the first of four tiles: at least 25 + 4 * 25 us.
 
-    2 MB per rank go to three others over separate links: 0.5 MB of the parts, and as much of the sums.
+    Each tile takes 25 us of computation and 25 us of allreduce. 2 MB per rank go to three others over
+    separate links: 0.5 MB of the parts, and as much of the sums.
     """
     step = Workload("w", 4).then("a", "compute", shape=(500_000,), layout="partial", cost_us=100)
     step = overlap(step.then("sum", "allreduce", "a"), ["a", "sum"], tiles=4)

@@ -14,7 +14,7 @@ from tests.pytorch import made_once, needs_torch, started
 GROUPS = ("stage", "decoder")
 EVERY = ("block", "training", "experts", "encoder", "encoder_as_exported", "rotary", "rotary_as_exported",
          "rotary_training", *GROUPS)  # fmt: skip
-#: Two ranks are of all steps, and four of those over dp x tp; with TACCL_MANY of all.
+#: All steps run on two ranks. Those over dp x tp also run on four; with TACCL_MANY, all do.
 CASES = [*((2, name) for name in EVERY), *((4, name) for name in (EVERY if MANY else GROUPS))]
 
 
@@ -279,14 +279,14 @@ def test_classes_along_an_inner_axis_are_refused():
 
 @pytest.mark.filterwarnings("error::taccl.LossyConversionWarning")
 def test_a_sum_of_losses_needs_no_warning():
-    """A target below 0 adds nothing to a sum, as in PyTorch; a mean would count it."""
+    """A sum of losses ignores targets of -100, as PyTorch does; their mean counts them, and gives a warning."""
     assert from_fx(lost((4, 6), (4,), reduction=2), 2).tensors["y"].shape == ()
     with pytest.raises(LossyConversionWarning, match="omits targets of -100 from its mean"):
         from_fx(lost((4, 6), (4,)), 2)
 
 
 def written(*later):
-    """A graph that adds 1 to a product in place; nodes behind read what `later` says."""
+    """A graph that adds 1 in place to a product; nodes named "y2" read the product, others the sum."""
     x = Node("placeholder", "x", shape=(4,))
     y = Node("call_function", "y", "aten.mul", (x, 2.0), (4,), schema=("self", "other"))
     y.target.is_view = False
@@ -298,7 +298,7 @@ def written(*later):
 
 
 def test_writes_in_place_are_read_if_nothing_else_reads_them():
-    """The sum takes the product's place; a later reader of the product would read the sum."""
+    """An addition in place is accepted, unless a later node reads the product that it overwrites."""
     step = from_fx(written("z2"), 2)
     assert [each.kind for each in step.operations] == ["scale", "offset", "relu"]
     with pytest.raises(WorkloadError, match=r"^z: found aten\.add_\.default of y, 1\.0, which is not"):
@@ -306,7 +306,7 @@ def test_writes_in_place_are_read_if_nothing_else_reads_them():
 
 
 def test_places_are_looked_up_for_every_sequence():
-    """An embedding of places, repeated for 3 sequences, is a part of its table, repeated as it is added."""
+    """Position embeddings, looked up for 3 sequences, are imported as a slice of the table, added to each."""
     table, x = Node("placeholder", "table", shape=(6, 8)), Node("placeholder", "x", shape=(3, 4, 8))
     places = Node("call_function", "places", "aten.arange", (4,), (4,), schema=("end",), dtype="torch.int64")
     row = Node("call_function", "row", "aten.unsqueeze", (places, 0), (1, 4), schema=("self", "dim"),

@@ -125,7 +125,7 @@ def test_accepted_layouts_keep_the_values(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_tiles_keep_the_values(kind):
-    """An operation has the same values in tiles along any axis that allows them."""
+    """An operation in tiles, along any axis that allows tiles, has the same values."""
     for shapes, options in CASES[kind]:
         for step in accepted(kind, shapes, options):
             values = step.run(seed=1)["out"]
@@ -140,7 +140,7 @@ def test_tiles_keep_the_values(kind):
 
 @pytest.mark.slow
 def test_queries_that_read_no_key_give_zeros():
-    """So they do in PyTorch: rows of a mask that is false throughout, and their gradients."""
+    """A query whose mask hides every key gives zeros, as do its gradients, like in PyTorch."""
     arrays = [np.ones(QUERY), np.ones(KEY), np.ones(VALUE), np.zeros((6, 4), dtype=bool)]
     shapes = [each.shape for each in arrays]
     for kind, given in (("attention", arrays), ("attention_grad_key", [np.ones(MADE), *arrays])):
@@ -161,7 +161,7 @@ def test_infinities_are_kept_in_files(tmp_path):
 
 
 def summed(step):
-    """The step with a sum over ranks behind a partial result."""
+    """The step, with an allreduce of its result if that is partial."""
     if step.tensors["out"].layout != "partial":
         return step
     overlaps = tuple(replace(each, operations=("part",)) for each in step.overlaps)
@@ -170,7 +170,7 @@ def summed(step):
 
 
 def written(folder):
-    """Write programs of every kind on slices, whole or in tiles, beside those on whole operands; their names."""
+    """Write programs of every kind, on slices and in tiles, each with the step on whole arrays; yield names."""
     rng = random.Random(0)
     for kind, some in CASES.items():
         for at, (shapes, options) in enumerate(some):
@@ -197,7 +197,7 @@ def written(folder):
 @needs_torch
 @pytest.mark.slow
 def test_written_parts_keep_the_values(tmp_path):
-    """Programs for PyTorch on slices and in tiles give parts of what those on whole operands give, on gloo."""
+    """Generated programs on slices and in tiles give parts of the values for whole arrays, on gloo."""
     names = [*written(tmp_path)]
     started(2, "tests/workload/torch_ranks.py", tmp_path)
     found = json.loads((tmp_path / "found.json").read_text())

@@ -22,14 +22,14 @@ from tests.workload import naive
 
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "relu_grad")
 UNARY = ("relu", "tanh", "gelu", "square", "scale", "offset", "dropout")
-#: Kinds that move, look up or compare, which a step of the second sort is mostly of.
+#: Kinds that move, look up or compare elements: some random steps consist mostly of these.
 MOVING = ("reshape", "narrow", "repeat", "concat", "embedding", "embedding_grad", "pick", "one_hot", "attention",
           "softmax_grad", "log_softmax", "less", "greater_equal", "logical_not", "masked_fill", "where", "sigmoid",
           "cos", "abs", "minimum")  # fmt: skip
-#: Numbers of operands other than one.
+#: Numbers of operands, where these are not one.
 OPERANDS = {"matmul": 2, "concat": 2, "embedding": 2, "embedding_grad": 2, "pick": 2, "attention": 3,
             "softmax_grad": 2, "masked_fill": 2, "where": 3, "minimum": 2, **dict.fromkeys(BINARY, 2)}  # fmt: skip
-#: {kind: places of operands that are ids or masks}.
+#: {kind: index of the operand that has ids or a mask}.
 PLACES = {"embedding": 1, "embedding_grad": 1, "pick": 1, "one_hot": 0, "masked_fill": 1, "where": 0,
           "logical_not": 0}  # fmt: skip
 LAYOUTS = ("replicated", "partial", "sliced(0)", "sliced(1)")
@@ -62,7 +62,7 @@ def options_for(kind, rng, side):
 
 
 def random_step(rng, ranks=(2, 3, 4)):
-    """A random step of float64 operations on the results of the last few."""
+    """A random step of float64 operations, most of which read recent results."""
     ranks = rng.choice(ranks)
     step = Workload("random", ranks)
     side = 4 * ranks
@@ -236,7 +236,7 @@ def test_random_programs_keep_their_meaning():
 
 
 def transformed(step, rng, times=4):
-    """A step after some random transformations, those of tiles last."""
+    """A step after some random transformations; overlaps, which make tiles, come last."""
     for last in (False, True):
         for _ in range(times):
             some = [(what, make) for what, make, _ in attempts(step, rng) if (what == "overlap") == last]
@@ -251,7 +251,7 @@ def transformed(step, rng, times=4):
 @pytest.mark.slow
 @pytest.mark.fuzz
 def test_written_programs_keep_the_meaning(tmp_path):
-    """Programs for PyTorch of random transformed steps give what those of the random steps give, on gloo."""
+    """PyTorch programs of transformed random steps give the values of the untransformed ones, on gloo."""
     for seed in cases("written programs", few=60, many=600):
         rng = random.Random(1000 + seed)
         plain = random_step(rng, ranks=(2,))
@@ -266,7 +266,10 @@ def test_written_programs_keep_the_meaning(tmp_path):
 
 
 def test_the_oracle_tells_a_norm_of_slices():
-    """The reference tells norms of slices from the norm; a sum of squares of slices is correct."""
+    """The reference tells norms of slices apart from the norm of the whole.
+
+    Sums of squares of slices may be added up, and so are accepted.
+    """
     step = (
         Workload("norm", 2)
         .input("x", (4, 4), dtype="float64", layout="sliced(0)")

@@ -148,7 +148,7 @@ def test_a_step_file_is_converted_to_a_program(tmp_path):
 
 
 def test_tiles_of_a_reader_run_a_turn_behind():
-    """Four tiles are produced in turns 0 to 3, and their sums read in turns 1 to 4."""
+    """Tiles are produced in iterations 0 to 3 of the loop, and their sums read in iterations 1 to 4."""
     text = dump_torch_step(overlap(block(), ["y", "sum", "z"], tiles=4))
     assert "for turn in range(5):" in text
     assert text.index("t = turn\n") < text.index("all_reduce(y[t])") < text.index("t = turn - 1\n")

@@ -1,4 +1,4 @@
-"""Spreading by draws on links of random speeds: verified schedules close to the bound, alone and in convoys."""
+"""Scheduling by random draws of chunks, for links of irregular speeds, also in groups ("convoys") of chunks."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,10 @@ def received_us(problem):
 
 
 def test_links_of_random_speeds_draw_their_chunks():
-    """The first schedule finishes within 1 % of the time in which the slowest rank can receive."""
+    """With links of random speeds chunks are drawn at random, and the first schedule is near the optimum.
+
+    It finishes within 1 % of the time in which the slowest rank can receive.
+    """
     problem = uneven(18)
     assert default_rules(*problem_arrays(problem))[0].order == "drawn"
     schedule = schedule_large(problem, num_runs=1)
@@ -44,7 +47,7 @@ def test_links_of_random_speeds_draw_their_chunks():
 
 
 def test_tiers_of_links_keep_their_rules():
-    """Nodes with slow links between them are no fabric without order."""
+    """Fast links in nodes and slow ones between them are found as tiers; random speeds are not."""
     problem = taccl.make_problem(taccl.topologies.ndv2(2), "allgather", chunk_bytes=MB)
     assert has_tiers(problem_arrays(problem)[0])
     assert not has_tiers(problem_arrays(uneven(6))[0])
@@ -52,7 +55,7 @@ def test_tiers_of_links_keep_their_rules():
 
 @pytest.mark.parametrize("chunks_per_rank", [1, 3])
 def test_convoys_bring_all_chunks(monkeypatch, chunks_per_rank):
-    """Chunks of a cluster that travel together reach every rank, in rows sorted by start."""
+    """All chunks of a cluster, sent together as a convoy, reach every rank; the sends are sorted by start."""
     monkeypatch.setattr(drawing, "_CONVOY_SHARE", 4 / 256)
     monkeypatch.setattr(drawing, "_BLOCK", 500)
     problem = uneven(16, chunks_per_rank)
@@ -64,7 +67,7 @@ def test_convoys_bring_all_chunks(monkeypatch, chunks_per_rank):
 
 
 def test_clusters_are_joined_and_of_the_size():
-    """Clusters of 4 in a mesh of 6 x 6 have 2 to 6 ranks, each beside another of its cluster."""
+    """Clusters in a 6 x 6 mesh have 2 to 7 ranks for a target of 4, each linked to another of its cluster."""
     fabric, _ = problem_arrays(uneven(6))
     cluster = drawing.clusters(fabric, 4)
     sizes = np.bincount(cluster)

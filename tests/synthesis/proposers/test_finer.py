@@ -1,4 +1,4 @@
-"""Baselines in finer chunks than those of a search."""
+"""Baselines in smaller chunks than those of the search."""
 
 from importlib import import_module
 
@@ -17,7 +17,10 @@ synthesizing = import_module("taccl.synthesis.synthesize")
 
 @pytest.mark.slow
 def test_baselines_in_finer_chunks_come_last():
-    """A ring that pipelines 64 pieces of a broadcast is offered last, in place of the search's chunks."""
+    """A pipelined ring in smaller chunks than the search's is proposed last, and replaces its schedule.
+
+    It pipelines a broadcast.
+    """
     topology = taccl.topologies.ring(6)
     problem = taccl.make_problem(topology, "broadcast", size_bytes=10**6, chunks_per_rank=1)
     search = Search(problem, Options(), Deadline.after(1000))
@@ -31,7 +34,7 @@ def test_baselines_in_finer_chunks_come_last():
 
 @pytest.mark.slow
 def test_baselines_of_many_transfers_are_cut_finer_too():
-    """In finer chunks a ring of 2,256 transfers finishes three times earlier."""
+    """With smaller chunks, a ring of 2,256 transfers finishes three times earlier."""
     problem = taccl.make_problem(taccl.topologies.fully_connected(48), "allgather", size_bytes=4 * 10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000))
     ring = competing._as_asked("ring", search.problem)
@@ -42,7 +45,7 @@ def test_baselines_of_many_transfers_are_cut_finer_too():
 
 @pytest.mark.slow
 def test_merged_messages_compete_where_chunks_are_open():
-    """On a 4 x 4 torus merged messages of 64 KB finish in 4.6 us before the search starts."""
+    """On a 4 x 4 torus a baseline with merged sends finishes 64 KB in 4.6 us before the search starts."""
     problem = taccl.make_problem(taccl.topologies.torus(4, 4), "allreduce", size_bytes=64_000)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(60))
     competing.offer_first(search)
@@ -53,7 +56,7 @@ def test_merged_messages_compete_where_chunks_are_open():
 
 @pytest.mark.slow
 def test_multiplying_by_estimate_comes_first_off_tori():
-    """On four DGX-2 the best baseline for 1 MB is offered first: multiplying with merged half chunks."""
+    """For 1 MB on four DGX-2 recursive multiplying, in half chunks with merged sends, is proposed first."""
     problem = taccl.make_problem(taccl.topologies.dgx2(4), "allreduce", size_bytes=10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
     found = finer.offer_estimated(search, cut)
@@ -62,7 +65,7 @@ def test_multiplying_by_estimate_comes_first_off_tori():
 
 
 def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
-    """On a busy machine one schedule is estimated; the stage names the chunkings that were skipped."""
+    """On a busy machine only one estimated schedule is built; its stage names the skipped chunkings."""
     monkeypatch.setattr(finer, "busy_factor", lambda: 1e4)
     problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1), asked=problem)

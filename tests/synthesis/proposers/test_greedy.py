@@ -131,10 +131,11 @@ def test_a_chunk_with_one_destination_stays_there():
 
 @pytest.mark.parametrize(("chunks_per_rank", "finish"), [(1, 49), (2, 68)])
 def test_a_multicast_may_bring_a_rank_what_it_made_itself(chunks_per_rank, finish):
-    """In a scan, rank 1 derives prefix 1 and sends it on before rank 0's multicast delivers it to 1 as well.
+    """A multicast may deliver a prefix to a rank that has already derived and forwarded the prefix itself.
 
-    One chunk: 2 us from 0 to 1, where prefix 1 is formed; 11 + 2 + 2 + 2 on to 2 through 4, 0 and 3, where
-    prefix 2 is formed at 19; 1 + 11 + 2 + 2 on to 3, prefix 3 at 35; 2 + 1 + 11 on to 4.
+    In this scan that is rank 1. By hand, for one chunk: 2 us from 0 to 1, where prefix 1 is formed. It
+    reaches 2 through 4, 0 and 3 after 11 + 2 + 2 + 2 us, where prefix 2 is formed at 19 us. That reaches 3
+    after 1 + 11 + 2 + 2 us, where prefix 3 is formed at 35 us, and that reaches 4 after 2 + 1 + 11 us.
     """
     builder = TopologyBuilder("scan", [0] * 5)
     for src, dst, alpha, beta in ((4, 0, 1, 1), (2, 1, 0, 1), (1, 4, 10, 1), (3, 2, 0, 2), (0, (1, 3), 1, 1)):

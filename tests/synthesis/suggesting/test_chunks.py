@@ -181,10 +181,10 @@ def test_large_data_is_cut_into_more_chunks_than_small_data():
 
 @pytest.mark.slow
 def test_sums_are_cut_finer_where_their_phases_overlap(monkeypatch):
-    """An allreduce on a mesh takes more chunks than the list scheduler prefers, which times each phase alone.
+    """An allreduce on a mesh gets more chunks than the list scheduler prefers, as its phases can overlap.
 
-    Ruin and recreate then finishes at least 5 % earlier in the same number of turns. The search starts from what
-    these turns found.
+    The list scheduler times each phase alone. In more chunks, ruin and recreate finishes at least 5 % earlier
+    after equally many iterations. The search continues from the schedule of these iterations.
     """
     compile_improvement()
     problem = taccl.make_problem(taccl.topologies.mesh(3, 4), "allreduce", size_bytes=64_000_000)

@@ -220,8 +220,8 @@ def test_what_is_folded_in_time_never_clashes():
 def test_more_symmetries_than_memory_holds():
     """All 24! renamings of 24 ranks reduce an alltoall to five hops; 24 of them are valid for times.
 
-    A chunk goes from its sender to its receiver or to another, from another to its receiver, from its
-    receiver to another, and between others.
+    The five hops of a chunk: sender to receiver, sender to another rank, another rank to the receiver,
+    receiver to another rank, and between two other ranks.
     """
     rotation, swap = offset_permutation(24, 1, 24), (1, 0, *range(2, 24))
     problem = problem_of(full(24), collectives.alltoall(24), symmetry=(swap, rotation))

@@ -122,7 +122,7 @@ def test_bounds_are_no_better_than_the_certificate(name, collective):
 
 
 def test_alltoall_balances_the_ways_round():
-    """On an even torus, offsets of half a side go either way: within 1 % of volume times distance."""
+    """On an even torus, chunks that travel half a side use both directions equally: the gap is at most 1 %."""
     assert synthesize_implicit("torus:16x16", "alltoall").gap <= 0.01
 
 

@@ -112,7 +112,7 @@ def test_a_sum_that_goes_back_another_way_stays():
 
 
 def test_listing_starts_sends_anew():
-    """Listing a schedule of a line again, in order or longest path first, does not change it."""
+    """List-scheduling the sends of an optimal schedule again, in either order, does not change it."""
     schedule = one_sum(line(4), *ALONG_A_LINE)
     for longest_first in (False, True):
         again = listed(schedule, longest_first=longest_first)

@@ -87,9 +87,10 @@ def test_a_port_on_one_side_is_another_problem():
 
 
 def test_holds_that_begin_equally_late_may_begin_at_once():
-    """A NIC's holds of 1 + 1 of 2 + 1 us may be at the start or the end of a send: all shift by 1 us.
+    """Phases are isomorphic although holds of a NIC move from the end of a send to its start.
 
-    In reverse, node 1 sends to node 0 through the NIC; with the nodes swapped the problem is the same.
+    Both sends over the NIC take 3 us and hold it for 2 us, so reversal in time shifts both holds by 1 us. In
+    reverse, node 1 sends to node 0 through the NIC; with the nodes swapped the problem is the same.
     """
     names = isomorphism_of(two_nodes())
     assert names.ranks == (2, 3, 0, 1)

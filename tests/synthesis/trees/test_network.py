@@ -37,7 +37,7 @@ def test_a_line_of_links_has_no_switch():
 
 
 def test_ports_meet_in_one_switch():
-    """Ports of three ranks are an arc each to one node and from it."""
+    """Ports of three ranks become arcs to and from one additional node."""
     found, *_ = network(star(egress=2, ingress=2))
     assert found.num_nodes == 4
     assert sorted(zip(found.tail.tolist(), found.head.tolist(), strict=True)) == [
@@ -46,13 +46,13 @@ def test_ports_meet_in_one_switch():
 
 
 def test_a_switch_sends_no_more_than_it_receives():
-    """If ports receive at twice the sending rate, half of that rate is used."""
+    """If ports receive at twice the rate at which they send, half of the receiving rate is used."""
     found, *_ = network(star(egress=2, ingress=1))
     assert set(found.share) == {Fraction(1), Fraction(1, 2)}
 
 
 def test_the_narrowest_set_of_ranks_limits_throughput():
-    """Two pairs of ranks joined by one slow link: both chunks of the other pair cross it, 10 us each."""
+    """Two pairs of ranks are joined by one slow link: two chunks cross it each way, 10 us each."""
     builder = TopologyBuilder("pairs", [0, 0, 1, 1])
     for src, dst, beta in ((0, 1, 1), (1, 0, 1), (2, 3, 1), (3, 2, 1), (1, 2, 10), (2, 1, 10)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
