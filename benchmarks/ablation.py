@@ -193,7 +193,10 @@ def _key(without: str, seed: int) -> str:
 
 
 def finishes(runs: Mapping[str, Row], without: str, seeds: int) -> list[float]:
-    """Finishes of one case without a mechanism, by seed; the whole's finish for seeds that did not use it."""
+    """Finishes of one case without a mechanism, by seed.
+
+    For seeds whose run did not use the mechanism, the finish of the whole portfolio.
+    """
     found = []
     for seed in range(seeds):
         run, whole = runs.get(_key(without, seed)), runs.get(_key(WHOLE, seed))
@@ -204,13 +207,16 @@ def finishes(runs: Mapping[str, Row], without: str, seeds: int) -> list[float]:
 
 
 def is_varied(runs: Mapping[str, Row], seeds: int) -> bool:
-    """True if the finish of the whole depends on its seed."""
+    """True if the finish of the whole portfolio depends on its seed."""
     whole = finishes(runs, WHOLE, seeds)
     return max(whole) > min(whole) * _SAME
 
 
 def compared(without: str, runs: Runs, seeds: int) -> Row:
-    """Row of a mechanism: cases that finish later or sooner without it, beyond the range of the whole."""
+    """Row of a mechanism: cases that finish later or sooner without it.
+
+    Only finishes beyond the range of the whole portfolio count.
+    """
     ratios: dict[str, float] = {}
     used, cpu_s = 0, [0.0, 0.0]
     for name, case in runs.items():

@@ -83,7 +83,7 @@ def recovered(name: str, algorithm: str) -> Row:
         before.append(case.us(case.ticks(range(len(probe.hosts)), apart=True)))
         found.append(case.us(case.ticks(placed.order)))
         if seed < LONG:
-            # Searches on the true fabric; each starts from the order of the one before.
+            # Searches on the true fabric, each of which starts from the result of the one before.
             order = placed.order
             for further in range(4):
                 order, _ = case.search(order, further)

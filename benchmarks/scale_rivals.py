@@ -18,8 +18,8 @@ from taccl.errors import CollectiveError, TopologyError
 if TYPE_CHECKING:
     from taccl.problem.problem import Problem
 
-#: Max arrivals of chunks for which all baselines are constructed, and for which ring and pairwise are. Above,
-#: lower bounds of these two are used, because baselines are slow to construct.
+#: Up to FEW_ARRIVALS pairs of chunk and destination all baselines are constructed, up to MOST_ARRIVALS only
+#: ring and pairwise. Above, lower bounds of these two are used, as construction would be slow.
 FEW_ARRIVALS, MOST_ARRIVALS = 6_000, 300_000
 
 

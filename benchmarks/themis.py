@@ -96,7 +96,7 @@ def networks() -> Iterator[Row]:
 
 @dataclass
 class Clock:
-    """Time of a rank that computes, and of the network that each group uses."""
+    """Time of a computing rank, and of the network of each of its groups."""
 
     time_of: Callable[[str, int, str], float]
     now: float = 0.0
