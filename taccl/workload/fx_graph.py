@@ -8,16 +8,17 @@ graph states. This module does not import PyTorch.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import WorkloadError
+from taccl.workload.fx_parts import of_parts, total_of
 from taccl.workload.fx_values import (
     Deferred,
     Filled,
     Named,
+    Own,
     Piece,
     Positions,
     Repeated,
@@ -26,6 +27,7 @@ from taccl.workload.fx_values import (
     Whole,
     described,
 )
+from taccl.workload.fx_views import unviewed, whole_shape
 from taccl.workload.layouts import infer
 from taccl.workload.operations import (
     COLLECTIVES,
@@ -35,7 +37,6 @@ from taccl.workload.operations import (
     POINTWISE,
     Operation,
     Tensor,
-    labels_of,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Graph:
     - `groups`: {process group of the graph: group of the step}; empty if there is one process group.
     - `readers`: {name of a PyTorch operation: function that returns the value of a node}.
     - `node`: The current node.
+    - `parts`: {partial tensor: tensor with its parts along a further first axis}; see `fx_parts`.
     """
 
     def __init__(self, mesh: Mesh, groups: Mapping[str, str], readers: Mapping[str, Reader]) -> None:
@@ -66,7 +68,8 @@ class Graph:
         self.tensors: dict[str, Tensor] = {}
         self.values: dict[Any, Any] = {}
         self.state: dict[str, str] = {}
-        self.reshaped: dict[View, str] = {}
+        self.reshaped: dict[View | Own, str] = {}
+        self.parts: dict[str, str] = {}
 
     def refused(self, said: str) -> WorkloadError:
         """Error with this text that names the current node."""
@@ -80,7 +83,7 @@ class Graph:
                 for value in values
             ]
             found = self.make(kind, *numbers, **options)
-            is_whole = isinstance(found, (Named, View)) and self.stated()[1] in INTEGERS
+            is_whole = isinstance(found, (Named, View, Own)) and self.stated()[1] in INTEGERS
             return Whole(found) if is_whole and self.dtype(found) in FLOATS else found
         if kind in POINTWISE and any(isinstance(value, Repeated) for value in values):
             shapes = {value.shape if isinstance(value, Repeated) else None for value in values}
@@ -88,34 +91,26 @@ class Graph:
             found = self.make(kind, *plain, **options)  # it repeats by itself
             alike = shapes.pop() if len(shapes) == 1 else None
             return found if alike is None else Repeated(found, alike)
+        if any(isinstance(value, Own) for value in values):
+            found = of_parts(self, kind, values, **options)
+            if found is not None:
+                return found
         shape = None
         if kind in POINTWISE and any(isinstance(value, View) for value in values):
-            values, shape = self._unviewed(values)
+            values, shape = unviewed(self, values)
         names = tuple(self.name_of(value) for value in values)
         operation = Operation(self._fresh(f"{self.node.name}_{kind}"), kind, names, **options)
         try:
             made = infer(operation, [self.tensors[name] for name in names], self.mesh)
         except WorkloadError as error:
+            found = of_parts(self, kind, [Named(name) for name in names], **options)
+            if found is not None:
+                return found if shape is None else self.viewed(found, shape)
             advice = "; correct the layouts of the inputs" if kind in COLLECTIVES else ""
             raise self.refused(error.message + advice) from None
         self.tensors[operation.name] = made
         self.operations.append(operation)
         return Named(operation.name) if shape is None else View(operation.name, shape)
-
-    def _unviewed(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[int, ...] | None]:
-        """(operands, shape): tensors without their views, and the local shape for a view of the result.
-
-        A point-wise operation commutes with a view if all views reshape alike. Other operands may only have
-        the last axis, and only if views leave it unchanged. Otherwise operands stay, and the shape is None.
-        """
-        views = [value for value in values if isinstance(value, View)]
-        shapes = {(view.shape, self.local_shape(Named(view.name))) for view in views}
-        rest = [self.local_shape(Named(self.name_of(value))) for value in values if value not in views]
-        (shape, whole), *others = shapes
-        keeps_rows = bool(shape and whole) and shape[-1] == whole[-1]
-        if others or any(len(each) > 1 or (each and not keeps_rows) for each in rest):
-            return values, None
-        return tuple(Named(each.name) if isinstance(each, View) else each for each in values), shape
 
     def name_of(self, value: Any) -> str:
         """Name of the tensor that a value stands for, added to the step if it is not there yet.
@@ -132,14 +127,22 @@ class Graph:
             return self.name_of(self.part(value.whole, value.axis, start, start + length))
         if isinstance(value, Repeated):
             return self.name_of(self._repeated(value))
+        if isinstance(value, Own):
+            if value not in self.reshaped:
+                self.reshaped[value] = total_of(self, value)
+            return self.reshaped[value]
         if isinstance(value, View):
             if value.shape == self.local_shape(Named(value.name)):
                 return value.name
             if value not in self.reshaped:
-                shape = self._whole_shape(value)
+                shape = whole_shape(self, value)
                 self.reshaped[value] = self.name_of(self.make("reshape", Named(value.name), shape=shape))
             return self.reshaped[value]
         raise self.refused(f"{self.node.target} reads {described(value)}; only whole tensors are supported")
+
+    def viewed(self, value: Named | View | Own, shape: tuple[int, ...]) -> View | Own:
+        """Value in another local shape."""
+        return Own(value.name, shape) if isinstance(value, Own) else View(value.name, shape)
 
     def _repeated(self, value: Repeated) -> Any:
         """Tensor with the repeated elements in memory."""
@@ -192,28 +195,6 @@ class Graph:
             return value.note
         raise self.refused(f"{self.node.target} reads {described(value)}; expected {expected}")
 
-    def _whole_shape(self, view: View) -> tuple[int, ...]:
-        """Shape of the global array whose local parts have the shape of a view."""
-        tensor, local = self.tensors[view.name], view.shape
-        sliced = [axis for axis in range(len(tensor.shape)) if self.mesh.slicing(tensor, axis)]
-        parts = {axis: self.mesh.slices(tensor, axis) for axis in sliced}
-        found: list[tuple[tuple[int, int], tuple[int, ...]]] = []
-        for to in itertools.product(range(len(local)), repeat=len(sliced)):
-            shape = list(local)
-            for axis, place in zip(sliced, to, strict=True):
-                shape[place] *= parts[axis]
-            operation = Operation(view.name, "reshape", (view.name,), shape=tuple(shape))
-            (labels,) = labels_of(operation, [tensor], Tensor(view.name, tuple(shape)))
-            if all(labels[axis] == place for axis, place in zip(sliced, to, strict=True)):
-                moved = sum(abs(axis - place) for axis, place in zip(sliced, to, strict=True))
-                before = self.local_shape(Named(view.name))
-                other = sum(before[a] != local[b] for a, b in zip(sliced, to, strict=True))
-                found.append(((other if view.is_squeezed else 0, moved), tuple(shape)))
-        if not found:
-            said = f"{self.node.target} reads {described(view)}, but {view.name} is {tensor}"
-            raise self.refused(f"{said}: no global tensor has these local parts; slice an outer axis")
-        return min(found)[1]
-
     def tensor(self, value: Any) -> Tensor:
         """Tensor that a value stands for."""
         return self.tensors[self.name_of(value)]
@@ -245,14 +226,15 @@ class Graph:
             return "int64"
         if isinstance(value, Repeated):
             return self.dtype(value.source)
-        return self.tensors[value.name].dtype if isinstance(value, View) else self.tensor(value).dtype
+        is_named = isinstance(value, (View, Own))
+        return self.tensors[value.name].dtype if is_named else self.tensor(value).dtype
 
     def local_shape(self, value: Any) -> tuple[int, ...]:
         """Shape of a value at one rank."""
-        if isinstance(value, (Positions, Repeated)):
+        if isinstance(value, (Positions, Repeated, Own)):
             return value.shape
         if isinstance(value, Whole):
-            value = value.value
+            return self.local_shape(value.value)
         if not isinstance(value, (Named, View, Stacked)):
             value = Named(self.name_of(value))
         if isinstance(value, View):
@@ -313,7 +295,7 @@ class Graph:
 
         - `first`: Number of operations before the node. Earlier operations keep their names.
         """
-        if isinstance(found, (Named, View, Stacked)):
+        if isinstance(found, (Named, View, Stacked, Own)):
             if len(self.operations) > first and self.operations[-1].name == found.name:
                 found = replace(found, name=self._last_as(self._fresh(self.node.name)))
             self._check(found)
@@ -368,7 +350,7 @@ class Graph:
             name += "_"
         return name
 
-    def _check(self, found: Named | View | Stacked) -> None:
+    def _check(self, found: Named | View | Stacked | Own) -> None:
         """Raise `WorkloadError` unless a result has the local shape and type that the graph states."""
         shape, dtype = self.stated()
         tensor, local = self.tensors[found.name], self.local_shape(found)
@@ -386,7 +368,7 @@ class Graph:
         """Local shape (None if not stated) and element type of the current node in the graph."""
         return _shape_and_dtype(self.node)
 
-    def _inputs_of(self, found: Named | View | Stacked) -> tuple[str, ...]:
+    def _inputs_of(self, found: Named | View | Stacked | Own) -> tuple[str, ...]:
         made = next((each for each in self.operations if each.name == found.name), None)
         return made.inputs if made is not None else (found.name,)
 

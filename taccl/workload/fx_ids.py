@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import LossyConversionWarning, warn
-from taccl.workload.fx_values import Filled, Named, Positions, Repeated, View, described
+from taccl.workload.fx_values import Filled, Named, Positions, Repeated, View, described, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,15 +109,34 @@ def _check(graph: Graph, given: Arguments) -> None:
 
 def _gathered(graph: Graph, given: Arguments) -> Any:
     """Element of each row at an id."""
-    rows, ids = given["self"], given["index"]
+    rows = given["self"]
     shape = graph.local_shape(rows)
-    if given["dim"] % len(shape) != len(shape) - 1 or graph.local_shape(ids) != (*shape[:-1], 1):
-        said = f"{graph.node.target} picks {described(ids)} along axis {given['dim']} of {described(rows)}"
-        raise graph.refused(f"{said}; only one element per row, along the last axis, is supported")
+    ids = _one_per_row(graph, given, shape)
     _only_whole(graph, rows, -1)
-    name = ids.name if isinstance(ids, View) else graph.name_of(ids)
-    made = graph.make("pick", rows, Named(graph.name_of(View(name, shape[:-1], is_squeezed=True))))
+    made = graph.make("pick", rows, ids)
     return View(made.name, (*shape[:-1], 1), is_squeezed=True)
+
+
+def _one_per_row(graph: Graph, given: Arguments, shape: tuple[int, ...]) -> Named:
+    """Ids without their last axis of length 1, which index rows of a local shape."""
+    ids = given["index"]
+    if given["dim"] % len(shape) != len(shape) - 1 or graph.local_shape(ids) != (*shape[:-1], 1):
+        said = f"{graph.node.target} has ids {described(ids)} along axis {given['dim']} of {list(shape)}"
+        raise graph.refused(f"{said}; only one element per row, along the last axis, is supported")
+    name = ids.name if isinstance(ids, View) else graph.name_of(ids)
+    return Named(graph.name_of(View(name, shape[:-1], is_squeezed=True)))
+
+
+def _scattered(graph: Graph, given: Arguments) -> Any:
+    """Tensor of one number with another number at an id of each row: the gradient of `_gathered`."""
+    shape, dtype = graph.stated()
+    before, number = number_of(given["self"]), number_of(given["value"])
+    if before is None or number is None or not shape:
+        said = f"{graph.node.target} writes {described(given['value'])} into {described(given['self'])}"
+        raise graph.refused(f"{said}; only one number in a tensor of another is supported")
+    made = graph.make("one_hot", _one_per_row(graph, given, shape), stop=shape[-1], dtype=dtype)
+    made = graph.make("scale", made, value=number - before)
+    return graph.make("offset", made, value=before) if before else made
 
 
 def _only_rows(graph: Graph, given: Arguments) -> None:
@@ -136,6 +155,7 @@ ID_READERS: dict[str, Reader] = {
     "aten.cross_entropy_loss": _cross_entropy,
     "aten.nll_loss_forward": lambda graph, given: graph.first(lambda: _nll(graph, given)),
     "aten.gather": _gathered,
+    "aten.scatter": _scattered,
     "aten.nll_loss": _nll,
     "aten.nll_loss_nd": _nll,
     "aten.nll_loss_backward": _nll_grad,

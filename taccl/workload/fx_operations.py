@@ -21,6 +21,7 @@ from taccl.workload.fx_values import (
     Deferred,
     Filled,
     Named,
+    Own,
     Piece,
     Positions,
     Repeated,
@@ -94,6 +95,9 @@ def _over(graph: Graph, given: Arguments) -> Any:
         if not b:
             raise graph.refused(f"{graph.node.target} divides by 0; the result would not be finite")
         return _times(graph, {"self": given["self"], "other": 1 / b})
+    if number_of(given["self"]) is not None:
+        inverse = graph.make("power", given["other"], value=-1.0)
+        return _times(graph, {"self": inverse, "other": given["self"]})
     return graph.make("divide", given["self"], given["other"])
 
 
@@ -175,7 +179,9 @@ def _view(graph: Graph, given: Arguments) -> Any:
     if isinstance(source, Positions) and shape:
         return replace(source, shape=shape)
     if isinstance(source, Whole):
-        return Whole(View(source.value.name, shape or ()))
+        return Whole(graph.viewed(source.value, shape or ()))
+    if isinstance(source, Own):
+        return graph.viewed(source, shape or ())
     if isinstance(source, Repeated) and shape == source.shape:
         return source
     if isinstance(source, (Deferred, Piece, Repeated)):
@@ -196,7 +202,7 @@ def _expanded(graph: Graph, given: Arguments) -> Any:
     if isinstance(source, Positions):
         is_same = math.prod(shape) == source.stop - source.start
         return replace(source, shape=shape) if is_same else Repeated(source, shape)
-    return Repeated(source if isinstance(source, (Named, View)) else Named(graph.name_of(source)), shape)
+    return Repeated(source if isinstance(source, (Named, View, Own)) else Named(graph.name_of(source)), shape)
 
 
 def _type_as(graph: Graph, given: Arguments) -> Any:

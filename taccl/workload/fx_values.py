@@ -67,10 +67,21 @@ class Positions:
 
 
 @dataclass(frozen=True, slots=True)
+class Own:
+    """A number that each rank computes from its own data: its element of the vector `name`.
+
+    - `shape`: Local shape, in which every axis has length 1.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Repeated:
     """A tensor broadcast to a local shape; point-wise operations read the tensor itself."""
 
-    source: Named | View | Positions
+    source: Named | View | Own | Positions
     shape: tuple[int, ...]
 
 
@@ -78,7 +89,7 @@ class Repeated:
 class Whole:
     """Integers that the graph computes, held in a float32 tensor, which is exact up to 2**24."""
 
-    value: Named | View
+    value: Named | View | Own
 
 
 class Deferred:
@@ -120,6 +131,8 @@ def described(value: Any) -> str:
         return f"{described(value.source)} repeated as {list(value.shape)}"
     if isinstance(value, Positions):
         return f"whole numbers from {value.start} to before {value.stop}"
+    if isinstance(value, Own):
+        return f"a number of each rank, in {value.name}"
     if isinstance(value, View):
         return f"{value.name} as {list(value.shape)}"
     if isinstance(value, Stacked):

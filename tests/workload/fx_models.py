@@ -175,3 +175,16 @@ def training_of_block(block, group):
         return [functional.all_reduce(each, "avg", group) for each in (loss.detach(), *grads)]
 
     return step
+
+
+def training_of_classifier(group):
+    """A function of local tokens, targets and weights: the mean loss, and gradients averaged over a group."""
+
+    def step(x, wanted, up, head):
+        weights = [each.detach().requires_grad_() for each in (up, head)]
+        logits = torch.relu(x @ weights[0]) @ weights[1]
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+        grads = torch.autograd.grad(loss, weights)
+        return [functional.all_reduce(each, "avg", group) for each in (loss.detach(), *grads)]
+
+    return step

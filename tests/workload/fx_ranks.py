@@ -106,12 +106,17 @@ def of_tokens():
     x, block = torch.randn(2, fx_models.TOKENS, fx_models.WIDTH), fx_models.Rotary()
     exported = torch.export.export(block, (x,))
     plain, parts = encoder.run_decompositions(), exported.run_decompositions()
+    loss = fx_models.training_of_classifier(dist.group.WORLD)
+    sizes = [(fx_models.WIDTH, 16), (16, fx_models.VOCABULARY)]
+    # Its decomposition divides the sum of a rank's losses by the number of its targets.
+    lost = make_fx(loss, torch.export.default_decompositions())(x, tokens, *map(torch.randn, sizes))
     learnt = make_fx(fx_models.training_of_block(block, dist.group.WORLD))(x, *block.parameters())
     return {
         "encoder": (plain.graph_module, plain, {"tokens": "sliced(0)"}, {}),
         "encoder_as_exported": (encoder.graph_module, encoder, {"tokens": "sliced(0)"}, {}),
         "rotary": (parts.graph_module, parts, {"x": "sliced(0)"}, {}),
         "rotary_as_exported": (exported.graph_module, exported, {"x": "sliced(0)"}, {}),
+        "classifier": (lost, lost, {"x_1": "sliced(0)", "wanted_1": "sliced(0)"}, {}),
         "rotary_training": (learnt, learnt, {"arg0_1": "sliced(0)"}, {}),
     }
 

@@ -13,7 +13,7 @@ from tests.pytorch import made_once, needs_torch, started
 
 GROUPS = ("stage", "decoder")
 EVERY = ("block", "training", "experts", "encoder", "encoder_as_exported", "rotary", "rotary_as_exported",
-         "rotary_training", *GROUPS)  # fmt: skip
+         "rotary_training", "classifier", *GROUPS)  # fmt: skip
 #: All steps run on two ranks. Those over dp x tp also run on four; with TACCL_MANY, all do.
 CASES = [*((2, name) for name in EVERY), *((4, name) for name in (EVERY if MANY else GROUPS))]
 
@@ -238,6 +238,29 @@ def test_views_that_mix_slices_are_refused():
     assert from_fx(nodes, 2, layouts={"x": "sliced(0)"}).tensors["z"].layout == "sliced(0)"
     with pytest.raises(WorkloadError, match=r"^z: .*no global tensor has these local parts"):
         from_fx(nodes, 2, layouts={"x": "sliced(1)"})
+
+
+def test_a_rank_divides_its_own_sums():
+    """A mean over the unmasked elements of each rank counts those of that rank, in either direction."""
+    x = Node("placeholder", "x", shape=(3, 2))
+    kept = Node("call_function", "kept", "aten.gt", (x, 0.0), (3, 2), "torch.bool", ("self", "other"))
+    count = Node("call_function", "count", "aten.sum", (kept,), (), "torch.int64", ("self",))
+    total = Node("call_function", "total", "aten.sum", (x,), (), schema=("self",))
+    mean = Node("call_function", "mean", "aten.div", (total, count), (), schema=("self", "other"))
+    apart = Node("call_function", "apart", "aten.sub", (x, mean), (3, 2), schema=("self", "other"))
+    y = Node("call_function", "y", "_c10d_functional.all_reduce", (mean, "avg", "0"),
+             schema=("input", "reduce_op", "group_name"))  # fmt: skip
+    nodes = graph(x, kept, count, total, mean, apart, y, returned=y)
+    nodes.nodes[-1].args = ([y, apart],)
+    for layout, axis in (("sliced(0)", 0), ("sliced(1)", 1)):
+        step = from_fx(nodes, 2, layouts={"x": layout})
+        parts = [np.arange(6.0, dtype=np.float32).reshape(3, 2) - rank for rank in range(2)]
+        values = step.run({"x": parts})
+        means = [part.sum() / (part > 0).sum() for part in parts]  # 15 / 5 and 9 / 4
+        assert step.tensors["apart"].axis == axis
+        for rank in range(2):
+            np.testing.assert_allclose(values["y"][rank], np.mean(means))
+            np.testing.assert_allclose(values["apart"][rank], parts[rank] - means[rank])
 
 
 def test_no_graph_is_refused():
