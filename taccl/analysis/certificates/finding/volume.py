@@ -114,6 +114,25 @@ class Volume:
         rest = frozenset(range(self.collective.num_ranks)) - ranks
         return int(self.weight[wants & self._starts.meeting(rest)].sum())
 
+    def entering_estimates(self, sets: Sequence[frozenset[int]]) -> NDArray[np.float64]:
+        """(num_sets,) ticks that the volume wanted in each of some disjoint sets takes to enter, roughly.
+
+        Data that starts inside counts, too, and links that share a resource count as independent.
+        """
+        problem, targets = self.problem, self.collective.destination_sets
+        label = set_of_rank(problem.topology.num_ranks, sets)
+        weights = np.bincount(targets.of_chunk, self.weight, len(targets.sets))
+        wanted = np.zeros(len(sets) + 1)  # the last place is for ranks outside all sets
+        for weight, ranks in zip(weights, targets.sets, strict=True):
+            wanted[np.unique(label[list(ranks)])] += weight
+        link, _, ticks = self.holds
+        slowest = np.zeros(len(problem.topology.links))
+        np.maximum.at(slowest, link, ticks / self.ticks_scale)
+        link, src, dst = _arcs(problem)
+        crosses = (label[src] != label[dst]) & (label[dst] >= 0) & (slowest[link] > 0)
+        rate = np.bincount(label[dst[crosses]], 1 / slowest[link[crosses]], len(sets))
+        return np.divide(wanted[:-1], rate, out=np.zeros(len(sets)), where=rate > 0)
+
     @cached_property
     def _kinds(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """(starts, ends, weights) by kind, (num_kinds,) each: indices of sets of ranks, and volumes.
