@@ -71,7 +71,7 @@ TEXTS = {
         "[ ID] Interval           Transfer     Bitrate         Retr  Cwnd\n"
         "[  5]   0.00-1.00   sec  2.72 GBytes  23.4 Gbits/sec    0   1.5 MBytes\n"
     ),
-    "output of nvbandwidth": (
+    "output of nvbandwidth without a one-way matrix of GPUs": (
         "nvbandwidth Version: v0.8\n\nRunning host_to_device_memcpy_ce.\n"
         "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)\n           0         1\n"
         " 0     55.63     55.64\n"

@@ -55,13 +55,15 @@ _QUOTES = re.compile(r"^[^\S\n]*(>[^\S\n]?)+|^[^\S\n]*```.*$", re.MULTILINE)
 _BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
 #: Cell with a number.
 _NUMBER = r"\"?(?:[-+]?\.?\d[\d.eE+-]*|nan|inf)\"?"
+#: Unit that may follow a number in its cell.
+_UNIT = r"(?: ?(?:[kKMGT]i?)?[bB](?:it|yte)?s?(?:ps|/s)| ?[nuµm]s)?"
 #: Three rows of numbers separated by blanks or bars, each with at most a name before them.
 _SPACED_ROWS = (
     rf"(^[|\t ]*(?:\w[\w.:-]*[|\t ]+)?{_NUMBER}(?:[|\t ]+(?:{_NUMBER}|[-xX]|N/A)){{1,}}[|\t ]*$\n?){{3,}}"
 )
 _COMMA_ROW, _OTHER_ROW = (
     rf"(?=[^=\[{{<\n]*$)[^{mark}\n]*(?:[{mark}][^{mark}\n]*)*?[{mark}]"
-    rf" {{0,20}}{_NUMBER} {{0,20}}(?=[{mark}]|$)"
+    rf" {{0,20}}{_NUMBER}{_UNIT} {{0,20}}(?=[{mark}]|$)"
     for mark in (",", r";\t")
 )
 #: Header of a table of times, and of the CSV that `taccl compare` writes.
@@ -146,7 +148,7 @@ _TEXTS = (
     _Text("file of logs by pair", r"^#\s*pair:?\s+\S+\s+\S+\s*$", _SHOW),
     _Text(
         "log of nccl-tests or rccl-tests",
-        r"#\s+nThread\s+\d+\s+nGpus|\bsize\s+count\s+type\b"
+        r"#\s+nThreads?:?\s+\d+\s+nGpus|#\s+Rank\s+\d+\s.*\bdevice\s+\d+\s+\[|\bsize\s+count\s+type\b"
         r"|(^|[\s:>])\d+\s+\d+\s+(u?int\d+|float\d*|half|bfloat16|double|fp8\w*)\s+([a-z]+\s+)?[-\d.]+\s",
         _FIT,
     ),
@@ -207,7 +209,9 @@ _TEXTS = (
     _Text("log of PARAM or of gloo's benchmark", r"\bCOMMS-RES\b|^[ \t]*elements\s+min \(us\)", _no(_TIMES)),
     _Text("matrix of nvbandwidth", r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth", _SHOW),
     _Text(
-        "output of nvbandwidth", r"^nvbandwidth Version|^memcpy (CE|SM) .*\bbandwidth \(GB/s\)", _no(_MATRIX)
+        "output of nvbandwidth without a one-way matrix of GPUs",
+        r"^nvbandwidth Version|^memcpy (CE|SM) .*\bbandwidth \(GB/s\)",
+        "`nvbandwidth -t device_to_device_memcpy_read_ce` prints such a matrix",
     ),
     _Text("output of bandwidthTest", r"\[CUDA Bandwidth Test\]", _no(_SERVER)),
     _Text(

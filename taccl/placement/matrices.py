@@ -17,12 +17,11 @@ from taccl.errors import FormatError, InputError
 from taccl.measure.logs import log_of_text
 from taccl.measure.series import POINT_TO_POINT
 from taccl.placement.hosts import USUAL_GB_PER_S, USUAL_OVERSUBSCRIPTION
+from taccl.placement.pair_cells import Table, table_of, unit_of, without_units
 from taccl.placement.probe import PortUse, Probe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from taccl._internal.arguments import Number
     from taccl.topology.topology import Topology
@@ -30,14 +29,12 @@ if TYPE_CHECKING:
 _LIMIT_BYTES = 64 * 10**6
 #: Line above a matrix of p2pBandwidthLatencyTest: direction, peer access, and quantity.
 _P2P = re.compile(r"^(.*?)\s*P2P=(Enabled|Disabled)\s+(Bandwidth|Latency)\b.*Matrix", re.IGNORECASE)
+#: Line of p2pBandwidthLatencyTest on a pair without peer access.
+_NO_ACCESS = re.compile(r"^\s*Device=\d+ CANNOT Access Peer Device=\d+")
 #: Line above a one-way matrix of nvbandwidth, with the direction of the data.
 _NVBANDWIDTH = re.compile(r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth \(GB/s\)")
 #: Line that users put above the log of each pair.
 _PAIR = re.compile(r"^#\s*pair:?\s+(\S+)\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
-_BANDWIDTH = re.compile(r"bandwidth|GB/s|gb_per_s", re.IGNORECASE)
-#: Cells without a number that tools write on the diagonal, in lower case.
-_NOTHING = ("", "-", "x", "na", "n/a", "nan", "none")
-_BITS = re.compile(r"Gb/s|Gbit|Gbps")
 
 
 @reads("matrix of pairs", "probe", "matrix of nvbandwidth", "file of logs by pair")
@@ -45,8 +42,9 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
     """Load a probe from this package's JSON, or from a file that another tool wrote.
 
     - CSV: a row and a column for every host, with host names at the head of both, of one or of neither.
-      Entries are latencies in us, or bandwidths in GB/s or Gb/s if the first cell or a comment says so.
-    - Output of the CUDA sample p2pBandwidthLatencyTest: its one-way matrices, with P2P enabled if present.
+      The first cell, each entry or a comment names the unit of a time or a rate; default: latencies in us.
+    - Output of the CUDA sample p2pBandwidthLatencyTest: its first one-way matrices, with P2P enabled if
+      present.
     - Output of nvbandwidth: its first one-way matrix of GPUs.
     - Logs of `ib_write_bw`, `osu_latency` or `osu_bw` one after the other, each below a line ``# pair A B``.
 
@@ -108,78 +106,58 @@ def _of_csv(lines: Sequence[str], where: str) -> Probe:
         for number, row in enumerate(every, 1)
         if any(map(str.strip, row))
     }
-    corner, names, table = _matrix(rows, where)
-    said = " ".join((corner, *comments))
-    if _BITS.search(said):
-        return Probe(names, bandwidth_gb_per_s=table / 8)
-    is_rate = bool(_BANDWIDTH.search(said))
-    return Probe(names, None if is_rate else table, table if is_rate else None)
+    rows, in_cells = without_units(rows, where)
+    table = table_of(rows, where)
+    unit = unit_of((table.corner, in_cells, " ".join(comments)), where)
+    values, assumed = table.values * unit.factor, (unit.assumed,) if unit.assumed else ()
+    if unit.is_rate:
+        return Probe(table.names, bandwidth_gb_per_s=values, assumed=assumed)
+    return Probe(table.names, values, assumed=assumed)
 
 
 def _of_p2p(lines: Sequence[str], where: str) -> Probe:
-    """Probe from the matrices of p2pBandwidthLatencyTest: one-way, and with P2P enabled if present."""
-    found: dict[str, NDArray[np.float64]] = {}
+    """Probe from the first one-way matrices of p2pBandwidthLatencyTest, with P2P enabled if present."""
     heads = [(at, head) for at, line in enumerate(lines, 1) if (head := _P2P.match(line))]
-    for at, head in sorted(heads, key=lambda each: (each[1][1][:2].lower() != "bi", each[1][2].lower())):
-        first = lines[at].split() if at < len(lines) else []
-        names, found[head[3].lower()] = _printed(lines, at, len(first), where)
-    return Probe(tuple(f"GPU {i}" for i in names), found.get("latency"), found.get("bandwidth"))
+    # Best first; the sort is stable, so matrices of P2P writes precede those of reads.
+    heads.sort(key=lambda each: (each[1][1][:2].lower() == "bi", each[1][2].lower() != "enabled"))
+    found: dict[str, tuple[str, Table]] = {}
+    for at, head in heads:
+        kind = head[3].lower()
+        if kind not in found:
+            found[kind] = " ".join(head[0].split()), _printed(lines, at, where)
+    assumed = [f"{kind} is that of {shown(repr(head), 90)}" for kind, (head, _) in found.items()]
+    if any("p2p=disabled" in head.lower() for head, _ in found.values()):
+        assumed.append("copies pass through host memory, as P2P is disabled")
+    elif any(map(_NO_ACCESS.match, lines)):
+        assumed.append("copies between GPUs that cannot access each other pass through host memory")
+    tables = {kind: table.values for kind, (_, table) in found.items()}
+    _, last = next(reversed(found.values()))
+    return Probe(
+        tuple(f"GPU {i}" for i in last.names), tables.get("latency"), tables.get("bandwidth"),
+        assumed=tuple(assumed),
+    )  # fmt: skip
 
 
 def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:
     """Probe from the first one-way matrix of nvbandwidth; a pair of GPUs without a figure is an error."""
-    at, head = next((at, head) for at, line in enumerate(lines, 1) if (head := _NVBANDWIDTH.match(line)))
+    heads = [(at, head) for at, line in enumerate(lines, 1) if (head := _NVBANDWIDTH.match(line))]
+    at, head = heads[0]
     columns = lines[at] if at < len(lines) else ""
     whole = [*lines[:at], f"GPU {columns}", *lines[at + 1 :]]  # other tools have a word in the corner
-    names, table = _printed(whole, at, len(columns.split()) + 1, where)
-    return Probe(tuple(f"GPU {i}" for i in names), bandwidth_gb_per_s=table if head[1] == "->" else table.T)
+    table = _printed(whole, at, where)
+    values = table.values if head[1] == "->" else table.values.T
+    told = f"bandwidth is that of the first of {len(heads)} one-way matrices, {shown(repr(head[0]), 90)}"
+    return Probe(
+        tuple(f"GPU {i}" for i in table.names), bandwidth_gb_per_s=values,
+        assumed=(told,) if len(heads) > 1 else (),
+    )  # fmt: skip
 
 
-def _printed(
-    lines: Sequence[str], at: int, num_rows: int, where: str
-) -> tuple[tuple[str, ...], NDArray[np.float64]]:
-    """GPU names and values of a printed matrix that begins after line `at`; `num_rows` includes its head."""
+def _printed(lines: Sequence[str], at: int, where: str) -> Table:
+    """Matrix that begins after line `at`, with a word in its corner and a row for every column."""
+    num_rows = len(lines[at].split()) if at < len(lines) else 0
     rows = [line.split() for line in lines[at : at + num_rows]]
-    _, names, table = _matrix(dict(enumerate(rows, at + 1)), where)
-    return names, table
-
-
-def _matrix(rows: dict[int, list[str]], where: str) -> tuple[str, tuple[str, ...], NDArray[np.float64]]:
-    """Corner cell, host names, and values by row; nan for a diagonal cell that is not a number.
-
-    Names may stand at the head of rows and of columns.
-    """
-    if not rows:
-        raise FormatError("found no rows; expected a matrix, a row for every host", where=where)
-    first, *others = rows
-    head, corner = rows[first], ""
-    names = [str(i) for i in range(len(head))]
-    if np.isnan([_number(cell) for cell in head[head[0].lower() in _NOTHING :]]).any():
-        # A square matrix with a corner has as many rows (head included) as columns.
-        corner, names = (head[0], head[1:]) if len(head) == len(rows) else ("", head)
-        rows = {number: rows[number] for number in others}
-    table: list[list[float]] = []
-    begin = int(any(len(row) == len(names) + 1 for row in rows.values()))
-    for number, row in rows.items():
-        cells = row[begin:]
-        if len(cells) != len(names):
-            said = f"found {len(cells)} entries; expected {len(names)}, one for every host"
-            raise FormatError(said, where=f"{where}: line {number}")
-        values = [_number(cell) for cell in cells]
-        for place, (cell, value) in enumerate(zip(cells, values, strict=True)):
-            if np.isnan(value) and place != len(table):  # the diagonal is unused
-                here = f"{where}: line {number}, column {begin + place + 1}"
-                said = f"found {shown(repr(cell), 60)}; expected a number for every pair of hosts"
-                raise FormatError(f"{said}; measure it, or leave the host out", where=here)
-        table.append(values)
-    return corner, tuple(names), np.array(table)
-
-
-def _number(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return float("nan")
+    return table_of(dict(enumerate(filter(None, rows), at + 1)), where)
 
 
 def _of_pairs(text: str, where: str) -> Probe:

@@ -263,8 +263,57 @@ class TestMatrices:
         assert probe.bandwidth_gb_per_s[0, 1] == 16 / factor
 
     @pytest.mark.parametrize(
+        ("unit", "entry", "is_rate", "expected"),
+        [
+            ("MB/s", 12500, True, 12.5), ("MiB/s", 1000, True, 1.048576), ("Mbit/s", 100_000, True, 12.5),
+            ("Gbps", 100, True, 12.5), ("GBps", 100, True, 100), ("gb_per_s", 8, True, 8),
+            ("latency (ns)", 1200, False, 1.2), ("ms", 0.5, False, 500), ("(s)", 0.001, False, 1000),
+            ("usec", 7, False, 7),
+        ],
+    )  # fmt: skip
+    def test_units_are_converted(self, tmp_path, unit, entry, is_rate, expected):
+        """Rates become GB/s and times us, whether the corner or each entry names the unit."""
+        for number, text in enumerate((f"{unit},a,b\na,,{entry}\nb,{entry},\n",
+                                       f",a,b\na,,{entry} {unit.split()[-1].strip('()')}\n"
+                                       f"b,{entry} {unit.split()[-1].strip('()')},\n")):  # fmt: skip
+            path = tmp_path / f"{number}.csv"
+            path.write_text(text)
+            probe = load_probe(path)
+            assert not probe.assumed
+            values = probe.bandwidth_gb_per_s if is_rate else probe.latency_us
+            assert values[0, 1] == pytest.approx(expected)
+
+    def test_an_unnamed_unit_is_an_assumption(self, tmp_path):
+        """A matrix without a unit is latencies in us, which its topology lists as an assumption."""
+        path = tmp_path / "m.csv"
+        path.write_text("host,a,b\na,0,7\nb,7,0\n")
+        with pytest.warns(AssumptionWarning, match="entries are latencies in us, as the file names no unit"):
+            assert taccl.topologies.load(path).links[0].alpha_us == 7
+
+    def test_rows_are_matched_by_name(self, tmp_path):
+        """Rows in another order than the columns are sorted by name; other names are refused."""
+        path = tmp_path / "m.csv"
+        path.write_text("us,a,b,c\nc,1,2,0\na,0,3,1\nb,3,0,2\n")
+        probe = load_probe(path)
+        assert (probe.hosts, probe.latency_us[0, 1], probe.latency_us[2, 1]) == (NAMES, 3, 2)
+        path.write_text("us,a,b\nb,1,2\nd,2,1\n")
+        with pytest.raises(FormatError, match="found the row 'b' and the column 'a' at one place"):
+            load_probe(path)
+
+    @pytest.mark.parametrize("text", ["us,1,2\n1,0,5\n2,5,0\n", ",0,1\n0,0.0,5\n1,5,0.0\n", "p,0,5\nq,5,0\n"])
+    def test_numbers_may_be_names(self, tmp_path, text):
+        """Numbered rows and columns, as pandas writes them, are not hosts; names may stand in rows alone."""
+        path = tmp_path / "m.csv"
+        path.write_text(text)
+        probe = load_probe(path)
+        assert (probe.num_hosts, probe.latency_us[0, 1]) == (2, 5)
+
+    @pytest.mark.parametrize(
         ("text", "complaint"),
         [
+            ("GB/s,a,b,c\na,,5,9\nb,5,,9\n", "found 2 x 3 entries for 3 hosts; expected a square"),
+            ("GB/s us,a,b\na,,5\nb,5,\n", "found the units GB/s, us; expected one"),
+            (",a,b\na,,5 GB/s\nb,5 MB/s,\n", "found the units GB/s, MB/s; expected one"),
             ("0,5\n5,0\n3,4\n", "found 3 x 2 entries for 2 hosts; expected a square"),
             ("0,5,9\n5,0\n9,9,0\n", "line 2: found 2 entries; expected 3"),
             ("x,a,b\na,0,4\nb,4\n", "line 3: found 1 entries; expected 2"),
@@ -293,6 +342,25 @@ class TestMatrices:
         )
         probe = load_probe(path)
         assert (probe.bandwidth_gb_per_s[0, 1], probe.latency_us[1, 0]) == (24, 2.2)
+        # Of several matrices the first is used, and the topology says which.
+        reads = (
+            "Unidirectional P2P=Enabled Bandwidth (P2P Reads) Matrix (GB/s)\n   D\\D 0 1\n 0 9 5\n 1 5 9\n"
+        )
+        path.write_text(path.read_text() + reads + "Device=0 CANNOT Access Peer Device=1\n")
+        probe = load_probe(path)
+        assert probe.bandwidth_gb_per_s[0, 1] == 24
+        assert "bandwidth is that of 'Unidirectional P2P=Enabled Bandwidth (P2P Writes)" in probe.assumed[0]
+        assert "copies between GPUs that cannot access each other" in probe.assumed[-1]
+
+    def test_cuda_sample_without_peer_access(self, tmp_path):
+        """Rates with P2P disabled are read only without others, and named in the assumptions."""
+        path = tmp_path / "p2p.txt"
+        path.write_text(
+            "Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\n   D\\D 0 1\n 0 900 11\n 1 11 900\n"
+        )
+        probe = load_probe(path)
+        assert probe.bandwidth_gb_per_s[0, 1] == 11
+        assert probe.assumed[-1] == "copies pass through host memory, as P2P is disabled"
 
     @pytest.mark.parametrize(("arrow", "from_0_to_1"), [("->", 26.5), ("<-", 26.0)])
     def test_nvbandwidth(self, tmp_path, arrow, from_0_to_1):
@@ -324,7 +392,7 @@ class TestMatrices:
         """A sample that lacks the second of two rows is refused."""
         path = tmp_path / "p2p.txt"
         path.write_text("P2P=Enabled Latency Matrix (us)\n   GPU 0 1\n 0 1.2 2.1\n")
-        with pytest.raises(FormatError, match="found 1 x 3 entries for 3 hosts; expected a square"):
+        with pytest.raises(FormatError, match="found 1 x 2 entries for 2 hosts; expected a square"):
             load_probe(path)
 
     def test_logs_of_pairs(self, tmp_path):

@@ -1,0 +1,180 @@
+"""Matrices of pairs from text cells: unit, names at the heads of rows and columns, and values."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from taccl._internal.names import first_of, shown
+from taccl.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+#: Cells without a number that tools write on the diagonal, in lower case.
+_NOTHING = ("", "-", "x", "na", "n/a", "nan", "none")
+#: Unit of a rate: prefix, bits or bytes, and time. ``gb/s`` and ``gb_per_s`` are bytes, ``gbps`` are bits.
+_RATE = re.compile(
+    r"(?<![A-Za-z])([KMGT]i?|)(bits?|bytes?|b)(ps|/s(?:ec)?|_per_s)(?![A-Za-z])", re.IGNORECASE
+)
+_TIME = re.compile(
+    r"(?<![A-Za-z])([numµμ]s(?:ec)?|(?:nano|micro|milli)?sec(?:onds?)?)(?![A-Za-z])|[(\[]s[)\]]|^\s*s\s*$"
+)
+#: {beginning of a unit of time: microseconds}.
+_US = {"n": 1e-3, "u": 1.0, "µ": 1.0, "μ": 1.0, "micro": 1.0, "m": 1e3, "milli": 1e3}
+_WITH_UNIT = re.compile(r"([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s?([^\W\d]\S*)")
+
+
+class Unit(NamedTuple):
+    """Unit of a matrix.
+
+    - `is_rate`: True for bandwidths, False for latencies.
+    - `factor`: GB/s or us of an entry of 1.
+    - `assumed`: Assumption if the text does not name the unit; else empty.
+    """
+
+    is_rate: bool
+    factor: float
+    assumed: str = ""
+
+
+class Table(NamedTuple):
+    """A square matrix: cell in its corner, a name for every row and column, and values, row to column."""
+
+    corner: str
+    names: tuple[str, ...]
+    values: NDArray[np.float64]
+
+
+def unit_of(said: Sequence[str], where: str) -> Unit:
+    """Unit that the first text with one names; `FormatError` if it names several."""
+    for text in said:
+        units = _units_in(text)
+        if len(set(units.values())) > 1:
+            found = first_of(list(units), 4)
+            raise FormatError(f"found the units {found}; expected one for all entries", where=where)
+        for unit in units.values():
+            return unit
+    is_rate = any(re.search(r"bandwidth|\b\w*bw\b", text, re.IGNORECASE) for text in said)
+    kind, unit_name = ("bandwidths", "GB/s") if is_rate else ("latencies", "us")
+    why = f"entries are {kind} in {unit_name}, as the file names no unit (the first cell may, e.g. GB/s)"
+    return Unit(is_rate, 1.0, why)
+
+
+def _units_in(text: str) -> dict[str, Unit]:
+    """{unit as written: unit} of all units in a text."""
+    units = {}
+    for match in _RATE.finditer(text):
+        prefix, thing, per = match.groups()
+        is_bits = thing.lower().startswith("bit") or (
+            thing == "b" and (prefix[:1].isupper() or per.lower() == "ps")
+        )
+        power = " KMGT".index(prefix[:1].upper() or " ")
+        rate = (1024 if "i" in prefix.lower() else 1000) ** power / 1e9 / (8 if is_bits else 1)
+        units[match[0]] = Unit(True, rate)
+    for match in _TIME.finditer(text):
+        begins = (match[1] or "").partition("sec")[0].removesuffix("s")
+        units[match[0].strip()] = Unit(False, _US.get(begins, 1e6))
+    return units
+
+
+def without_units(rows: dict[int, list[str]], where: str) -> tuple[dict[int, list[str]], str]:
+    """Rows without the units that follow numbers in their cells, and the unit; empty if there is none."""
+    found = {match[2] for row in rows.values() for match in map(_WITH_UNIT.fullmatch, row) if match}
+    units = sorted(each for each in found if _units_in(each))
+    if not units:
+        return rows, ""
+    unit_of([" ".join(units)], where)
+    bare = {
+        number: [match[1] if (match := _WITH_UNIT.fullmatch(cell)) else cell for cell in row]
+        for number, row in rows.items()
+    }
+    return bare, units[0]
+
+
+def table_of(rows: dict[int, list[str]], where: str) -> Table:
+    """Square matrix of rows by line number, with names at the head of rows, columns, both or neither.
+
+    A cell on the diagonal that is not a number becomes nan. Rows in another order than the columns are
+    sorted by name.
+    """
+    if not rows:
+        raise FormatError("found no rows; expected a matrix, a row for every host", where=where)
+    has_top, has_left = _heads([*rows.values()])
+    body = list(rows.items())[has_top:]
+    first = next(iter(rows.values()))
+    is_cornered = has_top and has_left and len(first) >= max((len(row) for _, row in body), default=0)
+    corner, columns = (first[0], first[1:]) if is_cornered else ("", first)
+    starts = [row[0] for _, row in body] if has_left else []
+    names = columns if has_top else starts or [str(i) for i in range(len(first))]
+    for number, row in body:
+        if len(row) - has_left != len(names) and (has_top or not has_left):
+            said = f"found {len(row) - has_left} entries; expected {len(names)}, one for every host"
+            raise FormatError(said, where=f"{where}: line {number}")
+    widths = {len(row) - has_left for _, row in body}
+    if len(widths) > 1 or {len(body)} != widths or len(body) != len(names):
+        size = f"{len(body)} x {max(widths, default=0)}"
+        said = f"found {size} entries for {len(names)} hosts; expected a square of two or more"
+        raise FormatError(f"{said}, with a row and a column for every host", where=where)
+    places = _places(starts, names, where) if has_top and has_left else [*range(len(body))]
+    values = np.empty((len(names), len(names)))
+    for place, (number, row) in zip(places, body, strict=True):
+        for column, cell in enumerate(row[has_left:]):
+            values[place, column] = _number(cell)
+            if np.isnan(values[place, column]) and column != place:  # the diagonal is unused
+                said = f"found {shown(repr(cell), 60)}; expected a number for every pair of hosts"
+                here = f"{where}: line {number}, column {has_left + column + 1}"
+                raise FormatError(f"{said}; measure it, or leave the host out", where=here)
+    return Table(corner, tuple(names), values)
+
+
+def _heads(rows: list[list[str]]) -> tuple[bool, bool]:
+    """True if the first row has names, and True if the first column has."""
+    first, others = rows[0], rows[1:]
+    starts = [row[0] for row in others]
+    are_names, are_named = any(map(_is_name, first[1:])), any(map(_is_name, starts))
+    if any(len(row) == len(first) + 1 for row in others):
+        return True, True
+    if are_names:
+        return True, are_named or _is_index(starts) or (
+            len(rows) == len(first) and all(_is_nothing(each) for each in starts)
+        )
+    if _is_name(first[0]):  # a corner above numbered columns, or the name of the first row
+        return (True, True) if not are_named or len(rows) >= len(first) else (False, True)
+    is_numbered = _is_nothing(first[0]) and _is_index(first[1:]) and first[1:] == starts
+    return is_numbered, is_numbered
+
+
+def _places(starts: list[str], names: list[str], where: str) -> list[int]:
+    """Row of each line by its name; `FormatError` if rows and columns have different names."""
+    if starts == names or _is_index(starts) or all(_is_nothing(each) for each in starts):
+        return [*range(len(names))]
+    if len(set(names)) < len(names) or sorted(starts) != sorted(names):
+        row, column = next(pair for pair in zip(starts, names, strict=True) if pair[0] != pair[1])
+        said = f"found the row {shown(repr(row), 60)} and the column {shown(repr(column), 60)}"
+        raise FormatError(f"{said} at one place; expected the same names; correct one", where=where)
+    return [names.index(each) for each in starts]
+
+
+def _is_index(cells: list[str]) -> bool:
+    """True for the numbers from 0 or 1 on."""
+    return any(cells == [str(i) for i in range(begin, begin + len(cells))] for begin in (0, 1))
+
+
+def _is_nothing(cell: str) -> bool:
+    return cell.lower() in _NOTHING
+
+
+def _is_name(cell: str) -> bool:
+    return not _is_nothing(cell) and bool(np.isnan(_number(cell)))
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return float("nan")
