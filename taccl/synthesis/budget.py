@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from taccl._internal.deadline import OutOfTime
 from taccl.analysis.verification.verify import verify
 from taccl.errors import FallbackWarning, NoSolutionError, TacclError, warn
+from taccl.synthesis.proposing import Proposer, TimedProposer
 
 if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.proposing import Proposer
     from taccl.synthesis.search import Search
 
 
@@ -95,8 +95,10 @@ def _ask(search: Search, turn: Turn) -> None:
     proposer, since, is_limited = turn.proposer, time.monotonic(), turn.share is not None
     solver = "registered" if is_limited else "taccl"
     limit_s = search.deadline.left_s * (1.0 if turn.share is None else turn.share)
-    if is_limited and not why_not and (needed_s := proposer.estimate_s(search.problem)) > limit_s:
-        why_not = f"takes about {needed_s:.2g} s, and there are {limit_s:.2g} s for it"
+    if isinstance(proposer, TimedProposer) and not why_not:
+        needed_s = proposer.estimate_s(search.problem)
+        if needed_s > limit_s:
+            why_not = f"takes about {needed_s:.2g} s, and there are {limit_s:.2g} s for it"
     if why_not:
         search.record(proposer.name, solver, "skipped", since, message=why_not)
         return

@@ -5,8 +5,6 @@
 ...     name = "mine"
 ...     def supports(self, problem):
 ...         return problem.collective.name == "allgather"
-...     def estimate_s(self, problem):
-...         return 0.1
 ...     def propose(self, search):
 ...         return None  # or a schedule of search.problem
 >>> register(Mine())  # doctest: +SKIP
@@ -42,9 +40,6 @@ class Proposer(Protocol):
     def supports(self, problem: Problem) -> bool:
         """True if the proposer may find a schedule of the problem."""
 
-    def estimate_s(self, problem: Problem) -> float:
-        """Estimated run time in seconds. The proposer is skipped if a search has less time for it."""
-
     def propose(self, search: Search) -> Schedule | None:
         """A schedule of ``search.problem``, or None if it finds none.
 
@@ -54,22 +49,28 @@ class Proposer(Protocol):
         """
 
 
+@runtime_checkable
+class TimedProposer(Proposer, Protocol):
+    """A proposer with an estimate of its time; the budgeter skips it if a search has less time for it."""
+
+    def estimate_s(self, problem: Problem) -> float:
+        """Estimated run time in seconds."""
+
+
 def _any(_: Problem) -> bool:
     return True
 
 
-def _at_once(_: Problem) -> float:
-    return 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class OwnProposer:
-    """A proposer of the library, made of functions. It proposes schedules and records stages itself."""
+    """A proposer of the library, made of functions. It proposes schedules and records stages itself.
+
+    Its time is reserved in its `Turn`, which depends on the search.
+    """
 
     name: str
     propose: Callable[[Search], Schedule | None]
     supports: Callable[[Problem], bool] = _any
-    estimate_s: Callable[[Problem], float] = _at_once
 
 
 def _is_proposer(thing: object) -> bool:
@@ -81,7 +82,7 @@ PLUGINS: Plugins[Proposer] = Plugins(
     "taccl.proposers",
     "proposer",
     _is_proposer,
-    "an object with a name and the methods supports, estimate_s and propose",
+    "an object with a name and the methods supports and propose",
 )
 
 

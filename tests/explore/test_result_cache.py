@@ -127,7 +127,7 @@ def test_a_registered_proposer_changes_the_key():
 
     class Mine:
         name = "mine"
-        supports = estimate_s = propose = staticmethod(lambda _: None)
+        supports = propose = staticmethod(lambda _: None)
 
     without = key_of("a", seed=0)
     register(Mine())

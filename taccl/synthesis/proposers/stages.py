@@ -124,7 +124,7 @@ def _routed(search: Search) -> None:
 
 def _one_solver(search: Search) -> None:
     """Loop of one solver, then ruin and recreate if there is time to compile it."""
-    may_improve = suits_improvement(search.problem) and not _too_short(search)
+    may_improve = suits_improvement(search.problem) and not too_short(search)
     with search.keeping(may_improve * _IMPROVED_SHARE * search.limit_s):
         _solve_alone(search)
     if may_improve and search.best is not None and not search.done:
@@ -259,7 +259,7 @@ def ruin_and_recreate(search: Search) -> None:
     search.record("ruin and recreate", "compiled", "done", since, finish_us=finish, message=done)
 
 
-def _too_short(search: Search) -> str:
+def too_short(search: Search) -> str:
     """Reason why there is no time to compile the kernels; empty if there is, or if they are compiled."""
     if is_quick(search.limit_s, search.parameters):
         return ""
@@ -278,7 +278,7 @@ _ANY_PATH = OwnProposer("list scheduler over any path", _detour)
 STAGES: dict[str, tuple[Turn, ...]] = {
     "auto": (
         Turn(_LIST),
-        Turn(_COMPILED, why_not=_too_short, improves=True),
+        Turn(_COMPILED, why_not=too_short, improves=True),
         Turn(_ANY_PATH, improves=True),
         Turn(OwnProposer("joint job shop", _joint), improves=True),
         Turn(OwnProposer("routing MILP", _routed), improves=True),
@@ -286,7 +286,7 @@ STAGES: dict[str, tuple[Turn, ...]] = {
     ),
     "greedy": (
         Turn(_LIST_ALONE),
-        Turn(_COMPILED_ALONE, why_not=_too_short, improves=True),
+        Turn(_COMPILED_ALONE, why_not=too_short, improves=True),
         Turn(_ANY_PATH, improves=True),
     ),
 }

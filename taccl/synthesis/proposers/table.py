@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 
@@ -11,8 +10,7 @@ from taccl.baselines.servers import servers
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.budget import Turn, nothing, run
-from taccl.synthesis.improve.improvement import is_quick, suits_improvement
-from taccl.synthesis.parameters import DEFAULTS
+from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
 from taccl.synthesis.proposers.competing import (
     competing_s,
@@ -25,7 +23,7 @@ from taccl.synthesis.proposers.competing import (
     share_baselines,
 )
 from taccl.synthesis.proposers.finer import offer_balanced_groups, offer_cut, offer_estimated
-from taccl.synthesis.proposers.stages import ruin_and_recreate, search_plain
+from taccl.synthesis.proposers.stages import ruin_and_recreate, search_plain, too_short
 from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
 from taccl.synthesis.proposing import OwnProposer, registered
 from taccl.synthesis.search import Search, bound_within
@@ -198,16 +196,9 @@ def _is_plain(search: Search) -> bool:
 
 def _improving_s(search: Search) -> float:
     """Seconds reserved for ruin and recreate; 0 if it will not run."""
-    is_meant = _is_free(search) and suits_improvement(search.problem) and not _too_short(search)
+    is_meant = _is_free(search) and suits_improvement(search.problem) and not too_short(search)
     share = search.parameters.budget.improve_share if _is_guided(search) else _SKETCHED_SHARE
     return is_meant * share * search.limit_s
-
-
-def _too_short(search: Search) -> str:
-    """Reason why there is no time to compile ruin and recreate; empty if there is, or if it is compiled."""
-    if is_quick(search.limit_s, search.parameters):
-        return ""
-    return f"its kernels are not compiled, and {search.limit_s:.2g} s are too few to compile them"
 
 
 def _baselines_first(search: Search) -> None:
@@ -224,14 +215,6 @@ def _competing_s(search: Search) -> float:
     most_s = search.parameters.budget.improve_share * search.deadline.left_s
     needed_s = min(competing_s(search.problem, most_s, search.parameters), most_s)
     return max(0.0, needed_s - _improving_s(search))
-
-
-def _baselines_take_s(problem: Problem) -> float:
-    return competing_s(problem, math.inf, DEFAULTS)
-
-
-def _exchange_takes_s(problem: Problem) -> float:
-    return exchange_s(problem, math.inf, DEFAULTS)
 
 
 def _exchanging_s(search: Search) -> float:
@@ -269,7 +252,7 @@ def _sums_up(problem: Problem) -> bool:
 #: Exchange of partial sums between a sum's root and its last contributor (`transforms/exchange.py`); it runs
 #: before ruin and recreate, and again after it.
 _EXCHANGE = Turn(
-    OwnProposer("exchange", offer_exchanged, _sums_up, _exchange_takes_s),
+    OwnProposer("exchange", offer_exchanged, _sums_up),
     lambda search: search.backend == "auto",
     _no_time_to_exchange,
     _exchanging_s,
@@ -304,7 +287,7 @@ PROPOSERS: tuple[Turn, ...] = (
         lambda search: _competes(search) and search.options.keeps_sends,
         runs_late=True,
     ),
-    Turn(OwnProposer("baselines", _baselines_first, is_small, _baselines_take_s), _competes, runs_late=True),
+    Turn(OwnProposer("baselines", _baselines_first, is_small), _competes, runs_late=True),
     Turn(OwnProposer("registered", _offer_registered), _is_free),
     Turn(
         OwnProposer("dimension-balanced", _balanced),
@@ -319,7 +302,7 @@ PROPOSERS: tuple[Turn, ...] = (
     ),
     Turn(OwnProposer("search", search_plain), _is_plain, runs_late=True),
     Turn(
-        OwnProposer("baselines", _baselines_last, _is_not_small, _baselines_take_s),
+        OwnProposer("baselines", _baselines_last, _is_not_small),
         _competes,
         reserve_s=_competing_s,
         runs_late=True,
@@ -328,7 +311,7 @@ PROPOSERS: tuple[Turn, ...] = (
     Turn(
         OwnProposer("ruin and recreate", ruin_and_recreate, suits_improvement),
         _is_free,
-        _too_short,
+        too_short,
         _improving_s,
         improves=True,
     ),
