@@ -69,15 +69,14 @@ def counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
 def counted(demand: NeededSends, volume: Volume) -> Iterator[Claim]:
     """Yield cut-counting claims for very large problems: chunks enter ranks and nodes, times ignored.
 
-    The sets with the highest estimates come first, so that a limit cuts off those that matter least.
+    Only sets with high estimates are counted, so this takes a fraction of a second and needs no symmetries.
     """
     if not (volume.by_chunk and volume.spreads and demand.single_ended):
         return
     size = int(demand.problem.costs.chunk_units[0])
     for name, sets in demand.families:
         estimates = dict(zip(sets, volume.entering_estimates(sets).tolist(), strict=True))
-        some = sorted(demand.different(sets), key=estimates.__getitem__, reverse=True)
-        for ranks in some[:_MOST_COUNTED]:
+        for ranks in sorted(sets, key=estimates.__getitem__, reverse=True)[:_MOST_COUNTED]:
             needed = volume.needed((ranks,))
             if needed:
                 links = crossing_links(demand.problem, (ranks,)).tolist()
@@ -102,8 +101,8 @@ def _crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
     return fills(facts, Counter(job.units for job in jobs), links, ticks - late, since=early)
 
 
-#: Max sets of each family whose chunks are counted on very large problems.
-_MOST_COUNTED = 256
+#: Max sets of each family whose chunks are counted on very large problems, those with the highest estimates.
+_MOST_COUNTED = 32
 #: Max states of the dynamic program; above it, all queues merge into one, which only weakens the bound.
 _MAX_STATES = 20_000
 

@@ -253,6 +253,10 @@ def _claims(
         for claim in _of_border(volume, node_cut(volume, in_network=bool(in_network))):
             yield claim
             best = max(best, claim.ticks)
+    elif not divisible and not is_countable:
+        for claim in counted(demand, volume):
+            yield claim
+            best = max(best, claim.ticks)
     demand.deadline = Deadline(max(limit, first_until))
     try:
         symmetries = demand.symmetries
@@ -282,14 +286,15 @@ def _claims(
     if not divisible and is_timed:
         quick = [partial(find, demand, **within) for find in WHOLE_CHUNKS]
     elif not divisible:
-        quick = [partial(counted, demand, volume), partial(spread_tail_bounds, demand, **within)]
+        quick = [partial(spread_tail_bounds, demand, **within)]
     elif is_countable:
         quick = [partial(find, demand, **within) for find in ALL_CHUNKINGS]
     early: list[tuple[Finder, float]] = [(first_prices, first_until)] if divisible and is_countable else []
     if not divisible and not (is_small and enough < math.inf):  # counting often reaches `enough` by itself
         # Counting is fast if symmetry leaves few ranks; otherwise it must leave time for linear programs.
         count_until = now + _COUNTING_SHARE * (min(limit, max(soon, now + _FIRST_S)) - now)
-        early = [(quick.pop(0), count_until), (first_prices, first_until)]
+        early = [(quick.pop(0), count_until)] if is_timed else []
+        early.append((first_prices, first_until))
     late = [*((find, limit if is_small else soon) for find in quick), (last_prices, soon)]
     some = False
     for place, (find, usual) in enumerate((*early, *late)):

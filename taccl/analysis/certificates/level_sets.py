@@ -76,7 +76,8 @@ def node_cut(volume: Volume, *, in_network: bool = False) -> tuple[Fraction, Cut
     for parts in partitions:
         if not volume.spreads and not in_network:
             best.append(tuple(parts))
-        some = parts[: max(1, borders.most_at_once // 2)]
+        first = np.argsort(-volume.entering_estimates(parts), kind="stable")
+        some = [parts[place] for place in first[: max(1, borders.most_at_once // 2)].tolist()]
         sides = np.zeros((2 * len(some), len(everyone)), dtype=bool)
         for index, ranks in enumerate(some):
             sides[2 * index, sorted(ranks)] = True
