@@ -14,6 +14,8 @@ class _Keeps(Protocol):
 
 #: Key under which a reversed topology keeps its original, whose columns it shares.
 TURNED = "turned round from"
+#: Key under which a topology with other costs keeps its original, whose links and holds join the same.
+ALIKE = "other costs than"
 
 Thing = TypeVar("Thing", bound=_Keeps)
 Found = TypeVar("Found")

@@ -100,22 +100,26 @@ def strong_components(num_nodes: int, src: Ints, dst: Ints) -> Ints:
 
 
 def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> Ints:
-    """(size,) smallest index in the orbit of each index under the group that the permutations generate."""
-    require_address_space()
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import connected_components
+    """(size,) smallest index in the orbit of each index under the group that the permutations generate.
 
-    index = np.arange(size)
-    if not len(permutations):
-        return index
-    images = np.concatenate([np.asarray(each, dtype=np.int64) for each in permutations])
-    arcs = np.tile(index, len(permutations)), images
-    graph = csr_array((np.ones(len(images), np.int8), arcs), shape=(size, size))
-    number, orbit = connected_components(graph, directed=False)
-    smallest = np.full(number, size)
-    np.minimum.at(smallest, orbit, index)
-    found: Ints = smallest[orbit]
-    return found
+    Each round joins the orbits of an index and its image, and then follows labels to their ends. SciPy's
+    components would be as fast, but loading them takes 0.3 s.
+    """
+    orbit = np.arange(size)
+    images = [np.asarray(each, dtype=np.int64) for each in permutations]
+    is_changed = True
+    while is_changed:
+        known = orbit
+        for each in images:
+            image = orbit[each]
+            low, joined = np.minimum(orbit, image), orbit.copy()
+            np.minimum.at(joined, orbit, low)
+            np.minimum.at(joined, image, low)
+            while ((further := joined[joined]) != joined).any():
+                joined = further
+            orbit = joined
+        is_changed = bool((orbit != known).any())
+    return orbit
 
 
 def fiedler_vector(num_nodes: int, src: Ints, dst: Ints, weight: Floats) -> Floats | None:

@@ -369,7 +369,7 @@ def _topology(topology: Topology, protocol: str, algorithm: str, size: int) -> T
         found = replace(found, launch_us=found.launch_us + ramp_us)
     if algorithm == "nvls":
         wide, hop_us = shared_links(found), Fraction(NVLS_US, 2)
-        slower = (replace(e, alpha_us=hop_us) if i in wide else e for i, e in enumerate(found.links))
+        slower = (e._replace(alpha_us=hop_us) if i in wide else e for i, e in enumerate(found.links))
         return replace(found, links=tuple(slower))
     row = next((each for each in PROTOCOLS if each.name == protocol), None)
     if algorithm != "tree" or row is None:

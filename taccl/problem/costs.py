@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from operator import attrgetter
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from taccl._internal.caching import TURNED, cached
+from taccl._internal.caching import ALIKE, TURNED, cached
 from taccl._internal.units import BYTES_PER_MB, format_size
 from taccl.errors import NumericsWarning, TopologyError, warn
+from taccl.topology.links import columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,11 +81,13 @@ def hold_columns(topology: Topology) -> HoldColumns:
     if (other := topology.cache.get(TURNED)) is not None:
         same = hold_columns(other)
         return replace(same, receives=_frozen(~same.receives))
-    holds = topology.holds
-    link = _read_only([hold.link for hold in holds])
-    receives = _frozen(np.fromiter((hold.side == "receive" for hold in holds), bool, len(holds)))
+    if (other := topology.cache.get(ALIKE)) is not None:
+        return hold_columns(other)
+    links, resources, sides = columns_of(topology.holds, 0, 1, 4)
+    link, count = _read_only(list(links)), len(topology.holds)
+    receives = _frozen(np.fromiter(map("receive".__eq__, sides), bool, count))
     first = np.concatenate(([0], np.cumsum(np.bincount(link, minlength=len(topology.links)))))
-    resource = _read_only([hold.resource for hold in holds])
+    resource = _read_only(list(resources))
     return HoldColumns(link, resource, receives, np.argsort(link, kind="stable"), first)
 
 
@@ -94,13 +97,18 @@ def link_ends(topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     if (other := topology.cache.get(TURNED)) is not None:
         src, dst = link_ends(other)
         return dst, src
-    return _read_only([e.src for e in topology.links]), _read_only([e.dst for e in topology.links])
+    if (other := topology.cache.get(ALIKE)) is not None:
+        return link_ends(other)
+    src, dst = (_read_only(list(map(itemgetter(0), ends))) for ends in columns_of(topology.links, 0, 1))
+    return src, dst
 
 
 @cached
 def wide_links(topology: Topology) -> tuple[int, ...]:
     """Indices of links with several sources or destinations (reduction, multicast); cached per topology."""
     if (other := topology.cache.get(TURNED)) is not None:
+        return wide_links(other)
+    if (other := topology.cache.get(ALIKE)) is not None:
         return wide_links(other)
     return tuple(e for e, link in enumerate(topology.links) if len(link.srcs) + len(link.dsts) > 2)
 
@@ -117,8 +125,7 @@ def cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.in
         return cost_columns(other)
     columns = []
     for things in (topology.links, topology.holds):
-        for name in ("alpha_us", "beta_us_per_mb"):
-            found = list(map(attrgetter(name), things))
+        for found in map(list, columns_of(things, 2, 3)):
             which = list(map(id, found))
             values = dict(zip(which, found, strict=True))  # keyed by object identity, as many are shared
             number: dict[tuple[int, int], int] = {}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from operator import eq
 from typing import TYPE_CHECKING
 
 from taccl.errors import TopologyError
+from taccl.topology.links import columns_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from fractions import Fraction
 
     from taccl.topology.topology import Hold, Link, Topology
@@ -31,20 +33,10 @@ def _faults(topology: Topology) -> Iterator[str]:
     nodes = set(topology.node_of_rank)
     if nodes != set(range(len(nodes))):
         yield f"found node numbers {sorted(nodes)}; expected 0..{len(nodes) - 1} without a gap"
-    for link in topology.links:
+    for link in _odd_links(topology.links, topology.num_ranks):
         yield from _faults_of_link(link, topology.num_ranks)
-    alike: set[tuple[int, ...]] = set()  # most holds share the cost objects
-    num_links, num_resources, links = len(topology.links), len(topology.resources), topology.links
-    for hold in topology.holds:
-        if not (0 <= hold.link < num_links and 0 <= hold.resource < num_resources):
-            yield f"hold of resource {hold.resource} by link {hold.link}: no such link or resource"
-        link = links[hold.link]
-        costs = hold.alpha_us, hold.beta_us_per_mb, link.alpha_us, link.beta_us_per_mb, hold.side
-        known = tuple(map(id, costs))
-        if known not in alike:
-            yield from _faults_of_hold(hold, topology)
-            alike.add(known)
-    free = set(range(len(topology.links))).difference(hold.link for hold in topology.holds)
+    yield from _faults_of_holds(topology)
+    free = set(range(len(topology.links))).difference(*columns_of(topology.holds, 0))
     if free:
         yield (
             f"link {topology.links[min(free)]} holds no resource, so it has unlimited capacity; add one of "
@@ -55,6 +47,39 @@ def _faults(topology: Topology) -> Iterator[str]:
         for kind, indices, count in counts:
             for wrong in (index for index in indices if not 0 <= index < count):
                 yield f"switch {switch.name}: {kind} {wrong} does not exist"
+
+
+def _odd_links(links: Sequence[Link], num_ranks: int) -> Iterable[Link]:
+    """Links that may have faults: all but those between two different ranks at the costs of an earlier link.
+
+    Columns are compared instead of links, since most topologies have many links that are alike.
+    """
+    srcs, dsts, alphas, betas = map(list, columns_of(links, 0, 1, 2, 3))
+    ends = set(srcs) | set(dsts)
+    if any(len(ranks) != 1 or not 0 <= ranks[0] < num_ranks for ranks in ends) or any(map(eq, srcs, dsts)):
+        return links
+    place = range(len(links) - 1, -1, -1)  # of equal costs, the first link remains
+    first = dict(
+        zip(zip(map(id, reversed(alphas)), map(id, reversed(betas)), strict=True), place, strict=True)
+    )
+    return (links[i] for i in sorted(first.values()))
+
+
+def _faults_of_holds(topology: Topology) -> Iterator[str]:
+    num_links, num_resources, links = len(topology.links), len(topology.resources), topology.links
+    link, resource, alpha, beta, side = map(list, columns_of(topology.holds, 0, 1, 2, 3, 4))
+    if link and not (
+        0 <= min(link) <= max(link) < num_links and 0 <= min(resource) <= max(resource) < num_resources
+    ):
+        for hold in topology.holds:
+            if not (0 <= hold.link < num_links and 0 <= hold.resource < num_resources):
+                yield f"hold of resource {hold.resource} by link {hold.link}: no such link or resource"
+    of_link = list(map(links.__getitem__, link))
+    costs = (alpha, beta, *columns_of(of_link, 2, 3), side)
+    known = zip(*(map(id, each) for each in costs), strict=True)  # most holds share the cost objects
+    first = dict(zip(reversed(list(known)), range(len(link) - 1, -1, -1), strict=True))
+    for i in sorted(first.values()):
+        yield from _faults_of_hold(topology.holds[i], topology)
 
 
 def _faults_of_link(link: Link, num_ranks: int) -> Iterator[str]:

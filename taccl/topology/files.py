@@ -16,6 +16,7 @@ from taccl._internal.reading import parse, read_text, reads
 from taccl.errors import TopologyError
 from taccl.topology import registry
 from taccl.topology.builder import TopologyBuilder
+from taccl.topology.links import OTHER_SIDE, Hold, Resource
 from taccl.topology.machines import SHAPES
 from taccl.topology.parts import (
     LinkCost,
@@ -27,7 +28,6 @@ from taccl.topology.parts import (
     hold_ends,
     links_among,
 )
-from taccl.topology.topology import OTHER_SIDE, Hold, Resource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

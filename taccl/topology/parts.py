@@ -136,15 +136,19 @@ def add_crossbar(
     """
     port_out = {rank: builder.add_resource(f"port out {rank} ({name})") for rank in ranks}
     port_in = {rank: builder.add_resource(f"port in {rank} ({name})") for rank in ranks}
-    links = []
-    betas = dict.fromkeys(ranks, cost.beta_us_per_mb) if port_betas is None else port_betas
-    for src, dst in permutations(ranks, 2):
-        each = cost._replace(beta_us_per_mb=max(betas[src], betas[dst]))
-        link = builder.add_link(src, dst, **each._asdict(), name=link_name or name)
-        held_us, _ = builder.links[link].held_us(builder.alpha_meaning, cost.overhead_us)
-        builder.add_hold(link, port_out[src], alpha_us=held_us, beta_us_per_mb=betas[src])
-        builder.add_hold(link, port_in[dst], alpha_us=held_us, beta_us_per_mb=betas[dst], side="receive")
-        links.append(link)
+    links = list(range(len(builder.links), len(builder.links) + len(ranks) * (len(ranks) - 1)))
+    if port_betas is None:
+        ends = list(permutations(ranks, 2))
+        ports = ((port_out[src], port_in[dst]) for src, dst in ends)
+        builder.add_alike(ends, ports, cost=cost, port_alpha_us=None, name=link_name or name)
+    else:
+        for src, dst in permutations(ranks, 2):
+            each = cost._replace(beta_us_per_mb=max(port_betas[src], port_betas[dst]))
+            link = builder.add_link(src, dst, **each._asdict(), name=link_name or name)
+            held_us, _ = builder.links[link].held_us(builder.alpha_meaning, cost.overhead_us)
+            out, into = (port_out[src], port_betas[src]), (port_in[dst], port_betas[dst])
+            builder.add_hold(link, out[0], alpha_us=held_us, beta_us_per_mb=out[1])
+            builder.add_hold(link, into[0], alpha_us=held_us, beta_us_per_mb=into[1], side="receive")
     if reduces is not None:
         links += add_aggregation(builder, port_out, port_in, cost, reduces=reduces, name=name)
     builder.add_switch(name, ranks, links, reduces=reduces)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from taccl._internal.arguments import checked_as, known_index
 from taccl._internal.caching import TURNED, cached
@@ -23,89 +23,21 @@ from taccl.errors import FormatError, TopologyError
 from taccl.topology import transform
 from taccl.topology.checks import check_topology
 from taccl.topology.in_network import InNetwork
+from taccl.topology.links import OTHER_SIDE, columns_of, made_of
+from taccl.topology.links import AlphaMeaning as AlphaMeaning
+from taccl.topology.links import Hold as Hold
+from taccl.topology.links import Link as Link
+from taccl.topology.links import Resource as Resource
+from taccl.topology.links import Side as Side
+from taccl.topology.links import ends_text as ends_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 
 T = TypeVar("T")
-AlphaMeaning = Literal["occupies", "pipelined"]
-Side = Literal["send", "receive"]
 #: Text fields of a topology.
 WORDS = ("name", "machine", "profile", "cost_model", "alpha_meaning")
-_NOTHING = Fraction(0)  # shared object, as equal costs are converted once by identity
-#: The other end of a send, for reversed time or links.
-OTHER_SIDE: dict[Side, Side] = {"send": "receive", "receive": "send"}
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A directed link from one rank to another; multicasts and reductions in switches have several.
-
-    A send of b bytes takes ``alpha_us + b * beta_us_per_mb / 10**6`` microseconds.
-    """
-
-    srcs: tuple[int, ...]
-    dsts: tuple[int, ...]
-    alpha_us: Fraction
-    beta_us_per_mb: Fraction
-    name: str = ""
-
-    @property
-    def src(self) -> int:
-        """Source rank; the first one of several."""
-        return self.srcs[0]
-
-    @property
-    def dst(self) -> int:
-        """Destination rank; the first one of several."""
-        return self.dsts[0]
-
-    def held_us(
-        self, alpha_meaning: AlphaMeaning, overhead_us: Fraction | None = None
-    ) -> tuple[Fraction, Fraction]:
-        """(alpha in us, beta in us/MB) of the time for which a send holds the link itself.
-
-        Alpha is that of the link with "occupies" and 0 with "pipelined", and at most `overhead_us` if given.
-        """
-        alpha_us = self.alpha_us if alpha_meaning == "occupies" else _NOTHING
-        return alpha_us if overhead_us is None else min(alpha_us, overhead_us), self.beta_us_per_mb
-
-    @property
-    def ends(self) -> str:
-        """Ranks of the link as in messages, e.g. ``"0->1,2"``."""
-        return ends_text(self.srcs, self.dsts)
-
-    def __str__(self) -> str:
-        return ends_text(self.srcs, self.dsts, self.name)
-
-
-def ends_text(srcs: Sequence[int], dsts: Sequence[int], name: str = "") -> str:
-    """Ranks of a link as messages show them, with the link's name: ``"0->1,2 (NVLink)"``."""
-    single = len(srcs) == len(dsts) == 1
-    ends = f"{srcs[0]}->{dsts[0]}" if single else f"{','.join(map(str, srcs))}->{','.join(map(str, dsts))}"
-    return f"{ends} ({shown(name)})" if name else ends
-
-
-@dataclass(frozen=True, slots=True)
-class Resource:
-    """A resource, held by one send at a time."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """A send of b bytes over `link` holds `resource` for ``alpha_us + b * beta_us_per_mb / 10**6``.
-
-    The hold begins with the send if `side` is ``"send"``, and ends with it if `side` is ``"receive"``.
-    """
-
-    link: int
-    resource: int
-    alpha_us: Fraction
-    beta_us_per_mb: Fraction
-    side: Side = "send"
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +178,9 @@ class Topology:
         suffix = " reversed"
         turned = self.changed(
             name=self.name.removesuffix(suffix) if self.name.endswith(suffix) else self.name + suffix,
-            links=tuple(Link(e.dsts, e.srcs, e.alpha_us, e.beta_us_per_mb, e.name) for e in self.links),
-            holds=tuple(
-                Hold(h.link, h.resource, h.alpha_us, h.beta_us_per_mb, OTHER_SIDE[h.side]) for h in self.holds
+            links=made_of(Link, *columns_of(self.links, 1, 0, 2, 3, 4)),
+            holds=made_of(
+                Hold, *columns_of(self.holds, 0, 1, 2, 3), map(OTHER_SIDE.get, *columns_of(self.holds, 4))
             ),
         )
         turned.cache[TURNED] = self

@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from taccl._internal.arguments import checked_as
+from taccl._internal.caching import ALIKE
 from taccl.errors import TopologyError
+from taccl.topology.links import Hold, Link, columns_of, made_of
 from taccl.topology.parts import check_ranks, exact_cost, links_among
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from taccl._internal.arguments import Number
-    from taccl.topology.topology import Hold, Link, Topology
+    from taccl.topology.topology import Topology
+
+First = TypeVar("First")
+Second = TypeVar("Second")
+Found = TypeVar("Found")
+#: Cached properties of a topology that depend on the ends of links and the nodes of ranks alone.
+_SHAPE = ("ranks_of_node", "local_rank", "links_from", "links_to", "nodes_of_link", "internode_links")
 
 
 @checked_as(TopologyError)
@@ -114,9 +122,9 @@ def _narrowed(topology: Topology, gone: Collection[int]) -> Topology:
     for index, link in enumerate(links):
         srcs, dsts = (tuple(rank for rank in end if rank not in gone) for end in (link.srcs, link.dsts))
         if max(len(link.srcs), len(link.dsts)) > 1 and srcs and dsts and max(len(srcs), len(dsts)) > 1:
-            links[index] = replace(link, srcs=srcs, dsts=dsts)
+            links[index] = link._replace(srcs=srcs, dsts=dsts)
     named = {f"link {old}": f"link {new}" for old, new in zip(topology.links, links, strict=True)}
-    resources = [replace(each, name=named.get(each.name, each.name)) for each in topology.resources]
+    resources = [each._replace(name=named.get(each.name, each.name)) for each in topology.resources]
     return replace(topology, links=tuple(links), resources=tuple(resources))
 
 
@@ -158,9 +166,9 @@ def degraded(topology: Topology, links: Mapping[int | tuple[int, int] | str, Num
         part = by_resource.get(topology.resources[hold.resource].name, Fraction(1))
         if held_by[hold.resource] == 1:
             part *= by_link.get(hold.link, 1)
-        holds.append(replace(hold, beta_us_per_mb=hold.beta_us_per_mb / part))
+        holds.append(hold._replace(beta_us_per_mb=hold.beta_us_per_mb / part))
         beta[hold.link] = max(beta[hold.link], holds[-1].beta_us_per_mb)
-    slower = (replace(link, beta_us_per_mb=each) for link, each in zip(topology.links, beta, strict=True))
+    slower = (link._replace(beta_us_per_mb=each) for link, each in zip(topology.links, beta, strict=True))
     return replace(topology, links=tuple(slower), holds=tuple(holds))
 
 
@@ -226,38 +234,32 @@ def rescaled(
     def times(cost: Fraction, factor: Fraction) -> Fraction:
         return cost * factor if rounded is None else rounded(cost * factor)
 
-    # Most links share the cost objects, so new costs are cached by the identity of the old ones.
-    known: dict[tuple[int, int, int], tuple[Fraction, Fraction]] = {}
-    held: dict[tuple[int, int, int, int], tuple[Fraction, Fraction]] = {}
-
-    def costs_of_link(link: Link, by: tuple[Fraction, ...]) -> tuple[Fraction, Fraction]:
-        key = id(link.alpha_us), id(link.beta_us_per_mb), id(by)
-        if key not in known:
-            known[key] = times(link.alpha_us, by[0]), times(link.beta_us_per_mb, by[1])
-        return known[key]
-
-    def costs_of_hold(hold: Hold, alpha_us: Fraction, by: tuple[Fraction, ...]) -> tuple[Fraction, Fraction]:
-        key = id(hold.alpha_us), id(hold.beta_us_per_mb), id(alpha_us), id(by)
-        if key not in held:
-            held[key] = min(hold.alpha_us, alpha_us), times(hold.beta_us_per_mb, by[1])
-        return held[key]
-
-    links = tuple(
-        type(link)(link.srcs, link.dsts, *costs_of_link(link, each), link.name)
-        for link, each in zip(topology.links, by, strict=True)
-    )
-    holds = tuple(
-        type(hold)(
-            hold.link,
-            hold.resource,
-            *costs_of_hold(hold, links[hold.link].alpha_us, by[hold.link]),
-            hold.side,
-        )
-        for hold in topology.holds
-    )
+    srcs, dsts, alpha, beta, name = columns_of(topology.links, 0, 1, 2, 3, 4)
+    alpha_us = list(_each_once(alpha, by, lambda cost, by: times(cost, by[0])))
+    betas = _each_once(beta, by, lambda cost, by: times(cost, by[1]))
+    links = made_of(Link, srcs, dsts, alpha_us, betas, name)
+    link, resource, alpha, beta, side = columns_of(topology.holds, 0, 1, 2, 3, 4)
+    of_hold = list(link)
+    alphas = _each_once(alpha, map(alpha_us.__getitem__, of_hold), min)
+    betas = _each_once(beta, map(by.__getitem__, of_hold), lambda cost, by: times(cost, by[1]))
+    holds = made_of(Hold, of_hold, resource, alphas, betas, side)
     if rounded is None:
-        return topology.changed(links=links, holds=holds)
-    return replace(topology, links=links, holds=holds)
+        found = topology.changed(links=links, holds=holds)
+    else:
+        found = replace(topology, links=links, holds=holds)
+    found.cache[ALIKE] = topology
+    vars(found).update({name: getattr(topology, name) for name in _SHAPE if name in vars(topology)})
+    return found
+
+
+def _each_once(
+    costs: Iterable[First], others: Iterable[Second], make: Callable[[First, Second], Found]
+) -> Iterator[Found]:
+    """``make(cost, other)`` of each pair, computed once for the same objects, as most links share costs."""
+    costs, others = list(costs), list(others)
+    keys = list(zip(map(id, costs), map(id, others), strict=True))
+    made = {key: make(*pair) for key, pair in dict(zip(keys, zip(costs, others), strict=True)).items()}
+    return map(made.__getitem__, keys)
 
 
 def _links_of_resource(topology: Topology, name: str) -> set[int]:
@@ -294,7 +296,7 @@ def _with_links(topology: Topology, links: Sequence[int]) -> Topology:
         topology,
         links=tuple(topology.links[link] for link in links),
         resources=tuple(topology.resources[resource] for resource in resources),
-        holds=tuple(replace(h, link=new_link[h.link], resource=new_resource[h.resource]) for h in holds),
+        holds=tuple(h._replace(link=new_link[h.link], resource=new_resource[h.resource]) for h in holds),
         switches=tuple(
             replace(switch, links=tuple(new_link[e] for e in switch.links if e in new_link))
             for switch in topology.switches
@@ -307,14 +309,14 @@ def _renamed(topology: Topology, new_rank: Mapping[int, int], node_of_rank: Sequ
 
     def renamed(link: Link) -> Link:
         srcs, dsts = (tuple(sorted(new_rank[rank] for rank in end)) for end in (link.srcs, link.dsts))
-        return replace(link, srcs=srcs, dsts=dsts)
+        return link._replace(srcs=srcs, dsts=dsts)
 
     links = tuple(renamed(link) for link in topology.links)
     resources = list(topology.resources)
     for hold in topology.holds:
         own = resources[hold.resource]
         if own.name == f"link {topology.links[hold.link]}":
-            resources[hold.resource] = replace(own, name=f"link {links[hold.link]}")
+            resources[hold.resource] = own._replace(name=f"link {links[hold.link]}")
     switches = [
         replace(switch, ranks=tuple(new_rank[rank] for rank in switch.ranks if rank in new_rank))
         for switch in topology.switches

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from taccl._internal.address_space import require_address_space
 from taccl.errors import TopologyError
-from taccl.topology.topology import OTHER_SIDE, Side
+from taccl.topology.links import OTHER_SIDE, Side
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

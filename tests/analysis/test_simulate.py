@@ -112,7 +112,7 @@ def test_baselines_keep_their_finish(topology, name):
 def scaled(topology, factor, *fields):
     """A topology with the costs of links and holds multiplied by a factor."""
     links, holds = (
-        tuple(replace(each, **{name: getattr(each, name) * factor for name in fields}) for each in all_of)
+        tuple(each._replace(**{name: getattr(each, name) * factor for name in fields}) for each in all_of)
         for all_of in (topology.links, topology.holds)
     )
     return replace(topology, links=links, holds=holds)

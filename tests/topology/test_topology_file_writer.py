@@ -155,7 +155,7 @@ def test_lost_names_are_said():
 def test_links_without_a_resource_of_their_own_are_refused():
     """A link without a resource of its own cannot be written, as reading would create one."""
     whole = taccl.topologies.ring(3)
-    holds = tuple(hold if hold.link else replace(hold, resource=1) for hold in whole.holds)
+    holds = tuple(hold if hold.link else hold._replace(resource=1) for hold in whole.holds)
     bare = Topology("bare", whole.node_of_rank, whole.links, whole.resources, holds)
     with pytest.raises(ExportError, match=r"link 0->1 holds none"):
         dump_topology(bare)

@@ -246,7 +246,7 @@ def _with_alpha(topology: Topology, alpha: str) -> Topology:
         topology,
         alpha_meaning=alpha,  # type: ignore[arg-type]
         holds=tuple(
-            replace(hold, alpha_us=kept_us(hold.link)) if follows(hold) else hold for hold in topology.holds
+            hold._replace(alpha_us=kept_us(hold.link)) if follows(hold) else hold for hold in topology.holds
         ),
     )
 
@@ -302,7 +302,7 @@ def _with_costs_of(topology: Topology, model: Topology) -> Topology | None:
         launch_us=model.launch_us,
         links=new_links,
         holds=tuple(
-            replace(old, alpha_us=new.alpha_us, beta_us_per_mb=new.beta_us_per_mb)
+            old._replace(alpha_us=new.alpha_us, beta_us_per_mb=new.beta_us_per_mb)
             for old, new in zip(topology.holds, new_holds, strict=True)
         ),
     )

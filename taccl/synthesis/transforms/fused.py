@@ -69,7 +69,7 @@ def fused(problem: Problem) -> tuple[Problem, list[list[int]]] | None:
     parts = list(alike.values())
 
     def together(each: Any, link: int) -> Any:
-        return each if link in clauses.merging else replace(each, alpha_us=many * each.alpha_us)
+        return each if link in clauses.merging else each._replace(alpha_us=many * each.alpha_us)
 
     topology = problem.topology
     topology = replace(

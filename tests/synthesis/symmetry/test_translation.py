@@ -237,7 +237,7 @@ def test_groups_that_do_not_fit_are_refused(generators, text):
 def test_links_that_cost_otherwise_are_refused():
     """A ring with one slower link is refused."""
     ring = topologies.ring(4)
-    links = (replace(ring.links[0], alpha_us=Fraction(9)), *ring.links[1:])
+    links = (ring.links[0]._replace(alpha_us=Fraction(9)), *ring.links[1:])
     with pytest.raises(TopologyError, match="costs otherwise"):
         translations_of_topology(replace(ring, links=links), [[1, 2, 3, 0]])
 

@@ -1,0 +1,99 @@
+"""Links, resources and holds: the parts of a topology, one by one or as columns."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+
+from taccl._internal.names import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+AlphaMeaning = Literal["occupies", "pipelined"]
+Side = Literal["send", "receive"]
+_NOTHING = Fraction(0)  # shared object, as equal costs are converted once by identity
+#: The other end of a send, for reversed time or links.
+OTHER_SIDE: dict[Side, Side] = {"send": "receive", "receive": "send"}
+
+
+class Link(NamedTuple):
+    """A directed link from one rank to another; multicasts and reductions in switches have several.
+
+    A send of b bytes takes ``alpha_us + b * beta_us_per_mb / 10**6`` microseconds.
+    """
+
+    srcs: tuple[int, ...]
+    dsts: tuple[int, ...]
+    alpha_us: Fraction
+    beta_us_per_mb: Fraction
+    name: str = ""
+
+    @property
+    def src(self) -> int:
+        """Source rank; the first one of several."""
+        return self.srcs[0]
+
+    @property
+    def dst(self) -> int:
+        """Destination rank; the first one of several."""
+        return self.dsts[0]
+
+    def held_us(
+        self, alpha_meaning: AlphaMeaning, overhead_us: Fraction | None = None
+    ) -> tuple[Fraction, Fraction]:
+        """(alpha in us, beta in us/MB) of the time for which a send holds the link itself.
+
+        Alpha is that of the link with "occupies" and 0 with "pipelined", and at most `overhead_us` if given.
+        """
+        alpha_us = self.alpha_us if alpha_meaning == "occupies" else _NOTHING
+        return alpha_us if overhead_us is None else min(alpha_us, overhead_us), self.beta_us_per_mb
+
+    @property
+    def ends(self) -> str:
+        """Ranks of the link as in messages, e.g. ``"0->1,2"``."""
+        return ends_text(self.srcs, self.dsts)
+
+    def __str__(self) -> str:
+        return ends_text(self.srcs, self.dsts, self.name)
+
+
+def ends_text(srcs: Sequence[int], dsts: Sequence[int], name: str = "") -> str:
+    """Ranks of a link as messages show them, with the link's name: ``"0->1,2 (NVLink)"``."""
+    single = len(srcs) == len(dsts) == 1
+    ends = f"{srcs[0]}->{dsts[0]}" if single else f"{','.join(map(str, srcs))}->{','.join(map(str, dsts))}"
+    return f"{ends} ({shown(name)})" if name else ends
+
+
+class Resource(NamedTuple):
+    """A resource, held by one send at a time."""
+
+    name: str
+
+
+class Hold(NamedTuple):
+    """A send of b bytes over `link` holds `resource` for ``alpha_us + b * beta_us_per_mb / 10**6``.
+
+    The hold begins with the send if `side` is ``"send"``, and ends with it if `side` is ``"receive"``.
+    """
+
+    link: int
+    resource: int
+    alpha_us: Fraction
+    beta_us_per_mb: Fraction
+    side: Side = "send"
+
+
+def columns_of(rows: Sequence[tuple[Any, ...]], *places: int) -> tuple[Iterable[Any], ...]:
+    """Iterables over some fields of links or holds, by place; six times as fast as their names."""
+    return tuple(map(itemgetter(place), rows) for place in places)
+
+
+Row = TypeVar("Row", Link, Resource, Hold)
+
+
+def made_of(kind: type[Row], *columns: Iterable[Any]) -> tuple[Row, ...]:
+    """Links, resources or holds of columns with all their fields; five times as fast as one by one."""
+    return tuple(map(partial(tuple.__new__, kind), zip(*columns, strict=False)))
