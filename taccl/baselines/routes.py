@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from taccl._internal.caching import cached
 from taccl._internal.graph_algorithms import shortest_paths
 from taccl.errors import TopologyError
+from taccl.problem.costs import link_ends, wide_links
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
+Ticks = TypeVar("Ticks", int, "Ints")
+
 
 class ShortestRoutes:
     """Shortest routes over a topology whose links take `ticks` each.
@@ -30,19 +33,31 @@ class ShortestRoutes:
 
     def __init__(self, topology: Topology, ticks: tuple[int, ...]) -> None:
         self._topology, self.ticks = topology, ticks
-        #: For every destination: {rank: (ticks, index) of the fastest link from it}.
-        self._into: list[dict[int, tuple[int, int]]] = [{} for _ in topology.node_of_rank]
-        self._least_out: dict[int, int] = {}
-        for index, link in enumerate(topology.links):
-            if len(link.srcs) == len(link.dsts) == 1:
-                choice = (ticks[index], index)
-                into, src = self._into[link.dst], link.src
-                into[src] = min(choice, into.get(src, choice))
-                self._least_out[src] = min(choice[0], self._least_out.get(src, choice[0]))
-        self._least_into = [min((ticks for ticks, _ in into.values()), default=0) for into in self._into]
         self.cache: dict[Any, Any] = {}
         #: Cache: {rank: distances from it to all ranks}.
         self._known: dict[int, Floats] = {}
+
+    @cached_property
+    def _into(self) -> list[dict[int, tuple[int, int]]]:
+        """For every destination: {rank: (ticks, index) of the fastest link from it}."""
+        into: list[dict[int, tuple[int, int]]] = [{} for _ in self._topology.node_of_rank]
+        for src, dst, link in zip(*self.arcs[:2].tolist(), self._fastest[1].tolist(), strict=True):
+            into[dst][src] = self.ticks[link], link
+        return into
+
+    @cached_property
+    def _least_out(self) -> dict[int, int]:
+        """{rank: ticks of the fastest link from it}."""
+        least: dict[int, int] = {}
+        for into in self._into:
+            for src, (ticks, _) in into.items():
+                least[src] = min(ticks, least.get(src, ticks))
+        return least
+
+    @cached_property
+    def _least_into(self) -> list[int]:
+        """Ticks of the fastest link into every rank; 0 without one."""
+        return [min((ticks for ticks, _ in into.values()), default=0) for into in self._into]
 
     @classmethod
     def of(cls, problem: Problem) -> ShortestRoutes:
@@ -66,23 +81,28 @@ class ShortestRoutes:
 
         A length is the ticks times the number of ranks, plus one per hop.
         """
-        rows = [
-            (src, dst, self._length(ticks))
-            for dst, into in enumerate(self._into)
-            for src, (ticks, _) in into.items()
-        ]
-        return np.array(sorted(rows), dtype=np.int64).reshape(-1, 3).T
+        code, link = self._fastest
+        ticks = np.array(self.ticks, np.int64)[link]
+        return np.stack((*np.divmod(code, self._num_ranks), self._length(ticks)))
 
     @cached_property
-    def _codes(self) -> tuple[Ints, Ints]:
-        """(source * num_ranks + destination, ascending; index of the link) of each arc."""
-        src, dst, _ = self.arcs
-        ends = zip(src.tolist(), dst.tolist(), strict=True)
-        links = np.array([self._into[dst][src][1] for src, dst in ends], dtype=np.int64)
-        return src * len(self._into) + dst, links
+    def _fastest(self) -> tuple[Ints, Ints]:
+        """(source * num_ranks + destination, ascending; index of the fastest link) of each arc."""
+        src, dst = link_ends(self._topology)
+        single = np.ones(len(src), bool)
+        single[list(wide_links(self._topology))] = False
+        link = np.flatnonzero(single)
+        code, ticks = src[link] * self._num_ranks + dst[link], np.array(self.ticks, np.int64)[link]
+        order = np.lexsort((link, ticks, code))
+        first = order[np.flatnonzero(np.diff(code[order], prepend=-1))]
+        return code[first], link[first]
 
-    def _length(self, ticks: int) -> int:
-        return ticks * len(self._into) + 1
+    @property
+    def _num_ranks(self) -> int:
+        return self._topology.num_ranks
+
+    def _length(self, ticks: Ticks) -> Ticks:
+        return ticks * self._num_ranks + 1
 
     @cached
     def route(self, src: int, dst: int) -> list[int]:
@@ -111,7 +131,7 @@ class ShortestRoutes:
 
     def hops(self, src: Ints, dst: Ints) -> tuple[Ints, Ints, Ints]:
         """(pair, position in its route, link) columns of all hops of the shortest routes of some pairs."""
-        pairs, which = np.unique(src * len(self._into) + dst, return_inverse=True)
+        pairs, which = np.unique(src * self._num_ranks + dst, return_inverse=True)
         direct = self._direct_links(pairs)
         relayed = np.flatnonzero(direct < 0)
         lengths = np.ones(len(pairs), np.int64)
@@ -128,7 +148,7 @@ class ShortestRoutes:
 
         - `pairs`: As in `_direct_links`.
         """
-        n, (tail, head, length), (_, links) = len(self._into), self.arcs, self._codes
+        n, (tail, head, length), (_, links) = self._num_ranks, self.arcs, self._fastest
         src, dst = np.divmod(pairs, n)
         by_link = np.argsort(-links)  # if several last links are shortest, the lowest index remains
         tail, head, length, links = tail[by_link], head[by_link], length[by_link], links[by_link]
@@ -155,7 +175,7 @@ class ShortestRoutes:
 
         - `pairs`: Source times the number of ranks plus destination.
         """
-        n, (tail, head, length), (code, links) = len(self._into), self.arcs, self._codes
+        n, (tail, head, length), (code, links) = self._num_ranks, self.arcs, self._fastest
         found, arc = np.full(len(pairs), -1), np.searchsorted(code, pairs)
         joined = np.flatnonzero(code[np.minimum(arc, len(code) - 1)] == pairs) if len(code) else found[:0]
         arc, (src, dst) = arc[joined], np.divmod(pairs[joined], n)
@@ -179,9 +199,9 @@ class ShortestRoutes:
         src, dst, length = self.arcs
         unknown = [rank for rank in starts.tolist() if rank not in self._known]
         if unknown:
-            found = shortest_paths(len(self._into), src, dst, length, unknown)
+            found = shortest_paths(self._num_ranks, src, dst, length, unknown)
             self._known.update(zip(unknown, found, strict=True))
-        return np.array([self._known[rank] for rank in starts.tolist()]).reshape(-1, len(self._into))
+        return np.array([self._known[rank] for rank in starts.tolist()]).reshape(-1, self._num_ranks)
 
     @cached
     def paths_in(self, dst: int) -> list[tuple[float, int, list[tuple[int, int]]]]:
@@ -198,7 +218,7 @@ class ShortestRoutes:
     def _lengths_into(self, rank: int) -> list[float]:
         """Distance from every rank to the given one."""
         src, dst, length = self.arcs
-        lengths: list[float] = shortest_paths(len(self._into), dst, src, length, rank)[0].tolist()
+        lengths: list[float] = shortest_paths(self._num_ranks, dst, src, length, rank)[0].tolist()
         return lengths
 
 
