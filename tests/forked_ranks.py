@@ -1,6 +1,7 @@
 """Ranks of PyTorch, forked from a process that has loaded what they import: ``forked_ranks.py NUMBER SCRIPT WORDS ...``.
 
 The output of rank 0 goes to ``rank-0`` of the current folder, and so on. The last line printed lists the exit codes.
+Without arguments it reads jobs from standard input, so that one process loads PyTorch for all of them.
 """
 
 import ast
@@ -16,7 +17,7 @@ import torch.distributed
 
 
 def load_imports_of(script):
-    """Load the modules of import statements that are not indented, and what the first optimizer would load.
+    """Load the modules of import statements that are not indented, and what the first optimizer or export would load.
 
     Modules that a script finds later, in a folder of its own, are left to it.
     """
@@ -30,6 +31,8 @@ def load_imports_of(script):
                 importlib.import_module(statement.module)
     if "torch.optim" in script:
         importlib.import_module("torch._dynamo")
+    if "torch.export" in script:
+        torch.export.export(torch.nn.ReLU(), (torch.zeros(1),)).run_decompositions()
 
 
 def run(rank, script, words):
@@ -43,14 +46,35 @@ def run(rank, script, words):
     runpy.run_path(script, run_name="__main__")
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    with open(sys.argv[2], encoding="utf-8") as script:
-        load_imports_of(script.read())
+def codes_of(num_ranks, script, words):
+    """Exit codes of ranks that run the script."""
+    with open(script, encoding="utf-8") as text:
+        load_imports_of(text.read())
     running = []
-    for rank in range(int(sys.argv[1])):
+    for rank in range(num_ranks):
         if not (child := os.fork()):
-            run(rank, sys.argv[2], sys.argv[3:])
+            run(rank, script, words)
             sys.exit()
         running.append(child)
-    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(each, 0)[1]) for each in running]))
+    return [os.waitstatus_to_exitcode(os.waitpid(each, 0)[1]) for each in running]
+
+
+def serve():
+    """Run each job of standard input, a line of JSON, and answer with a line of exit codes."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        job = json.loads(line)
+        os.chdir(job["folder"])
+        os.environ.clear()
+        os.environ |= job["environment"]
+        answers.write(json.dumps(codes_of(job["num_ranks"], job["script"], job["words"])) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if len(sys.argv) == 1:
+        serve()
+    else:
+        print(json.dumps(codes_of(int(sys.argv[1]), sys.argv[2], sys.argv[3:])))

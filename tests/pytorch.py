@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import json
 import os
@@ -9,9 +10,12 @@ import shutil
 import signal
 import socket
 import subprocess
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from select import select
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -63,23 +67,46 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
+@cache
+def _starter() -> tuple[subprocess.Popen[str], IO[str]]:
+    """The process that forks all ranks of this run, as loading PyTorch takes 2 s, and what it says on stderr."""
+    said = TemporaryFile("w+")  # noqa: SIM115 - open as long as the process
+    running = subprocess.Popen(
+        [PYTHON, str(ROOT / "tests" / "forked_ranks.py")], env=environment(), stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True,
+    )  # fmt: skip
+    atexit.register(_end, running)
+    return running, said
+
+
+def _end(starter: subprocess.Popen[str]) -> None:
+    """Kill the process and the ranks that it has forked."""
+    with suppress(ProcessLookupError):
+        os.killpg(starter.pid, signal.SIGKILL)
+    starter.communicate()
+
+
 def started(num_ranks: int, script: str, *words: object, check: bool = True) -> list[Rank]:
-    """Ranks of PyTorch that ran a script of this checkout to its end; they are forks, as loading PyTorch takes 2 s."""
+    """Ranks of PyTorch that ran a script of this checkout to its end, as forks of one process."""
     address = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    start = [PYTHON, ROOT / "tests" / "forked_ranks.py", num_ranks, ROOT / script, *words]
+    starter, said = _starter()
     with TemporaryDirectory() as folder:
-        running = subprocess.Popen(
-            [*map(str, start)], env={**environment(), **address}, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+        job = {
+            "num_ranks": num_ranks, "script": str(ROOT / script), "words": [*map(str, words)],
+            "folder": folder, "environment": {**environment(), **address},
+        }  # fmt: skip
         try:
-            listed, said = running.communicate(timeout=300)
-        except subprocess.TimeoutExpired:
-            os.killpg(running.pid, signal.SIGKILL)
-            raise
-        assert running.returncode == 0, (
-            f"the process that starts ranks ended with {running.returncode}: {said}"
-        )
-        codes = json.loads(listed)
+            starter.stdin.write(json.dumps(job) + "\n")
+            starter.stdin.flush()
+            is_done = bool(select([starter.stdout], [], [], 300)[0])
+            codes = json.loads(starter.stdout.readline()) if is_done else None
+        except (OSError, ValueError):  # it has ended
+            codes = None
+        if codes is None:
+            _starter.cache_clear()
+            _end(starter)
+            said.seek(0)
+            pytest.fail(f"the process that starts ranks ended, or was killed after 300 s: {said.read()}")
         done = [Rank(code, Path(folder, f"rank-{rank}").read_text()) for rank, code in enumerate(codes)]
     assert not check or not any(each.returncode for each in done), "\n".join(each.said for each in done)
     return done
