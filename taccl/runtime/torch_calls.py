@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,12 @@ def import_torch() -> Any:
     if not torch.distributed.is_available():
         raise ExecutionError(f"this PyTorch lacks torch.distributed; {INSTALL}")
     return torch
+
+
+def require_torch() -> None:
+    """Raise `ExecutionError` if PyTorch is not installed, without loading it, which takes 2 s."""
+    if importlib.util.find_spec("torch") is None:
+        raise ExecutionError(f"this needs PyTorch, which is not installed; {INSTALL}")
 
 
 def gather_texts(text: str, group: Any = None) -> list[str]:

@@ -30,6 +30,7 @@ from taccl.runtime.torch_calls import (
     module_of,
     num_elements,
     num_inputs,
+    require_torch,
     result_of,
     stock_call,
     tensors_of,
@@ -62,7 +63,7 @@ def execute_in_torch(
     or if a rank ends. `ExportError` if PyTorch has no such collective.
     """
     known_word(dtype, DTYPES, "dtype")
-    import_torch()
+    require_torch()
     found = rounds_of(program)  # raises before any rank starts
     job = {
         "program": program.to_dict(), "num_rounds": found.num_rounds, "volume": found.volume,
