@@ -67,10 +67,16 @@ def tree_of(path):
     return ast.parse(path.read_text(), str(path))
 
 
+@cache
+def nodes_of(path):
+    """All nodes of a file's syntax tree."""
+    return [*ast.walk(tree_of(path))]
+
+
 def imported_parts(path):
     """Parts of taccl that a file imports, also inside functions and for type checkers only."""
     parts = set()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -111,14 +117,13 @@ def test_no_imports_go_round():
     modules = {".".join(("taccl", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
     imports = nx.DiGraph()
     for module, path in modules.items():
-        tree = tree_of(path)
         for_types = {
             id(inner)
-            for node in ast.walk(tree)
+            for node in nodes_of(path)
             if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
             for inner in ast.walk(node)
         }
-        for node in ast.walk(tree):
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom) and id(node) not in for_types:
                 for alias in node.names:
                     inner = f"{node.module}.{alias.name}"
@@ -144,8 +149,8 @@ def is_look_at_memory(node):
 def test_blas_is_loaded_after_a_look_at_the_address_space():
     """Functions that import BLAS first call `require_address_space`, as BLAS would hang without memory."""
     wrong = []
-    for path in FILES:
-        for node in ast.walk(tree_of(path)):
+    for path in [each for each in FILES if any(map(loads_blas, nodes_of(each)))]:
+        for node in nodes_of(path):
             if not isinstance(node, ast.FunctionDef):
                 continue
             lines = [each.lineno for each in ast.walk(node) if loads_blas(each)]
@@ -242,7 +247,7 @@ def test_only_the_command_line_prints():
         str(path.relative_to(PACKAGE))
         for path in FILES
         if path.relative_to(PACKAGE).parts[0] != "cli"
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not printing
