@@ -11,7 +11,7 @@ import taccl
 
 @pytest.fixture(scope="module")
 def known():
-    """Cache of suggested sketches, {arguments of the call: sketches}."""
+    """Cache of suggested sketches, {arguments of the call except the time left: sketches}."""
     return {}
 
 
@@ -20,10 +20,10 @@ def _suggested_once(known, monkeypatch):
     """Compute each suggestion once for all tests of this module."""
     suggest = taccl.suggest_sketches
 
-    def once(*words, progress=None, **options):
+    def once(*words, time_limit_s, progress=None, **options):
         key = repr((*words, options))
         if key not in known:
-            known[key] = suggest(*words, progress=progress, **options)
+            known[key] = suggest(*words, time_limit_s=time_limit_s, progress=progress, **options)
         return known[key]
 
     monkeypatch.setattr(taccl, "suggest_sketches", once)
