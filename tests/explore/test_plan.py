@@ -352,9 +352,9 @@ def test_without_time_for_programs_the_best_for_both_ends_get_one(monkeypatch):
         raise OutOfTime("no time")
 
     monkeypatch.setattr(planning.PlanSearch, "_tiles_with_programs", late)
-    plan = brief_plan("ring:8", "allreduce", sizes=GRID, backend="greedy")
+    plan = brief_plan("ring:4", "allreduce", sizes=GRID, backend="greedy")
     monkeypatch.undo()
-    whole = brief_plan("ring:8", "allreduce", sizes=GRID, backend="greedy")
+    whole = brief_plan("ring:4", "allreduce", sizes=GRID, backend="greedy")
     assert plan.ranges[0].finish_min == whole.ranges[0].finish_min
     assert plan.ranges[-1].finish_max == whole.ranges[-1].finish_max
 

@@ -17,6 +17,7 @@ from taccl.formats.published.dump import dump_upstream_algorithm
 from taccl.problem.problem import Clauses, make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.builder import TopologyBuilder
+from tests.effort import brief_synthesis
 from tests.foreign import OURS, foreign_files
 from tests.fuzzing import some
 from tests.synthesis.small_problems import linked
@@ -162,7 +163,7 @@ def test_random_schedules_come_back_or_are_refused(tmp_path):
     written = 0
     for seed in range(some(15, 40)):
         problem = _random_problem(seed)
-        schedule = taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
+        schedule = brief_synthesis(problem, backend="greedy").schedule
         try:
             back, _ = _round_trip(schedule, tmp_path)
         except ExportError as error:
