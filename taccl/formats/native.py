@@ -17,8 +17,6 @@ from taccl._internal.arguments import checked
 from taccl._internal.caching import cached
 from taccl._internal.names import shown
 from taccl._internal.reading import parse_json, read_text, reads
-from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.scopes import bound_of_every_cut, standing, stronger
 from taccl.errors import FormatError, InputError
 from taccl.formats.files import write_whole
 from taccl.problem.problem import Problem
@@ -156,6 +154,9 @@ def dump_text(schedule: Schedule, extra: dict[str, Any] | None = None) -> str:
 
 def _bounds(schedule: Schedule) -> dict[str, Any]:
     """Bounds of a schedule and its gaps to them, as `Result.to_dict` names them."""
+    from taccl.analysis.certificates.bounds import lower_bound  # not needed to read a file
+    from taccl.analysis.certificates.scopes import bound_of_every_cut, standing, stronger
+
     bound = lower_bound(schedule.problem, budget_s=_BOUND_S)
     every = bound_of_every_cut(bound)
     best = stronger(bound, every)
