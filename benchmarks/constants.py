@@ -25,6 +25,7 @@ SOURCE_OF = {
     "h100_p5.48xlarge_x2_allreduce_aws": "network efa-rdma",
     "h100_a3mega_gke_x2_allgather_full": "network tcpxo",
     "h100_a3mega_x2_allreduce_gcp": "network tcpxo",
+    "h200_2x1_allgather_1nic_gke": "network gib",
     "mi300x_x1_allreduce_rccl": "protocols",
     "mi300x_x2_allreduce_rccl": "network rccl",
     "mi355x_x1_allreduce_full": "protocols",
@@ -33,6 +34,7 @@ SOURCE_OF = {
     "unseen/l40s_2x1_allreduce": "network roce-pcie",
     "unseen/a100_x1_sendrecv_large": "pairs",
     "unseen/ndmv4_x1_alltoall": "pairs",
+    "unseen/ndmv4_x2_allreduce": "network infiniband",
     "unseen/ndmv4_x2_alltoall": "pairs",
 }
 #: Classes of networks with a log of their own.
@@ -67,6 +69,7 @@ def _other_network(name: str) -> Network:
         start_us=median(each.start_us for each in others),
         post_us=median(each.post_us for each in others),
         efficiency=median(each.efficiency for each in others),
+        amd_start_us=None,
     )
 
 

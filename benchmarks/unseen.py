@@ -29,7 +29,7 @@ import taccl
 from benchmarks.constants import SOURCE_OF, costs_without
 from benchmarks.report import parser_of, shown, summed_up
 from taccl.measure.logs import read_log
-from taccl.measure.predict import costs_of, predict, predicted_us, ranks_per_node
+from taccl.measure.predict import costs_of, predict, ranks_per_node, series_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -269,8 +269,7 @@ def series_of(folder: Path, case: Case) -> Iterator[Series]:
 
 def us_of(costs: Costs, series: Series) -> list[float]:
     """Times of a series under figures of a machine."""
-    sizes = np.array(series.size_bytes, float)
-    return list(predicted_us(costs, series.collective, series.num_ranks, series.num_nodes, sizes))
+    return list(series_us(costs, series))
 
 
 def fit_us(found: Fit, series: Series) -> list[float]:

@@ -64,7 +64,11 @@ class Expectation:
             {*range(max(count - 3, 0), count), *np.linspace(0, count - 1, most).astype(int).tolist()}
         )
         built_in = [each.name for each in PROFILES.get(topology.machine, ())]
-        self._costs = costs_of(topology.machine) if topology.profile in built_in else None
+        self._costs = (
+            replace(costs_of(topology.machine), ranks_per_process=series.ranks_per_process)
+            if topology.profile in built_in
+            else None
+        )
 
     @property
     def knows_latencies(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.address_space import require_address_space
-from taccl.measure.predict import predicted_us
+from taccl.measure.predict import series_us
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +43,7 @@ def calibrated(costs: Costs, series: Sequence[Series]) -> Costs:
     timed = [each for each in series if not each.streams]
     if not timed:
         return costs
+    costs = replace(costs, ranks_per_process=max(each.ranks_per_process for each in timed))
     require_address_space()
     from scipy.optimize import least_squares
 
@@ -53,15 +54,10 @@ def calibrated(costs: Costs, series: Sequence[Series]) -> Costs:
 
     def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         at = scaled(logs)
-        errors = [np.log(_times_us(at, each) / np.array(each.times_us)) / _NOISE for each in timed]
+        errors = [np.log(series_us(at, each) / np.array(each.times_us)) / _NOISE for each in timed]
         off = np.concatenate(errors)
         robust = np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1))
         return np.concatenate([robust, logs / spreads])
 
     found = least_squares(residuals, np.zeros(len(names)), max_nfev=40, xtol=1e-5, ftol=1e-5)
     return scaled(found.x)
-
-
-def _times_us(costs: Costs, each: Series) -> NDArray[np.float64]:
-    sizes = np.array(each.size_bytes, float)
-    return predicted_us(costs, each.collective, each.num_ranks, each.num_nodes, sizes)

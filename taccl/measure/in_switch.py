@@ -19,6 +19,8 @@ from taccl.topology.tuning import (
     NVLS_CHANNELS,
     NVLS_CHUNK_BYTES,
     NVLS_CHUNKS,
+    NVLS_MANY_CHUNK_BYTES,
+    NVLS_MANY_NODES,
     NVLS_NETWORK_US,
     NVLS_RANKS,
     NVLS_SHARE,
@@ -83,7 +85,9 @@ def _nvls(run: Run) -> Candidate:
     network_us = turn_kb * across / run.network if m > 1 else np.zeros_like(kb)
     num_turns = kb / np.maximum(turn_kb, 1e-9)
     latency_us = NVLS_US * costs.node_latency + turn_us * (2 if m > 1 else 1)
-    latency_us = latency_us + 2 * levels * (run.network_us(_SIMPLE, "tree", model=False) + network_us)
+    # Of two trees each carries half of a turn, so that the way up and down of one level takes `network_us`.
+    latency_us = latency_us + 2 * levels * run.network_us(_SIMPLE, "tree", model=False)
+    latency_us = latency_us + (levels - 1) * network_us if m > 1 else latency_us
     time_us = latency_us + num_turns * np.maximum(turn_us, network_us)
     return Candidate("nvls", "simple", model_us + kb / (model_rate * correction), time_us)
 
@@ -92,6 +96,8 @@ def _nvls_chunk(run: Run) -> Floats:
     """Bytes of a chunk of sums in the switch, by size."""
     several = run.num_nodes > 1
     own = NVLS_CHUNK_BYTES[run.costs.generation][several]
+    if run.num_nodes >= NVLS_MANY_NODES:
+        own = min(own, NVLS_MANY_CHUNK_BYTES)
     chunk = np.full(run.size.shape, float(run.costs.network.nvls_chunk_bytes or own))
     blocks = NVLS_BLOCKS[run.costs.generation][several] * run.per_node
     for most, num in NVLS_CHUNKS[several]:

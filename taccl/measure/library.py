@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl.measure.channel_search import searched, tree_speed
 from taccl.measure.in_switch import switch_collectives
 from taccl.measure.library_costs import Candidate as Candidate
 from taccl.measure.library_costs import Costs as Costs
@@ -20,6 +21,7 @@ from taccl.measure.series import POINT_TO_POINT
 from taccl.topology.tuning import (
     CHANNEL_BYTES,
     LL_GB_PER_S,
+    LL_HOP_US,
     LL_NETWORK_GB_PER_S,
     NET_POST_US,
     PAIR_LL_BYTES,
@@ -55,10 +57,19 @@ def candidates(
 ) -> list[Candidate]:
     """Every algorithm under every protocol; the library chooses the one with the least `model_us`."""
     run = Run(costs, collective, num_ranks, num_nodes, size_bytes)
-    start_us = (costs.launch_us + costs.serial_launch_us * (run.per_node - 1)) * costs.launch_scale
+    only = costs.network.only if num_nodes > 1 and collective not in ("alltoall", POINT_TO_POINT) else ""
+    launched = costs.ranks_per_process
+    if costs.generation == "Volta" and launched <= 1:  # benchmarks of that time ran one process per node
+        launched = run.per_node
+    further = max(min(launched, run.per_node) - 1, 0)
+    start_us = (costs.launch_us + costs.serial_launch_us * further) * costs.launch_scale
     if num_nodes > 1:
-        start_us += costs.network.start_us * costs.network_latency
-    return [each._replace(time_us=each.time_us + start_us) for each in run.all()]
+        start_us += costs.network.start_of(costs.host) * costs.network_latency
+    return [
+        each._replace(time_us=each.time_us + start_us)
+        for each in run.all()
+        if not only or f"{each.algorithm} {each.protocol}" == only
+    ]
 
 
 def chosen(found: list[Candidate]) -> NDArray[np.int64]:
@@ -98,11 +109,27 @@ class Run:
         return self.costs.node_gb_per_s * self.costs.node_rate
 
     @property
+    def num_nics(self) -> int:
+        """NICs of a node, as the library sees them."""
+        return ceil(self.per_node / self.costs.ranks_per_nic) * self.costs.nics_per_rank
+
+    @property
+    def channels(self) -> tuple[int, float]:
+        """Number of channels that the library's search finds, and the speed of each in GB/s."""
+        if self.costs.fitted is not None or self.costs.pcie:
+            return self._unsearched
+        nics = (self.num_nics, self.wires) if self.num_nodes > 1 else None
+        return searched(self.costs.generation, self.costs.node_gb_per_s, nics)
+
+    @property
+    def _unsearched(self) -> tuple[int, float]:
+        num = max(self.costs.num_links if self.num_nodes == 1 else self.num_nics, 2)
+        return num, (self.costs.node_gb_per_s if self.num_nodes == 1 else self.wires) / num
+
+    @property
     def num_channels(self) -> int:
-        """Channels of the library's search: one for each NVLink, or NIC between nodes, two at least."""
-        if self.num_nodes == 1:
-            return max(self.costs.num_links, 2)
-        return max(ceil(self.per_node / self.costs.ranks_per_nic), 2)
+        """Number of channels of the library's search."""
+        return self.channels[0]
 
     @property
     def num_steps(self) -> int:
@@ -146,7 +173,7 @@ class Run:
         least = CHANNEL_BYTES[PROTOCOLS[p].name]
         if algorithm == "ring" and PROTOCOLS[p].name == "ll":
             least *= self.num_ranks
-        further = np.clip(self.size / least, 1, self.num_channels) - 1
+        further = np.clip(self.size / least, 1, self.num_channels / self.costs.nics_per_rank) - 1
         return further * self.costs.network.post_us * self.costs.network_latency
 
     def _node_us(self, p: int, algorithm: str) -> tuple[float, float]:
@@ -159,7 +186,18 @@ class Run:
             return base, PCIE_HOPS_US[algorithm][p]
         return base, row.tree_hop_us if algorithm == "tree" else row.ring_hop_us
 
-    def _ring_gb_per_s(self, p: int, wires: float, node: float, scale: float) -> float:
+    def _real_hop_us(self, p: int, hop_us: float) -> float:
+        """Time of a hop inside a node, which the library's model states as `hop_us`."""
+        is_ll = PROTOCOLS[p].name == "ll" and not self.costs.pcie
+        return LL_HOP_US.get(self.costs.generation, hop_us) if is_ll else hop_us
+
+    def _ll_gb_per_s(self, *, model: bool) -> float:
+        """Maximum rate of LL in GB/s; between nodes NCCL's model has less for hosts of AMD."""
+        if self.num_nodes == 1:
+            return float(LL_GB_PER_S[self.costs.generation])
+        return LL_NETWORK_GB_PER_S[self.costs.host if model else "Intel"][min(self.num_nodes - 2, 1)]
+
+    def _ring_gb_per_s(self, p: int, wires: float, node: float, scale: float, *, model: bool) -> float:
         """Bus bandwidth of rings in GB/s; in nodes of g ranks, 1 / g of a rank's sends leave the node."""
         g, costs, name = self.per_node, self.costs, PROTOCOLS[p].name
         across = self.num_nodes > 1
@@ -167,11 +205,7 @@ class Run:
         if costs.fitted is not None:
             return rate * costs.fitted[name][2]
         if name == "ll":
-            most = (
-                LL_NETWORK_GB_PER_S[min(self.num_nodes - 2, 1)]
-                if across
-                else float(LL_GB_PER_S[costs.generation])
-            )
+            most = self._ll_gb_per_s(model=model)
             return min(rate * PROTOCOLS[p].bandwidth_share, most * scale)
         if name == "ll128":
             most = self.num_channels * RING_LL128_CHANNEL[costs.generation] * scale
@@ -182,22 +216,27 @@ class Run:
         costs, m, steps = self.costs, self.num_nodes, self.num_steps
         base, hop = self._node_us(p, "ring")
         is_simple = PROTOCOLS[p].name == "simple"
+        model_hop, posts = hop, SIMPLE_POSTS if is_simple else 1
+        hop = self._real_hop_us(p, hop)
         if m > 1:
-            hop = max(hop, NET_POST_US * (SIMPLE_POSTS if is_simple else 1))
+            model_hop = max(model_hop, NET_POST_US[costs.host] * posts)
+            hop = max(hop, NET_POST_US["Intel"] * posts)
         across = (m - 1) * (2 if self.collective == "allreduce" else 1)
         inside = (self.num_ranks - 1 if self.collective in ("broadcast", "reduce") else steps) - across
-        model_us = base + inside * hop + across * self.network_us(p, "ring", model=True)
+        model_us = base + inside * model_hop + across * self.network_us(p, "ring", model=True)
         if self.collective in ("broadcast", "reduce"):
-            model_us = base + (hop if m == 1 else self.network_us(p, "ring", model=True))
+            model_us = base + (model_hop if m == 1 else self.network_us(p, "ring", model=True))
         network_us = self.network_us(p, "ring", model=False) + self._posts_us(p, "ring")
         latency_us = (base + inside * hop) * costs.node_latency + across * network_us
         by_model = np.full(self.size.shape, model_us)
         if self.collective == "allreduce" and m > 1 and is_simple:
             plateau = RING_PLATEAU[costs.generation not in ("", "Volta")]
-            by_model[self.size / (self.num_channels * self.num_ranks) >= PLATEAU_BYTES] *= plateau
+            # The search's channels are doubled before they run.
+            by_model[self.size / (2 * self.num_channels * self.num_ranks) >= PLATEAU_BYTES] *= plateau
         us_per_kb = steps / self.num_ranks
-        wires = self._ring_gb_per_s(p, self.wires, costs.node_gb_per_s, 1.0)
-        real = self._ring_gb_per_s(p, self.network, self.node, costs.node_rate)
+        total = self.channels[0] * self.channels[1]
+        wires = self._ring_gb_per_s(p, total, total if m == 1 else np.inf, 1.0, model=True)
+        real = self._ring_gb_per_s(p, self.network, self.node, costs.node_rate, model=False)
         kb = self.size / 1000
         return Candidate(
             "ring", PROTOCOLS[p].name, by_model + kb * us_per_kb / wires, latency_us + kb * us_per_kb / real
@@ -205,24 +244,19 @@ class Run:
 
     def _tree(self, p: int) -> Candidate:
         costs, m, g, name = self.costs, self.num_nodes, self.per_node, PROTOCOLS[p].name
-        place, num = min(m, 3) - 1, self.num_channels
-        rate = min(costs.node_gb_per_s * TREE_SHARE, num * TREE_CHANNEL[costs.generation][place])
-        if name == "ll":
-            most = float(LL_GB_PER_S[costs.generation]) if m == 1 else LL_NETWORK_GB_PER_S[min(m - 2, 1)]
-            rate = min(rate * TREE_LL_SHARE, most)
-        elif name == "ll128":
-            rate = min(rate * TREE_LL128_SHARES[m > 1], num * TREE_LL128_CHANNEL[costs.generation][place])
-        rate /= 2  # up and down
+        num, speed = self.channels
+        if m == 2 and not costs.pcie:
+            speed = tree_speed(costs.generation, costs.node_gb_per_s, num, speed)
+        model_rate = self._tree_gb_per_s(name, num * speed, model=True)
+        rate = self._tree_gb_per_s(name, costs.node_gb_per_s, model=False)
         levels = int(log2(m))
         base, hop = self._node_us(p, "tree")
         across = 2 * (m - 1) / m / PROTOCOLS[p].bandwidth_share
-        model_rate, real = (
-            min(rate * scale, wires / across if m > 1 else np.inf)
-            for scale, wires in ((1.0, self.wires), (costs.node_rate, self.network))
-        )
+        real = min(rate * costs.node_rate, self.network / across if m > 1 else np.inf)
         model_us = base + 2 * ((g - 1) * hop + levels * self.network_us(p, "tree", model=True))
         network_us = self.network_us(p, "tree", model=False) + self._posts_us(p, "tree")
-        time_us = (base + 2 * (g - 1) * hop) * costs.node_latency + 2 * levels * network_us
+        hops_us = 2 * (g - 1) * self._real_hop_us(p, hop)
+        time_us = (base + hops_us) * costs.node_latency + 2 * levels * network_us
         correction, kb = self.corrected(p), self.size / 1000
         if name == "simple":  # the first step of each channel passes all hops
             step_kb = np.minimum(STEP_BYTES * num, self.size) / 1000
@@ -231,6 +265,16 @@ class Run:
         else:
             time_us = time_us + kb / (real * correction)
         return Candidate("tree", name, model_us + kb / (model_rate * correction), time_us)
+
+    def _tree_gb_per_s(self, name: str, total: float, *, model: bool) -> float:
+        """Data per time of trees in GB/s, up and down, if their channels carry `total` GB/s."""
+        generation, num, place = self.costs.generation, self.num_channels, min(self.num_nodes, 3) - 1
+        rate = min(total * TREE_SHARE, num * TREE_CHANNEL[generation][place])
+        if name == "ll":
+            rate = min(rate * TREE_LL_SHARE, self._ll_gb_per_s(model=model))
+        elif name == "ll128":
+            rate = min(rate * TREE_LL128_SHARES[place > 0], num * TREE_LL128_CHANNEL[generation][place])
+        return rate / 2
 
     def corrected(self, p: int) -> Floats:
         """Part of the bandwidth that trees reach, by size."""
@@ -260,8 +304,11 @@ class Run:
         for p in (0, 2):
             base, hop = self._node_us(p, "ring")
             share = costs.fitted["ll"][2] if costs.fitted and p == 0 else PROTOCOLS[p].bandwidth_share
-            post_us = PROTOCOLS[0].ring_network_us + NET_POST_US + costs.network.hop_us / max(peers, 1)
-            latency_us = (base + hop) * costs.node_latency + peers * post_us * costs.network_latency
+            post_us = (
+                PROTOCOLS[0].ring_network_us + NET_POST_US["Intel"] + costs.network.hop_us / max(peers, 1)
+            )
+            latency_us = (base + self._real_hop_us(p, hop)) * costs.node_latency
+            latency_us += peers * post_us * costs.network_latency
             time_us = latency_us + kb / share * max(inside / node, outside * shared / network)
             is_wrong = (self.size / (1 if is_pair else n) > PAIR_LL_BYTES) == (p == 0)
             yield Candidate("pairwise", PROTOCOLS[p].name, np.where(is_wrong, np.inf, time_us), time_us)

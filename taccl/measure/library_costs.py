@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from taccl.topology.tuning import LAUNCH_US
+from taccl.topology.tuning import LAUNCH_EACH_US, LAUNCH_US
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,13 +29,17 @@ class Costs:
 
     - `generation`: Generation of NVIDIA's GPUs; empty for AMD's.
     - `node_gb_per_s`, `num_links`: Rate of a rank inside its node by the library's tables, and its NVLinks.
-    - `nic_gb_per_s`, `ranks_per_nic`: Wire rate of a NIC, and ranks that share it.
+    - `nic_gb_per_s`, `ranks_per_nic`: Wire rate of a NIC, and ranks that share it. If a rank has several
+      NICs (`nics_per_rank`), their total.
+    - `host`: Maker of the hosts' processors, ``"Intel"`` (or other) or ``"AMD"``.
     - `nvls`: True if switches in nodes add up.
     - `sharp`: True if switches between nodes add up, by a plugin that users turn on.
     - `nvswitch`: True if a switch joins the ranks of a node.
     - `pcie`: True if ranks of a node talk over PCIe.
     - `fitted`: {protocol: (base us, hop us, share)} of libraries without a table, such as RCCL.
-    - `launch_us`: Time before the first step; `serial_launch_us` more for each further rank of a node.
+    - `launch_us`: Time before the first step.
+    - `ranks_per_process`: GPUs whose kernels one process launches, each after the first `serial_launch_us`
+      later; 0 for all of a node on Volta and before, one since.
     - `pair_share`, `all_pairs_share`: Parts of a node's rate for one pair, and for all pairs of an alltoall.
     - `launch_scale`, `node_latency`, `network_latency`: Factors of the launch and of latencies.
     - `node_rate`, `network_rate`: Factors of rates.
@@ -52,8 +56,11 @@ class Costs:
     nvswitch: bool = False
     pcie: bool = False
     launch_us: float = LAUNCH_US
-    serial_launch_us: float = 0.0
+    serial_launch_us: float = LAUNCH_EACH_US
+    ranks_per_process: int = 0
     fitted: Mapping[str, tuple[float, float, float]] | None = None
+    host: str = "Intel"
+    nics_per_rank: int = 1
     pair_share: float = PAIR_SHARE
     all_pairs_share: float = ALL_PAIRS_SHARE
     launch_scale: float = 1.0

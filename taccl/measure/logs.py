@@ -42,6 +42,8 @@ _SUMS = ("allreduce", "reduce", "reduce-scatter")
 #: Beginning of a run of nccl-tests, or of its table.
 _BEGINS = re.compile(r"nThread\b|Using devices|Collective test starting|\bsize\s+count\s+(?:type|time)\b")
 _DEVICE = re.compile(r"\bRank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
+#: Number of GPUs whose kernels one thread launches, in the header of nccl-tests.
+_GPUS_PER_THREAD = re.compile(r"\bnThread\s+\d+\s+nGpus\s+(\d{1,4})\b")
 #: Title of a bandwidth test, with a group that matches if it adds up both directions. Then the title of an
 #: OSU benchmark or of a perftest latency test.
 _BANDWIDTH_TEST = re.compile(r"(bi-?directional\s+)?(?:BW|Bandwidth)\s+Test", re.IGNORECASE)
@@ -68,6 +70,7 @@ class _LogRun:
     - `hosts`: {rank: host}.
     - `streams`: True if it states bandwidths only.
     - `is_osu`: True for OSU benchmarks and perftest's latency tests.
+    - `ranks_per_process`: Number of GPUs whose kernels one thread launches, 0 if unknown.
     """
 
     line: int
@@ -76,6 +79,7 @@ class _LogRun:
     hosts: dict[int, str] = field(default_factory=dict)
     streams: bool = False
     is_osu: bool = False
+    ranks_per_process: int = 0
 
 
 @reads("log of a benchmark", *LOGS)
@@ -131,7 +135,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
     hosts: dict[int, str] = {}
     fresh = True  # True if the next device line begins the list of a new run
     columns: Columns | None = None
-    directions, is_osu = 1, False
+    directions, is_osu, per_process = 1, False, 0
     for number, line in enumerate(lines, 1):
         here = f"{where}: line {number}"
         row = nccl_row(line, here, in_place=in_place)
@@ -146,6 +150,8 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
                 fresh = False
             if (title := _BANDWIDTH_TEST.search(line)) is not None:
                 directions = 2 if title[1] else 1
+            if (launched := _GPUS_PER_THREAD.search(line)) is not None:
+                per_process = int(launched[1])
             header = columns_of(line, in_place=in_place)
             is_osu = bool(_OSU.search(line)) or is_osu and not _BEGINS.search(line)
             if header is not None or _BEGINS.search(line) or _OSU.search(line):
@@ -165,7 +171,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
         if run.rows and row.size_bytes < run.rows[-1].size_bytes:
             run = _LogRun(0)
         if not run.rows:
-            run = _LogRun(number, list(names), [], dict(hosts), streams, is_osu)
+            run = _LogRun(number, list(names), [], dict(hosts), streams, is_osu, per_process)
             runs.append(run)
             fresh = True
         run.rows.append(row._replace(time_us=row.time_us * directions) if streams else row)
@@ -195,7 +201,10 @@ def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
     if run.is_osu:
         counted = "part" if name in ("allgather", "alltoall") else ""
         num_ranks = num_nodes = 2 if name == POINT_TO_POINT else 0
-    return Series(name, num_ranks, num_nodes, sizes, times, source, counted=counted)
+    return Series(
+        name, num_ranks, num_nodes, sizes, times, source, counted=counted,
+        ranks_per_process=run.ranks_per_process,
+    )  # fmt: skip
 
 
 def _collective(run: _LogRun, where: str) -> str:

@@ -22,10 +22,19 @@ from taccl.topology.machines import SHAPES
 from taccl.topology.models import MODELS
 from taccl.topology.networks import INSTANCES, NETWORKS
 from taccl.topology.profiles import PROFILES
-from taccl.topology.tuning import LAUNCH_US, LL_GB_PER_S, NVLINK_GB_PER_S, PROTOCOLS
+from taccl.topology.tuning import (
+    LAUNCH_EACH_US,
+    LAUNCH_US,
+    LL_GB_PER_S,
+    NVLINK_GB_PER_S,
+    PROTOCOLS,
+    VOLTA_LAUNCH_EACH_US,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from taccl.measure.series import Series
 
 
 #: Launch of RCCL in us, a prior of fits to published logs.
@@ -35,9 +44,6 @@ RCCL_LAUNCH_US = 7.0
 MPI_HOPS_US = (10.0, 5.0)
 #: GB/s at which a rank adds in host memory, over PCIe and back (our choice).
 MPI_SUM_GB_PER_S = 6.0
-#: Launch in us for each rank of a node, if one process per node launches the kernels of all GPUs one by one,
-#: as benchmarks did before Ampere (NVIDIA, Getting Started with CUDA Graphs, 2019: 3.8 us each on a V100).
-SERIAL_LAUNCH_US = 3.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class Prediction:
 def predict(
     machine: str, collective: str, size: Bytes, *, ranks: Count | None = None, nodes: Count = 1,
     runtime: str | None = None, network: str | None = None, network_gb_per_s: Number | None = None,
-    nvls: bool = True, sharp: bool = False,
+    nvls: bool = True, sharp: bool = False, ranks_per_process: Count | None = None,
 ) -> Prediction:  # fmt: skip
     """Predict the time of a collective without any measurement.
 
@@ -93,6 +99,9 @@ def predict(
     sharp : bool
         True if switches of InfiniBand add up between nodes (SHARP), as with its plugin and
         ``NCCL_COLLNET_ENABLE=1``.
+    ranks_per_process : int, optional
+        Number of GPUs whose kernels one process launches in turn, such as 8 for ``all_reduce_perf -g 8``. By
+        default one, or all of a node on V100, whose benchmarks usually ran so.
 
     Raises
     ------
@@ -116,7 +125,8 @@ def predict(
     if used.name in ("nccl", "rccl") and used.name != library:
         said = f"found {used.name!r}; {machine} runs {library}: name that, or none"
         raise InputError(said, where="runtime")
-    costs, launch = replace(costs, nvls=costs.nvls and nvls, sharp=sharp), used.launch
+    costs = replace(costs, nvls=costs.nvls and nvls, sharp=sharp, ranks_per_process=ranks_per_process or 0)
+    launch = used.launch
     assert launch is not None, "it has launch costs"
     if launch.predict:
         of_own: Prediction = called(launch.predict)(costs, collective, num_ranks, nodes, float(size))
@@ -144,6 +154,13 @@ def predicted_us(
     """Times in us of the library's choice at each size."""
     found = candidates(costs, collective, num_ranks, num_nodes, size_bytes)
     return np.array([each.time_us for each in found])[chosen(found), np.arange(len(size_bytes))]
+
+
+def series_us(costs: Costs, series: Series) -> NDArray[np.float64]:
+    """Times in us of the library's choice at the sizes of a series, launched as the series states."""
+    costs = replace(costs, ranks_per_process=series.ranks_per_process or costs.ranks_per_process)
+    sizes = np.array(series.size_bytes, float)
+    return predicted_us(costs, series.collective, series.num_ranks, series.num_nodes, sizes)
 
 
 def known_machines() -> tuple[str, ...]:
@@ -179,8 +196,9 @@ def _of_model(name: str) -> Costs:
         return Costs(
             generation, links * float(NVLINK_GB_PER_S[generation]), links, nic, shape.ranks_per_nic,
             network, nvls=bool(shape.nvls), nvswitch=shape.joint == "NVSwitch",
-            launch_us=SERIAL_LAUNCH_US if is_old else LAUNCH_US,
-            serial_launch_us=SERIAL_LAUNCH_US if is_old else 0.0,
+            launch_us=VOLTA_LAUNCH_EACH_US if is_old else LAUNCH_US,
+            host=model.host, nics_per_rank=model.nics_per_rank,
+            serial_launch_us=VOLTA_LAUNCH_EACH_US if is_old else LAUNCH_EACH_US,
         )  # fmt: skip
     rate, links = 1000 / float(default["xgmi_beta_us_per_mb"]), len([p for p in shape.pairs if 0 in p])
     launch = RCCL_LAUNCH_US if default.launch is None else float(default.launch.value)

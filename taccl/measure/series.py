@@ -24,6 +24,8 @@ class Series:
     - `times_us`: Times in us; the median if several runs have one size.
     - `streams`: True if messages follow one another without waiting, so that times show bandwidth only.
     - `source`: The file, with the line of the first row.
+    - `ranks_per_process`: Number of GPUs whose kernels one process launches in turn (``nGpus``); 0 if the log
+      does not state it.
     - `counted`: Quantity to convert once the number of ranks is known: ``"part"`` if sizes are one rank's
       part, ``"busbw"`` if times are sizes over busbw, empty if none.
     """
@@ -36,6 +38,7 @@ class Series:
     source: str
     streams: bool = False
     counted: Counted = ""
+    ranks_per_process: int = 0
 
     def on(self, num_ranks: int, num_nodes: int) -> Series:
         """The series with known numbers of ranks and nodes, and sizes and times as nccl-tests counts them."""

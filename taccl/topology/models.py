@@ -77,6 +77,9 @@ class Model(NamedTuple):
     - `what`: First sentence of the documentation of its function.
     - `links`: {kind of link in a node: its rate}.
     - `nic`: Rate of a NIC.
+    - `host`: Maker of the hosts' processors, ``"Intel"`` (or other) or ``"AMD"``, by which NCCL rates LL and
+      posts between nodes.
+    - `nics_per_rank`: Number of NICs that a rank with NICs of its own has; `nic` is their total.
     - `generation`, `num_nvlinks`: NVIDIA GPU generation, and number of NVLinks per GPU; empty and 0 for other
       GPUs.
     - `published`: TACCL's file with its constants, and {kind of link: (us/MB, field of that file)}; None if
@@ -93,6 +96,8 @@ class Model(NamedTuple):
     rccl: RcclFit | None = None
     published: tuple[str, Mapping[str, tuple[str, str]]] | None = None
     notes: str = ""
+    host: str = "Intel"
+    nics_per_rank: int = 1
 
     @property
     def has_library(self) -> bool:
@@ -170,6 +175,7 @@ MODELS: dict[str, Model] = {
         (25, "NVIDIA, DGX A100 data sheet (2020): eight single-port HDR InfiniBand, 200 Gb/s"),
         "Ampere",
         12,
+        host="AMD",  # NVIDIA, DGX A100 data sheet (2020): dual AMD Rome 7742
     ),
     "dgx-h100": Model(
         f"DGX-H100: 8 H100 a node behind NVSwitch{_RAILED}",
@@ -225,9 +231,9 @@ MODELS: dict[str, Model] = {
         {"xgmi": ("76.8", f"{_MI355X}: 7 links to GPUs, 153.6 GB/s both ways each")},
         (50, f"{_AMD} Pollara 400, one for each GPU"),
         rccl=RcclFit(
-            "20.2",
+            "6.2",
             "56.7",
-            "allreduce and alltoall, median error 2.7 %",
+            "allreduce and alltoall, median error 2.7 %; without the 7 further launches of their process",
             {
                 "simple": ("3.72", "0.59", "1"),
                 "ll": ("10.6", "0.37", "0.31"),
@@ -254,6 +260,8 @@ MODELS |= {
         what=f"{name}: a node as `{each.machine}`, with NICs of its own: {each.source}.",
         shape=MODELS[each.machine].shape._replace(ranks_per_nic=each.ranks_per_nic),
         nic=(each.nic_gb_per_s, each.source),
+        host=each.host,
+        nics_per_rank=each.nics_per_rank,
         published=None,
         notes="",
     )

@@ -13,12 +13,14 @@ class Network(NamedTuple):
 
     - `hop_us`: Latency in us of a hop in addition to NCCL's table; the simple protocol pays it twice, for
       data and for the flush.
-    - `start_us`: Time in us of a collective between nodes before its first hop.
+    - `start_us`: Time in us of a collective between nodes before its first hop; `amd_start_us` with hosts of
+      AMD, if it differs.
     - `post_us`: Time in us for each further channel's message of a hop, as hosts post them one by one.
     - `efficiency`: Part of the line rate that large messages reach.
     - `stated_us`: Latency in us that the network's plugin reports to NCCL, which chooses algorithms by it.
     - `ll128`: True if NCCL uses LL128 over this network, which needs ordered writes.
     - `source`: Source of these figures.
+    - `only`: Algorithm and protocol that users must set for this network; empty if NCCL chooses.
     - `nvls_chunk_bytes`: Chunk size for reductions in NVSwitch that the plugin sets, on one node as well; 0
       for NCCL's default.
     """
@@ -32,6 +34,12 @@ class Network(NamedTuple):
     ll128: bool
     source: str
     nvls_chunk_bytes: int = 0
+    amd_start_us: float | None = None
+    only: str = ""
+
+    def start_of(self, host: str) -> float:
+        """Time in us of a collective before its first hop, by maker of the hosts' processors."""
+        return self.amd_start_us if host == "AMD" and self.amd_start_us is not None else self.start_us
 
 
 _OFI = "aws-ofi-nccl, src/platform-aws.cpp, states 75 us"
@@ -40,8 +48,21 @@ _OFI_CHUNK = 512 << 10
 NETWORKS = {
     each.name: each
     for each in (
-        Network("infiniband", 0, 9, 0.6, 0.93, 0, True, "published log of 2 x 8 B200"),
-        Network("roce", 0, 9, 0.6, 0.93, 0, True, "as InfiniBand; our choice"),
+        Network(
+            "infiniband",
+            0,
+            2,
+            0.6,
+            0.93,
+            0,
+            True,
+            "published logs of 2 x 8 B200 (hosts of Intel) and 2 x 8 A100 (hosts of AMD)",
+            amd_start_us=9,
+        ),
+        Network("roce", 0, 2, 0.6, 0.93, 0, True, "as InfiniBand; our choice", amd_start_us=9),
+        Network(
+            "gib", 0, 9, 0.6, 0.93, 0, True, "RoCE of Google (gIB): published log of 2 x 1 H200; else as RoCE"
+        ),
         Network(
             "roce-pcie",
             0,
@@ -65,7 +86,17 @@ NETWORKS = {
             _OFI_CHUNK,
         ),
         Network("efa-rdma-2", 9, 9, 3, 0.9, 35, True, f"{_OFI_2}; half a hop of p5: our choice", _OFI_CHUNK),
-        Network("tcpx", 45, 20, 2, 0.85, 0, False, "TCPXO's hop, with a lower efficiency: our choice"),
+        Network(
+            "tcpx",
+            300,
+            20,
+            2,
+            0.71,
+            0,
+            False,
+            "published log of 2 x 8 H100 (a3-high); Google's guide sets NCCL_PROTO=Simple and NCCL_ALGO=Ring",
+            only="ring simple",
+        ),
         Network("tcpxo", 38, 20, 2, 0.93, 0, True, "published logs of 2 x 8 H100 (a3-mega)"),
         Network("slingshot", 9, 9, 3, 0.9, 0, False, "as EFA with RDMA at half a hop: our choice"),
         Network("rccl", 0, 180, 0, 0.95, 0, True, "published log of 2 x 8 MI300X"),
@@ -75,28 +106,47 @@ NETWORKS = {
 
 
 class Instance(NamedTuple):
-    """An instance type: a machine model with other NICs; GB/s of a NIC in each direction."""
+    """An instance type: a machine model with other NICs and hosts.
+
+    - `nic_gb_per_s`: GB/s of a NIC in each direction, or of all NICs of a rank.
+    - `host`: Maker of the processors, ``"Intel"`` or ``"AMD"``.
+    - `nics_per_rank`: Number of NICs of a rank that NCCL sees; EFA's plugin joins those of a rank.
+    """
 
     machine: str
     ranks_per_nic: int
     nic_gb_per_s: str
     network: str
     source: str
+    host: str = "Intel"
+    nics_per_rank: int = 1
 
 
 _AWS = "Amazon, EC2 accelerated computing instances:"
 _GCP = "Google, Compute Engine GPU machine types:"
 _AZURE = "Microsoft, Azure"
+_OCI = "Oracle, Compute shapes:"
 INSTANCES = {
     "p4d.24xlarge": Instance("dgx-a100", 2, "12.5", "efa", f"{_AWS} four NICs of 100 Gb/s"),
     "p4de.24xlarge": Instance("dgx-a100", 2, "12.5", "efa", f"{_AWS} four NICs of 100 Gb/s"),
-    "p5.48xlarge": Instance("dgx-h100", 1, "50", "efa-rdma", f"{_AWS} 32 NICs of 100 Gb/s, 4 for each GPU"),
+    "p5.48xlarge": Instance(
+        "dgx-h100", 1, "50", "efa-rdma", f"{_AWS} 32 NICs of 100 Gb/s, 4 for each GPU", "AMD"
+    ),
     "p5en.48xlarge": Instance("h200", 1, "50", "efa-rdma-2", f"{_AWS} 16 NICs of 200 Gb/s, 2 for each GPU"),
     "a3-highgpu-8g": Instance("dgx-h100", 2, "25", "tcpx", f"{_GCP} four NICs of 200 Gb/s"),
     "a3-megagpu-8g": Instance("dgx-h100", 1, "25", "tcpxo", f"{_GCP} eight NICs of 200 Gb/s"),
-    "a3-ultragpu-8g": Instance("h200", 1, "50", "roce", f"{_GCP} eight NICs of 400 Gb/s"),
-    "nd-a100-v4": Instance("dgx-a100", 1, "25", "infiniband", f"{_AZURE} ND A100 v4: eight NICs of 200 Gb/s"),
+    "a3-ultragpu-8g": Instance("h200", 1, "50", "gib", f"{_GCP} eight NICs of 400 Gb/s"),
+    "a4-highgpu-8g": Instance("b200", 1, "50", "gib", f"{_GCP} eight NICs of 400 Gb/s"),
+    "nd-a100-v4": Instance(
+        "dgx-a100", 1, "25", "infiniband", f"{_AZURE} ND A100 v4: eight NICs of 200 Gb/s", "AMD"
+    ),
     "nd-h100-v5": Instance("dgx-h100", 1, "50", "infiniband", f"{_AZURE} ND H100 v5: eight NICs of 400 Gb/s"),
     "nd-mi300x-v5": Instance("mi300x", 1, "50", "rccl", f"{_AZURE} ND MI300X v5: eight NICs of 400 Gb/s"),
+    "BM.GPU4.8": Instance("dgx-a100", 1, "25", "roce", f"{_OCI} 16 NICs of 100 Gb/s", "AMD", 2),
+    "BM.GPU.A100-v2.8": Instance("dgx-a100", 1, "25", "roce", f"{_OCI} 16 NICs of 100 Gb/s", "AMD", 2),
+    "BM.GPU.H100.8": Instance("dgx-h100", 1, "50", "roce", f"{_OCI} 16 NICs of 200 Gb/s", "Intel", 2),
+    "BM.GPU.H200.8": Instance("h200", 1, "50", "roce", f"{_OCI} eight NICs of 400 Gb/s"),
+    "BM.GPU.B200.8": Instance("b200", 1, "50", "roce", f"{_OCI} eight NICs of 400 Gb/s"),
+    "BM.GPU.MI300X.8": Instance("mi300x", 1, "50", "rccl", f"{_OCI} eight NICs of 400 Gb/s"),
 }
 """Instance types of clouds by name."""

@@ -12,6 +12,10 @@ SOURCE = "NCCL 2.30, tuning tables"
 #: Launch time in us. With LL's base and hops, it gives the 17 us of a published log for an allreduce of 1 to
 #: 16 KB on 8 H100.
 LAUNCH_US = 1.8
+#: Launch time in us of each further GPU, if one process launches the kernels of several in turn: published
+#: logs of 8 MI355X and of 2 x 8 H200 with one process per node. On a V100: NVIDIA, Getting Started with CUDA
+#: Graphs, 2019.
+LAUNCH_EACH_US, VOLTA_LAUNCH_EACH_US = 2.0, 3.8
 #: Launch time in us of a kernel that runs a whole collective (without NCCL's base latency), and its source.
 KERNEL_LAUNCH_US, KERNEL_LAUNCH = 4.95, "published times of MSCCL++ on A100, docs/performance-ndmv4.md"
 LAUNCH = "our choice: from the call to the first step of a kernel"
@@ -45,8 +49,30 @@ PCIE_HOPS_US = {"ring": (1.0, 2.5, 5.7), "tree": (1.0, 1.9, 4.0)}
 #: GB/s of an NVLink in one direction, and maximum rate of LL inside a node, by GPU generation.
 NVLINK_GB_PER_S = {"Volta": "20", "Ampere": "20", "Hopper": "20.6", "Blackwell": "40.1"}
 LL_GB_PER_S = {"Volta": "39", "Ampere": "87.7", "Hopper": "141", "Blackwell": "282"}
-#: Maximum rate of LL in GB/s on two nodes, and on more (hosts with Intel processors).
-LL_NETWORK_GB_PER_S = (39.0, 20.4)
+#: Time in us of a hop inside a node under LL where it is not the table's, by GPU generation: published log of
+#: 8 B200, allreduce (14 hops) and allgather (7 hops) of 1 to 16 KB.
+LL_HOP_US = {"Blackwell": 1.2}
+#: Maximum rate of LL in GB/s on two nodes, and on more, by processor of the hosts.
+LL_NETWORK_GB_PER_S = {"Intel": (39.0, 20.4), "AMD": (22.5, 19.0)}
+#: Speeds in GB/s that NCCL's search tries for a channel (``src/graph/search.cc``), in a node and between
+#: nodes, before Hopper and by generation since.
+CHANNEL_SPEEDS = {
+    "": (
+        (40.0, 30.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0),
+        (48.0, 30.0, 28.0, 24.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.4, 1.2),
+    ),
+    "Hopper": (
+        (60.0, 50.0, 40.0, 30.0, 24.0, 20.0, 15.0, 12.0, 11.0, 6.0, 3.0),
+        (48.0, 45.0, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0, 17.5, 15.0, 12.0, 6.0, 3.0, 2.4, 1.2),
+    ),
+    "Blackwell": (
+        (90.0, 80.0, 70.0, 60.0, 50.0, 45.0, 40.0, 30.0, 24.0, 20.0, 19.0, 18.0),
+        (96.0, 86.0, 80.0, 48.0, 45.1, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0, 17.5, 15.0, 12.0, 6.0, 3.0, 2.4),
+    ),
+}
+#: Channels are split in two halves if each has this speed in GB/s or more; since Hopper, if there are more
+#: than the given number, only from the second speed on (``src/graph/search.cc``).
+SPLIT_GB_PER_S, SPLIT_MANY, SPLIT_MANY_GB_PER_S = 25.0, 4, 50.0
 #: Part of a ring's bandwidth that tree allreduces reach; base time in us of reductions in NVSwitch (NVLS).
 TREE_SHARE, NVLS_US = 0.92, 25
 #: Time in us of a hop between nodes for NVLS reductions joined by trees.
@@ -87,9 +113,9 @@ TREE_CORRECTION = (
 #: Factor on a ring's latency under simple between nodes, before Ampere and since; bytes per channel and rank
 #: from which it applies.
 RING_PLATEAU, PLATEAU_BYTES = (1.9, 1.4), 64
-#: Time in us in which a host posts a message to a NIC (hosts with Intel processors); number of messages
-#: posted under simple.
-NET_POST_US, SIMPLE_POSTS = 1.0, 3
+#: Time in us in which a host posts a message to a NIC, by its processor; number of messages posted under
+#: simple.
+NET_POST_US, SIMPLE_POSTS = {"Intel": 1.0, "AMD": 2.0}, 3
 #: Minimum bytes per channel, below which NCCL uses fewer channels (``src/enqueue.cc``); for rings under LL,
 #: per rank. Then the maximum bytes of a message between two ranks under LL.
 CHANNEL_BYTES, PAIR_LL_BYTES = {"ll": 512 * 8, "ll128": 640 * 8, "simple": 512 * 64}, 16 << 10
@@ -103,6 +129,8 @@ NVLS_BLOCKS = {"Hopper": (16, 16), "Blackwell": (24, 32)}
 #: chunk on one node and on several.
 STEP_BYTES = 512 << 10
 NVLS_CHUNK_BYTES = {"Hopper": (128 << 10, 128 << 10), "Blackwell": (128 << 10, 64 << 10)}
+#: Maximum bytes of an NVLS chunk on this number of nodes or more (``src/transport/nvls.cc``).
+NVLS_MANY_NODES, NVLS_MANY_CHUNK_BYTES = 4, 64 << 10
 #: (max bytes of an NVLS chunk, n), applied in order: the max holds if the data is less than n chunks, of the
 #: size so far, for each thread block of each rank of a node. On one node and on several
 #: (``src/enqueue.cc``).

@@ -364,7 +364,7 @@ GIVEN: dict[str, dict[str, object]] = {
     },
     "predict": {
         "machine": "dgx-a100", "collective": "allgather", "size": 64, "ranks": 8, "nodes": 1, "runtime": "nccl",
-        "network": "roce", "network_gb_per_s": 25, "nvls": True,
+        "network": "roce", "network_gb_per_s": 25, "nvls": True, "ranks_per_process": 1,
     },
     "fit": {
         "logs": ["here.txt"], "topology": "dgx-h100", "nodes": 1, "collective": None, "in_place": False, "seed": 0,

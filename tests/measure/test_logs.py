@@ -30,6 +30,12 @@ def test_prefixes_are_passed_over(read, prefix):
     assert found.times_us[0] == pytest.approx(time_us(8), abs=0.01)
 
 
+def test_the_gpus_of_a_process_are_read(read):
+    """The header states the GPUs whose kernels a thread launches; 0 without a header."""
+    head = "# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
+    assert [read(text + table()).series[0].ranks_per_process for text in (head, "")] == [8, 0]
+
+
 @pytest.mark.parametrize(
     ("text", "collective", "ranks", "sizes", "times"),
     [

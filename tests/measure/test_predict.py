@@ -1,12 +1,16 @@
 """Predictions of stock libraries and one-kernel runtimes: by hand and by physical limits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import taccl
 from taccl.errors import InputError
+from taccl.measure.channel_search import searched, tree_speed
 from taccl.measure.library import candidates, chosen
-from taccl.measure.predict import costs_of, known_machines, predicted_us, ranks_per_node
+from taccl.measure.predict import costs_of, known_machines, predicted_us, ranks_per_node, series_us
+from taccl.measure.series import Series
 
 
 def us(machine, collective, size, **options):
@@ -16,6 +20,62 @@ def us(machine, collective, size, **options):
 def test_a_small_sum_is_launch_base_and_hops():
     """8 A100 under LL: 1.8 us of launch, 6.6 of base, 14 hops of 0.6 us."""
     assert us("dgx-a100", "allreduce", 8) == pytest.approx(1.8 + 6.6 + 14 * 0.6, rel=1e-3)
+
+
+def test_hops_of_blackwell_under_ll():
+    """8 B200 under LL: 1.8 us of launch, 6.6 of base, 14 hops of 1.2 us."""
+    assert us("b200", "allreduce", 8) == pytest.approx(1.8 + 6.6 + 14 * 1.2, rel=1e-3)
+
+
+def test_one_process_launches_its_gpus_in_turn():
+    """A process of 8 GPUs launches the last kernel 7 * 2 us later; on 8 V100 that is the default, of 3.8 us."""
+    alone, together = (us("dgx-a100", "allreduce", 8, ranks_per_process=count) for count in (1, 8))
+    assert together - alone == pytest.approx(7 * 2)
+    assert us("dgx1", "allreduce", 8) == us("dgx1", "allreduce", 8, ranks_per_process=8)
+    assert us("dgx1", "allreduce", 8) - us("dgx1", "allreduce", 8, ranks_per_process=4) == pytest.approx(
+        4 * 3.8
+    )
+
+
+def test_a_series_states_how_it_is_launched():
+    """The header of a log states the GPUs of a process, which delays the predicted times of its series."""
+    alone = Series("allreduce", 8, 1, (8, 1 << 20), (1.0, 1.0), "a.log")
+    costs = costs_of("dgx-a100")
+    off_us = series_us(costs, replace(alone, ranks_per_process=8)) - series_us(costs, alone)
+    assert off_us.tolist() == pytest.approx([14, 14])
+
+
+@pytest.mark.parametrize(
+    ("generation", "node_gb_per_s", "nics", "channels", "in_trees"),
+    [
+        ("Volta", 120, None, (6, 20), 20),  # 3 channels of 40 GB/s, split
+        ("Ampere", 240, None, (12, 20), 20),  # 6 of 40, split
+        ("Hopper", 370.8, None, (12, 30), 30),  # 6 of 60, split
+        ("Blackwell", 721.8, None, (16, 45), 45.1),  # 8 of 90, split
+        ("Ampere", 240, (8, 200), (8, 24), 30),  # too slow to split; NVLinks carry 8 trees of 30
+        ("Ampere", 240, (16, 200), (16, 12), 15),
+        ("Hopper", 370.8, (8, 400), (8, 48), 48),  # more than 4 channels below 50 GB/s stay whole
+        ("Hopper", 370.8, (2, 100), (4, 24), 48),
+    ],
+)
+def test_channels_are_those_of_the_search(generation, node_gb_per_s, nics, channels, in_trees):
+    """NCCL's search takes the highest speed of its table that links or NICs carry, and splits fast channels."""
+    assert searched(generation, node_gb_per_s, nics) == channels
+    assert tree_speed(generation, node_gb_per_s, *channels) == in_trees
+
+
+def test_some_networks_fix_the_algorithm():
+    """GPUDirect-TCPX runs rings under simple only, on one node NCCL chooses."""
+    found = taccl.predict("a3-highgpu-8g", "allreduce", 8, nodes=2)
+    assert (found.algorithm, found.protocol) == ("ring", "simple")
+    assert taccl.predict("a3-highgpu-8g", "allreduce", 8).protocol == "ll"
+
+
+def test_hosts_of_amd_start_later():
+    """A collective between nodes starts 9 us later on hosts of AMD, and 2 us later on others."""
+    network = costs_of("nd-a100-v4").network
+    assert (network.start_of("AMD"), network.start_of("Intel")) == (9, 2)
+    assert (costs_of("nd-a100-v4").host, costs_of("nd-h100-v5").host) == ("AMD", "Intel")
 
 
 def test_sums_in_switches_are_slower_by_the_last_channel():
@@ -47,7 +107,7 @@ def test_sharp_sums_in_the_network():
     """SHARP on 16 nodes of 8 A100: 2 * (3.7 + 7 * 0.4) us inside and 31 us between nodes, faster than trees."""
     found = taccl.predict("dgx-a100", "allreduce", 8, nodes=16, sharp=True)
     assert found.algorithm == "collnet-direct"
-    start = 1.8 + costs_of("dgx-a100").network.start_us
+    start = 1.8 + costs_of("dgx-a100").network.start_of("AMD")
     assert found.time_us == pytest.approx(start + 2 * (3.7 + 7 * 0.4) + 31, rel=1e-3)
     assert us("dgx-a100", "allreduce", 8, nodes=16) > found.time_us
 

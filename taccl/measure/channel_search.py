@@ -1,0 +1,40 @@
+"""Channels that NCCL's search finds on a machine, without the search: their number, and the speed of each."""
+
+from __future__ import annotations
+
+from taccl.topology.tuning import (
+    CHANNEL_SPEEDS,
+    MAX_CHANNELS,
+    SPLIT_GB_PER_S,
+    SPLIT_MANY,
+    SPLIT_MANY_GB_PER_S,
+)
+
+
+def searched(generation: str, node_gb_per_s: float, nics: tuple[int, float] | None) -> tuple[int, float]:
+    """(number of channels, GB/s of each): the highest total of NCCL's search, then the highest speed.
+
+    - `nics`: Number of NICs of a node and their total rate in GB/s; None on one node.
+    """
+    of_node, of_network = CHANNEL_SPEEDS.get(generation, CHANNEL_SPEEDS[""])
+    if nics is not None:
+        num, rate = nics[0], nics[1] / nics[0]
+        speed = next((each for each in of_network if each <= rate), of_network[-1])
+    else:
+        totals = [(min(int(node_gb_per_s / each), MAX_CHANNELS), each) for each in of_node]
+        num, speed = max(totals, key=lambda each: (each[0] * each[1], each[1]))
+    is_new = generation in ("Hopper", "Blackwell")
+    if speed >= SPLIT_GB_PER_S and not (is_new and speed < SPLIT_MANY_GB_PER_S and num > SPLIT_MANY):
+        num, speed = num * 2, speed / 2
+    return num, speed
+
+
+def tree_speed(generation: str, node_gb_per_s: float, num: int, speed: float) -> float:
+    """GB/s of a tree's channel inside nodes, which NCCL's search raises as far as NVLinks allow."""
+    _, of_network = CHANNEL_SPEEDS.get(generation, CHANNEL_SPEEDS[""])
+    found = speed
+    for faster in sorted(each for each in of_network if each > speed):
+        if found >= 2 * speed or faster * num > node_gb_per_s:
+            break
+        found = faster
+    return found
