@@ -94,18 +94,13 @@ def read_matrix(text: str, where: str) -> Matrix:
     found = [(i, match) for i, line in enumerate(lines) if (match := _HEADER.match(line))]
     # Old drivers print no affinities. If some line has them, a line without is not a header.
     headers = [(i, match) for i, match in found if "CPU Affinity" in lines[i]]
-    for i, _ in headers[1:2]:
-        lines = lines[:i]
     start, header = next(iter(headers or [each for each in found if not each[1][1].strip()]), (None, None))
     if start is None or header is None:
         raise FormatError(
             "found no line that begins with GPU0; expected what `nvidia-smi topo -m` prints; save it whole",
             where=where,
         )
-    # Each line may begin with a line number or a timestamp of its own where the header has one.
-    prefix = re.compile(re.sub(r"\d+", r"\\d+", re.escape(header[1].strip())))
-    begins = [(line.strip(), prefix.match(line.strip())) for line in lines]
-    lines = [line[match.end() :] if match else "" for line, match in begins]
+    lines = _of_first(lines, header[1].strip(), [i for i, _ in headers[1:2]])
     words = _GLUED_COLUMNS.sub(" ", lines[start]).split()
     ends = [words.index(word) for word in ("CPU", "NUMA") if word in words]
     devices = tuple(words[: min(ends, default=len(words))])
@@ -160,6 +155,25 @@ def read_matrix(text: str, where: str) -> Matrix:
         {m[1]: m[2][:60] for m in legend if m and m[1] in devices},
         tuple(assumed),
     )
+
+
+def _of_first(lines: list[str], prefix: str, others: list[int]) -> list[str]:
+    """Lines of the first matrix without their prefix; lines of other matrices are empty.
+
+    - `prefix`: Text before the columns of the header, such as a host that a launcher puts before each line.
+    - `others`: Index of the second header; empty if there is none.
+    """
+    lines = [line.strip() for line in lines]
+    if others and prefix and not lines[others[0]].startswith(prefix):
+        # Launchers mix the lines of several hosts.
+        own = [line.removeprefix(prefix) if line.startswith(prefix) else "" for line in lines]
+        gpus = re.findall(r"\bGPU\d+", next(filter(None, own)))
+        if set(gpus) <= {line.split()[0] for line in own if line.strip()}:
+            return own
+    # Each line may begin with a line number or a timestamp of its own where the header has one.
+    form = re.compile(re.sub(r"\d+", r"\\d+", re.escape(prefix)))
+    begins = [(line, form.match(line)) for line in lines[: others[0] if others else None]]
+    return [line[match.end() :] if match else "" for line, match in begins]
 
 
 def _unglued(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from taccl._internal.arguments import Number, checked_as, quoted
+from taccl._internal.names import in_runs
 from taccl._internal.reading import read_text
 from taccl.errors import FormatError, TopologyError
 from taccl.formats.nccl.matrix import NVLINK, ONE_CPU, ONE_SWITCH, SWITCHES, Matrix, read_matrix
@@ -34,6 +35,8 @@ NvlinkUse = Literal["auto", "pairs", "switch"]
 MAX_FILE_BYTES = 10**6
 #: Rate of one NVLink in GB/s in each direction.
 _NVLINK_GB_PER_S = 25
+#: Rates of one NVLink of other GPUs in GB/s each way, by their data sheets.
+_OTHER_NVLINKS = "20 (P100), 14 (RTX 3090, A6000) or 50 (B200)"
 #: Max NVLinks of a GPU (H100, B200). If the cells of a GPU add up to more, it shares them through NVSwitch.
 _MOST_NVLINKS = 18
 #: (max NVLinks of a GPU with such a port, PCIe generation, GB/s of 16 lanes by NCCL's constants). P100 and
@@ -111,22 +114,44 @@ def load_nvidia_smi(
         )
     if nvlink_gb_per_s == _NVLINK_GB_PER_S and (server.nvlinks or server.switches):
         server.assumed.append(
-            f"{nvlink_gb_per_s} GB/s for an NVLink each way, as of V100, A100 and H100 (nvlink_gb_per_s=)"
+            f"{nvlink_gb_per_s} GB/s for an NVLink each way, as of V100, A100 and H100; other GPUs have "
+            f"{_OTHER_NVLINKS} (nvlink_gb_per_s=)"
         )
     if guess:
         server.assumed.append(guess)
     if cpu_gb_per_s is None and len(server.cpus) > 1:
         server.assumed.append("the rate between CPUs is unlimited (cpu_gb_per_s= limits it)")
-    server.assumed += [
-        f"ranks {ranks[0]}-{ranks[-1]} share an NVSwitch, with {count} NVLinks each (nvlink_joins='pairs' "
-        "says otherwise)"
-        for ranks, count in ((sorted(counts), max(counts.values())) for counts in server.switches)
-        if nvlink_joins == "auto"
-    ]
+    if nvlink_joins == "auto":
+        server.assumed += _joined(server)
+    if len(server.gpus) > 1 and not (server.nvlinks or server.switches):
+        server.assumed.append(
+            "no GPUs have NVLinks, as no cell shows them (`nvidia-smi topo -mp` omits them)"
+        )
     notes = []
     if server.gpus != [f"GPU{rank}" for rank in range(len(server.gpus))]:
         notes.append(f"ranks are GPU columns in their order: {', '.join(server.gpus)}")
     return build_servers(server, wiring, profile="nvidia-smi", notes=notes)
+
+
+def _joined(server: PcieServer) -> list[str]:
+    """Ranks that NVSwitches join, and ranks that NVLinks are assumed to join pair by pair."""
+    assumed = [
+        f"ranks {in_runs(counts)} share an NVSwitch, with {max(counts.values())} NVLinks each "
+        "(nvlink_joins='pairs' says otherwise)"
+        for counts in server.switches
+    ]
+    ranks = {rank for pair in server.nvlinks for rank in pair}
+    equal = len(set(server.nvlinks.values())) == 1
+    if equal and len(ranks) > 2 and len(server.nvlinks) == len(ranks) * (len(ranks) - 1) // 2:
+        count = next(iter(server.nvlinks.values()))
+        assumed.append(
+            f"{count} NVLinks join each pair of ranks {in_runs(ranks)} (nvlink_joins='switch' assumes "
+            f"{count} of each rank into an NVSwitch)"
+        )
+    lacking = set(range(len(server.gpus))) - ranks - {rank for counts in server.switches for rank in counts}
+    if lacking and len(lacking) < len(server.gpus):
+        assumed.append(f"ranks {in_runs(lacking)} have no NVLinks, as no cell shows them")
+    return assumed
 
 
 def _pcie_guess(server: PcieServer, nic_beta: Fraction | None) -> tuple[Fraction, str]:

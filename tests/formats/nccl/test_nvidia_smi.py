@@ -344,3 +344,48 @@ def test_switches_that_cells_of_nvlinks_hide_are_told(tmp_path, first, second, i
     topology = load_nvidia_smi(path, nodes=2, nic_gb_per_s=25)
     assert any("GPU0, GPU1 share no PCIe switches but" in each for each in topology.assumed) == is_told
     assert not any("share no PCIe" in each for each in load_nvidia_smi(path).assumed)
+
+
+def test_ranks_without_nvlinks_are_named(tmp_path):
+    """A GPU without NVLinks in a server with NVSwitch is named, and is not among the ranks of the switch."""
+    rows = _equal("NV18", 5)
+    rows = [row.replace("NV18", "NODE") if row.startswith("GPU2") else row for row in rows]
+    rows = [
+        " ".join("NODE" if at == 3 and cell == "NV18" else cell for at, cell in enumerate(row.split()))
+        for row in rows
+    ]
+    with pytest.warns(AssumptionWarning) as told:
+        load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(5)))
+    assert "ranks 0-1, 3-4 share an NVSwitch, with 18 NVLinks each" in str(told[0].message)
+    assert "ranks 2 have no NVLinks" in str(told[0].message)
+
+
+def test_matrices_without_nvlinks_say_so(tmp_path):
+    """A matrix without NVLink cells may be that of `topo -mp`, which the assumptions say."""
+    topology = load_nvidia_smi(_write(tmp_path, *_equal("NODE", 2), columns=_gpus(2)))
+    assert any("`nvidia-smi topo -mp` omits them" in each for each in topology.assumed)
+
+
+def test_equal_pairs_are_an_assumption(tmp_path):
+    """Three GPUs with NV6 cells may have 6 NVLinks for each pair, or 6 each into an NVSwitch."""
+    path = _write(tmp_path, *_equal("NV6", 3), columns=_gpus(3))
+    topology = load_nvidia_smi(path)
+    assert any(each.startswith("6 NVLinks join each pair of ranks 0-2") for each in topology.assumed)
+    chosen = load_nvidia_smi(path, nvlink_joins="pairs")
+    assert not any("join each pair" in each for each in chosen.assumed)
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_lines_of_several_hosts_are_told_apart(tmp_path, mixed):
+    """Of lines that a launcher marks with their host, in any order, those of the first host are read."""
+    first = _write(tmp_path, *_equal("NV12", 4), columns=_gpus(4)).read_text().splitlines()
+    second = _write(tmp_path, *_equal("SYS", 4), columns=_gpus(4)).read_text().splitlines()
+    lines = [(f"n1: {a}", f"n2: {b}") for a, b in zip(first, second, strict=True)]
+    path = tmp_path / "hosts.txt"
+    order = (
+        [each for pair in lines for each in pair] if mixed else [a for a, _ in lines] + [b for _, b in lines]
+    )
+    path.write_text("\n".join(order) + "\n")
+    topology = load_nvidia_smi(path)
+    assert {link.name for link in topology.links} == {"NVSwitch"}
+    assert any("first of the file's 2 matrices" in each for each in topology.assumed)
