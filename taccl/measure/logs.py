@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -19,31 +19,39 @@ from typing import Any
 from taccl._internal.file_kinds import LOGS, unquoted
 from taccl._internal.names import first_of, shown
 from taccl._internal.reading import read_text, reads
+from taccl._internal.units import format_count
 from taccl.errors import FormatError
-from taccl.measure.rows import Columns, Row, columns_of, nccl_row, plain
+from taccl.measure.rows import Columns, Row, columns_of, is_broken, nccl_row, plain
 from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
 
-#: Text that must follow a common word, such as "reduce", for it to count as the name of a test.
-_SURE = r"(?=_perf|[^#]*latency test)"
-_MENTIONS = {
-    name: re.compile(rf"(?<![a-z])(?:{form})", re.IGNORECASE)
-    for name, form in {
-        "allreduce": r"all[_ -]?reduce", "allgather": r"all[_ -]?gather",
-        "alltoall": r"all[_ -]?to[_ -]?all", "reduce-scatter": r"reduce[_ -]?scatter",
-        "broadcast": rf"broadcast{_SURE}|osu_bcast",
-        "reduce": rf"(?<!all[_ -])reduce(?![_ -]?scatter){_SURE}",
-        "gather": rf"(?<!all[_ -])gather{_SURE}", "scatter": rf"(?<!reduce[_ -])scatter{_SURE}",
-        "hypercube": "hypercube_perf",
-        POINT_TO_POINT: r"sendrecv(?=_perf)|(?:OSU \S+ (?:bi-directional )?|RDMA_\w+ |Send )"
-        r"(?:latency|bandwidth) test",
-    }.items()
+#: {collective: its names in logs}. A common word, such as "reduce", counts if SURE matches what follows.
+_NAMES = {
+    "allreduce": r"all[_ -]?reduce", "allgather": r"all[_ -]?gather",
+    "alltoall": r"all[_ -]?to[_ -]?all(?!v)", "alltoallv": r"all[_ -]?to[_ -]?allv",
+    "reduce-scatter": r"reduce[_ -]?scatter",
+    "broadcast": r"broadcastSURE|osu_bcast",
+    "reduce": r"(?<!all[_ -])reduce(?![_ -]?scatter)SURE",
+    "gather": r"(?<!all[_ -])gatherSURE", "scatter": r"(?<!reduce[_ -])scatterSURE",
+    "hypercube": "hypercube_perf",
+    POINT_TO_POINT: r"sendrecv(?=_perf)|(?:OSU \S+ (?:bi-directional )?|RDMA_\w+ |Send )"
+    r"(?:latency|bandwidth) test",
 }  # fmt: skip
+#: Names in lines, and names in the stem of a file's name, such as nccl_broadcast.log.
+_MENTIONS, _IN_STEM = (
+    {
+        name: re.compile(rf"(?<![a-z])(?:{form.replace('SURE', sure)})", re.IGNORECASE)
+        for name, form in _NAMES.items()
+    }
+    for sure in (r"(?=_perf|[^#]*latency test)", r"(?![a-z])")
+)
 _SUMS = ("allreduce", "reduce", "reduce-scatter")
 #: Beginning of a run of nccl-tests, or of its table.
-_BEGINS = re.compile(r"nThread\b|Using devices|Collective test starting|\bsize\s+count\s+(?:type|time)\b")
-_DEVICE = re.compile(r"\bRank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
+_BEGINS = re.compile(r"nThreads?\b|Using devices|Collective test starting|\bsize\s+count\s+(?:type|time)\b")
+_DEVICE = re.compile(
+    r"\bRank\s+(\d+)\s(?:\s*Group\s+(\d+))?.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)"
+)
 #: Number of GPUs whose kernels one thread launches, in the header of nccl-tests.
-_GPUS_PER_THREAD = re.compile(r"\bnThread\s+\d+\s+nGpus\s+(\d{1,4})\b")
+_GPUS_PER_THREAD = re.compile(r"\bnThreads?:?\s+\d+\s+nGpus:?\s+(\d{1,4})\b")
 #: Title of a bandwidth test, with a group that matches if it adds up both directions. Then the title of an
 #: OSU benchmark or of a perftest latency test.
 _BANDWIDTH_TEST = re.compile(r"(bi-?directional\s+)?(?:BW|Bandwidth)\s+Test", re.IGNORECASE)
@@ -67,7 +75,9 @@ class _LogRun:
 
     - `line`: Number of its first row's line.
     - `names`: Collectives named above its rows, in order.
-    - `hosts`: {rank: host}.
+    - `hosts`: {rank: host}, of the first group.
+    - `groups`: Groups of ranks that ran at the same time.
+    - `twice`: Hosts of rank 0 if several lists of ranks precede the rows, as of independent processes.
     - `streams`: True if it states bandwidths only.
     - `is_osu`: True for OSU benchmarks and perftest's latency tests.
     - `ranks_per_process`: Number of GPUs whose kernels one thread launches, 0 if unknown.
@@ -79,6 +89,8 @@ class _LogRun:
     hosts: dict[int, str] = field(default_factory=dict)
     streams: bool = False
     is_osu: bool = False
+    groups: frozenset[str] = frozenset()
+    twice: tuple[str, ...] = ()
     ranks_per_process: int = 0
 
 
@@ -107,13 +119,14 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     if not reports:
         runs = _runs(lines, where, left_out, in_place=in_place)
         series = [_of_run(run, where, collective) for run in runs]
-        notes = [*_uneven(runs), *(said for said, form in _HOST_MEMORY.items() if form.search(text))]
+        on_hosts = [said for said, form in _HOST_MEMORY.items() if form.search(text)]
+        notes = [*_uneven(runs), *_doubtful(runs), *on_hosts]
     if not series:
         expected = "rows of nccl-tests, rccl-tests, perftest or OSU, or a report of `taccl run --json`"
         told = f" ({left_out[0]})" if left_out else ""
         raise FormatError(f"found no usable measurement{told}; expected {expected}", where=where)
     devices = filter(None, map(_DEVICE.search, lines))
-    gpus = frozenset(device[3].strip() for device in devices) - {""}
+    gpus = frozenset(device[4].strip() for device in devices) - {""}
     return Log(where, tuple(joined(series)), gpus, tuple(left_out), tuple(notes))
 
 
@@ -128,11 +141,26 @@ def _uneven(runs: Iterable[_LogRun]) -> Iterable[str]:
             yield f"the nodes differ, with ranks {listed}; the model takes nodes to be equal"
 
 
+def _doubtful(runs: Sequence[_LogRun]) -> Iterable[str]:
+    """Notes on runs with wrong results, in several groups, or of independent processes, each once."""
+    wrong = [row for run in runs for row in run.rows if row.num_wrong]
+    if wrong:
+        sizes = first_of([str(row.size_bytes) for row in wrong], 4)
+        yield f"results were wrong at {format_count(len(wrong), 'size')} (#wrong above 0): {sizes} bytes"
+    for groups in dict.fromkeys(run.groups for run in runs if len(run.groups) > 1):
+        yield f"{len(groups)} groups of ranks ran at the same time and share links; times are of one group"
+    for hosts in dict.fromkeys(run.twice for run in runs if run.twice):
+        listed = first_of([shown(host, 60) for host in hosts], 4)
+        yield f"rank 0 is listed on {listed}: the runs are independent, as of nccl-tests built without MPI=1"
+
+
 def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) -> list[_LogRun]:
     """The runs in a file, each with its rows; rows that contradict themselves go to `left_out`."""
     run, runs = _LogRun(0), []
     names: list[str] = []
     hosts: dict[int, str] = {}
+    groups: set[str] = set()
+    firsts: list[str] = []  # hosts of rank 0, one for each list
     fresh = True  # True if the next device line begins the list of a new run
     columns: Columns | None = None
     directions, is_osu, per_process = 1, False, 0
@@ -145,8 +173,13 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
         if row is None:
             names += [each for each, form in _MENTIONS.items() if form.search(line)]
             if (device := _DEVICE.search(line)) is not None:
-                hosts = {} if fresh else hosts
-                hosts[int(device[1])] = device[2]
+                if fresh:
+                    hosts, groups, firsts = {}, set(), []
+                rank, group = int(device[1]), device[2] or "0"
+                groups.add(group)
+                if group == min(groups):
+                    hosts.setdefault(rank, device[3])
+                    firsts += [device[3]] * (rank == 0)
                 fresh = False
             if (title := _BANDWIDTH_TEST.search(line)) is not None:
                 directions = 2 if title[1] else 1
@@ -158,6 +191,8 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
                 columns = header
                 if run.rows:
                     run, fresh = _LogRun(0), True
+            if is_broken(line):
+                left_out.append(f"line {number}: found a row without all figures; write it on one line")
             continue
         if not row.size_bytes:
             continue
@@ -171,7 +206,10 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
         if run.rows and row.size_bytes < run.rows[-1].size_bytes:
             run = _LogRun(0)
         if not run.rows:
-            run = _LogRun(number, list(names), [], dict(hosts), streams, is_osu, per_process)
+            apart = tuple(firsts) if len(firsts) > 1 else ()
+            run = _LogRun(
+                number, list(names), [], dict(hosts), streams, is_osu, frozenset(groups), apart, per_process
+            )
             runs.append(run)
             fresh = True
         run.rows.append(row._replace(time_us=row.time_us * directions) if streams else row)
@@ -187,6 +225,11 @@ def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
     sizes, times = tuple(row.size_bytes for row in rows), tuple(row.time_us for row in rows)
     if run.streams:
         return Series(POINT_TO_POINT, 2, 2, sizes, times, source, streams=True)
+    if any(row.algbw >= _TELLING_ALGBW for row in rows if row.reduces is not None) and not any(
+        row.busbw for row in rows
+    ):
+        said = "found a run of one rank, which sends nothing (busbw is 0); give a log of several ranks"
+        raise FormatError(f"{said} (nccl-tests built with MPI=1)", where=source)
     name = given or _collective(run, where)
     listed = max(run.hosts, default=-1) + 1
     # busbw / algbw is 2 (n - 1) / n for an allreduce, (n - 1) / n for others; else it does not determine n.
@@ -210,7 +253,7 @@ def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
 def _collective(run: _LogRun, where: str) -> str:
     """The last collective named that fits the columns, or else the only one that fits them."""
     stem = os.path.basename(where)
-    named = [*(each for each, form in _MENTIONS.items() if form.search(stem)), *run.names]
+    named = [*(each for each, form in _IN_STEM.items() if form.search(stem)), *run.names]
     possible = [each for each in _MENTIONS if _may_be(each, run.rows)]
     # sendrecv_perf prints a reduction operator although it does not reduce.
     known = {*possible, POINT_TO_POINT} if abs(_factor(run.rows) - 1) < _FACTOR_OFF else possible

@@ -20,6 +20,11 @@ _NCCL = re.compile(
     rf"(?:^|[\s:>])({_SIZE})\s+(\d{{1,18}})\s+([a-z][a-z0-9_]*)\s+(?:([a-z]+)\s+)?"
     rf"({_NUMBER}(?:\s+(?:{_NUMBER}|N/A|nan|inf))*)(?:\s+(?:#|//|<).*)?\s*$"
 )
+#: Beginning of such a row, up to the reduction or the root.
+_BEGINS_ROW = re.compile(
+    r"(?:^|[\s:>])(\d{1,18})\s+\d{1,18}\s+(?:u?int\d*|u?char|float\d*|half|double|b?fp?\d+\w*|bfloat16|f8e\w+)"
+    r"\s+(?:sum|prod|min|max|avg|mulsum|none|-?\d)"
+)
 _SIZE_CELL = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?([KMGT]?)(i?)(?:B|bytes)?", re.IGNORECASE)
 #: A header begins with the size. The first pattern that fits a cell names its column.
 _HEADER = re.compile(r"(?:message |msg |buffer )?(?:size|bytes)\b.*", re.IGNORECASE)
@@ -45,6 +50,7 @@ class Row(NamedTuple):
     - `agrees`: True if time and algbw agree.
     - `reduces`: True if a reduction operator is named; None if there is no such column.
     - `is_bus`: True if the time is size / busbw, because the line states neither time nor algbw.
+    - `num_wrong`: Wrong elements, out of place and in place; 0 if not stated.
     """
 
     size_bytes: int
@@ -54,6 +60,7 @@ class Row(NamedTuple):
     agrees: bool = True
     reduces: bool | None = None
     is_bus: bool = False
+    num_wrong: int = 0
 
 
 def plain(line: str) -> str:
@@ -75,13 +82,22 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
     rows = []
     for start in starts:
         cells = words[start:]
+        wrong = (cells[at] for at in (3, 7) if at < len(cells) and len(cells) in (4, 8))
+        num_wrong = sum(int(cell) for cell in wrong if cell.isdigit())
         if in_place:
             cells = cells[len(cells) // 2 :] if len(cells) in (6, 8) else []
         if len(cells) >= 3 and "N/A" not in cells[:3]:
             reduces = found[4] not in (None, "none")
             time_us, algbw, busbw = map(float, cells[:3])
-            rows += [_row(size, time_us, algbw, busbw, reduces) for size in _sizes(found[1])]
+            made = (_row(size, time_us, algbw, busbw, reduces) for size in _sizes(found[1]))
+            rows += [row._replace(num_wrong=num_wrong) for row in made]
     return _best(rows, where)
+
+
+def is_broken(line: str) -> bool:
+    """True for a line that begins as a row of nccl-tests, with a size above 0, but is not one."""
+    begins = _BEGINS_ROW.search(line.translate(_BETWEEN))
+    return begins is not None and int(begins[1]) > 0 and nccl_row(line, "") is None
 
 
 class Columns(NamedTuple):

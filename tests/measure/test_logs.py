@@ -6,7 +6,7 @@ import pytest
 
 from taccl.errors import FormatError
 from taccl.measure.logs import read_log
-from tests.measure.logs import SIZES, row, table, time_us
+from tests.measure.logs import HEAD, SIZES, row, table, time_us
 
 
 @pytest.fixture
@@ -320,3 +320,72 @@ def test_both_directions_are_halved(read):
         (found,) = read(text).series
         assert found.streams
         assert found.size_bytes[0] / found.times_us[0] / 1000 == pytest.approx(49.0)
+
+
+def test_wrong_results_are_noted(read):
+    """Rows whose count of wrong elements is above 0 are kept, with a note."""
+    lines = table(sizes=(8, 1024, 2**20)).splitlines()
+    lines[3] = lines[3].replace(" 0 ", " 12 ", 1)
+    found = read("\n".join(lines))
+    assert found.series[0].size_bytes == (8, 1024, 2**20)
+    assert found.notes == ("results were wrong at 1 size (#wrong above 0): 1024 bytes",)
+
+
+@pytest.mark.parametrize("rest", ["", "host7:41:52 [0] NCCL INFO Channel 00/02 :    0   1"])
+def test_rows_that_other_text_breaks_are_named(read, rest):
+    """A row that ends early, or continues with another process's message, is left out by name."""
+    lines = table(sizes=(8, 1024, 2**20)).splitlines()
+    lines[3] = lines[3][:48] + rest
+    found = read("\n".join(lines))
+    assert found.series[0].size_bytes == (8, 2**20)
+    assert found.left_out == ("line 4: found a row without all figures; write it on one line",)
+
+
+def test_groups_that_share_links_are_noted(read):
+    """Groups of ranks that ran at once are noted, and nodes are those of the first group."""
+    devices = "".join(
+        f"#  Rank {rank // 2} Group {rank % 2} Pid {rank} on h{rank // 8} device {rank % 8} [0x0{rank % 8}] X\n"
+        for rank in range(16)
+    )
+    found = read(devices + table())
+    assert (found.series[0].num_ranks, found.series[0].num_nodes) == (8, 2)
+    assert found.notes == ("2 groups of ranks ran at the same time and share links; times are of one group",)
+
+
+def test_independent_processes_are_noted(read):
+    """Two lists of ranks before one table mean two runs; runs of one rank are refused."""
+    devices = "".join(
+        f"#  Rank {rank} Group 0 Pid {rank} on h{host} device {rank} [0x0{rank}] X\n"
+        for host in range(2)
+        for rank in range(8)
+    )
+    found = read(devices + table())
+    assert (found.series[0].num_ranks, found.series[0].num_nodes) == (8, 1)
+    assert "rank 0 is listed on h0, h1: the runs are independent" in found.notes[0]
+    with pytest.raises(FormatError, match=r"found a run of one rank, which sends nothing \(busbw is 0\)"):
+        read(table(ranks=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "redop", "factor", "collective"),
+    [("nccl_broadcast.log", "none", 1, "broadcast"), ("reduce-8.log", "sum", 1, "reduce"),
+     ("x-scatter.txt", "none", 0.875, "scatter")],
+)  # fmt: skip
+def test_file_names_name_collectives(read, name, redop, factor, collective):
+    """A collective in the file's name counts without `_perf`, as far as it fits the columns."""
+    text = "\n".join([HEAD, *(row(size, time_us(size), redop=redop, factor=factor) for size in SIZES)])
+    assert read(text, name).series[0].collective == collective
+
+
+def test_uneven_exchanges_have_their_own_name(read):
+    """alltoallv_perf, whose messages differ in size, is not read as an alltoall."""
+    text = table(redop="none").replace("all_reduce_perf", "Collective test starting: alltoallv_perf")
+    assert read(text).series[0].collective == "alltoallv"
+
+
+def test_rows_below_a_long_debug_log_are_asked_for_their_collective(read):
+    """A log of rccl-tests whose table follows much output of NCCL_DEBUG is not called a debug log."""
+    debug = "host:1:2 [0] NCCL INFO Channel 00 : 0[1] -> 1[2] via P2P\n" * 1500
+    text = "# nThreads: 1 nGpus: 1 nRanks: 1 minBytes: 8\n" + debug + table(redop="none").split("\n", 1)[1]
+    with pytest.raises(FormatError, match="without its collective; give --collective"):
+        read(text)
