@@ -70,7 +70,8 @@ def _both_trees(problem: Problem, *, members: Sequence[str]) -> Schedule:
     }
     forms = []
     for each in members:
-        for heads in heads_of[each]:
+        # Chunks with roots of their own have the same trees for all heads.
+        for heads in heads_of[each] if is_allreduce else heads_of[each][:1]:
             roots = [heads[c // 2 % len(heads)] for c in range(len(chunks))] if is_allreduce else None
             # Time reversal turns the last chunk of the broadcast into the first of the reduction. The
             # broadcast therefore sends the chunk last that should come down first.

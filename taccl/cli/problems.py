@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 
 
-#: CPU seconds per link for the bound under one protocol, and for an estimate of this bound. Work that would
-#: exceed the time limit is not begun.
-_BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK = 8e-5, 2e-5
+#: CPU seconds for the bound under one protocol, and per link for that bound, for an estimate of it, and for
+#: a baseline.
+_BOUND_S, _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8e-5, 2e-5, 2e-5
 
 
 #: Min bytes of a chunk of layers, as in the paper on PHub; chunks per server, at which the pulls of the last
@@ -50,8 +50,9 @@ _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK = 8e-5, 2e-5
 _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 
 
-#: Share of a verb's time limit for comparing protocols.
-_PROTOCOL_SHARE = 0.3
+#: Share of a verb's time limit for comparing protocols; share of this up to which baselines and bounds are
+#: used, and not estimates.
+_PROTOCOL_SHARE, _SLOW_SHARE = 0.3, 0.3
 
 
 def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
@@ -198,9 +199,9 @@ def _with_roles(options: argparse.Namespace, topology: Topology) -> Collective:
 def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
     """The problem under the protocol predicted to be the fastest, unless one was given; prints a note.
 
-    A protocol is rated by the earliest finish of all baselines, re-timed under it. Large problems are rated
-    by lower bounds, or, if time is short, by the estimate of a baseline. Without time for a comparison, the
-    topology's own protocol is used.
+    A protocol is rated by the earliest finish of all baselines, re-timed under it, or on large problems by a
+    lower bound. If these take long for the time limit, the estimate of a baseline rates it. Without time for
+    a comparison, the topology's own protocol is used.
     """
     protocols, size = problem.topology.protocols, problem.size_bytes
     if options.protocol != "auto" or len(protocols) < 2 or size is None:
@@ -217,9 +218,12 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
 
     limit: Deadline = options.deadline
     limit = limit.sooner(_PROTOCOL_SHARE * limit.left_s)
-    each_s = busy_factor() * len(problem.topology.links) * len(protocols)
-    is_even = len(set(problem.chunk_bytes)) < 2
-    is_short = is_even and arrivals > _TRIED_ARRIVALS and each_s * _BOUND_S_PER_LINK > limit.left_s
+    links = len(problem.topology.links)
+    is_even, is_tried = len(set(problem.chunk_bytes)) < 2, arrivals <= _TRIED_ARRIVALS
+    slow_s = len(protocols) * (_BOUND_S + links * _BOUND_S_PER_LINK)
+    if is_tried:
+        slow_s = len(taccl.baselines.BASELINES) * links * _BASELINE_S_PER_LINK
+    is_short = is_even and busy_factor() * slow_s > _SLOW_SHARE * limit.left_s
     sized: dict[str, Any] = {"size_bytes": size} if is_even else {"chunk_bytes": problem.chunk_bytes}
 
     def plain(topology: Topology) -> Problem:
@@ -241,9 +245,10 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
 
     try:
         with limit.enforced():
-            if is_short and each_s * _ESTIMATE_S_PER_LINK > limit.left_s:
+            estimate_s = busy_factor() * len(protocols) * links * _ESTIMATE_S_PER_LINK
+            if is_short and estimate_s > limit.left_s:
                 raise OutOfTime("estimates would take longer")
-            made = _baselines_of(plain(problem.topology)) if arrivals <= _TRIED_ARRIVALS else []
+            made = _baselines_of(plain(problem.topology)) if is_tried and not is_short else []
             promised = {
                 each: estimate(under) if is_short else promise(under, made)
                 for each, under in ((each, problem.topology.under(each)) for each in protocols)
