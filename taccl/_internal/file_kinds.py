@@ -71,7 +71,7 @@ _TIMES_HEAD = r"[#|\t \"]*((message|msg|buffer) )?(size|bytes)\b.*\b(time|latenc
 _COMPARISON_HEAD = r"[\w,]*\bbackend,[\w,]*\bfinish_us,"
 #: A row with commas below comments and at most a header; or a matrix of p2pBandwidthLatencyTest.
 _MATRIX_ROWS = (
-    rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD})((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
+    rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD}|gpu,bdf,)((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
     r"|P2P=(Enabled|Disabled).*Matrix"
 )
 #: Advice: what to do, or what to give instead.
@@ -227,7 +227,7 @@ _TEXTS = (
     # Servers.
     _Text(
         "graph dump of NCCL (NCCL_GRAPH_DUMP_FILE)",
-        rf"\A{_BEFORE_ELEMENT}<graphs\b",
+        rf"\A{_BEFORE_ELEMENT}<graphs?\b",
         _no(f"it has the rings and trees that NCCL chose; {_NCCL_DUMP}"),
     ),
     _Text(

@@ -203,6 +203,10 @@ def _of_yaml(text: str, topology: str | None, where: str) -> _Fabric:
     notes = (
         (f"topology {names[at]} of the file is read, of {len(names)}",) if others and topology is None else ()
     )
+    kinds = [kind for kind in ("block", "flat", *_OTHERS, "tree") if chosen.get(kind, False) is not False]
+    if len(kinds) > 1:
+        said = f"found {' and '.join(kinds)} in one topology; expected one of them, as Slurm does"
+        raise FormatError(f"{said}; take the others out", where=here)
     groups: dict[str, _Group] = {}
     for kind, listed, below in (("tree", "switches", "switch"), ("block", "blocks", "block")):
         if kind not in chosen:

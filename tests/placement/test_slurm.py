@@ -100,6 +100,7 @@ def test_hosts_of_a_job_are_chosen():
         ("SwitchName=a Nodes=n[1-2]\nhello\n", "line 2: found 'hello'"),
         ("- topology: t\n  ring:\n    rings: []\n", "found ring; expected tree or block"),
         ("- topology: t\n  flat: true\n", "found flat; expected tree or block"),
+        ("- topology: t\n  flat: true\n  block:\n    blocks: []\n", "found block and flat in one topology"),
         ("- topology: t\n  tree: [\n", "found invalid YAML"),
         ("- topology: t\n  tree:\n    switches:\n    - nodes: n1\n", "expected `switch: NAME`"),
     ],
