@@ -168,6 +168,8 @@ FIELDS = {
     ),
     "output of nvbandwidth in JSON": '{"nvbandwidth": {"testcases": []}}',
     "output of nccl-tests in JSON": '{"results": [], "average_bus_bandwidth": {"bandwidth": 1.0}}',
+    "input of TE-CCL": '{"TopologyParams": {"name": "AMD"}, "GurobiParams": {}, "InstanceParams": {"collective": 1}}',
+    "schedule of TE-CCL": '{"1-Epoch_Duration": 2.5e-07, "3-Epochs_Required": 4, "6-Demand_Met": {}}',
     "output of iperf3 in JSON": '{"start": {}, "intervals": [], "end": {}}',
     "answer of a verb with --json": '{"finish_us": 1.0, "digest": "0"}',
     "topology": "schema = 1\n[nics]\n",

@@ -33,6 +33,8 @@ MARKS: dict[str, dict[str, str | None]] = {
     "report of `taccl run --json`": dict.fromkeys(("collective", "size_bytes", "times", "num_ranks")),
     "output of nvbandwidth in JSON": {"nvbandwidth": None},
     "output of nccl-tests in JSON": {"results": None, "average_bus_bandwidth": None},
+    "input of TE-CCL": {"TopologyParams": None, "InstanceParams": None},
+    "schedule of TE-CCL": {"1-Epoch_Duration": None, "6-Demand_Met": None},
     "output of iperf3 in JSON": {"start": None, "intervals": None, "end": None},
     "answer of a verb with --json": {"finish_us": None, "digest": None},
 }
@@ -131,6 +133,8 @@ _ADVICE = {
     "report of `taccl run --json`": _FIT,
     "output of nvbandwidth in JSON": _no("give what it prints without --format json or --json"),
     "output of nccl-tests in JSON": _no("give the table that it prints beside that file"),
+    "input of TE-CCL": _no("describe the machine in a topology file, as the page on TE-CCL shows"),
+    "schedule of TE-CCL": _no("give the MSCCL XML that its lowering writes from it"),
     "output of iperf3 in JSON": _no(_HOSTS),
     "answer of a verb with --json": "it has figures but no sends; write the schedule with -o",
     "topology": _SHOW,

@@ -24,7 +24,7 @@ def check_gpu(gpu: Mapping[str, Any], r: int) -> None:
     if gpu["input_chunks"] < 1 or gpu["output_chunks"] < 1:
         raise FormatError(
             f"gpu {r} has {gpu['input_chunks']} input and {gpu['output_chunks']} output chunks; expected at "
-            "least one each",
+            "least one each, as only such plans can be checked here",
             where="plan",
         )
     for t, threadblock in enumerate(gpu["threadblocks"]):
@@ -46,6 +46,6 @@ def check_gpu(gpu: Mapping[str, Any], r: int) -> None:
                 raise FormatError(f"found {found} {what}; expected at most {most}", where=where)
         unknown = next((op["name"] for op in ops if op["name"] not in OPERATIONS), None)
         if unknown is not None:
-            raise FormatError(
-                f"found operation {unknown!r}; expected one of {', '.join(OPERATIONS)}", where=where
-            )
+            said = f"found operation {unknown!r}, which cannot be checked here"
+            known = ", ".join(OPERATIONS)
+            raise FormatError(f"{said}; run the plan with MSCCL++, or use only {known}", where=where)
