@@ -1,6 +1,7 @@
 """Files that tell a library which algorithm to run at which size, for MPI libraries and NCCL's tuner plugin.
 
-The table for NCCL's example plugin gives algorithm, protocol and channels by collective and size.
+The table for NCCL's example plugin gives algorithm, protocol and channels by collective and size. Cost models
+are loaded by the functions that use them, since each measuring rank loads this module.
 """
 
 from __future__ import annotations
@@ -14,13 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl._internal.arguments import checked, known_word
-from taccl.baselines.nccl import nccl_choices
 from taccl.errors import CollectiveError, FormatError, InputError
-from taccl.measure.machine import machine_of
-from taccl.measure.model import ways
-from taccl.problem.problem import make_problem
-from taccl.topology.profiles import profile_of
-from taccl.topology.tuning import PROTOCOLS
 
 if TYPE_CHECKING:
     import os
@@ -331,6 +326,10 @@ def _by_size(
 
 def _modelled(topology: Topology, kind: str) -> Iterator[dict[tuple[str, str], float]]:
     """{(algorithm, protocol): us} at each size, by NCCL's model of a machine."""
+    from taccl.baselines.nccl import nccl_choices
+    from taccl.problem.problem import make_problem
+    from taccl.topology.profiles import profile_of
+
     nvls = "nvls" if topology.num_nodes == 1 else "nvls_tree"
     profile = profile_of(topology)
     found = nccl_choices(make_problem(topology, kind, size_bytes=_TABLE_SIZES[-1]))
@@ -348,6 +347,9 @@ def _tabled(
     kind: str, num_ranks: int, num_nodes: int, size: int, gb_per_s: float
 ) -> dict[tuple[str, str], float]:
     """{(algorithm, protocol): us} by NCCL's tables, with the rate of the slowest hop."""
+    from taccl.measure.model import ways
+    from taccl.topology.tuning import PROTOCOLS
+
     return {
         (way.algorithm, each.name): sum(way.tabled_us(each))
         + size * (way.node_volume + way.network_volume) / (gb_per_s * each.bandwidth_share) / 1000
@@ -358,6 +360,8 @@ def _tabled(
 
 def _slowest_gb_per_s(topology: Topology) -> float:
     """Minimum of the rates in GB/s at which a rank sends inside its node and to other nodes."""
+    from taccl.measure.machine import machine_of
+
     machine = machine_of(topology)
     return min(rate for rate in (machine.node_gb_per_s, machine.network_gb_per_s) if rate)
 
