@@ -22,10 +22,10 @@ def test_throughput_is_that_of_the_pool_or_the_line(slots):
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [0.01, 0.05])
 def test_every_sum_comes_once_over_a_network_that_loses_packets(loss):
-    """With losses, duplicates and reordering, 3,000 packets of 16 workers give each sum once."""
-    run = simulate_packets(3_000, workers=16, loss=loss, duplicates=0.01, reordering=0.01)
+    """With losses, duplicates and reordering, 1,000 packets of 16 workers give each sum once."""
+    run = simulate_packets(1_000, workers=16, loss=loss, duplicates=0.01, reordering=0.01)
     assert run.ok
-    assert run.lost > 3_000 * loss
+    assert run.lost > 1_000 * loss
     assert 0 < run.goodput_gb_per_s < 12.5
 
 

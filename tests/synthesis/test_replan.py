@@ -1,6 +1,7 @@
 """Re-planning: unaffected sends are kept, lost ones replaced, and the result verifies."""
 
 import random
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +13,9 @@ from taccl.errors import InputError, TopologyError
 from taccl.problem.collectives import together
 from taccl.problem.problem import Clauses, make_problem
 from taccl.schedule.timing import exact_times
+from taccl.synthesis import replan as replanning
 from taccl.synthesis.improve.improvement import Improvement, suits_improvement
 from taccl.synthesis.improve.routes import bare_trees, read_trees
-from taccl.synthesis.replan import replan
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.fabrics import fully_connected, ring
 from taccl.topology.machines import dgx_h100
@@ -24,6 +25,8 @@ from tests.fuzzing import some
 from tests.synthesis.small_problems import linked, random_problem
 
 MB = 10**6
+#: Re-planning that ends by its work.
+replan = partial(replanning.replan, time_limit_s=AMPLE_S, parameters=BRIEF)
 
 
 def problem(topology, collective, **clauses):
@@ -55,7 +58,7 @@ class TestWhatIsKept:
     def test_nothing_failed_and_nothing_changes(self, make):
         """For the same problem every transfer is kept, and the finish is no later."""
         old = planned(problem(ring(6), make(6)))
-        new = replan(old, old.problem, time_limit_s=AMPLE_S, parameters=BRIEF)
+        new = replan(old, old.problem)
         assert (new.num_kept, new.num_dropped, new.num_added, new.changed) == (old.num_transfers, 0, 0, ())
         assert new.finish_us <= old.finish_us
 
@@ -300,12 +303,7 @@ class TestFigures:
         lost = without(healthy, resources=["NIC 3 of node 1 egress", "NIC 3 of node 1 ingress"])
         collective = collectives.allreduce(32)
         old = baselines.recursive(make_problem(healthy, collective, chunk_bytes=MB), cut=False)
-        new = replan(
-            old,
-            make_problem(lost, collective, chunk_bytes=MB),
-            time_limit_s=AMPLE_S,
-            parameters=BRIEF,
-        )
+        new = replan(old, make_problem(lost, collective, chunk_bytes=MB))
         assert new.num_kept >= 0.875 * old.num_transfers
         assert new.finish_us <= 1.2 * 153.4
         assert len(new.changed) <= 8
@@ -334,7 +332,7 @@ def test_random_failures_verify(seed):
     left = without(degraded(topology, slow), links=failed, ranks=lost)
     case = problem(left, make(len(kept)))
     try:
-        new = replan(old, case, ranks=kept, time_limit_s=AMPLE_S, seed=seed, parameters=BRIEF)
+        new = replan(old, case, ranks=kept, seed=seed)
     except TopologyError:
         return
     except InputError as error:
@@ -369,7 +367,7 @@ def test_problems_of_any_shape(seed, combining):
         ),
     )
     try:
-        new = replan(old, left, time_limit_s=AMPLE_S, parameters=BRIEF)
+        new = replan(old, left)
     except TopologyError:
         return
     assert verify(new.schedule).ok

@@ -386,11 +386,11 @@ class TestLimits:
         assert brief_synthesis(small()).finish_us == 12
 
 
-#: One second for each model of a named solver, within an ample time limit.
-SECONDS = replace(
+#: A quarter of a second for each model of a named solver, within an ample time limit.
+SHORTLY = replace(
     BRIEF,
     solver=replace(
-        BRIEF.solver, routing_share=1 / AMPLE_S, contiguity_share=1 / AMPLE_S, least_round_s=2 * AMPLE_S
+        BRIEF.solver, routing_share=0.25 / AMPLE_S, contiguity_share=0.25 / AMPLE_S, least_round_s=2 * AMPLE_S
     ),
 )
 
@@ -410,7 +410,7 @@ class TestFallbacks:
         """A model too large for Gurobi's licence is solved by HiGHS, with a warning that gives both sizes."""
         problem = large()
         with pytest.warns(FallbackWarning, match="gurobi has no licence for this model") as caught:
-            result = brief_synthesis(problem, backend="gurobi", parameters=SECONDS)
+            result = brief_synthesis(problem, backend="gurobi", parameters=SHORTLY)
         assert_sound(result, problem)
         tried = [(each.solver, each.status) for each in result.stages if each.name == "routing"]
         assert tried[0] == ("gurobi", "unlicensed")
@@ -424,7 +424,7 @@ class TestFallbacks:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             problem = problem_of(ring(8), collectives.allreduce(8, chunks_per_rank=8))
-            result = brief_synthesis(problem, backend="gurobi", parameters=SECONDS)
+            result = brief_synthesis(problem, backend="gurobi", parameters=SHORTLY)
         assert_sound(result, problem)
         tried = [each for each in result.stages if each.solver == "gurobi"]
         assert {each.status for each in tried} == {"unlicensed"}

@@ -23,9 +23,9 @@ from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers import stages
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
-from taccl.synthesis.synthesize import synthesize
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.transform import without
+from tests.effort import brief_synthesis
 from tests.fuzzing import cases
 from tests.synthesis.brute_force import optimal_ticks
 from tests.synthesis.small_problems import (
@@ -46,7 +46,7 @@ from tests.synthesis.small_problems import (
 
 def first_of(problem):
     """The list scheduler's schedule."""
-    found = synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
+    found = brief_synthesis(problem, backend="greedy").schedule
     assert isinstance(found, Schedule)
     return found
 
@@ -101,7 +101,7 @@ def test_clauses_of_all_kinds():
 @pytest.mark.fuzz
 def test_sums_of_any_shape():
     """Random sums and clauses: the schedule after a few iterations verifies."""
-    for seed in cases("sums, ruined and recreated", few=10, many=800, first=300):
+    for seed in cases("sums, ruined and recreated", few=5, many=800, first=300):
         problem = random_problem(seed, combining=True)
         if suits_improvement(problem):
             better, _ = improve_schedule(first_of(problem), Limits(seed=seed), turns=10)
