@@ -146,7 +146,7 @@ def _doubtful(runs: Sequence[_LogRun]) -> Iterable[str]:
     wrong = [row for run in runs for row in run.rows if row.num_wrong]
     if wrong:
         sizes = first_of([str(row.size_bytes) for row in wrong], 4)
-        yield f"results were wrong at {format_count(len(wrong), 'size')} (#wrong above 0): {sizes} bytes"
+        yield f"results were wrong at {format_count(len(wrong), 'size')} (#wrong above 0), in bytes: {sizes}"
     for groups in dict.fromkeys(run.groups for run in runs if len(run.groups) > 1):
         yield f"{len(groups)} groups of ranks ran at the same time and share links; times are of one group"
     for hosts in dict.fromkeys(run.twice for run in runs if run.twice):

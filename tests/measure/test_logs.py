@@ -328,7 +328,7 @@ def test_wrong_results_are_noted(read):
     lines[3] = lines[3].replace(" 0 ", " 12 ", 1)
     found = read("\n".join(lines))
     assert found.series[0].size_bytes == (8, 1024, 2**20)
-    assert found.notes == ("results were wrong at 1 size (#wrong above 0): 1024 bytes",)
+    assert found.notes == ("results were wrong at 1 size (#wrong above 0), in bytes: 1024",)
 
 
 @pytest.mark.parametrize("rest", ["", "host7:41:52 [0] NCCL INFO Channel 00/02 :    0   1"])

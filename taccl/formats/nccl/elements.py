@@ -146,7 +146,10 @@ class System:
                 self._add_device(child, part)
             elif child.tag == "nic":
                 for net in child.all("net"):
-                    self._add_nic(net, part, _net_name(net), slot_beta)
+                    if whole(net, "net", 1):
+                        self._add_nic(net, part, _net_name(net), slot_beta)
+                    else:  # parts of a merged NIC, which NCCL keeps for other uses
+                        self.assumed["NICs that NCCL does not use as such (net=0) are left out"] += 1
             elif child.tag != "gpu":
                 self.passed.add(child.tag)
 

@@ -491,3 +491,22 @@ def test_more_than_a_server_has_is_refused(tmp_path, monkeypatch, devices, most)
     monkeypatch.setattr("taccl.formats.nccl.elements._MAX_DEVICES", most)
     with pytest.raises(FormatError, match=f"more than {most} devices|twice"):
         load_nccl_topology(_write(tmp_path, *devices))
+
+
+def test_parts_of_merged_nics_are_left_out(tmp_path):
+    """Two ports that NCCL merged into one NIC of 400 Gb/s stay in its file, with net=0: 50 GB/s, not 100."""
+    nets = [("p0", 200_000, 0), ("p1", 200_000, 0), ("p0+p1", 400_000, 1)]
+    nics = "".join(
+        f'<pci busid="0000:12:00.{n}" class="0x020700" link_speed="64.0 GT/s PCIe" link_width="16"><nic>'
+        f'<net name="{name}" dev="{n}" speed="{speed}" net="{is_net}" gin="1"/></nic></pci>'
+        for n, (name, speed, is_net) in enumerate(nets)
+    )
+    path = tmp_path / "merged.xml"
+    path.write_text(
+        f"""<system version="1"><cpu numaid="0"><pci busid="0000:10:00.0" class="0x060400"
+        link_speed="64.0 GT/s PCIe" link_width="16"><pci busid="0000:11:00.0" class="0x030200"
+        link_speed="64.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="100" rank="0"/></pci>{nics}</pci></cpu></system>"""
+    )
+    topology = load_nccl_topology(path, nodes=2)
+    assert {link.beta_us_per_mb for link in topology.links} == {20}
+    assert any("net=0) are left out (2 times)" in each for each in topology.assumed)
