@@ -55,10 +55,21 @@ def test_text_says_what_is_gained(matrix, capsys):
 def test_slots_of_a_host_are_told_apart(tmp_path, capsys):
     """With two ranks per host, the second slot of a host has a name of its own."""
     path = tmp_path / "latency.csv"
-    path.write_text(MATRIX.replace("us,a,b,c,d", "us,a,b,a,b"))
+    path.write_text("us,a,b,a,b\na,0,20,10,20\nb,20,0,20,10\na,10,20,0,20\nb,20,10,20,0\n")
     assert run(["reorder", str(path), "--size", "8MB"]) == 0
     order = capsys.readouterr().out.splitlines()[-1].split(": ")[1].split(" ")
     assert sorted(order) == ["a:0", "a:1", "b:0", "b:1"]
+
+
+@pytest.mark.slow
+def test_slots_beyond_the_ranks_are_named(matrix, tmp_path, capsys):
+    """A host file with more slots than rows of figures is used from the start, and the answer says so."""
+    matrix.write_text(MATRIX.replace("a", "w").replace("b", "x").replace("c,", "y,"))
+    hosts = tmp_path / "hosts"
+    hosts.write_text("n0 slots=4\nn1 slots=4\n")
+    assert run(["reorder", str(matrix), "--hosts", str(hosts), "--size", "8MB"]) == 0
+    told = "the host file has 8 slots for 4 rows of figures: the first 4 are used, without n1; list one slot"
+    assert told in capsys.readouterr().out
 
 
 @pytest.mark.slow

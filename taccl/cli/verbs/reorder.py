@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from taccl._internal.names import shown, table
+from taccl._internal.names import first_of, shown, table
 from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, option, positive, reader, refuse
 from taccl.cli.output import (
     Answer,
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> Answer:
             "within_noise": options.within_noise,
         }  # fmt: skip
         found = taccl.reorder(topology, options.collective, algorithm, options.size, **given)
-    notes = [*found.hosts.told]
+    notes = [*found.hosts.told, *_unused(hosts, topology.num_ranks)]
     if not (found.judgement is None or found.judgement.is_trusted or options.within_noise):
         notes += _withheld(options)
     if hosts and (options.hostfile is not None or options.rankfile is not None):
@@ -181,6 +181,18 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology | ProbedHosts, list[st
     elif not named and (options.hostfile or options.rankfile):
         raise InputError("found no names of hosts; give them with --hosts", where="--hostfile")
     return topology, named
+
+
+def _unused(named: list[str], num_ranks: int) -> list[str]:
+    """Note on slots beyond the ranks, which launchers leave free; empty if there are none."""
+    if len(named) <= num_ranks:
+        return []
+    free = dict.fromkeys(name for name in named[num_ranks:] if name not in named[:num_ranks])
+    which = f", without {first_of([shown(name) for name in free], 4)}" if free else ""
+    return [
+        f"the host file has {len(named)} slots for {num_ranks} rows of figures: the first {num_ranks} are "
+        f"used{which}; list one slot for each row if rows are hosts"
+    ]
 
 
 def _withheld(options: argparse.Namespace) -> list[str]:
