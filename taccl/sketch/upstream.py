@@ -128,6 +128,12 @@ def load_upstream_topology(path: Path | str, *, nodes: int | None = None) -> Top
     from taccl.sketch.sketch import Sketch
 
     file = _read_topology(Path(path))
+    if nodes is not None and nodes > 1:
+        raise TopologyError(
+            f"found {nodes} nodes; expected one, as only a sketch connects the nodes of this topology; give "
+            "the sketch, with this file as its topology",
+            where=str(path),
+        )
     return UpstreamModel(file, Sketch(), nodes or 1, NOMINAL_CHUNK_BYTES, Fraction(1)).build()
 
 
