@@ -61,6 +61,15 @@ _HOST_MEMORY = {
     "measured in host memory (OSU without CUDA or ROCm)": re.compile(r"^#\s*OSU MPI [A-Z]", re.MULTILINE),
     "measured by gloo, which runs on CPUs": re.compile(r"\bgloo\b", re.IGNORECASE),
 }
+#: {note: pattern of headers of runs whose operations are not launched one by one}.
+_LAUNCHED = {
+    "operations were launched several at a time (-m), so times are shares of theirs": re.compile(
+        r"\bagg iters:\s*(?!1\b)\d"
+    ),
+    "operations were launched in CUDA graphs (-G), without a launch of their own": re.compile(
+        r"\bgraph:\s*[1-9]"
+    ),
+}
 #: Min algbw in GB/s whose two decimals are precise enough for the ratio of busbw to algbw.
 _TELLING_ALGBW = 1.0
 #: Relative difference below which bus bandwidth counts as algorithm bandwidth.
@@ -119,8 +128,9 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     if not reports:
         runs = _runs(lines, where, left_out, in_place=in_place)
         series = [_of_run(run, where, collective) for run in runs]
-        on_hosts = [said for said, form in _HOST_MEMORY.items() if form.search(text)]
-        notes = [*_uneven(runs), *_doubtful(runs), *on_hosts]
+        forms = {**_HOST_MEMORY, **_LAUNCHED}
+        notes = [*_uneven(runs), *_doubtful(runs)]
+        notes += [said for said, form in forms.items() if form.search(text)]
     if not series:
         expected = "rows of nccl-tests, rccl-tests, perftest or OSU, or a report of `taccl run --json`"
         told = f" ({left_out[0]})" if left_out else ""

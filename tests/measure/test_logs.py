@@ -389,3 +389,13 @@ def test_rows_below_a_long_debug_log_are_asked_for_their_collective(read):
     text = "# nThreads: 1 nGpus: 1 nRanks: 1 minBytes: 8\n" + debug + table(redop="none").split("\n", 1)[1]
     with pytest.raises(FormatError, match="without its collective; give --collective"):
         read(text)
+
+
+@pytest.mark.parametrize(
+    ("setting", "note"),
+    [("agg iters: 16", "(-m)"), ("agg iters: 1 graph: 4", "(-G)"), ("agg iters: 1 graph: 0", "")],
+)
+def test_launches_of_several_operations_are_noted(read, setting, note):
+    """Aggregated operations and CUDA graphs, which the header states, are noted."""
+    notes = read(f"# nThread 1 nGpus 8 minBytes 8 {setting}\n" + table()).notes
+    assert [note] == [note for each in notes if note in each] if note else not notes
