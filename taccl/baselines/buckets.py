@@ -87,7 +87,7 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
         )
 
     found = cut_while_it_pays(problem, made, name="bucket", cut=cut, parts=2 * len(dims), merges=True)
-    for number in range(1, len(dims)):
+    for number in reversed(range(1, len(dims))):
         parts = 2 * len(dims) * max(prod(dims.sizes[k] for k in along) for along in _orders(dims, number))
         found = or_whole_sums(
             found,

@@ -24,6 +24,7 @@ from taccl.baselines.spread import (
     fastest,
     finest,
     held_at_start,
+    keep_soonest,
     may_merge,
     merging,
     require_no_derivations,
@@ -91,7 +92,7 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
     found = [] if finer is None else _mixed(finer)
     cut = cut and (len(found) < 2 or found[1].finish > _MIX_PAYS * found[0].finish)
     if found:  # further cutting starts from these chunks, and this schedule is returned if time runs out
-        finest(problem).setdefault("multiplying", fastest(found))
+        finest(problem).setdefault("multiplying", keep_soonest(problem, fastest(found)))
     single = cut_while_it_pays(problem, _fastest_plan, name="multiplying", cut=cut, pays=_PAYS, merges=True)
     return fastest((single, *found))
 

@@ -132,11 +132,17 @@ def cut_while_it_pays(
     if not problem.collective.num_chunks:  # there are no forms to compare
         return make_schedule(problem, chunk=[], link=[], start=[], end=[], producer=name)
     cut_in = partial(_cut_while_it_pays, name=name, parts=parts, pays=pays, most_transfers=most_transfers)
-    found = cut_in(problem, make, cut=cut)
+
+    def kept(finer: Problem) -> Schedule:
+        return keep_soonest(problem, make(finer))
+
     if not (merges and cut and may_merge(problem)):
-        return found
-    together = cut_in(merging(problem), lambda finer: make(merging(finer)), cut=True)
-    return fastest((found, together))
+        return cut_in(problem, kept, cut=cut)
+    together = cut_in(merging(problem), lambda finer: kept(merging(finer)), cut=True)
+    alone = cut_in(problem, kept, cut=False)
+    if _alphas_us(alone) < together.finish_us:
+        alone = cut_in(problem, kept, cut=True)
+    return fastest((alone, together))
 
 
 def or_whole_sums(
@@ -163,9 +169,9 @@ def or_whole_sums(
     if Fraction(least_ticks) / even.costs.ticks_per_us >= found.finish:
         return found
 
-    def made(problem: Problem) -> Schedule:
-        problem = merging(problem) if merges else problem
-        return sends(problem).schedule(problem, producer=name)
+    def made(finer: Problem) -> Schedule:
+        finer = merging(finer) if merges else finer
+        return keep_soonest(problem, sends(finer).schedule(finer, producer=name))
 
     whole = cut_while_it_pays(together, made, name=name, cut=cut, parts=fewest, pays=_PAYS_EVENLY)
     return fastest((found, whole))
@@ -247,6 +253,35 @@ def complete_so_far(problem: Problem) -> list[Schedule]:
 def finest(problem: Problem) -> dict[str, Schedule]:
     """{algorithm: best schedule in finer chunks so far}; it survives an interrupt of the search."""
     return {}
+
+
+@cached
+def soonest_so_far(problem: Problem) -> list[Schedule]:
+    """Schedule that finishes first among those of baselines in any chunks so far; empty if there is none.
+
+    It survives an interrupt of the baseline.
+    """
+    return []
+
+
+def keep_soonest(problem: Problem, made: Schedule) -> Schedule:
+    """Return a schedule, after keeping it in `soonest_so_far` of the problem if it finishes first."""
+    found = soonest_so_far(problem)
+    if not found or made.finish < found[0].finish:
+        found[:] = [made]
+    return made
+
+
+def _alphas_us(schedule: Schedule) -> float:
+    """Max time in us for which a resource is held by the latencies of unmerged sends alone.
+
+    Finer chunks, each part along other dimensions, make as many sends per resource or more.
+    """
+    topology, holds = schedule.problem.topology, hold_columns(schedule.problem.topology)
+    sends = np.bincount(schedule.link, minlength=len(topology.links))
+    alpha_us = np.array([float(hold.alpha_us) for hold in topology.holds])
+    held_us = np.bincount(holds.resource, sends[holds.link] * alpha_us, len(topology.resources))
+    return float(held_us.max(initial=0.0))
 
 
 def _whole(problem: Problem) -> dict[str, Schedule]:

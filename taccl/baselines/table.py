@@ -30,6 +30,7 @@ class Baseline(NamedTuple):
     - `turn`: Order in which `taccl.baselines.best` builds baselines, ascending; quick ones first.
     - `place`: Rank by how often the baseline is the fastest; 0 is the most often.
     - `grid_place`: `place` on tori and meshes, if it differs there.
+    - `small_torus_place`: The same for small messages on tori of several dimensions, if it differs there.
     - `build_s`: Approximate CPU seconds to build and verify 10,000 transfers.
     - `competes`: False if only searches for topologies with reducing switches or servers propose it.
     - `names_contributions`: True if its sends name the contributions that they carry, which takes longer.
@@ -42,6 +43,7 @@ class Baseline(NamedTuple):
     turn: int = 0
     place: int = _LAST
     grid_place: int | None = None
+    small_torus_place: int | None = None
     build_s: float = 0.3
     competes: bool = True
     names_contributions: bool = False
@@ -53,7 +55,7 @@ TABLE: dict[str, Baseline] = {
     "tree": Baseline(tree, "double binary tree", turn=-3, place=4, build_s=0.14, finer_chunks="root"),
     "recursive": Baseline(recursive, "halving-doubling", place=1, build_s=0.14),
     "swing": Baseline(swing, place=8, build_s=0.12),
-    "bine": Baseline(bine, "bine trees", place=7, grid_place=-1, build_s=0.14),
+    "bine": Baseline(bine, "bine trees", place=7, grid_place=-1, small_torus_place=-3, build_s=0.14),
     "bucket": Baseline(bucket, place=6, grid_place=-2, build_s=0.12, finer_chunks="all"),
     "hierarchical": Baseline(hierarchical, place=2, build_s=0.45, finer_chunks="all"),
     "dimension-balanced": Baseline(dimension_balanced),

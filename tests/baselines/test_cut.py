@@ -7,7 +7,7 @@ import pytest
 from taccl import collectives
 from taccl._internal.deadline import OutOfTime
 from taccl.analysis.verification.verify import verify
-from taccl.baselines import BASELINES, best
+from taccl.baselines import BASELINES, best, buckets, spread
 from taccl.baselines.spread import cut_chunks, cut_while_it_pays
 from taccl.baselines.straight import least_one_shot_us
 from taccl.errors import CollectiveError
@@ -76,6 +76,21 @@ def test_cut_schedules_verify_and_are_no_slower(name, collective):
     verify(found).raise_if_failed()
     assert whole.problem.collective == problem.collective
     assert found.finish <= whole.finish
+
+
+def test_finer_chunks_are_not_built_unmerged_if_latencies_alone_take_longer(monkeypatch):
+    """Merged messages of 100 KB take less time on a torus than the latencies of sends of single chunks."""
+    built = []
+
+    def noted(problem, forms):
+        built.append((bool(problem.clauses.merging), problem.collective.num_chunks))
+        return spread.fastest_form(problem, forms)
+
+    monkeypatch.setattr(buckets, "fastest_form", noted)
+    torus = fabrics.torus(4, 4)
+    found = BASELINES["bucket"](make_problem(torus, "allreduce", size_bytes=100_000))
+    assert found.problem.clauses.merging
+    assert (False, 16) in built and (True, 64) in built and (False, 64) not in built
 
 
 def test_nothing_to_send_is_not_cut():

@@ -34,7 +34,7 @@ from taccl.topology.recognise import dimensions, grid_of
 #: Max transfers of baselines with named contributions.
 _MOST_NAMED = 400_000
 #: CPU seconds to verify a transfer (estimate).
-_VERIFY_S = 6e-6
+VERIFY_S = 6e-6
 #: Without a schedule so far, the preferred baseline comes first only if it fits into the second share of its
 #: time. Otherwise, the first one is a baseline that takes at most the first multiple of the quickest build
 #: time.
@@ -154,7 +154,7 @@ def _offer_quickest(
         if name == _COMPILED:
             offer_compiled(search, budget_s=until.left_s, num_runs=1, late_s=late_s)
             continue
-        verify_s = factor * _VERIFY_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
+        verify_s = factor * VERIFY_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
         found = _in_time(name, problem, limit.later(-verify_s) if is_known else late)
         with suppress(OutOfTime), (limit.at_least(verify_s) if is_known else late).enforced():
             is_better = found is not None and (search.best is None or found.finish < search.best.finish)
@@ -182,12 +182,18 @@ def _in_time(name: str, problem: Problem, limit: Deadline) -> Schedule | None:
 def _preferred(problem: Problem) -> list[str]:
     """Names of all baselines, the one that usually finishes first at the front.
 
-    On tori and meshes that is bucket, elsewhere recursive multiplying.
+    On tori and meshes that is bucket, or Bine trees for small sums on tori of several dimensions, elsewhere
+    recursive multiplying.
     """
-    on_grid = grid_of(problem.topology) is not None
+    grid = grid_of(problem.topology)
+    on_grid = grid is not None
+    on_torus = grid is not None and len(grid) > 1 and all(each.kind == "ring" for each in grid)
+    few_steps = on_torus and is_small(problem)
 
     def place(name: str) -> int:
         row = row_of(name)
+        if few_steps and row.small_torus_place is not None:
+            return row.small_torus_place
         return row.place if row.grid_place is None or not on_grid else row.grid_place
 
     return sorted(BASELINES, key=place)

@@ -7,17 +7,26 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from taccl._internal.caching import cached
 from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.baselines.multiplying import Estimated
-from taccl.baselines.spread import MANY_CUT, cut_chunks, finest, may_merge, merging, soonest_cut_us
+from taccl.baselines.spread import (
+    MANY_CUT,
+    cut_chunks,
+    may_merge,
+    merging,
+    soonest_cut_us,
+    soonest_so_far,
+)
 from taccl.baselines.table import row_of
 from taccl.errors import InputError
 from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced
 from taccl.synthesis.proposers.competing import (
     BASELINE_S_PER_LINK,
     BY_ESTIMATE,
+    VERIFY_S,
     for_baselines_s,
     left_out,
     made_of,
@@ -46,7 +55,7 @@ _ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 2.5e-5, 1.2
 #: Max transfers of a baseline that is tried in finer chunks: those of whole sums on 64 ranks.
 _CUT_TRANSFERS = 64 * 64 * 6
 
-#: Min seconds to verify a baseline in finer chunks that the deadline cut off.
+#: Min seconds in which a baseline in finer chunks that the deadline cut off may be verified.
 _CUT_VERIFY_S = 0.5
 
 
@@ -111,7 +120,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     if not search.has_found:
         return search
     problem, since, best, finish_us = search.problem, time.monotonic(), search, search.earliest_us
-    open_problem = replace(problem, chunks_open=True)  # with it messages may merge
+    open_problem = _opened(problem)  # with it messages may merge
     producer, tried = "", tried_finer(problem)
     most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000  # each cut doubles the one before
     kind = "root" if _is_at_one_rank(problem) else "all"
@@ -134,10 +143,12 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
         with suppress(InputError, OutOfTime), until.enforced():
             found = baseline(name, open_problem)
             tried.add(name)
-        found = found or finest(open_problem).get(name)  # its best complete schedule so far
+        if found is None:  # time ended it
+            found = next(iter(soonest_so_far(open_problem)), None)
         if found is None or found.finish_us >= finish_us:
             continue
-        with suppress(InputError, OutOfTime), until.at_least(_CUT_VERIFY_S).enforced():
+        verify_s = max(_CUT_VERIFY_S, busy_factor() * VERIFY_S * found.num_transfers)
+        with suppress(InputError, OutOfTime), until.at_least(verify_s).enforced():
             finer = _search_for(search, found, cut)
             if finer is not None:
                 best, finish_us, producer = finer, found.finish_us, found.producer
@@ -171,6 +182,12 @@ def offer_balanced_groups(search: Search, cut: Callable[[Problem, int], Problem]
         return None
     search.record("groups over dimensions", "taccl", "done", since, finish_us=found.finish_us)
     return made
+
+
+@cached
+def _opened(problem: Problem) -> Problem:
+    """Return the problem with an open number of chunks; always one object, with which baselines go on."""
+    return replace(problem, chunks_open=True)
 
 
 def _search_for(search: Search, found: Schedule, cut: Callable[[Problem, int], Problem]) -> Search | None:

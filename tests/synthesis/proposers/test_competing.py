@@ -37,6 +37,13 @@ def test_the_best_baseline_is_the_first_schedule(collective):
     assert taccl.verify(search.best).ok
 
 
+@pytest.mark.parametrize(("size", "first"), [("16KB", "bine"), ("256KB", "bucket")])
+def test_few_steps_come_first_for_small_sums_on_tori(size, first):
+    """On a torus the preferred baseline is Bine trees if latency exceeds the time of all bytes, else bucket."""
+    problem = taccl.make_problem(taccl.topologies.torus(4, 4, 4), "allreduce", size_bytes=size)
+    assert competing._preferred(problem)[0] == first
+
+
 def test_without_time_the_quickest_is_offered():
     """With a deadline of 0 s the quickest baseline is still the first schedule."""
     search = Search(problem_of(), Options(parameters=PATIENT), Deadline.after(0.0))
@@ -139,7 +146,8 @@ def test_arguments_are_checked_before_any_schedule_is_made(given, where, monkeyp
     ("topology", "first"),
     [
         (taccl.topologies.ring(4), "bucket"),
-        (taccl.topologies.torus(2, 4), "bucket"),
+        (taccl.topologies.torus(2, 4), "bine"),
+        (taccl.topologies.mesh(2, 4), "bucket"),
         (taccl.topologies.mesh(2, 3), "bucket"),
         (taccl.topologies.fully_connected(4), "multiplying"),
     ],

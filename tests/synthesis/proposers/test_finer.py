@@ -5,7 +5,7 @@ from importlib import import_module
 import pytest
 
 import taccl
-from taccl._internal.deadline import NEVER, Deadline
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates import scopes
 from taccl.synthesis.proposers import competing, finer
 from taccl.synthesis.search import Options, Search
@@ -52,6 +52,24 @@ def test_merged_messages_compete_where_chunks_are_open():
     found = finer.offer_cut(search, cut, search.deadline)
     assert found.best.finish_us <= 4.6 and taccl.verify(found.best).ok
     assert found.best.problem.clauses.merging and found.best.problem == found.problem
+
+
+def test_a_baseline_without_time_for_all_forms_offers_its_best(monkeypatch):
+    """If time ends a baseline in finer chunks, its best complete schedule so far is proposed, merged or not."""
+    made = []
+
+    def ended(name, problem):
+        made.append(taccl.baselines.baseline(name, problem))
+        raise OutOfTime("ended")
+
+    problem = taccl.make_problem(taccl.topologies.torus(4, 4), "allreduce", size_bytes=256_000)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(1000))
+    bucket = competing._as_asked("bucket", search.problem)
+    search.offer_whole(bucket, producer="bucket", verified=True)
+    monkeypatch.setattr(finer, "baseline", ended)
+    found = finer.offer_cut(search, cut, search.deadline)
+    assert found.best.finish_us == min(each.finish_us for each in made) < bucket.finish_us
+    assert found.problem.clauses.merging
 
 
 @pytest.mark.slow
