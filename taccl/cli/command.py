@@ -58,6 +58,7 @@ def _answer(words: list[str], interrupts: Sequence[int], began_s: float) -> Answ
         if interrupts:  # Python drops a KeyboardInterrupt raised while a module is deallocated
             return _INTERRUPTED
         options.words = words  # the command line, stored in output files
+        options.began_s = began_s
         limited_by = getattr(options, "limited_by", None)
         options.deadline = NEVER
         if limited_by is not None:

@@ -48,6 +48,7 @@ class TestSynthesize:
         assert code == 0
         assert set(values) >= KEYS
         assert {"name", "solver", "status", "seconds", "bound"} <= set(values["stages"][0])
+        assert values["stages"][0]["name"] == "start" and values["stages"][0]["seconds"] > 0
         assert values["finish_us"] >= values["bound_us"]
 
     @pytest.mark.slow

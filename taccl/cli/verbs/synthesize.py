@@ -10,6 +10,8 @@ import json
 import logging
 import math
 import sys
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import taccl
@@ -34,6 +36,7 @@ from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES
 from taccl.solvers.registry import OWN_BACKENDS
 
 if TYPE_CHECKING:
+    from taccl.synthesis.result import Result
     from taccl.synthesis.symmetry.implicit import ImplicitResult
     from taccl.topology.named import NamedFabric
 
@@ -114,10 +117,21 @@ def run(options: argparse.Namespace) -> Answer:
             keep="summary" if options.summary else "schedule", spill_dir=options.spill,
             to_file=options.output is not None, until_gap=options.until_gap, start=start,
         )  # fmt: skip
+    result = _with_start(result, options.began_s)
     if result.interrupted or result.stopped == "time limit":
         what = "Ctrl-C" if result.interrupted else "the time limit"
         say(f"warning: stopped by {what}; this is the best schedule so far")
     return with_file(result_answer(result, options.deadline), result.schedule, options)
+
+
+def _with_start(result: Result, began_s: float) -> Result:
+    """The result with the time of the command before the search as its first stage."""
+    from taccl.synthesis.result import Stage, Stages
+
+    seconds = time.monotonic() - result.seconds - began_s
+    said = "Python, its modules and the inputs"
+    start = Stage("start", "taccl", "done", seconds, message=said, began_s=-seconds)
+    return replace(result, stages=Stages((start, *result.stages)))
 
 
 def check_room(options: argparse.Namespace, memory_limit_mb: int | None) -> None:
