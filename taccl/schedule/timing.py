@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Protocol
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 
 #: Tick before all others.
 _NEVER = -(2**62)
+
+
+#: `Arrival` of a tuple, in half the time.
+_arrival = partial(tuple.__new__, Arrival)
 
 
 class _Contents(Protocol):
@@ -121,10 +126,11 @@ class _Named:
         self._since: dict[tuple[int, int, int], int] = {}
         self._arrivals: dict[tuple[int, int], list[Arrival]] = defaultdict(list)
         self._ends: dict[int, int] = {}
+        own = [Arrival(-1, 1 << rank, -1) for rank in range(problem.topology.num_ranks)]
         for c, chunk in enumerate(problem.collective.chunks):
             for rank in chunk.origins:
-                self._since[rank, c, 1 << rank] = 0
-                self._arrivals[rank, c].append(Arrival(-1, 1 << rank, -1))
+                self._since[rank, c, own[rank].bits] = 0
+                self._arrivals[rank, c] = [own[rank]]
 
     def ready(self, rank: int, chunk: int, transfer: int, place: int) -> int | None:
         key = (rank, chunk, self._bits[transfer])
@@ -143,7 +149,7 @@ class _Named:
 
     def arrive(self, rank: int, chunk: int, transfer: int, place: int, tick: int) -> None:
         bits = self._bits[transfer]
-        self._arrivals[rank, chunk].append(Arrival(place, bits, transfer))
+        self._arrivals[rank, chunk].append(_arrival((place, bits, transfer)))
         self._ends[place] = tick
         self._since.setdefault((rank, chunk, bits), tick)  # an arrived sum is relayed unchanged
 

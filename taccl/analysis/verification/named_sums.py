@@ -53,8 +53,8 @@ class NamedSums:
         for chunk, data in enumerate(chunks):
             for rank in data.origins:
                 has[rank, chunk][1 << rank] = -NEVER
-        rows, ends, adds = self._rows, self._ends, self._adds.tolist()
-        for i in np.argsort(ends, kind="stable").tolist():
+        rows, ends, adds = self._rows, self._ends.tolist(), self._adds.tolist()
+        for i in np.argsort(self._ends, kind="stable").tolist():
             chunk, link, _ = rows[i]
             bits = carried[i]
             lacks = bits != everyone[chunk]
@@ -67,17 +67,20 @@ class NamedSums:
                 )
                 findings.report("presence", text if bits else "carries nothing", i)
             for rank in links[link].dsts:
-                self.num_redundant += bits in has[rank, chunk]
-                has[rank, chunk].setdefault(bits, int(ends[i]))
+                known = has[rank, chunk]
+                self.num_redundant += bits in known
+                known.setdefault(bits, ends[i])
         for i, (chunk, link, start) in enumerate(rows):
-            srcs = links[link].srcs
-            if any(has[rank, chunk].get(carried[i], start + 1) <= start for rank in srcs):
+            srcs, bits = links[link].srcs, carried[i]
+            if any([has[rank, chunk].get(bits, start + 1) <= start for rank in srcs]):
                 continue
             by_then = [bits for r in srcs for bits, since in has[r, chunk].items() if since <= start]
-            _report_unmade(findings, carried[i], by_then, i=i, rank=links[link].src, chunk=chunk)
+            _report_unmade(findings, bits, by_then, i=i, rank=links[link].src, chunk=chunk)
         for chunk, data in enumerate(chunks):
             for rank in data.destinations:
-                _report_unmade(findings, everyone[chunk], [*has[rank, chunk]], rank=rank, chunk=chunk)
+                known = has[rank, chunk]
+                if not everyone[chunk] or everyone[chunk] not in known:
+                    _report_unmade(findings, everyone[chunk], [*known], rank=rank, chunk=chunk)
 
     def links_passed(self) -> Iterator[int]:
         """Yield the number of links that each transfer's sum has passed, in order of start.

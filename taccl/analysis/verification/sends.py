@@ -45,6 +45,10 @@ def check_indices(columns: Columns, findings: Findings) -> NDArray[np.int64] | N
     return None if lasts.all() else np.flatnonzero(lasts)
 
 
+#: Chunk, link, start, end of a transfer, and True if it is reduced.
+_Row = tuple[int, int, int, int, bool]
+
+
 def check_merging(columns: Columns, findings: Findings, sizes: Counter[int]) -> None:
     """Check that transfers of a group share link, times and operation, and respect the merge limits.
 
@@ -54,31 +58,34 @@ def check_merging(columns: Columns, findings: Findings, sizes: Counter[int]) -> 
     """
     if not sizes or columns.group is None:
         return
-    members: dict[int, list[int]] = defaultdict(list)
-    for i in np.flatnonzero(np.isin(columns.group, list(sizes))).tolist():
-        members[int(columns.group[i])].append(i)
+    members: dict[int, list[tuple[int, _Row]]] = defaultdict(list)
+    at = np.flatnonzero(np.isin(columns.group, list(sizes)))
+    rows = zip(*(column.tolist() for column in (*columns.read(at), columns.adds(at))), strict=True)
+    for group, i, row in zip(columns.group[at].tolist(), at.tolist(), rows, strict=True):
+        members[group].append((i, row))
     columns.units = columns.ticks.chunk_units[columns.chunk]
+    units = columns.units.tolist()
+    columns.units[at] = -1
     for group, each in members.items():
-        units = columns.units[each].sum()
-        columns.units[each] = -1
         if _is_one_send(columns, findings, group, each) and len(each) == sizes[group]:
-            columns.units[each[0]] = units
-            _check_limits(columns, findings, each)
+            columns.units[each[0][0]] = sum(units[i] for i, _ in each)
+            _check_limits(columns, findings, [i for i, _ in each])
 
 
-def _is_one_send(columns: Columns, findings: Findings, group: int, members: list[int]) -> bool:
-    """Check that the transfers agree on link, times and operation, and have different chunks."""
-    at = np.array(members)
-    rows = list(zip(*(column.tolist() for column in (*columns.read(at), columns.adds(at))), strict=True))
-    (first, *same_send, reduce), is_sound = rows[0], True
+def _is_one_send(columns: Columns, findings: Findings, group: int, members: list[tuple[int, _Row]]) -> bool:
+    """Check that the transfers agree on link, times and operation, and have different chunks.
+
+    - `members`: (index, its row) of each transfer.
+    """
+    (top, (first, *same_send, reduce)), is_sound = members[0], True
     seen: set[int] = set()
     shares = f"shares group {group} with chunk {first}"
-    for i, (chunk, *send, reduces) in zip(members, rows, strict=True):
+    for i, (chunk, *send, reduces) in members:
         text = ""
         if reduces != reduce:
             text = f"{shares}, one reduced and one copied; expected one of the two for a whole send"
         elif send != same_send:
-            when = f"{findings.link_text(same_send[0])}, {findings.span_text(members[0])}"
+            when = f"{findings.link_text(same_send[0])}, {findings.span_text(top)}"
             text = f"{shares}, {when}; expected the same link, start and end"
         elif chunk in seen:
             text = f"the chunk is twice in group {group}"
