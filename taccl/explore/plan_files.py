@@ -20,7 +20,7 @@ from taccl._internal.reading import parse_json, read_text
 from taccl.errors import ExportError, FormatError, InputError
 from taccl.explore.plan_runtimes import coverage_text
 from taccl.explore.plan_xml import XML_FOLDER
-from taccl.formats.native import save
+from taccl.formats.native import bounds_of, save
 from taccl.runtimes.registry import runtime_named
 from taccl.runtimes.runtime import PlanFiles, Runtime
 
@@ -120,7 +120,10 @@ def _fill(plan: Plan, folder: Path) -> list[str]:
         raise ExportError("a range of the plan has no program; make the plan with programs")
     rows = [{"schedule": f"range-{number:02}.json"} for number in range(1, len(plan.ranges) + 1)]
     for each, row in zip(plan.ranges, rows, strict=True):
-        save(each.schedule, folder / row["schedule"])
+        # Out of time, files state the bound of the plan, and not a stronger one for the schedule's chunks.
+        is_late = plan.stopped == "time limit"
+        extra = bounds_of(each.schedule, each.bound, each.bound) if is_late else None
+        save(each.schedule, folder / row["schedule"], extra=extra)
     notes, names, registration, coverage = list(plan.notes), dict[str, None](), dict[str, str](), {}
     for runtime in map(runtime_named, plan.runtimes):
         found = runtime.made("files", PlanFiles, runtime, plan)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from taccl.errors import FormatError, InputError
 from taccl.formats.files import write_whole
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    from taccl.analysis.certificates.certificate import Certificate
 
 FORMAT = "taccl-schedule"
 VERSION = 2
@@ -146,19 +149,23 @@ def save(
 def dump_text(schedule: Schedule, extra: dict[str, Any] | None = None) -> str:
     """Text of a schedule's file; arguments as in `save`."""
     if extra is None:
-        extra = _bounds(schedule)
+        from taccl.analysis.certificates.bounds import lower_bound  # not needed to read a file
+        from taccl.analysis.certificates.scopes import bound_of_every_cut
+
+        bound = lower_bound(schedule.problem, budget_s=_BOUND_S)
+        extra = bounds_of(schedule, bound, bound_of_every_cut(bound))
     document = dump_schedule(schedule, extra=extra)
     lines = (f"{json.dumps(name)}: {_compact(value)}" for name, value in document.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _bounds(schedule: Schedule) -> dict[str, Any]:
-    """Bounds of a schedule and its gaps to them, as `Result.to_dict` names them."""
-    from taccl.analysis.certificates.bounds import lower_bound  # not needed to read a file
-    from taccl.analysis.certificates.scopes import bound_of_every_cut, standing, stronger
+def bounds_of(schedule: Schedule, bound: Certificate, every: Certificate | None) -> dict[str, Any]:
+    """Bounds of a schedule and its gaps to them, as `Result.to_dict` names them.
 
-    bound = lower_bound(schedule.problem, budget_s=_BOUND_S)
-    every = bound_of_every_cut(bound)
+    - `bound`, `every`: For the schedule's chunks, and over all chunkings.
+    """
+    from taccl.analysis.certificates.scopes import standing, stronger
+
     best = stronger(bound, every)
     gaps = {"gap": best.gap(schedule.finish), "gap_of_every_cut": every and every.gap(schedule.finish)}
     return {
