@@ -17,6 +17,7 @@ from typing import Any, Unpack
 from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.units import format_gap, format_size, parse_size
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.simulation.simulate import simulate
 from taccl.baselines import BASELINES
 from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError
@@ -225,6 +226,7 @@ class PlanSearch:
         self.grid, self.topologies, self.progress, self.runtime = grid, topologies, progress, runtime
         self.candidates: list[TimedSchedule] = []
         self.shapes: dict[tuple[object, ...], TimedSchedule] = {}
+        self.bounds: dict[tuple[str, int | None], Certificate] = {}
         self.notes: list[str] = [f"model: {each.proviso}" for each in topologies[:1] if each.assumed]
         self.stopped = "done"
         self.failure: Exception | None = None
@@ -298,6 +300,8 @@ class PlanSearch:
                         self.notes.append(f"{name} at {format_size(size)}: {error}")
                         continue
                     self.add(result.schedule.listable(), f"{name}, for {format_size(size)}")
+                    if result.bound.divisible:
+                        self.bounds[problem.topology.protocol, size] = result.bound
                     said.append(f"{name} {result.schedule.timing} (gap {format_gap(result.gap)})")
                     if result.interrupted:
                         self.stopped = "interrupted"
@@ -324,7 +328,7 @@ class PlanSearch:
             ends = f"{format_size(first)} to {format_size(last)}"
             notes += [f"{ends}: {note}" for note in programs[winner].notes]
         share_s = max(0.0, limit.left_s) / (3 * len(tiles))
-        return tuple(range_of(tile, programs[tile[2]], share_s) for tile in tiles), notes
+        return tuple(range_of(tile, programs[tile[2]], share_s, self.bounds) for tile in tiles), notes
 
     def _tiles_in_haste(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
@@ -17,6 +17,7 @@ from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, TacclWarning
 from taccl.explore.plan_ranges import PlanRange
+from taccl.problem.clauses import Clauses
 from taccl.problem.problem import Problem
 from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
@@ -24,6 +25,10 @@ from taccl.synthesis.search import no_bound
 
 #: Max seconds for each bound of a range; seconds beyond twice that before the trivial bound is used.
 _BOUND_S, _LATE_S = 1.0, 0.1
+
+
+#: {(protocol, size in bytes): lower bound over all chunkings that a synthesis proved}.
+KnownBounds = Mapping[tuple[str, int | None], Certificate]
 
 
 class TimedSchedule:
@@ -155,8 +160,11 @@ def ratio(finish: Fraction | float, best: Fraction | float) -> Fraction | float:
     return finish / best if best else 1
 
 
-def range_of(tile: Tile, program: Program, bound_s: float) -> PlanRange:
-    """The range of a tile: schedule, times and bounds; each bound takes at most `bound_s` seconds."""
+def range_of(tile: Tile, program: Program, bound_s: float, known: KnownBounds) -> PlanRange:
+    """The range of a tile: schedule, times and bounds; each bound takes at most `bound_s` seconds.
+
+    - `known`: Bounds of syntheses, for sizes without a bound in time.
+    """
     first, last, winner = tile
     own = min(max(winner.schedule.problem.size_bytes or first, first), last)
     schedules = [winner.at(size) for size in (first, own, last)]
@@ -164,17 +172,27 @@ def range_of(tile: Tile, program: Program, bound_s: float) -> PlanRange:
         warnings.simplefilter("ignore", TacclWarning)
         # Bounds must hold for all sketches and chunkings, so only the clauses on merging are kept.
         free = [replace(each.problem, clauses=each.problem.clauses.only("merge")) for each in schedules]
-        bounds = [_bound(each, min(_BOUND_S, bound_s)) for each in free]
+        bounds = [_bound(each, min(_BOUND_S, bound_s), known) for each in free]
     return PlanRange(
         first, last, schedules[1], winner.source, schedules[0].finish, schedules[2].finish,
         bounds[1], bounds[0], bounds[2], program,
     )  # fmt: skip
 
 
-def _bound(problem: Problem, seconds: float) -> Certificate:
-    """Lower bound over all chunkings; the trivial bound after more than 2 `seconds` + `_LATE_S`."""
+def _bound(problem: Problem, seconds: float, known: KnownBounds) -> Certificate:
+    """Lower bound over all chunkings; past 2 `seconds` + `_LATE_S` a known or the trivial one."""
     try:
         with Deadline.after(2 * seconds + _LATE_S).enforced():
             return lower_bound(problem, divisible=True, budget_s=seconds, limit_s=2 * seconds)
     except OutOfTime:
+        found = known.get((problem.topology.protocol, problem.size_bytes))
+        # A bound holds for problems that allow no more merging.
+        if found is not None and _merges(problem.clauses, within=found.problem.clauses):
+            return found
         return no_bound(problem, divisible=True)
+
+
+def _merges(clauses: Clauses, *, within: Clauses) -> bool:
+    """True if clauses allow no more merging than others, which have no clause on anything else."""
+    is_free = within == within.only("merge")
+    return is_free and clauses.merging <= within.merging and clauses.max_merge <= within.max_merge

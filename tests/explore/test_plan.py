@@ -19,6 +19,7 @@ from taccl.errors import ExportError, InputError, NoSolutionError, SketchError
 from taccl.explore import plan as planning
 from taccl.explore import plan_tiles
 from taccl.explore.plan_tiles import TimedSchedule, winner_at
+from taccl.formats import native
 from taccl.formats.msccl.xml import load_msccl_xml
 from taccl.topology.transform import without
 from tests.effort import brief_plan, brief_synthesis
@@ -159,6 +160,29 @@ def test_files_are_what_the_plan_says(tmp_path):
         assert plan_of_range["min_message_size"] == each.min_bytes
         assert plan_of_range["max_message_size"] == each.max_bytes
     assert "taccl-allgather-1" in (folder / "register_plans.py").read_text()
+
+
+def test_out_of_time_files_state_the_bounds_of_the_plan(tmp_path, monkeypatch):
+    """The files of a plan that ran out of time have its bounds; no bound is computed when they are written."""
+    plan = replace(ring_plan(), stopped="time limit")
+    monkeypatch.setattr(native, "lower_bound", None)
+    plan.save(tmp_path / "plan")
+    for number, each in enumerate(plan.ranges, 1):
+        stated = json.loads((tmp_path / "plan" / f"range-{number:02}.json").read_text())["result"]
+        assert stated["bound_us"] == each.bound.bound_us > 0
+
+
+def test_without_time_for_a_bound_that_of_the_synthesis_counts(monkeypatch):
+    """A range whose bound would come too late has the bound that a synthesis proved for the same size."""
+    winner = baselines_only().candidates[0]
+    known = taccl.lower_bound(winner.at(1000).problem, divisible=True)
+
+    def late(problem, **_):
+        raise OutOfTime("late")
+
+    monkeypatch.setattr(plan_tiles, "lower_bound", late)
+    found = plan_tiles.range_of((1000, 4000, winner), None, 0.0, {(FOUR.protocol, 1000): known})
+    assert (found.bound_min, found.bound_max.kind) == (known, "none")
 
 
 def test_the_environment_names_existing_files(tmp_path):
