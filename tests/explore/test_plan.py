@@ -15,11 +15,11 @@ import pytest
 
 import taccl
 from taccl._internal.deadline import NEVER, OutOfTime
+from taccl.analysis.certificates import bounds
 from taccl.errors import ExportError, InputError, NoSolutionError, SketchError
 from taccl.explore import plan as planning
 from taccl.explore import plan_tiles
 from taccl.explore.plan_tiles import TimedSchedule, winner_at
-from taccl.formats import native
 from taccl.formats.msccl.xml import load_msccl_xml
 from taccl.topology.transform import without
 from tests.effort import brief_plan, brief_synthesis
@@ -165,7 +165,7 @@ def test_files_are_what_the_plan_says(tmp_path):
 def test_out_of_time_files_state_the_bounds_of_the_plan(tmp_path, monkeypatch):
     """The files of a plan that ran out of time have its bounds; no bound is computed when they are written."""
     plan = replace(ring_plan(), stopped="time limit")
-    monkeypatch.setattr(native, "lower_bound", None)
+    monkeypatch.setattr(bounds, "lower_bound", None)
     plan.save(tmp_path / "plan")
     for number, each in enumerate(plan.ranges, 1):
         stated = json.loads((tmp_path / "plan" / f"range-{number:02}.json").read_text())["result"]
