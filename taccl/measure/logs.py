@@ -129,7 +129,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
         runs = _runs(lines, where, left_out, in_place=in_place)
         series = [_of_run(run, where, collective) for run in runs]
         forms = {**_HOST_MEMORY, **_LAUNCHED}
-        notes = [*_uneven(runs), *_doubtful(runs)]
+        notes = [*_uneven(runs), *_doubtful(runs), *_merged(runs, series)]
         notes += [said for said, form in forms.items() if form.search(text)]
     if not series:
         expected = "rows of nccl-tests, rccl-tests, perftest or OSU, or a report of `taccl run --json`"
@@ -162,6 +162,18 @@ def _doubtful(runs: Sequence[_LogRun]) -> Iterable[str]:
     for hosts in dict.fromkeys(run.twice for run in runs if run.twice):
         listed = first_of([shown(host, 60) for host in hosts], 4)
         yield f"rank 0 is listed on {listed}: the runs are independent, as of nccl-tests built without MPI=1"
+
+
+def _merged(runs: Iterable[_LogRun], series: Iterable[Series]) -> Iterable[str]:
+    """Notes on runs of one series, which `joined` merges."""
+    of_kind: dict[str, list[_LogRun]] = defaultdict(list)
+    for run, each in zip(runs, series, strict=True):
+        of_kind[each.title if each.num_ranks else each.collective].append(run)
+    for title, some in of_kind.items():
+        if len(some) > 1:
+            types = sorted({row.dtype for run in some for row in run.rows} - {""})
+            of_types = f" (types {', '.join(types)})" if len(types) > 1 else ""
+            yield f"{len(some)} runs of {title}{of_types} are merged: a time is the median of its size"
 
 
 def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) -> list[_LogRun]:

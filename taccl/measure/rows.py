@@ -51,6 +51,7 @@ class Row(NamedTuple):
     - `reduces`: True if a reduction operator is named; None if there is no such column.
     - `is_bus`: True if the time is size / busbw, because the line states neither time nor algbw.
     - `num_wrong`: Wrong elements, out of place and in place; 0 if not stated.
+    - `dtype`: Type of the elements; empty if not stated.
     """
 
     size_bytes: int
@@ -61,6 +62,7 @@ class Row(NamedTuple):
     reduces: bool | None = None
     is_bus: bool = False
     num_wrong: int = 0
+    dtype: str = ""
 
 
 def plain(line: str) -> str:
@@ -90,7 +92,7 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
             reduces = found[4] not in (None, "none")
             time_us, algbw, busbw = map(float, cells[:3])
             made = (_row(size, time_us, algbw, busbw, reduces) for size in _sizes(found[1]))
-            rows += [row._replace(num_wrong=num_wrong) for row in made]
+            rows += [row._replace(num_wrong=num_wrong, dtype=found[3]) for row in made]
     return _best(rows, where)
 
 

@@ -399,3 +399,13 @@ def test_launches_of_several_operations_are_noted(read, setting, note):
     """Aggregated operations and CUDA graphs, which the header states, are noted."""
     notes = read(f"# nThread 1 nGpus 8 minBytes 8 {setting}\n" + table()).notes
     assert [note] == [note for each in notes if note in each] if note else not notes
+
+
+def test_merged_runs_are_noted(read):
+    """Two runs of one collective are merged into one series, with a note that has their types."""
+    text = table(sizes=(8, 2**24)) + table(sizes=(8, 2**24)).replace("float", "half ")
+    found = read(text)
+    assert len(found.series) == 1
+    assert found.notes == (
+        "2 runs of allreduce on 8 ranks (types float, half) are merged: a time is the median of its size",
+    )
