@@ -82,6 +82,9 @@ def read_system(top: XmlElement, given: Given, name: str) -> System:
             f"found CPUs of {len(hosts)} hosts (host_hash); expected one; keep the <cpu> elements of one "
             "host, and give nodes= for several equal hosts"
         )
+    for element in (top, *cpus):
+        for gpu in element.all("gpu"):
+            raise gpu.error(f"found <gpu> in <{element.tag}>; expected it in a <pci>, where NCCL reads it")
     for number, cpu in enumerate(cpus):
         system.add_cpu(cpu, number)
     system.finish(top)

@@ -510,3 +510,14 @@ def test_parts_of_merged_nics_are_left_out(tmp_path):
     topology = load_nccl_topology(path, nodes=2)
     assert {link.beta_us_per_mb for link in topology.links} == {20}
     assert any("net=0) are left out (2 times)" in each for each in topology.assumed)
+
+
+@pytest.mark.parametrize(
+    "text", ["<system><gpu dev='0'/></system>", "<system><cpu numaid='0'><gpu dev='0'/></cpu></system>"]
+)
+def test_gpus_outside_devices_are_refused(tmp_path, text):
+    """A GPU that is in no PCIe device, where NCCL would not find it, is an error."""
+    path = tmp_path / "loose.xml"
+    path.write_text(text.replace("<system>", '<system version="1">'))
+    with pytest.raises(FormatError, match=r"found <gpu> in <(system|cpu)>; expected it in a <pci>"):
+        load_nccl_topology(path)
