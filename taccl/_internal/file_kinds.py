@@ -65,8 +65,8 @@ _SPACED_ROWS = (
 )
 _COMMA_ROW, _OTHER_ROW = (
     rf"(?=[^=\[{{<\n]*$)[^{mark}\n]*(?:[{mark}][^{mark}\n]*)*?[{mark}]"
-    rf" {{0,20}}{_NUMBER}{_UNIT} {{0,20}}(?=[{mark}]|$)"
-    for mark in (",", r";\t")
+    rf" {{0,20}}{_NUMBER}{after} {{0,20}}(?=[{mark}]|$)"
+    for mark, after in ((",", _UNIT), (r";\t", r"(?:,\d+)?"))
 )
 #: Header of a table of times, and of the CSV that `taccl compare` writes.
 _TIMES_HEAD = r"[#|\t \"]*((message|msg|buffer) )?(size|bytes)\b.*\b(time|latency|\w*bw)\b"
