@@ -13,6 +13,7 @@ from taccl.errors import WorkloadError
 from taccl.workload.exchange import MOST_CHUNKS, parts_of
 from taccl.workload.operations import POINTWISE
 from taccl.workload.schedule import schedule_workload
+from taccl.workload.tiling import GrowingOverlap
 from taccl.workload.transform import fuse, overlap, reorder, slice_state, split
 
 if TYPE_CHECKING:
@@ -192,15 +193,15 @@ def overlapped(workload: Workload, tiles: int, axis: int) -> Workload | None:
     for first in workload.operations:
         if first.name in done or len(kinds_behind[first.name]) < 2:
             continue
-        group, some = [first.name], None
-        for operation in workload.operations[workload.operations.index(first) :]:
-            if operation.name in done or not set(group).intersection(operation.inputs):
+        group, growing = {first.name}, GrowingOverlap(found, tiles, axis)
+        for operation in workload.operations[workload.place[first.name] :]:
+            if operation.name in done or group.isdisjoint(operation.inputs):
                 continue
             with contextlib.suppress(WorkloadError):
-                some = overlap(found, [*group, operation.name], tiles=tiles, axis=axis)
-                group.append(operation.name)
+                growing.add(first.name, operation.name)
+                group.add(operation.name)
         kinds = {workload.operation[name].is_collective for name in group}
-        if some is not None and kinds == {True, False}:
-            found = some
-            done.update(group)
+        if len(group) > 1 and kinds == {True, False}:
+            found = overlap(found, [*group], tiles=tiles, axis=axis)
+            done |= group
     return None if found is workload else found

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 def kernel(workload: Workload, name: str) -> list[str]:
     """Names of the operations in the kernel of one operation, the head first."""
-    head = workload.operation[name].fused or name
-    return [each.name for each in workload.operations if head in (each.name, each.fused)]
+    return workload.kernels[workload.operation[name].fused or name]
 
 
 def is_computed(workload: Workload, name: str) -> bool:
@@ -38,7 +37,7 @@ def waits(workload: Workload) -> dict[str, tuple[str, ...]]:
     found = {each.name: [*each.inputs, *([each.fused] if each.fused else [])] for each in workload.operations}
     for each in workload.operations:
         if each.fused and not workload.operation[each.fused].is_collective:
-            inside = {each.fused, *(one.name for one in workload.operations if one.fused == each.fused)}
+            inside = workload.kernels[each.fused]
             found[each.fused] += [name for name in each.inputs if name not in inside]
     return {name: tuple(dict.fromkeys(names)) for name, names in found.items()}
 
@@ -76,20 +75,20 @@ def _check_fused(workload: Workload, operation: Operation) -> None:
     into = operation.fused
     if into not in workload.operation:
         raise WorkloadError("is not an operation; name the kernel's first operation", where=into)
-    head, inside = workload.operation[into], kernel(workload, into)
-    order = list(workload.operation)
+    head, place = workload.operation[into], workload.place
     refuse_first(
         into,
         (head.fused, f"is itself fused into {head.fused}; fuse into that"),
         (head.kind in REDUCTIONS, f"is a {head.kind}, which can only end a kernel; name another"),
         (
-            order.index(into) > order.index(operation.name),
+            place[into] > place[operation.name],
             f"follows {operation.name}; name the kernel's first operation",
         ),
     )  # fmt: skip
+    inside = set(workload.kernels[into])
     beside = [name for name in operation.inputs if name not in inside]
     late = next(
-        (name for name in beside if name in workload.operation and workload.needed(name) & set(inside)), ""
+        (name for name in beside if name in workload.operation and workload.needed(name) & inside), ""
     )
     is_fed = beside != [*operation.inputs]
     fed = [name for name in workload.readers[operation.name] if name in inside]

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.errors import WorkloadError
-from taccl.workload.operations import operand_axes, refuse_first
+from taccl.workload.operations import refuse_first
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from taccl._internal.arguments import Count, Natural
+    from taccl.workload.operations import Operation
     from taccl.workload.workload import Workload
 
 
@@ -46,37 +47,64 @@ def tile_axes(workload: Workload, overlap: Overlap) -> tuple[dict[str, int], int
     Raises `WorkloadError` if an operation does not run tile by tile with the others.
     """
     axes: dict[str, int] = {}
-    dims: set[str] = set()  # dimensions that slice one of its tensors on the tile axis
+    dims: set[str] = set()
     inside = frozenset(overlap.operations)
     for operation in (each for each in workload.operations if each.name in inside):
-        tensors, out = workload.operands(operation), workload.tensors[operation.name]
-        to_axes = [operand_axes(operation, tensors, out, at) for at in range(len(tensors))]
-        both = zip(operation.inputs, to_axes, strict=True)
-        # An operation may read one tensor twice, along different axes: matmul(x, x).
-        read = [(name, to_axis[axes[name]]) for name, to_axis in both if name in axes]
-        found = {each for _, each in read} if axes else {overlap.axis}
-        if not found and operation.fused in axes:  # only its kernel connects it with the overlap
-            found = {axes[operation.fused]}
-        axis = min((each for each in found if each is not None), default=0)
-        whole = next((name for name, each in read if each is None), None)
-        shape = out.shape
-        refuse_first(
-            operation.name,
-            (not found, "reads no result of the overlap; leave it out of the overlap"),
-            (
-                whole,
-                f"reads all of {whole} along axis {axes.get(whole or '')} for each of its tiles; end the "
-                "overlap before it",
-            ),
-            (len(found) > 1, f"reads tiles along several axes, {found}; leave it out of the overlap"),
-            (overlap.tiles < 1 or not 0 <= axis < len(shape), f"found {overlap.tiles} tiles along axis "
-             f"{axis} of shape {shape}; expected 1 or more along an axis that it has"),
-        )  # fmt: skip
-        axes[operation.name] = axis
-        dims.update(workload.grid.slicing(out, axis))
-        for each, to_axis in zip(tensors, to_axes, strict=True):
-            dims.update(*(workload.grid.slicing(each, i) for i, to in enumerate(to_axis) if to == axis))
-    return axes, workload.grid.size([*dims]) if dims else 1
+        _join(workload, operation, overlap.tiles, overlap.axis, axes, dims)
+    return axes, _ways(workload, dims)
+
+
+def _join(
+    workload: Workload, operation: Operation, tiles: int, axis: int, axes: dict[str, int], dims: set[str]
+) -> None:
+    """Add an operation to `axes`, and the dimensions that slice its tensors on the tile axis to `dims`.
+
+    Operations are added in program order. Raises `WorkloadError` if it cannot run tile by tile.
+
+    - `tiles`, `axis`: Number of tiles; axis of the first operation's result along which it is cut.
+    - `axes`: {operation added before: axis of its tiles}.
+    """
+    both = zip(operation.inputs, workload.axes_read[operation.name], strict=True)
+    # An operation may read one tensor twice, along different axes: matmul(x, x).
+    read = [(name, to_axis[axes[name]]) for name, to_axis in both if name in axes]
+    found = {each for _, each in read} if axes else {axis}
+    if not found and operation.fused in axes:  # only its kernel connects it with the overlap
+        found = {axes[operation.fused]}
+    own = min((each for each in found if each is not None), default=0)
+    whole = next((name for name, each in read if each is None), None)
+    shape = workload.tensors[operation.name].shape
+    refuse_first(
+        operation.name,
+        (not found, "reads no result of the overlap; leave it out of the overlap"),
+        (
+            whole,
+            f"reads all of {whole} along axis {axes.get(whole or '')} for each of its tiles; end the "
+            "overlap before it",
+        ),
+        (len(found) > 1, f"reads tiles along several axes, {found}; leave it out of the overlap"),
+        (tiles < 1 or not 0 <= own < len(shape), f"found {tiles} tiles along axis "
+         f"{own} of shape {shape}; expected 1 or more along an axis that it has"),
+    )  # fmt: skip
+    axes[operation.name] = own
+    dims |= _cut(workload, operation.name, own)[0]
+
+
+def _cut(workload: Workload, name: str, axis: int) -> tuple[frozenset[str], frozenset[int]]:
+    """(dimensions that slice an operation's tensors on its tile axis, their lengths on that axis)."""
+    if (name, axis) not in workload.cuts:
+        out, grid = workload.tensors[name], workload.grid
+        every = [(out, axis)]
+        for each, to_axis in zip(
+            workload.operands(workload.operation[name]), workload.axes_read[name], strict=True
+        ):
+            every += [(each, i) for i, to in enumerate(to_axis) if to == axis]
+        dims = frozenset(dim for each, i in every for dim in grid.slicing(each, i))
+        workload.cuts[name, axis] = dims, frozenset(each.shape[i] for each, i in every)
+    return workload.cuts[name, axis]
+
+
+def _ways(workload: Workload, dims: set[str]) -> int:
+    return workload.grid.size([*dims]) if dims else 1
 
 
 def tilings_of(workload: Workload, overlap: Overlap) -> dict[str, Tiling]:
@@ -86,23 +114,69 @@ def tilings_of(workload: Workload, overlap: Overlap) -> dict[str, Tiling]:
     does not divide into tiles.
     """
     axes, ways = tile_axes(workload, overlap)
-    num_pieces = ways * overlap.tiles
     for name, axis in axes.items():
-        operation = workload.operation[name]
-        tensors, out = workload.operands(operation), workload.tensors[name]
-        lengths = {out.shape[axis]} | {
-            tensor.shape[i]
-            for at, tensor in enumerate(tensors)
-            for i, to in enumerate(operand_axes(operation, tensors, out, at))
-            if to == axis
-        }
-        length = next((n for n in sorted(lengths) if n % num_pieces), 0)
-        if length:
-            few = "there are more tiles than chunks; " if length < num_pieces else ""
-            pieces = (f"{ways} slices of " if ways > 1 else "") + f"{overlap.tiles} tiles"
-            said = f"axis {axis} of length {length} does not divide into {pieces}"
-            raise WorkloadError(f"{said}; {few}choose a number of tiles that divides it", where=name)
+        _check_divides(workload, name, axis, overlap.tiles, ways)
     return {name: Tiling(overlap.tiles, axis, ways, overlap) for name, axis in axes.items()}
+
+
+def _check_divides(workload: Workload, name: str, axis: int, tiles: int, ways: int) -> None:
+    """Raise `WorkloadError` unless the tile axis of an operation's tensors divides into tiles."""
+    num_pieces = ways * tiles
+    length = next((n for n in sorted(_cut(workload, name, axis)[1]) if n % num_pieces), 0)
+    if length:
+        few = "there are more tiles than chunks; " if length < num_pieces else ""
+        pieces = (f"{ways} slices of " if ways > 1 else "") + f"{tiles} tiles"
+        said = f"axis {axis} of length {length} does not divide into {pieces}"
+        raise WorkloadError(f"{said}; {few}choose a number of tiles that divides it", where=name)
+
+
+class GrowingOverlap:
+    """An overlap to which kernels are added one by one; each is checked against those before it alone.
+
+    - `workload`: The step; none of its other overlaps has one of the operations.
+    - `tiles`, `axis`: Those of the overlap.
+    """
+
+    def __init__(self, workload: Workload, tiles: int, axis: int) -> None:
+        self.workload, self.tiles, self.axis = workload, tiles, axis
+        self._axes: dict[str, int] = {}
+        self._dims: set[str] = set()
+        self._first = 0
+        self._units, self._before, self._behind = 0, 0, 0
+
+    def add(self, *names: str) -> None:
+        """Add the kernels of some operations.
+
+        Raises `WorkloadError`, and adds nothing, if the overlap would not be possible.
+        """
+        workload, place = self.workload, self.workload.place
+        heads = {workload.operation[name].fused or name for name in names}
+        new = {name for head in heads for name in workload.kernels[head]} - self._axes.keys()
+        axes, dims = dict(self._axes), set(self._dims)
+        # An operation behind others, read by none of them, is added as it would be in program order.
+        is_first = any(place[name] < self._first for name in new)
+        if is_first or any(not axes.keys().isdisjoint(workload.readers[name]) for name in new):
+            new, axes, dims = new | axes.keys(), {}, set[str]()
+        before = _ways(workload, dims)
+        for name in sorted(new, key=place.__getitem__):
+            if workload.tiling(name).overlap is not None:
+                raise WorkloadError("is in two overlaps; put it into one", where=name)
+            _join(workload, workload.operation[name], self.tiles, self.axis, axes, dims)
+        ways = _ways(workload, dims)
+        for name in new if ways == before else axes:
+            _check_divides(workload, name, axes[name], self.tiles, ways)
+        units, needed, dependent = workload.depending(new)
+        units, needed, dependent = self._units | units, self._before | needed, self._behind | dependent
+        if needed & dependent & ~units:
+            raise circular(names[0])
+        self._axes, self._dims, self._first = axes, dims, min(place[name] for name in axes)
+        self._units, self._before, self._behind = units, needed, dependent
+
+
+def circular(name: str) -> WorkloadError:
+    """Error for an overlap that depends on an operation outside that depends on it."""
+    said = "overlaps with operations that depend on its results outside the overlap"
+    return WorkloadError(f"{said}; include those in the overlap, or end it earlier", where=name)
 
 
 def reached(
@@ -110,9 +184,8 @@ def reached(
 ) -> tuple[dict[str, int], dict[int, int], dict[int, int]]:
     """({operation: its unit}, units on which each unit depends, units that depend on it) as bit masks.
 
-    An overlap is one unit; any other operation is a unit by itself.
+    - `place`: {operation: its unit}; an overlap is one unit, any other operation a unit by itself.
     """
-    place = workload._units
     order = list(dict.fromkeys(place[name] for name, _ in workload.tiles))
     sources = {unit: set[int]() for unit in order}
     for name, unit in place.items():

@@ -15,18 +15,20 @@ from taccl.errors import WorkloadError
 from taccl.workload.kernels import check_kernels, waits
 from taccl.workload.layouts import infer
 from taccl.workload.mesh import Mesh
-from taccl.workload.operations import Operation, Tensor, refuse_first
-from taccl.workload.tiling import Overlap, Tiling, reached, tilings_of
+from taccl.workload.operations import Operation, Tensor, operand_axes, refuse_first
+from taccl.workload.tiling import Overlap, Tiling, circular, reached, tilings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from taccl._internal.arguments import Count, Natural
 
 #: Cached properties of a step that do not depend on its overlaps and returned tensors.
-_APART_FROM_OVERLAPS = frozenset({"grid", "tensors", "operation", "readers", "waits"})
+_APART_FROM_OVERLAPS = frozenset(
+    {"grid", "tensors", "operation", "readers", "waits", "kernels", "place", "axes_read", "cuts"}
+)
 
 
 @checked_as(WorkloadError)
@@ -126,13 +128,18 @@ class Workload:
         vars(other).update(same | given, overlaps=(*self.overlaps, overlap), returned=returned)
         other._check_names_of_overlaps()
         vars(other)["_tilings"] = self._tilings | tilings_of(self, overlap)
+        units, needed, dependent = self.depending(overlap.operations)
+        if needed & dependent & ~units:
+            raise circular(overlap.operations[0])
+        return other
+
+    def depending(self, names: Iterable[str]) -> tuple[int, int, int]:
+        """Bit masks: units of some operations, units that they need, and units that need them."""
         place, before, behind = self._reached
-        inside = {place[name] for name in overlap.operations}
+        inside = {place[name] for name in names}
         needed = reduce(or_, (before[unit] for unit in inside), 0)
         dependent = reduce(or_, (behind[unit] for unit in inside), 0)
-        if needed & dependent & ~sum(1 << unit for unit in inside):
-            raise _circular(overlap)
-        return other
+        return sum(1 << unit for unit in inside), needed, dependent
 
     @cached_property
     def _reached(self) -> tuple[dict[str, int], dict[int, int], dict[int, int]]:
@@ -142,7 +149,7 @@ class Workload:
     @property
     def _units(self) -> dict[str, int]:
         """{operation: index of the first operation of its overlap, or its own index}."""
-        unit = {name: place for place, name in enumerate(self.operation)}
+        unit = dict(self.place)
         for overlap in self.overlaps:
             first = min((unit[name] for name in overlap.operations), default=0)
             unit |= dict.fromkeys(overlap.operations, first)
@@ -212,9 +219,25 @@ class Workload:
     @cached_property
     def readers(self) -> dict[str, tuple[str, ...]]:
         """{tensor: names of the operations that read it, in program order}."""
-        return {
-            name: tuple(each.name for each in self.operations if name in each.inputs) for name in self.tensors
-        }
+        found: dict[str, list[str]] = {name: [] for name in self.tensors}
+        for each in self.operations:
+            for name in dict.fromkeys(each.inputs):
+                found[name].append(each.name)
+        return {name: tuple(names) for name, names in found.items()}
+
+    @cached_property
+    def kernels(self) -> dict[str, list[str]]:
+        """{head: names of the operations of its kernel, the head first}; also heads of one operation."""
+        found = {each.name: [each.name] for each in self.operations if not each.fused}
+        for each in self.operations:
+            if each.fused in found:
+                found[each.fused].append(each.name)
+        return found
+
+    @cached_property
+    def place(self) -> dict[str, int]:
+        """{operation: its position in the program}."""
+        return {name: place for place, name in enumerate(self.operation)}
 
     @cached_property
     def waits(self) -> dict[str, tuple[str, ...]]:
@@ -235,6 +258,22 @@ class Workload:
     def state_bytes(self) -> int:
         """Bytes of state that one rank keeps from step to step."""
         return sum(self.tensors[old].local_bytes(self.grid) for old, _ in self.state)
+
+    @cached_property
+    def axes_read(self) -> dict[str, list[list[int | None]]]:
+        """{operation: axis of its result for each axis of each operand}; see `operations.operand_axes`."""
+        return {
+            each.name: [
+                operand_axes(each, self.operands(each), self.tensors[each.name], at)
+                for at in range(len(each.inputs))
+            ]
+            for each in self.operations
+        }
+
+    @cached_property
+    def cuts(self) -> dict[tuple[str, int], tuple[frozenset[str], frozenset[int]]]:
+        """Results of `tiling._cut`."""
+        return {}
 
     def operands(self, operation: Operation) -> list[Tensor]:
         """Tensors that an operation reads, in its order."""
@@ -273,7 +312,7 @@ class Workload:
             units = [unit for unit, _ in nx.find_cycle(graph)]
             for overlap in self.overlaps:
                 if unit[overlap.operations[0]] in units:
-                    raise _circular(overlap) from None
+                    raise circular(overlap.operations[0]) from None
             heads = {self.operation[members[each][0]].fused or members[each][0] for each in units}
             fused = sorted(heads & {each.fused for each in self.operations})
             said = f"the kernels of {' and '.join(fused)} wait for each other; fuse fewer operations"
@@ -391,11 +430,3 @@ class Workload:
             fused = f", fused into {operation.fused}" if operation.fused else ""
             lines.append(f"  {'  ' if overlap else ''}{operation}    {self.tensors[name]}{fused}")
         return "\n".join([*lines, f"  return {', '.join(self.outputs)}"])
-
-
-def _circular(overlap: Overlap) -> WorkloadError:
-    """Error for an overlap that depends on an operation outside that depends on it."""
-    said = "overlaps with operations that depend on its results outside the overlap"
-    return WorkloadError(
-        f"{said}; include those in the overlap, or end it earlier", where=overlap.operations[0]
-    )

@@ -15,6 +15,7 @@ from taccl.workload import fuse, overlap, reorder, save_workload, split
 from taccl.workload.autotransform import fused
 from taccl.workload.meaning import random_inputs
 from taccl.workload.operations import COLLECTIVES, Operation
+from taccl.workload.tiling import GrowingOverlap
 from taccl.workload.torch_program import dump_torch_step
 from tests.fuzzing import cases
 from tests.pytorch import needs_torch, started
@@ -233,6 +234,34 @@ def test_random_programs_keep_their_meaning():
     for what in ("reorder", "fuse", "kernel", "overlap"):
         assert seen[what, "refused"] > 3, seen
     assert seen["refused what changes it"] > 5, seen
+
+
+@pytest.mark.fuzz
+def test_overlaps_grow_exactly_as_far_as_they_are_possible():
+    """A kernel is added to a growing overlap exactly if the overlap with it is possible."""
+    seen = Counter()
+    for seed in cases("growing overlaps", few=100, many=2000):
+        rng = random.Random(seed)
+        step = random_step(rng)
+        step = fused(step) if seed % 2 else step
+        names = [each.name for each in step.operations]
+        some = sorted(rng.sample(names, min(len(names), 6)), key=names.index)
+        if seed % 3 == 0:
+            rng.shuffle(some)
+        tiles, axis = rng.choice((2, 4)), rng.randrange(2)
+        growing, held = GrowingOverlap(step, tiles, axis), []
+        for name in some:
+            try:
+                overlap(step, [*held, name], tiles=tiles, axis=axis)
+            except WorkloadError:
+                seen["refused"] += 1
+                with pytest.raises(WorkloadError):
+                    growing.add(name)
+            else:
+                seen["accepted"] += 1
+                growing.add(name)
+                held.append(name)
+    assert min(seen["refused"], seen["accepted"]) > 30, seen
 
 
 def transformed(step, rng, times=4):
