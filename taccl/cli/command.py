@@ -70,7 +70,8 @@ def _answer(words: list[str], interrupts: Sequence[int], began_s: float) -> Answ
     except Exception as error:
         if os.environ.get("TACCL_TRACEBACK") == "1":
             traceback.print_exc()
-        return explained(error, where=_option_named(getattr(error, "where", None), options))
+        where = _option_named(getattr(error, "where", None), options)
+        return explained(error, where=where, flags=getattr(options, "flags", ()))
 
 
 class _Help(Exception):

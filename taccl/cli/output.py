@@ -12,7 +12,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO
@@ -22,6 +22,7 @@ from taccl._internal.address_space import address_space_bytes, tells_of_memory
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl._internal.names import shown, shown_lines, table
 from taccl._internal.units import format_count, format_gap, format_size, format_us
+from taccl.cli.advice import on_command_line
 from taccl.errors import InputError, SolverUnavailableError, TacclError
 
 if TYPE_CHECKING:
@@ -73,12 +74,17 @@ def picked(thing: object, *names: str) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in names}
 
 
-def explained(error: Exception, *, where: str | None = None) -> Answer:
-    """Answer that reports an error, with its exit code; `where` replaces the error's own location."""
+def explained(error: Exception, *, where: str | None = None, flags: Collection[str] = ()) -> Answer:
+    """Answer that reports an error, with its exit code.
+
+    - `where`: Location in place of the error's own.
+    - `flags`: Names of the verb's options, which replace parameters in the message.
+    """
     for kind, code in _EXIT_CODES:
         if isinstance(error, kind):
             where = where or getattr(error, "where", None)
-            return failed(getattr(error, "message", str(error)), code, where=where)
+            said = on_command_line(getattr(error, "message", str(error)), flags)
+            return failed(said, code, where=where)
     if tells_of_memory(error, bounded=address_space_bytes() is not None):
         own = str(error) if str(error).startswith("too little memory") else _OUT_OF_MEMORY
         return failed(own, 1, where=where)

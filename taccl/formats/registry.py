@@ -146,7 +146,7 @@ def convert(
     writing = for_kind(writing, reading.holds)
     route = _route(reading.holds, writing)
     writers = (*route, resolve_name(writing.dump))
-    to_write = {name: value for name, value in options.items() if any(name in _options(w) for w in writers)}
+    to_write = {name: value for name, value in options.items() if any(name in options_of(w) for w in writers)}
     to_read = {**(load_options or {}), **{n: value for n, value in options.items() if n not in to_write}}
     _check_options(
         to_read, (resolve_name(reading.load), *writers), reading, writing, where="options, load_options"
@@ -355,7 +355,7 @@ def _write(
     said: tuple[str, ...] = ()
     for step in route:
         given = _taken(step, options)
-        usual = not target.any_call and "in_place" in _options(step) and "in_place" not in given
+        usual = not target.any_call and "in_place" in options_of(step) and "in_place" not in given
         if usual and _is_usually_in_place(thing):
             given["in_place"] = True
             said = ("in place, as PyTorch calls it (in_place=false for separate buffers)",)
@@ -382,7 +382,7 @@ def _check_options(
     where: str = "options",
 ) -> None:
     """Raise `InputError` for an option that none of the functions of some formats has."""
-    known = list(dict.fromkeys(name for function in functions for name in _options(function)))
+    known = list(dict.fromkeys(name for function in functions for name in options_of(function)))
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None:
         names = [each.name for each in formats]
@@ -392,11 +392,11 @@ def _check_options(
 
 
 def _taken(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    known = _options(function)
+    known = options_of(function)
     return {name: value for name, value in options.items() if name in known}
 
 
-def _options(function: Callable[..., Any]) -> list[str]:
+def options_of(function: Callable[..., Any]) -> list[str]:
     """Names of a function's options: its keyword-only parameters."""
     parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]

@@ -43,6 +43,16 @@ RATES = {
 }  # fmt: skip
 
 
+def rates_of(tflops: float | None, gb_per_s: float | None) -> Rates | None:
+    """Rates of a processor, or None if neither is given. Raises `WorkloadError` if only one is."""
+    if tflops is None and gb_per_s is None:
+        return None
+    if tflops is None or gb_per_s is None:
+        absent, given = ("tflops", "gb_per_s") if tflops is None else ("gb_per_s", "tflops")
+        raise WorkloadError(f"found none beside {given}; give both, or neither", where=absent)
+    return Rates(tflops, gb_per_s)
+
+
 def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
     """Floating-point operations and bytes of memory traffic of an operation at one rank.
 
@@ -109,8 +119,8 @@ def _whole_us(workload: Workload, operation: Operation, rates: Rates | None) -> 
         return stated
     if rates is None:
         named = next(each.name for each in group if each.cost_us is None)
-        said = "has no cost_us, and the machine's rates are not known; give one, or rates="
-        raise WorkloadError(f"{said}Rates(tflops, gb_per_s)", where=named)
+        said = "has no cost_us, and the rates of the machine's processors are not known"
+        raise WorkloadError(f"{said}; give it one, or give tflops=... and gb_per_s=...", where=named)
     # Rounded up to the picosecond, the finest tick of sends.
     picoseconds = max(flops / rates.tflops, num_bytes * 1e3 / rates.gb_per_s)
     return stated + Fraction(math.ceil(picoseconds), 10**6)

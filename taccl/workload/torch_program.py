@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from taccl._internal.arguments import checked_as
 from taccl.errors import LossyConversionWarning, WorkloadError, warn
 from taccl.workload.autotransform import autotransform
+from taccl.workload.costs import rates_of
 from taccl.workload.files import load_workload
 from taccl.workload.kernels import kernel
 from taccl.workload.kind_programs import functions_of, text_of
@@ -46,6 +47,8 @@ def dump_torch_step(
     topology: Topology | None = None,
     original: str | os.PathLike[str] = "",
     step_s: Seconds = 60.0,
+    tflops: float | None = None,
+    gb_per_s: float | None = None,
 ) -> str:
     """Text of a Python module that runs a step, and compares it with the untransformed program.
 
@@ -60,6 +63,9 @@ def dump_torch_step(
         and fusion.
     step_s : float
         Time limit in seconds of the search for transformations.
+    tflops, gb_per_s : float, optional
+        Peak rates of a rank's processor, in TFLOPS and GB/s of memory traffic, for operations without costs.
+        Default: those of the machine, if they are known.
 
     Raises
     ------
@@ -68,7 +74,9 @@ def dump_torch_step(
     """
     plain = load_workload(original) if original else workload
     if topology is not None:
-        workload = autotransform(workload, topology, time_limit_s=step_s).workload
+        workload = autotransform(
+            workload, topology, rates=rates_of(tflops, gb_per_s), time_limit_s=step_s
+        ).workload
     plain = replace(
         plain, overlaps=(), operations=tuple(replace(each, fused="") for each in plain.operations)
     )

@@ -200,6 +200,13 @@ REFUSED = {
     "run": [
         ("run step.toml", "found a workload; expected a schedule or a program; `taccl run "),
         ("run step.toml --topology ring:3", "block: is of 4 ranks, and ring:3 has 3; make them equal"),
+        ("run step.toml --topology fully_connected:4 --tflops 5", "--gb-per-s: found none beside tflops"),
+        ("run step.toml --tflops 5", "--tflops: is for a step on a topology; give --topology"),
+        ("run step.toml --topology fully_connected:4 --step-s 1", "give --tflops ... and --gb-per-s ..."),
+        (
+            "convert step.toml out.py --to torch --topology fully_connected:4",
+            "give tflops=... and gb_per_s=...; give such options as --set NAME=VALUE",
+        ),
         ("run step.toml --topology fully_connected:4 --in-place", "--in-place: a step starts its own ranks"),
         (
             "run schedule.json --topology ring:4",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import warnings
 
 from taccl._internal.names import shown, table
 from taccl.cli.options import add_options, option, reader
 from taccl.cli.output import Answer, picked
 from taccl.cli.things import topology_from_word
-from taccl.errors import ExportError, InputError, LossyConversionWarning, TacclWarning
+from taccl.errors import InputError, LossyConversionWarning, TacclWarning
 
 
 def add(verb: argparse.ArgumentParser) -> None:
@@ -64,9 +65,6 @@ def run(options: argparse.Namespace) -> Answer:
                 options.file, options.target, from_=source, to=options.to, overwrite=options.overwrite,
                 load_options=load_options, **{**on_the_way, **dict(options.set)},
             )  # fmt: skip
-        except ExportError as error:
-            remedy = "; give such options as --set NAME=VALUE" if "=" in str(error) else ""
-            raise ExportError(f"{error}{remedy}") from None
         except InputError as error:
             if error.where != "format":
                 raise
@@ -96,8 +94,8 @@ def _listed() -> Answer:
     return Answer(table(rows), {"formats": values})
 
 
-def _setting(word: str) -> tuple[str, bool | int | str]:
-    """The name and the value of ``NAME=VALUE``: true or false, a whole number, or else text."""
+def _setting(word: str) -> tuple[str, bool | float | str]:
+    """The name and the value of ``NAME=VALUE``: true or false, a number, or else text."""
     name, equals, value = word.partition("=")
     name = name.strip().replace("-", "_")
     if not equals or not name.isidentifier():
@@ -106,4 +104,6 @@ def _setting(word: str) -> tuple[str, bool | int | str]:
         return name, value.lower() == "true"
     if value.isascii() and value.isdigit() and len(value) < 19:
         return name, int(value)
+    if re.fullmatch(r"\d{1,18}\.\d{1,18}", value, re.ASCII):
+        return name, float(value)
     return name, value

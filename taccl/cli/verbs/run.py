@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from taccl._internal.names import shown
 from taccl._internal.units import format_count, parse_size
-from taccl.cli.options import add_options, flag_of, option, positive, seconds, sizes
+from taccl.cli.options import add_options, flag_of, option, positive, rate, refuse, seconds, sizes
 from taccl.cli.output import Answer, is_first_rank, notes_shown, picked, with_content
 from taccl.cli.things import topology_from_word
 from taccl.errors import InputError
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Options that not every engine takes (`Runtime.run_options`).
 _OF_SOME = ("topology", "in_place", "sizes", "log")
+#: {rate of a processor: its description}.
+_RATES = {"tflops": "TFLOPS", "gb_per_s": "memory traffic in GB/s"}
 
 
 def add(verb: argparse.ArgumentParser) -> None:
@@ -48,6 +50,9 @@ def add(verb: argparse.ArgumentParser) -> None:
     option(
         verb, "--step-s S", "for a step: time limit in seconds for its transformation", seconds, default=60.0
     )
+    for name, what in _RATES.items():
+        help = f"for a step: {what} of a rank's processor, for operations without costs"
+        option(verb, f"{flag_of(name)} N", f"{help} (default: the machine's)", rate)
     help = f"{_with('in_place')}: lower a schedule with input and output in one buffer"
     option(verb, "--in-place", help)
     add_options(verb, "--seed", help="random seed of the inputs (default 0)")
@@ -73,6 +78,7 @@ def run(options: argparse.Namespace) -> Answer:
     with notes_shown(wanted=is_first) as note:
         if options.topology is not None:
             return _run_step(options, note)
+        refuse(options, _RATES, "is for a step on a topology; give --topology, or leave it out")
         given = picked(options, "dtype", "repetitions", "timeout_s", "seed")
         chosen = options.sizes or (parse_size(options.size or "1MB"),)
         read = partial(_program, options)
@@ -90,6 +96,7 @@ def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answe
     from taccl.runtime.environment import launched_by
     from taccl.runtime.step import execute_step
     from taccl.workload import autotransform
+    from taccl.workload.costs import rates_of
     from taccl.workload.meaning import TOLERANCE
     from taccl.workload.workload import Workload
 
@@ -102,7 +109,8 @@ def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answe
         raise InputError(said, where="--topology")
     note("transforming and scheduling")
     topology = topology_from_word(options.topology)
-    step = autotransform(program, topology, time_limit_s=options.step_s, note=note)
+    rates = rates_of(options.tflops, options.gb_per_s)
+    step = autotransform(program, topology, rates=rates, time_limit_s=options.step_s, note=note)
     given = picked(options, "seed", "timeout_s")
     difference = execute_step(step, reference=program, **given, note=note)
     most = max(TOLERANCE[each.dtype] for each in program.tensors.values())

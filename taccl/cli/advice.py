@@ -1,0 +1,52 @@
+"""Advice of the library in messages, put in terms of the command line.
+
+The library names its parameters, as in ``backend='greedy'``. A verb with such an option shows the option.
+Options of file formats are given to ``taccl convert`` alone, so other verbs show that command.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from taccl.cli.options import flag_of
+
+#: A parameter with or without a value, as messages write it.
+_PARAMETER = re.compile(r"(?<![-\w.])([a-z]\w{2,})=(?!=)(\.\.\.|'[^']*'|\"[^\"]*\"|[\w.]*\w)?")
+
+
+def on_command_line(said: str, flags: Collection[str]) -> str:
+    """Message in which parameters are options of a verb, with a command for options of file formats.
+
+    - `flags`: Names of the verb's options, without dashes.
+    """
+    names = {match[1] for match in _PARAMETER.finditer(said)}
+    if not names:
+        return said
+
+    def as_option(match: re.Match[str]) -> str:
+        name, value = match[1], (match[2] or "").strip("'\"")
+        if name not in flags or flag_of(name) in said or value.lower() == "false":
+            return match[0]
+        return flag_of(name) if value in ("True", "") else f"{flag_of(name)} {value}"
+
+    made = _PARAMETER.sub(as_option, said)
+    left = names - set(flags)
+    if "--set" in said or not left:
+        return made
+    if "set" in flags:
+        return f"{made}; give such options as --set NAME=VALUE" if left & _settings("load", "dump") else made
+    told = " ".join(f"--set {name}=VALUE" for name in sorted(left & _settings("load")))
+    return f"{made}; `taccl convert IN OUT {told}` writes a file that states it" if told else made
+
+
+def _settings(*ways: str) -> set[str]:
+    """Names of the options with which files are read (``load``) or written (``dump``)."""
+    from pkgutil import resolve_name
+
+    from taccl.formats.registry import options_of
+    from taccl.formats.table import FORMATS, WAYS
+
+    found = [getattr(each, way) for each in FORMATS for way in ways]
+    found += WAYS.values() if "dump" in ways else []
+    return {name for function in found if function for name in options_of(resolve_name(function))}
