@@ -11,7 +11,7 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from taccl.workload.fx_values import Named, Piece, Stacked, described
+from taccl.workload.fx_values import Named, Piece, Repeated, Stacked, View, described
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,10 +68,41 @@ def _joined(graph: Graph, given: Arguments) -> Any:
 
 
 def _concatenated(graph: Graph, given: Arguments) -> Any:
-    """Concatenation of several tensors along an axis that is not sliced over ranks."""
-    values = [Named(graph.name_of(each)) for each in given["tensors"]]
+    """Concatenation of several tensors along an axis."""
+    values = given["tensors"]
     axis = given["dim"] % len(graph.local_shape(values[0]))
-    return graph.make("concat", *values, axis=axis)
+    sliced = next((each for each in values if not isinstance(each, Repeated)), None)
+    if sliced is not None:
+        values = [_beside(graph, each, sliced) if isinstance(each, Repeated) else each for each in values]
+    return graph.joined(values, axis)
+
+
+def _beside(graph: Graph, value: Repeated, other: Any) -> Any:
+    """Tensor with repeated elements in memory, sliced over ranks as another tensor is."""
+    tensor, local = graph.tensor(other), graph.local_shape(value.source)
+    local = (*(len(value.shape) - len(local)) * (1,), *local)
+    axes = [axis for axis in range(len(tensor.shape)) if graph.mesh.slicing(tensor, axis)]
+    if not axes or len(tensor.shape) != len(local) or any(local[axis] != 1 for axis in axes):
+        return value
+    row = Named(tensor.name)
+    for axis, length in enumerate(tensor.shape):
+        if axis not in axes and length > 1:
+            row = graph.make("narrow", row, axis=axis, start=0, stop=1)
+    source = Named(graph.name_of(View(graph.name_of(value.source), local, is_squeezed=True)))
+    made = graph.make("expand", source, row)
+    for axis, length in enumerate(value.shape):
+        if axis not in axes and local[axis] != length:
+            made = graph.make("repeat", made, axis=axis, stop=length)
+    return made
+
+
+def _stacked(graph: Graph, given: Arguments) -> Any:
+    """Concatenation of tensors along a new axis."""
+    shape = graph.local_shape(given["tensors"][0])
+    axis = given["dim"] % (len(shape) + 1)
+    wide = (*shape[:axis], 1, *shape[axis:])
+    values = [View(graph.name_of(each), wide, is_squeezed=True) for each in given["tensors"]]
+    return graph.joined(values, axis)
 
 
 def _all_reduce(graph: Graph, given: Arguments) -> Any:
@@ -138,7 +169,7 @@ COLLECTIVE_READERS: dict[str, Reader] = {
     **dict.fromkeys(
         ("aten.chunk", "aten.split", "aten.split_with_sizes", "aten.tensor_split"), _in_pieces,
     ),
-    "aten.cat": _joined,
+    "aten.cat": _joined, "aten.stack": _stacked,
     "_c10d_functional.all_reduce": _all_reduce,
     "_c10d_functional.reduce_scatter_tensor": _reduce_scatter,
     "_c10d_functional.all_gather_into_tensor": _all_gather,

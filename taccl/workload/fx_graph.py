@@ -27,7 +27,7 @@ from taccl.workload.fx_values import (
     Whole,
     described,
 )
-from taccl.workload.fx_views import unviewed, whole_shape
+from taccl.workload.fx_views import alike_sliced, made_whole, unviewed
 from taccl.workload.layouts import infer
 from taccl.workload.operations import (
     COLLECTIVES,
@@ -103,6 +103,10 @@ class Graph:
         try:
             made = infer(operation, [self.tensors[name] for name in names], self.mesh)
         except WorkloadError as error:
+            matched = alike_sliced(self, names) if kind in POINTWISE else None
+            if matched is not None:
+                found = self.make(kind, *map(Named, matched), **options)
+                return found if shape is None else self.viewed(found, shape)
             found = of_parts(self, kind, [Named(name) for name in names], **options)
             if found is not None:
                 return found if shape is None else self.viewed(found, shape)
@@ -135,8 +139,7 @@ class Graph:
             if value.shape == self.local_shape(Named(value.name)):
                 return value.name
             if value not in self.reshaped:
-                shape = whole_shape(self, value)
-                self.reshaped[value] = self.name_of(self.make("reshape", Named(value.name), shape=shape))
+                self.reshaped[value] = made_whole(self, value)
             return self.reshaped[value]
         raise self.refused(f"{self.node.target} reads {described(value)}; only whole tensors are supported")
 
@@ -157,17 +160,38 @@ class Graph:
         return found
 
     def part(self, value: Any, axis: int, start: int, stop: int) -> Any:
-        """Range of local indices along an axis; `WorkloadError` if the axis is sliced over ranks."""
-        if self.local_shape(value)[axis] != self.tensor(value).shape[axis]:
-            said = f"{self.node.target} slices {start}:{stop} of axis {axis} of {described(value)}"
-            raise self.refused(f"{said}, which is sliced over ranks; slice another axis, or reshape it")
-        return self.make("narrow", value, axis=axis, start=start, stop=stop)
+        """Range of local indices along an axis, of each rank's slice if the axis is sliced over ranks."""
+        return self._of_each_slice("narrow", [value], axis, start=start, stop=stop)
 
     def padded(self, value: Any, axis: int, start: int, length: int) -> Any:
         """Pad a value with zeros to `length` along an axis, from index `start`: the gradient of `part`."""
         if self.local_shape(value)[axis] == length:
             return value
-        return self.make("pad", value, axis=axis, start=start, stop=length)
+        return self._of_each_slice("pad", [value], axis, start=start, stop=length)
+
+    def joined(self, values: list[Any], axis: int) -> Any:
+        """Concatenation of values along an axis, of each rank's slices if the axis is sliced over ranks."""
+        return self._of_each_slice("concat", values, axis)
+
+    def _of_each_slice(self, kind: str, values: list[Any], axis: int, **options: Any) -> Any:
+        """Result of an operation along an axis, applied to each rank's slice of that axis.
+
+        If the axis is sliced, it becomes two: one of ranks, and one of a rank's indices.
+        """
+        named = [Named(self.name_of(value)) for value in values]
+        slices = {self.mesh.slices(self.tensor(each), axis) for each in named}
+        if slices == {1} or len(slices) > 1:
+            return self.make(kind, *named, axis=axis, **options)
+        (ranks,) = slices
+        cut = []
+        for each in named:
+            shape = self.tensor(each).shape
+            two = (*shape[:axis], ranks, shape[axis] // ranks, *shape[axis + 1 :])
+            cut.append(self.make("reshape", each, shape=two))
+        made = self.make(kind, *cut, axis=axis + 1, **options)
+        shape = self.tensor(made).shape
+        one = (*shape[:axis], ranks * shape[axis + 1], *shape[axis + 2 :])
+        return self.make("reshape", made, shape=one)
 
     def only(self, given: dict[str, Any], **expected: Any) -> None:
         """Raise `WorkloadError` if an argument is given with another value than the expected one."""

@@ -56,6 +56,17 @@ def _embedding_grad(graph: Graph, given: Arguments) -> Any:
     return graph.make("embedding_grad", grad, ids, stop=rows)
 
 
+def _accumulated(graph: Graph, given: Arguments) -> Any:
+    """Sums of rows at ids, in a tensor of zeros: the gradient of an embedding, decomposed."""
+    shape, _ = graph.stated()
+    ids = given["indices"]
+    if number_of(given["self"]) != 0 or len(ids) != 1 or not given["accumulate"] or not shape:
+        said = f"{graph.node.target} writes {described(given['values'])} at {described(ids)} of"
+        said += f" {described(given['self'])}"
+        raise graph.refused(f"{said}; only sums of rows in a tensor of zeros are supported")
+    return graph.make("embedding_grad", given["values"], ids[0], stop=shape[0])
+
+
 def _only_whole(graph: Graph, value: Any, axis: int) -> None:
     """Raise `WorkloadError` if the axis that ids index is sliced over ranks."""
     tensor = graph.tensor(value)
@@ -156,6 +167,8 @@ ID_READERS: dict[str, Reader] = {
     "aten.nll_loss_forward": lambda graph, given: graph.first(lambda: _nll(graph, given)),
     "aten.gather": _gathered,
     "aten.scatter": _scattered,
+    "aten.index_put": _accumulated,
+    "aten._unsafe_index_put": _accumulated,
     "aten.nll_loss": _nll,
     "aten.nll_loss_nd": _nll,
     "aten.nll_loss_backward": _nll_grad,

@@ -16,6 +16,7 @@ from taccl.workload.fx_collectives import COLLECTIVE_READERS
 from taccl.workload.fx_comparisons import COMPARISON_READERS
 from taccl.workload.fx_gradients import GRADIENT_READERS
 from taccl.workload.fx_ids import ID_READERS
+from taccl.workload.fx_images import IMAGE_READERS
 from taccl.workload.fx_norms import NORM_READERS
 from taccl.workload.fx_values import (
     Deferred,
@@ -61,6 +62,8 @@ def _plus(sign: float) -> Reader:
         a, b = number_of(one), number_of(two)
         if a is not None and b is not None:
             return Filled(a + factor * b)
+        if (a == 0 and factor == 1) or b == 0:
+            return two if b is None else one
         if b is not None:
             return graph.make("offset", one, value=factor * b)
         if a is not None:
@@ -79,6 +82,8 @@ def _reversed_difference(graph: Graph, given: Arguments) -> Any:
 
 
 def _times(graph: Graph, given: Arguments) -> Any:
+    if graph.stated()[1] == "bool" and not any(number_of(each) is not None for each in given.values()):
+        return graph.make("logical_and", given["self"], given["other"])
     one, two = (graph.numeric(given[name]) for name in ("self", "other"))
     a, b = number_of(one), number_of(two)
     if a is not None and b is not None:
@@ -254,6 +259,10 @@ def _selected(graph: Graph, given: Arguments) -> Any:
     axis = given["dim"] % len(shape)
     place = given["index"] % shape[axis]
     made = graph.part(source, axis, place, place + 1)
+    if graph.mesh.slicing(graph.tensor(made), axis):
+        order = (axis, *(i for i in range(len(shape)) if i != axis))
+        first = graph.make("transpose", made, axes=order) if axis else made
+        return Own(first.name, (*shape[:axis], *shape[axis + 1 :]))
     return View(made.name, (*shape[:axis], *shape[axis + 1 :]), is_squeezed=True)
 
 
@@ -378,5 +387,5 @@ READERS: dict[str, Reader] = {
     "aten.native_dropout": lambda graph, given: graph.first(lambda: _dropout(graph, given)),
     "aten.copy_": _copy, "aten._assert_tensor_metadata": _nothing,
     **COLLECTIVE_READERS, **GRADIENT_READERS, **NORM_READERS, **COMPARISON_READERS, **ID_READERS,
-    **ATTENTION_READERS,
+    **ATTENTION_READERS, **IMAGE_READERS,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Numbers that each rank computes from its own part of the data, such as the mean loss of its own tokens.
+"""Tensors that each rank computes from its own data, such as the mean loss of its own tokens.
 
 A sum over a sliced axis is a partial tensor, whose parts are the ranks' own sums. A linear operation on all
 parts is one on their sum. Any other, such as the quotient of two sums, is an operation on each part. For it
@@ -21,64 +21,68 @@ if TYPE_CHECKING:
 
 
 def of_parts(graph: Graph, kind: str, values: Sequence[Any], **options: Any) -> Any:
-    """Result of a point-wise operation on the parts of partial numbers; None if they cannot be separated.
+    """Result of a point-wise operation on the parts of partial tensors; None if they cannot be separated.
 
     It is an `Own`, or a tensor that is sliced as another operand is.
     """
     if kind not in POINTWISE or kind == "dropout":
         return None
-    mesh, names, shapes = graph.mesh, list[str](), list[tuple[int, ...]]()
-    dims, places = set[tuple[str, ...]](), set[tuple[int, int]]()
-    for value in values:
-        own = _own(graph, value)
-        names.append(graph.name_of(value) if own is None else own)
-        shapes.append(graph.local_shape(value))
-        tensor = graph.tensors[names[-1]]
-        axes = [axis for axis in range(len(tensor.shape)) if mesh.slicing(tensor, axis)]
-        if own is not None:
-            dims.add(mesh.slicing(tensor, 0))
-        elif mesh.partial(tensor) or (not axes and math.prod(tensor.shape) > 1):
-            return None
-        else:
-            places |= {(axis - len(tensor.shape), tensor.shape[axis]) for axis in axes}
-            dims |= {mesh.slicing(tensor, axis) for axis in axes}
-    if len(dims) != 1 or len(places) > 1:
+    mesh = graph.mesh
+    owned = [_own(graph, value) for value in values]
+    rest = [graph.tensor(value) for value, own in zip(values, owned, strict=True) if own is None]
+    axes = [(each, axis) for each in rest for axis in range(len(each.shape)) if mesh.slicing(each, axis)]
+    dims = {mesh.slicing(each, axis) for each, axis in axes}
+    dims |= {mesh.slicing(graph.tensors[own.name], 0) for own in owned if own is not None}
+    places = {(axis - len(each.shape), each.shape[axis]) for each, axis in axes}
+    if len(dims) != 1 or len(places) > 1 or any(mesh.partial(each) for each in rest):
         return None
-    if not places:
-        made = graph.make(kind, *map(Named, names), **options)
-        return Own(graph.name_of(made), max(shapes, key=len))
-    ((place, length),) = places
-    for at, value in enumerate(values):
-        if _own(graph, value) is not None:
-            (ranks,) = graph.tensors[names[at]].shape
-            wide = graph.make("repeat", Named(names[at]), axis=0, stop=length // ranks)
-            shape = (length, *(-place - 1) * (1,))
-            names[at] = graph.name_of(wide if place == -1 else graph.make("reshape", wide, shape=shape))
-    return graph.make(kind, *map(Named, names), **options)
+    if places and any(own is not None and math.prod(own.shape) > 1 for own in owned):
+        return None
+    count = max(len(graph.local_shape(value)) for value in values)
+    names = list[str]()
+    for value, own in zip(values, owned, strict=True):
+        if own is None:
+            names.append(graph.name_of(value))
+        elif places:
+            names.append(_widened(graph, own, *next(iter(places))))
+        else:
+            names.append(_parts(graph, own, (*(count - len(own.shape)) * (1,), *own.shape)))
+    made = graph.make(kind, *map(Named, names), **options)
+    return made if places else Own(made.name, graph.tensor(made).shape[1:])
 
 
 def total_of(graph: Graph, value: Own) -> str:
-    """Name of the partial tensor whose part at each rank is the rank's own number."""
-    made = graph.make("sum", Named(value.name), axis=0)
-    if value.shape:
-        made = graph.make("reshape", made, shape=value.shape)
-    name = graph.name_of(made)
-    graph.parts[name] = value.name
+    """Name of the partial tensor whose part at each rank is the rank's own."""
+    apart = _parts(graph, value, value.shape)
+    name = graph.name_of(graph.make("sum", Named(apart), axis=0))
+    graph.parts[name] = apart
     return name
 
 
-def _own(graph: Graph, value: Any) -> str | None:
-    """Vector of a rank's own numbers; None if a value is not such a number."""
-    if isinstance(value, Own):
+def _parts(graph: Graph, value: Own, shape: tuple[int, ...]) -> str:
+    """Tensor of the parts, each in a given shape."""
+    ranks, *before = graph.tensors[value.name].shape
+    if (*before,) == shape:
         return value.name
+    return graph.name_of(graph.make("reshape", Named(value.name), shape=(ranks, *shape)))
+
+
+def _widened(graph: Graph, number: Own, place: int, length: int) -> str:
+    """Tensor with each rank's number at the rank's slice of an axis of some length; `place` is below 0."""
+    flat = _parts(graph, number, ())
+    made = graph.make("repeat", Named(flat), axis=0, stop=length // graph.tensors[flat].shape[0])
+    if place != -1:
+        made = graph.make("reshape", made, shape=(length, *(-place - 1) * (1,)))
+    return graph.name_of(made)
+
+
+def _own(graph: Graph, value: Any) -> Own | None:
+    """Parts of a partial tensor; None if a value is no such tensor, or its parts cannot be separated."""
+    if isinstance(value, Own):
+        return value
     tensor = graph.tensor(value)
-    if not graph.mesh.partial(tensor) or math.prod(tensor.shape) != 1:
-        return None
-    found = _separated(graph, tensor.name)
-    if found is None or len(graph.tensors[found].shape) == 1:
-        return found
-    flat = graph.make("reshape", Named(found), shape=graph.tensors[found].shape[:1])
-    return graph.name_of(flat)
+    found = _separated(graph, tensor.name) if graph.mesh.partial(tensor) else None
+    return None if found is None else Own(found, tensor.shape)
 
 
 def _separated(graph: Graph, name: str) -> str | None:
@@ -105,6 +109,8 @@ def _remade(graph: Graph, operation: Operation) -> Any:
             before, after = source.shape[:axis], source.shape[axis + 1 :]
             cut = (*before, ranks, source.shape[axis] // ranks, *after)
             made = graph.make("reshape", Named(source.name), shape=cut)
+            if mesh.slicing(graph.tensor(made), axis) != dims:
+                return None  # a mesh dimension of one rank, whose axis may be any of length 1
             if axis:
                 order = (axis, *(i for i in range(len(cut)) if i != axis))
                 made = graph.make("transpose", made, axes=order)

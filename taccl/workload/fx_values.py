@@ -68,9 +68,9 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """A number that each rank computes from its own data: its element of the vector `name`.
+    """A tensor that each rank computes from its own data: its slice of `name` along the first axis.
 
-    - `shape`: Local shape, in which every axis has length 1.
+    - `shape`: Shape at one rank.
     """
 
     name: str
@@ -132,7 +132,7 @@ def described(value: Any) -> str:
     if isinstance(value, Positions):
         return f"whole numbers from {value.start} to before {value.stop}"
     if isinstance(value, Own):
-        return f"a number of each rank, in {value.name}"
+        return f"what each rank has of {value.name}"
     if isinstance(value, View):
         return f"{value.name} as {list(value.shape)}"
     if isinstance(value, Stacked):

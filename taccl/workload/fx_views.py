@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from taccl.workload.fx_values import Named, View, described
+from taccl.workload.fx_values import Named, Own, View, described
 from taccl.workload.operations import Operation, Tensor, labels_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taccl.workload.fx_graph import Graph
 
 
@@ -28,8 +30,64 @@ def unviewed(graph: Graph, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tu
     return tuple(Named(each.name) if isinstance(each, View) else each for each in values), shape
 
 
-def whole_shape(graph: Graph, view: View) -> tuple[int, ...]:
-    """Shape of the global array whose local parts have the shape of a view."""
+def made_whole(graph: Graph, view: View) -> str:
+    """Name of the tensor whose local parts are a view."""
+    shape = _whole_shape(graph, view)
+    if shape is not None:
+        return graph.name_of(graph.make("reshape", Named(view.name), shape=shape))
+    tensor = graph.tensors[view.name]
+    axes = [axis for axis in range(len(tensor.shape)) if graph.mesh.slicing(tensor, axis)]
+    if len(axes) > 1:
+        said = f"{graph.node.target} reads {described(view)}, but {view.name} is {tensor}"
+        raise graph.refused(f"{said}: no global tensor has these local parts; slice one axis alone")
+    # Each rank's elements, one rank after the other.
+    ranks, made = _by_rank(graph, view.name, axes[0])
+    if not view.shape:
+        flat = graph.make("reshape", made, shape=(ranks,))
+        return graph.name_of(Own(graph.name_of(flat), ()))
+    shape = (ranks * view.shape[0], *view.shape[1:])
+    return graph.name_of(graph.make("reshape", made, shape=shape))
+
+
+def _by_rank(graph: Graph, name: str, axis: int) -> tuple[int, Any]:
+    """(number of slices, tensor with a first axis of slices), of a tensor that is sliced along an axis."""
+    tensor = graph.tensors[name]
+    ranks, shape = graph.mesh.slices(tensor, axis), tensor.shape
+    cut = (*shape[:axis], ranks, shape[axis] // ranks, *shape[axis + 1 :])
+    made = graph.make("reshape", Named(name), shape=cut)
+    order = (axis, *(i for i in range(len(cut)) if i != axis))
+    return ranks, graph.make("transpose", made, axes=order) if axis else made
+
+
+def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
+    """Tensors with the same local parts, all sliced along the axis of the first that is sliced.
+
+    Axes are counted from the last one. None if all are already, or if one is broadcast along that axis.
+    """
+    mesh, found, wanted = graph.mesh, list[str](), None
+    for name in names:
+        tensor = graph.tensors[name]
+        axes = [axis for axis in range(len(tensor.shape)) if mesh.slicing(tensor, axis)]
+        places = [axis - len(tensor.shape) for axis in axes]
+        if len(axes) > 1 or mesh.partial(tensor):
+            return None
+        if not axes or wanted in (None, places[0]):
+            wanted, length = (places[0], tensor.local_shape(mesh)[axes[0]]) if axes else (wanted, 0)
+            found.append(name)
+            continue
+        local, to = tensor.local_shape(mesh), len(tensor.shape) + wanted
+        if to < 0 or local[to] != length:
+            return None
+        ranks, made = _by_rank(graph, name, axes[0])
+        order = (*range(1, to + 1), 0, *range(to + 1, len(local) + 1))
+        made = graph.make("transpose", made, axes=order) if to else made
+        shape = (*local[:to], ranks * local[to], *local[to + 1 :])
+        found.append(graph.name_of(graph.make("reshape", made, shape=shape)))
+    return found if found != [*names] else None
+
+
+def _whole_shape(graph: Graph, view: View) -> tuple[int, ...] | None:
+    """Shape of the global array whose local parts are a view; None if there is none with the same order."""
     tensor, local = graph.tensors[view.name], view.shape
     sliced = [axis for axis in range(len(tensor.shape)) if graph.mesh.slicing(tensor, axis)]
     parts = {axis: graph.mesh.slices(tensor, axis) for axis in sliced}
@@ -45,7 +103,4 @@ def whole_shape(graph: Graph, view: View) -> tuple[int, ...]:
             before = graph.local_shape(Named(view.name))
             other = sum(before[a] != local[b] for a, b in zip(sliced, to, strict=True))
             found.append(((other if view.is_squeezed else 0, moved), tuple(shape)))
-    if not found:
-        said = f"{graph.node.target} reads {described(view)}, but {view.name} is {tensor}"
-        raise graph.refused(f"{said}: no global tensor has these local parts; slice an outer axis")
-    return min(found)[1]
+    return min(found)[1] if found else None

@@ -29,6 +29,7 @@ _VALUES = {
     "arange": "torch.arange({start}, {stop}, dtype=torch.{dtype}, device=device())",
     "matmul": "torch.matmul({0}, {1})",
     "relu_grad": "torch.where({1} > 0, {0}, 0.0)", "masked_fill": "({0}).masked_fill({1}, {v})",
+    "expand": "{0}.expand(torch.broadcast_shapes({0}.shape, {1}.shape))",
     "where": "torch.where({0}, {1}, {2})",
     "layernorm": "torch.nn.functional.layer_norm({0}, ({0}).shape[-1:], eps={v})",
     "layernorm_grad": "layernorm_grad({0}, {1}, {v})",

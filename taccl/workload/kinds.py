@@ -43,6 +43,7 @@ class Kind:
     - `ids`: Positions of operands that are whole numbers; None if operands of any type are only moved.
     - `masks`: Positions of operands that may be of type bool.
     - `pointwise`: True if an element of the result needs only that element of each operand.
+    - `typed`: Positions of the operands that determine the result's element type; None for all that compute.
     - `makes`: Element type of the result; empty if it follows from the operands or the option `dtype`.
     """
 
@@ -57,6 +58,7 @@ class Kind:
     ids: tuple[int, ...] | None = ()
     masks: tuple[int, ...] = ()
     pointwise: bool = False
+    typed: tuple[int, ...] | None = None
     makes: str = ""
 
 
@@ -150,6 +152,10 @@ TABLE: dict[str, Kind] = {
     "where": Kind(
         "b where a is true, else c", rules.broadcast, rules.same_axes, (3,), masks=(0,), ids=None,
         pointwise=True
+    ),
+    "expand": Kind(
+        "a, repeated to the shape of a and b", rules.broadcast, rules.same_axes, (2,), ids=None,
+        pointwise=True, typed=(0,)
     ),
     **_comparisons(),
     "logical_not": _of_masks("true where a is false", 1),

@@ -140,7 +140,8 @@ def _dtype(operation: Operation, inputs: Sequence[Tensor]) -> str:
         if operation.dtype not in FLOATS:
             raise refused(operation, f"found dtype {operation.dtype}; expected {' or '.join(FLOATS)}")
         return operation.dtype
-    computed = [each for at, each in enumerate(inputs) if at not in (*(kind.ids or ()), *kind.masks)]
+    typed = range(len(inputs)) if kind.typed is None else kind.typed
+    computed = [inputs[at] for at in typed if at not in (*(kind.ids or ()), *kind.masks)]
     found = max((each.dtype for each in computed), key=lambda name: DTYPE_BYTES[name])
     if "VALUE" in kind.options and found not in FLOATS:
         value = float(operation.value or 0)

@@ -217,27 +217,37 @@ def test_attention_with_dropout_is_refused():
         from_fx(graph(x, y, returned=y), 2)
 
 
-def test_a_range_of_slices_is_refused():
-    """A range along a sliced axis is refused, as a rank's first rows are not the first of all."""
-    x = Node("placeholder", "x", shape=(4, 8))
-    y = Node("call_function", "y", "aten.slice", (x, 0, 0, 2, 1), (2, 8),
+def test_a_range_along_a_sliced_axis_is_of_each_slice():
+    """Rows 1 and 2 of each rank's 4 are a tensor of 4 rows, sliced as the operand is."""
+    x = Node("placeholder", "x", shape=(4, 2))
+    y = Node("call_function", "y", "aten.slice", (x, 0, 1, 3, 1), (2, 2),
              schema=("self", "dim", "start", "end", "step"))  # fmt: skip
-    with pytest.raises(
-        WorkloadError, match=r"^y: aten\.slice\.default slices 0:2 of axis 0 of x, which is sliced"
-    ):
-        from_fx(graph(x, y, returned=y), 2, layouts={"x": "sliced(0)"})
+    z = Node("call_function", "z", "aten.cat", ([y, x], 0), (6, 2), schema=("tensors", "dim"))
+    step = from_fx(graph(x, y, z, returned=z), 2, layouts={"x": "sliced(0)"})
+    parts = [np.arange(8.0, dtype=np.float32).reshape(4, 2) + 10 * rank for rank in range(2)]
+    values = step.run({"x": parts})
+    for rank, part in enumerate(parts):
+        np.testing.assert_array_equal(values["z"][rank], np.concatenate([part[1:3], part]))
 
 
-def test_views_that_mix_slices_are_refused():
-    """A view that flattens two axes, the inner one sliced, is refused: a rank's rows are not contiguous."""
-    x = Node("placeholder", "x", shape=(4, 3, 8))
-    y = Node("call_function", "y", "aten.view", (x, [12, 8]), (12, 8), schema=("self", "size"))
-    z = Node("call_function", "z", "aten._softmax", (y, 1, False), (12, 8),
+def test_views_that_mix_slices_keep_each_rank_s_rows():
+    """A view that flattens two axes, the inner one sliced, has each rank's rows in their order."""
+    x = Node("placeholder", "x", shape=(4, 3, 2))
+    y = Node("call_function", "y", "aten.view", (x, [12, 2]), (12, 2), schema=("self", "size"))
+    z = Node("call_function", "z", "aten._softmax", (y, 1, False), (12, 2),
              schema=("self", "dim", "half_to_float"))  # fmt: skip
-    nodes = graph(x, y, z, returned=z)
-    assert from_fx(nodes, 2, layouts={"x": "sliced(0)"}).tensors["z"].layout == "sliced(0)"
-    with pytest.raises(WorkloadError, match=r"^z: .*no global tensor has these local parts"):
-        from_fx(nodes, 2, layouts={"x": "sliced(1)"})
+    back = Node("call_function", "back", "aten.view", (z, [4, 3, 2]), (4, 3, 2), schema=("self", "size"))
+    y2 = Node("call_function", "y2", "aten.add", (x, back), (4, 3, 2), schema=("self", "other"))
+    y2.kwargs["alpha"] = 1
+    nodes = graph(x, y, z, back, y2, returned=y2)
+    for layout in ("sliced(0)", "sliced(1)"):
+        step = from_fx(nodes, 2, layouts={"x": layout})
+        assert (step.tensors["z"].layout, step.tensors["y2"].layout) == ("sliced(0)", layout)
+        parts = [np.random.default_rng(rank).random((4, 3, 2), np.float32) for rank in range(2)]
+        values = step.run({"x": parts})
+        for rank, part in enumerate(parts):
+            rows = np.exp(part) / np.exp(part).sum(-1, keepdims=True)
+            np.testing.assert_allclose(values["y2"][rank], part + rows, rtol=1e-5)
 
 
 def test_a_rank_divides_its_own_sums():

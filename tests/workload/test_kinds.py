@@ -61,6 +61,7 @@ CASES = {
     "equal": [(["ids", "ids"], {}), ([ROWS], {"value": 0.5})],
     "logical_not": [(["mask"], {})],
     "logical_and": [(["mask", "mask"], {})],
+    "expand": [([(8,), ROWS], {}), ([(1, 1), (6, 1)], {})],
     "minimum": [([ROWS, (6, 1)], {})],
     "cos": [([ROWS], {})],
     "masked_fill": [([ROWS, "mask"], {"value": -2.0}), ([ROWS, "mask"], {"value": float("-inf")})],
