@@ -161,7 +161,8 @@ def _part_of_sums(
 ) -> Iterator[tuple[int, Ints, Ints, Ints, Ints]]:
     """Yield (step, chunk, source, destination, index in `sums`) of moves, for one part of the chunks.
 
-    - `along`: Dimensions along which sums are scattered, in order; along the others they are whole.
+    - `along`: Dimensions along which sums are scattered, in order; along other dimensions every rank has
+      whole sums.
     - `sums`: {ranks whose contributions are added up: index}; new sums are added.
     """
     digits, value = dims.digits(np.arange(dims.num_ranks)), np.arange(len(chunk))

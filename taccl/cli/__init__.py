@@ -1,7 +1,7 @@
 """The command line: one file per verb, each of which calls one public function; only this package prints.
 
-Exit codes: 0 done; 1 the answer is no (infeasible, a check failed, no schedule found); 2 bad input, or an
-answer that cannot be written; 3 a known solver is not installed or not licensed; 70 a fault of taccl's own;
+Exit codes: 0 done; 1 the answer is no (infeasible, a check failed, no schedule found); 2 bad input, or
+output that cannot be written; 3 a known solver is not installed or not licensed; 70 an internal error;
 130 interrupted (Ctrl-C) before there was an answer.
 """
 

@@ -55,7 +55,7 @@ def test_near_ties_go_to_the_nearest_whole_number(whole, mantissa, exponent, ulp
 
 
 def test_a_tie_of_the_product_is_decided_by_a_rounding_error_of_any_size():
-    """Numbers next to (k + 1/2) / scale whose products round to k + 1/2 are rounded correctly."""
+    """Numbers whose float64 product is a tie, k + 1/2, are rounded by the exact product."""
     for scale in (3 + 2**-51, 3 - 2**-51, 49.0, 1e9 / 7):
         for odd in range(1, 400, 2):
             value = odd / 2 / scale
@@ -99,7 +99,7 @@ def test_the_bound_is_met_by_what_is_worst():
 
 
 def test_a_product_that_rounds_to_the_middle_is_decided_exactly():
-    """0.7 * s slightly above k + 1/2, with a float64 product of exactly that, is rounded to k + 1."""
+    """Random numbers are rounded by the exact product, also where its float64 value is k + 1/2."""
     rng = np.random.default_rng(0)
     values, scale = rng.uniform(-1, 1, 4000), 1e9 / 7
     found = quantise(values, scale, ranks=1)

@@ -61,8 +61,9 @@ def test_a_sum_waits_for_its_farthest_contribution():
 
 
 def test_counting_passes_whole_chunks():
-    """Four chunks over links of 3 and 5 us: floor(9 / 3) + floor(9 / 5) = 4, but only 2 + 1 at 8.
+    """Cut counting counts whole chunks per link.
 
+    Of four chunks, links of 3 and 5 us pass floor(9 / 3) + floor(9 / 5) = 4 in 9 us, but only 2 + 1 in 8 us.
     Divisible data would take 4 / (1/3 + 1/5) = 7.5 us.
     """
     bound = lower_bound(problem_of(pair((0, 3), (0, 5)), collectives.broadcast(2, chunks_per_rank=4)))
@@ -76,13 +77,16 @@ def test_chunks_of_unequal_size_count_by_size():
 
 
 def test_a_pipelined_link_holds_for_beta_alone():
-    """Three chunks start at 0, 1 and 2; the last takes 2 + 1 us."""
+    """A pipelined link is held for beta alone: three chunks start at 0, 1 and 2, and the last takes 2 + 1 us."""
     problem = problem_of(pair((2, 1), meaning="pipelined"), custom(2, [([0], [1])] * 3))
     assert lower_bound(problem).bound == 5
 
 
 def test_merging_pays_alpha_once_a_batch():
-    """Six chunks in two batches of three: 2 * (2 + 3) us; unmerged they take 18."""
+    """Merged chunks pay alpha once for each send.
+
+    Six chunks in two sends of three take 2 * (2 + 3) us; unmerged they take 18.
+    """
     problem = problem_of(pair((2, 1)), custom(2, [([0], [1])] * 6), merging=frozenset({0}), max_merge=3)
     assert lower_bound(problem).bound == 10
     assert lower_bound(problem.with_clauses(max_merge=1)).bound == 18
@@ -105,13 +109,16 @@ def test_one_machine_weighs_batches_releases_and_tails():
 
 
 def test_a_shared_nic_serialises_two_links():
-    """Sends of 3 us hold the NIC for 2: the second starts at 2 and ends at 5."""
+    """Two sends over one NIC are serialised: each takes 3 us and holds it for 2, so the second ends at 5."""
     problem = problem_of(two_nodes(), custom(4, [([0], [2]), ([1], [3])]), links_allowed=frozenset({4, 5}))
     assert lower_bound(problem).bound == 5
 
 
 def test_a_receiving_hold_serialises_too():
-    """Sends of 4 us hold an ingress for their last 3: ends at 4 and 7."""
+    """Two sends into one ingress are serialised by holds at their ends.
+
+    Each takes 4 us and holds the ingress for its last 3 us, so they end at 4 and 7.
+    """
     builder = TopologyBuilder("ingress", [0, 0, 1, 1])
     nic = builder.add_resource("ingress")
     for src, dst in ((0, 2), (1, 3)):

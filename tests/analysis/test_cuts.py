@@ -219,9 +219,11 @@ def test_what_limits_is_said_in_words():
 
 @pytest.mark.parametrize("use", ["ring", "in-network", "recursive"])
 def test_a_pool_of_slots_limits_what_is_shared(use):
-    """Four workers at 80 us/MB, and a pool of 160: 2 * 3 * 80 / (4 + 2 * 80 / 160) = 96 us/MB for any adder.
+    """The pool of a switch's slots and the ranks' ports together bound an allreduce.
 
-    At that, 0.6 of the data passes the switch: 0.6 * 160, and (0.6 * 4 + 0.4 * 6) / 4 * 80 over each port.
+    With four workers at 80 us/MB and a pool of 160 us/MB, any mix of sums by switch and by ranks takes at
+    least 2 * 3 * 80 / (4 + 2 * 80 / 160) = 96 us/MB. At that, 0.6 of the data passes the switch: 0.6 * 160,
+    and (0.6 * 4 + 0.4 * 6) / 4 * 80 over each port.
     """
     topology = topologies.in_network(4, slots=1, payload_bytes=62_500)
     problem = make_problem(topology, "allreduce", size_bytes=8_000_000)

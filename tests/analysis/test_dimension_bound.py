@@ -16,8 +16,10 @@ from tests.fuzzing import cases
 
 
 def test_loads_by_hand():
-    """Loads of 16 x 64 at 100 GB/s, per MB: 15/16 and 63/64 / 16 of 10 us; in reverse order 63/64 and 15/16 /
-    64."""
+    """Loads of both orders of a 16 x 64 product, as computed by hand.
+
+    At 100 GB/s they are 15/16 and 63/64 / 16 of 10 us per MB; in reverse order 63/64 and 15/16 / 64.
+    """
     dims = taccl.dimensions("multidim:switch16@100,switch64@100")
     assert dims.loads_us_per_mb((0, 1)) == (Fraction(150, 16), Fraction(630, 1024))
     assert dims.loads_us_per_mb((1, 0)) == (Fraction(150, 1024), Fraction(630, 64))
@@ -31,7 +33,10 @@ def test_an_exchange_loads_by_hops():
 
 
 def test_the_worked_example():
-    """Share x of 16 x 64 takes (1, 2): 1.875 x + 0.029 (1 - x) = 0.123 x + 1.969 (1 - x); x = 0.525."""
+    """The optimal mix of the two orders of a 16 x 64 product equals the one computed by hand.
+
+    A share x takes the order (1, 2): 1.875 x + 0.029 (1 - x) = 0.123 x + 1.969 (1 - x), so x = 0.525.
+    """
     dims = taccl.dimensions("multidim:switch16@100,switch64@100")
     shares, prices = balance(dims, "allreduce")
     assert shares[0, 1] == pytest.approx(0.5255, abs=1e-3) and sum(prices) == 1

@@ -26,8 +26,11 @@ def claims(problem):
 
 @pytest.mark.parametrize("name", ["allgather", "reduce_scatter"])
 def test_what_ranks_have_doubles(name):
-    """Data of two of four ranks spread in 1 + 1 us, of four in 1 + 2 more; three chunks in one send take 4
-    us."""
+    """The number of ranks whose data a rank can have doubles with every send.
+
+    Data of two of four ranks spread in 1 + 1 us, of four in 1 + 2 us more. Three chunks in one send take 4
+    us.
+    """
     problem = merged(joined([0] * 4), name, 4)
     assert claims(problem) == [5]
     bound = lower_bound(problem)

@@ -50,7 +50,11 @@ def test_a_message_that_is_stored_and_forwarded_meets_the_bound():
 
 
 def test_sends_shrink_by_the_bytes_of_a_latency():
-    """6 MB leave in sends of 3, 2 and 1 MB at 1 us + 1 us per MB: at 4, 7, 9 us, 35 / 6 us on average."""
+    """For the least mean arrival, each send is smaller than the one before by the bytes of a latency.
+
+    At 1 us + 1 us per MB, 6 MB leave in sends of 3, 2 and 1 MB, which arrive at 4, 7 and 9 us, 35 / 6 us on
+    average.
+    """
     mean, price = _mean_ticks([Lane(1, 1, 0)], 6)
     assert mean == Fraction(4 * 3 + 7 * 2 + 9 * 1, 6)
     assert _carried(Lane(1, 1, 0), price)[0] == 6
@@ -58,7 +62,11 @@ def test_sends_shrink_by_the_bytes_of_a_latency():
 
 @pytest.mark.slow
 def test_sums_of_a_torus_leave_and_enter_by_all_ports():
-    """16 KB leave each of the four ports in 0.82 us, pass six links in 3 us, and enter in 0.82 us."""
+    """The bound adds mean times to leave a rank by all ports, on the links, and to enter.
+
+    On an 8 x 8 torus 16 KB leave by each of four ports in 0.82 us, pass six links in 3 us, and enter in 0.82
+    us.
+    """
     problem = taccl.make_problem(taccl.topologies.torus(8, 8), "allreduce", size_bytes=64_000)
     bound = taccl.lower_bound(problem)
     assert (bound.bound, bound.kind) == (Fraction("4.64"), "mean flow time") and bound.check()

@@ -92,10 +92,11 @@ def test_distance_times_volume_by_hand(monkeypatch):
 
 
 def test_distance_times_volume_between_nodes(monkeypatch):
-    """Two chunks over links of 2 + 1 us that share a NIC for 1 + 1 us.
+    """Prices of links and of a shared NIC give different bounds, of which the best counts.
 
-    With one price for both links and the NIC, each chunk pays for 5 us, at a total price of 3: 10/3 us. With
-    a price for the NIC alone, the holds take 4 us, and the send of the last hold ends 1 us later.
+    Two chunks go over links of 2 + 1 us that share a NIC for 1 + 1 us. With one price for both links and the
+    NIC, each chunk pays for 5 us, at a total price of 3: 10/3 us. With a price for the NIC alone, the holds
+    take 4 us, and the send of the last hold ends 1 us later.
     """
     monkeypatch.setattr(flows, "_MAX_FLOWS", 0)
     problem = problem_of(two_nodes(), custom(4, [([0], [2]), ([1], [3])]), links_allowed=frozenset({4, 5}))
@@ -115,7 +116,7 @@ def test_whole_chunks_pay_alpha_and_end_in_whole_ticks():
 
 
 def test_sizes_count():
-    """Chunks of 1 and 3 MB over one link of 2 us/MB take 8 us."""
+    """Chunks of different sizes count by their bytes: 1 and 3 MB over a link of 2 us/MB take 8 us."""
     problem = problem_of(linked(2, {(0, 1): 2}), custom(2, [([0], [1])] * 2), chunk_bytes=[MB, 3 * MB])
     assert flowed(problem)[0] == 8
 
@@ -128,10 +129,11 @@ def test_a_chunk_for_several_counts_for_the_farthest():
 
 
 def test_chunks_that_may_go_elsewhere_are_told_apart():
-    """Chunks of ranks 0 and 1 for rank 2: 0 -> 2 takes 1 us, 1 -> 2 takes 3 us, 1 -> 0 takes 1 us.
+    """Chunks with other allowed links are separate commodities.
 
-    A share f of rank 1's chunk goes directly: 3 f = 1 + (1 - f), so f = 1/2, and 3/2 us. If link 0 -> 2
-    carries chunks of rank 0 alone, rank 1's takes 3 us.
+    Chunks of ranks 0 and 1 go to rank 2; 0 -> 2 takes 1 us, 1 -> 2 takes 3 us, 1 -> 0 takes 1 us. A share f
+    of rank 1's chunk goes directly: 3 f = 1 + (1 - f), so f = 1/2, and 3/2 us. If link 0 -> 2 carries chunks
+    of rank 0 alone, rank 1's takes 3 us.
     """
     topology = linked(3, {(0, 2): 1, (1, 2): 3, (1, 0): 1})
     collective = custom(3, [([0], [2]), ([1], [2])])

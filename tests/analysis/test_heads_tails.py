@@ -43,7 +43,10 @@ def test_what_goes_all_the_way_leaves_links_idle_before_and_after():
 
 
 def test_the_first_and_the_last_chunk_may_be_different_ones():
-    """Chunks 0 -> 3 and 1 -> 3: the second starts on 1 -> 2 at time 0, and reaches 2 -> 3 after 2 us."""
+    """Idle ticks before the first and after the last hold may come from different chunks.
+
+    Chunks go 0 -> 3 and 1 -> 3. The second starts on 1 -> 2 at time 0, and reaches 2 -> 3 after 2 us.
+    """
     assert idle_on_chain(custom(4, [([0], [3]), ([1], [3])])) == [6, 4, 2]
 
 
@@ -80,7 +83,11 @@ def test_a_send_outlasts_a_hold_at_its_start():
 
 
 def test_a_hold_at_the_receiver_begins_late():
-    """A link of 2 us + 1 us/MB holds its sender for 1 + 1 us and its receiver for 1 us: head 2, tail 1."""
+    """A hold at the receiver begins late, and one at the sender may end early.
+
+    A link of 2 us + 1 us/MB holds its sender for 1 + 1 us, which leaves 1 us after it, and its receiver for 1
+    us, which leaves 2 us before it.
+    """
     builder = TopologyBuilder("port", [0, 0])
     link = builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
     for name, alpha, side in (("out", 1, "send"), ("in", 0, "receive")):

@@ -38,8 +38,10 @@ def found(problem, *, divisible=False):
 
 @pytest.mark.parametrize(("dims", "bound"), [((4, 4), 16), ((6, 4), 36), ((3, 5), 18), ((2, 2, 4), 16)])
 def test_half_of_a_mesh_sends_to_the_other(dims, bound):
-    """Half of a mesh sends to the other: 8 x 8 chunks over 4 links, 12 x 12 over 4, 6 x 9 over 3, 8 x 8 over
-    4."""
+    """On meshes the best cut is a bisection.
+
+    8 x 8 chunks cross 4 links, 12 x 12 cross 4, 6 x 9 cross 3, and 8 x 8 cross 4.
+    """
     assert found(grid(*dims)) == bound
 
 

@@ -97,7 +97,10 @@ def test_a_chunk_that_starts_on_both_sides_need_not_leave():
 
 
 def test_alike_chunks_are_all_counted():
-    """Three chunks of 1 unit have release 4 + 11 at rank 3, and one of 2 units has 8 + 12."""
+    """Every chunk is a job, also if several have the same ends and size.
+
+    Three chunks of 1 unit have release 4 + 11 at rank 3, and one of 2 units has 8 + 12.
+    """
     problem = chain(custom(4, [([0], [3])] * 4), chunk_bytes=[MB, MB, 2 * MB, MB])
     assert sorted(jobs_at(problem, 3), key=lambda job: job.units) == [
         *[BorderJob(frozenset({2}), 1, 15, 0, held())] * 3,

@@ -36,13 +36,18 @@ def best_us(problem, *, backwards=False):
 
 @pytest.mark.parametrize(("name", "entering"), [("allgather", True), ("gather", True), ("scatter", False)])
 def test_the_last_chunks_still_spread_inside(name, entering):
-    """24 chunks enter a node over 8 NICs, the last 8 at 60 us; 7 of these reach a rank over its port, 20/9 us
-    each."""
+    """The last chunks that enter a node must still spread over its ports.
+
+    24 chunks enter over 8 NICs, the last 8 at 60 us; 7 of these reach a rank over its port, in 20/9 us each.
+    """
     assert best_us(problem(name), backwards=not entering) == 60 + 7 * Fraction(20, 9)
 
 
 def test_merged_chunks_may_come_at_once():
-    """With merging all 3 chunks of a rank's own NIC may arrive by 60 us among the last 8, so 5 more follow."""
+    """With merging, more of the last chunks may arrive over a rank's own NIC, so fewer follow by its port.
+
+    All 3 chunks of its own NIC may be among the last 8 at 60 us, so 5 follow.
+    """
     topology = dgx_h100(4, profile="nominal")
     merging = make_problem(
         topology,

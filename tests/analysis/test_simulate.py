@@ -95,7 +95,10 @@ def test_random_schedules_keep_their_finish():
 
 
 def test_later_turn_at_an_ingress_may_start_first():
-    """The 6 us send holds the ingress first, until 6; the 12 us send starts at 0 and holds it from 7 to 12."""
+    """A send that holds an ingress second may still start first.
+
+    The 6 us send holds the ingress until 6. The 12 us send starts at 0 as well, and holds it from 7 to 12.
+    """
     simulation = simulate(ingress_nic())
     assert simulation.as_schedule().start.tolist() == [0, 0]
     assert simulation.finish_us == 12
@@ -218,7 +221,10 @@ def test_own_first_is_kept_at_another_size(example):
 
 
 def test_tiles_follow_on_every_resource():
-    """Tiles of 3 and 2.5 us on two links: the first is never idle, so n tiles take 3 n + 2.5 us."""
+    """A tile starts on each link as soon as the tile before has left it.
+
+    Hops take 3 and 2.5 us. The first link is never idle, so n tiles take 3 n + 2.5 us.
+    """
     simulation = simulate(relay(), tiles=4)
     assert simulation.finish == Fraction("14.5")
     assert simulation.finishes == tuple(Fraction(3 * n) + Fraction("2.5") for n in (1, 2, 3, 4))
@@ -258,7 +264,10 @@ def test_what_cannot_be_simulated_is_refused(schedule, assumed, message):
 
 
 def test_tile_waits_for_the_last_send_of_the_tile_before():
-    """Chunks leave a link in the order 0, 1, 0, 1: three tiles of two 2 us sends take 12 us."""
+    """A tile's first send on a link waits for the last send of the tile before.
+
+    Chunks leave in the order 0, 1, 0, 1: three tiles of two 2 us sends take 12 us.
+    """
     simulation = simulate(two_sends(), tiles=3)
     assert [step.chunks for step in simulation.critical_path] == [(0,), (1,)] * 3
     assert [step.tile for step in simulation.critical_path] == [0, 0, 1, 1, 2, 2]
@@ -348,7 +357,10 @@ def test_critical_path_adds_up_to_the_finish():
 
 
 def test_resource_use_of_a_relay():
-    """The second link waits 3 us for data and is busy 2.5 us; the first is busy 3 us, then idle 2.5 us."""
+    """Times that a resource is busy, idle for lack of data, and idle at the end add up to the finish.
+
+    The first link is busy 3 us, then idle 2.5 us. The second waits 3 us for data and is busy 2.5 us.
+    """
     first, second = simulate(relay()).resources
     assert (first.name, first.busy, first.idle_at_end, first.num_sends) == (
         "link 0->1",

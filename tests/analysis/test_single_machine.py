@@ -86,28 +86,43 @@ def ticks(problem, jobs):
 
 
 def test_without_merging_jobs_go_by_release():
-    """Releases 0, 1 and 9, 3 ticks each: ends 3, 6 and 12; the last batch has one chunk."""
+    """Without merging, jobs run in order of release.
+
+    Releases of 0, 1 and 9 with 3 ticks each give ends of 3, 6 and 12; the last batch has one chunk.
+    """
     assert batch_ends([[0, 1, 9]], 2, 1, 1)[0] == {1: 12}
 
 
 def test_without_merging_queues_share_the_machine():
-    """Releases 0 and 9 on one link, 1 on another: the same ends."""
+    """Jobs of two links share one machine, so the ends are the same as in one queue.
+
+    Releases are 0 and 9 on one link, and 1 on the other.
+    """
     assert batch_ends([[0, 9], [1]], 2, 1, 1)[0] == {1: 12}
 
 
 def test_a_batch_pays_alpha_once():
-    """Three chunks at 0 with alpha 10: one batch ends at 13; two then one at 12 + 11; one then two at 11 +
-    12."""
+    """A batch pays alpha once, so three chunks in one batch end before those in two.
+
+    With alpha 10 one batch ends at 13; two chunks and then one at 12 + 11, one and then two at 11 + 12.
+    """
     assert batch_ends([[0, 0, 0]], 10, 1, 3)[0] == {3: 13, 1: 23, 2: 23}
 
 
 def test_a_batch_waits_for_its_last_chunk():
-    """Releases 0 and 8, alpha 3: merged they end at 13; separate at 4, then 12."""
+    """A batch starts once its last chunk is released.
+
+    With releases of 0 and 8 and alpha 3, a merged batch ends at 13, and separate sends at 4 and 12.
+    """
     assert batch_ends([[0, 8]], 3, 1, 2)[0] == {2: 13, 1: 12}
 
 
 def test_batches_have_at_most_so_many_chunks():
-    """Four chunks at 0 in batches of two: 2 * (10 + 2). In three and one: 13 + 11 or 11 + 13."""
+    """A batch has at most the given number of chunks.
+
+    Four chunks in batches of two take 2 * (10 + 2) ticks. In batches of at most three they take 13 + 11 or 11
+    + 13.
+    """
     assert batch_ends([[0, 0, 0, 0]], 10, 1, 2)[0][2] == 24
     assert batch_ends([[0, 0, 0, 0]], 10, 1, 3)[0] == {1: 24, 2: 24, 3: 24}
 
@@ -118,7 +133,10 @@ def test_chunks_of_two_queues_do_not_merge():
 
 
 def test_too_many_states_only_weaken_the_bound():
-    """Ten queues of three chunks, 4 ** 10 states, are relaxed to one queue of 30: 15 batches of 2 + 2."""
+    """With too many states the queues are relaxed to one.
+
+    Ten queues of three chunks, 4 ** 10 states, become one queue of 30: 15 batches of 2 + 2 ticks.
+    """
     assert batch_ends([[0] * 3 for _ in range(10)], 2, 1, 2)[0][2] == 15 * 4
 
 
@@ -135,39 +153,54 @@ def test_ends_agree_with_brute_force(seed):
 
 
 def test_the_tail_of_some_jobs_counts():
-    """Two chunks of 3, one with tail 20: 3 + 20 exceeds 6 for both."""
+    """The bound also uses subsets of jobs with a long tail.
+
+    Of two chunks of 3 ticks, the one with tail 20 needs 3 + 20, and both need only 6.
+    """
     assert ticks(chain(max_merge=1), [job(0, 20), job(0, 0)]) == 23
 
 
 def test_the_least_tail_of_all_jobs_counts():
-    """Tails of 6 and 4: both jobs and the least tail, 6 + 4, exceed 3 + 6 for the one with tail 6."""
+    """All jobs, followed by their shortest tail, may need more than one job with a longer tail.
+
+    With tails of 6 and 4, both jobs need 6 + 4, and the one with tail 6 needs 3 + 6.
+    """
     assert ticks(chain(max_merge=1), [job(0, 6), job(0, 4)]) == 10
 
 
 def test_releases_count():
-    """Releases 7 and 8: 7 + 3 + 3."""
+    """The first job starts no earlier than the first release: 7 + 3 + 3 for releases of 7 and 8."""
     assert ticks(chain(max_merge=1), [job(7, 0), job(8, 0)]) == 13
 
 
 def test_jobs_merge_where_links_do():
-    """Alpha 2, two per batch: 4 for both, and a tail of 3."""
+    """Jobs of one link may merge into a batch: 4 ticks for two with alpha 2, and a tail of 3."""
     assert ticks(chain(), [job(0, 3), job(0, 3)]) == 7
 
 
 def test_a_batch_leaves_one_by_one():
-    """Two chunks in one batch: 12, then 5 and 5, that is 22; separate: 11 + 11 + 5 = 27."""
+    """Chunks that arrive in one batch leave one by one over their next link.
+
+    Two in one batch arrive at 12 and leave in 5 each, 22; separate ones take 11 + 11 + 5 = 27.
+    """
     assert ticks(chain(10), [job(0, 5, onward=5), job(0, 5, onward=5)]) == 22
 
 
 def test_jobs_of_unequal_size_count_by_size():
-    """Release 4, alpha 2 once for a batch of two, 3 units of beta 1, tail 6."""
+    """Jobs of different sizes count by size.
+
+    The bound is the release 4, alpha 2 once for a batch of two, 3 units of beta 1, and the tail 6.
+    """
     jobs = [BorderJob(frozenset({0}), units, 4, 6, frozenset()) for units in (1, 2)]
     assert ticks(chain(), jobs) == 4 + 2 + 3 + 6
 
 
 @pytest.mark.parametrize(("side", "expected"), [("send", 2 + 2 + 3), ("receive", 3 + 2 + 2)])
 def test_a_send_lasts_longer_than_its_hold(side, expected):
-    """Sends of 3 + 2 hold a port for 2, at their start (then the last takes 3 more) or at their end."""
+    """The send of the last hold may end later, or the first hold may start later, than the hold itself.
+
+    Sends of 3 + 2 ticks hold a port for 2, at their start or at their end.
+    """
     builder = TopologyBuilder("port", [0] * 2)
     port = builder.add_resource("port")
     link = builder.add_link(0, 1, alpha_us=3, beta_us_per_mb=2)
@@ -196,7 +229,10 @@ def test_no_sequence_beats_the_bound(seed):
 
 
 def _finish(sequence, jobs, alpha, onward):
-    """Least finish of a sequence: chunks with a tail then pass a second machine, for `onward`, in any order."""
+    """Earliest finish of a sequence, by exhaustive search over a second machine.
+
+    Chunks with a tail hold the second machine for `onward` after their arrival, in any order.
+    """
     ends = ends_of(sequence, [each.release for each in jobs], alpha, 1)
     arrival = {c: end for batch, end in zip(sequence, ends, strict=True) for c in batch}
     tailed = [c for c, each in enumerate(jobs) if each.tail]
@@ -212,7 +248,10 @@ def _finish(sequence, jobs, alpha, onward):
 
 
 def test_what_leaves_merged_does_not_leave_one_by_one():
-    """Both links of a chain merge: two chunks take 10 + 2 us over each, so 24."""
+    """If the next link merges as well, chunks of a batch leave together.
+
+    Two chunks take 10 + 2 us over each of two links, 24 us, and the bound is no higher.
+    """
     builder = TopologyBuilder("merging chain", [0] * 3)
     for src in (0, 1):
         builder.add_link(src, src + 1, alpha_us=10, beta_us_per_mb=1)
@@ -226,11 +265,11 @@ def test_what_leaves_merged_does_not_leave_one_by_one():
 
 
 def test_holds_at_the_receiving_end_may_come_late():
-    """Two chunks leave rank 1 at 12 by links that hold one ingress at their end: the last 1 us of 1, and of
-    10.
+    """Holds at the receiving end may come late, so chunks of a batch need not leave one by one.
 
-    One holds it from 12 to 13 and continues for 9, the other holds it from 21 to 22: both end at 22, though
-    each has a tail of 10 and they share the ingress.
+    Two chunks leave rank 1 at 12 us, by sends of 1 and 10 us that hold one ingress for their last 1 us. One
+    holds it from 12 to 13 and continues for 9, the other holds it from 21 to 22: both end at 22, though each
+    has a tail of 10 and they share the ingress.
     """
     builder = TopologyBuilder("late", [0] * 5)
     ingress = builder.add_resource("ingress")
@@ -266,7 +305,10 @@ def two_nics():
 
 
 def test_the_witness_holds_the_ends_of_each_number_of_batches():
-    """Three chunks for rank 1 and two for rank 2, one of each released at 4 us: 4 x 3 labels."""
+    """The witness has a label for each combination of numbers of jobs from two queues.
+
+    Three chunks go to rank 1 and two to rank 2: 4 x 3 labels.
+    """
     bound = two_nics()
     assert isinstance(bound.witness, SingleMachine)
     assert len(bound.witness.ends) == 4 * 3

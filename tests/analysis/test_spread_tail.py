@@ -48,7 +48,10 @@ def test_the_last_chunk_doubles_inside(per_node, local, nic, expected):
 
 
 def test_what_others_add_to_a_sum_spreads_like_a_chunk():
-    """Allreduce of 8 sums: 24 us over the NIC, and 2 * 2 us for the other node's part of the last sum."""
+    """The other node's part of the last sum must still spread inside the node.
+
+    Eight sums take 24 us over the NIC, and the last one 2 * 2 us more.
+    """
     problem = problem_of(two_levels(4, local=2, nic=3), collectives.allreduce(8))
     assert tails(problem)[0] == 28
 
@@ -74,14 +77,21 @@ def test_only_those_that_want_a_chunk_must_get_it():
 
 
 def test_chunks_that_fewer_want_count_by_themselves():
-    """Two chunks for four ranks: 6 us, and 2 * 2 us; with two more for one rank, the last enters at 12 us."""
+    """Chunks wanted by fewer ranks form a larger group with a shorter tail.
+
+    Two chunks for four ranks enter in 6 us and spread in 2 * 2 us. With two more for one rank each, the last
+    one enters at 12 us.
+    """
     chunks = [([4], [0, 1, 2, 3]), ([5], [0, 1, 2, 3]), ([6], [0]), ([7], [1])]
     problem = problem_of(two_levels(4, local=2, nic=3), custom(8, chunks))
     assert tails(problem) == [10, 12]
 
 
 def test_a_rank_that_is_hard_to_reach_is_waited_for():
-    """A chunk enters after 1 us; each link to rank 2 takes 10 us: 11 us."""
+    """The tail is at least the time to the rank that is hardest to reach.
+
+    A chunk enters after 1 us, and each link to rank 2 takes 10 us: 11 us.
+    """
     builder = TopologyBuilder("slow rank", [0, 0, 0, 1])
     for a, b, beta in ((3, 0, 1), (0, 1, 1), (1, 0, 1), (0, 2, 10), (1, 2, 10)):
         builder.add_link(a, b, alpha_us=0, beta_us_per_mb=beta)
@@ -89,11 +99,11 @@ def test_a_rank_that_is_hard_to_reach_is_waited_for():
 
 
 def test_merged_chunks_enter_together():
-    """4 chunks, merged, over a NIC of 1 us each after 4 us: the third and fourth arrive at 7 us or later.
+    """Merged chunks enter a node together, each at least 1 us of its NIC after the one before.
 
-    A rank passes one on in 2 us, and the NIC may deliver one more every 1 us: ends at 7, 8, 9, 9, 10, 10, 11,
-    11. (For the set of all ranks but the root, the last chunk leaves rank 4 at 3 us, and is copied on from
-    5.)
+    Of four, the third and fourth arrive at 7 us or later. A rank passes one on in 2 us, and the NIC may
+    deliver one more every 1 us: ends at 7, 8, 9, 9, 10, 10, 11, 11. (For the set of all ranks but the root,
+    the last chunk leaves rank 4 at 3 us, and is copied on from 5.)
     """
     topology = two_levels(4, local=2, nic=1, alpha=4)
     merging = frozenset(topology.internode_links)
@@ -102,9 +112,10 @@ def test_merged_chunks_enter_together():
 
 
 def test_merged_chunks_are_passed_on_together():
-    """Six chunks for four ranks enter by 6 us; then a port passes three on in 3 + 3 * 1 us, one in 4 us.
+    """Merged chunks are also passed on together inside the node, which lowers the bound.
 
-    The last one alone reaches all at 6 + 2 * 4 us, the last three, merged, at 4 + 2 * 6.
+    Six chunks for four ranks enter by 6 us. A port then passes three merged ones on in 3 + 3 * 1 us, and one
+    in 4 us. The last one alone reaches all at 6 + 2 * 4 us, the last three, merged, at 4 + 2 * 6.
     """
     builder = TopologyBuilder("slow to start", [0, 0, 0, 0, 1])
     ports = [builder.add_resource(f"port {r}") for r in range(4)]
@@ -125,10 +136,11 @@ def test_merged_chunks_are_passed_on_together():
 
 
 def test_few_can_send_to_a_node_at_first():
-    """Each rank has a NIC of 10 us; the root's node doubles in 1 us: entries at 10, 11, 12 and 12 us.
+    """Entries into a node are limited by how many outside ranks hold the chunk by then.
 
-    One rank of the other node has the chunk at 10 us, three at 11 (two of them by entries), all at 12. If all
-    of the root's node had it after 1 us, five could at 11.
+    Each rank has a NIC of 10 us, and the root's node doubles its copies in 1 us, so entries are at 10, 11, 12
+    and 12 us. One rank of the other node has the chunk at 10 us, three at 11 (two of them by entries), all at
+    12. If all of the root's node had it after 1 us, five could at 11.
     """
     builder = TopologyBuilder("a NIC each", [0] * 4 + [1] * 4)
     ports, nics = ([builder.add_resource(f"{kind} {r}") for r in range(8)] for kind in ("port", "NIC"))
@@ -225,7 +237,10 @@ def test_where_the_argument_does_not_hold_nothing_is_claimed(problem):
 
 
 def test_it_waits_for_what_comes_from_afar():
-    """The node is entered 3 us after the sender, 2 us away, has the chunk: 2 + 3 us, and 2 * 2 us inside."""
+    """The tail counts from the first arrival, which may be late if the sender is far from the root.
+
+    The sender has the chunk after 2 us and sends it in 3 us; then it spreads in 2 * 2 us.
+    """
     topology = two_levels(4, local=2, nic=3)
     only = [e for e, link in enumerate(topology.links) if topology.is_internode(e) and link.src != 1]
     allowed = frozenset(range(len(topology.links))) - frozenset(only)

@@ -110,12 +110,13 @@ def test_every_bus_is_always_busy():
 
 
 def test_cycle_over_two_tiles_limits():
-    """Chunk 0 starts at 6, after chunk 2's last hop on bus A: 18 us for two tiles, with buses held for 6 us.
+    """The interval may be limited by a cycle of waits over two tiles, not by the busiest resource.
 
-    Bus A serves chunk 2's last hop and then chunk 0's first, and bus B chunk 1's first and then chunk 0's
-    last. Bus C serves chunk 2's first and then chunk 1's last. The cycle, at 3 us per step: chunk 2 over C,
-    chunk 2 over A, chunk 0 over A, chunk 0 over B. The next tile's chunk 1 follows over B, its chunk 1 over
-    C, and the third tile's chunk 2 over C.
+    Chunk 0 starts at 6, after chunk 2's last hop on bus A: 18 us for two tiles, though a tile holds each bus
+    for only 6 us. Bus A serves chunk 2's last hop and then chunk 0's first, and bus B chunk 1's first and
+    then chunk 0's last. Bus C serves chunk 2's first and then chunk 1's last. The cycle, at 3 us per step:
+    chunk 2 over C, chunk 2 over A, chunk 0 over A, chunk 0 over B. The next tile's chunk 1 follows over B,
+    its chunk 1 over C, and the third tile's chunk 2 over C.
     """
     steady = initiation_interval(three_buses([6, 0, 0]))
     assert (steady.interval, steady.busiest_load, steady.cycle_tiles) == (9, 6, 2)

@@ -72,7 +72,7 @@ def test_empty_schedule_of_something_to_do_fails():
     ],
 )
 def test_what_comes_a_second_time_is_counted_and_allowed(make, again):
-    """A chunk that a rank already has, derived or summed is redundant, not a violation."""
+    """A chunk received by a rank that already has it, derived it or summed it counts as redundant only."""
     schedule = make()
     found = verify(build(schedule.problem, [*rows_of(schedule), again]))
     assert (found.ok, found.num_redundant) == (True, 1)

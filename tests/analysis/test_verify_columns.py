@@ -163,7 +163,7 @@ def test_a_mutation_of_columns_is_named(name, kind):
     ("release", "due", "kind"), [(0, 5.5, None), (1, 5.5, "release"), (0, 5, "due"), (0, 6, None)]
 )
 def test_dates_bind_columns(release, due, kind):
-    """Chunk 0 leaves rank 0 at 0 and reaches rank 2 at 5.5 us; release and due dates are checked."""
+    """Release and due dates are checked: a chunk leaves rank 0 at 0 and reaches rank 2 at 5.5 us."""
     problem = replace(valid.relay().problem, release_us=((0, 0, release),), due_us=((0, 2, due),))
     assert kinds(columns_of(problem, (0, 0, 0, False), (0, 1, 6, False))) == ({kind} if kind else set())
 

@@ -218,7 +218,7 @@ def test_indices_that_do_not_exist(column, value):
 
 
 def test_an_alltoall_needs_the_whole_way():
-    """Without its last hop an alltoall chunk does not arrive; with another item a wrong chunk arrives."""
+    """An alltoall chunk that lacks its last hop, or has another item number there, is a violation."""
     schedule = made(collective="alltoall")
     assert kinds(chosen(schedule, np.arange(schedule.num_rows - 1))) == {"postcondition"}
     item = int(schedule.pattern.item[-1])

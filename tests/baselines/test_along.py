@@ -134,9 +134,10 @@ def test_many_steps_are_scheduled_some_at_a_time(monkeypatch):
 
 
 def test_hierarchical_by_hand():
-    """2 x 2 ranks at 1 MB/us, one chunk of 4 MB per rank: 8 MB along dimension 1, 4 MB along dimension 2.
+    """The hierarchical allreduce on 2 x 2 ranks finishes as computed by hand.
 
-    The reduce-scatter takes 8 + 4 us, and the allgather the same.
+    At 1 MB/us and one chunk of 4 MB per rank, 8 MB pass along dimension 1 and 4 MB along dimension 2. The
+    reduce-scatter takes 8 + 4 us, and the allgather the same.
     """
     topology = multidim("switch2@1000,switch2@1000", alpha_us=0)
     problem = make_problem(topology, "allreduce", chunk_bytes=4 * 10**6, chunks_per_rank=1)
@@ -144,7 +145,7 @@ def test_hierarchical_by_hand():
 
 
 def test_chunks_follow_one_another():
-    """With two halves, one is in dimension 1 while the other is in dimension 2: 4 * 4 us."""
+    """One chunk is in dimension 2 while the next is in dimension 1: two halves take 4 * 4 us."""
     topology = multidim("switch2@1000,switch2@1000", alpha_us=0)
     problem = make_problem(topology, "allreduce", chunk_bytes=4 * 10**6, chunks_per_rank=1)
     assert hierarchical(problem, order=(0, 1), chunks=2).finish_us == 4 * 4
@@ -222,7 +223,10 @@ def test_random_products_are_valid():
 
 
 def test_merged_sums_double_where_latency_counts_most():
-    """8 x 4 ranks behind switches, alpha occupies: merged sums take 3 + 2 sends of 2 us, not 7 + 3."""
+    """Small sums that may merge take a logarithmic number of sends along each dimension.
+
+    On 8 x 4 ranks behind switches these are 3 + 2 sends of 2 us, not 7 + 3.
+    """
     topology = multidim("switch8@100,switch4@100", alpha_us=2, alpha_meaning="occupies")
     problem = make_problem(topology, "reduce-scatter", chunk_bytes=1, chunks_per_rank=1)
     assert problem.clauses.merging  # as sums of so few bytes may

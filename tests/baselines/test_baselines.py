@@ -179,7 +179,7 @@ def test_our_topologies(cost_model, collective, sketch, topology):
 
 
 UPSTREAM = [("sk1-ndv2-n2", "ndv2-1MB"), ("sk2-ndv2-n2", "ndv2-1KB"), ("sk1-dgx2-n2", "dgx2-1MB")]
-#: Collectives and files, with the two cost models in turn.
+#: Collectives on files of the published tool; the two cost models alternate.
 RELAYED = [
     (cost_model, collective, *files)
     for i, files in enumerate(UPSTREAM)

@@ -67,11 +67,12 @@ def test_some_cross_before_the_sums_in_nodes_and_some_after():
 
 
 def test_what_crosses_in_turns_goes_over_other_links():
-    """Between nodes a send of n chunks takes 6 + 0.1 n us and holds its link; in a node ports are held for 1
-    + 0.1 n.
+    """Parts of a chunk set that cross between nodes in different steps use different links.
 
-    Three of eight chunks cross first, three after one step in a node, two after two, each part to another
-    rank. The middle ones take 1 + 0.5, then 6 + 0.3, then 1 + 0.6 us; if all crossed together, 10.4 us.
+    Between nodes a send of n chunks takes 6 + 0.1 n us and holds its link; in a node it holds ports for 1 +
+    0.1 n us. Three of eight chunks cross first, three after one step in a node, two after two, each part to
+    another rank. The middle ones take 1 + 0.5, then 6 + 0.3, then 1 + 0.6 us; if all crossed together, 10.4
+    us.
     """
     topology = behind_ports(2, 4, near_us=1, far_us=6, us_per_mb=1)
     schedule = multiplying(merging(topology, collectives.allreduce(8), 800_000), cut=False)

@@ -100,8 +100,10 @@ def test_changed_machines_keep_their_switches():
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", thinned([2, 3]))
 def test_nodes_whose_switches_add_are_joined_by_trees(nodes):
-    """NVLS nodes are joined by trees: each NIC has an eighth of the data, once each way for two nodes, twice
-    for three."""
+    """NVLS nodes are joined by trees, over which NICs share the data.
+
+    Each of eight NICs carries an eighth of the data, once each way for two nodes, twice for three.
+    """
     problem = problem_of(taccl.topologies.dgx_h100(nodes, nvls=True), size=2**30)
     best, found = nccl_choices(problem)[0], nccl(problem)
     assert best.algorithm == "nvls"

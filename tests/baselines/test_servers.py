@@ -77,14 +77,17 @@ def test_the_box_or_the_line_is_what_limits(n, k):
 
 
 def test_workers_that_serve_pass_the_data_almost_twice():
-    """With 8 ranks as workers and servers each moves 7/8 twice: 140 us/MB."""
+    """Workers that also serve send 7/8 of the data twice: 140 us/MB for 8 ranks."""
     problem = make_problem(rack(8, 1), exchange(range(8), range(8), num_ranks=9), size_bytes="8MB")
     schedule = servers(problem, cut=False)
     assert initiation_interval(schedule).interval_us == pytest.approx(8 * 140, rel=0.02)
 
 
 def test_an_update_is_waited_for():
-    """Two pushes of 1 MB at 80 us/MB and 5 us, 30 us of update, two pulls: 165 + 30 + 165 us."""
+    """Pulls wait for the servers' updates.
+
+    Two pushes of 1 MB at 80 us/MB and 5 us, 30 us of update, and two pulls take 165 + 30 + 165 us.
+    """
     problem = central(2, 1, update_us_per_mb=30)
     schedule = servers(problem, cut=False)
     verify(schedule).raise_if_failed()

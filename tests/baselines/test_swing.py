@@ -14,7 +14,7 @@ from taccl.topology import fabrics, machines
 
 
 def test_partners_swing_from_side_to_side():
-    """Distances are 1, 1 - 2, 1 - 2 + 4, ... after rank 0; mirrored, before it."""
+    """Partners of rank 0 are at distances 1, 1 - 2, 1 - 2 + 4, and so on; mirrored, the negative ones."""
     assert [swing_partner(0, step, 32) for step in range(5)] == [1, 31, 3, 27, 11]
     assert [swing_partner(0, step, 32, mirrored=True) for step in range(5)] == [31, 1, 29, 5, 21]
 

@@ -47,7 +47,7 @@ def variables(folder, *names):
 
 
 def test_mi300x_is_told_by_rccls_own_variables(tmp_path):
-    """For MI300X the folder contains only algorithms, which RCCL loads through its own variables."""
+    """A folder for MI300X has only algorithm files, which RCCL loads by its own environment variables."""
     folder = tmp_path / "a plan"
     saved(plan_of("mi300x", "allreduce"), folder)
     names = ("MSCCL_ALGO_DIR", "RCCL_MSCCL_ENABLE", "RCCL_MSCCL_FORCE_ENABLE", "RCCL_MSCCLPP_ENABLE")

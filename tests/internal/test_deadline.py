@@ -322,7 +322,7 @@ class TestScopes:
 
 
 def test_a_deadline_ends_although_its_end_is_interrupted(monkeypatch):
-    """If an outer interrupt comes while a deadline ends, it sends no later interrupt."""
+    """A deadline whose end is interrupted by an outer one still ends: it sends no interrupt afterwards."""
     end, calls = deadline.Interrupt.end, []
 
     def interrupted(self):

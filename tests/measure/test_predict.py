@@ -249,6 +249,6 @@ def test_what_is_not_known_is_said(machine, collective, options, said):
 
 @pytest.mark.parametrize("rate", ["", "x", -1, 0, float("nan")])
 def test_a_rate_of_the_network_is_a_number_above_zero(rate):
-    """Anything else is refused by name."""
+    """A network rate that is not a positive number is refused, and the error names the argument."""
     with pytest.raises(InputError, match="network_gb_per_s: found"):
         taccl.predict("dgx-h100", "allreduce", "1MB", nodes=2, network_gb_per_s=rate)

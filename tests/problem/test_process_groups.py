@@ -95,7 +95,7 @@ class TestTogether:
         assert (joint.name, joint.num_ranks) == ("allgather x2", 4)
 
     def test_derivations_are_numbered_through(self):
-        """The second scan's chunk 1 derives from its chunk 0: chunks 3 and 2 of the whole."""
+        """Derivations name chunks by their numbers in the joint collective, here 2 and 3 for a second scan."""
         joint = together([collectives.scan(2).among(g, num_ranks=4) for g in ([0, 1], [2, 3])])
         assert [(d.source, d.rank, d.chunk) for d in joint.derivations] == [(0, 1, 1), (2, 3, 3)]
 

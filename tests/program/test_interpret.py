@@ -121,7 +121,7 @@ def test_swapped_receives_are_wrong_output():
 
 
 def test_wrong_slots_are_wrong_output():
-    """A chunk received elsewhere leaves its slot as it was."""
+    """A chunk received into a wrong slot is a fault of the output, as the right slot keeps its old data."""
     program = program_of("allgather", "ring:2")
     address = find(program, "receive")
     other = Slot("output", 1 - step_at(program, address).dst.offset)

@@ -30,7 +30,10 @@ def test_rows_are_ranks_that_send(exchange):
 
 
 def test_merged_sends_are_one_bar():
-    """Two merged chunks of 1 MB over a link of 2 us each are one bar of 3 us (alpha 1) of several chunks."""
+    """Chunks that share a send are one bar, marked as several chunks.
+
+    Two chunks of 1 MB take 1 us of alpha and 1 us each.
+    """
     problem = problem_of(ring(2), custom(2, [([0], [1])] * 2), merging=frozenset({0}), max_merge=2)
     ticks = problem.costs.ticks_per_us
     schedule = make_schedule(

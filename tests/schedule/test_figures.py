@@ -17,7 +17,10 @@ def test_eight_bytes_on_eight_h100_take_what_logs_say():
 
 
 def test_one_step_takes_launch_base_and_hop():
-    """One step of LL: 1.8 + 6.6 + 0.6 us, and 6 more messages of 0.02 us."""
+    """The predicted time of one step under LL is the sum of its terms.
+
+    These are launch, base and hop, 1.8 + 6.6 + 0.6 us, and 0.02 us for each of 6 more messages.
+    """
     topology = taccl.topologies.dgx_h100(protocol="ll")
     assert predicted_us("best", topology, "allreduce", 8) == pytest.approx(9.0 + 6 * 0.02, abs=1e-3)
 

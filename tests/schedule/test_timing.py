@@ -35,7 +35,10 @@ def starts_of(schedule):
     "order", [{"starts": [9, 5, 7]}, {"sequence": [2, 0, 1]}], ids=lambda order: next(iter(order))
 )
 def test_sends_keep_their_order(order):
-    """Starts of 9, 5, 7, or a sequence, order the chunks 1, 2, 0; each takes 3 us."""
+    """Given starts, or a given sequence, order the sends; times are then recomputed.
+
+    Starts of 9, 5 and 7 give the order 1, 2, 0; each send takes 3 us.
+    """
     schedule = exact_times(one_link(3), chunk=[0, 1, 2], link=[0, 0, 0], **order)
     assert starts_of(schedule) == {(1, 0): 0, (2, 0): 3, (0, 0): 6}
 
@@ -169,7 +172,10 @@ def own_first(*, meaning="pipelined"):
 
 
 def test_own_and_relayed_chunks_are_a_latency_apart():
-    """The pipelined link is free at 1, and chunk 1 arrives at 1, but leaves at 0 + 2 + 1."""
+    """Under local-first priority a relayed chunk starts one latency after the own chunk.
+
+    The pipelined link is free at 1, and the relayed chunk arrives at 1, but leaves at 0 + 2 + 1.
+    """
     schedule = exact_times(own_first(), chunk=[0, 1, 1], link=[0, 0, 1], starts=[0, 5, 0])
     assert starts_of(schedule) == {(0, 0): 0, (1, 1): 0, (1, 0): 3}
 

@@ -121,7 +121,10 @@ def test_every_file_imports(sketch, topology, cost_model):
     + [(*pair, "physical") for pair in PAIRS if pair[1].endswith("1MB")],
 )
 def test_every_published_file_imports(published, sketch, topology, cost_model):
-    """Each published sketch applies to each topology file of its machine, of which `physical` reads no costs."""
+    """Each published sketch applies to each topology file of its machine.
+
+    The cost model `physical` ignores the file's costs.
+    """
     assert_imports(published(sketch), published(topology), cost_model)
 
 
@@ -170,7 +173,7 @@ def test_cost_of_a_chunk_of_published_files(published, sketch, topology, src, ds
 
 
 def test_six_merged_chunks_pay_alpha_once():
-    """3.25 + 6 * 61 = 369.25 from rank 2 to rank 5 of the other node."""
+    """Six chunks merged in one send between nodes pay alpha once: 3.25 + 6 * 61 = 369.25 us."""
     problem = load_problem(files("ndv2-n2"), files("ndv2-2MB"))
     link = problem.topology.links_between(2, 13)[0]
     units = 6 * int(problem.costs.chunk_units[0])

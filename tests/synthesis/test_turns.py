@@ -37,5 +37,5 @@ def test_a_proven_job_shop_of_all_hops_ends_the_turns(turns):
 
 
 def test_a_named_backend_has_one_turn(turns):
-    """A named backend has one turn of the whole limit."""
+    """With a named backend the whole limit is a single turn."""
     assert turns(12.0, "greedy") == [12.0]

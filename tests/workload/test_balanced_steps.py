@@ -21,7 +21,10 @@ def summed(num_bytes, *, mesh=(), group=""):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["switch", "ring"])
 def test_a_collective_of_a_step_is_as_fast_as_alone(kind):
-    """64 MB over 4x4 at 100 and 25 GB/s: 960 us on each dimension; within 2 % of the balanced collective alone."""
+    """A balanced collective in a step finishes within 2 % of the same collective alone.
+
+    On 4x4 ranks at 100 and 25 GB/s, 64 MB take at least 960 us on each dimension.
+    """
     topology = taccl.topologies.parse(f"multidim:{kind}4@100,{kind}4@25")
     step = schedule_workload(summed(64_000_000), topology)
     assert step.verify().ok

@@ -117,7 +117,10 @@ def test_a_contribution_needs_less_than_the_whole_collective():
 
 
 def test_a_reader_may_start_before_all_ranks_have_their_results():
-    """After that allgather rank 0 starts at 310 us, others at 110; the last one takes 5 us more."""
+    """A kernel starts at each rank once that rank has the result of an allgather.
+
+    Rank 0 has it at 310 us, and rank 1 at 110 us; the kernel takes 5 us more.
+    """
     builder = TopologyBuilder("slow into 0", [0, 0])
     for src, us in ((0, 100), (1, 300)):
         builder.add_link(src, 1 - src, alpha_us=0, beta_us_per_mb=us)

@@ -274,7 +274,10 @@ def _is_regular(table: NDArray[np.int64], group: object) -> bool:
 
 
 def _unlike_named(judge: _Judge, host: NamedFabric) -> Iterator[tuple[str, str]]:
-    """Yield (kind, text) of differences of link classes from a named fabric; only the first is meaningful."""
+    """Yield (kind, text) of differences of link classes from a named fabric.
+
+    Only the first is meaningful, as later ones may follow from it.
+    """
     ports_of_axis: dict[int, list[int]] = {}
     for number, each, src, dst in judge.links():
         axis = host.axis(src, dst)

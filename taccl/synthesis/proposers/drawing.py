@@ -150,7 +150,7 @@ def _gather(fabric: Fabric, demand: Demand, convoys: _Convoys, limit: int, limit
 
 
 def _within(fabric: Fabric, some: Bools) -> Fabric:
-    """The fabric without shared resources whose slots are the given ones."""
+    """The fabric restricted to some slots, without shared resources."""
     src, dst = fabric.src[some], fabric.dst[some]
     names = ("link", "speed", "alpha", "beta", "own_alpha", "own_beta")
     return fabric._replace(

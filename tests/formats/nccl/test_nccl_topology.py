@@ -118,7 +118,10 @@ def test_pairs_share_a_nic():
 
 
 def test_one_nic_serves_both_cpus():
-    """40 Gb/s are 200 us per MB; rank 1, at CPU 1, comes through 32 GB/s between the CPUs."""
+    """The only NIC serves ranks at both CPUs, at its own rate.
+
+    40 Gb/s are 200 us per MB. Rank 1 reaches it through 32 GB/s between the CPUs, which is faster.
+    """
     topology = ours("to-itself", nodes=2)
     assert {link.beta_us_per_mb for link in topology.links if link.src < 2 and link.dst > 1} == {200}
     assert _holders(topology, "NIC lan3 of node 0 egress") == {(src, dst) for src in (0, 1) for dst in (2, 3)}
@@ -133,9 +136,10 @@ def test_nvlinks_to_the_gpu_itself_are_left_out():
 
 
 def test_a_dump_has_ranks_nvlinks_and_nics():
-    """2 + 3 NVLinks of 20.6 GB/s into the chips of an NVSwitch; 10 GB/s and 1.75 us between nodes.
+    """A dump gives ranks, NVLinks into a switch, and NICs.
 
-    Rank 0 is the GPU of the higher bus id, whose two lanes of PCIe carry 2 * 120 / 80 = 3 GB/s.
+    Ranks have 2 + 3 NVLinks of 20.6 GB/s into the chips of an NVSwitch, and 10 GB/s and 1.75 us between
+    nodes. Rank 0 is the GPU of the higher bus id, whose two lanes of PCIe carry 2 * 120 / 80 = 3 GB/s.
     """
     topology = ours("nvswitch", nodes=2)
     assert _beta(topology, 0, 1) == 1000 / (5 * Fraction("20.6"))
@@ -190,7 +194,10 @@ def test_p4d_shares_pcie_switches(load):
 
 
 def test_p4d_resources_are_held_by_what_passes(load):
-    """A switch's uplink carries the sends of 2 ranks to the 6 others; a CPU's those of 4 ranks to 4."""
+    """Sends hold the uplink of every PCIe switch, and the connection of CPUs, that they pass.
+
+    A switch's uplink carries the sends of 2 ranks to the 6 others, and that of a CPU those of 4 ranks to 4.
+    """
     topology = load("aws-p4d-24xl")
     out = _holders(topology, "PCIe out of PCIe switch ffff:ff:01.0 of node 0")
     assert out == {(src, dst) for src in (0, 1) for dst in range(2, 8)}
@@ -325,7 +332,10 @@ def _write(tmp_path, *devices):
 
 
 def test_dump_with_nvlinks_between_pairs(tmp_path):
-    """V100: 20 GB/s each. Two links 0 to 1, one 1 to 2: 25 and 50 us per MB, no PCIe between ranks."""
+    """Pairs of ranks with NVLinks are linked by these, and no others by PCIe.
+
+    On V100 an NVLink has 20 GB/s. Two between 0 and 1 give 25 us per MB, and one between 1 and 2 gives 50.
+    """
     gpu = "0x030200"
     path = _write(
         tmp_path,

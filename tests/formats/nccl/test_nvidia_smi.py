@@ -54,7 +54,10 @@ def _holders(topology, name):
 
 
 def test_nvlinks():
-    """NV3 cells carry 75 GB/s, NV1 cells 25: 40 / 3 and 40 us per MB; no link for SYS pairs; 4 pairs."""
+    """Links are those of the NV cells, with 25 GB/s per NVLink; SYS pairs have none.
+
+    NV3 cells give 40 / 3 us per MB and NV1 cells 40, for 4 pairs in all.
+    """
     betas = _betas(load_nvidia_smi(SQUARE))
     sides = {(0, 1): Fraction(40, 3), (2, 3): Fraction(40, 3), (0, 2): Fraction(40), (1, 3): Fraction(40)}
     assert betas == sides | {(dst, src): beta for (src, dst), beta in sides.items()}

@@ -281,7 +281,10 @@ def test_planes_of_a_switch_are_apart(tmp_path):
 
 
 def test_starts_cut_to_tenths_are_no_overlaps(tmp_path):
-    """With remote_alpha 2.05, sends end at 15.05 and 27.1; the file rounds to 15.0, which is accepted."""
+    """Starts that a file rounds down to tenths are accepted, though sends then seem to overlap.
+
+    With remote_alpha 2.05, sends end at 15.05 and 27.1, and the file states 15.0.
+    """
     document = _small(remote_alpha=2.05)
     assert not verify(_load(tmp_path, _small(remote_alpha=2.2))).ok
     schedule = _load(tmp_path, document)
@@ -468,7 +471,10 @@ def test_hostile_numbers_are_refused_at_once(tmp_path, number):
 
 
 def test_starts_beyond_64_bits_are_refused(tmp_path):
-    """10**15 tenths at 10**6 ticks per microsecond exceed 64 bits, and are refused."""
+    """A start that exceeds 64 bits in ticks is refused.
+
+    Here it is 10**15 tenths at 10**6 ticks per microsecond.
+    """
     document = _small(sends=[[[0, 0, 1, 10**15, 0]]], remote_alpha=2.000001)
     with pytest.raises(FormatError, match="64 bits"):
         _load(tmp_path, document)

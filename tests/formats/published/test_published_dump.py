@@ -204,7 +204,10 @@ def test_sums_are_chunks_of_one_address():
 
 
 def test_unit_is_as_fine_as_starts_need(tmp_path):
-    """A start at 1/4 us is 25 tenths of 0.1 us, but no integer number of tenths of 1 us."""
+    """The time unit is as fine as the starts need, which are whole tenths of it.
+
+    A start at 1/4 us is 25 tenths of 0.1 us, but no whole number of tenths of 1 us.
+    """
     schedule = _exchange(_pair(alpha=Fraction(1, 4)), start=Fraction(1, 4))
     back, text = _round_trip(schedule, tmp_path)
     assert "time_unit_us=0.1" in text
@@ -212,7 +215,10 @@ def test_unit_is_as_fine_as_starts_need(tmp_path):
 
 
 def test_unit_may_be_no_decimal(tmp_path):
-    """A cost of 10/3 us is an exact decimal only in units such as 100/3 us, which is used."""
+    """The time unit need not be a decimal number.
+
+    A cost of 10/3 us is an exact decimal only in units such as 100/3 us, which is used.
+    """
     schedule = _exchange(_pair(beta=Fraction(10, 3)))
     back, text = _round_trip(schedule, tmp_path)
     assert "time_unit_us='100/3'" in text

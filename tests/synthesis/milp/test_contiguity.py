@@ -169,10 +169,10 @@ def test_merging_saves_one_alpha_for_each_chunk_that_joins(max_merge, finish):
 
 
 def test_chunks_that_have_far_to_go_do_not_wait_for_others():
-    """Alpha 1 us + 1 us per chunk, then 4 us onward: the first chunk goes alone and keeps the second link
-    busy from 2 to 10.
+    """A chunk with a long path does not wait to be merged with the next one.
 
-    Merged, both chunks arrive at 3 us and finish at 3 + 4 + 4.
+    Alpha is 1 us, each chunk takes 1 us more, and then 4 us onward. The first chunk, sent alone, keeps the
+    second link busy from 2 to 10 us. Merged, both chunks arrive at 3 us and finish at 3 + 4 + 4.
     """
     quotient, order = given(line(2, alpha=1, onward=4, max_merge=2))
     found, objective = merge(quotient, order)
@@ -250,7 +250,10 @@ def test_a_shared_resource_keeps_its_order():
 
 
 def test_batches_of_a_pipelined_link_are_only_beta_apart():
-    """Alpha 2, four chunks of 1 us, at most two per send: starts at 0 and 2, the last send ends at 2 + 4."""
+    """Merged sends on a pipelined link follow each other after beta alone.
+
+    Four chunks of 1 us, at most two per send, with alpha 2: starts at 0 and 2, the last send ends at 2 + 4.
+    """
     quotient, order = given(line(4, max_merge=2, meaning="pipelined"))
     assert order.finish_ticks == 6
     _, objective = merge(quotient, order)
@@ -258,9 +261,10 @@ def test_batches_of_a_pipelined_link_are_only_beta_apart():
 
 
 def test_a_merged_send_frees_a_fast_resource_early():
-    """0 -> 1 takes 2 + 2 us per chunk, its NIC 1 + 1: two merged arrive at 6, but free the NIC at 3.
+    """A merged send frees a resource faster than its link before it ends.
 
-    So 0 -> 2, with the same costs, goes from 3 to 7.
+    0 -> 1 takes 2 + 2 us per chunk, its NIC 1 + 1: two merged chunks arrive at 6, but free the NIC at 3. So 0
+    -> 2, with the same costs, goes from 3 to 7.
     """
     ways = [([0], [1]), ([0], [1]), ([0], [2])]
     topology = shared_nic(beta=2, held=1)
@@ -272,11 +276,11 @@ def test_a_merged_send_frees_a_fast_resource_early():
 
 
 def test_a_receiving_hold_begins_later_the_fuller_the_send():
-    """0 -> 2 takes 2 us per chunk and holds the ingress at its end, 1 us per chunk: two merged hold it from 2
-    to 4.
+    """A hold at the receiving end begins later, the more chunks a send has.
 
-    1 -> 2 takes 2 us and holds the ingress for both, so it goes first, from 0 to 2, and the schedule ends at
-    4.
+    0 -> 2 takes 2 us per chunk and holds the ingress at its end, 1 us per chunk: two merged hold it from 2 to
+    4. 1 -> 2 takes 2 us and holds the ingress for both, so it goes first, from 0 to 2, and the schedule ends
+    at 4.
     """
     builder = TopologyBuilder("ingress", [0, 0, 1])
     ingress = builder.add_resource("ingress")
@@ -295,8 +299,11 @@ def test_a_receiving_hold_begins_later_the_fuller_the_send():
 
 
 def test_relayed_chunks_wait_a_latency_on_links_that_do_not_merge():
-    """Alpha 4 us, pipelined: own chunks at 0 and 1; the relayed chunk 5 us after the second, at 6, ends at
-    11."""
+    """Under local-first priority, a relayed chunk follows the last own chunk after a whole latency.
+
+    On a pipelined link with alpha 4 us, own chunks start at 0 and 1; the relayed chunk 5 us after the second,
+    at 6, ends at 11.
+    """
     problem = two_kinds(meaning="pipelined", own_first=frozenset({1}), merging=frozenset())
     quotient, order = given(problem)
     found, objective = merge(quotient, order)

@@ -366,10 +366,10 @@ def test_a_relayed_chunk_waits_for_no_merged_send():
 
 
 def test_two_resources_that_ask_the_same_of_two_hops_ask_once():
-    """On 0 -> 1 -> 2 -> 3 the first and last link share resources A and B with equal gaps: one binary orders
-    both.
+    """Two hops that share two resources with equal gaps get one binary variable for their order.
 
-    The list schedule is a point of the model.
+    These are the first and the last link of 0 -> 1 -> 2 -> 3, which share resources A and B. The list
+    schedule is a point of the model.
     """
     builder = TopologyBuilder("twice", [0] * 4)
     for src, alpha, beta in ((0, 0, 2), (1, 2, 2), (2, 1, 1)):

@@ -110,13 +110,18 @@ def test_alltoall_of_a_star_keeps_ports_busy(num_ranks):
 
 
 def test_alltoall_of_a_mesh_meets_its_bound():
-    """4 x 4 mesh: 8 ranks send to 8 over 4 links, 16 rounds of 20.5 us."""
+    """An alltoall on a 4 x 4 mesh meets its bound.
+
+    8 ranks send to 8 others over 4 links, which takes 16 rounds of 20.5 us.
+    """
     assert finish_us(problem_of(topologies.mesh(4, 4), collectives.alltoall(16))) == 328
 
 
 def test_alltoall_of_a_torus_is_near_its_bound():
-    """5 x 5 torus: 25 * 24 chunks over 2.5 links on average and 100 links: 15 rounds of 20.5 us, at most one
-    more."""
+    """An alltoall on a 5 x 5 torus takes at most one round more than its bound of 15 rounds of 20.5 us.
+
+    25 * 24 chunks go over 2.5 links on average, of 100 links.
+    """
     assert finish_us(problem_of(topologies.torus(5, 5), collectives.alltoall(25))) <= 328
 
 
@@ -172,7 +177,7 @@ def test_chunk_that_is_there_is_not_sent():
 
 
 def test_target_out_of_reach_is_an_error():
-    """With one link from 0 to 1 the chunk from 1 to 0 is an error."""
+    """A chunk from rank 1 to 0 is an error if the only link is from 0 to 1."""
     topology = linked("one way", [0, 0], [(0, 1)], alpha_us=0, beta_us_per_mb=1)
     fabric, demand = problem_arrays(problem_of(topology, collectives.alltoall(2)))
     with pytest.raises(CollectiveError, match="chunk 2 cannot reach"):

@@ -228,7 +228,11 @@ def test_rerouted_chunks_relieve_the_busiest_part():
 
 @pytest.mark.slow
 def test_the_last_passes_reach_the_least_whole_number_of_chunks():
-    """An alltoall on GenKautz(4,16) needs 53/7 rounds of a pair's data: with 24 chunks per pair at least 182."""
+    """Rerouting reaches the lowest peak load that is possible in whole chunks.
+
+    An alltoall on GenKautz(4,16) needs 53/7 rounds of a pair's data, so at least 182 rounds of chunks with 24
+    chunks per pair.
+    """
     links = [(u, (-4 * u - a) % 16) for u in range(16) for a in range(1, 5) if 5 * u % 16 != -a % 16]
     graph = linked("GenKautz", [0] * 16, links, alpha_us=0, beta_us_per_mb=1)
     fabric, demand, problem = arrays(graph, collectives.alltoall(16, chunks_per_rank=24))
@@ -253,7 +257,10 @@ def chain_with_two_sends():
 
 
 def test_a_chunk_with_hops_to_come_starts_first():
-    """Latest starts: chunk 0 at 0, its second hop at 10 (the peak is 20 us), and chunk 1 at 10."""
+    """The latest starts within the peak load of 20 us: the chunk with two hops at 0, the other at 10.
+
+    Its second hop starts at 10 as well.
+    """
     units, fabric, paths, per_us = chain_with_two_sends()
     starts = latest_starts(fabric, units, paths, np.zeros(3))
     assert (starts / per_us).tolist() == [0, 10, 10]

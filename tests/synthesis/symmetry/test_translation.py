@@ -97,7 +97,7 @@ def test_two_speeds_meet_the_bound():
 
 
 def test_torus_200x200():
-    """40,000 ranks, 1.6 billion transfers: 10,000 rounds of 20.5 us."""
+    """On 40,000 ranks, 1.6 billion transfers take 10,000 rounds of 20.5 us, which is the bound."""
     result = synthesize_implicit("torus:200x200")
     assert result.finish_us == 10_000 * 20.5
     assert result.bound.bound == Fraction(205_000)

@@ -48,8 +48,10 @@ def test_only_the_switch_is_bounded_by_the_switch():
 
 @pytest.mark.slow
 def test_off_sums_by_ranks_and_says_so_in_its_bound():
-    """With in_network="off" four ranks at 12.5 GB/s send 1.5 MB for 1 MB: 120 us, as bound and at least as
-    finish."""
+    """With in_network="off" neither schedule nor bound uses the switch's reductions.
+
+    Four ranks at 12.5 GB/s then send 1.5 MB for 1 MB, which takes 120 us.
+    """
     topology = in_network(4, rtt_us="0.01", slots=4096)
     result = brief_synthesis(allreduce(topology, "1MB", chunks_per_rank=1), in_network="off")
     assert result.bound.bound_us >= 120
