@@ -133,7 +133,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         prog="taccl",
         description="Synthesize verified schedules for collective communication from sketches.",
         epilog="Exit codes: 0 done, 1 the answer is no, 2 bad input, 3 no such solver here, "
-        "70 a fault of taccl's own, 130 Ctrl-C.",
+        "70 an internal error of taccl, 130 Ctrl-C.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")

@@ -88,7 +88,9 @@ def explained(error: Exception, *, where: str | None = None, flags: Collection[s
     if tells_of_memory(error, bounded=address_space_bytes() is not None):
         own = str(error) if str(error).startswith("too little memory") else _OUT_OF_MEMORY
         return failed(own, 1, where=where)
-    said = f"a fault of taccl's own ({type(error).__name__}: {error}); set TACCL_TRACEBACK=1 to see where, "
+    said = (
+        f"an internal error of taccl ({type(error).__name__}: {error}); set TACCL_TRACEBACK=1 to see where, "
+    )
     return failed(f"{said}and report it", _EXIT_OWN_FAULT)
 
 
@@ -153,7 +155,7 @@ def emit(answer: Answer, *, as_json: bool) -> int:
             _give_up(sys.stdout)
             if not isinstance(error, BrokenPipeError):
                 reason = getattr(error, "strerror", None) or error
-                say(f"error: stdout: the answer cannot be written ({reason}); redirect it elsewhere")
+                say(f"error: stdout: the output cannot be written ({reason}); redirect it elsewhere")
                 code = EXIT_BAD_INPUT
     if answer.complaint and not as_json:
         say(f"error: {answer.complaint}")

@@ -173,7 +173,7 @@ class Plan:
             rows.append(
                 (f"{each.min_bytes} B", f"{each.max_bytes} B", *predicted,
                  f"{format_us(each.finish_min)} to {format_us(each.finish_max)}",
-                 " to ".join(format_gap(gap, num_decimals=1) for gap in gaps),
+                 " to ".join(dict.fromkeys(format_gap(gap, num_decimals=1) for gap in gaps)),
                  f"{rate:.4g}" if (rate := gb_per_s(each.max_bytes, each.finish_max)) else "-", each.source)
             )  # fmt: skip
         return table(rows)

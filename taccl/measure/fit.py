@@ -262,7 +262,7 @@ def fit(
         if log.gpus and log.gpus != first.gpus:
             here, there = (", ".join(sorted(each.gpus)) for each in (log, first))
             said = f"found {here}, but {first.path} is of {there}; expected logs of one machine"
-            raise FormatError(f"{said}: fit them apart", where=log.path)
+            raise FormatError(f"{said}: fit them separately", where=log.path)
     is_named = isinstance(topology, str)
     machine = find_machine(topology) if isinstance(topology, str) else machine_of(topology)
     rates_source = f"profile nominal of {machine.name}" if is_named else machine.name

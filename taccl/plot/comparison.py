@@ -256,7 +256,7 @@ def performance_profile(table: Any, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-_WORDS = {"": "whole", "reduce": "reduction half", "spread": "spreading half"}
+_WORDS = {"": "whole", "reduce": "reduce phase", "spread": "broadcast phase"}
 
 
 @checked

@@ -162,13 +162,13 @@ def _nic_of_gpu(nics: schema.NicsEntry, size: int) -> dict[int, int]:
         if size % nics.count and nics.count % size:
             raise TopologyError(
                 f"found {nics.count} for {size} GPUs, and neither number divides the other; list each "
-                "card's GPUs, e.g. gpus = [[0, 1], [2, 3]]",
+                "NIC's GPUs, e.g. gpus = [[0, 1], [2, 3]]",
                 where="nics.count",
             )
         return {gpu: gpu * min(nics.count, size) // size for gpu in range(size)}
     if len(nics.gpus) != nics.count:
         raise TopologyError(
-            f"found {len(nics.gpus)} entries for {nics.count} cards; give the GPUs of each card",
+            f"found {len(nics.gpus)} entries for {nics.count} NICs; give the GPUs of each NIC",
             where="nics.gpus",
         )
     nic_of_gpu: dict[int, int] = {}
@@ -177,7 +177,7 @@ def _nic_of_gpu(nics: schema.NicsEntry, size: int) -> dict[int, int]:
         for gpu in gpus:
             if gpu in nic_of_gpu:
                 raise TopologyError(
-                    f"found GPU {gpu} at card {nic_of_gpu[gpu]} too; name each GPU once",
+                    f"found GPU {gpu} at NIC {nic_of_gpu[gpu]} too; name each GPU once",
                     where=f"nics.gpus[{nic}]",
                 )
             nic_of_gpu[gpu] = nic

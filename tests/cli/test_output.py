@@ -38,7 +38,7 @@ class TestStdout:
         """On a full disk there is one sentence, and the exit code of bad input."""
         done = shell(f"taccl {words} >/dev/full")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert done.stderr.startswith("taccl: error: stdout: the answer cannot be written (No space left")
+        assert done.stderr.startswith("taccl: error: stdout: the output cannot be written (No space left")
 
     @pytest.mark.slow
     def test_closed(self, words):

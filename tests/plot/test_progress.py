@@ -55,7 +55,7 @@ def test_steps_are_drawn(found):
     ax = taccl.plot.progress(found)
     words = [text.get_text() for text in ax.get_legend().get_texts()]
     assert "whole: best finish so far" in words
-    assert "reduction half: bound" in words
+    assert "reduce phase: bound" in words
     assert ax.get_xlabel() == "seconds since the start"
 
 

@@ -144,13 +144,13 @@ def test_what_a_few_lines_say_is_written_link_by_link(load, tmp_path):
     [
         ("[nics]\ncount = 8\nbandwidth_gb_per_s = 50\n", "", "nics: found 2 nodes, and no .nics."),
         ("count = 8", "count = 3", "nics.count: found 3 for 8 GPUs, and neither number divides the other"),
-        ("count = 8", "count = 2\ngpus = [[0, 1]]", "nics.gpus: found 1 entries for 2 cards"),
+        ("count = 8", "count = 2\ngpus = [[0, 1]]", "nics.gpus: found 1 entries for 2 NICs"),
         (
             "count = 8",
             "count = 2\ngpus = [0, 8]",
             r"nics.gpus\[1\]: rank 8 does not exist; a node has GPUs 0-7",
         ),
-        ("count = 8", "count = 2\ngpus = [0, [1, 0]]", r"nics.gpus\[1\]: found GPU 0 at card 0 too"),
+        ("count = 8", "count = 2\ngpus = [0, [1, 0]]", r"nics.gpus\[1\]: found GPU 0 at NIC 0 too"),
         ('"mesh"', '"torus"', "node.fabric: .*'mesh', 'switch', 'ring' or 'hybrid'"),
         ("gpus = 8", "gpus = 4", None),
         ('gpus = 8\nfabric = "mesh"', 'gpus = 4\nfabric = "hybrid"', "node.gpus: found 4 GPUs"),

@@ -209,8 +209,8 @@ def improve_schedule(
             best, idle = found, 0
             trees = read_trees(best)
             until = latest.sooner(limits.idle_s())
-    told = f"{made} turns, {better} better, from {schedule.finish_us:.4g} us"
-    return best, told if better or best is schedule else f"{told} by other starts along the same trees"
+    said = f"{made} iterations, {better} of them better, from {schedule.finish_us:.4g} us"
+    return best, said if better or best is schedule else f"{said} by re-timing along the same trees"
 
 
 def first_turns(num_sends: int, ruin: RuinParameters) -> int:

@@ -190,7 +190,7 @@ def make_demand(collective: Collective, costs: Costs) -> Demand:
     """
     if collective.combining or collective.derivations:
         raise CollectiveError(
-            "found a collective that combines; give the halves that spread chunks", where=collective.name
+            "found a reducing collective; give its phases, which copy chunks", where=collective.name
         )
     origins = [chunk.origins for chunk in collective.chunks]
     destinations = [chunk.destinations for chunk in collective.chunks]

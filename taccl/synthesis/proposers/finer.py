@@ -87,7 +87,7 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
             if merges in settled or parts > min(problem.chunk_bytes):
                 continue
             if best is not None and busy_factor() * takes_s > until.left_s:
-                skipped.append(f"{parts} parts of each chunk")
+                skipped.append(f"chunks cut into {parts}")
                 continue
             finer = cut_chunks(open_problem, parts) if parts > 1 else open_problem
             limit = until if best is not None else late

@@ -58,7 +58,7 @@ def search_large(search: Search) -> None:
     most_runs = check_memory(problem, options)
     runs = _Runs(search)
     if not have_compiled(search):
-        raise NoSolutionError(f"{problem!r}: {COLD}", bound_us=search.bound_us)
+        raise NoSolutionError(f"{problem.title}: {COLD}", bound_us=search.bound_us)
     runs.run("first rule", num_runs=1)
     runs.prove()
     if most_runs is None and not search.done:
@@ -164,7 +164,7 @@ class _Runs:
                 if self._left_s is not None:  # estimated from the progress so far, plus a quarter
                     needed = f"about {1.25 * (past_s + self._left_s):.2g} s in all"
                 raise NoSolutionError(
-                    f"{search.problem!r}: no schedule in {past_s:.2g} s, as {effort(search.problem):.2g} "
+                    f"{search.problem.title}: no schedule in {past_s:.2g} s, as {effort(search.problem):.2g} "
                     f"hops take longer; give {needed}, or fewer chunks",
                     bound_us=search.bound_us,
                 ) from None

@@ -275,7 +275,7 @@ def improve_by_job_shop(search: Search, patience_s: float | None = None) -> None
                 better, last_share = better + 1, _LAST_SHARE
             current = found
         share = min(_FREE_MOST, max(_FREE_LEAST, share * rng.choice(_FREE_STEPS)))
-    message = f"{rounds} rounds, {better} better, from {start_us:.4g} us"
+    message = f"{rounds} rounds, {better} of them better, from {start_us:.4g} us"
     search.record("improve", "cpsat", "done", since, finish_us=search.best_us, message=message)
 
 

@@ -80,5 +80,5 @@ class OtherRoots(Transform[Problem, Schedule]):
             kinds = ", ".join(sorted({each.kind for each in verdict.violations}))
             said = f"schedules that make sums at other ranks than their roots break the sketch ({kinds})"
             advice = "name roots that all contributions reach"
-            raise NoSolutionError(f"{self.problem!r}: {said}; {advice}", bound_us=None)
+            raise NoSolutionError(f"{self.problem.title}: {said}; {advice}", bound_us=None)
         return named

@@ -294,7 +294,7 @@ def test_a_search_without_success_ends():
     better, done = improve_schedule(first, turns=10**7)
     assert better == first
     turns = 3 * first_turns(len(first), DEFAULTS.ruin)  # one run, and another of twice the turns
-    assert done == f"{turns} turns, 0 better, from {first.finish_us:.4g} us"
+    assert done == f"{turns} iterations, 0 of them better, from {first.finish_us:.4g} us"
 
 
 @pytest.mark.slow
